@@ -1,0 +1,116 @@
+// Attention with relative positions: forward, backward, and the dense views of both.
+//
+// Layout: query [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv], any strides; Hk divides H.
+// float32, bfloat16 and float16 compute in float32, float64 in double.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "relpos/scheme.h"
+#include "relpos/tensor.h"
+
+namespace relpos {
+
+// Ends a long call between tiles. `requested` may be set from any thread; `poll`, if given, is asked
+// on the calling thread at most every 50 ms and cancels by returning true.
+struct CancelToken {
+  std::atomic<bool> requested{false};
+  std::function<bool()> poll;
+};
+
+// An offset of positions: one for all rows, or int64 [B].
+struct Offset {
+  int64_t value = 0;
+  TensorView per_row;  // given: overrides value
+
+  Offset() = default;
+  Offset(int64_t v) : value(v) {}  // NOLINT: an int is an offset
+  explicit Offset(const TensorView& rows) : per_row(rows) {}
+};
+
+enum class Path { kAuto, kFused, kReference };
+
+struct Options {
+  TensorView attn_mask;         // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk]
+  TensorView key_padding_mask;  // bool [B, Lk], true = padding
+  double dropout_p = 0.0;
+  bool is_causal = false;       // pos_k <= pos_q
+  std::optional<double> scale;  // 1 / sqrt(D)
+  bool enable_gqa = false;      // Hk != H is an error without it
+  std::optional<std::pair<int64_t, int64_t>> window;  // -left <= pos_k - pos_q <= right; -1: no bound
+  std::optional<Offset> q_offset;
+  Offset k_offset;
+  TensorView q_positions, k_positions;  // int64 [L] or [B, L]; both or neither
+  TensorView key_lo, key_hi;            // key_range: int64 [Lq] or [B, Lq], keys lo <= j < hi
+  uint64_t seed = 0;                    // of dropout; counter = (b, h, i, j)
+  CancelToken* cancel = nullptr;
+  Path path = Path::kAuto;
+  int threads = 0;                      // 0: the runtime's default; never changes a bit of the result
+};
+
+// out [B, H, Lq, Dv] in the dtype of query; lse [B, H, Lq] natural log, float32 (float64 for float64),
+// before dropout; a default view skips it. Throws Error before anything is written.
+void attention(const TensorView& query, const TensorView& key, const TensorView& value,
+               const Position& position, const Options& options, const TensorView& out,
+               const TensorView& lse = {});
+
+struct Gradients {
+  TensorView query, key, value;            // not given: not computed
+  std::vector<std::vector<TensorView>> parameters;  // [part][parameter], not given: no work
+  TensorView attn_mask;                    // of a floating mask, in the mask's own shape
+};
+
+// Overwrites every given gradient. `dlse` may be not given. out and lse come from `attention` with
+// the same arguments.
+void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
+                        const TensorView& out, const TensorView& lse, const TensorView& dout,
+                        const TensorView& dlse, const Position& position, const Options& options,
+                        const Gradients& gradients);
+
+// Dense [B, H, Lq, Lk]: exp(score - lse) after dropout.
+void attention_weights(const TensorView& query, const TensorView& key, const TensorView& lse,
+                       const Position& position, const Options& options, const TensorView& weights);
+
+// Dense scores before the softmax, [B, H, Lq, Lk]; masked pairs hold -inf. Value tables play no part.
+void scores(const TensorView& query, const TensorView& key, const Position& position,
+            const Options& options, const TensorView& out);
+void scores_backward(const TensorView& query, const TensorView& key, const TensorView& dscores,
+                     const Position& position, const Options& options, const Gradients& gradients);
+
+// Dense forms of one part on a grid. `which`: "key" (bias [H, Lq, Lk], or rows [(H,) Lq, Lk, r]) or
+// "value" (rows). dense_shape throws where a part has no such form.
+std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which);
+void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out);
+void dense_backward(const Part& part, const Grid& grid, std::string_view which,
+                    const TensorView& dout, const std::vector<TensorView>& dparameters);
+// [Lq, Lk] int64: the class of each pair, -1 for none; the distance where the part has no classes.
+void indices(const Part& part, const Grid& grid, const TensorView& out);
+std::vector<Step> steps(const Part& part, const Grid& grid);
+
+// Rotations of one part. cos, sin [L, dims] float32 or float64, each angle twice in the pair layout.
+int64_t rotary_dims(const Part& part);  // 0: the part has no rotation
+void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
+                   const TensorView& sin);
+// out = R(positions) x for x [..., L, D] of rank 2 to 4; positions int64 [L], or offset + row where
+// not given. `inverse` applies the transpose, which is the gradient.
+void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
+            bool inverse, const TensorView& out);
+
+// The grid rule of design: an offset must be said where Lq != Lk. Throws the error that names both
+// usual answers.
+Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset);
+
+// Peak bytes beyond inputs and outputs, by the documented formula (docs/memory.md).
+int64_t workspace_bytes(const TensorView& query, const TensorView& key, const TensorView& value,
+                        const Position& position, const Options& options, bool backward);
+
+// Target, threads, fork state and what runs on the reference path; name and value, in order.
+std::vector<std::pair<std::string, std::string>> show_config();
+
+}  // namespace relpos

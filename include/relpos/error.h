@@ -1,0 +1,40 @@
+// What every public function of relpos throws on a bad argument or a broken call.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace relpos {
+
+enum class ErrorKind {
+  kValue,      // an argument has the right type and a wrong value (Python: ValueError)
+  kType,       // an argument has a type or dtype that the call cannot take (Python: TypeError)
+  kIo,         // a file is missing, truncated or malformed (Python: OSError)
+  kCancelled,  // the cancel token asked the call to stop; outputs are unspecified
+};
+
+// The text names the argument, what was expected, what came, and what to do.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+// throw_error(ErrorKind::kValue, "key: expected rank 4, got ", rank);
+template <typename... Parts>
+[[noreturn]] void throw_error(ErrorKind kind, const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw Error(kind, text.str());
+}
+
+template <typename... Parts>
+void check_value(bool holds, const Parts&... parts) {
+  if (!holds) throw_error(ErrorKind::kValue, parts...);
+}
+
+}  // namespace relpos

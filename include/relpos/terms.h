@@ -1,0 +1,140 @@
+// The six terms that every relative position lowers to. Kernels know these and nothing else.
+//
+//   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
+//   score[i,j] = scale <R q_i, R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]> + b[h, m(delta)]
+//                + key_bias[h, j]
+//   out[i]     = sum_j softmax_j(score)[i,j] (v_j + t[m(delta)])
+//
+// Shapes: B batch, H query heads, Lq and Lk lengths, D head size, M classes, r rank of a table.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "relpos/tensor.h"
+
+namespace relpos {
+
+// m(delta): the row of a table that a distance selects, or none. A function of the distance, never a
+// lookup over all distances: outside [first_distance(), last_distance()] it is constant.
+class ClassMap {
+ public:
+  static constexpr int64_t kNone = -1;
+
+  // clamp(delta, lo, hi) - lo; with `reversed`, row 0 belongs to hi instead of lo.
+  static ClassMap clamp(int64_t lo, int64_t hi, bool reversed = false);
+  // delta - lo inside [lo, hi], none outside; reversed as above.
+  static ClassMap zero_outside(int64_t lo, int64_t hi, bool reversed = false);
+  // Sorted runs: classes[n] for starts[n-1] <= delta < starts[n], classes.front() before the first
+  // start. classes.size() == starts.size() + 1; a class may be kNone.
+  static ClassMap thresholds(std::vector<int64_t> starts, std::vector<int64_t> classes);
+
+  int64_t operator()(int64_t delta) const noexcept;
+  // One past the largest class: the rows that a table of this map must have.
+  int64_t classes() const noexcept { return classes_; }
+  int64_t first_distance() const noexcept { return lo_; }
+  int64_t last_distance() const noexcept { return hi_; }
+
+ private:
+  ClassMap() = default;
+  int64_t lo_ = 0, hi_ = 0, classes_ = 0;
+  bool reversed_ = false, outside_is_none_ = false;
+  std::vector<int64_t> starts_, run_classes_;
+};
+
+// Numbers that a term reads: a parameter of the caller (no copy) or values that `lower` computed.
+// `multiplier` scales every element on load; gradients are taken with respect to the unscaled view.
+struct TermData {
+  TensorView view;
+  double multiplier = 1.0;
+  bool wants_gradient = false;
+  std::shared_ptr<const std::vector<double>> owned;  // keeps view.data alive when computed
+
+  static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
+  static TermData computed(std::vector<double> values, std::vector<int64_t> shape, bool wants_gradient);
+};
+
+enum class PairLayout { kHalf, kInterleaved };  // pairs (p, p + dims/2), or (2p, 2p + 1)
+
+// R(pos): pair p of head slice [start, start + dims) turns by pos * frequency[p] radians. The angle
+// is a double product rounded once; kFloat32 multiplies in float32 as most frameworks do.
+struct Rotation {
+  int64_t start = 0, dims = 0;
+  PairLayout layout = PairLayout::kHalf;
+  std::vector<double> frequency;  // [dims / 2]
+  bool float32_angles = false;
+  double magnitude = 1.0;         // multiplies cos and sin of queries and of keys
+  std::vector<double> log_decay;  // [dims / 2] or empty: pair p scales by exp(delta * log_decay[p])
+};
+
+// b[h, m(delta)], added after the scale. `slopes` [2, H] adds slopes[0, h] * min(delta, 0) +
+// slopes[1, h] * max(delta, 0): a linear bias holds at any int64 distance without a table.
+struct DistanceBias {
+  std::optional<ClassMap> map;  // with table
+  TermData table;               // [H, M]
+  TermData slopes;              // [2, H]
+};
+
+// multiplier(s1) <a_i, r[m(delta)]>. a_i is the unrotated query plus `added`, or `factor` plus `added`.
+struct RowTable {
+  ClassMap map = ClassMap::clamp(0, 0);
+  TermData table;               // [M, r], or [H, M, r]
+  TermData factor;              // not given, or [B, H, Lq, r]; not given: the query, r = D
+  TermData added;               // not given, or [H, r]
+  std::optional<double> scale;  // s1; not given: the scale of the scores
+};
+
+// s2 <c_j, r'[m(delta)]>, c_j the unrotated key or `factor`. The reference path computes it.
+struct ColumnTable {
+  ClassMap map = ClassMap::clamp(0, 0);
+  TermData table;   // [M, r], or [H, M, r]
+  TermData factor;  // not given, or [B, Hk, Lk, r]; not given: the key, r = D
+  std::optional<double> scale;
+};
+
+// key_bias[(b,) h, j], added after the scale.
+struct KeyBias {
+  TermData values;  // [H, Lk], or [B, H, Lk]
+};
+
+// t[m(delta)] joins v_j under the weights.
+struct ValueTable {
+  ClassMap map = ClassMap::clamp(0, 0);
+  TermData table;  // [M, Dv], or [H, M, Dv]
+};
+
+// Lists, because several terms of one kind may stand together; at most one rotation per slice.
+struct Terms {
+  std::vector<Rotation> rotations;
+  std::vector<DistanceBias> biases;
+  std::vector<RowTable> row_tables;
+  std::vector<ColumnTable> column_tables;
+  std::vector<KeyBias> key_biases;
+  std::vector<ValueTable> value_tables;
+
+  void append(const Terms& other);
+};
+
+// Gradients with respect to TermData, each contiguous in the shape of its view, empty where not
+// wanted. Rows that no visible pair selects hold exactly 0.
+struct TermGradients {
+  struct Bias {
+    std::vector<double> table, slopes;
+  };
+  struct Rows {
+    std::vector<double> table, factor, added;
+  };
+  struct Values {
+    std::vector<double> table;
+  };
+  std::vector<Bias> biases;
+  std::vector<Rows> row_tables, column_tables;
+  std::vector<Values> key_biases, value_tables;
+
+  // Zeroed vectors for everything in `terms` that wants a gradient.
+  static TermGradients zeros(const Terms& terms);
+};
+
+}  // namespace relpos

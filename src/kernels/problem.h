@@ -1,0 +1,81 @@
+// One checked attention call as the kernels see it: sizes, views, positions, visibility, terms.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/dropout.h"
+#include "relpos/attention.h"
+#include "relpos/tensor.h"
+#include "relpos/terms.h"
+
+namespace relpos {
+
+inline constexpr int64_t kTile = 64;  // keys of one tile, and of one word of visibility bits
+
+// Positions of queries and keys. Consecutive ones are a start for each batch row; explicit ones are
+// arrays. Either may be shared by the batch (one row).
+struct Positions {
+  bool consecutive = true;
+  int64_t q_rows = 1, k_rows = 1;  // 1 or B
+  std::vector<int64_t> q, k;       // starts [rows], or positions [rows, L]
+  int64_t queries = 0, keys = 0;
+
+  int64_t query(int64_t b, int64_t i) const noexcept {
+    const int64_t row = q_rows == 1 ? 0 : b;
+    return consecutive ? q[static_cast<size_t>(row)] + i : q[static_cast<size_t>(row * queries + i)];
+  }
+  int64_t key(int64_t b, int64_t j) const noexcept {
+    const int64_t row = k_rows == 1 ? 0 : b;
+    return consecutive ? k[static_cast<size_t>(row)] + j : k[static_cast<size_t>(row * keys + j)];
+  }
+  // True where no two batch rows differ.
+  bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
+};
+
+// Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask.
+struct Visibility {
+  int64_t rows = 1;                               // 1 or B
+  std::vector<std::pair<int64_t, int64_t>> span;  // [rows, Lq]; empty: all keys of every query
+  std::vector<uint64_t> key_bits;                 // [B, ceil(Lk / 64)], 1 = visible; empty: all
+  TensorView mask;                                // bool or floating, broadcast to [B, H, Lq, Lk]
+  int64_t queries = 0, keys = 0;
+
+  std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
+    if (span.empty()) return {0, keys};
+    return span[static_cast<size_t>((rows == 1 ? 0 : b) * queries + i)];
+  }
+  // Bit c is set where key 64 * tile + c is visible to query i.
+  uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept;
+  bool boolean_mask() const noexcept { return mask.given() && mask.dtype == DType::kBool; }
+  bool floating_mask() const noexcept { return mask.given() && mask.dtype != DType::kBool; }
+  int64_t mask_offset(int64_t b, int64_t h, int64_t i, int64_t j) const noexcept {
+    return mask.offset({b, h, i, j});
+  }
+};
+
+struct Problem {
+  int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
+  TensorView query, key, value;  // value is not given for scores and weights
+  double scale = 1.0;
+  Terms terms;
+  Positions positions;
+  Visibility visible;
+  Dropout dropout;
+  CancelToken* cancel = nullptr;
+  int threads = 1;
+
+  int64_t group() const noexcept { return heads / kv_heads; }
+  int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }
+  // Smallest and largest distance among pairs inside the intervals; {0, -1} when there is none.
+  std::pair<int64_t, int64_t> distance_range() const noexcept;
+};
+
+// Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
+struct ProblemGradients {
+  TensorView query, key, value, attn_mask;  // attn_mask broadcast like Visibility::mask
+  TermGradients* terms = nullptr;
+};
+
+}  // namespace relpos
