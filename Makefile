@@ -1,0 +1,45 @@
+PY := .venv/bin/python
+TESTS := build/release/relpos_tests
+export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
+export UBSAN_OPTIONS ?= print_stacktrace=1
+
+.PHONY: help build demo test test-full test-tsan bench format lint clean
+help: ## what each target does
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+build: ## set up the machine, build, install into .venv; the tool is build/relpos
+	@scripts/setup.sh
+	@scripts/build.sh
+
+demo: build ## train a small model per scheme on Bach chorales; ends in build/demo/report.html
+	@$(PY) -m relpos.lab --out build/demo
+
+test: build ## every check, in the order in which CI runs them; stops at the first failure
+	@echo "== format and lint"
+	@scripts/lint.sh
+	@echo "== C++ tests"
+	@$(TESTS) --gtest_brief=1
+	@echo "== C++ tests under the address and undefined-behaviour sanitizers"
+	@scripts/sanitize.sh asan
+	@echo "== a C++ program built against the installed library"
+	@scripts/check_install.sh
+	@echo "== Python tests"
+	@$(PY) -m pytest tests
+
+test-full: export RELPOS_FULL = 1
+test-full: test ## the same with the full product of cases
+
+test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
+	@scripts/sanitize.sh tsan
+
+bench: build ## measure against PyTorch
+	@$(PY) bench/bench.py
+
+format: build ## format C++ and Python in place
+	@scripts/lint.sh --fix
+
+lint: build ## clang-format, ruff, clang-tidy
+	@scripts/lint.sh
+
+clean: ## remove what was built; .venv stays
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Builds everything in build/release and installs the package into .venv; the tool is build/relpos.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+stamp=build/release/.installed
+inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli python tests/cpp)
+for input in "${!inputs[@]}"; do
+  [ -e "${inputs[input]}" ] || unset "inputs[input]"
+done
+if [ -e "$stamp" ] && [ -x build/relpos ] && .venv/bin/python -m pip show -q relpos 2>/dev/null &&
+  [ -z "$(find "${inputs[@]}" -name __pycache__ -prune -o -newer "$stamp" -print -quit)" ]; then
+  echo "build: up to date"
+  exit 0
+fi
+
+echo "build: compiling in build/release and installing into .venv (log: build/build.log)"
+mkdir -p build
+started=$(mktemp build/.started.XXXXXX)
+trap 'rm -f "$started"' EXIT
+.venv/bin/python -m pip --disable-pip-version-check install -v --no-build-isolation --no-deps \
+  --force-reinstall --config-settings=build-dir=build/release \
+  --config-settings=cmake.define.RELPOS_BUILD_TESTS=ON . 2>&1 |
+  tee build/build.log |
+  sed -nu -E 's/^ *(\[[0-9]+\/[0-9]+\].*)/\1/p; /(error|warning|Error): /p' || {
+  echo "build: failed; the end of build/build.log:" >&2
+  tail -40 build/build.log >&2
+  exit 1
+}
+ln -sf release/relpos build/relpos
+mv "$started" "$stamp"

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
+# Does nothing, and needs no network, when all of it is there.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+MUSIC21=music21==10.5.1  # for its scores alone, so without the packages it asks for
+STAMP=.venv/.relpos-stamp
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
+
+has_header() {  # has_header INCLUDE_DIR HEADER
+  printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$2" |
+    g++ -I"$1" -x c++ -E - >/dev/null 2>&1
+}
+
+missing_packages() {
+  local python=python3 include=/nonexistent pair
+  [ -x .venv/bin/python ] && python=.venv/bin/python
+  command -v g++ >/dev/null || echo g++
+  command -v nm >/dev/null || echo binutils
+  for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \
+    nlohmann/json.hpp=nlohmann-json3-dev; do
+    has_header "$include" "${pair%%=*}" || echo "${pair##*=}"
+  done
+  command -v "$python" >/dev/null || { echo python3 python3-venv python3-dev; return; }
+  "$python" -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+  include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+  has_header "$include" Python.h || echo python3-dev
+}
+
+install_packages() {
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    as_root=(sudo -n)
+    sudo -n true 2>/dev/null || die "these Debian packages are missing, and installing them needs root:" \
+      "  sudo apt-get install $*"
+  fi
+  command -v apt-get >/dev/null || die "these Debian packages, or your system's like, are missing: $*"
+  say "installing Debian packages: $*"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "$@" >/dev/null
+}
+
+# torch without CUDA: from a local folder of wheels, else from PyTorch's index of CPU builds where
+# it can be reached; the default index serves a build with gigabytes of GPU libraries.
+torch_source() {
+  local wheels=${RELPOS_WHEELS:-/opt/wheels} index=https://download.pytorch.org/whl/cpu
+  if compgen -G "$wheels/torch-*.whl" >/dev/null; then
+    echo "--find-links=$wheels"
+  elif .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=5)" \
+    2>/dev/null; then
+    echo "--extra-index-url=$index"
+  fi
+}
+
+mapfile -t missing < <(missing_packages | tr ' ' '\n')
+if [ "${#missing[@]}" -gt 0 ]; then
+  install_packages "${missing[@]}"
+  mapfile -t missing < <(missing_packages | tr ' ' '\n')
+  [ "${#missing[@]}" -eq 0 ] || die "still missing after the installation: ${missing[*]}"
+fi
+
+want=$(cat requirements.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$STAMP" 2>/dev/null)" = "$want" ] && .venv/bin/python -c '' 2>/dev/null; then
+  say "up to date"
+  exit 0
+fi
+
+if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    die "the pinned packages need Python 3.11 or newer; python3 is $(python3 --version 2>&1)"
+  say "creating .venv with $(python3 --version) ($(command -v python3))"
+  python3 -m venv --clear .venv
+fi
+
+say "installing the pinned Python packages into .venv (1.6 GB; a minute or two)"
+pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
+[ -t 1 ] || pip+=(--quiet)
+mapfile -t source < <(torch_source)
+"${pip[@]}" "${source[@]}" -r requirements.txt
+"${pip[@]}" --no-deps "$MUSIC21"
+echo "$want" >"$STAMP"
+say "done"
