@@ -7,8 +7,8 @@ export PATH=$PWD/.venv/bin:$PATH
 mapfile -t cpp < <(find include src cli python tests examples -name '*.cc' -o -name '*.h' | sort)
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${cpp[@]}"
-  ruff check --fix --quiet .
-  exec ruff format .
+  ruff format --quiet .
+  exec ruff check --fix --quiet .
 fi
 clang-format --dry-run -Werror "${cpp[@]}"
 ruff check --quiet .
