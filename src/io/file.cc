@@ -1,0 +1,157 @@
+#include "io/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+namespace relpos::io {
+
+static_assert(std::endian::native == std::endian::little, "files are little-endian");
+
+namespace {
+
+constexpr int64_t kChunk = 1 << 20;
+
+std::string system_text(int code) { return std::system_category().message(code); }
+
+}  // namespace
+
+std::string printable(std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string result = "'";
+  for (char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (result.size() > 76) return result + "...'";
+    if (byte >= 0x20 && byte < 0x7f) {
+      result += c;
+    } else {
+      result += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    }
+  }
+  return result + "'";
+}
+
+InputFile::InputFile(const std::string& path) : path_(path) {
+  // Non-blocking: opening a FIFO must not wait for a writer before it is refused.
+  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor_ < 0) fail("cannot open for reading: ", system_text(errno));
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+    ::close(descriptor_);
+    fail("expected a regular file");
+  }
+  size_ = status.st_size;
+}
+
+InputFile::~InputFile() { ::close(descriptor_); }
+
+void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
+  if (offset < 0 || bytes < 0 || offset > size_ || bytes > size_ - offset) {
+    fail("truncated: ", bytes, " bytes expected at byte ", offset, ", the file has ", size_);
+  }
+  auto* cursor = static_cast<std::byte*>(out);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(descriptor_, cursor, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail("cannot read: ", system_text(errno));
+    if (got == 0) fail("truncated while it was read, at byte ", offset);
+    cursor += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
+  namespace fs = std::filesystem;
+  std::error_code code;
+  if (fs::is_symlink(path, code)) target_ = fs::weakly_canonical(path, code).string();
+  if (fs::exists(target_, code) && !fs::is_regular_file(target_, code)) {
+    throw_error(ErrorKind::kIo, path_, ": cannot replace: it exists and is not a regular file");
+  }
+  for (int attempt = 0; descriptor_ < 0; ++attempt) {
+    temporary_ = target_ + ".tmp" + std::to_string(::getpid()) + "-" + std::to_string(attempt);
+    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ < 0 && (errno != EEXIST || attempt == 999)) fail("open for writing");
+  }
+}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(temporary_.c_str());
+}
+
+void OutputFile::fail(const char* action) const {
+  throw_error(ErrorKind::kIo, path_, ": cannot ", action, ": ", system_text(errno));
+}
+
+void OutputFile::write(const void* data, size_t bytes) {
+  const auto* cursor = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t done = ::write(descriptor_, cursor, bytes);
+    if (done < 0 && errno == EINTR) continue;
+    if (done < 0) fail("write");
+    cursor += done;
+    bytes -= static_cast<size_t>(done);
+  }
+}
+
+void OutputFile::write(const TensorView& view) {
+  const int64_t item = item_size(view.dtype), count = view.numel();
+  if (view.contiguous()) return write(view.data, static_cast<size_t>(count * item));
+  std::vector<std::byte> chunk(static_cast<size_t>(std::min(count, kChunk) * item));
+  for (int64_t first = 0; first < count; first += kChunk) {
+    const int64_t length = std::min(kChunk, count - first);
+    gather(view, first, length, chunk.data());
+    write(chunk.data(), static_cast<size_t>(length * item));
+  }
+}
+
+void OutputFile::commit() {
+  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("write");
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("rename into place");
+  ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out) {
+  if (count == 0) return;
+  const auto item = static_cast<size_t>(item_size(view.dtype));
+  const auto* base = static_cast<const std::byte*>(view.data);
+  std::array<int64_t, kMaxRank> index{};
+  int64_t offset = 0;
+  for (int axis = view.rank - 1; axis >= 0; --axis) {
+    const auto a = static_cast<size_t>(axis);
+    index[a] = first % view.shape[a];
+    first /= view.shape[a];
+    offset += index[a] * view.strides[a];
+  }
+  for (int64_t n = 0; n < count; ++n, out += item) {
+    std::memcpy(out, base + offset * static_cast<int64_t>(item), item);
+    for (int axis = view.rank - 1; axis >= 0; --axis) {
+      const auto a = static_cast<size_t>(axis);
+      offset += view.strides[a];
+      if (++index[a] < view.shape[a]) break;
+      offset -= index[a] * view.strides[a];
+      index[a] = 0;
+    }
+  }
+}
+
+void check_bools(const InputFile& file, const TensorView& view) {
+  if (view.dtype != DType::kBool) return;
+  const auto* bytes = static_cast<const unsigned char*>(view.data);
+  for (int64_t n = 0; n < view.numel(); ++n) {
+    if (bytes[n] > 1) file.fail("a bool must be 0 or 1, element ", n, " is ", int{bytes[n]});
+  }
+}
+
+}  // namespace relpos::io

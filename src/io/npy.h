@@ -1,0 +1,18 @@
+// NumPy's .npy, versions 1.0 to 3.0: plain numbers only, never pickle. Layout: NEP 1 and
+// numpy.lib.format.
+#pragma once
+
+#include <string>
+
+#include "relpos/tensor.h"
+
+namespace relpos::io {
+
+// float32, float64, float16, int64, int32 or bool, little-endian; either order, returned row-major.
+// Nothing is allocated before the header agrees with the file's size. Throws Error (kIo).
+Tensor read_npy(const std::string& path);
+
+// Version 1.0, any strides; replaces the file whole or not at all. bfloat16 has no .npy type.
+void write_npy(const std::string& path, const TensorView& tensor);
+
+}  // namespace relpos::io
