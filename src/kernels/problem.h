@@ -74,7 +74,9 @@ struct Problem {
 
 // Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
 struct ProblemGradients {
-  TensorView query, key, value, attn_mask;  // attn_mask broadcast like Visibility::mask
+  TensorView query, key, value;
+  std::vector<double>* mask = nullptr;  // of the floating mask, indexed through mask_index
+  TensorView mask_index;                // no data: contiguous strides, broadcast to [B, H, Lq, Lk]
   TermGradients* terms = nullptr;
 };
 

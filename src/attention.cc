@@ -1,0 +1,182 @@
+// check -> lower -> kernels -> pull back: the only file that knows both positions and kernels.
+#include "relpos/attention.h"
+
+#include "base/parallel.h"
+#include "kernels/fused.h"
+#include "kernels/reference.h"
+#include "kernels/targets.h"
+#include "make_problem.h"
+#include "relpos/version.h"
+
+namespace relpos {
+namespace {
+
+DType lse_dtype(const TensorView& query) {
+  return query.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
+bool use_fused(const Problem& problem, Path path) {
+  if (path == Path::kReference) return false;
+  std::string why;
+  const bool supported = fused_supports(problem, &why);
+  check_value(supported || path == Path::kAuto, "path: the fused path cannot take this call: ", why);
+  return supported;
+}
+
+std::vector<int64_t> score_shape(const Problem& p) { return {p.batch, p.heads, p.queries, p.keys}; }
+
+// The wanted parameters, and checks of every given gradient view.
+std::vector<std::vector<bool>> wanted(const Gradients& gradients, const Position& position) {
+  check_value(gradients.parameters.empty() || gradients.parameters.size() == position.parts.size(),
+              "gradients: expected parameter views for ", position.parts.size(), " parts, got ",
+              gradients.parameters.size());
+  std::vector<std::vector<bool>> wants(position.parts.size());
+  for (size_t n = 0; n < gradients.parameters.size(); ++n) {
+    const auto& views = gradients.parameters[n];
+    const auto& parameters = position.parts[n].parameters;
+    check_value(views.size() == parameters.size(), position.parts[n].scheme->name,
+                ": expected gradients of ", parameters.size(), " parameters, got ", views.size());
+    for (size_t p = 0; p < views.size(); ++p) {
+      wants[n].push_back(views[p].given());
+      if (views[p].given()) {
+        check_output(views[p], parameters[p].dims(), parameters[p].dtype, "parameter gradient");
+      }
+    }
+  }
+  return wants;
+}
+
+void check_gradient(const TensorView& gradient, const TensorView& of, const char* name) {
+  if (gradient.given()) check_output(gradient, of.dims(), of.dtype, name);
+}
+
+// Runs `body` with gradient buffers ready and writes what it leaves in them.
+template <typename F>
+void with_gradients(Call& call, const Position& position, const Options& options,
+                    const Gradients& gradients, F&& body) {
+  Problem& problem = call.problem;
+  check_gradient(gradients.query, problem.query, "dquery");
+  check_gradient(gradients.key, problem.key, "dkey");
+  if (problem.value.given()) check_gradient(gradients.value, problem.value, "dvalue");
+
+  ProblemGradients inner;
+  inner.query = gradients.query;
+  inner.key = gradients.key;
+  inner.value = gradients.value;
+  TermGradients terms = TermGradients::zeros(problem.terms);
+  inner.terms = &terms;
+  std::vector<double> mask;
+  if (gradients.attn_mask.given()) {
+    check_value(problem.visible.floating_mask(),
+                "attn_mask: only a floating mask has a gradient; this call has ",
+                options.attn_mask.given() ? "a bool mask" : "no mask");
+    check_gradient(gradients.attn_mask, options.attn_mask, "dattn_mask");
+    mask.assign(static_cast<size_t>(options.attn_mask.numel()), 0.0);
+    inner.mask = &mask;
+    inner.mask_index = broadcast_view(TensorView(nullptr, DType::kFloat32, options.attn_mask.dims()),
+                                      score_shape(problem), "attn_mask");
+  }
+  body(inner);
+  if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
+  pull_back_parts(call, position, terms, gradients.parameters);
+}
+
+}  // namespace
+
+void attention(const TensorView& query, const TensorView& key, const TensorView& value,
+               const Position& position, const Options& options, const TensorView& out,
+               const TensorView& lse) {
+  check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
+  const Call call = make_call(query, key, value, position, options);
+  const Problem& p = call.problem;
+  check_output(out, {p.batch, p.heads, p.queries, p.value_dim}, query.dtype, "out");
+  if (lse.given()) check_output(lse, {p.batch, p.heads, p.queries}, lse_dtype(query), "lse");
+  if (use_fused(p, options.path)) {
+    fused_forward(p, out, lse);
+  } else {
+    reference_forward(p, out, lse);
+  }
+}
+
+void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
+                        const TensorView& out, const TensorView& lse, const TensorView& dout,
+                        const TensorView& dlse, const Position& position, const Options& options,
+                        const Gradients& gradients) {
+  check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
+  Call call = make_call(query, key, value, position, options, wanted(gradients, position));
+  const Problem& p = call.problem;
+  const std::vector<int64_t> out_shape{p.batch, p.heads, p.queries, p.value_dim};
+  check_input(out, out_shape, "out");
+  check_input(lse, {p.batch, p.heads, p.queries}, "lse");
+  check_input(dout, out_shape, "dout");
+  if (dlse.given()) check_input(dlse, {p.batch, p.heads, p.queries}, "dlse");
+  with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
+    if (use_fused(p, options.path)) {
+      fused_backward(p, out, lse, dout, dlse, inner);
+    } else {
+      reference_backward(p, out, lse, dout, dlse, inner);
+    }
+  });
+}
+
+void attention_weights(const TensorView& query, const TensorView& key, const TensorView& lse,
+                       const Position& position, const Options& options,
+                       const TensorView& weights) {
+  const Call call = make_call(query, key, {}, position, options);
+  const Problem& p = call.problem;
+  check_input(lse, {p.batch, p.heads, p.queries}, "lse");
+  check_output(weights, score_shape(p), query.dtype, "weights");
+  if (use_fused(p, options.path)) {
+    fused_emit(p, lse, weights);
+  } else {
+    reference_weights(p, lse, weights);
+  }
+}
+
+void scores(const TensorView& query, const TensorView& key, const Position& position,
+            const Options& options, const TensorView& out) {
+  const Call call = make_call(query, key, {}, position, options);
+  const Problem& p = call.problem;
+  check_output(out, score_shape(p), query.dtype, "out");
+  if (use_fused(p, options.path)) {
+    fused_emit(p, {}, out);
+  } else {
+    reference_scores(p, out);
+  }
+}
+
+void scores_backward(const TensorView& query, const TensorView& key, const TensorView& dscores,
+                     const Position& position, const Options& options, const Gradients& gradients) {
+  Call call = make_call(query, key, {}, position, options, wanted(gradients, position));
+  check_input(dscores, score_shape(call.problem), "dscores");
+  with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
+    reference_scores_backward(call.problem, dscores, inner);
+  });
+}
+
+int64_t workspace_bytes(const TensorView& query, const TensorView& key, const TensorView& value,
+                        const Position& position, const Options& options, bool backward) {
+  std::vector<std::vector<bool>> wants;
+  for (const Part& part : position.parts) wants.emplace_back(part.parameters.size(), backward);
+  const Call call = make_call(query, key, value, position, options, wants);
+  return use_fused(call.problem, options.path) ? fused_workspace_bytes(call.problem, backward) : 0;
+}
+
+std::vector<std::pair<std::string, std::string>> show_config() {
+  const Target& target = current_target();
+  std::string available;
+  for (const std::string& name : target.available) available += (available.empty() ? "" : " ") + name;
+  return {
+      {"version", RELPOS_VERSION},
+      {"target", target.name},
+      {"targets available", available},
+      {"RELPOS_TARGET", target.forced.empty() ? "not set" : target.forced},
+      {"threads", std::to_string(thread_count(0))},
+      {"thread backend", thread_backend()},
+      {"after fork", in_forked_child() ? "yes: this child computes serially" : "no"},
+      {"fused", "rotation, distance bias, row table, value table, key bias"},
+      {"reference path", "column table, decaying rotation, float64, gradient of scores()"},
+  };
+}
+
+}  // namespace relpos

@@ -1,0 +1,24 @@
+// The fast path: tiles, online softmax, SIMD chosen at run time. Same contract as reference.h.
+#pragma once
+
+#include <string>
+
+#include "kernels/problem.h"
+
+namespace relpos {
+
+// False where a term runs on the reference path (column tables, decaying rotations) or the dtype is
+// float64. `why`, if given, receives the reason.
+bool fused_supports(const Problem& problem, std::string* why = nullptr);
+
+void fused_forward(const Problem& problem, const TensorView& out, const TensorView& lse);
+void fused_backward(const Problem& problem, const TensorView& out, const TensorView& lse,
+                    const TensorView& dout, const TensorView& dlse,
+                    const ProblemGradients& gradients);
+// Dense weights exp(score - lse) after dropout where `lse` is given, else dense scores.
+void fused_emit(const Problem& problem, const TensorView& lse, const TensorView& dense);
+
+// Peak bytes of scratch, by the formula of docs/memory.md.
+int64_t fused_workspace_bytes(const Problem& problem, bool backward);
+
+}  // namespace relpos

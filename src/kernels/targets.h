@@ -1,0 +1,18 @@
+// Which SIMD target runs: the best of this machine, or the one that RELPOS_TARGET names.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace relpos {
+
+struct Target {
+  std::string name;                    // "avx512", "avx2", "baseline", "neon"
+  std::vector<std::string> available;  // compiled and supported here, best first
+  std::string forced;                  // RELPOS_TARGET as given; empty when not set
+};
+
+// Decided once, at first use. Throws Error for an unknown or unavailable RELPOS_TARGET.
+const Target& current_target();
+
+}  // namespace relpos
