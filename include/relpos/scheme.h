@@ -22,10 +22,10 @@ enum class OptionType { kBool, kInt, kFloat, kChoice, kChoiceOrValues };
 struct OptionSpec {
   std::string name;
   OptionType type;
-  OptionValue fallback;          // monostate with required == false: None is the default
+  OptionValue fallback{};        // monostate with required == false: None is the default
   bool required = false;
   bool positional = false;       // may be given by place in Python, in the order of the specs
-  std::vector<std::string> choices;
+  std::vector<std::string> choices{};
   std::string doc;
 };
 
