@@ -1,0 +1,87 @@
+#include "schemes/common/buckets.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "relpos/error.h"
+
+namespace relpos::common {
+
+namespace {
+
+constexpr double kTie = 1e-9;
+
+}  // namespace
+
+Buckets::Buckets(const char* scheme, int64_t buckets, int64_t max_distance, bool bidirectional)
+    : per_side_(bidirectional ? buckets / 2 : buckets),
+      max_exact_(per_side_ / 2),
+      max_distance_(max_distance),
+      bidirectional_(bidirectional) {
+  check_value(buckets >= 2, scheme, ": buckets: expected at least 2, got ", buckets);
+  check_value(!bidirectional || buckets % 2 == 0, scheme,
+              ": buckets: expected an even number, half for each direction, got ", buckets,
+              "; give an even one, or bidirectional=False");
+  check_value(max_distance > max_exact_, scheme, ": max_distance: expected more than ", max_exact_,
+              ", the distances that have buckets of their own with buckets=", buckets,
+              bidirectional ? " in two directions" : " in one direction", ", got ", max_distance);
+  if (max_exact_ > 0) {
+    log_range_ = std::log(static_cast<double>(max_distance) / static_cast<double>(max_exact_));
+  }
+}
+
+double Buckets::value_if_large(int64_t n) const noexcept {
+  if (per_side_ == 1) return 0.0;
+  const double exact = static_cast<double>(max_exact_);
+  return exact + std::log(static_cast<double>(n) / exact) / log_range_ *
+                     static_cast<double>(per_side_ - max_exact_);
+}
+
+int64_t Buckets::whole_if_large(int64_t n) const noexcept {
+  const double value = value_if_large(n);
+  if (std::isinf(value)) return std::numeric_limits<int64_t>::min();
+  const double nearest = std::nearbyint(value);
+  return static_cast<int64_t>(std::abs(value - nearest) < kTie ? nearest : std::trunc(value));
+}
+
+std::vector<std::pair<int64_t, int64_t>> Buckets::starts() const {
+  std::vector<std::pair<int64_t, int64_t>> starts = {{0, 0}};
+  for (int64_t n = 1; n <= std::min(max_exact_, per_side_ - 1); ++n) starts.emplace_back(n, n);
+  const double per_bucket = log_range_ / static_cast<double>(per_side_ - max_exact_);
+  for (int64_t bucket = max_exact_ + 1; bucket < per_side_; ++bucket) {
+    const int64_t previous = starts.back().first;
+    const double guess =
+        std::ceil(static_cast<double>(max_exact_) *
+                  std::exp((static_cast<double>(bucket - max_exact_) - kTie) * per_bucket));
+    int64_t n = std::clamp(static_cast<int64_t>(guess), previous, max_distance_);
+    while (n > previous && whole_if_large(n - 1) >= bucket) --n;
+    while (whole_if_large(n) < bucket) ++n;
+    if (n == previous) {
+      starts.back().second = bucket;
+    } else {
+      starts.emplace_back(n, bucket);
+    }
+  }
+  return starts;
+}
+
+ClassMap Buckets::map() const {
+  const auto sides = starts();
+  std::vector<int64_t> first_delta, classes;
+  for (size_t i = sides.size(); i-- > 0;) {
+    classes.push_back(sides[i].second);
+    if (i > 0) first_delta.push_back(1 - sides[i].first);
+  }
+  if (bidirectional_) {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      const bool joined = i + 1 < sides.size() && sides[i + 1].first <= 1;  // no future has n = 0
+      if (joined) continue;
+      first_delta.push_back(std::max<int64_t>(sides[i].first, 1));
+      classes.push_back(per_side_ + sides[i].second);
+    }
+  }
+  return ClassMap::thresholds(std::move(first_delta), std::move(classes));
+}
+
+}  // namespace relpos::common

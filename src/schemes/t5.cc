@@ -1,0 +1,154 @@
+// Raffel et al. 2020 (T5): a learned number for each head and bucket of distances.
+//
+//   score[h,i,j] += scale weight[bucket(pos_k - pos_q), h]
+#include <algorithm>
+#include <cmath>
+
+#include "relpos/scheme.h"
+#include "schemes/common/buckets.h"
+#include "schemes/common/checks.h"
+#include "schemes/common/steps.h"
+
+namespace relpos {
+
+namespace {
+
+constexpr const char* kName = "t5";
+
+common::Buckets bucketing(const OptionMap& options) {
+  return {kName, common::size_option(kName, options, "buckets"),
+          common::size_option(kName, options, "max_distance"), options.flag("bidirectional")};
+}
+
+double table_scale(const OptionMap& options) {
+  const double scale = options.number("scale");
+  check_value(std::isfinite(scale), kName, ": scale: expected a finite number, got ", scale);
+  return scale;
+}
+
+std::vector<ParameterSpec> parameters(const OptionMap& options) {
+  bucketing(options);
+  table_scale(options);
+  const int64_t buckets = options.integer("buckets");
+  const int64_t heads = common::size_option(kName, options, "heads");
+  const std::vector<int64_t> shape = {buckets, heads};
+  checked_numel(shape, kName);
+  return {{"relative_attention_bias.weight", shape, Init::glorot_uniform(buckets, heads), true,
+           "one number for each bucket and head. Glorot as in the authors' t5x: the N(0, 1 / "
+           "d_model) of other ports needs the width of a model, and nn.Embedding's N(0, 1) is as "
+           "large as the scores it joins"}};
+}
+
+void lower(const Setting& setting, Terms& terms) {
+  const OptionMap& options = setting.options;
+  common::check_fits(kName, "heads", options.integer("heads"), setting.heads);
+  TensorView by_head = setting.parameters[0];
+  std::swap(by_head.shape[0], by_head.shape[1]);
+  std::swap(by_head.strides[0], by_head.strides[1]);
+  DistanceBias bias;
+  bias.map = bucketing(options).map();
+  bias.table = TermData::parameter(by_head, setting.wants_gradient[0], table_scale(options));
+  terms.biases.push_back(std::move(bias));
+}
+
+void pull_back(const Setting& setting, const TermGradients& gradients,
+               std::vector<std::vector<double>>& sums) {
+  const std::vector<double>& by_head = gradients.biases[0].table;
+  const auto buckets = static_cast<size_t>(setting.options.integer("buckets"));
+  const auto heads = static_cast<size_t>(setting.options.integer("heads"));
+  if (sums[0].empty()) return;
+  for (size_t h = 0; h < heads; ++h) {
+    for (size_t m = 0; m < buckets; ++m) sums[0][m * heads + h] += by_head[h * buckets + m];
+  }
+}
+
+std::vector<Step> steps(const Setting& setting, const Grid& grid) {
+  const OptionMap& options = setting.options;
+  const common::Buckets buckets = bucketing(options);
+  const ClassMap map = buckets.map();
+  const bool two_sided = options.flag("bidirectional");
+  const auto integer = Step::Kind::kInteger;
+  const auto whole = [](double x) { return static_cast<int64_t>(x); };
+
+  std::vector<Step> road = {
+      common::arange("q_pos", grid.q_offset, grid.queries),
+      common::arange("k_pos", 0, grid.keys),
+      common::pairwise("rel_pos", integer, grid, [](int64_t q, int64_t k) { return k - q; }),
+      common::pairwise("n", integer, grid, [](int64_t q, int64_t k) { return q - k; }),
+  };
+  const Step signed_n = road.back();
+  if (two_sided) {
+    road.push_back(common::each("(n < 0) * num_buckets", integer, signed_n,
+                                [&](double n) { return n < 0 ? buckets.per_side() : 0; }));
+    road.push_back(common::each("abs(n)", integer, signed_n, [](double n) { return std::abs(n); }));
+  } else {
+    road.push_back(
+        common::each("max(n, 0)", integer, signed_n, [](double n) { return std::max(n, 0.0); }));
+  }
+  const Step n = road.back();
+  road.push_back(common::each("is_small", Step::Kind::kBoolean, n,
+                              [&](double x) { return whole(x) < buckets.max_exact(); }));
+  road.push_back(common::each("val_if_large", Step::Kind::kReal, n,
+                              [&](double x) { return buckets.value_if_large(whole(x)); }));
+  road.push_back(common::each("val_if_large.long()", integer, n,
+                              [&](double x) { return buckets.whole_if_large(whole(x)); }));
+  road.push_back(common::each("min(val_if_large, num_buckets - 1)", integer, n, [&](double x) {
+    return std::min(buckets.whole_if_large(whole(x)), buckets.per_side() - 1);
+  }));
+  road.push_back(common::pairwise("position_bucket_indices", integer, grid,
+                                  [&](int64_t q, int64_t k) { return map(k - q); }));
+  const TensorView& weight = setting.parameters[0];
+  const double scale = table_scale(options);
+  road.push_back(common::pairwise_per_head(
+      "relative_position_values", options.integer("heads"), grid,
+      [&](int64_t h, int64_t q, int64_t k) { return scale * weight.at({map(k - q), h}); }));
+  return road;
+}
+
+}  // namespace
+
+namespace schemes_impl {
+
+Scheme t5() {
+  Scheme scheme;
+  scheme.name = kName;
+  scheme.class_name = "T5Bias";
+  scheme.summary = "a learned number for each head and bucket of distances";
+  scheme.source = "Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1";
+  scheme.options = {
+      {.name = "heads",
+       .type = OptionType::kInt,
+       .required = true,
+       .positional = true,
+       .doc = "query heads"},
+      {.name = "buckets",
+       .type = OptionType::kInt,
+       .fallback = int64_t{32},
+       .positional = true,
+       .doc = "classes of distances; even where bidirectional"},
+      {.name = "max_distance",
+       .type = OptionType::kInt,
+       .fallback = int64_t{128},
+       .positional = true,
+       .doc = "all distances from it on share the last bucket"},
+      {.name = "bidirectional",
+       .type = OptionType::kBool,
+       .fallback = true,
+       .positional = true,
+       .doc = "half of the buckets for the future; else the future shares bucket 0"},
+      {.name = "scale",
+       .type = OptionType::kFloat,
+       .fallback = 1.0,
+       .positional = true,
+       .doc = "multiplies the table"},
+  };
+  scheme.parameters = parameters;
+  scheme.lower = lower;
+  scheme.pull_back = pull_back;
+  scheme.steps = steps;
+  return scheme;
+}
+
+}  // namespace schemes_impl
+
+}  // namespace relpos
