@@ -29,5 +29,5 @@ tidy() {
     "$1" 2> >(grep -vE 'warnings? (generated|treated)|Suppressed|Use -header' >&2) && touch "$ok"
 }
 export -f tidy
-grep -L 'hwy/highway.h' $(find src cli -name '*.cc' ! -name '*_test.cc' | sort) |
+grep -LE '"hwy/|<hwy/|-inl\.h"' $(find src cli -name '*.cc' ! -name '*_test.cc' | sort) |
   xargs -P "$(nproc)" -I{} bash -c 'tidy {}'
