@@ -1,0 +1,386 @@
+"""Runs conformance cases in a process of its own, because RELPOS_TARGET is read at first use.
+
+RELPOS_TARGET=avx2 python tests/conformance_worker.py --case "{...}"      one case, printed
+... --targets baseline,avx2 --chunks 0,3 --chunk-size 100                 a line of JSON a chunk
+"""
+
+import argparse
+import ast
+import json
+import random
+import sys
+import traceback
+
+import relpos
+import torch
+from cases import all_cases, configuration
+from oracle import (
+    allowed_pairs,
+    attend,
+    gradients,
+    part_of,
+    positions,
+    registry,
+    scores,
+    spread,
+    stacked_terms,
+)
+
+FORWARD, BACKWARD = 2.0, 3.0  # times the error of plain torch in the same dtype
+OF_LARGEST = {torch.float32: 1e-6, torch.float64: 1e-14}
+
+
+class Draw:
+    """Random tensors of one case."""
+
+    def __init__(self, seed):
+        self.plain = random.Random(seed)
+        self.torch = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.torch, dtype=torch.float64)
+
+    def integers(self, low, high, *shape):
+        return torch.randint(low, high, shape, generator=self.torch)
+
+    def chance(self, p, *shape):
+        return torch.rand(*shape, generator=self.torch) < p
+
+    def strided(self, shape, kind, dtype):
+        values = self.normal(*shape).to(dtype)
+        batch, heads, length, size = shape
+        if kind == "blhd":
+            return values.transpose(1, 2).contiguous().transpose(1, 2)
+        if kind == "sliced":
+            wide = values.new_zeros(batch, heads, length + 1, size + 3)
+            return wide[..., 1:, 1:-2].copy_(values)
+        if kind == "stepped":
+            wide = values.new_zeros(batch, heads, 2 * length, 2 * size)
+            return wide[..., ::2, 1::2].copy_(values)
+        if kind == "expanded":
+            return values[:1, :1].expand(shape)
+        return values
+
+
+def boundaries(case, draw, dtype):
+    """The masks of a case, as keyword arguments of the public call."""
+    batch, heads = case["batch"], case["heads"][0]
+    queries, keys = case["queries"], case["keys"]
+    named = case["mask"].split("+")
+    chosen = {}
+    if "causal" in named:
+        chosen["is_causal"] = True
+    if "window" in named:
+        reach = [-1, 0, 1, 3, 10, 40]
+        chosen["window"] = (draw.plain.choice(reach), draw.plain.choice(reach))
+    if "padding" in named:
+        chosen["key_padding_mask"] = draw.chance(0.3, batch, keys)
+    if "range" in named:
+        shape = draw.plain.choice([(queries,), (batch, queries)])
+        low = draw.integers(0, max(1, keys), *shape)
+        chosen["key_range"] = (low, (low + draw.integers(0, keys + 2, *shape)).clamp(max=keys))
+    if "bool" in named or "float" in named:
+        shape = draw.plain.choice(
+            [
+                (queries, keys),
+                (batch, 1, queries, keys),
+                (batch, heads, queries, keys),
+                (1, heads, 1, keys),
+                (batch, 1, queries, 1),
+                (1, 1, queries, keys),
+            ]
+        )
+        seen = draw.chance(0.7, *shape)
+        mask = torch.where(seen, draw.normal(*shape), -torch.inf).to(dtype)
+        chosen["attn_mask"] = seen if "bool" in named else mask
+    return chosen
+
+
+def places(case, draw):
+    """Offsets or positions of a case, as keyword arguments of the public call."""
+    batch, queries, keys = case["batch"], case["queries"], case["keys"]
+    kind = case["offsets"]
+    bounded = "causal" in case["mask"] or "window" in case["mask"]
+    if kind == "default" and (queries == keys or not (bounded or case["position"])):
+        return {}
+    if kind in ("default", "aligned"):
+        return {"q_offset": keys - queries}
+    if kind == "zero":
+        return {"q_offset": 0}
+    if kind == "both":
+        return {"q_offset": draw.plain.randrange(-20, 60), "k_offset": draw.plain.randrange(-9, 30)}
+    if kind == "ragged":
+        q_offset = draw.integers(-5, 50, batch)
+        return {"q_offset": q_offset, "k_offset": draw.plain.choice([0, 7, q_offset // 2])}
+    if kind == "consecutive":
+        start = draw.plain.randrange(-10, 40)
+        return {
+            "q_positions": torch.arange(queries) + start,
+            "k_positions": torch.arange(keys),
+        }
+    shape = draw.plain.choice([(), (batch,)])
+    q_positions = draw.integers(-30, 90, *shape, queries)
+    k_positions = draw.integers(-30, 90, *shape, keys)
+    if bounded or kind == "scattered":
+        k_positions = k_positions.sort(dim=-1).values
+    return {"q_positions": q_positions, "k_positions": k_positions}
+
+
+def modules_of(case, draw, dtype):
+    """(names and options, modules) with trained-looking numbers in every table."""
+    chosen, schemes = configuration(case), registry()
+    modules = []
+    for name, options in chosen:
+        module = schemes[name](**options)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(0.7 * draw.normal(*parameter.shape))
+        keeps = case["tables"] == "float32" and dtype != torch.float64
+        modules.append(module if keeps else module.to(dtype))
+        for parameter in module.parameters():
+            parameter.requires_grad_(case["wants"] in ("all", "tables"))
+    return chosen, modules
+
+
+def judge(name, ours, truth, plain, factor, slack=0.0):
+    """None, or what is wrong: the error is at most `factor` times that of `plain`, plus 1e-6 of the
+    largest value, plus `slack`, plus the rounding of a 16-bit result."""
+    if ours.shape != truth.shape:
+        return f"{name}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}"
+    if truth.numel() == 0:
+        return None
+    finite = truth.isfinite()
+    if not torch.equal(ours.double()[~finite], truth[~finite]):
+        return f"{name}: differs where {truth[~finite].unique().tolist()} is expected"
+    if not ours[finite].isfinite().all():
+        return f"{name}: not finite where the formula is"
+    truth = truth.where(finite, 0.0)
+    error = (ours.double().where(finite, 0.0) - truth).abs()
+    peer = (plain.double().where(finite, 0.0) - truth).abs().max()
+    largest = truth.abs().max()
+    bound = factor * peer + OF_LARGEST[work_type(plain.dtype)] * largest + slack
+    if ours.dtype in (torch.bfloat16, torch.float16):
+        info = torch.finfo(ours.dtype)
+        bound = bound + 0.5 * info.eps * (truth.abs() + bound) + info.smallest_normal * info.eps
+    if bool((error <= bound).all()):
+        return None
+    worst = (error / bound.clamp(min=1e-300)).argmax()
+    at = [int(n) for n in torch.unravel_index(worst, truth.shape)]
+    return (
+        f"{name}: error {error.flatten()[worst]:.3g} at {at}, plain torch {peer:.3g}, "
+        f"largest value {largest:.3g}, ours {ours.flatten()[worst]:.6g}, "
+        f"expected {truth.flatten()[worst]:.6g}"
+    )
+
+
+def work_type(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class Call:
+    """One case made real: the arguments of the public call and of the oracle."""
+
+    def __init__(self, case):
+        draw = Draw(case["seed"])
+        self.case, self.dtype = case, getattr(torch, case["dtype"])
+        heads, key_heads = case["heads"]
+        batch, queries, keys = case["batch"], case["queries"], case["keys"]
+        shapes = [
+            (batch, heads, queries, case["head_dim"]),
+            (batch, key_heads, keys, case["head_dim"]),
+            (batch, key_heads, keys, case["value_dim"]),
+        ]
+        self.inputs = [draw.strided(shape, case["strides"], self.dtype) for shape in shapes]
+        for name, x in zip("qkv", self.inputs, strict=True):
+            wanted = {"all": "qkv", "inputs": "qkv", "key": "k", "tables": ""}[case["wants"]]
+            x.requires_grad_(name in wanted)
+        self.chosen, self.modules = modules_of(case, draw, self.dtype)
+        self.masks, self.places = boundaries(case, draw, self.dtype), places(case, draw)
+        self.added = self.masks.get("attn_mask")
+        if self.added is None or self.added.dtype == torch.bool:
+            self.added = None
+        elif case["wants"] in ("all", "tables"):
+            self.added.requires_grad_()
+        out_shape = (batch, heads, queries, case["value_dim"])
+        self.dout = draw.strided(out_shape, case["strides"], self.dtype)
+        self.dlse = draw.normal(*out_shape[:3]).to(work_type(self.dtype)) if case["lse"] else None
+        self.scale = case["scale"] or case["head_dim"] ** -0.5
+        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places)
+        self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
+
+    def position(self):
+        if len(self.modules) < 2:
+            return self.modules[0] if self.modules else None
+        total = self.modules[0]
+        for module in self.modules[1:]:
+            total = total + module
+        return total
+
+    def keywords(self):
+        heads, key_heads = self.case["heads"]
+        return {
+            **self.masks,
+            **self.places,
+            "position": self.position(),
+            "scale": self.case["scale"],
+            "enable_gqa": heads != key_heads,
+        }
+
+    def leaves(self):
+        """[(name, tensor)] of everything that may want a gradient."""
+        named = list(zip("qkv", self.inputs, strict=True))
+        for index, module in enumerate(self.modules):
+            named += [(f"part {index} {name}", x) for name, x in module.named_parameters()]
+        return named + ([("attn_mask", self.added)] if self.added is not None else [])
+
+    def by_formula(self, dtype, keep):
+        """(attended, gradients by leaf) of the oracle in `dtype`."""
+        q, k, v = (x.detach().to(dtype).requires_grad_(x.requires_grad) for x in self.inputs)
+        leaves, parts = [q, k, v], []
+        for (name, options), module in zip(self.chosen, self.modules, strict=True):
+            wants = {n for n, x in module.named_parameters() if x.requires_grad}
+            part = part_of(name, options, module).cast(dtype, wants)
+            leaves += [part.parameters[n] for n, _ in module.named_parameters()]
+            parts.append(part)
+        added = self.added
+        if added is not None:
+            added = added.detach().to(dtype).requires_grad_(added.requires_grad)
+            leaves.append(added)
+        done = attend(
+            q,
+            k,
+            v,
+            parts,
+            self.pos_q,
+            self.pos_k,
+            self.allowed,
+            scale=self.scale,
+            added=added,
+            keep=keep,
+            dropout_p=self.case["dropout"],
+        )
+        dlse = None if self.dlse is None else self.dlse.to(dtype)
+        grads = gradients([done.out, done.lse], [self.dout.to(dtype), dlse], leaves)
+        return done, grads
+
+    def slack(self, truth):
+        """Rounding of dS where its addends cancel to (nearly) nothing, by leaf order."""
+        heads, key_heads = self.case["heads"]
+        v = self.inputs[2].detach().double()
+        dlse = None if self.dlse is None else self.dlse.double()
+        sizes = spread(truth, v, self.dout.double(), dlse, heads // key_heads)
+        if sizes.numel() == 0:
+            return 0.0
+        q, k = (x.detach().abs().max() if x.numel() else 0.0 for x in self.inputs[:2])
+        return float(sizes.sum(-1).max()) * max(1.0, self.scale * float(max(q, k, 1.0)))
+
+
+def run_case(case):
+    """What is wrong with one case, as lines; none when all is well."""
+    call = Call(case)
+    dropout = case["dropout"]
+    torch.manual_seed(case["seed"])
+    got = relpos.attention(
+        *call.inputs,
+        **call.keywords(),
+        dropout_p=dropout,
+        return_lse=True,
+        return_weights=dropout > 0,
+    )
+    out, lse = got[0], got[1]
+    keep = None
+    if dropout > 0:
+        keep = got[2] != 0
+    named = call.leaves()
+    grads = gradients([out, lse], [call.dout, call.dlse], [x for _, x in named])
+
+    truth, true_grads = call.by_formula(torch.float64, keep)
+    plain, plain_grads = call.by_formula(work_type(call.dtype), keep)
+    if call.dtype in (torch.bfloat16, torch.float16):
+        plain_grads = call.by_formula(call.dtype, keep)[1]
+
+    problems = [
+        check_types(call, out, lse),
+        judge("out", out.detach(), truth.out.detach(), plain.out.detach(), FORWARD),
+        judge("lse", lse.detach(), truth.lse.detach(), plain.lse.detach(), FORWARD),
+    ]
+    if dropout > 0:
+        weights = (x.weights.detach() for x in (truth, plain))
+        problems.append(judge("weights", got[2], *weights, FORWARD))
+    slack = call.slack(truth)
+    for (name, leaf), ours, exact, peer in zip(named, grads, true_grads, plain_grads, strict=True):
+        if not leaf.requires_grad:
+            continue
+        if ours.dtype != leaf.dtype:
+            problems.append(f"gradient of {name}: {ours.dtype}, expected {leaf.dtype}")
+        vanishes = exact.numel() and exact.abs().max() < 1e-3 * slack
+        room = 8 * torch.finfo(call.dtype).eps * slack if vanishes else 0.0
+        problems.append(judge(f"gradient of {name}", ours, exact, peer, BACKWARD, room))
+    if case["seed"] % 6 == 0:
+        problems.append(check_scores(call))
+    return [problem for problem in problems if problem]
+
+
+def check_types(call, out, lse):
+    if out.dtype != call.dtype or lse.dtype != work_type(call.dtype):
+        return f"out is {out.dtype} and lse {lse.dtype} for inputs of {call.dtype}"
+    return None
+
+
+def check_scores(call):
+    """relpos.scores against the log of the unnormalised weights."""
+
+    def formula(dtype):
+        q, k = (x.detach().to(dtype) for x in call.inputs[:2])
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+        parts = [
+            part_of(name, options, module).cast(dtype, set())
+            for (name, options), module in zip(call.chosen, call.modules, strict=True)
+        ]
+        terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in parts]
+        score = scores(q, k, terms, call.pos_q, call.pos_k, call.scale)
+        if call.added is not None:
+            score = score + call.added.detach().to(dtype).masked_fill(call.added == -torch.inf, 0)
+        return score.masked_fill(~call.allowed, -torch.inf)
+
+    with torch.no_grad():
+        ours = relpos.scores(*call.inputs[:2], **call.keywords())
+    plain = work_type(call.dtype)
+    return judge("scores", ours, formula(torch.float64), formula(plain), FORWARD)
+
+
+def attempt(case):
+    """Problems of a case as one-line repros."""
+    try:
+        problems = run_case(case)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        problems = [f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"]
+    repro = f'RELPOS_TARGET={case["target"]} python tests/conformance_worker.py --case "{case}"'
+    return [f"{problem}\n      {repro}" for problem in problems]
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__)
+    parse.add_argument("--case")
+    parse.add_argument("--targets", help="all targets of the run, to build the same list of cases")
+    parse.add_argument("--mine", help="the target of this process")
+    parse.add_argument("--chunks")
+    parse.add_argument("--chunk-size", type=int)
+    given = parse.parse_args()
+    torch.set_num_threads(1)
+    if given.case:
+        problems = attempt(ast.literal_eval(given.case))
+        print("\n".join(problems) or "no problem")
+        return 1 if problems else 0
+    cases, _ = all_cases(tuple(given.targets.split(",")))
+    mine = [case for case in cases if case["target"] == given.mine]
+    for chunk in map(int, given.chunks.split(",")):
+        todo = mine[chunk * given.chunk_size : (chunk + 1) * given.chunk_size]
+        problems = [line for case in todo for line in attempt(case)]
+        print(json.dumps({"chunk": chunk, "count": len(todo), "problems": problems}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

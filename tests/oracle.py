@@ -1,0 +1,216 @@
+"""Attention with relative positions as dense formulas in plain torch, independent of relpos.
+
+`attend` computes in the dtype of its tensors: float64 gives the truth, the dtype under test gives
+the error of plain torch. What each scheme adds comes from `oracles/NAME.py`, and its docstring says
+how to write one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+
+import relpos
+import torch
+
+
+def registry():
+    """Scheme name -> Python class, from the library's own list."""
+    return {scheme_name(entry): getattr(relpos, class_name(entry)) for entry in relpos.schemes()}
+
+
+def scheme_name(entry):
+    return entry["name"] if isinstance(entry, dict) else entry.name
+
+
+def class_name(entry):
+    return entry["class_name"] if isinstance(entry, dict) else entry.class_name
+
+
+def oracle_of(name):
+    try:
+        return importlib.import_module(f"oracles.{name}")
+    except ModuleNotFoundError as error:
+        raise LookupError(f"scheme {name}: write its oracle in tests/oracles/{name}.py") from error
+
+
+@dataclass
+class Part:
+    """A scheme with constructor options, and its numbers by dotted name."""
+
+    name: str
+    options: dict
+    parameters: dict = field(default_factory=dict)
+
+    def cast(self, dtype, wants):
+        """Leaves of `dtype` that hold the same numbers; `wants` names those that need gradients."""
+        copies = {
+            name: value.detach().to(dtype).requires_grad_(name in wants)
+            for name, value in self.parameters.items()
+        }
+        return Part(self.name, self.options, copies)
+
+    def terms(self, pos_q, pos_k):
+        return oracle_of(self.name).terms(self.options, self.parameters, pos_q, pos_k)
+
+
+def part_of(name, options, module):
+    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    return Part(name, options, held)
+
+
+def positions(batch, queries, keys, q_offset=0, k_offset=0, q_positions=None, k_positions=None):
+    """int64 [B, Lq] and [B, Lk] by the rules of the public call."""
+    if q_positions is not None:
+        return q_positions.expand(batch, queries), k_positions.expand(batch, keys)
+
+    def shifted(offset, length):
+        start = torch.as_tensor(offset).reshape(-1, 1).expand(batch, 1)
+        return start + torch.arange(length)
+
+    return shifted(q_offset, queries), shifted(k_offset, keys)
+
+
+def allowed_pairs(
+    pos_q,
+    pos_k,
+    *,
+    heads,
+    is_causal=False,
+    window=None,
+    key_padding_mask=None,
+    key_range=None,
+    attn_mask=None,
+):
+    """bool [B, H, Lq, Lk]: the pairs that every boundary and mask lets through."""
+    batch, queries = pos_q.shape
+    keys = pos_k.shape[1]
+    distance = pos_k[:, None, :] - pos_q[:, :, None]
+    allowed = torch.ones_like(distance, dtype=torch.bool)
+    if is_causal:
+        allowed &= distance <= 0
+    if window is not None:
+        left, right = window
+        if left >= 0:
+            allowed &= distance >= -left
+        if right >= 0:
+            allowed &= distance <= right
+    if key_padding_mask is not None:
+        allowed &= ~key_padding_mask[:, None, :]
+    if key_range is not None:
+        low, high = (edge.expand(batch, queries)[:, :, None] for edge in key_range)
+        index = torch.arange(keys)
+        allowed &= (index >= low) & (index < high)
+    allowed = allowed[:, None].expand(batch, heads, queries, keys)
+    if attn_mask is not None:
+        seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+        allowed = allowed & seen
+    return allowed
+
+
+def stacked_terms(part, pos_q, pos_k):
+    """The terms with a batch axis in front, of size 1 where all rows share their positions."""
+    shared = bool((pos_q == pos_q[:1]).all() and (pos_k == pos_k[:1]).all())
+    rows = range(1) if shared else range(pos_q.shape[0])
+    found = [part.terms(pos_q[b], pos_k[b]) for b in rows]
+    if not found:
+        return {}
+    stacked = {
+        name: torch.stack([one[name] for one in found]) for name in found[0] if name != "rotate"
+    }
+    if "rotate" in found[0]:
+        stacked["rotate"] = found[0]["rotate"]
+    return stacked
+
+
+def by_head(rows):
+    """[B, Lq, Lk, D] of a shared table gets a head axis of size 1."""
+    return rows[:, None] if rows.dim() == 4 else rows
+
+
+def turned(x, rotate, position):
+    return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
+
+
+def scores(q, k, terms, pos_q, pos_k, scale):
+    """[B, H, Lq, Lk] before masks; k has as many heads as q."""
+    q_turned, k_turned = q, k
+    for term in terms:
+        if "rotate" in term and q.shape[0]:
+            q_turned = turned(q_turned, term["rotate"], pos_q)
+            k_turned = turned(k_turned, term["rotate"], pos_k)
+    score = q_turned @ k_turned.transpose(-1, -2)
+    for term in terms:
+        if "key_rows" in term:
+            score = score + (q[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
+        if "column_rows" in term:
+            score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
+    score = scale * score
+    for term in terms:
+        if "bias" in term:
+            score = score + term["bias"]
+    return score
+
+
+@dataclass
+class Attended:
+    out: torch.Tensor
+    lse: torch.Tensor
+    weights: torch.Tensor  # after dropout
+    values: list  # value rows of the terms, [B | 1, H | 1, Lq, Lk, Dv]
+
+
+def attend(q, k, v, parts, pos_q, pos_k, allowed, *, scale, added=None, keep=None, dropout_p=0.0):
+    """The formula. `added` is a float mask [.., Lq, Lk]; `keep` bool [B, H, Lq, Lk] is the dropout.
+
+    A row with no allowed key gives output 0, lse -inf and no gradient.
+    """
+    groups = q.shape[1] // k.shape[1]
+    k = k.repeat_interleave(groups, dim=1)
+    v = v.repeat_interleave(groups, dim=1)
+    terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
+    score = scores(q, k, terms, pos_q, pos_k, scale)
+    if added is not None:
+        score = score + added.masked_fill(added == -torch.inf, 0.0)
+    alive = allowed.any(dim=-1, keepdim=True)
+    score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
+    weights = torch.softmax(score, dim=-1) * alive
+    if score.shape[-1] == 0:
+        lse = score.new_full(score.shape[:-1], -torch.inf)
+    else:
+        lse = torch.logsumexp(score, dim=-1)
+        lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
+    if keep is not None:
+        weights = weights * keep / (1.0 - dropout_p)
+    values = [by_head(term["value_rows"]) for term in terms if "value_rows" in term]
+    out = weights @ v
+    for rows in values:
+        out = out + (weights[..., None] * rows).sum(-2)
+    return Attended(out, lse, weights, values)
+
+
+def spread(attended, v, dout, dlse, groups):
+    """[B, H, Lq, Lk]: the sizes of the addends of dS = P (dP - D + dlse), before they cancel."""
+    v = v.repeat_interleave(groups, dim=1).abs()
+    weights = attended.weights.abs()
+    reach = dout.abs() @ v.transpose(-1, -2)
+    for rows in attended.values:
+        reach = reach + (dout.abs()[:, :, :, None, :] * rows.abs()).sum(-1)
+    row = (dout * attended.out).abs().sum(-1) + (0 if dlse is None else dlse.abs())
+    return (weights * (reach + row[..., None])).detach()
+
+
+def gradients(outputs, seeds, leaves):
+    """Gradients of each leaf; zeros for a leaf that plays no part."""
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if seed is not None]
+    pairs = [(out, seed) for out, seed in pairs if out.requires_grad]
+    if not wanted or not pairs:
+        return [torch.zeros_like(leaf) if leaf.requires_grad else None for leaf in leaves]
+    outs, seeds = zip(*pairs, strict=True)
+    found = iter(torch.autograd.grad(outs, wanted, seeds, allow_unused=True))
+    got = [next(found) if leaf.requires_grad else None for leaf in leaves]
+    return [
+        torch.zeros_like(leaf) if leaf.requires_grad and grad is None else grad
+        for leaf, grad in zip(leaves, got, strict=True)
+    ]

@@ -1,0 +1,49 @@
+"""Su et al. 2021 (RoFormer), equation 34: pair p turns by position * base^(-2p/dims)."""
+
+import torch
+
+ROTATES = True
+
+
+def configs(heads, head_dim, value_dim):
+    even = head_dim - head_dim % 2
+    if even == 0:
+        return [None] * 7
+    part = max(2, even // 2 - even // 2 % 2)
+    return [
+        {"head_dim": head_dim, "layout": "half", "rotary_dim": even},
+        {"head_dim": head_dim, "layout": "interleaved", "rotary_dim": even},
+        {"head_dim": head_dim, "layout": "half", "rotary_dim": part, "base": 500000.0},
+        {"head_dim": head_dim, "layout": "interleaved", "rotary_dim": part, "base": 100.0},
+        {"head_dim": head_dim, "layout": "interleaved", "rotary_dim": 2},
+        {"head_dim": head_dim, "layout": "half", "rotary_dim": even, "angle": "float32"},
+        None if head_dim % 2 else {"head_dim": head_dim, "layout": "half"},
+    ]
+
+
+def angles(options, dims, position):
+    """[L, dims / 2] in double. "float32" rounds each step of 1 / base^(2p/dims) * position to
+    float32, as Hugging Face's Llama does."""
+    pair = torch.arange(0, dims, 2, dtype=torch.float64)
+    base = options.get("base", 10000.0)
+    if options.get("angle", "double") == "float32":
+        power = (base ** (pair / dims).float().double()).float()
+        return (position.float()[:, None] * (1.0 / power)[None, :]).double()
+    return position.double()[:, None] * (base ** (-pair / dims))[None, :]
+
+
+def terms(options, parameters, pos_q, pos_k):
+    dims = options.get("rotary_dim") or options["head_dim"]
+
+    def rotate(x, position):
+        angle = angles(options, dims, position)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        turned, rest = x[..., :dims], x[..., dims:]
+        if options["layout"] == "half":
+            a, b = turned[..., : dims // 2], turned[..., dims // 2 :]
+            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        return torch.cat([pairs.flatten(-2), rest], dim=-1)
+
+    return {"rotate": rotate}

@@ -1,0 +1,53 @@
+"""Raffel et al. 2020, section 2.1, and the released code's buckets, decided in integers.
+
+Bucket of a backward distance n >= exact: exact + floor(ln(n/exact) / ln(far/exact) * rest),
+clipped. That floor is the largest k with n^rest * exact^k >= far^k * exact^rest, which integers decide.
+"""
+
+from functools import lru_cache
+
+import torch
+
+
+def configs(heads, head_dim, value_dim):
+    return [
+        {"heads": heads},
+        {"heads": heads, "bidirectional": False},
+        {"heads": heads, "buckets": 6, "max_distance": 20, "bidirectional": False},
+        {"heads": heads, "buckets": 6, "max_distance": 20, "scale": 0.125},
+        {"heads": heads, "buckets": 48, "max_distance": 81},
+        {"heads": heads, "buckets": 36, "max_distance": 32, "bidirectional": False, "scale": 3.0},
+        {"heads": heads, "buckets": 4, "max_distance": 200},
+        {"heads": heads, "buckets": 9, "max_distance": 30, "bidirectional": False},
+    ]
+
+
+@lru_cache
+def buckets_of_backward_distances(buckets, far):
+    """The bucket of n = 0 .. far; all beyond share the last one."""
+    exact = buckets // 2
+    rest = buckets - exact
+    found = []
+    for n in range(far + 1):
+        if n < exact:
+            found.append(n)
+            continue
+        k = 0
+        while k < rest and n**rest * exact ** (k + 1) >= far ** (k + 1) * exact**rest:
+            k += 1
+        found.append(min(buckets - 1, exact + k))
+    return torch.tensor(found)
+
+
+def terms(options, parameters, pos_q, pos_k):
+    buckets = options.get("buckets", 32)
+    far = options.get("max_distance", 128)
+    distance = pos_k[None, :] - pos_q[:, None]
+    if options.get("bidirectional", True):
+        half = buckets // 2
+        side = half * (distance > 0).long()
+        index = side + buckets_of_backward_distances(half, far)[distance.abs().clamp(max=far)]
+    else:
+        index = buckets_of_backward_distances(buckets, far)[(-distance).clamp(0, far)]
+    table = parameters["relative_attention_bias.weight"]
+    return {"bias": options.get("scale", 1.0) * table[index].permute(2, 0, 1)}

@@ -1,0 +1,171 @@
+"""Every scheme and sum of schemes against its oracle, forward and backward.
+
+Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; RELPOS_FULL=1 draws 30
+times as many), run in one process per SIMD target, and are judged in `conformance_worker.py`: the
+error is at most twice (gradients: three times) that of the same formula in plain torch of the same
+dtype, plus 1e-6 of the largest value. 16-bit results add their own rounding; their outputs are
+compared with plain float32, in which they are promised to be computed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import relpos
+import torch
+from cases import all_cases
+from conftest import SUMMARY
+from oracle import gradients, oracle_of, part_of, registry
+
+WORKER = Path(__file__).with_name("conformance_worker.py")
+CHUNK = 100
+TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
+
+
+def chunks():
+    cases, _ = all_cases(TARGETS)
+    counts = Counter(case["target"] for case in cases)
+    return [(t, n) for t in TARGETS for n in range(-(-counts[t] // CHUNK))]
+
+
+class Workers:
+    """One process per target, as many at a time as there are cores; results by (target, chunk)."""
+
+    def __init__(self, wanted):
+        self.results, self.arrived, self.ended = {}, threading.Condition(), set()
+        self.processes = []
+        self.pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
+        for target in dict.fromkeys(t for t, _ in wanted):
+            self.pool.submit(self.run, target, [n for t, n in wanted if t == target])
+
+    def run(self, target, numbers):
+        command = [sys.executable, str(WORKER), "--targets", ",".join(TARGETS), "--mine", target]
+        command += ["--chunks", ",".join(map(str, numbers)), "--chunk-size", str(CHUNK)]
+        own = {"RELPOS_TARGET": target, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | own
+        )
+        self.processes.append(process)
+        errors = []
+        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+        reader.start()
+        for line in process.stdout:
+            found = json.loads(line)
+            with self.arrived:
+                self.results[target, found["chunk"]] = found
+                self.arrived.notify_all()
+        process.wait()
+        reader.join()
+        with self.arrived:
+            self.ended.add((target, f"exit status {process.returncode}: {errors[0][-2000:]}"))
+            self.arrived.notify_all()
+
+    def wait(self, target, number):
+        with self.arrived:
+            while (target, number) not in self.results:
+                for ended, why in self.ended:
+                    if ended == target:
+                        return {"count": 0, "problems": [f"the worker of {target} ended: {why}"]}
+                self.arrived.wait()
+            return self.results[target, number]
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+        self.pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="module")
+def workers(request):
+    wanted = [
+        (item.callspec.params["target"], item.callspec.params["chunk"])
+        for item in request.session.items
+        if item.name.startswith("test_equals_the_formula[")
+    ]
+    running = Workers(wanted)
+    ran = Counter()
+    yield running, ran
+    running.close()
+    each = ", ".join(f"{target} {count}" for target, count in sorted(ran.items()))
+    note = all_cases(TARGETS)[1]
+    request.config.stash[SUMMARY].append(f"conformance: {sum(ran.values())} cases ({each}); {note}")
+
+
+@pytest.mark.parametrize(("target", "chunk"), chunks())
+def test_equals_the_formula(workers, target, chunk):
+    running, ran = workers
+    found = running.wait(target, chunk)
+    ran[target] += found["count"]
+    problems = found["problems"]
+    shown = "\n".join(f"  {line}" for line in problems[:10])
+    assert not problems, f"{len(problems)} problems in {found['count']} cases:\n{shown}"
+
+
+def configurations():
+    """Every configuration of every scheme at 4 heads of size 6, values of size 5."""
+    return [
+        pytest.param(name, n, id=f"{name}-{n}")
+        for name in registry()
+        for n, options in enumerate(oracle_of(name).configs(4, 6, 5))
+        if options is not None
+    ]
+
+
+def made(name, number, dtype=torch.float64):
+    options = oracle_of(name).configs(4, 6, 5)[number]
+    module = registry()[name](**options)
+    torch.manual_seed(number)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    module = module.to(dtype)
+    return module, part_of(name, options, module)
+
+
+GRIDS = [(7, 7, None), (1, 9, 8), (5, 9, 0), (9, 4, -20), (3, 200, 150)]
+
+
+@pytest.mark.parametrize(("name", "number"), configurations())
+def test_dense_forms_equal_the_formula(name, number):
+    module, part = made(name, number)
+    for queries, keys, q_offset in GRIDS:
+        pos_q, pos_k = torch.arange(queries) + (q_offset or 0), torch.arange(keys)
+        terms = part.terms(pos_q, pos_k)
+        asked = {"q_offset": q_offset} if q_offset is not None else {}
+        for which, names in {"key": ("bias", "key_rows"), "value": ("value_rows",)}.items():
+            for expected in (terms[n] for n in names if n in terms):
+                dense = module.dense(queries, keys, which=which, **asked)
+                torch.testing.assert_close(dense, expected, rtol=1e-12, atol=1e-12)
+                check_dense_gradients(module, part, dense, expected)
+
+
+def check_dense_gradients(module, part, dense, expected):
+    seed = torch.randn_like(expected)
+    leaves = list(module.parameters())
+    ours = gradients([dense], [seed], leaves)
+    own = [part.parameters[n] for n, _ in module.named_parameters()]
+    for got, want in zip(ours, gradients([expected], [seed], own), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "number"), configurations())
+def test_gradcheck(name, number):
+    module, _ = made(name, number)
+    torch.manual_seed(7)
+    q = torch.randn(2, 4, 3, 6, dtype=torch.float64, requires_grad=True)
+    k = torch.randn(2, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(2, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    leaves = [x for x in module.parameters() if x.requires_grad]
+
+    def call(q, k, v, *_):
+        return relpos.attention(
+            q, k, v, position=module, q_offset=2, is_causal=True, enable_gqa=True, return_lse=True
+        )
+
+    assert torch.autograd.gradcheck(call, (q, k, v, *leaves), atol=1e-6, fast_mode=True)
