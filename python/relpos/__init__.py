@@ -1,0 +1,47 @@
+"""Attention with relative positions: exact, trainable, linear in memory.
+
+relpos.attention(query, key, value, position=relpos.T5Bias(heads=8)) and its kin need PyTorch;
+relpos.schemes() and relpos.show_config() do not.
+"""
+
+from typing import Any
+
+from relpos._core import __version__
+from relpos._registry import schemes, show_config
+
+_CLASSES = [scheme.class_name for scheme in schemes()]
+__all__ = [
+    "Sum",
+    "__version__",
+    "attention",
+    "nn",
+    "rope_permute",
+    "schemes",
+    "scores",
+    "show_config",
+    "skew",
+    *_CLASSES,
+]
+
+try:
+    import torch as _torch
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
+        raise
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise ImportError(
+                f"relpos.{name} needs PyTorch, which is not installed: pip install 'relpos[torch]'"
+            )
+        raise AttributeError(f"module 'relpos' has no attribute {name!r}")
+
+else:
+    from relpos import nn
+    from relpos._attention import attention, scores
+    from relpos._position import CLASSES as _classes
+    from relpos._position import Sum
+    from relpos._tools import rope_permute, skew
+
+    globals().update(_classes)
+    del _torch

@@ -1,0 +1,223 @@
+"""First derivatives of the operators in relpos._ops.
+
+Forward mode and second derivatives raise: every backward runs in a Function of its own whose
+backward raises, so that no saved tensor can lose a derivative in silence.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos import _ops
+
+_OPTIONS = len(_ops.OPTIONS)
+_DROPOUT = [name for name, _ in _ops.OPTIONS].index("dropout_p")
+# Of the option tensors that may have a batch axis, in order: their rank with it.
+_BATCHED_RANKS = (4, 2, 1, 1, 2, 2, 2, 2)
+
+
+class _Once(torch.autograd.Function):
+    """The gradient operators; their own gradient raises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(operator: Any, count: int, *args: Any) -> tuple[Tensor, ...]:
+        head, parameters, options = args[:count], args[count + _OPTIONS :], args[count:]
+        return tuple(operator(*head, list(parameters), *options[:_OPTIONS]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "relpos: second derivatives are not implemented; compute them without relpos, "
+            "from a dense formula"
+        )
+
+
+def _run_backward(operator: Any, head: Any, options: Any, parameters: Any) -> Any:
+    if torch.is_grad_enabled():
+        return _Once.apply(operator, len(head), *head, *options, *parameters)
+    return operator(*head, list(parameters), *options)
+
+
+def _deal(needs: Any, gradients: Any) -> list[Tensor | None]:
+    """Puts the gradients of the needed inputs at their places."""
+    following = iter(gradients)
+    return [next(following) if need else None for need in needs]
+
+
+class Attention(torch.autograd.Function):
+    """(out, lse), and the weights where `want_weights`, of (query, key, value, want_weights,
+    *options, *parameters); options as in _ops.OPTIONS."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, want_weights: bool, *rest: Any
+    ) -> tuple[Tensor, ...]:
+        options, parameters = rest[:_OPTIONS], list(rest[_OPTIONS:])
+        out, lse = _ops.attention(query, key, value, parameters, *options)
+        if not want_weights:
+            return out, lse
+        return out, lse, _ops.weights(query, key, lse, parameters, *options)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, value, want_weights, *rest = inputs
+        tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
+        ctx.save_for_backward(query, key, value, output[0], output[1], *tensors, *rest[_OPTIONS:])
+        ctx.set_materialize_grads(False)
+        if want_weights:
+            ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    def backward(ctx: Any, dout: Any, dlse: Any, dweights: Any = None) -> Any:
+        query, key, value, out, lse, *rest = ctx.saved_tensors
+        tensors, parameters = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS :]
+        wanted = ctx.needs_input_grad
+        needs = [*wanted[:3], wanted[4], *wanted[4 + _OPTIONS :]]
+        if dout is None and dlse is None:
+            return (None,) * len(wanted)
+        if dout is None:
+            dout = torch.zeros_like(out)
+        head = (query, key, value, out, lse, dout, dlse, needs)
+        gradients = _run_backward(
+            _ops.attention_backward, head, (*tensors, *ctx.scalars), parameters
+        )
+        dq, dk, dv, dmask, *dparameters = _deal(needs, gradients)
+        return dq, dk, dv, None, dmask, *[None] * (_OPTIONS - 1), *dparameters
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _fold(Attention, 3, 4, info, in_dims, args)
+
+
+class Scores(torch.autograd.Function):
+    """Dense scores of (query, key, *options, *parameters)."""
+
+    @staticmethod
+    def forward(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
+        return _ops.scores(query, key, list(rest[_OPTIONS:]), *rest[:_OPTIONS])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, *rest = inputs
+        tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
+        ctx.save_for_backward(query, key, *tensors, *rest[_OPTIONS:])
+
+    @staticmethod
+    def backward(ctx: Any, dscores: Tensor) -> Any:
+        query, key, *rest = ctx.saved_tensors
+        tensors, parameters = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS :]
+        wanted = ctx.needs_input_grad
+        needs = [*wanted[:3], *wanted[2 + _OPTIONS :]]
+        head = (query, key, dscores, needs)
+        gradients = _run_backward(_ops.scores_backward, head, (*tensors, *ctx.scalars), parameters)
+        dq, dk, dmask, *dparameters = _deal(needs, gradients)
+        return dq, dk, dmask, *[None] * (_OPTIONS - 1), *dparameters
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        return _fold(Scores, 2, 2, info, in_dims, args)
+
+
+def _fold(function: Any, tensors: int, options_at: int, info: Any, in_dims: Any, args: Any) -> Any:
+    """Folds the mapped axis into the batch. Mapped parameters, and dropout, whose mask depends on
+    the batch row, take one call for each slice."""
+    n = info.batch_size
+    mapped_parameters = any(dim is not None for dim in in_dims[options_at + _OPTIONS :])
+    if mapped_parameters or args[options_at + _DROPOUT] > 0:
+        calls = []
+        for i in range(n):
+            slices = (
+                a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)
+            )
+            calls.append(function.apply(*slices))
+        if isinstance(calls[0], Tensor):
+            return torch.stack(calls), 0
+        columns = [torch.stack(column) for column in zip(*calls, strict=True)]
+        return tuple(columns), (0,) * len(columns)
+
+    def lead(at: int) -> Tensor:
+        return args[at].unsqueeze(0) if in_dims[at] is None else args[at].movedim(in_dims[at], 0)
+
+    def fold(at: int, rank: int) -> Tensor:
+        """[n, batch, ...] as [n * batch, ...], from a tensor whose batch axis may be missing."""
+        whole = lead(at)
+        while whole.dim() < rank + 1:
+            whole = whole.unsqueeze(1)
+        return whole.expand(n, batch, *whole.shape[2:]).flatten(0, 1)
+
+    batch = lead(0).shape[1]
+    folded = list(args)
+    for at in range(tensors):
+        folded[at] = fold(at, 4)
+    for at, rank in enumerate(_BATCHED_RANKS, options_at):
+        if args[at] is None:
+            continue
+        alike = in_dims[at] is None and (
+            args[at].dim() < rank or (rank == 4 and args[at].shape[0] == 1)
+        )
+        if not alike:
+            folded[at] = fold(at, rank)
+    results = function.apply(*folded)
+    if isinstance(results, Tensor):
+        return results.unflatten(0, (n, batch)), 0
+    return tuple(r.unflatten(0, (n, batch)) for r in results), (0,) * len(results)
+
+
+class Dense(torch.autograd.Function):
+    """A part's dense form of (position, queries, keys, q_offset, which, *parameters)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        position: str, queries: int, keys: int, q_offset: int, which: str, *parameters: Tensor
+    ) -> Tensor:
+        return _ops.dense(list(parameters), position, queries, keys, q_offset, which)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.grid = inputs[:5]
+        ctx.save_for_backward(*inputs[5:])
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        parameters = list(ctx.saved_tensors)
+        needs = list(ctx.needs_input_grad[5:])
+        gradients = _DenseOnce.apply(needs, ctx.grid, dout, *parameters)
+        return *[None] * 5, *_deal(needs, gradients)
+
+
+class _DenseOnce(_Once):
+    @staticmethod
+    def forward(needs: Any, grid: Any, dout: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_ops.dense_backward(dout, needs, list(parameters), *grid))
+
+
+class Rotate(torch.autograd.Function):
+    """R(positions) x; linear in x, so that it may be differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, position: str, offset: int, positions: Tensor | None, inverse: bool, *rest: Any
+    ) -> Tensor:
+        return _ops.rotate(x, list(rest), position, offset, positions, inverse)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.position, ctx.offset, positions, ctx.inverse, *parameters = inputs
+        ctx.save_for_backward(positions, *parameters)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> Any:
+        positions, *parameters = ctx.saved_tensors
+        dx = Rotate.apply(dout, ctx.position, ctx.offset, positions, not ctx.inverse, *parameters)
+        return dx, *[None] * (4 + len(parameters))

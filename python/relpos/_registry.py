@@ -1,0 +1,104 @@
+"""What the C++ registry says about its schemes; needs no PyTorch."""
+
+from dataclasses import dataclass
+from inspect import Parameter, Signature
+from typing import Any
+
+from relpos import _core
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a scheme; `positional` ones may be given by place."""
+
+    name: str
+    type: str  # "bool", "int", "float", "choice", "choice or values"
+    default: Any
+    required: bool
+    positional: bool
+    choices: tuple[str, ...]
+    doc: str
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter of a scheme under given options."""
+
+    name: str  # dotted, as in the scheme's origin
+    shape: tuple[int, ...]
+    init: str  # "values", "uniform", "normal"
+    spread: float
+    values: tuple[float, ...]
+    trainable: bool
+    doc: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """A scheme under given options."""
+
+    text: str  # canonical, as the command line reads it
+    options: dict[str, Any]
+    parameters: tuple[ParameterSpec, ...]
+    rotary_dims: int  # 0: no rotation
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One scheme of the registry; its class is relpos.<class_name>."""
+
+    name: str
+    class_name: str
+    summary: str
+    source: str
+    options: tuple[Option, ...]
+
+    def signature(self) -> Signature:
+        """The signature of the class."""
+        placed = [option for option in self.options if option.positional]
+        named = [option for option in self.options if not option.positional]
+        return Signature(
+            [_parameter(o, Parameter.POSITIONAL_OR_KEYWORD) for o in placed]
+            + [_parameter(o, Parameter.KEYWORD_ONLY) for o in named]
+        )
+
+    def example(self) -> dict[str, Any]:
+        """The smallest options that construct it: required ones only."""
+        stand_ins = {"bool": False, "int": 8, "float": 1.0}
+        return {
+            o.name: o.choices[0] if o.choices else stand_ins[o.type]
+            for o in self.options
+            if o.required
+        }
+
+    def describe(self, **options: Any) -> Description:
+        """Checks the options and names the parameters."""
+        found = _core.describe(self.name, options)
+        return Description(
+            found["text"],
+            found["options"],
+            tuple(ParameterSpec(**spec) for spec in found["parameters"]),
+            found["rotary_dims"],
+        )
+
+
+def _parameter(option: Option, kind: Any) -> Parameter:
+    return Parameter(
+        option.name, kind, default=Parameter.empty if option.required else option.default
+    )
+
+
+_SCHEMES = tuple(
+    Scheme(**{**entry, "options": tuple(Option(**option) for option in entry["options"])})
+    for entry in _core.schemes()
+)
+
+
+def schemes() -> tuple[Scheme, ...]:
+    """Every scheme of this build, with its class name, options and source."""
+    return _SCHEMES
+
+
+def show_config() -> dict[str, str]:
+    """The SIMD target, threads, state after fork, and what runs on the reference path."""
+    return _core.show_config()

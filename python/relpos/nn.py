@@ -1,0 +1,243 @@
+"""torch.nn modules on relpos.attention."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from relpos._attention import attention
+from relpos._position import Position, Sum
+
+__all__ = ["MultiheadAttention"]
+
+
+class MultiheadAttention(torch.nn.Module):
+    """torch.nn.MultiheadAttention with a relative position, on relpos.attention.
+
+    Parameters: in_proj_weight [embed_dim + 2 num_kv_heads head_dim, embed_dim] and in_proj_bias,
+    or q_proj_weight, k_proj_weight, v_proj_weight where kdim or vdim differs from embed_dim;
+    out_proj.weight, out_proj.bias. Stands in torch.nn.TransformerEncoderLayer as self_attn: it
+    never takes torch's fast path, which would leave the position out.
+    """
+
+    # TransformerEncoderLayer and TransformerEncoder hand the weights to a fused kernel that knows
+    # no positions unless this is False.
+    _qkv_same_embed_dim = False
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        *,
+        position: Position | Sequence[Position] | None = None,
+        num_kv_heads: int | None = None,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim: expected a multiple of num_heads {num_heads}, got {embed_dim}"
+            )
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: expected a divisor of num_heads {num_heads}, got {num_kv_heads}"
+            )
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = embed_dim // num_heads
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.position = Sum(*position) if isinstance(position, (list, tuple)) else position
+
+        factory = {"device": device, "dtype": dtype}
+        kv_dim = num_kv_heads * self.head_dim
+        self._widths = (embed_dim, kv_dim, kv_dim)
+        packed = self.kdim == embed_dim and self.vdim == embed_dim
+
+        def parameter(*shape: int) -> torch.nn.Parameter:
+            return torch.nn.Parameter(torch.empty(shape, **factory))
+
+        self.in_proj_weight = parameter(sum(self._widths), embed_dim) if packed else None
+        self.q_proj_weight = None if packed else parameter(embed_dim, embed_dim)
+        self.k_proj_weight = None if packed else parameter(kv_dim, self.kdim)
+        self.v_proj_weight = None if packed else parameter(kv_dim, self.vdim)
+        self.in_proj_bias = parameter(sum(self._widths)) if bias else None
+        self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the projections anew, as torch.nn.MultiheadAttention does."""
+        names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+        for weight in (getattr(self, name) for name in names):
+            if weight is not None:
+                torch.nn.init.xavier_uniform_(weight)
+        self.out_proj.reset_parameters()
+        if self.in_proj_bias is not None:
+            torch.nn.init.zeros_(self.in_proj_bias)
+            torch.nn.init.zeros_(self.out_proj.bias)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, "
+            f"bias={self.in_proj_bias is not None}, num_kv_heads={self.num_kv_heads}, "
+            f"kdim={self.kdim}, vdim={self.vdim}, batch_first={self.batch_first}"
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = False,
+        is_causal: bool = False,
+        window: tuple[int, int] | None = None,
+        q_offset: int | Tensor | None = None,
+        k_offset: int | Tensor = 0,
+        q_positions: Tensor | None = None,
+        k_positions: Tensor | None = None,
+        key_range: tuple[Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Output like query, and the weights [B, H, Lq, Lk] ([B, Lq, Lk] averaged) or None.
+
+        query [B, Lq, embed_dim], key [B, Lk, kdim], value [B, Lk, vdim] ([L, B, ...] without
+        batch_first), or without the batch axis. key_padding_mask [B, Lk]: True, or -inf, is
+        padding. attn_mask [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]: True is blocked, floats
+        are added. The rest is as in relpos.attention.
+        """
+        if query.is_nested:
+            return self._nested(query, key, value, attn_mask, is_causal, window), None
+        for name, tensor, width in (
+            ("query", query, self.embed_dim),
+            ("key", key, self.kdim),
+            ("value", value, self.vdim),
+        ):
+            if tensor.dim() not in (2, 3) or tensor.dim() != query.dim():
+                raise ValueError(
+                    f"{name}: expected rank 3, or 2 for all without a batch, got "
+                    f"{list(tensor.shape)}"
+                )
+            if tensor.shape[-1] != width:
+                raise ValueError(f"{name}: expected {width} features, got {tensor.shape[-1]}")
+        batched = query.dim() == 3
+        q, k, v = self._project(query, key, value)
+        if not batched:
+            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
+        mask = self._mask(attn_mask, q.shape[0])
+        padding, mask = _padding(key_padding_mask, mask)
+        out = attention(
+            self._split(q),
+            self._split(k),
+            self._split(v),
+            position=self.position,
+            attn_mask=mask,
+            key_padding_mask=padding,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=is_causal,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+            window=window,
+            q_offset=q_offset,
+            k_offset=k_offset,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            key_range=key_range,
+            return_weights=need_weights,
+        )
+        out, weights = out if need_weights else (out, None)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if not batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
+        if self.in_proj_weight is not None and query is key and key is value:
+            packed = functional.linear(query, self.in_proj_weight, self.in_proj_bias)
+            return packed.split(self._widths, -1)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.split(self._widths)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(self._widths)
+        inputs = (query, key, value)
+        return [functional.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+    def _mask(self, attn_mask: Tensor | None, batch: int) -> Tensor | None:
+        """As relpos.attention takes it: True = attend, a batch of B * H split in two."""
+        if attn_mask is None:
+            return None
+        if attn_mask.dim() == 3:
+            if attn_mask.shape[0] != batch * self.num_heads:
+                raise ValueError(
+                    f"attn_mask: expected [Lq, Lk], [B * H, Lq, Lk] with B * H = "
+                    f"{batch * self.num_heads}, or [B, H, Lq, Lk], got {list(attn_mask.shape)}"
+                )
+            attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
+        elif attn_mask.dim() == 2:
+            attn_mask = attn_mask[None, None]
+        return attn_mask.logical_not() if attn_mask.dtype == torch.bool else attn_mask
+
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        window: tuple[int, int] | None,
+    ) -> Tensor:
+        """Self-attention of the nested batch that TransformerEncoder makes of padded input."""
+        if query is not key or key is not value:
+            raise ValueError("query: expected a nested tensor for self-attention only")
+        padded = query.to_padded_tensor(0.0)
+        lengths = torch.tensor([len(row) for row in query.unbind()])
+        visible = torch.arange(padded.shape[1]) < lengths[:, None]
+        out, _ = self(
+            *[padded] * 3,
+            key_padding_mask=~visible,
+            attn_mask=attn_mask,
+            is_causal=is_causal,
+            window=window,
+        )
+        return torch._nested_tensor_from_mask(out, visible, mask_check=False)
+
+
+def _padding(
+    key_padding_mask: Tensor | None, mask: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Splits a floating key padding mask, torch's canonical form, into padding and the rest."""
+    if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
+        return key_padding_mask, mask
+    padding = torch.isneginf(key_padding_mask)
+    rest = key_padding_mask.masked_fill(padding, 0.0)
+    if not torch.compiler.is_compiling() and not rest.any():
+        return padding, mask
+    rest = rest[:, None, None, :]
+    if mask is None:
+        return padding, rest
+    if mask.dtype == torch.bool:
+        return padding, rest.masked_fill(mask.logical_not(), -torch.inf)
+    return padding, mask + rest
