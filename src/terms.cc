@@ -1,0 +1,131 @@
+#include "relpos/terms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "relpos/error.h"
+
+namespace relpos {
+namespace {
+
+// hi - lo + 1.
+int64_t row_count(int64_t lo, int64_t hi, const char* map) {
+  int64_t rows = 0;
+  check_value(lo <= hi, map, ": expected lo <= hi, got ", lo, " and ", hi);
+  check_value(!__builtin_sub_overflow(hi, lo, &rows) && !__builtin_add_overflow(rows, 1, &rows), map,
+              ": more than 2^63 - 1 rows between ", lo, " and ", hi);
+  return rows;
+}
+
+template <typename T>
+void extend(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+std::vector<double> zeros_like(const TermData& data) {
+  if (!data.wants_gradient) return {};
+  return std::vector<double>(static_cast<size_t>(data.view.numel()));
+}
+
+}  // namespace
+
+ClassMap ClassMap::clamp(int64_t lo, int64_t hi, bool reversed) {
+  ClassMap map;
+  map.classes_ = row_count(lo, hi, "clamp");
+  map.lo_ = lo;
+  map.hi_ = hi;
+  map.reversed_ = reversed;
+  return map;
+}
+
+ClassMap ClassMap::zero_outside(int64_t lo, int64_t hi, bool reversed) {
+  ClassMap map;
+  map.classes_ = row_count(lo, hi, "zero_outside");
+  map.lo_ = lo;
+  map.hi_ = hi;
+  map.reversed_ = reversed;
+  map.outside_is_none_ = true;
+  return map;
+}
+
+ClassMap ClassMap::thresholds(std::vector<int64_t> starts, std::vector<int64_t> classes) {
+  check_value(classes.size() == starts.size() + 1, "thresholds: expected ", starts.size() + 1,
+              " classes for ", starts.size(), " starts, got ", classes.size());
+  check_value(std::is_sorted(starts.begin(), starts.end()), "thresholds: starts must not decrease");
+  const auto [least, largest] = std::minmax_element(classes.begin(), classes.end());
+  check_value(*least >= kNone, "thresholds: expected classes of 0 or more, or -1 for none, got ",
+              *least);
+  check_value(*largest < std::numeric_limits<int64_t>::max(),
+              "thresholds: expected classes below 2^63 - 1, got ", *largest);
+  ClassMap map;
+  map.classes_ = *largest + 1;
+  if (!starts.empty()) {
+    map.lo_ = std::max(starts.front(), std::numeric_limits<int64_t>::min() + 1) - 1;
+    map.hi_ = starts.back();
+  }
+  map.starts_ = std::move(starts);
+  map.run_classes_ = std::move(classes);
+  return map;
+}
+
+int64_t ClassMap::operator()(int64_t delta) const noexcept {
+  if (!run_classes_.empty()) {
+    const auto run = std::upper_bound(starts_.begin(), starts_.end(), delta) - starts_.begin();
+    return run_classes_[static_cast<size_t>(run)];
+  }
+  if (outside_is_none_ && (delta < lo_ || delta > hi_)) return kNone;
+  const int64_t inside = std::clamp(delta, lo_, hi_);
+  return reversed_ ? hi_ - inside : inside - lo_;
+}
+
+TermData TermData::parameter(const TensorView& view, bool wants_gradient, double multiplier) {
+  check_value(view.given(), "parameter: expected a tensor, got nothing");
+  check_value(std::isfinite(multiplier), "parameter: expected a finite multiplier, got ",
+              multiplier);
+  TermData data;
+  data.view = view;
+  data.multiplier = multiplier;
+  data.wants_gradient = wants_gradient;
+  return data;
+}
+
+TermData TermData::computed(std::vector<double> values, std::vector<int64_t> shape,
+                            bool wants_gradient) {
+  const int64_t count = checked_numel(shape, "computed");
+  check_value(static_cast<int64_t>(values.size()) == count, "computed: expected ", count,
+              " values, got ", values.size());
+  TermData data;
+  data.owned = std::make_shared<const std::vector<double>>(std::move(values));
+  data.view = TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, std::move(shape));
+  data.wants_gradient = wants_gradient;
+  return data;
+}
+
+void Terms::append(const Terms& other) {
+  if (&other == this) return append(Terms(other));
+  extend(rotations, other.rotations);
+  extend(biases, other.biases);
+  extend(row_tables, other.row_tables);
+  extend(column_tables, other.column_tables);
+  extend(key_biases, other.key_biases);
+  extend(value_tables, other.value_tables);
+}
+
+TermGradients TermGradients::zeros(const Terms& terms) {
+  TermGradients zeros;
+  for (const auto& t : terms.biases) {
+    zeros.biases.push_back({zeros_like(t.table), zeros_like(t.slopes)});
+  }
+  for (const auto& t : terms.row_tables) {
+    zeros.row_tables.push_back({zeros_like(t.table), zeros_like(t.factor), zeros_like(t.added)});
+  }
+  for (const auto& t : terms.column_tables) {
+    zeros.column_tables.push_back({zeros_like(t.table), zeros_like(t.factor), {}});
+  }
+  for (const auto& t : terms.key_biases) zeros.key_biases.push_back({zeros_like(t.values)});
+  for (const auto& t : terms.value_tables) zeros.value_tables.push_back({zeros_like(t.table)});
+  return zeros;
+}
+
+}  // namespace relpos
