@@ -21,7 +21,8 @@ import relpos
 import torch
 from cases import all_cases
 from conftest import SUMMARY
-from oracle import gradients, oracle_of, part_of, registry
+from oracle import gradients
+from sample import configurations, trained
 
 WORKER = Path(__file__).with_name("conformance_worker.py")
 CHUNK = 100
@@ -107,33 +108,12 @@ def test_equals_the_formula(workers, target, chunk):
     assert not problems, f"{len(problems)} problems in {found['count']} cases:\n{shown}"
 
 
-def configurations():
-    """Every configuration of every scheme at 4 heads of size 6, values of size 5."""
-    return [
-        pytest.param(name, n, id=f"{name}-{n}")
-        for name in registry()
-        for n, options in enumerate(oracle_of(name).configs(4, 6, 5))
-        if options is not None
-    ]
-
-
-def made(name, number, dtype=torch.float64):
-    options = oracle_of(name).configs(4, 6, 5)[number]
-    module = registry()[name](**options)
-    torch.manual_seed(number)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.normal_()
-    module = module.to(dtype)
-    return module, part_of(name, options, module)
-
-
 GRIDS = [(7, 7, None), (1, 9, 8), (5, 9, 0), (9, 4, -20), (3, 200, 150)]
 
 
-@pytest.mark.parametrize(("name", "number"), configurations())
+@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5))
 def test_dense_forms_equal_the_formula(name, number):
-    module, part = made(name, number)
+    module, part = trained(name, number, 4, 6, 5, torch.float64)
     for queries, keys, q_offset in GRIDS:
         pos_q, pos_k = torch.arange(queries) + (q_offset or 0), torch.arange(keys)
         terms = part.terms(pos_q, pos_k)
@@ -154,9 +134,9 @@ def check_dense_gradients(module, part, dense, expected):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "number"), configurations())
+@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5))
 def test_gradcheck(name, number):
-    module, _ = made(name, number)
+    module, _ = trained(name, number, 4, 6, 5, torch.float64)
     torch.manual_seed(7)
     q = torch.randn(2, 4, 3, 6, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, 2, 5, 6, dtype=torch.float64, requires_grad=True)

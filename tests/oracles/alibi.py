@@ -39,7 +39,7 @@ def terms(options, parameters, pos_q, pos_k):
     (held,) = parameters.values()
     if not options.get("learned", False):
         said = slopes(options).to(held.dtype)
-        torch.testing.assert_close(held.detach(), said, rtol=2e-2, atol=0)
+        torch.testing.assert_close(held.detach(), said, rtol=1e-6, atol=0)
     distance = pos_k[None, :] - pos_q[:, None]
     span = distance.abs() if options.get("symmetric", True) else (-distance).clamp(min=0)
     return {"bias": -held[:, None, None] * span.to(held.dtype)}

@@ -1,7 +1,7 @@
 """Raffel et al. 2020, section 2.1, and the released code's buckets, decided in integers.
 
 Bucket of a backward distance n >= exact: exact + floor(ln(n/exact) / ln(far/exact) * rest),
-clipped. That floor is the largest k with n^rest * exact^k >= far^k * exact^rest, which integers decide.
+clipped. That floor is the largest k with n^rest * exact^k >= far^k * exact^rest: integers decide.
 """
 
 from functools import lru_cache
@@ -19,6 +19,7 @@ def configs(heads, head_dim, value_dim):
         {"heads": heads, "buckets": 36, "max_distance": 32, "bidirectional": False, "scale": 3.0},
         {"heads": heads, "buckets": 4, "max_distance": 200},
         {"heads": heads, "buckets": 9, "max_distance": 30, "bidirectional": False},
+        {"heads": heads, "buckets": 2, "max_distance": 10},
     ]
 
 

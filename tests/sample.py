@@ -1,0 +1,66 @@
+"""Positions and tensors that several tests share; the schemes are those of the registry."""
+
+import torch
+from oracle import oracle_of, part_of, registry
+
+HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 6
+NAMES = ["none", *registry(), "sum"]  # of `position`
+
+
+def configurations(heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM):
+    """(scheme, number) of every configuration at these sizes."""
+    return [
+        (name, number)
+        for name in registry()
+        for number, options in enumerate(oracle_of(name).configs(heads, head_dim, value_dim))
+        if options is not None
+    ]
+
+
+def trained(name, number=0, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, dtype=None):
+    """(module, its oracle part) of one configuration, with trained-looking tables."""
+    options = oracle_of(name).configs(heads, head_dim, value_dim)[number]
+    module = registry()[name](**options)
+    draw = torch.Generator().manual_seed(number)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.7 * torch.randn(parameter.shape, generator=draw))
+    module = module.to(dtype) if dtype else module
+    return module, part_of(name, options, module)
+
+
+def position(name, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, dtype=None):
+    """(position, oracle parts) of "none", of a scheme's first configuration, or of all summed."""
+    sizes = (heads, head_dim, value_dim, dtype)
+    if name == "none":
+        return None, []
+    if name != "sum":
+        module, part = trained(name, 0, *sizes)
+        return module, [part]
+    turning = [other for other in registry() if getattr(oracle_of(other), "ROTATES", False)]
+    chosen = [other for other in registry() if other not in turning[1:]]
+    modules, parts = zip(*(trained(other, 0, *sizes) for other in chosen), strict=True)
+    return sum(modules), list(parts)
+
+
+def tensors(
+    batch=1,
+    heads=HEADS,
+    queries=8,
+    keys=8,
+    head_dim=HEAD_DIM,
+    value_dim=VALUE_DIM,
+    key_heads=None,
+    dtype=torch.float32,
+    seed=0,
+):
+    """query, key, value, dout."""
+    draw = torch.Generator().manual_seed(seed)
+    key_heads = key_heads or heads
+    shapes = [
+        (batch, heads, queries, head_dim),
+        (batch, key_heads, keys, head_dim),
+        (batch, key_heads, keys, value_dim),
+        (batch, heads, queries, value_dim),
+    ]
+    return [torch.randn(shape, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]

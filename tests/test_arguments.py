@@ -1,0 +1,181 @@
+"""Bad arguments give an error that names the argument; nothing is written."""
+
+import pytest
+import relpos
+import torch
+from oracle import registry
+from sample import HEADS, position, tensors, trained
+
+NAN = float("nan")
+B, L = 2, 5
+
+
+def base():
+    q, k, v, _ = tensors(batch=B, queries=L, keys=L)
+    return {"query": q, "key": k, "value": v}
+
+
+def mask(*shape, dtype=torch.bool):
+    return torch.ones(shape, dtype=dtype)
+
+
+def sized(*shape, dtype=torch.float32):
+    return torch.zeros(shape, dtype=dtype)
+
+
+def whole(*shape):
+    return torch.zeros(shape, dtype=torch.int64)
+
+
+# What is changed in a good call, the error, and words of its text.
+BAD = [
+    ({"query": [1.0]}, TypeError, "query"),
+    ({"query": sized(B, L, 8)}, ValueError, "query"),
+    ({"query": sized(B, HEADS, L, 8, dtype=torch.int64)}, TypeError, "query"),
+    ({"query": sized(B, HEADS, L, 8, dtype=torch.complex64)}, TypeError, "query"),
+    ({"query": sized(B, HEADS, L, 8, dtype=torch.float64)}, TypeError, "key"),
+    ({"key": None}, TypeError, "key"),
+    ({"key": sized(B, HEADS, L, 7)}, ValueError, "key"),
+    ({"key": sized(B + 1, HEADS, L, 8)}, ValueError, "key"),
+    ({"key": sized(B, 3, L, 8)}, ValueError, "key"),
+    ({"key": sized(B, HEADS, L, 8, dtype=torch.bfloat16)}, TypeError, "key"),
+    ({"value": sized(B, HEADS, L + 1, 6)}, ValueError, "value"),
+    ({"value": sized(B, HEADS, 6)}, ValueError, "value"),
+    ({"value": sized(B, HEADS, L, 6, dtype=torch.float16)}, TypeError, "value"),
+    ({"key": sized(B, 2, L, 8), "value": sized(B, 2, L, 6)}, ValueError, "enable_gqa"),
+    ({"attn_mask": mask(L, L + 1)}, ValueError, "attn_mask"),
+    ({"attn_mask": mask(3, 1, 1, L, L)}, ValueError, "attn_mask"),
+    ({"attn_mask": whole(L, L)}, TypeError, "attn_mask"),
+    ({"attn_mask": [[True]]}, TypeError, "attn_mask"),
+    ({"key_padding_mask": mask(B, L + 1)}, ValueError, "key_padding_mask"),
+    ({"key_padding_mask": mask(L)}, ValueError, "key_padding_mask"),
+    ({"key_padding_mask": sized(B, L)}, TypeError, "key_padding_mask"),
+    ({"dropout_p": 1.5}, ValueError, "dropout_p"),
+    ({"dropout_p": -0.1}, ValueError, "dropout_p"),
+    ({"dropout_p": NAN}, ValueError, "dropout_p"),
+    ({"dropout_p": "0.1"}, TypeError, "dropout_p"),
+    ({"scale": NAN}, ValueError, "scale"),
+    ({"scale": float("inf")}, ValueError, "scale"),
+    ({"scale": "1"}, TypeError, "scale"),
+    ({"window": (-2, 0)}, ValueError, "window"),
+    ({"window": (1, 2, 3)}, (TypeError, ValueError), "window"),
+    ({"window": 3}, TypeError, "window"),
+    ({"q_offset": 1.5}, TypeError, "q_offset"),
+    ({"q_offset": whole(B + 1)}, ValueError, "q_offset"),
+    ({"q_offset": sized(B)}, TypeError, "q_offset"),
+    ({"q_offset": 2**62}, ValueError, "q_offset"),
+    ({"q_offset": 2**70}, (ValueError, OverflowError), "q_offset"),
+    ({"q_offset": 0, "k_offset": whole(B, 1)}, ValueError, "k_offset"),
+    ({"q_offset": 0, "k_offset": None}, TypeError, "k_offset"),
+    ({"q_positions": whole(L)}, ValueError, "k_positions"),
+    ({"k_positions": whole(L)}, ValueError, "q_positions"),
+    ({"q_positions": whole(L), "k_positions": whole(L), "q_offset": 0}, ValueError, "q_offset"),
+    ({"q_positions": whole(L + 1), "k_positions": whole(L)}, ValueError, "q_positions"),
+    ({"q_positions": whole(L), "k_positions": whole(3, L)}, ValueError, "k_positions"),
+    ({"q_positions": sized(L), "k_positions": whole(L)}, TypeError, "q_positions"),
+    ({"key_range": whole(L)}, (TypeError, ValueError), "key_range"),
+    ({"key_range": (whole(L), whole(L + 1))}, ValueError, "key_range"),
+    ({"key_range": (whole(L), sized(L))}, TypeError, "key_range"),
+    ({"position": "t5"}, TypeError, "position"),
+    ({"position": torch.nn.Linear(2, 2)}, TypeError, "position"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "words"), BAD, ids=lambda x: None)
+def test_attention_names_the_argument(change, error, words):
+    call = base() | change
+    held = {n: x.clone() for n, x in call.items() if isinstance(x, torch.Tensor)}
+    with pytest.raises(error, match=words):
+        relpos.attention(call.pop("query"), call.pop("key"), call.pop("value"), **call)
+    call = base() | change
+    assert all(torch.equal(call[n], x) for n, x in held.items() if n not in base())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"), [row for row in BAD if "value" not in row[2]], ids=lambda x: None
+)
+def test_scores_names_the_argument(change, error, words):
+    call = base() | change
+    if words in ("dropout_p",) or call.pop("value").shape[1] != HEADS:
+        pytest.skip("scores has no such argument")
+    with pytest.raises(error, match=words):
+        relpos.scores(call.pop("query"), call.pop("key"), **call)
+
+
+def test_unknown_keyword():
+    with pytest.raises(TypeError, match="causal"):
+        relpos.attention(*base().values(), causal=True)
+
+
+def test_positions_that_decrease_under_a_boundary():
+    place = {"q_positions": torch.arange(L), "k_positions": torch.arange(L).flip(0)}
+    relpos.attention(*base().values(), **place)
+    for boundary in ({"is_causal": True}, {"window": (1, 1)}):
+        with pytest.raises(ValueError, match=r"k_positions.*key_range"):
+            relpos.attention(*base().values(), **place, **boundary)
+
+
+@pytest.mark.parametrize("name", registry())
+def test_a_position_made_for_other_sizes(name):
+    """Each scheme refuses at least one call of other sizes, in words that name its own option."""
+    refusals = []
+    for sizes in ({"heads": 2}, {"head_dim": 12}):
+        q, k, v, _ = tensors(batch=B, queries=L, keys=L, **sizes)
+        try:
+            relpos.attention(q, k, v, position=trained(name)[0])
+        except ValueError as error:
+            refusals.append(str(error))
+    assert refusals
+    assert all(name in text for text in refusals)
+
+
+GUESSES = [
+    {"is_causal": True},
+    {"window": (2, 2)},
+    {"k_offset": 3},
+    {"k_offset": torch.tensor([3, 3])},
+]
+
+
+def refuses(call, *args, **more):
+    with pytest.raises(ValueError, match=r"q_offset") as caught:
+        call(*args, **more)
+    text = str(caught.value)
+    assert "Lk - Lq" in text
+    assert "q_offset = 0" in text
+
+
+@pytest.mark.parametrize("guess", GUESSES, ids=lambda x: next(iter(x)))
+def test_refuses_to_guess_the_offset(guess):
+    q, k, v, _ = tensors(batch=B, queries=3, keys=L)
+    for module in (None, position("sum")[0]):
+        refuses(relpos.attention, q, k, v, position=module, **guess)
+        refuses(relpos.scores, q, k, position=module, **guess)
+        relpos.attention(q, k, v, position=module, q_offset=2, **guess)
+        relpos.scores(q, k, position=module, q_offset=2, **guess)
+
+
+def test_a_shifted_key_alone_asks_even_when_lengths_agree():
+    refuses(relpos.attention, *base().values(), k_offset=1)
+
+
+@pytest.mark.parametrize("name", registry())
+def test_every_position_asks_for_the_offset(name):
+    module, _ = trained(name)
+    q, k, v, _ = tensors(batch=B, queries=3, keys=L)
+    refuses(relpos.attention, q, k, v, position=module)
+    refuses(relpos.scores, q, k, position=module)
+    for call in (module.dense, module.indices, module.steps):
+        refuses(call, 3, L)
+        call(3, L, q_offset=0)
+        call(3, L, q_offset=2)
+        call(L, L)
+
+
+def test_plain_cross_attention_never_asks():
+    q, k, v, _ = tensors(batch=B, queries=3, keys=L)
+    ranges = (whole(3), whole(3) + 2)
+    relpos.attention(q, k, v)
+    relpos.attention(q, k, v, key_padding_mask=~mask(B, L), key_range=ranges)
+    relpos.attention(q, k, v, attn_mask=mask(3, L), position=[])
+    relpos.scores(q, k)

@@ -1,0 +1,136 @@
+"""A masked key never leaks; a visible NaN reaches exactly the rows that see it."""
+
+import itertools
+
+import pytest
+import relpos
+import torch
+from oracle import allowed_pairs, gradients, positions
+from sample import HEADS, NAMES, configurations, position, tensors, trained
+
+LENGTH = 70  # more than one tile of 64 keys, and a ragged one
+WILD = [torch.nan, torch.inf, -torch.inf]
+
+
+def boundary(kind):
+    """Keyword arguments of a masked call of LENGTH by LENGTH."""
+    draw = torch.Generator().manual_seed(5)
+    place = {"q_offset": 0}
+    if kind == "causal":
+        return place | {"is_causal": True}
+    if kind == "window":
+        return place | {"window": (5, 2)}
+    if kind == "causal with memory":
+        return {"q_offset": 12, "is_causal": True, "window": (30, -1)}
+    if kind == "padding":
+        return place | {"key_padding_mask": torch.rand(1, LENGTH, generator=draw) < 0.4}
+    if kind == "range":
+        low = torch.randint(0, LENGTH, (LENGTH,), generator=draw)
+        return place | {"key_range": (low, (low + 9).clamp(max=LENGTH))}
+    seen = torch.rand(1, HEADS, LENGTH, LENGTH, generator=draw) < 0.3
+    if kind == "bool mask":
+        return place | {"attn_mask": seen}
+    return place | {"attn_mask": torch.where(seen, 0.5, -torch.inf)}
+
+
+KINDS = ["causal", "window", "causal with memory", "padding", "range", "bool mask", "float mask"]
+
+
+class Trial:
+    """One masked call, its clean results, and what each pair may see."""
+
+    def __init__(self, kind, name):
+        self.module, _ = position(name)
+        *self.inputs, self.dout = tensors(queries=LENGTH, keys=LENGTH)
+        self.call = boundary(kind)
+        place, masks = {"q_offset": self.call["q_offset"]}, dict(self.call)
+        masks.pop("q_offset")
+        pos_q, pos_k = positions(1, LENGTH, LENGTH, **place)
+        self.seen = allowed_pairs(pos_q, pos_k, heads=HEADS, **masks)[0]
+        self.clean = self.run(*self.inputs, self.dout)
+
+    def run(self, q, k, v, dout):
+        """out, lse, dq, dk, dv and the gradients of tables, detached."""
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        tables = list(self.module.parameters()) if self.module is not None else []
+        out, lse = relpos.attention(*leaves, position=self.module, return_lse=True, **self.call)
+        return [out.detach(), lse.detach(), *gradients([out], [dout], leaves + tables)]
+
+    def check(self, poisoned, rows, keys):
+        """`rows` [H, Lq] and `keys` [H, Lk] may change; all else equals the clean results."""
+        got = self.run(*poisoned)
+        for name, now, was, free in zip(
+            ["out", "lse", "dq", "dk", "dv"],
+            got,
+            self.clean,
+            [rows[0], rows[0], rows[1], keys, keys],
+            strict=False,
+        ):
+            close(now[0][~free], was[0][~free], name)
+        if not (rows[1].any() or keys.any()):
+            for now, was in zip(got[5:], self.clean[5:], strict=True):
+                close(now, was, "a table's gradient")
+        return got
+
+
+def close(now, was, name):
+    torch.testing.assert_close(now, was, rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")
+
+
+@pytest.mark.parametrize(("kind", "name"), itertools.product(KINDS, NAMES))
+def test_poisoned_keys_and_values(kind, name):
+    trial = Trial(kind, name)
+    for column in range(LENGTH):
+        for side in (1, 2):
+            wild = WILD[(column + side) % 3]
+            poisoned = [x.clone() for x in trial.inputs]
+            poisoned[side][:, :, column, (column % 5) :] = wild
+            rows = trial.seen[:, :, column]  # [H, Lq]
+            keys = (trial.seen & rows[:, :, None]).any(dim=1)
+            keys[:, column] |= rows.any(dim=1)
+            got = trial.check([*poisoned, trial.dout], (rows, rows), keys)
+            if wild != wild:
+                spoiled = got[0].isnan()[0]
+                reached = spoiled.all(-1) if side == 1 else spoiled.any(-1)
+                assert torch.equal(reached, rows)
+            masked_everywhere = ~trial.seen[:, :, column].any(dim=1)
+            assert (got[3][0, masked_everywhere, column] == 0).all()
+            assert (got[4][0, masked_everywhere, column] == 0).all()
+
+
+@pytest.mark.parametrize(("kind", "name"), itertools.product(KINDS, NAMES))
+def test_poisoned_queries_and_output_gradients(kind, name):
+    trial = Trial(kind, name)
+    alive = trial.seen.any(-1)
+    for row in range(LENGTH):
+        rows = torch.zeros(HEADS, LENGTH, dtype=torch.bool)
+        rows[:, row] = alive[:, row]
+        none = torch.zeros_like(rows)
+        keys = trial.seen[:, row] & alive[:, row, None]
+        q = trial.inputs[0].clone()
+        q[:, :, row, row % 8 :] = torch.nan
+        got = trial.check([q, *trial.inputs[1:], trial.dout], (rows, rows), keys)
+        assert torch.equal(got[0].isnan().all(-1)[0], rows)
+        dout = trial.dout.clone()
+        dout[:, :, row] = WILD[row % 3]
+        trial.check([*trial.inputs, dout], (none, rows), keys)
+
+
+@pytest.mark.parametrize(("name", "number"), configurations())
+def test_poisoned_table_rows(name, number):
+    """A NaN in a table reaches exactly the rows with a visible pair that reads it."""
+    module, part = trained(name, number)
+    q, k, v, _ = tensors(queries=LENGTH, keys=LENGTH)
+    causal = torch.ones(LENGTH, LENGTH).tril().bool()
+    for parameter in module.parameters():
+        flat = parameter.detach().view(-1)
+        for at in torch.linspace(0, len(flat) - 1, 12).long():
+            kept = flat[at].item()
+            flat[at] = torch.nan
+            terms = part.terms(torch.arange(LENGTH), torch.arange(LENGTH))
+            spoiled = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.bool)
+            for kind, term in terms.items():
+                spoiled |= term.isnan() if kind == "bias" else term.isnan().any(-1)
+            out = relpos.attention(q, k, v, position=module, is_causal=True)
+            flat[at] = kept
+            assert torch.equal(out.isnan().any(-1)[0], (spoiled & causal).any(-1))
