@@ -43,7 +43,7 @@ InputFile::InputFile(const std::string& path) : path_(path) {
   // Non-blocking: opening a FIFO must not wait for a writer before it is refused.
   descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) fail("cannot open for reading: ", system_text(errno));
-  struct stat status {};
+  struct stat status{};
   if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
     ::close(descriptor_);
     fail("expected a regular file");

@@ -94,7 +94,8 @@ class HeaderParser {
   }
   std::string string() {
     const char quote = peek();
-    if (quote != '\'' && quote != '"') file_.fail("malformed header: expected a string at byte ", at_);
+    if (quote != '\'' && quote != '"')
+      file_.fail("malformed header: expected a string at byte ", at_);
     const size_t end = text_.find(quote, at_ + 1);
     if (end == std::string_view::npos) file_.fail("malformed header: unterminated string");
     const std::string result(text_.substr(at_ + 1, end - at_ - 1));
@@ -236,8 +237,8 @@ void write_npy(const std::string& path, const TensorView& tensor) {
                 ": write .safetensors");
   }
   std::string header = std::string("{'descr': '") + (tensor.dtype == DType::kBool ? '|' : '<') +
-                       code + "', 'fortran_order': False, 'shape': " +
-                       shape_tuple(tensor.dims()) + ", }";
+                       code + "', 'fortran_order': False, 'shape': " + shape_tuple(tensor.dims()) +
+                       ", }";
   // The data starts at a multiple of 64 bytes.
   header.append((64 - (10 + header.size() + 1) % 64) % 64, ' ');
   header += '\n';

@@ -105,13 +105,17 @@ class HeaderReader : public nlohmann::json_sax<Json> {
     return go(State::kEntry);
   }
   bool number_unsigned(number_unsigned_t value) override {
-    if (state_ != State::kShapeArray && state_ != State::kOffsetsArray) return unexpected("a number");
-    if (value > static_cast<number_unsigned_t>(INT64_MAX)) return refuse("a number overflows int64");
+    if (state_ != State::kShapeArray && state_ != State::kOffsetsArray)
+      return unexpected("a number");
+    if (value > static_cast<number_unsigned_t>(INT64_MAX))
+      return refuse("a number overflows int64");
     numbers_.push_back(static_cast<int64_t>(value));
     return true;
   }
   bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
-  bool number_float(number_float_t, const std::string&) override { return unexpected("a fraction"); }
+  bool number_float(number_float_t, const std::string&) override {
+    return unexpected("a fraction");
+  }
   bool null() override { return unexpected("null"); }
   bool boolean(bool) override { return unexpected("a boolean"); }
   bool binary(Json::binary_t&) override { return unexpected("binary data"); }
@@ -121,8 +125,17 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
  private:
   enum class State {
-    kStart, kTop, kTopValue, kMetadata, kEntry, kDtype, kShape, kShapeArray, kOffsets,
-    kOffsetsArray, kDone
+    kStart,
+    kTop,
+    kTopValue,
+    kMetadata,
+    kEntry,
+    kDtype,
+    kShape,
+    kShapeArray,
+    kOffsets,
+    kOffsetsArray,
+    kDone
   };
   bool go(State state) {
     state_ = state;
@@ -234,9 +247,8 @@ void write_safetensors(const std::string& path,
     const DType dtype = view.dtype;
     const auto type = std::ranges::find(kTypes, std::optional(dtype), &Type::dtype);
     const int64_t end = begin + view.numel() * type->bytes;
-    header[name] = {{"dtype", std::string(type->name)},
-                    {"shape", view.dims()},
-                    {"data_offsets", {begin, end}}};
+    header[name] = {
+        {"dtype", std::string(type->name)}, {"shape", view.dims()}, {"data_offsets", {begin, end}}};
     begin = end;
   }
   std::string text;

@@ -15,9 +15,9 @@ namespace relpos::io {
 class SafetensorsFile {
  public:
   struct Entry {
-    std::string name, dtype;         // dtype as written: "F32"
+    std::string name, dtype;  // dtype as written: "F32"
     std::vector<int64_t> shape;
-    int64_t begin = 0, end = 0;      // bytes of the buffer
+    int64_t begin = 0, end = 0;  // bytes of the buffer
   };
 
   // Reads and checks the header. Throws Error (kIo).

@@ -58,8 +58,9 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
 
 TEST_F(SafetensorsTest, RefusesNamesItCannotWrite) {
   const Tensor one(DType::kFloat32, {1});
-  EXPECT_NE(error_of([&] { write_safetensors(path("x"), {{"a", one.view()}, {"a", one.view()}}); })
-                .find("taken"),
+  EXPECT_NE(error_of([&] {
+              write_safetensors(path("x"), {{"a", one.view()}, {"a", one.view()}});
+            }).find("taken"),
             std::string::npos);
   EXPECT_NE(error_of([&] { write_safetensors(path("x"), {{"\xff", one.view()}}); }).find("UTF-8"),
             std::string::npos);

@@ -1,0 +1,163 @@
+#include "common.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <variant>
+
+#include "io/file.h"
+
+namespace relpos::cli {
+
+using Json = nlohmann::ordered_json;
+
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  std::string best;
+  size_t best_distance = 1 + std::max<size_t>(2, word.size() / 3);
+  for (const std::string& candidate : candidates) {
+    // Levenshtein, one row at a time.
+    std::vector<size_t> row(candidate.size() + 1);
+    for (size_t j = 0; j < row.size(); ++j) row[j] = j;
+    for (size_t i = 1; i <= word.size(); ++i) {
+      size_t diagonal = row[0];
+      row[0] = i;
+      for (size_t j = 1; j < row.size(); ++j) {
+        const size_t substituted = diagonal + (word[i - 1] != candidate[j - 1]);
+        diagonal = row[j];
+        row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
+      }
+    }
+    if (row.back() < best_distance) {
+      best_distance = row.back();
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+  const std::string best = nearest(word, candidates);
+  return best.empty() ? "" : "; did you mean " + best + "?";
+}
+
+std::string join(const std::vector<std::string>& words, std::string_view separator) {
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += separator;
+    text += word;
+  }
+  return text;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (int64_t size : shape) sizes.push_back(std::to_string(size));
+  return "[" + join(sizes) + "]";
+}
+
+int64_t parse_int(const std::string& text, const std::string& what) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, value);
+  check_value(code == std::errc() && stop == end, what, ": expected an integer, got ",
+              io::printable(text));
+  return value;
+}
+
+double parse_number(const std::string& text, const std::string& what) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto [stop, code] = std::from_chars(text.data(), end, value);
+  check_value(code == std::errc() && stop == end && std::isfinite(value), what,
+              ": expected a finite number, got ", io::printable(text));
+  return value;
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> words;
+  size_t begin = 0;
+  while (true) {
+    const size_t end = text.find(separator, begin);
+    words.push_back(text.substr(begin, end - begin));
+    if (end == std::string::npos) return words;
+    begin = end + 1;
+  }
+}
+
+Json json_number(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+Json json_option(const OptionValue& value) {
+  return std::visit(
+      [](const auto& v) -> Json {
+        using V = std::decay_t<decltype(v)>;
+        if constexpr (std::is_same_v<V, std::monostate>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<V, double>) {
+          return json_number(v);
+        } else if constexpr (std::is_same_v<V, std::vector<double>>) {
+          Json list = Json::array();
+          for (double number : v) list.push_back(json_number(number));
+          return list;
+        } else {
+          return v;
+        }
+      },
+      value);
+}
+
+Json json_options(const OptionMap& options) {
+  Json object = Json::object();
+  for (const auto& [name, value] : options.items()) object[name] = json_option(value);
+  return object;
+}
+
+void print(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) {
+    return;
+  }
+  if (errno == EPIPE) std::_Exit(kOk);
+  throw_error(ErrorKind::kIo, "stdout: cannot write: ", std::strerror(errno));
+}
+
+void note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
+
+void print_json(const Json& value) {
+  print(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+namespace {
+
+CancelToken& token() {
+  static CancelToken instance;
+  return instance;
+}
+
+static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
+extern "C" void on_interrupt(int) { token().requested.store(true); }
+
+}  // namespace
+
+CancelToken& cancel_on_interrupt() {
+  CancelToken& instance = token();  // constructed before the handler can run
+  struct sigaction action{};
+  action.sa_handler = on_interrupt;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGINT, &action, nullptr);
+  return instance;
+}
+
+void throw_if_interrupted() {
+  if (token().requested.load()) throw_error(ErrorKind::kCancelled, "interrupted");
+}
+
+}  // namespace relpos::cli

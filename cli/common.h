@@ -1,0 +1,45 @@
+// What every command shares: exit codes, errors of one line, interruption, output.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "relpos/attention.h"
+#include "relpos/scheme.h"
+
+namespace relpos::cli {
+
+enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kInterrupted = 130 };
+
+// The candidate that a person most likely meant, or "" when none is close.
+std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
+// "; did you mean X?", or "".
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
+
+std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
+std::string shape_text(const std::vector<int64_t>& shape);
+
+// Strict: the whole text is one number, else Error (kValue) that starts with `what`. Finite only.
+int64_t parse_int(const std::string& text, const std::string& what);
+double parse_number(const std::string& text, const std::string& what);
+std::vector<std::string> split(const std::string& text, char separator);
+
+// Numbers that JSON lacks become "inf", "-inf", "nan".
+nlohmann::ordered_json json_number(double value);
+nlohmann::ordered_json json_option(const OptionValue& value);
+nlohmann::ordered_json json_options(const OptionMap& options);
+
+// Writes to stdout; a reader that went away is no error, a full disk is.
+void print(std::string_view text);
+// A line on stderr.
+void note(const std::string& text);
+// stdout, indented.
+void print_json(const nlohmann::ordered_json& value);
+
+// From the first call on, Ctrl-C sets the token; a second Ctrl-C ends the process.
+CancelToken& cancel_on_interrupt();
+void throw_if_interrupted();
+
+}  // namespace relpos::cli

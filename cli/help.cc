@@ -1,0 +1,60 @@
+#include "help.h"
+
+#include <vector>
+
+#include "common.h"
+#include "io/file.h"
+
+namespace relpos::cli {
+
+std::string HelpFormatter::make_description(const CLI::App* app) const {
+  const std::string examples = app->get_footer();
+  return app->get_description() + "\n\n" +
+         (examples.empty() ? "" : "Examples:\n" + examples + "\n\n");
+}
+
+std::string HelpFormatter::make_footer(const CLI::App*) const { return ""; }
+
+const CLI::App& active_command(const CLI::App& tool) {
+  const CLI::App* app = &tool;
+  while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
+  return *app;
+}
+
+std::string command_name(const CLI::App& tool) {
+  std::string name;
+  for (const CLI::App* app = &active_command(tool); app != nullptr; app = app->get_parent()) {
+    name = app->get_name() + (name.empty() ? "" : " ") + name;
+  }
+  return name;
+}
+
+std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error) {
+  const CLI::App& app = active_command(tool);
+  const std::string help = " (see " + command_name(tool) + " --help)";
+  std::vector<std::string> commands;
+  for (const CLI::App* child : app.get_subcommands({})) commands.push_back(child->get_name());
+  const std::vector<std::string> extras = app.remaining();
+  if (!extras.empty() && extras.front().starts_with("-")) {
+    const std::string flag = extras.front().substr(0, extras.front().find('='));
+    std::vector<std::string> flags;
+    for (const CLI::Option* option : app.get_options()) {
+      for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
+    }
+    return "unknown option " + io::printable(flag) + did_you_mean(flag, flags) + help;
+  }
+  const bool scheme = app.get_parent() != nullptr;
+  if (!extras.empty()) {
+    const std::string kind = commands.empty() ? "argument " : scheme ? "scheme " : "command ";
+    const std::string known = commands.empty() ? "" : "; there are " + join(commands);
+    const std::string meant = did_you_mean(extras.front(), commands);
+    return "unknown " + kind + io::printable(extras.front()) + (meant.empty() ? known : meant) +
+           help;
+  }
+  if (!commands.empty()) {
+    return std::string("expected a ") + (scheme ? "scheme: " : "command: ") + join(commands) + help;
+  }
+  return error.what() + help;
+}
+
+}  // namespace relpos::cli

@@ -1,0 +1,24 @@
+// Help with the examples first, and parse errors of one line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace relpos::cli {
+
+// Prints an app's footer as its examples, right after the description.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(34); }
+  std::string make_description(const CLI::App* app) const override;
+  std::string make_footer(const CLI::App* app) const override;
+};
+
+// The deepest command that the arguments reached.
+const CLI::App& active_command(const CLI::App& tool);
+std::string command_name(const CLI::App& tool);  // "relpos show t5"
+
+// What was wrong, with the nearest option or command.
+std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error);
+
+}  // namespace relpos::cli

@@ -1,0 +1,74 @@
+// The relpos tool. Exit codes: 0 ok, 1 failed check, 2 bad input, 130 interrupted.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "common.h"
+#include "help.h"
+#include "relpos/error.h"
+#include "relpos/version.h"
+
+namespace relpos::cli {
+namespace {
+
+int fail(const std::string& command, std::string text, int code) {
+  std::ranges::replace(text, '\n', ' ');
+  note(command + ": " + text);
+  return code;
+}
+
+int run_tool(int argc, char** argv) {
+  CLI::App tool("Exact attention with relative positions", "relpos");
+  tool.formatter(std::make_shared<HelpFormatter>());
+  tool.footer(
+      "  relpos list\n"
+      "  relpos show alibi --heads 8 --query 4 --key 4\n"
+      "  relpos attend --query q.npy --key k.npy --value v.npy --position 'rope(layout=half)' "
+      "--causal --out o.npy\n"
+      "  relpos selftest");
+  tool.set_version_flag("--version", "relpos " RELPOS_VERSION);
+  tool.require_subcommand(1);
+  Run run;
+  add_list(tool, run);
+  add_show(tool, run);
+  add_attend(tool, run);
+  add_selftest(tool, run);
+  add_lab(tool);
+  std::string command = "relpos";
+  try {
+    if (argc > 1 && std::strcmp(argv[1], "lab") == 0) return run_lab(argc - 2, argv + 2);
+    tool.parse(argc, argv);
+    command = command_name(tool);
+    return run();
+  } catch (const CLI::CallForHelp&) {
+    print(active_command(tool).help());
+    return kOk;
+  } catch (const CLI::CallForVersion& version) {
+    print(std::string(version.what()) + "\n");
+    return kOk;
+  } catch (const CLI::ParseError& error) {
+    return fail(command_name(tool), parse_error_text(tool, error), kBadInput);
+  } catch (const Error& error) {
+    const bool cancelled = error.kind() == ErrorKind::kCancelled;
+    return fail(command, cancelled ? "interrupted" : error.what(),
+                cancelled ? kInterrupted : kBadInput);
+  } catch (const std::bad_alloc&) {
+    return fail(command, "out of memory: give smaller sizes", kBadInput);
+  } catch (const std::length_error&) {
+    return fail(command, "out of memory: give smaller sizes", kBadInput);
+  } catch (const std::exception& error) {
+    return fail(command, error.what(), kBadInput);
+  }
+}
+
+}  // namespace
+}  // namespace relpos::cli
+
+int main(int argc, char** argv) { return relpos::cli::run_tool(argc, argv); }

@@ -1,0 +1,121 @@
+#include "parameters.h"
+
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "common.h"
+#include "files.h"
+#include "io/file.h"
+#include "io/npy.h"
+#include "io/safetensors.h"
+#include "random.h"
+
+namespace relpos::cli {
+namespace {
+
+constexpr int64_t kMostNumbers = int64_t{1} << 31;
+
+Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
+  const int64_t count = checked_numel(spec.shape, spec.name.c_str());
+  check_value(count <= kMostNumbers, spec.name, ": shape ", shape_text(spec.shape),
+              " is too large to draw, at most ", kMostNumbers, " numbers");
+  Tensor tensor(dtype, spec.shape);
+  const std::vector<double>& values = spec.init.values;
+  for (int64_t n = 0; n < count; ++n) {
+    double value = 0.0;
+    switch (spec.init.kind) {
+      case Init::Kind::kValues:
+        value = values.size() == 1 ? values[0] : values[static_cast<size_t>(n)];
+        break;
+      case Init::Kind::kUniform:
+        value = (2.0 * random.uniform() - 1.0) * spec.init.spread;
+        break;
+      case Init::Kind::kNormal:
+        value = random.normal() * spec.init.spread;
+        break;
+    }
+    tensor.view().store(n, value);
+  }
+  return tensor;
+}
+
+void check_fits(const std::string& file, const std::string& name, const ParameterSpec& spec,
+                const TensorView& view) {
+  const std::string who = file + ": tensor " + io::printable(name);
+  check_value(view.dims() == spec.shape, who, ": expected shape ", shape_text(spec.shape), ", got ",
+              view.shape_text());
+  if (!is_floating(view.dtype)) {
+    throw_error(ErrorKind::kType, who, ": expected a floating dtype, got ", dtype_name(view.dtype));
+  }
+  for (int64_t n = 0; n < view.numel(); ++n) {
+    check_value(std::isfinite(view.load(n)), who, ": expected finite numbers, element ", n, " is ",
+                view.load(n));
+  }
+}
+
+}  // namespace
+
+Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype)
+    : file_(file) {
+  std::map<std::string, int> uses;
+  for (size_t part = 0; part < position.parts.size(); ++part) {
+    auto specs = position.parameter_specs(part);
+    for (size_t index = 0; index < specs.size(); ++index) {
+      ++uses[specs[index].name];
+      items_.push_back({part, index, specs[index].name, std::move(specs[index]), {}, false});
+    }
+  }
+  for (Parameter& item : items_) {
+    if (uses[item.spec.name] > 1) item.name = std::to_string(item.part) + "." + item.spec.name;
+  }
+  if (!file.empty()) load(file);
+  Random seeds(seed);
+  for (Parameter& item : items_) {
+    const Random random(seeds.bits());  // drawn for all, so that a file changes no other parameter
+    if (!item.from_file) item.tensor = initialise(item.spec, dtype, random);
+    position.parts[item.part].parameters.push_back(item.tensor.view());
+  }
+}
+
+void Parameters::load(const std::string& file) {
+  if (has_extension(file, ".npy")) {
+    check_value(items_.size() == 1, file, ": a .npy file holds one parameter, the position has ",
+                items_.size(), ": give .safetensors");
+    items_[0].tensor = io::read_npy(file);
+    check_fits(file, items_[0].name, items_[0].spec, items_[0].tensor.view());
+    items_[0].from_file = true;
+    return;
+  }
+  if (!has_extension(file, ".safetensors")) {
+    throw_error(ErrorKind::kIo, file, ": expected a file name that ends in .npy or .safetensors");
+  }
+  const io::SafetensorsFile source(file);
+  std::vector<std::string> wanted;
+  bool any = false;
+  for (Parameter& item : items_) {
+    const auto* entry = source.find(std::to_string(item.part) + "." + item.spec.name);
+    if (entry == nullptr) entry = source.find(item.name);
+    wanted.push_back(item.name);
+    if (entry == nullptr) continue;
+    check_value(entry->shape == item.spec.shape, file, ": tensor ", io::printable(entry->name),
+                ": expected shape ", shape_text(item.spec.shape), ", got ",
+                shape_text(entry->shape));
+    item.tensor = source.read(*entry);
+    check_fits(file, entry->name, item.spec, item.tensor.view());
+    item.from_file = any = true;
+  }
+  check_value(!items_.empty(), file, ": the position has no parameters to load");
+  check_value(any, file, ": holds none of the position's parameters: ", join(wanted));
+}
+
+std::string Parameters::missing_text() const {
+  std::vector<std::string> names;
+  for (const Parameter& item : items_) {
+    if (!item.from_file) names.push_back(item.name);
+  }
+  if (file_.empty() || names.empty()) return "";
+  return file_ + " has no " + join(names) + ": drawn from the initialisation";
+}
+
+}  // namespace relpos::cli

@@ -1,0 +1,40 @@
+// Parameters of a position: from a file, else as their scheme initialises them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "relpos/scheme.h"
+#include "relpos/tensor.h"
+
+namespace relpos::cli {
+
+struct Parameter {
+  size_t part = 0, index = 0;
+  std::string name;  // in files: the dotted name, "PART.name" where two parts share it
+  ParameterSpec spec;
+  Tensor tensor;
+  bool from_file = false;
+};
+
+// Owns what position.parts[n].parameters views.
+class Parameters {
+ public:
+  // Sets the views of every part. `file` is "", .safetensors with tensors by name, or .npy for a
+  // position with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
+  // Throws Error on a shape or type that does not fit, on non-finite numbers, and on a file that
+  // holds none of the names.
+  Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype);
+
+  const std::vector<Parameter>& items() const noexcept { return items_; }
+  // The drawn ones when there is a file, for a note; empty otherwise.
+  std::string missing_text() const;
+
+ private:
+  void load(const std::string& file);
+  std::string file_;
+  std::vector<Parameter> items_;
+};
+
+}  // namespace relpos::cli

@@ -1,0 +1,145 @@
+#include "scheme_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <variant>
+
+#include "common.h"
+#include "io/file.h"
+
+namespace relpos::cli {
+namespace {
+
+bool takes_none(const OptionSpec& spec) {
+  return !spec.required && std::holds_alternative<std::monostate>(spec.fallback);
+}
+
+std::string fallback_text(const OptionSpec& spec) {
+  if (spec.required) return "";
+  const std::string text = json_option(spec.fallback).dump();
+  return text == "null" ? "none" : text.front() == '"' ? text.substr(1, text.size() - 2) : text;
+}
+
+const char* type_label(OptionType type) {
+  switch (type) {
+    case OptionType::kInt:
+      return "INT";
+    case OptionType::kFloat:
+      return "NUMBER";
+    case OptionType::kChoice:
+    case OptionType::kBool:
+      return "";
+    case OptionType::kChoiceOrValues:
+      return "|N,N,...";
+  }
+  return "";
+}
+
+std::string description(const OptionSpec& spec) {
+  const std::string fallback = fallback_text(spec);
+  return spec.doc + (fallback.empty() ? "" : " [" + fallback + "]");
+}
+
+bool is_given(const GivenOptions& given, const std::string& name) {
+  return std::ranges::any_of(given, [&](const auto& item) { return item.first == name; });
+}
+
+}  // namespace
+
+std::string option_flag(const std::string& name) {
+  std::string flag = "--" + name;
+  std::ranges::replace(flag, '_', '-');
+  return flag;
+}
+
+OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
+  const std::string flag = option_flag(spec.name);
+  if (takes_none(spec) && text == "none") return std::monostate{};
+  switch (spec.type) {
+    case OptionType::kInt:
+      return parse_int(text, flag);
+    case OptionType::kFloat:
+      return parse_number(text, flag);
+    case OptionType::kBool:
+      break;  // flags have no text
+    case OptionType::kChoice:
+    case OptionType::kChoiceOrValues:
+      if (std::ranges::find(spec.choices, text) != spec.choices.end()) return text;
+      const bool values = spec.type == OptionType::kChoiceOrValues;
+      const bool numeric = text.find_first_of("0123456789") != std::string::npos ||
+                           text.find(',') != std::string::npos || text == "nan" || text == "inf";
+      check_value(values && numeric, flag, ": expected ", join(spec.choices, " or "),
+                  values ? " or numbers N,N,..." : "", ", got ", io::printable(text),
+                  did_you_mean(text, spec.choices));
+      std::vector<double> numbers;
+      for (const std::string& word : split(text, ',')) numbers.push_back(parse_number(word, flag));
+      return numbers;
+  }
+  throw_error(ErrorKind::kValue, flag, ": takes no value, got ", io::printable(text));
+}
+
+SchemeOptions::SchemeOptions(CLI::App& app, const Scheme& scheme) {
+  for (const OptionSpec& spec : scheme.options) {
+    Slot& slot = slots_.emplace_back(Slot{&spec, nullptr, {}, false});
+    const std::string flag = option_flag(spec.name);
+    if (spec.type == OptionType::kBool) {
+      slot.option = app.add_flag(flag + ",!--no-" + flag.substr(2), slot.flag, description(spec));
+      slot.option->option_text(" ");
+    } else {
+      slot.option = app.add_option(flag, slot.text, description(spec));
+      slot.option->type_name(join(spec.choices, "|") + type_label(spec.type));
+    }
+    slot.option->group("Options of " + scheme.name);
+  }
+}
+
+GivenOptions SchemeOptions::given() const {
+  GivenOptions values;
+  for (const Slot& slot : slots_) {
+    if (slot.option->count() == 0) continue;
+    values.emplace_back(slot.spec->name, slot.spec->type == OptionType::kBool
+                                             ? OptionValue(slot.flag)
+                                             : parse_option(*slot.spec, slot.text));
+  }
+  return values;
+}
+
+void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given) {
+  for (const OptionSpec& spec : scheme.options) {
+    if (!spec.required || spec.type != OptionType::kInt || is_given(given, spec.name)) continue;
+    const int64_t size = spec.name == "heads" ? 4 : spec.name.ends_with("_dim") ? 8 : length;
+    given.emplace_back(spec.name, size);
+  }
+}
+
+void make_one_sided(const Scheme& scheme, GivenOptions& given) {
+  for (const char* name : {"bidirectional", "symmetric"}) {
+    const bool known = std::ranges::any_of(scheme.options, [&](const auto& s) {
+      return s.name == name && s.type == OptionType::kBool;
+    });
+    if (!known) continue;
+    for (const auto& [other, value] : given) {
+      check_value(other != name || !std::get<bool>(value), "--causal: contradicts ",
+                  option_flag(name));
+    }
+    if (!is_given(given, name)) given.emplace_back(name, false);
+    return;
+  }
+  throw_error(ErrorKind::kValue, "--causal: ", scheme.name,
+              " has no one-sided form; its matrices are the same with a causal mask");
+}
+
+void check_finite(const OptionMap& options, const std::string& scheme) {
+  for (const auto& [name, value] : options.items()) {
+    std::vector<double> numbers;
+    if (const auto* number = std::get_if<double>(&value)) numbers.push_back(*number);
+    if (const auto* list = std::get_if<std::vector<double>>(&value)) numbers = *list;
+    for (double number : numbers) {
+      check_value(std::isfinite(number), scheme, ": ", name, ": expected a finite number, got ",
+                  number);
+    }
+  }
+}
+
+}  // namespace relpos::cli

@@ -1,0 +1,54 @@
+// Options of any scheme of the registry as options of a command.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "relpos/scheme.h"
+
+namespace relpos::cli {
+
+using GivenOptions = std::vector<std::pair<std::string, OptionValue>>;
+
+// "max_distance" -> "--max-distance"
+std::string option_flag(const std::string& name);
+
+// A value in the words of the command line; `spec` says which. Throws Error naming the flag.
+OptionValue parse_option(const OptionSpec& spec, const std::string& text);
+
+// One command option for each option of the scheme: bools as --name/--no-name, lists by commas,
+// "none" where None is allowed. Must outlive parsing.
+class SchemeOptions {
+ public:
+  SchemeOptions(CLI::App& app, const Scheme& scheme);
+  SchemeOptions(const SchemeOptions&) = delete;
+  SchemeOptions& operator=(const SchemeOptions&) = delete;
+
+  // What the command line said.
+  GivenOptions given() const;
+
+ private:
+  struct Slot {
+    const OptionSpec* spec;
+    CLI::Option* option = nullptr;
+    std::string text;
+    bool flag = false;
+  };
+  std::deque<Slot> slots_;
+};
+
+// Adds the required integers that were not given: heads 4, dims 8, any other size `length`.
+void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given);
+
+// The scheme's one-sided form: bidirectional=False, or symmetric=False. Throws where there is none,
+// or where the other form was asked for.
+void make_one_sided(const Scheme& scheme, GivenOptions& given);
+
+// Non-finite numbers are refused before a scheme sees them.
+void check_finite(const OptionMap& options, const std::string& scheme);
+
+}  // namespace relpos::cli

@@ -1,0 +1,372 @@
+// relpos selftest: every scheme of the registry, the fused path against the reference path.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "common.h"
+#include "parameters.h"
+#include "random.h"
+#include "relpos/attention.h"
+#include "relpos/version.h"
+#include "scheme_options.h"
+
+namespace relpos::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+enum class Mask { kNone, kPadding, kBool, kFloat };
+
+struct Case {
+  int64_t batch, heads, key_heads, queries, keys, dim, value_dim;
+  DType dtype = DType::kFloat32;
+  bool causal = false;
+  std::optional<std::pair<int64_t, int64_t>> window = {};
+  int64_t q_offset = 0;
+  bool row_offsets = false;  // one for each batch row, from q_offset up
+  Mask mask = Mask::kNone;
+  double dropout = 0.0;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> list{
+      {1, 2, 2, 1, 1, 8, 8},
+      {2, 4, 4, 37, 37, 16, 16, DType::kFloat32, true},
+      {1, 4, 2, 33, 65, 24, 24, DType::kFloat32, true, {}, 32},
+      {2, 2, 2, 17, 129, 40, 24, DType::kFloat32, false, {{9, 3}}, 40},
+      {1, 4, 1, 1, 300, 64, 64, DType::kFloat32, true, {}, 299},
+      {3, 2, 2, 64, 64, 64, 64, DType::kFloat32, false, {}, 0, false, Mask::kPadding},
+      {2, 2, 2, 19, 70, 10, 6, DType::kFloat32, true, {}, 21, true, Mask::kFloat},
+      {1, 2, 2, 130, 131, 32, 32, DType::kFloat32, false, {{70, -1}}, 1, false, Mask::kBool},
+      {1, 2, 2, 9, 12, 8, 8, DType::kFloat32, true, {{2, -1}}, -4},  // rows without any key
+      {1, 2, 1, 67, 67, 16, 16, DType::kFloat32, true, {}, 0, false, Mask::kNone, 0.3},
+      {1, 2, 2, 5, 7, 2, 1, DType::kFloat32, false, {}, 1000003},
+      {2, 2, 2, 45, 45, 64, 64, DType::kBFloat16, true},
+      {1, 2, 2, 45, 50, 32, 32, DType::kFloat16, false, {}, 5},
+      {1, 2, 2, 0, 4, 8, 8, DType::kFloat32, true, {}, 4},
+      {1, 2, 2, 4, 0, 8, 8, DType::kFloat32, true, {}, -4},
+  };
+  return list;
+}
+
+// Largest difference over the bar, which is so many roundings of the largest reference value.
+double ratio(const TensorView& got, const TensorView& want, double roundings) {
+  const double epsilon = want.dtype == DType::kBFloat16  ? 0x1p-8
+                         : want.dtype == DType::kFloat16 ? 0x1p-11
+                                                         : 0x1p-24;
+  // 16-bit results differ by one rounding where two float32 results straddle a tie.
+  if (want.dtype != DType::kFloat32) roundings = 2.0;
+  double largest = 0.0, difference = 0.0;
+  for (int64_t n = 0; n < want.numel(); ++n) {
+    const double w = want.load(n), g = got.load(n);
+    if (std::isfinite(w)) largest = std::max(largest, std::abs(w));
+    if (w == g) continue;  // also two equal infinities
+    const bool finite = std::isfinite(w) && std::isfinite(g);
+    difference = std::max(difference, finite ? std::abs(w - g) : INFINITY);
+  }
+  return difference == 0 ? 0 : difference / (roundings * epsilon * largest);
+}
+
+double worst_ratio(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                   double roundings) {
+  double worst = 0.0;
+  for (size_t n = 0; n < want.size(); ++n) {
+    worst = std::max(worst, ratio(got[n].view(), want[n].view(), roundings));
+  }
+  return worst;
+}
+
+bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  for (size_t n = 0; n < a.size(); ++n) {
+    const auto bytes = static_cast<size_t>(a[n].view().numel() * item_size(a[n].view().dtype));
+    if (bytes > 0 && std::memcmp(a[n].view().data, b[n].view().data, bytes) != 0) return false;
+  }
+  return true;
+}
+
+constexpr double kForwardRoundings = 64, kBackwardRoundings = 256;
+
+Tensor normal_tensor(DType dtype, const std::vector<int64_t>& shape, Random& random) {
+  Tensor tensor(dtype, shape);
+  for (int64_t n = 0; n < tensor.view().numel(); ++n) tensor.view().store(n, random.normal());
+  return tensor;
+}
+
+// The options of variant `n`: bools, choices and optional head counts take turns; a combination
+// that the scheme refuses falls back to its defaults.
+Part make_part(const Scheme& scheme, const Case& c, size_t n) {
+  GivenOptions required, varied;
+  size_t turn = n;
+  for (const OptionSpec& spec : scheme.options) {
+    const bool choice = !spec.choices.empty();
+    if (spec.name == "heads" && (spec.required || n % 2 == 1)) {
+      (spec.required ? required : varied).emplace_back(spec.name, c.heads);
+    } else if (spec.name == "head_dim") {
+      required.emplace_back(spec.name, c.dim);
+    } else if (spec.name == "value_dim") {
+      required.emplace_back(spec.name, c.value_dim);
+    } else if (choice) {
+      (spec.required ? required : varied)
+          .emplace_back(spec.name, spec.choices[turn++ % spec.choices.size()]);
+    } else if (spec.type == OptionType::kBool) {
+      varied.emplace_back(spec.name, turn++ % 2 == 1);
+    } else if (spec.required && spec.type == OptionType::kInt) {
+      // Every second variant has a table shorter than the sequence.
+      required.emplace_back(spec.name, n % 2 == 0 ? std::max(c.queries, c.keys) + 1 : int64_t{5});
+    }
+  }
+  varied.insert(varied.end(), required.begin(), required.end());
+  for (const GivenOptions& given : {varied, required}) {
+    try {
+      Part part{&scheme, make_options(scheme, given), {}};
+      scheme.parameters(part.options);
+      return part;
+    } catch (const Error&) {
+      if (&given == &required || given.size() == required.size()) throw;
+    }
+  }
+  throw_error(ErrorKind::kValue, scheme.name, ": no options fit");
+}
+
+// Inputs and results of one call.
+class Trial {
+ public:
+  Trial(const Case& c, Position& position, uint64_t seed)
+      : case_(c),
+        position_(position),
+        random_(seed),
+        query_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.dim}, random_)),
+        key_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.dim}, random_)),
+        value_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.value_dim}, random_)),
+        dout_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.value_dim}, random_)),
+        parameters_(position, "", random_.bits(), DType::kFloat32) {
+    for (const Parameter& item : parameters_.items()) {
+      // Some schemes start at zero: a table that does nothing would hide mistakes.
+      for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
+        item.tensor.view().store(n, item.tensor.view().load(n) + 0.3 * random_.normal());
+      }
+    }
+    options_.is_causal = c.causal;
+    options_.enable_gqa = c.key_heads != c.heads;
+    options_.window = c.window;
+    options_.q_offset = c.q_offset;
+    options_.dropout_p = c.dropout;
+    options_.seed = seed;
+    options_.cancel = &cancel_on_interrupt();
+    if (c.row_offsets) {
+      offsets_ = Tensor(DType::kInt64, {c.batch});
+      for (int64_t b = 0; b < c.batch; ++b) offsets_.data<int64_t>()[b] = c.q_offset + 7 * b;
+      options_.q_offset = Offset(offsets_.view());
+    }
+    make_mask();
+  }
+
+  // out and lse.
+  std::vector<Tensor> forward(Path path, int threads) {
+    options_.path = path;
+    options_.threads = threads;
+    const Case& c = case_;
+    std::vector<Tensor> results;
+    results.emplace_back(c.dtype, std::vector{c.batch, c.heads, c.queries, c.value_dim});
+    results.emplace_back(DType::kFloat32, std::vector{c.batch, c.heads, c.queries});
+    attention(query_.view(), key_.view(), value_.view(), position_, options_, results[0].view(),
+              results[1].view());
+    return results;
+  }
+
+  // The gradients at the out and lse of one forward: a 16-bit out of its own would hide the bar.
+  std::vector<Tensor> backward(Path path, int threads, const std::vector<Tensor>& outputs) {
+    options_.path = path;
+    options_.threads = threads;
+    std::vector<Tensor> results;
+    const auto add = [&](const TensorView& of) {
+      return results.emplace_back(of.dtype, of.dims()).view();
+    };
+    Gradients gradients;
+    gradients.query = add(query_.view());
+    gradients.key = add(key_.view());
+    gradients.value = add(value_.view());
+    if (case_.mask == Mask::kFloat) gradients.attn_mask = add(mask_.view());
+    for (const Part& part : position_.parts) {
+      gradients.parameters.emplace_back(part.parameters.size());
+    }
+    for (const Parameter& item : parameters_.items()) {
+      if (!item.spec.trainable) continue;
+      gradients.parameters[item.part][item.index] = add(item.tensor.view());
+    }
+    attention_backward(query_.view(), key_.view(), value_.view(), outputs[0].view(),
+                       outputs[1].view(), dout_.view(), {}, position_, options_, gradients);
+    return results;
+  }
+
+ private:
+  void make_mask() {
+    const Case& c = case_;
+    if (c.mask == Mask::kNone) return;
+    const std::vector<int64_t> shape = c.mask == Mask::kPadding
+                                           ? std::vector{c.batch, c.keys}
+                                           : std::vector<int64_t>{1, c.heads, c.queries, c.keys};
+    mask_ = Tensor(c.mask == Mask::kFloat ? DType::kFloat32 : DType::kBool, shape);
+    for (int64_t n = 0; n < mask_.view().numel(); ++n) {
+      const double u = random_.uniform();
+      const double number = u < 0.2 ? -std::numeric_limits<double>::infinity() : u;
+      mask_.view().store(n, c.mask == Mask::kFloat ? number : u < 0.7 ? 1.0 : 0.0);
+    }
+    (c.mask == Mask::kPadding ? options_.key_padding_mask : options_.attn_mask) = mask_.view();
+  }
+
+  const Case& case_;
+  const Position& position_;
+  Random random_;
+  Tensor query_, key_, value_, dout_, mask_, offsets_;
+  Parameters parameters_;
+  Options options_;
+};
+
+struct Outcome {
+  double forward = 0.0, backward = 0.0;  // over the bar: at most 1
+  bool same_bits = true;                 // one thread and two
+  std::string error, position;
+
+  bool ok() const { return error.empty() && forward <= 1 && backward <= 1 && same_bits; }
+  void join(const Outcome& other) {
+    forward = std::max(forward, other.forward);
+    backward = std::max(backward, other.backward);
+    same_bits = same_bits && other.same_bits;
+  }
+};
+
+Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
+  Outcome outcome;
+  try {
+    const Case& c = cases()[n];
+    Position position;
+    if (scheme != nullptr) position.parts.push_back(make_part(*scheme, c, n));
+    outcome.position = scheme != nullptr ? position_text(position) : "none";
+    Trial trial(c, position, seed + n);
+    const std::vector<Tensor> out = trial.forward(Path::kReference, 0),
+                              fused_out = trial.forward(Path::kFused, 2),
+                              gradients = trial.backward(Path::kReference, 0, out),
+                              fused_gradients = trial.backward(Path::kFused, 2, out);
+    outcome.same_bits = same_bits(fused_out, trial.forward(Path::kFused, 1)) &&
+                        same_bits(fused_gradients, trial.backward(Path::kFused, 1, out));
+    outcome.forward = worst_ratio(fused_out, out, kForwardRoundings);
+    outcome.backward = worst_ratio(fused_gradients, gradients, kBackwardRoundings);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kCancelled) throw;
+    outcome.error = error.what();
+  }
+  return outcome;
+}
+
+std::string number(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.3f", value);
+  return text.data();
+}
+
+std::string padded(std::string text, size_t width) {
+  text.resize(std::max(text.size() + 1, width), ' ');
+  return text;
+}
+
+struct SelftestArguments {
+  std::string scheme;
+  std::optional<size_t> only;
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+int selftest(const SelftestArguments& a) {
+  std::vector<const Scheme*> chosen;
+  if (a.scheme.empty() || a.scheme == "none") chosen.push_back(nullptr);  // plain attention
+  std::vector<std::string> names{"none"};
+  for (const Scheme& scheme : schemes()) {
+    names.push_back(scheme.name);
+    if (a.scheme.empty() || a.scheme == scheme.name) chosen.push_back(&scheme);
+  }
+  check_value(!chosen.empty(), "--scheme: unknown scheme ", a.scheme,
+              did_you_mean(a.scheme, names));
+  check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
+
+  Json report = {
+      {"version", RELPOS_VERSION}, {"config", Json::object()}, {"schemes", Json::array()}};
+  std::string head = "relpos " RELPOS_VERSION "\n";
+  for (const auto& [name, value] : show_config()) {
+    report["config"][name] = value;
+    head += padded(name, 20) + value + "\n";
+  }
+  if (!a.json) {
+    print(head + "\n" + padded("scheme", 20) + padded("cases", 8) + padded("forward", 10) +
+          padded("backward", 10) + "(largest error over the bar)\n");
+  }
+  bool all_ok = true;
+  for (const Scheme* scheme : chosen) {
+    const std::string name = scheme != nullptr ? scheme->name : "none";
+    Outcome worst;
+    Json failures = Json::array();
+    int64_t count = 0;
+    for (size_t n = 0; n < cases().size(); ++n) {
+      if (a.only && *a.only != n) continue;
+      const Outcome outcome = run_case(scheme, n, a.seed);
+      throw_if_interrupted();
+      ++count;
+      worst.join(outcome);
+      if (outcome.ok()) continue;
+      const std::string repro = "relpos selftest --scheme " + name + " --case " +
+                                std::to_string(n) + " --seed " + std::to_string(a.seed);
+      const std::string why = !outcome.error.empty() ? outcome.error
+                              : outcome.same_bits    ? "forward " + number(outcome.forward) +
+                                                           ", backward " + number(outcome.backward)
+                                                     : "one thread and two differ";
+      note("FAILED " + outcome.position + ": " + why + ": " + repro);
+      failures.push_back(
+          {{"case", n}, {"position", outcome.position}, {"why", why}, {"repro", repro}});
+    }
+    const bool ok = failures.empty();
+    all_ok = all_ok && ok;
+    report["schemes"].push_back({{"name", name},
+                                 {"cases", count},
+                                 {"forward", json_number(worst.forward)},
+                                 {"backward", json_number(worst.backward)},
+                                 {"same_bits", worst.same_bits},
+                                 {"ok", ok},
+                                 {"failures", failures}});
+    if (!a.json) {
+      print(padded(name, 20) + padded(std::to_string(count), 8) +
+            padded(number(worst.forward), 10) + padded(number(worst.backward), 10) +
+            (ok ? "ok\n" : "FAILED\n"));
+    }
+  }
+  report["ok"] = all_ok;
+  if (a.json) print_json(report);
+  return all_ok ? kOk : kFailedCheck;
+}
+
+}  // namespace
+
+void add_selftest(CLI::App& tool, Run& run) {
+  CLI::App* app = tool.add_subcommand("selftest", "Check this machine: fused against reference");
+  app->footer(
+      "  relpos selftest\n  relpos selftest --json\n"
+      "  RELPOS_TARGET=avx2 relpos selftest      pin the SIMD target: avx512, avx2 or baseline\n"
+      "  relpos selftest --scheme t5 --case 3");
+  auto arguments = std::make_shared<SelftestArguments>();
+  SelftestArguments& a = *arguments;
+  app->add_option("--scheme", a.scheme, "one scheme, or none [all]");
+  app->add_option("--case", a.only, "one case [all]");
+  app->add_option("--seed", a.seed, "of the inputs [0]");
+  app->add_flag("--json", a.json, "the report as JSON");
+  app->callback([&run, arguments] { run = [arguments] { return selftest(*arguments); }; });
+}
+
+}  // namespace relpos::cli

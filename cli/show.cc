@@ -1,0 +1,225 @@
+// relpos show SCHEME: the matrices of one scheme on a small grid.
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "common.h"
+#include "matrix_print.h"
+#include "parameters.h"
+#include "relpos/attention.h"
+#include "scheme_options.h"
+
+namespace relpos::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int64_t kDefaultLength = 8;
+constexpr int64_t kMostNumbers = int64_t{1} << 26;  // of one matrix: 512 MB as double
+
+struct ShowArguments {
+  const Scheme* scheme = nullptr;
+  std::unique_ptr<SchemeOptions> options;
+  std::optional<int64_t> query, key, q_offset, head;
+  std::string params, what, color = "auto";
+  uint64_t seed = 0;
+  bool causal = false, json = false;
+};
+
+void check_size(const std::vector<int64_t>& shape) {
+  check_value(checked_numel(shape, "show") <= kMostNumbers, "show: a matrix of shape ",
+              shape_text(shape), " is too large to print, at most ", kMostNumbers,
+              " numbers: give smaller --query and --key");
+}
+
+Step as_step(std::string name, Step::Kind kind, const Tensor& tensor) {
+  Step step{std::move(name), kind, tensor.view().dims(), {}};
+  const int64_t count = tensor.view().numel();
+  step.values.reserve(static_cast<size_t>(count));
+  for (int64_t n = 0; n < count; ++n) step.values.push_back(tensor.view().load(n));
+  return step;
+}
+
+Terms terms_of(const Part& part) {
+  const std::vector<bool> wants(part.parameters.size(), false);
+  Terms terms;
+  part.scheme->lower(Setting{part.options, part.parameters, wants, 0, 0, 0}, terms);
+  return terms;
+}
+
+Step distance_matrix(const Grid& grid) {
+  check_size({grid.queries, grid.keys});
+  Step step{"distance", Step::Kind::kInteger, {grid.queries, grid.keys}, {}};
+  for (int64_t i = 0; i < grid.queries; ++i) {
+    for (int64_t j = 0; j < grid.keys; ++j) {
+      step.values.push_back(static_cast<double>(j - i - grid.q_offset));
+    }
+  }
+  return step;
+}
+
+Step index_matrix(const Part& part, const Grid& grid) {
+  check_size({grid.queries, grid.keys});
+  const Tensor tensor(DType::kInt64, {grid.queries, grid.keys});
+  indices(part, grid, tensor.view());
+  return as_step("index", Step::Kind::kInteger, tensor);
+}
+
+Step dense_matrix(const std::string& name, const Part& part, const Grid& grid, const char* which) {
+  const std::vector<int64_t> shape = dense_shape(part, grid, which);
+  check_size(shape);
+  const Tensor tensor(DType::kFloat64, shape);
+  dense(part, grid, which, tensor.view());
+  return as_step(name, Step::Kind::kReal, tensor);
+}
+
+// Matrix `head` of a [heads, ...] stack.
+Step head_of(const Step& stack, int64_t head) {
+  const int64_t heads = stack.shape.front();
+  check_value(head >= 0 && head < heads, "--head: expected 0 to ", heads - 1, ", got ", head);
+  const auto size = static_cast<int64_t>(stack.values.size()) / heads;
+  const auto first = stack.values.begin() + head * size;
+  return {stack.name + ", head " + std::to_string(head),
+          stack.kind,
+          {stack.shape.begin() + 1, stack.shape.end()},
+          {first, first + size}};
+}
+
+// Appends a stack by head: the asked one, else all. `matrix_rank` is the rank of one head's matrix.
+void append_heads(const Step& stack, size_t matrix_rank, std::optional<int64_t> head,
+                  std::vector<Step>& matrices) {
+  if (stack.shape.size() <= matrix_rank) {
+    check_value(!head, "--head: ", stack.name, " is shared by all heads");
+    matrices.push_back(stack);
+    return;
+  }
+  for (int64_t h = head.value_or(0); h < (head ? *head + 1 : stack.shape.front()); ++h) {
+    matrices.push_back(head_of(stack, h));
+  }
+}
+
+// Which matrices there are decides the terms, not the scheme's name.
+std::vector<Step> matrices_of(const ShowArguments& arguments, const Part& part, const Grid& grid) {
+  const Terms terms = terms_of(part);
+  const bool has_bias = !terms.biases.empty();
+  const bool key_rows = !terms.row_tables.empty(), value_rows = !terms.value_tables.empty();
+  const std::string what = !arguments.what.empty() ? arguments.what : has_bias ? "bias" : "index";
+  const std::string hint = ": try --what index or --what steps";
+  std::vector<Step> matrices;
+  if (what == "steps") {
+    check_size({grid.queries, grid.keys});
+    check_value(!arguments.head, "--head: --what steps shows all heads");
+    return steps(part, grid);
+  }
+  if (what == "bias") {
+    check_value(has_bias, "--what bias: ", part.scheme->name, " adds no bias", hint);
+    append_heads(dense_matrix("bias", part, grid, "key"), 2, arguments.head, matrices);
+    return matrices;
+  }
+  if (what == "rows") {
+    check_value(key_rows || value_rows, "--what rows: ", part.scheme->name, " has no rows", hint);
+    if (key_rows)
+      append_heads(dense_matrix("key rows", part, grid, "key"), 3, arguments.head, matrices);
+    if (value_rows) {
+      append_heads(dense_matrix("value rows", part, grid, "value"), 3, arguments.head, matrices);
+    }
+    return matrices;
+  }
+  check_value(!arguments.head, "--head: --what ", what, " is the same for all heads");
+  return {what == "distance" ? distance_matrix(grid) : index_matrix(part, grid)};
+}
+
+int show(const ShowArguments& arguments) {
+  const Scheme& scheme = *arguments.scheme;
+  const int64_t queries = arguments.query.value_or(arguments.key.value_or(kDefaultLength));
+  const int64_t keys = arguments.key.value_or(queries);
+  check_value(queries >= 0, "--query: expected at least 0, got ", queries);
+  check_value(keys >= 0, "--key: expected at least 0, got ", keys);
+  GivenOptions given = arguments.options->given();
+  if (arguments.causal) make_one_sided(scheme, given);
+  fill_required(scheme, std::max<int64_t>({queries, keys, 1}), given);
+
+  Position position;
+  position.parts.push_back({&scheme, make_options(scheme, given), {}});
+  const Part& part = position.parts.front();
+  check_finite(part.options, scheme.name);
+  const Grid grid = make_grid(queries, keys, arguments.q_offset);
+  const Parameters parameters(position, arguments.params, arguments.seed, DType::kFloat32);
+  if (!parameters.missing_text().empty()) note("relpos show: " + parameters.missing_text());
+
+  const std::vector<Step> matrices = matrices_of(arguments, part, grid);
+  if (arguments.json) {
+    Json list = Json::array();
+    for (const Step& matrix : matrices) list.push_back(matrix_json(matrix));
+    print_json({{"scheme", scheme.name},
+                {"options", json_options(part.options)},
+                {"query", grid.queries},
+                {"key", grid.keys},
+                {"q_offset", grid.q_offset},
+                {"matrices", list}});
+    return kOk;
+  }
+  const Style style = stdout_style(arguments.color);
+  std::string text;
+  for (const Step& matrix : matrices) {
+    if (matrices.size() > 1) {
+      text += (text.empty() ? "" : "\n") + matrix.name + " " + shape_text(matrix.shape) + "\n";
+    }
+    text += matrix_text(matrix, style);
+  }
+  print(text);
+  return kOk;
+}
+
+void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
+  CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
+  const std::string call = "  relpos show " + scheme.name;
+  app->footer(call + "\n" + call + " --query 10 --key 15 --q-offset 5 --what index\n" + call +
+              " --query 6 --what steps");
+  auto arguments = std::make_shared<ShowArguments>();
+  arguments->scheme = &scheme;
+  arguments->options = std::make_unique<SchemeOptions>(*app, scheme);
+  ShowArguments& a = *arguments;
+  app->add_option("--query", a.query, "number of queries [--key, else 8]");
+  app->add_option("--key", a.key, "number of keys [--query]");
+  app->add_option("--q-offset", a.q_offset,
+                  "position of query 0; key 0 is at 0. Needed where the lengths differ");
+  app->add_option("--what", a.what,
+                  "distance (key - query), index (class of each pair), bias, rows, or steps (every "
+                  "matrix on the way) [bias where there is one, else index]")
+      ->type_name("distance|index|bias|rows|steps")
+      ->check(CLI::IsMember({"distance", "index", "bias", "rows", "steps"}));
+  app->add_option("--head", a.head, "one head only [all]");
+  app->add_flag("--causal", a.causal, "the scheme's one-sided form");
+  app->add_option("--params", a.params, "parameters from a .safetensors or .npy [drawn]");
+  app->add_option("--seed", a.seed, "of drawn parameters [0]");
+  app->add_option("--color", a.color, "heat map on a terminal [auto]")
+      ->type_name("auto|always|never")
+      ->check(CLI::IsMember({"auto", "always", "never"}));
+  app->add_flag("--json", a.json, "matrices as JSON");
+  app->callback([&run, arguments] { run = [arguments] { return show(*arguments); }; });
+}
+
+}  // namespace
+
+void add_show(CLI::App& tool, Run& run) {
+  CLI::App* app = tool.add_subcommand("show", "Print the matrices of one scheme");
+  app->footer(
+      "  relpos show t5 --heads 4 --query 14 --key 14 --buckets 6 --max-distance 20 --causal "
+      "--what "
+      "index\n"
+      "  relpos show alibi --heads 8 --query 4 --key 4\n"
+      "  relpos show shaw --max-distance 7 --query 12 --key 12 --distance query-key --what steps\n"
+      "  relpos show t5 --params t5.safetensors --heads 8 --head 0\n"
+      "  relpos show rope --help      the options of one scheme\n\n"
+      "Required sizes that are not given: heads 4, dims 8, any other the longer of query and key.");
+  app->require_subcommand(1);
+  for (const Scheme& scheme : schemes()) add_scheme(*app, run, scheme);
+}
+
+}  // namespace relpos::cli
