@@ -1,0 +1,105 @@
+// The contract between the drivers (plain C++) and the tile kernels (compiled once a SIMD target).
+//
+// A block is up to kRows query rows of one batch row that share a key head. A tile is kTile keys.
+// Every additive term of a tile is read as kTile floats at a pointer; every gradient of one is added
+// to kTile floats at a pointer. Scores are in units of log2: exp(x) = exp2(x log2(e)).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/problem.h"
+
+namespace relpos {
+
+inline constexpr int kRows = 96;   // a multiple of kGroup; amortises the loads of a tile over 16 groups
+inline constexpr int kGroup = 6;   // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
+inline constexpr int kPad = kTile; // cells left and right of a window, holding what lies outside it
+inline constexpr int kLanes = 16;  // row lengths are multiples of this, the widest vector in floats
+
+// A window of distances, one cell each: cells [kPad][width][kPad], so that any tile of consecutive
+// keys is kTile cells at one offset, wherever it lies.
+struct Panel {
+  int64_t lo = 0, width = 0;
+  float* cells[kRows] = {};     // read: per row, start of the left pad; null: nothing to read
+  float* gradient[kRows] = {};  // added to; null: nothing to add
+
+  int64_t offset(int64_t distance) const noexcept {
+    const int64_t at = distance - lo + kPad;
+    return at < 0 ? 0 : at > width + kPad ? width + kPad : at;
+  }
+};
+
+// past * min(delta, 0) + future * max(delta, 0), for distances too far apart for a window.
+struct Ramp {
+  double past[kRows] = {}, future[kRows] = {};       // times log2(e)
+  double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
+};
+
+struct KeyTile {
+  const float* kt = nullptr;  // [D, kTile] rotated keys, transposed
+  const float* k = nullptr;   // [kTile, Dp] rotated keys (backward)
+  const float* v = nullptr;   // [kTile, Dvp] (forward)
+  const float* vt = nullptr;  // [Dv, kTile] (backward)
+  bool k_finite = true, v_finite = true;
+  bool run = true;                // consecutive positions from first_position
+  int64_t first_position = 0;
+  const int64_t* positions = nullptr;  // [kTile] where not a run
+};
+
+struct Block {
+  const Problem* problem = nullptr;
+  int64_t D = 0, Dp = 0, Dv = 0, Dvp = 0;  // head sizes, and rounded up to kLanes
+  int64_t batch = 0;
+  int rows = 0;                    // used; the rest of the last group is zero rows that see nothing
+  int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
+
+  float* q = nullptr;              // [kRows, Dp] rotated, times scale * log2(e)
+  std::vector<Panel> scores;       // added to scores; gradient takes dscore
+  std::vector<Ramp> ramps;
+  const float* key_bias[kRows] = {};   // [Lk rounded up to kTile] times log2(e), or null
+  float* key_bias_gradient[kRows] = {};
+  std::vector<Panel> values;       // forward: gradient takes weights; backward: cells add to dweight,
+                                   // gradient takes weights
+
+  // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
+  float* m = nullptr;              // [kRows]
+  float* l = nullptr;              // [kRows, kLanes]
+  float* o = nullptr;              // [kRows, Dvp]
+
+  // Backward.
+  const float* dout = nullptr;     // [kRows, Dvp]
+  float lse[kRows];                // log2 units; -inf: the row saw nothing
+  float delta[kRows];              // <dout, out> - dlse
+  bool rows_finite = true;         // q and dout hold no NaN or Inf
+  float* dq = nullptr;             // [kRows, Dp], of the rotated query before the scale
+  float* dk = nullptr;             // [tiles * kTile, Dp], times log2(e) of the true gradient
+  float* dv = nullptr;             // [tiles * kTile, Dvp]
+  float* p = nullptr;              // [kRows, kTile] scratch
+  float* ds = nullptr;             // [kRows, kTile] scratch
+  std::vector<double>* mask_gradient = nullptr;
+  const TensorView* mask_index = nullptr;
+};
+
+struct TileKernels {
+  const char* name;
+  // C[M, N] = (accumulate ? C : 0) + A B; A at a[m * row_stride + k * k_stride]; N, ldb and ldc are
+  // multiples of kLanes, B and C aligned to them.
+  void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
+               int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
+               bool accumulate);
+  // Advances the state of a block over tiles [first, first + count).
+  void (*forward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
+  // Adds what tiles [first, first + count) contribute to every gradient of the block.
+  void (*backward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
+  // Writes dense weights (`lse` of the block in use) or dense scores of the tiles.
+  void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
+               const TensorView& dense, bool weights);
+};
+
+// Every target that this build holds, best first, supported by this machine or not.
+std::vector<TileKernels> compiled_kernels();
+// Of the target in use (targets.h).
+const TileKernels& tile_kernels();
+
+}  // namespace relpos

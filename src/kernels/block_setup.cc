@@ -1,0 +1,147 @@
+#include "kernels/block_setup.h"
+
+#include <algorithm>
+
+namespace relpos {
+
+BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
+    : plan_(plan), kernels_(kernels), raw_(kRows * plan.Dp), q_(kRows * plan.Dp) {
+  block.problem = &plan.p;
+  block.D = plan.D;
+  block.Dp = plan.Dp;
+  block.Dv = plan.Dv;
+  block.Dvp = plan.Dvp;
+  block.q = q_.get();
+  for (const TablePlan& table : plan.row_tables) {
+    RowTableState state;
+    state.factor = Buffer<float>(kRows * table.padded_rank);
+    state.cells = Buffer<float>(kRows * cell_stride(table.window));
+    row_tables.push_back(std::move(state));
+  }
+}
+
+int64_t BlockScratch::floats(const Plan& plan) {
+  int64_t sum = 2 * kRows * plan.Dp;
+  for (const TablePlan& table : plan.row_tables) {
+    const int64_t cells = std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes;
+    sum += kRows * (table.padded_rank + cells);
+  }
+  return sum;
+}
+
+int64_t BlockScratch::max_cut(const Window& window) const {
+  if (!plan_.p.positions.consecutive) return window.width;
+  return std::min(window.width, plan_.p.keys + kRows);
+}
+
+int64_t BlockScratch::cell_stride(const Window& window) const {
+  return round_up(max_cut(window) + 2 * kPad, kLanes);
+}
+
+void BlockScratch::begin(int64_t batch) {
+  block.batch = batch;
+  block.rows = 0;
+  block.scores.clear();
+  block.ramps.clear();
+  block.values.clear();
+}
+
+BlockScratch::Cut BlockScratch::cut(const Window& window) const {
+  const int64_t first = std::clamp<int64_t>(range_.first - window.lo, 0, window.width - 1);
+  const int64_t last = std::clamp<int64_t>(range_.second - window.lo, first, window.width - 1);
+  return {first, last - first + 1};
+}
+
+void BlockScratch::load_queries() {
+  const Problem& p = plan_.p;
+  range_ = plan_.range;
+  if (p.positions.consecutive) {
+    bool any = false;
+    for (int row = 0; row < block.rows; ++row) {
+      if (block.lo[row] >= block.hi[row]) continue;
+      const int64_t low = p.positions.key(block.batch, block.lo[row]) - block.position[row];
+      const int64_t high = p.positions.key(block.batch, block.hi[row] - 1) - block.position[row];
+      range_ = any ? std::pair{std::min(range_.first, low), std::max(range_.second, high)}
+                   : std::pair{low, high};
+      any = true;
+    }
+  }
+  const auto scale = static_cast<float>(p.scale * kLog2e);
+  for (int row = 0; row < padded_rows(); ++row) {
+    float* raw = raw_.get() + row * plan_.Dp;
+    float* q = q_.get() + row * plan_.Dp;
+    if (row >= block.rows) {
+      std::fill_n(raw, plan_.Dp, 0.0f);
+      std::fill_n(q, plan_.Dp, 0.0f);
+      block.position[row] = 0;
+      block.key_bias[row] = nullptr;
+      continue;
+    }
+    Plan::load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, plan_.Dp, raw);
+    std::copy_n(raw, plan_.Dp, q);
+    plan_.rotate_query(block.batch, block.index[row], q);
+    for (int64_t d = 0; d < plan_.D; ++d) q[d] *= scale;
+    block.key_bias[row] =
+        plan_.key_bias.size() == 0
+            ? nullptr
+            : plan_.key_bias.get() +
+                  ((plan_.key_bias_rows == 1 ? 0 : block.batch) * p.heads + block.head[row]) *
+                      plan_.tiles * kTile;
+  }
+
+  for (size_t n = 0; n < plan_.biases.size(); ++n) {
+    const BiasPlan& bias = plan_.biases[n];
+    Panel panel;
+    panel.lo = bias.window.lo;
+    panel.width = bias.window.width;
+    for (int row = 0; row < block.rows && bias.cells.size() > 0; ++row) {
+      panel.cells[row] = bias.cells.get() + block.head[row] * bias.row_size();
+    }
+    block.scores.push_back(panel);
+    if (!bias.ramp) continue;
+    const TermData& slopes = p.terms.biases[n].slopes;
+    Ramp ramp;
+    for (int row = 0; row < block.rows; ++row) {
+      ramp.past[row] = slopes.view.at({0, block.head[row]}) * slopes.multiplier * kLog2e;
+      ramp.future[row] = slopes.view.at({1, block.head[row]}) * slopes.multiplier * kLog2e;
+    }
+    block.ramps.push_back(ramp);
+  }
+
+  for (size_t n = 0; n < plan_.row_tables.size(); ++n) {
+    const TablePlan& table = plan_.row_tables[n];
+    const RowTable& term = p.terms.row_tables[n];
+    RowTableState& state = row_tables[n];
+    state.cut = cut(table.window);
+    const auto s = static_cast<float>(table.scale * kLog2e);
+    for (int row = 0; row < block.rows; ++row) {
+      float* a = state.factor.get() + row * table.padded_rank;
+      if (term.factor.view.given()) {
+        Plan::load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank,
+                       table.padded_rank, a);
+        for (int64_t d = 0; d < table.rank; ++d) a[d] *= static_cast<float>(term.factor.multiplier);
+      } else {
+        std::copy_n(raw_.get() + row * plan_.Dp, table.padded_rank, a);
+      }
+      for (int64_t d = 0; d < table.rank; ++d) {
+        if (term.added.view.given()) {
+          a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
+        }
+        a[d] *= s;
+      }
+    }
+    const int64_t stride = cell_stride(table.window);
+    for_each_head([&](int64_t head, int first, int rows) {
+      table_products(kernels_, table, head, rows, state.factor.get() + first * table.padded_rank,
+                     table.padded_rank, state.cut.first, state.cut.width,
+                     state.cells.get() + first * stride, stride);
+    });
+    Panel panel;
+    panel.lo = table.window.lo + state.cut.first;
+    panel.width = state.cut.width;
+    for (int row = 0; row < block.rows; ++row) panel.cells[row] = state.cells.get() + row * stride;
+    block.scores.push_back(panel);
+  }
+}
+
+}  // namespace relpos
