@@ -1,0 +1,51 @@
+"""Peak memory of one forward and backward, in a process of its own.
+
+python tests/memory_probe.py LENGTH SCHEME prints JSON in bytes: `peak` is the growth of the
+resident set beyond inputs and outputs, `formula` what relpos says it needs.
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+
+from relpos._attention import workspace_bytes
+from sample import position, tensors
+
+HEADS, SIZE = 2, 64
+
+
+def status(name):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name + ":"):
+            return int(line.split()[1]) * 1024
+    raise LookupError(name)
+
+
+def step(inputs, dout, call):
+    import relpos
+    from oracle import gradients
+
+    leaves = [*inputs, *call["position"].parameters()]
+    out, lse = relpos.attention(*inputs, **call, return_lse=True)
+    return [out, lse, *gradients([out], [dout], leaves)]
+
+
+def measure(length, name):
+    sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
+    call = {"position": position(name, **sizes)[0], "is_causal": True}
+    formula = 0
+    for count in (256, length):
+        *inputs, dout = tensors(**sizes, queries=count, keys=count)
+        inputs = [x.requires_grad_() for x in inputs]
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        before = status("VmRSS")
+        made = step(inputs, dout, call)
+        peak = status("VmHWM") - before - sum(x.nbytes for x in made)
+        formula = max(workspace_bytes(*inputs, backward=b, **call) for b in (False, True))
+    return {"peak": peak, "formula": formula}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])))
