@@ -1,0 +1,68 @@
+"""What does a waiting person see? A bar on a terminal, a line now and then where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+_WIDTH = 24
+_BETWEEN_DRAWS = 0.1  # seconds
+_SPARSE_LINES = 4  # per job, where stderr is no terminal
+
+
+def clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class Progress:
+    """Progress of one job of `total` steps; `title` says which."""
+
+    def __init__(
+        self, title: str, total: int, *, quiet: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self.title, self.total = title, total
+        self.stream = stream or sys.stderr
+        self.quiet = quiet
+        self.terminal = self.stream.isatty()
+        self.began: float | None = None
+        self.drawn = 0.0
+
+    def update(self, done: int, loss: float | None = None) -> None:
+        now = time.monotonic()
+        if self.began is None:  # the first step pays for the start; rates count from here
+            self.began, self.first = now, done
+        if self.quiet:
+            return
+        if self.terminal:
+            if now - self.drawn >= _BETWEEN_DRAWS or done == self.total:
+                self.drawn = now
+                self._write("\r\x1b[2K" + self._line(done, loss, now))
+        elif done % max(1, self.total // _SPARSE_LINES) == 0:
+            self._write(self._line(done, loss, now) + "\n")
+
+    def say(self, text: str) -> None:
+        """In place of the bar, for what is neither training nor over."""
+        if self.terminal and not self.quiet:
+            self._write(f"\r\x1b[2K{self.title}  {text}")
+
+    def close(self, text: str) -> None:
+        """The bar goes, one line about the job stays."""
+        if not self.quiet:
+            self._write(("\r\x1b[2K" if self.terminal else "") + f"{self.title}  {text}\n")
+
+    def _line(self, done: int, loss: float | None, now: float) -> str:
+        filled = _WIDTH * done // self.total
+        bar = "━" * filled + "─" * (_WIDTH - filled)
+        parts = [self.title, f"{bar} {done}/{self.total}"]
+        elapsed = now - self.began
+        if done > self.first and elapsed > 0:
+            rate = (done - self.first) / elapsed
+            parts += [f"{rate:.1f} steps/s", f"{clock((self.total - done) / rate)} left"]
+        if loss is not None:
+            parts.append(f"loss {loss:.3f}")
+        return "  ".join(parts)
+
+    def _write(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()

@@ -1,0 +1,53 @@
+"""How does the lab run its jobs, each in a process of its own, and survive Ctrl-C?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+
+class JobFailed(RuntimeError):
+    """A job ended without a result; the text ends with what it wrote to stderr."""
+
+
+def run_job(
+    folder: Path,
+    job: dict,
+    data: dict[str, np.ndarray],
+    *,
+    on_event: Callable[[dict], None],
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """Result and arrays of one worker. KeyboardInterrupt ends the worker and passes on."""
+    folder.mkdir(parents=True)
+    (folder / "job.json").write_text(json.dumps(job))
+    np.savez(folder / "data.npz", **data)
+    with (
+        (folder / "stderr").open("wb") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "relpos.lab.worker", str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "OMP_NUM_THREADS": str(job["threads"])},
+            start_new_session=True,  # Ctrl-C comes to this process alone
+            text=True,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout:
+                on_event(json.loads(line))
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    if status != 0:
+        tail = (folder / "stderr").read_text(errors="replace").strip().splitlines()[-12:]
+        raise JobFailed(f"the {job['kind']} job ended with status {status}:\n" + "\n".join(tail))
+    with np.load(folder / "arrays.npz", allow_pickle=False) as stored:
+        arrays = dict(stored)
+    return json.loads((folder / "result.json").read_text()), arrays

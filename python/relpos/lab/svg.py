@@ -1,0 +1,107 @@
+"""How are a drawing and a picture written without a plotting library? SVG text, PNG bytes."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+import numpy as np
+
+
+def tag(name: str, content: str = "", /, **attributes) -> str:
+    """An element; `_` in a name stands for `-`, a trailing one is dropped (class_)."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
+
+
+def text(x: float, y: float, content: str, **attributes) -> str:
+    return tag("text", escape(content), x=x, y=y, **attributes)
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **attributes) -> str:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+
+
+def polyline(points: Iterable[tuple[float, float]], **attributes) -> str:
+    return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), **attributes)
+
+
+def drawing(width: float, height: float, content: str, *, label: str, class_: str = "") -> str:
+    return tag(
+        "svg",
+        content,
+        viewBox=f"0 0 {_plain(width)} {_plain(height)}",
+        class_=class_ or None,
+        role="img",
+        aria_label=label,
+    )
+
+
+def picture(alpha: np.ndarray, colour: str) -> str:
+    """A data: address of a PNG [rows, columns] of one colour (#rrggbb), opaque where alpha is 1."""
+    rows, columns = alpha.shape
+    pixels = np.empty((rows, columns, 4), dtype=np.uint8)
+    pixels[..., :3] = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    pixels[..., 3] = np.round(255 * np.clip(alpha, 0, 1))
+    lines = np.concatenate(  # every line begins with its filter: none
+        [np.zeros((rows, 1), np.uint8), pixels.reshape(rows, -1)], axis=1
+    )
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    png = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0))
+        + chunk(b"IDAT", zlib.compress(lines.tobytes(), 9))
+        + chunk(b"IEND", b"")
+    )
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """The linear map of [low, high] to [start, end]."""
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
+    """Round numbers inside [low, high]."""
+    raw = (high - low) / about or 1.0
+    power = 10 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(i * step, 10) for i in range(first, last + 1)]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places for labels near `wanted`, at least `gap` apart, inside [low, high] if they fit."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    places = [float(wanted[i]) for i in order]
+    for _ in range(200):
+        for i in range(1, len(places)):
+            overlap = gap - (places[i] - places[i - 1])
+            if overlap > 0:
+                places[i - 1] -= overlap / 2
+                places[i] += overlap / 2
+        if places:
+            shift = max(0.0, low - places[0]) - max(0.0, places[-1] - high)
+            places = [place + shift for place in places]
+    result = [0.0] * len(wanted)
+    for place, i in zip(places, order, strict=True):
+        result[i] = place
+    return result
+
+
+def _plain(value) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
