@@ -6,9 +6,19 @@
 #include "base/parallel.h"
 
 namespace relpos {
-namespace {
 
-constexpr int64_t kPositionLimit = int64_t{1} << 61;  // distances then fit int64 with room to spare
+void check_position(int64_t position, const char* name) {
+  check_value(position > -kPositionLimit && position < kPositionLimit, name,
+              ": expected positions within +-2^61, got ", position);
+}
+
+void refuse_to_guess(const std::string& why) {
+  throw_error(ErrorKind::kValue, "q_offset: not given, and ", why,
+              ". Say where the queries are: q_offset = Lk - Lq for a KV cache or memory; q_offset = 0 "
+              "where both start at 0, as in the notebooks");
+}
+
+namespace {
 
 std::string dims_text(const std::vector<int64_t>& dims) {
   return TensorView(nullptr, DType::kFloat32, dims).shape_text();
@@ -34,11 +44,6 @@ void check_int64(const TensorView& view, const char* name) {
   if (view.dtype != DType::kInt64) {
     throw_error(ErrorKind::kType, name, ": expected int64, got ", dtype_name(view.dtype));
   }
-}
-
-void check_position(int64_t position, const char* name) {
-  check_value(position > -kPositionLimit && position < kPositionLimit, name,
-              ": expected positions within +-2^61, got ", position);
 }
 
 // [L] or [B, L] int64 -> rows of values.
@@ -80,12 +85,6 @@ std::vector<int64_t> read_offset(const Offset& offset, int64_t batch, int64_t le
     check_position(value + length, name);
   }
   return values;
-}
-
-[[noreturn]] void refuse_to_guess(const std::string& why) {
-  throw_error(ErrorKind::kValue, "q_offset: not given, and ", why,
-              ". Say where the queries are: q_offset = Lk - Lq for a KV cache or memory; q_offset = 0 "
-              "where both start at 0, as in the notebooks");
 }
 
 Positions read_positions(const Problem& problem, const Options& options, bool in_play) {

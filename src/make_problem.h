@@ -1,12 +1,20 @@
 // Checks the arguments of a public call, lowers its position, and gives the kernels their Problem.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "kernels/problem.h"
 #include "relpos/attention.h"
 
 namespace relpos {
+
+inline constexpr int64_t kPositionLimit = int64_t{1} << 61;  // distances then fit int64 with room
+
+void check_position(int64_t position, const char* name);
+
+// Throws the error about a q_offset that must be said; `why` completes "not given, and ...".
+[[noreturn]] void refuse_to_guess(const std::string& why);
 
 struct Call {
   Problem problem;
