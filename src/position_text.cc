@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 
 #include "base/nearest.h"
 #include "option_text.h"
@@ -177,6 +178,7 @@ class Parser {
 };
 
 std::string number_text(double number) {
+  if (number == 0.0 && std::signbit(number)) return "-0.0";  // "-0" would read as an integer
   char digits[32];
   const auto [end, error] = std::to_chars(digits, digits + sizeof digits, number);
   return error == std::errc() ? std::string(digits, end) : "nan";
