@@ -29,9 +29,8 @@ def _names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in RUNS]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(
-            f"unknown scheme {', '.join(unknown) or text!r}; known here: {', '.join(RUNS)}"
-        )
+        came = ", ".join(map(repr, unknown)) or repr(text)
+        raise argparse.ArgumentTypeError(f"unknown scheme {came}; known here: {', '.join(RUNS)}")
     return list(dict.fromkeys(names))
 
 
