@@ -1,0 +1,545 @@
+// Random lists of terms, no scheme involved: the fused path against the reference path, and both
+// against a plain dense formula; gradients of the reference path against finite differences.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <random>
+#include <set>
+
+#include "base/parallel.h"
+#include "kernels/fused.h"
+#include "kernels/reference.h"
+
+namespace relpos {
+namespace {
+
+using Rng = std::mt19937_64;
+
+int64_t draw(Rng& rng, int64_t lo, int64_t hi) {
+  return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+}
+
+bool chance(Rng& rng, double p) { return std::bernoulli_distribution(p)(rng); }
+
+std::vector<double> normal(Rng& rng, int64_t n, double deviation = 1.0) {
+  std::normal_distribution<double> d(0.0, deviation);
+  std::vector<double> values(static_cast<size_t>(n));
+  for (double& v : values) v = static_cast<double>(static_cast<float>(d(rng)));
+  return values;
+}
+
+Tensor float_tensor(Rng& rng, std::vector<int64_t> shape) {
+  Tensor tensor(DType::kFloat32, shape);
+  const auto values = normal(rng, tensor.view().numel());
+  std::copy(values.begin(), values.end(), tensor.data<float>());
+  return tensor;
+}
+
+ClassMap random_map(Rng& rng) {
+  const int64_t lo = draw(rng, -20, 2), hi = lo + draw(rng, 0, 24);
+  switch (draw(rng, 0, 2)) {
+    case 0:
+      return ClassMap::clamp(lo, hi, chance(rng, 0.3));
+    case 1:
+      return ClassMap::zero_outside(lo, hi, chance(rng, 0.3));
+    default: {
+      std::set<int64_t> starts;
+      for (int64_t n = draw(rng, 1, 7); n > 0; --n) starts.insert(draw(rng, -70, 30));
+      std::vector<int64_t> classes;
+      for (size_t n = 0; n <= starts.size(); ++n) classes.push_back(draw(rng, -1, 6));
+      classes.push_back(draw(rng, 0, 6));
+      classes.erase(classes.begin());
+      return ClassMap::thresholds({starts.begin(), starts.end()}, classes);
+    }
+  }
+}
+
+// A problem that owns its inputs.
+struct Case {
+  Problem p;
+  Tensor q, k, v, dout, dlse, mask;
+  std::vector<uint8_t> bool_mask;
+  std::vector<Tensor> storage;
+
+  TermData term(Rng& rng, std::vector<int64_t> shape) {
+    storage.push_back(float_tensor(rng, shape));
+    return TermData::parameter(storage.back().view(), true, chance(rng, 0.3) ? 0.5 : 1.0);
+  }
+};
+
+std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassMap& map, int64_t columns) {
+  const int64_t rows = std::max<int64_t>(map.classes(), 1) + draw(rng, 0, 2);
+  if (chance(rng, 0.5)) return {p.heads, rows, columns};
+  return {rows, columns};
+}
+
+Case random_case(uint64_t seed, bool columns) {
+  Rng rng(seed);
+  Case c;
+  Problem& p = c.p;
+  p.batch = draw(rng, 1, 2);
+  p.kv_heads = draw(rng, 1, 2);
+  p.heads = p.kv_heads * draw(rng, 1, 2);
+  const int64_t lengths[] = {1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
+  p.queries = lengths[draw(rng, 0, 9)];
+  p.keys = chance(rng, 0.5) ? p.queries : lengths[draw(rng, 0, 9)];
+  const int64_t sizes[] = {1, 2, 3, 8, 15, 16, 17, 32, 65};
+  p.head_dim = sizes[draw(rng, 0, 8)];
+  p.value_dim = chance(rng, 0.5) ? p.head_dim : sizes[draw(rng, 0, 8)];
+  p.scale = chance(rng, 0.5) ? 1.0 : 0.3;
+  c.q = float_tensor(rng, {p.batch, p.heads, p.queries, p.head_dim});
+  c.k = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
+  c.v = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.value_dim});
+  c.dout = float_tensor(rng, {p.batch, p.heads, p.queries, p.value_dim});
+  c.dlse = float_tensor(rng, {p.batch, p.heads, p.queries});
+  p.query = c.q.view();
+  p.key = c.k.view();
+  p.value = c.v.view();
+
+  Positions& at = p.positions;
+  at.queries = p.queries;
+  at.keys = p.keys;
+  at.consecutive = chance(rng, 0.6);
+  at.q_rows = chance(rng, 0.5) ? 1 : p.batch;
+  at.k_rows = chance(rng, 0.5) ? 1 : p.batch;
+  const int64_t far = chance(rng, 0.2) ? int64_t{1} << 30 : 0;
+  const int64_t gap = chance(rng, 0.3) ? 9000 : 40;  // 9000: too wide a span to expand slopes
+  const auto fill = [&](std::vector<int64_t>& values, int64_t rows, int64_t length) {
+    for (int64_t b = 0; b < rows; ++b) {
+      int64_t position = draw(rng, -30, 30) + far;
+      for (int64_t i = 0; i < (at.consecutive ? 1 : length); ++i) {
+        values.push_back(position);
+        position += chance(rng, 0.95) ? 1 : draw(rng, 0, gap);
+      }
+    }
+  };
+  fill(at.q, at.q_rows, p.queries);
+  fill(at.k, at.k_rows, p.keys);
+
+  Visibility& visible = p.visible;
+  visible.queries = p.queries;
+  visible.keys = p.keys;
+  if (chance(rng, 0.6)) {
+    visible.rows = std::max(at.q_rows, at.k_rows);
+    const int64_t shift = draw(rng, -5, p.keys);
+    for (int64_t b = 0; b < visible.rows; ++b) {
+      for (int64_t i = 0; i < p.queries; ++i) {
+        const int64_t hi = std::clamp<int64_t>(i + shift, 0, p.keys);
+        const int64_t lo = chance(rng, 0.5) ? 0 : std::clamp<int64_t>(hi - 70, 0, hi);
+        visible.span.emplace_back(lo, hi);
+      }
+    }
+  }
+  if (chance(rng, 0.3)) {
+    for (int64_t n = 0; n < p.batch * p.tiles(); ++n) visible.key_bits.push_back(rng() | rng());
+  }
+  if (chance(rng, 0.3)) {
+    const std::vector<int64_t> shape{chance(rng, 0.5) ? 1 : p.batch, chance(rng, 0.5) ? 1 : p.heads,
+                                     p.queries, p.keys};
+    c.mask = float_tensor(rng, shape);
+    for (int64_t n = 0; n < c.mask.view().numel(); ++n) {
+      if (chance(rng, 0.2)) c.mask.data<float>()[n] = -HUGE_VALF;
+    }
+    visible.mask = c.mask.view();
+    visible.mask.shape = {p.batch, p.heads, p.queries, p.keys};
+    for (size_t axis = 0; axis < 2; ++axis) {
+      if (shape[axis] == 1) visible.mask.strides[axis] = 0;
+    }
+  }
+  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
+
+  Terms& t = p.terms;
+  if (p.head_dim >= 2 && chance(rng, 0.4)) {
+    Rotation r;
+    r.dims = p.head_dim / 2 * 2;
+    if (r.dims > 4) r.dims -= 2 * draw(rng, 0, 1);
+    r.start = draw(rng, 0, p.head_dim - r.dims);
+    r.layout = chance(rng, 0.5) ? PairLayout::kHalf : PairLayout::kInterleaved;
+    for (int64_t n = 0; n < r.dims / 2; ++n) r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
+    r.magnitude = chance(rng, 0.3) ? 1.1 : 1.0;
+    t.rotations.push_back(r);
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    DistanceBias bias;
+    const bool sloped = chance(rng, 0.5);
+    if (!sloped || chance(rng, 0.3)) {
+      bias.map = random_map(rng);
+      bias.table = c.term(rng, {p.heads, std::max<int64_t>(1, bias.map->classes())});
+    }
+    if (sloped) {
+      bias.slopes = c.term(rng, {2, p.heads});
+      bias.slopes.multiplier = gap > 40 ? 1e-3 : 1e-2;
+    }
+    t.biases.push_back(bias);
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    RowTable rows;
+    rows.map = random_map(rng);
+    const int64_t rank = chance(rng, 0.5) ? p.head_dim : draw(rng, 1, 18);
+    rows.table = c.term(rng, table_shape(rng, p, rows.map, rank));
+    if (rank != p.head_dim || chance(rng, 0.3)) {
+      rows.factor = c.term(rng, {p.batch, p.heads, p.queries, rank});
+    }
+    if (chance(rng, 0.4)) rows.added = c.term(rng, {p.heads, rank});
+    if (chance(rng, 0.4)) rows.scale = 0.7;
+    t.row_tables.push_back(rows);
+  }
+  for (int64_t n = columns ? draw(rng, 0, 2) : 0; n > 0; --n) {
+    ColumnTable column;
+    column.map = random_map(rng);
+    column.table = c.term(rng, table_shape(rng, p, column.map, p.head_dim));
+    if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
+    t.column_tables.push_back(column);
+  }
+  if (columns && !t.rotations.empty() && chance(rng, 0.5)) {
+    for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n) t.rotations[0].log_decay.push_back(1e-3);
+    for (int64_t& x : at.q) x %= 1000;
+    for (int64_t& x : at.k) x %= 1000;
+  }
+  if (chance(rng, 0.3)) {
+    t.key_biases.push_back({chance(rng, 0.5) ? c.term(rng, {p.heads, p.keys})
+                                             : c.term(rng, {p.batch, p.heads, p.keys})});
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    ValueTable values;
+    values.map = random_map(rng);
+    values.table = c.term(rng, table_shape(rng, p, values.map, p.value_dim));
+    t.value_tables.push_back(values);
+  }
+  return c;
+}
+
+double table_at(const TermData& data, int64_t h, int64_t m, int64_t d) {
+  return data.multiplier * (data.view.rank == 3 ? data.view.at({h, m, d}) : data.view.at({m, d}));
+}
+
+double angle_part(const Problem& p, int64_t position, const TensorView& x, int64_t b, int64_t h,
+                  int64_t i, int64_t d) {
+  for (const Rotation& r : p.terms.rotations) {
+    const int64_t n = d - r.start;
+    if (n < 0 || n >= r.dims) continue;
+    const bool half = r.layout == PairLayout::kHalf;
+    const int64_t pair = half ? n % (r.dims / 2) : n / 2;
+    const bool second = half ? n >= r.dims / 2 : n % 2 == 1;
+    const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
+    const double angle = static_cast<double>(position) * r.frequency[static_cast<size_t>(pair)];
+    const double other = x.at({b, h, i, partner}) * std::sin(angle);
+    return r.magnitude * (x.at({b, h, i, d}) * std::cos(angle) + (second ? other : -other));
+  }
+  return x.at({b, h, i, d});
+}
+
+// The equation of terms.h, written out.
+struct Plain {
+  std::vector<double> out, lse;
+};
+
+Plain plain_forward(const Problem& p) {
+  Plain result;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const int64_t hk = h / p.group();
+      for (int64_t i = 0; i < p.queries; ++i) {
+        std::vector<double> score(static_cast<size_t>(p.keys), -HUGE_VAL);
+        const auto [lo, hi] = p.visible.interval(b, i);
+        for (int64_t j = std::max<int64_t>(lo, 0); j < std::min(hi, p.keys); ++j) {
+          const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
+          if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0) continue;
+          const int64_t pq = p.positions.query(b, i), pk = p.positions.key(b, j), delta = pk - pq;
+          double s = 0.0;
+          for (int64_t d = 0; d < p.head_dim; ++d) {
+            double factor = 1.0;
+            for (const Rotation& r : p.terms.rotations) {
+              if (r.log_decay.empty() || d < r.start || d >= r.start + r.dims) continue;
+              factor = std::exp(static_cast<double>(delta) * r.log_decay[0]);
+            }
+            s += factor * angle_part(p, pq, p.query, b, h, i, d) * angle_part(p, pk, p.key, b, hk, j, d);
+          }
+          s *= p.scale;
+          for (const RowTable& t : p.terms.row_tables) {
+            const int64_t m = t.map(delta);
+            if (m < 0) continue;
+            const int64_t rank = t.table.view.shape[t.table.view.rank == 3 ? 2 : 1];
+            for (int64_t d = 0; d < rank; ++d) {
+              double a = t.factor.view.given() ? t.factor.multiplier * t.factor.view.at({b, h, i, d})
+                                               : p.query.at({b, h, i, d});
+              if (t.added.view.given()) a += t.added.multiplier * t.added.view.at({h, d});
+              s += t.scale.value_or(p.scale) * a * table_at(t.table, h, m, d);
+            }
+          }
+          for (const ColumnTable& t : p.terms.column_tables) {
+            const int64_t m = t.map(delta);
+            if (m < 0) continue;
+            for (int64_t d = 0; d < p.head_dim; ++d) {
+              const double c = t.factor.view.given()
+                                   ? t.factor.multiplier * t.factor.view.at({b, hk, j, d})
+                                   : p.key.at({b, hk, j, d});
+              s += t.scale.value_or(p.scale) * c * table_at(t.table, h, m, d);
+            }
+          }
+          for (const DistanceBias& t : p.terms.biases) {
+            if (t.map && (*t.map)(delta) >= 0) s += t.table.multiplier * t.table.view.at({h, (*t.map)(delta)});
+            if (t.slopes.view.given()) {
+              s += t.slopes.multiplier * (t.slopes.view.at({0, h}) * std::min<double>(static_cast<double>(delta), 0) +
+                                          t.slopes.view.at({1, h}) * std::max<double>(static_cast<double>(delta), 0));
+            }
+          }
+          for (const KeyBias& t : p.terms.key_biases) {
+            s += t.values.multiplier *
+                 (t.values.view.rank == 3 ? t.values.view.at({b, h, j}) : t.values.view.at({h, j}));
+          }
+          if (p.visible.mask.given()) s += p.visible.mask.at({b, h, i, j});
+          score[static_cast<size_t>(j)] = s;
+        }
+        const double top = *std::max_element(score.begin(), score.end());
+        double sum = 0.0;
+        for (double s : score) sum += s == -HUGE_VAL ? 0.0 : std::exp(s - top);
+        result.lse.push_back(sum > 0.0 ? top + std::log(sum) : -HUGE_VAL);
+        for (int64_t d = 0; d < p.value_dim; ++d) {
+          double o = 0.0;
+          for (int64_t j = 0; j < p.keys; ++j) {
+            const double s = score[static_cast<size_t>(j)];
+            if (s == -HUGE_VAL) continue;
+            const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
+            double v = p.value.at({b, hk, j, d});
+            for (const ValueTable& t : p.terms.value_tables) {
+              if (t.map(delta) >= 0) v += table_at(t.table, h, t.map(delta), d);
+            }
+            double kept = 1.0;
+            if (p.dropout.active()) {
+              kept = p.dropout.keeps(p.dropout.row_key(b, h, i, 0), j) ? p.dropout.keep_scale() : 0.0;
+            }
+            o += std::exp(s - top) / sum * kept * v;
+          }
+          result.out.push_back(o);
+        }
+      }
+    }
+  }
+  return result;
+}
+
+struct Results {
+  Tensor out, lse, dq, dk, dv;
+  TermGradients terms;
+  std::vector<double> mask;
+
+  Results(const Case& c, DType dtype)
+      : out(dtype, c.dout.view().dims()),
+        lse(dtype, c.dlse.view().dims()),
+        dq(dtype, c.q.view().dims()),
+        dk(dtype, c.k.view().dims()),
+        dv(dtype, c.v.view().dims()),
+        terms(TermGradients::zeros(c.p.terms)),
+        mask(static_cast<size_t>(c.mask.view().given() ? c.mask.view().numel() : 0), 0.0) {}
+
+  ProblemGradients gradients(const Case& c) {
+    ProblemGradients g;
+    g.query = dq.view();
+    g.key = dk.view();
+    g.value = dv.view();
+    g.terms = &terms;
+    if (c.p.visible.mask.given()) {
+      g.mask = &mask;
+      g.mask_index = c.p.visible.mask;
+    }
+    return g;
+  }
+
+  // Every number, with a name for messages.
+  std::vector<std::pair<std::string, std::vector<double>>> all() const {
+    std::vector<std::pair<std::string, std::vector<double>>> list;
+    const auto tensor = [&](const char* name, const Tensor& t) {
+      std::vector<double> values;
+      for (int64_t n = 0; n < t.view().numel(); ++n) values.push_back(t.view().load(n));
+      list.emplace_back(name, values);
+    };
+    tensor("out", out);
+    tensor("lse", lse);
+    tensor("dq", dq);
+    tensor("dk", dk);
+    tensor("dv", dv);
+    for (const auto& g : terms.biases) {
+      list.emplace_back("bias table", g.table);
+      list.emplace_back("slopes", g.slopes);
+    }
+    for (const auto& g : terms.row_tables) {
+      list.emplace_back("row table", g.table);
+      list.emplace_back("row factor", g.factor);
+      list.emplace_back("row added", g.added);
+    }
+    for (const auto& g : terms.column_tables) {
+      list.emplace_back("column table", g.table);
+      list.emplace_back("column factor", g.factor);
+    }
+    for (const auto& g : terms.key_biases) list.emplace_back("key bias", g.table);
+    for (const auto& g : terms.value_tables) list.emplace_back("value table", g.table);
+    list.emplace_back("mask", mask);
+    return list;
+  }
+};
+
+Results run_reference(const Case& c) {
+  Results r(c, DType::kFloat64);
+  reference_forward(c.p, r.out.view(), r.lse.view());
+  reference_backward(c.p, r.out.view(), r.lse.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
+  return r;
+}
+
+Results run_fused(const Case& c) {
+  Results r(c, DType::kFloat32);
+  fused_forward(c.p, r.out.view(), r.lse.view());
+  fused_backward(c.p, r.out.view(), r.lse.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
+  return r;
+}
+
+void expect_close(const Results& got, const Results& want, double tolerance, uint64_t seed) {
+  const auto a = got.all(), b = want.all();
+  for (size_t n = 0; n < a.size(); ++n) {
+    ASSERT_EQ(a[n].second.size(), b[n].second.size());
+    double largest = 1.0;
+    for (double x : b[n].second) {
+      if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
+    }
+    for (size_t i = 0; i < a[n].second.size(); ++i) {
+      const double x = a[n].second[i], y = b[n].second[i];
+      if (x == y) continue;
+      ASSERT_NEAR(x, y, tolerance * largest) << a[n].first << "[" << i << "], seed " << seed;
+    }
+  }
+}
+
+double largest_score(const Case& c) {
+  Tensor scores(DType::kFloat64, {c.p.batch, c.p.heads, c.p.queries, c.p.keys});
+  reference_scores(c.p, scores.view());
+  double largest = 0.0;
+  for (int64_t n = 0; n < scores.view().numel(); ++n) {
+    if (std::isfinite(scores.data<double>()[n])) largest = std::max(largest, std::fabs(scores.data<double>()[n]));
+  }
+  return largest;
+}
+
+int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few; }
+
+TEST(Terms, ReferenceEqualsThePlainFormula) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(120)); ++seed) {
+    const Case c = random_case(seed, true);
+    const Plain plain = plain_forward(c.p);
+    Results r(c, DType::kFloat64);
+    reference_forward(c.p, r.out.view(), r.lse.view());
+    for (size_t n = 0; n < plain.out.size(); ++n) {
+      ASSERT_NEAR(r.out.data<double>()[n], plain.out[n], 1e-9) << "out, seed " << seed;
+    }
+    for (size_t n = 0; n < plain.lse.size(); ++n) {
+      if (plain.lse[n] == r.lse.data<double>()[n]) continue;
+      ASSERT_NEAR(r.lse.data<double>()[n], plain.lse[n], 1e-9) << "lse, seed " << seed;
+    }
+  }
+}
+
+TEST(Terms, FusedEqualsReference) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(250)); ++seed) {
+    Case c = random_case(seed, false);
+    std::string why;
+    ASSERT_TRUE(fused_supports(c.p, &why)) << why;
+    c.p.threads = 2;
+    // A weight's relative error is a score's absolute error: a few units of float32 of the largest.
+    const double tolerance = 2e-6 * (10.0 + largest_score(c));
+    expect_close(run_fused(c), run_reference(c), tolerance, seed);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(Terms, BitsDoNotDependOnThreads) {
+  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(25)); ++seed) {
+    Case c = random_case(seed, false);
+    c.p.threads = 1;
+    const auto one = run_fused(c).all();
+    for (int threads : {2, 4}) {
+      c.p.threads = threads;
+      const auto many = run_fused(c).all();
+      for (size_t n = 0; n < one.size(); ++n) {
+        ASSERT_EQ(one[n].second.size(), many[n].second.size());
+        for (size_t i = 0; i < one[n].second.size(); ++i) {
+          ASSERT_EQ(one[n].second[i], many[n].second[i]) << one[n].first << ", seed " << seed;
+        }
+      }
+    }
+  }
+}
+
+double loss(const Case& c) {
+  Results r(c, DType::kFloat64);
+  reference_forward(c.p, r.out.view(), r.lse.view());
+  double sum = 0.0;
+  for (int64_t n = 0; n < c.dout.view().numel(); ++n) sum += r.out.data<double>()[n] * c.dout.view().load(n);
+  for (int64_t n = 0; n < c.dlse.view().numel(); ++n) {
+    if (r.lse.data<double>()[n] != -HUGE_VAL) sum += r.lse.data<double>()[n] * c.dlse.view().load(n);
+  }
+  return sum;
+}
+
+// d loss / d one float input, by central differences over exactly representable steps.
+double slope(const Case& c, float* x) {
+  const float at = *x, step = 0x1p-9F;
+  *x = at + step;
+  const double up = loss(c), x_up = static_cast<double>(*x);
+  *x = at - step;
+  const double down = loss(c), x_down = static_cast<double>(*x);
+  *x = at;
+  return (up - down) / (x_up - x_down);
+}
+
+TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
+  int checked = 0;
+  for (uint64_t seed = 1000; checked < cases(60); ++seed) {
+    const Case c = random_case(seed, true);
+    if (c.p.queries * c.p.keys > 2500 || !c.p.positions.consecutive) continue;
+    ++checked;
+    const Results r = run_reference(c);
+    Rng rng(seed);
+    const auto probe = [&](const char* name, const TensorView& input, const std::vector<double>& gradient) {
+      if (gradient.empty()) return;
+      for (int n = 0; n < 3; ++n) {
+        const int64_t at = draw(rng, 0, input.numel() - 1);
+        float* x = static_cast<float*>(input.data) + at;
+        if (!std::isfinite(*x)) continue;
+        const double want = slope(c, x);
+        EXPECT_NEAR(gradient[static_cast<size_t>(at)], want, 2e-4 * (1 + std::fabs(want)))
+            << name << "[" << at << "], seed " << seed;
+      }
+    };
+    const auto values = [](const Tensor& t) {
+      return std::vector<double>(t.data<double>(), t.data<double>() + t.view().numel());
+    };
+    probe("dq", c.q.view(), values(r.dq));
+    probe("dk", c.k.view(), values(r.dk));
+    probe("dv", c.v.view(), values(r.dv));
+    if (c.mask.view().given()) probe("mask", c.mask.view(), r.mask);
+    const Terms& t = c.p.terms;
+    for (size_t n = 0; n < t.biases.size(); ++n) {
+      probe("bias table", t.biases[n].table.view, r.terms.biases[n].table);
+      probe("slopes", t.biases[n].slopes.view, r.terms.biases[n].slopes);
+    }
+    for (size_t n = 0; n < t.row_tables.size(); ++n) {
+      probe("row table", t.row_tables[n].table.view, r.terms.row_tables[n].table);
+      probe("row factor", t.row_tables[n].factor.view, r.terms.row_tables[n].factor);
+      probe("row added", t.row_tables[n].added.view, r.terms.row_tables[n].added);
+    }
+    for (size_t n = 0; n < t.column_tables.size(); ++n) {
+      probe("column table", t.column_tables[n].table.view, r.terms.column_tables[n].table);
+      probe("column factor", t.column_tables[n].factor.view, r.terms.column_tables[n].factor);
+    }
+    for (size_t n = 0; n < t.key_biases.size(); ++n) {
+      probe("key bias", t.key_biases[n].values.view, r.terms.key_biases[n].table);
+    }
+    for (size_t n = 0; n < t.value_tables.size(); ++n) {
+      probe("value table", t.value_tables[n].table.view, r.terms.value_tables[n].table);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace relpos
