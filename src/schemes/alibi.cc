@@ -20,18 +20,12 @@ int64_t head_count(const OptionMap& options) {
   return common::size_option(kName, options, "heads");
 }
 
-void check_finite(double slope, int64_t head) {
-  check_value(std::isfinite(slope), kName, ": slopes: expected finite numbers, got ", slope,
-              " for head ", head);
-}
-
 std::vector<double> initial_slopes(const OptionMap& options) {
   const int64_t heads = head_count(options);
   checked_numel({heads}, kName);
   if (const std::vector<double>* given = options.values("slopes")) {
     check_value(static_cast<int64_t>(given->size()) == heads, kName,
                 ": slopes: expected one number for each of heads=", heads, ", got ", given->size());
-    for (int64_t h = 0; h < heads; ++h) check_finite((*given)[static_cast<size_t>(h)], h);
     return *given;
   }
   return options.text("slopes") == "paper" ? common::paper_slopes(heads)
@@ -53,7 +47,8 @@ void lower(const Setting& setting, Terms& terms) {
   std::vector<double> past, future;
   for (int64_t h = 0; h < heads; ++h) {
     const double slope = setting.parameters[0].at({h});
-    check_finite(slope, h);
+    check_value(std::isfinite(slope), kName, ": slopes: expected finite numbers, got ", slope,
+                " for head ", h);
     past.push_back(slope);
     future.push_back(symmetric ? -slope : 0.0);
   }

@@ -4,6 +4,7 @@
 //   pair p of a head turns by pos * base^(-2 p / rotary_dim); dimensions from rotary_dim on stay
 #include <cmath>
 
+#include "base/angles.h"
 #include "relpos/scheme.h"
 #include "schemes/common/checks.h"
 #include "schemes/common/frequencies.h"
@@ -32,8 +33,7 @@ int64_t rotary_dim(const OptionMap& options) {
 
 Rotation rotation(const OptionMap& options) {
   const double base = options.number("base");
-  check_value(std::isfinite(base) && base > 0, kName,
-              ": base: expected a finite number above 0, got ", base);
+  check_value(base > 0, kName, ": base: expected a number above 0, got ", base);
   Rotation turn;
   turn.dims = rotary_dim(options);
   turn.layout = options.text("layout") == "half" ? PairLayout::kHalf : PairLayout::kInterleaved;
@@ -67,10 +67,7 @@ void append_tables(std::vector<Step>& road, const Rotation& turn, const std::str
     road.push_back(std::move(step));
   };
   const auto angle = [&](int64_t position, int64_t pair) {
-    const double frequency = turn.frequency[static_cast<size_t>(pair)];
-    return turn.float32_angles
-               ? static_cast<double>(static_cast<float>(position) * static_cast<float>(frequency))
-               : static_cast<double>(position) * frequency;
+    return rotation_angle(turn, position, static_cast<size_t>(pair));
   };
   const auto twice = [&](int64_t position, int64_t c) {
     return angle(position, half ? c % pairs : c / 2);

@@ -20,15 +20,8 @@ common::Buckets bucketing(const OptionMap& options) {
           common::size_option(kName, options, "max_distance"), options.flag("bidirectional")};
 }
 
-double table_scale(const OptionMap& options) {
-  const double scale = options.number("scale");
-  check_value(std::isfinite(scale), kName, ": scale: expected a finite number, got ", scale);
-  return scale;
-}
-
 std::vector<ParameterSpec> parameters(const OptionMap& options) {
   bucketing(options);
-  table_scale(options);
   const int64_t buckets = options.integer("buckets");
   const int64_t heads = common::size_option(kName, options, "heads");
   const std::vector<int64_t> shape = {buckets, heads};
@@ -47,7 +40,7 @@ void lower(const Setting& setting, Terms& terms) {
   std::swap(by_head.strides[0], by_head.strides[1]);
   DistanceBias bias;
   bias.map = bucketing(options).map();
-  bias.table = TermData::parameter(by_head, setting.wants_gradient[0], table_scale(options));
+  bias.table = TermData::parameter(by_head, setting.wants_gradient[0], options.number("scale"));
   terms.biases.push_back(std::move(bias));
 }
 
@@ -98,7 +91,7 @@ std::vector<Step> steps(const Setting& setting, const Grid& grid) {
   road.push_back(common::pairwise("position_bucket_indices", integer, grid,
                                   [&](int64_t q, int64_t k) { return map(k - q); }));
   const TensorView& weight = setting.parameters[0];
-  const double scale = table_scale(options);
+  const double scale = options.number("scale");
   road.push_back(common::pairwise_per_head(
       "relative_position_values", options.integer("heads"), grid,
       [&](int64_t h, int64_t q, int64_t k) { return scale * weight.at({map(k - q), h}); }));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "relpos/error.h"
 
@@ -11,6 +12,33 @@ namespace relpos::common {
 namespace {
 
 constexpr double kTie = 1e-9;
+constexpr int64_t kLargestPower = 4096;  // a larger one takes longer than an attention call
+
+// A natural number above 0, least significant 16 bits first.
+using Natural = std::vector<uint16_t>;
+
+void multiply(Natural& number, int64_t factor) {
+  uint64_t carry = 0;  // below 2^48, as the factor: 2^16 2^48 + carry fits
+  for (uint16_t& digit : number) {
+    carry += digit * static_cast<uint64_t>(factor);
+    digit = static_cast<uint16_t>(carry);
+    carry >>= 16;
+  }
+  for (; carry > 0; carry >>= 16) number.push_back(static_cast<uint16_t>(carry));
+}
+
+// a^p b^q
+Natural powers(int64_t a, int64_t p, int64_t b, int64_t q) {
+  Natural number = {1};
+  for (int64_t i = 0; i < p; ++i) multiply(number, a);
+  for (int64_t i = 0; i < q; ++i) multiply(number, b);
+  return number;
+}
+
+bool at_least(const Natural& a, const Natural& b) {
+  if (a.size() != b.size()) return a.size() > b.size();
+  return !std::lexicographical_compare(a.rbegin(), a.rend(), b.rbegin(), b.rend());
+}
 
 }  // namespace
 
@@ -38,11 +66,22 @@ double Buckets::value_if_large(int64_t n) const noexcept {
                      static_cast<double>(per_side_ - max_exact_);
 }
 
-int64_t Buckets::whole_if_large(int64_t n) const noexcept {
+bool Buckets::reaches(int64_t n, int64_t k) const {
+  const int64_t common_power = std::gcd(per_side_ - max_exact_, k);
+  const int64_t p = (per_side_ - max_exact_) / common_power, q = k / common_power;
+  if (p > kLargestPower) return true;
+  const int64_t of_n = std::gcd(n, max_exact_), of_range = std::gcd(max_distance_, max_exact_);
+  return at_least(powers(n / of_n, p, max_exact_ / of_range, q),
+                  powers(max_distance_ / of_range, q, max_exact_ / of_n, p));
+}
+
+int64_t Buckets::whole_if_large(int64_t n) const {
   const double value = value_if_large(n);
   if (std::isinf(value)) return std::numeric_limits<int64_t>::min();
   const double nearest = std::nearbyint(value);
-  return static_cast<int64_t>(std::abs(value - nearest) < kTie ? nearest : std::trunc(value));
+  if (n <= max_exact_ || std::abs(value - nearest) >= kTie) return static_cast<int64_t>(value);
+  const auto whole = static_cast<int64_t>(nearest);
+  return reaches(n, whole - max_exact_) ? whole : whole - 1;
 }
 
 std::vector<std::pair<int64_t, int64_t>> Buckets::starts() const {

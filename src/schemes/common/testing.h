@@ -1,0 +1,151 @@
+// What the tests of schemes share: a scheme with parameters of its own, and terms evaluated plainly.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "relpos/scheme.h"
+
+namespace relpos::plain {
+
+// A scheme with options and random float64 parameters, all of which want a gradient.
+class Made {
+ public:
+  Made(std::string_view name, const std::vector<std::pair<std::string, OptionValue>>& given)
+      : scheme_(*find_scheme(name)), options_(make_options(scheme_, given)) {
+    std::mt19937_64 random(7);
+    std::normal_distribution<double> normal;
+    for (const ParameterSpec& spec : scheme_.parameters(options_)) {
+      tensors_.emplace_back(DType::kFloat64, spec.shape);
+      views_.push_back(tensors_.back().view());
+      wants_.push_back(true);
+      for (int64_t i = 0; i < views_.back().numel(); ++i) views_.back().store(i, normal(random));
+    }
+  }
+  Made(const Made&) = delete;
+  Made& operator=(const Made&) = delete;
+
+  const OptionMap& options() const { return options_; }
+  const std::vector<TensorView>& parameters() const { return views_; }
+  std::vector<ParameterSpec> specs() const { return scheme_.parameters(options_); }
+  Setting setting(int64_t heads = 0, int64_t head_dim = 0, int64_t value_dim = 0) const {
+    return {options_, views_, wants_, heads, head_dim, value_dim};
+  }
+  Terms lower(int64_t heads = 0, int64_t head_dim = 0, int64_t value_dim = 0) const {
+    Terms terms;
+    scheme_.lower(setting(heads, head_dim, value_dim), terms);
+    return terms;
+  }
+  std::vector<Step> steps(const Grid& grid) const { return scheme_.steps(setting(), grid); }
+  Step step(const Grid& grid, const std::string& name) const {
+    for (Step& step : steps(grid)) {
+      if (step.name == name) return std::move(step);
+    }
+    throw_error(ErrorKind::kValue, "no step ", name);
+  }
+  // Gradients of the parameters for those of the terms.
+  std::vector<std::vector<double>> pull_back(const TermGradients& gradients) const {
+    std::vector<std::vector<double>> sums;
+    for (const TensorView& view : views_) {
+      sums.emplace_back(static_cast<size_t>(view.numel()), 0.0);
+    }
+    scheme_.pull_back(setting(), gradients, sums);
+    return sums;
+  }
+
+ private:
+  Scheme scheme_;
+  OptionMap options_;
+  std::vector<Tensor> tensors_;
+  std::vector<TensorView> views_;
+  std::vector<bool> wants_;
+};
+
+// Any fixed numbers that differ from each other: the gradient of a loss by element c of pair (h, i, j).
+inline double weight(int64_t h, int64_t i, int64_t j, int64_t c = 0) {
+  return std::sin(static_cast<double>(1 + 3 * h + 7 * i + 13 * j + 29 * c));
+}
+
+// Element (h, m, c) of a table [M, r] or [H, M, r], multiplier included.
+inline double element(const TermData& table, int64_t h, int64_t m, int64_t c) {
+  return table.multiplier *
+         (table.view.rank == 3 ? table.view.at({h, m, c}) : table.view.at({m, c}));
+}
+
+// b[h, m(delta)] + the linear part.
+inline double bias(const DistanceBias& term, int64_t h, int64_t delta) {
+  double sum = 0;
+  if (term.map && (*term.map)(delta) != ClassMap::kNone) {
+    sum += term.table.multiplier * term.table.view.at({h, (*term.map)(delta)});
+  }
+  if (term.slopes.view.given()) {
+    sum += term.slopes.view.at({0, h}) * static_cast<double>(std::min<int64_t>(delta, 0)) +
+           term.slopes.view.at({1, h}) * static_cast<double>(std::max<int64_t>(delta, 0));
+  }
+  return sum;
+}
+
+// Gradients of sum_{h,i,j,c} weight(h, i, j, c) * (every bias and every row of the terms).
+inline TermGradients weighted_gradients(const Terms& terms, int64_t heads, const Grid& grid) {
+  TermGradients sums = TermGradients::zeros(terms);
+  const auto visit = [&](auto&& pair) {
+    for (int64_t h = 0; h < heads; ++h) {
+      for (int64_t i = 0; i < grid.queries; ++i) {
+        for (int64_t j = 0; j < grid.keys; ++j) pair(h, i, j, j - i - grid.q_offset);
+      }
+    }
+  };
+  for (size_t n = 0; n < terms.biases.size(); ++n) {
+    const DistanceBias& term = terms.biases[n];
+    visit([&](int64_t h, int64_t i, int64_t j, int64_t delta) {
+      if (term.map && (*term.map)(delta) != ClassMap::kNone) {
+        const int64_t classes = term.table.view.shape[1];
+        sums.biases[n].table[static_cast<size_t>(h * classes + (*term.map)(delta))] +=
+            weight(h, i, j) * term.table.multiplier;
+      }
+      if (term.slopes.view.given()) {
+        const size_t side = delta < 0 ? 0 : 1;
+        sums.biases[n].slopes[side * static_cast<size_t>(heads) + static_cast<size_t>(h)] +=
+            weight(h, i, j) * static_cast<double>(delta);
+      }
+    });
+  }
+  const auto rows = [&](const ClassMap& map, const TermData& table, std::vector<double>& into) {
+    visit([&](int64_t h, int64_t i, int64_t j, int64_t delta) {
+      const int64_t m = map(delta);
+      if (m == ClassMap::kNone) return;
+      const bool per_head = table.view.rank == 3;
+      const int64_t classes = table.view.shape[per_head ? 1 : 0];
+      const int64_t columns = table.view.shape[per_head ? 2 : 1];
+      for (int64_t c = 0; c < columns; ++c) {
+        into[static_cast<size_t>(((per_head ? h : 0) * classes + m) * columns + c)] +=
+            weight(h, i, j, c) * table.multiplier;
+      }
+    });
+  };
+  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
+    rows(terms.row_tables[n].map, terms.row_tables[n].table, sums.row_tables[n].table);
+  }
+  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
+    rows(terms.value_tables[n].map, terms.value_tables[n].table, sums.value_tables[n].table);
+  }
+  return sums;
+}
+
+// The text of the Error that a call throws; empty where it throws none.
+template <typename Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace relpos::plain
