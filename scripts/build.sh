@@ -3,6 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+mkdir -p build
+exec 9>build/.lock
+flock 9  # one build at a time
+
 stamp=build/release/.installed
 inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli python tests/cpp)
 for input in "${!inputs[@]}"; do
@@ -15,7 +19,6 @@ if [ -e "$stamp" ] && [ -x build/relpos ] && .venv/bin/python -m pip show -q rel
 fi
 
 echo "build: compiling in build/release and installing into .venv (log: build/build.log)"
-mkdir -p build
 started=$(mktemp build/.started.XXXXXX)
 trap 'rm -f "$started"' EXIT
 .venv/bin/python -m pip --disable-pip-version-check install -v --no-build-isolation --no-deps \
