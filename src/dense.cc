@@ -33,7 +33,8 @@ std::string describe(const Terms& terms) {
   std::string text;
   const auto add = [&](size_t count, const char* name) {
     if (count == 0) return;
-    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name + (count > 1 ? "s" : "");
+    text +=
+        (text.empty() ? "" : ", ") + std::to_string(count) + " " + name + (count > 1 ? "s" : "");
   };
   add(terms.rotations.size(), "rotation");
   add(terms.biases.size(), "distance bias");
@@ -264,8 +265,8 @@ Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
   const Grid grid{queries, keys, q_offset.value_or(0)};
   check_grid(grid);
   if (!q_offset && queries != keys) {
-    refuse_to_guess("Lq = " + std::to_string(queries) + " differs from Lk = " +
-                    std::to_string(keys));
+    refuse_to_guess("Lq = " + std::to_string(queries) +
+                    " differs from Lk = " + std::to_string(keys));
   }
   return grid;
 }
@@ -314,9 +315,9 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
     if (form.biases != nullptr) {
       bias_backward(form, grid, dout, gradients.biases);
     } else {
-      rows_backward(form, grid, dout,
-                    which == "value" ? gradients.value_tables[0].table
-                                     : gradients.row_tables[0].table);
+      rows_backward(
+          form, grid, dout,
+          which == "value" ? gradients.value_tables[0].table : gradients.row_tables[0].table);
     }
   }
   if (part.scheme->pull_back != nullptr) {
@@ -336,9 +337,9 @@ void indices(const Part& part, const Grid& grid, const TensorView& out) {
     for (int64_t j = 0; j < grid.keys; ++j) {
       const int64_t delta = distance(grid, i, j);
       const int64_t value = map == nullptr ? delta : (*map)(delta);
-      std::memcpy(static_cast<char*>(out.data) +
-                      out.offset({i, j}) * static_cast<int64_t>(sizeof value),
-                  &value, sizeof value);
+      std::memcpy(
+          static_cast<char*>(out.data) + out.offset({i, j}) * static_cast<int64_t>(sizeof value),
+          &value, sizeof value);
     }
   }
 }

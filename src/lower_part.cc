@@ -35,19 +35,24 @@ LoweredPart lower_part(const Part& part, std::vector<bool> wants) {
   return lowered;
 }
 
-LoweredPart lower_structure(const Part& part) {
+LoweredPart lower_structure(const Part& part, int64_t head_dim) {
   check_value(part.scheme != nullptr, "part: has no scheme");
   const bool complete =
       std::all_of(part.parameters.begin(), part.parameters.end(), [](const TensorView& view) {
         return view.given() && (view.data != nullptr || view.numel() == 0);
       });
   const std::vector<ParameterSpec> specs = part.scheme->parameters(part.options);
-  if (complete && part.parameters.size() == specs.size()) return lower_part(part);
   LoweredPart lowered;
   lowered.part = &part;
-  lowered.stand_ins.resize(specs.size());
-  for (size_t n = 0; n < specs.size(); ++n) {
-    lowered.parameters.push_back(stand_in(specs[n], lowered.stand_ins[n]));
+  lowered.head_dim = head_dim;
+  if (complete && part.parameters.size() == specs.size()) {
+    check_parameters(part);
+    lowered.parameters = part.parameters;
+  } else {
+    lowered.stand_ins.resize(specs.size());
+    for (size_t n = 0; n < specs.size(); ++n) {
+      lowered.parameters.push_back(stand_in(specs[n], lowered.stand_ins[n]));
+    }
   }
   lowered.wants.resize(specs.size(), false);
   part.scheme->lower(lowered.setting(), lowered.terms);

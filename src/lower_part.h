@@ -14,8 +14,10 @@ struct LoweredPart {
   std::vector<std::vector<double>> stand_ins;  // memory of parameters that the caller left out
   Terms terms;
 
-  // Sizes of the call are unknown: 0. Refers to this object and to the part.
-  Setting setting() const { return {part->options, parameters, wants}; }
+  int64_t head_dim = 0;  // 0: unknown, as heads and value_dim are
+
+  // Refers to this object and to the part.
+  Setting setting() const { return {part->options, parameters, wants, 0, head_dim, 0}; }
 };
 
 // `wants` empty: no gradient is wanted. Throws Error where a parameter is missing or has the wrong
@@ -24,6 +26,6 @@ LoweredPart lower_part(const Part& part, std::vector<bool> wants = {});
 
 // The same for questions whose answer no parameter changes (classes, shapes, rotations): a missing
 // parameter is stood in for by its initial values, 0 where those are random.
-LoweredPart lower_structure(const Part& part);
+LoweredPart lower_structure(const Part& part, int64_t head_dim = 0);
 
 }  // namespace relpos

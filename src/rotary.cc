@@ -10,8 +10,8 @@
 namespace relpos {
 namespace {
 
-std::vector<Rotation> rotations_of(const Part& part) {
-  std::vector<Rotation> rotations = lower_structure(part).terms.rotations;
+std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0) {
+  std::vector<Rotation> rotations = lower_structure(part, head_dim).terms.rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
                     static_cast<int64_t>(rotation.frequency.size()) == rotation.dims / 2,
@@ -21,8 +21,8 @@ std::vector<Rotation> rotations_of(const Part& part) {
   return rotations;
 }
 
-std::vector<Rotation> required_rotations(const Part& part) {
-  std::vector<Rotation> rotations = rotations_of(part);
+std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0) {
+  std::vector<Rotation> rotations = rotations_of(part, head_dim);
   check_value(!rotations.empty(), part.scheme->name, ": this position has no rotation");
   return rotations;
 }
@@ -87,8 +87,8 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, in
   }
   std::vector<Turn<T>> turns(rotations.size());
   for (int64_t l = 0; l < length; ++l) {
-    const int64_t position = positions.given() ? positions.load_int(positions.offset({l}))
-                                               : offset + l;
+    const int64_t position =
+        positions.given() ? positions.load_int(positions.offset({l})) : offset + l;
     for (size_t r = 0; r < rotations.size(); ++r) turns[r].set(rotations[r], position);
     for (size_t row = 0; row < x_rows.size(); ++row) {
       const int64_t source = x_rows[row] + l * x.strides[row_axis];
@@ -149,8 +149,8 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
 
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
             bool inverse, const TensorView& out) {
-  const std::vector<Rotation> rotations = required_rotations(part);
-  check_value(x.given() && x.rank >= 2 && x.rank <= 4, "x: expected [..., L, D] of rank 2 to 4, got ",
+  check_value(x.given() && x.rank >= 2 && x.rank <= 4,
+              "x: expected [..., L, D] of rank 2 to 4, got ",
               x.given() ? x.shape_text() : std::string("nothing"));
   if (!is_floating(x.dtype)) {
     throw_error(ErrorKind::kType, "x: expected a floating dtype, got ", dtype_name(x.dtype));
@@ -158,6 +158,7 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
   check_output(out, x.dims(), x.dtype, "out");
   const int64_t length = x.shape[static_cast<size_t>(x.rank - 2)];
   const int64_t dims = x.shape[static_cast<size_t>(x.rank - 1)];
+  const std::vector<Rotation> rotations = required_rotations(part, dims);
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start <= dims && rotation.dims <= dims - rotation.start, "x: expected a ",
                 "last axis of at least ", rotation.start + rotation.dims, " for ",
@@ -168,8 +169,7 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
   if (positions.given()) {
     check_input(positions, {length}, "positions");
     if (positions.dtype != DType::kInt64) {
-      throw_error(ErrorKind::kType, "positions: expected int64, got ",
-                  dtype_name(positions.dtype));
+      throw_error(ErrorKind::kType, "positions: expected int64, got ", dtype_name(positions.dtype));
     }
     for (int64_t l = 0; l < length; ++l) {
       check_position(positions.load_int(positions.offset({l})), "positions");

@@ -13,7 +13,8 @@ constexpr double kFrequency[] = {1.0, 0.01};
 constexpr double kMagnitude = 1.25;
 
 template <PairLayout layout, bool float32_angles>
-void lower(const Setting&, Terms& terms) {
+void lower(const Setting& setting, Terms& terms) {
+  check_value(setting.head_dim != 99, "toy: not made for heads of 99");
   Rotation turn;
   turn.start = kStart;
   turn.dims = kDims;
@@ -158,6 +159,8 @@ TEST(Rotary, RefusesBadArguments) {
   EXPECT_THROW(rotate(kHalf, line.view(), 0, {}, false, line.view()), Error);
   EXPECT_THROW(rotate(kHalf, narrow.view(), 0, {}, false, narrow.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, {}, false, other.view()), Error);
+  const Tensor wide(DType::kFloat32, {3, 99});  // the scheme sees the head size
+  EXPECT_THROW(rotate(kHalf, wide.view(), 0, {}, false, wide.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, line.view(), false, x.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), int64_t{1} << 61, {}, false, x.view()), Error);
   EXPECT_THROW(rotate(no_rotation(), x.view(), 0, {}, false, x.view()), Error);

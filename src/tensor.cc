@@ -17,8 +17,8 @@ namespace {
 template <typename T>
 T read(const void* data, int64_t offset) noexcept {
   T value;
-  std::memcpy(&value,
-              static_cast<const char*>(data) + offset * static_cast<int64_t>(sizeof(T)), sizeof(T));
+  std::memcpy(&value, static_cast<const char*>(data) + offset * static_cast<int64_t>(sizeof(T)),
+              sizeof(T));
   return value;
 }
 

@@ -13,8 +13,8 @@ namespace {
 int64_t row_count(int64_t lo, int64_t hi, const char* map) {
   int64_t rows = 0;
   check_value(lo <= hi, map, ": expected lo <= hi, got ", lo, " and ", hi);
-  check_value(!__builtin_sub_overflow(hi, lo, &rows) && !__builtin_add_overflow(rows, 1, &rows), map,
-              ": more than 2^63 - 1 rows between ", lo, " and ", hi);
+  check_value(!__builtin_sub_overflow(hi, lo, &rows) && !__builtin_add_overflow(rows, 1, &rows),
+              map, ": more than 2^63 - 1 rows between ", lo, " and ", hi);
   return rows;
 }
 
@@ -97,7 +97,8 @@ TermData TermData::computed(std::vector<double> values, std::vector<int64_t> sha
               " values, got ", values.size());
   TermData data;
   data.owned = std::make_shared<const std::vector<double>>(std::move(values));
-  data.view = TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, std::move(shape));
+  data.view =
+      TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, std::move(shape));
   data.wants_gradient = wants_gradient;
   return data;
 }

@@ -125,7 +125,9 @@ TEST(Terms, AppendKeepsOrder) {
 }
 
 TEST(TermGradients, ZerosOnlyWhereWanted) {
-  const auto data = [](bool wants) { return TermData::computed({1, 2, 3, 4, 5, 6}, {2, 3}, wants); };
+  const auto data = [](bool wants) {
+    return TermData::computed({1, 2, 3, 4, 5, 6}, {2, 3}, wants);
+  };
   Terms terms;
   terms.biases.push_back({ClassMap::clamp(0, 2), data(true), {}});
   terms.row_tables.resize(1);

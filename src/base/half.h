@@ -58,7 +58,9 @@ inline float round_to_odd(double value) noexcept {
   return std::bit_cast<float>(bits | 1U);
 }
 
-inline uint16_t round_bfloat16(double value) noexcept { return round_bfloat16(round_to_odd(value)); }
+inline uint16_t round_bfloat16(double value) noexcept {
+  return round_bfloat16(round_to_odd(value));
+}
 inline uint16_t round_float16(double value) noexcept { return round_float16(round_to_odd(value)); }
 
 }  // namespace relpos

@@ -44,7 +44,8 @@ std::string nearest_name(std::string_view given, const std::vector<std::string>&
   for (const std::string& name : names) {
     const std::string candidate = plain(name);
     const bool prefix = asked.size() >= 2 && candidate.starts_with(asked);
-    const size_t distance = std::min(edit_distance(asked, candidate), prefix ? size_t{1} : kLongest);
+    const size_t distance =
+        std::min(edit_distance(asked, candidate), prefix ? size_t{1} : kLongest);
     if (distance < best && distance < candidate.size()) {
       best = distance;
       nearest = name;
