@@ -90,12 +90,20 @@ std::vector<std::pair<int64_t, int64_t>> Buckets::starts() const {
   const double per_bucket = log_range_ / static_cast<double>(per_side_ - max_exact_);
   for (int64_t bucket = max_exact_ + 1; bucket < per_side_; ++bucket) {
     const int64_t previous = starts.back().first;
-    const double guess =
+    const double start =
         std::ceil(static_cast<double>(max_exact_) *
                   std::exp((static_cast<double>(bucket - max_exact_) - kTie) * per_bucket));
-    int64_t n = std::clamp(static_cast<int64_t>(guess), previous, max_distance_);
-    while (n > previous && whole_if_large(n - 1) >= bucket) --n;
-    while (whole_if_large(n) < bucket) ++n;
+    const int64_t guess = std::clamp(static_cast<int64_t>(start), previous, max_distance_);
+    // Bisection for the first n that reaches the bucket; the guess and its neighbour go first.
+    int64_t n = previous, reached = max_distance_;
+    for (int64_t probe = guess; n < reached;) {
+      if (whole_if_large(probe) >= bucket) {
+        reached = probe;
+      } else {
+        n = probe + 1;
+      }
+      probe = reached == guess && n < guess ? guess - 1 : n + (reached - n) / 2;
+    }
     if (n == previous) {
       starts.back().second = bucket;
     } else {
