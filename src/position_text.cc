@@ -1,5 +1,5 @@
-// The text of a position: parts joined by '+'; a part is NAME or NAME(OPTION=VALUE, ...); a value is
-// true, false, none, a number, a word, 'quoted text' or a [list, of, numbers].
+// The text of a position: parts joined by '+'; a part is NAME or NAME(OPTION=VALUE, ...); a value
+// is true, false, none, a number, a word, 'quoted text' or a [list, of, numbers].
 #include <algorithm>
 #include <cctype>
 #include <charconv>
