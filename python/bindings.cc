@@ -293,18 +293,18 @@ void bind_attention(nb::module_& module) {
                const TensorView o = to_view(out), l = to_view(lse);
                call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l); });
              });
-  module.def("attention_backward", [](nb::handle query, nb::handle key, nb::handle value,
-                                      nb::handle out, nb::handle lse, nb::handle dout,
-                                      nb::handle dlse, const nb::tuple& options,
+  // tensors: query, key, value, out, lse, dout, dlse; gradients: query, key, value, attn_mask.
+  module.def("attention_backward", [](const nb::tuple& tensors, const nb::tuple& options,
                                       nb::handle parameters, const nb::tuple& gradients,
                                       nb::handle parameter_gradients) {
     Call call(options, parameters);
-    const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
-    const TensorView o = to_view(out), l = to_view(lse), d_o = to_view(dout), d_l = to_view(dlse);
+    const std::vector<TensorView> t = to_views(tensors);
     const Gradients wanted{to_view(gradients[0]), to_view(gradients[1]), to_view(gradients[2]),
                            call.deal(parameter_gradients), to_view(gradients[3])};
-    call.signals.run(
-        [&] { attention_backward(q, k, v, o, l, d_o, d_l, call.position, call.options, wanted); });
+    call.signals.run([&] {
+      attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6),
+                         call.position, call.options, wanted);
+    });
   });
   module.def(
       "attention_weights", [](nb::handle query, nb::handle key, nb::handle lse,

@@ -163,7 +163,7 @@ def _attention_backward(*args: Any) -> list[Tensor]:
     query, key, value, out, lse, dout, dlse, _, parameters, *options = args
     gradients = _attention_gradients(*args)
     _core.attention_backward(
-        *(view(t) for t in (query, key, value, out, lse, dout, dlse)),
+        tuple(views((query, key, value, out, lse, dout, dlse))),
         option_views(options),
         views(parameters),
         tuple(views(gradients[:4])),

@@ -62,8 +62,6 @@ class SchemePosition(Position):
         self._text = description.text
         self._specs = description.parameters
         self._rotary_dims = description.rotary_dims
-        for name, value in description.options.items():
-            setattr(self, name, value)
         for spec in self._specs:
             owner, name = self._owner(spec.name)
             values = _initial(spec)
@@ -71,6 +69,9 @@ class SchemePosition(Position):
                 owner.register_parameter(name, torch.nn.Parameter(values))
             else:
                 owner.register_buffer(name, values, persistent=False)
+        for name, value in description.options.items():
+            if not hasattr(self, name):  # a parameter goes before the option that filled it
+                setattr(self, name, value)
 
     def _owner(self, dotted: str) -> tuple[torch.nn.Module, str]:
         """The module that holds a parameter, made where it is missing, and the last name."""

@@ -30,13 +30,13 @@ def rope_permute(
     """
     if to not in ("half", "interleaved"):
         raise ValueError(f"to: expected 'half' or 'interleaved', got {to!r}")
-    dims = head_dim if rotary_dim is None else rotary_dim
-    if dims < 0 or dims > head_dim or dims % 2:
-        raise ValueError(f"rotary_dim: expected an even number up to {head_dim}, got {dims}")
     if head_dim < 1 or weight.dim() < 1 or weight.shape[0] % head_dim:
         raise ValueError(
             f"weight: expected rows in multiples of head_dim {head_dim}, got {list(weight.shape)}"
         )
+    dims = head_dim if rotary_dim is None else rotary_dim
+    if dims < 0 or dims > head_dim or dims % 2:
+        raise ValueError(f"rotary_dim: expected an even number up to {head_dim}, got {dims}")
     rows = torch.arange(head_dim, device=weight.device)
     pairs = rows[:dims].view(-1, 2).T if to == "half" else rows[:dims].view(2, -1).T
     order = torch.cat([pairs.reshape(-1), rows[dims:]])

@@ -78,12 +78,11 @@ class MultiheadAttention(torch.nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the projections anew, as torch.nn.MultiheadAttention does."""
+        """Draws the input projections anew and clears the biases, as torch's module does."""
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         for weight in (getattr(self, name) for name in names):
             if weight is not None:
                 torch.nn.init.xavier_uniform_(weight)
-        self.out_proj.reset_parameters()
         if self.in_proj_bias is not None:
             torch.nn.init.zeros_(self.in_proj_bias)
             torch.nn.init.zeros_(self.out_proj.bias)

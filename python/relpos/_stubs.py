@@ -1,0 +1,64 @@
+"""python -m relpos._stubs writes __init__.pyi, so that editors know the classes of the registry."""
+
+import json
+import pathlib
+import sys
+
+from relpos._registry import Option, Scheme, schemes
+
+_HEAD = '''"""Written by `python -m relpos._stubs` from the registry of schemes."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from relpos import nn as nn
+from relpos._attention import attention as attention
+from relpos._attention import scores as scores
+from relpos._position import SchemePosition, _Rotary
+from relpos._position import Sum as Sum
+from relpos._registry import schemes as schemes
+from relpos._registry import show_config as show_config
+from relpos._tools import rope_permute as rope_permute
+from relpos._tools import skew as skew
+
+__version__: str
+'''
+_TYPES = {"bool": "bool", "int": "int", "float": "float", "choice": "str"}
+
+
+def _annotation(option: Option) -> str:
+    if option.type == "choice or values":
+        return "str | Sequence[float] | Tensor"
+    return _TYPES[option.type] + (
+        "" if option.required or option.default is not None else " | None"
+    )
+
+
+def _argument(option: Option) -> str:
+    value = option.default
+    text = json.dumps(value) if isinstance(value, str) else repr(value)
+    default = "" if option.required else f" = {text}"
+    return f"{option.name}: {_annotation(option)}{default}"
+
+
+def _class(scheme: Scheme) -> str:
+    placed = [_argument(option) for option in scheme.options if option.positional]
+    named = [_argument(option) for option in scheme.options if not option.positional]
+    arguments = ["self", *placed, *(["*", *named] if named else [])]
+    rotary = scheme.describe(**scheme.example()).rotary_dims > 0
+    bases = "_Rotary, SchemePosition" if rotary else "SchemePosition"
+    lines = [f"\nclass {scheme.class_name}({bases}):", f'    """{scheme.summary}"""', ""]
+    lines += ["    def __init__(", *(f"        {argument}," for argument in arguments)]
+    return "\n".join([*lines, "    ) -> None: ...", ""])
+
+
+def stubs() -> str:
+    return _HEAD + "".join(_class(scheme) for scheme in schemes())
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        sys.exit("usage: python -m relpos._stubs [FILE]")
+    path = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "python/relpos/__init__.pyi")
+    path.write_text(stubs(), encoding="utf-8")
