@@ -19,7 +19,8 @@ bool use_fused(const Problem& problem, Path path) {
   if (path == Path::kReference) return false;
   std::string why;
   const bool supported = fused_supports(problem, &why);
-  check_value(supported || path == Path::kAuto, "path: the fused path cannot take this call: ", why);
+  check_value(supported || path == Path::kAuto,
+              "path: the fused path cannot take this call: ", why);
   return supported;
 }
 
@@ -73,8 +74,9 @@ void with_gradients(Call& call, const Position& position, const Options& options
     check_gradient(gradients.attn_mask, options.attn_mask, "dattn_mask");
     mask.assign(static_cast<size_t>(options.attn_mask.numel()), 0.0);
     inner.mask = &mask;
-    inner.mask_index = broadcast_view(TensorView(nullptr, DType::kFloat32, options.attn_mask.dims()),
-                                      score_shape(problem), "attn_mask");
+    inner.mask_index =
+        broadcast_view(TensorView(nullptr, DType::kFloat32, options.attn_mask.dims()),
+                       score_shape(problem), "attn_mask");
   }
   body(inner);
   if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
@@ -165,7 +167,8 @@ int64_t workspace_bytes(const TensorView& query, const TensorView& key, const Te
 std::vector<std::pair<std::string, std::string>> show_config() {
   const Target& target = current_target();
   std::string available;
-  for (const std::string& name : target.available) available += (available.empty() ? "" : " ") + name;
+  for (const std::string& name : target.available)
+    available += (available.empty() ? "" : " ") + name;
   return {
       {"version", RELPOS_VERSION},
       {"target", target.name},

@@ -13,9 +13,10 @@ void check_position(int64_t position, const char* name) {
 }
 
 void refuse_to_guess(const std::string& why) {
-  throw_error(ErrorKind::kValue, "q_offset: not given, and ", why,
-              ". Say where the queries are: q_offset = Lk - Lq for a KV cache or memory; q_offset = 0 "
-              "where both start at 0, as in the notebooks");
+  throw_error(
+      ErrorKind::kValue, "q_offset: not given, and ", why,
+      ". Say where the queries are: q_offset = Lk - Lq for a KV cache or memory; q_offset = 0 "
+      "where both start at 0, as in the notebooks");
 }
 
 namespace {
@@ -51,10 +52,11 @@ std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t le
                                const char* name, int64_t& rows) {
   check_int64(view, name);
   const bool batched = view.rank == 2;
-  check_value((view.rank == 1 && view.shape[0] == length) ||
-                  (batched && view.shape[1] == length && (view.shape[0] == batch || view.shape[0] == 1)),
-              name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ",
-              view.shape_text());
+  check_value(
+      (view.rank == 1 && view.shape[0] == length) ||
+          (batched && view.shape[1] == length && (view.shape[0] == batch || view.shape[0] == 1)),
+      name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ",
+      view.shape_text());
   rows = batched ? view.shape[0] : 1;
   std::vector<int64_t> values;
   values.reserve(static_cast<size_t>(rows * length));
@@ -149,9 +151,10 @@ void read_intervals(Problem& problem, const Options& options) {
   if (bounded && !positions.consecutive) {
     for (int64_t b = 0; b < positions.k_rows; ++b) {
       const auto begin = positions.k.begin() + b * positions.keys;
-      check_value(std::is_sorted(begin, begin + positions.keys),
-                  "k_positions: must not decrease when is_causal or window is given; say the boundary "
-                  "of each query with key_range instead");
+      check_value(
+          std::is_sorted(begin, begin + positions.keys),
+          "k_positions: must not decrease when is_causal or window is given; say the boundary "
+          "of each query with key_range instead");
     }
   }
   std::vector<int64_t> range_lo, range_hi;
@@ -178,8 +181,10 @@ void read_intervals(Problem& problem, const Options& options) {
         if (window.second >= 0) hi = first_key_at(positions, b, at + window.second + 1);
       }
       if (!range_lo.empty()) {
-        lo = std::max(lo, range_lo[static_cast<size_t>((lo_rows == 1 ? 0 : b) * problem.queries + i)]);
-        hi = std::min(hi, range_hi[static_cast<size_t>((hi_rows == 1 ? 0 : b) * problem.queries + i)]);
+        lo = std::max(lo,
+                      range_lo[static_cast<size_t>((lo_rows == 1 ? 0 : b) * problem.queries + i)]);
+        hi = std::min(hi,
+                      range_hi[static_cast<size_t>((hi_rows == 1 ? 0 : b) * problem.queries + i)]);
       }
       visible.span[static_cast<size_t>(b * problem.queries + i)] = {lo, std::max(lo, hi)};
     }
@@ -189,7 +194,8 @@ void read_intervals(Problem& problem, const Options& options) {
 void read_padding(Problem& problem, const TensorView& padding) {
   if (!padding.given()) return;
   if (padding.dtype != DType::kBool) {
-    throw_error(ErrorKind::kType, "key_padding_mask: expected bool, got ", dtype_name(padding.dtype));
+    throw_error(ErrorKind::kType, "key_padding_mask: expected bool, got ",
+                dtype_name(padding.dtype));
   }
   check_input(padding, {problem.batch, problem.keys}, "key_padding_mask");
   const int64_t words = problem.tiles();
@@ -209,14 +215,15 @@ void check_table(const TermData& data, int64_t heads, int64_t classes, int64_t c
   const TensorView& view = data.view;
   const bool per_head = view.rank == 3;
   check_value((view.rank == 2 || (per_head && view.shape[0] == heads)) &&
-                  view.shape[per_head ? 1 : 0] >= classes && view.shape[per_head ? 2 : 1] == columns,
-              who, ": a table has shape ", view.shape_text(), ", but this call needs [",
-              classes, ", ", columns, "] or [", heads, ", ", classes, ", ", columns, "]");
+                  view.shape[per_head ? 1 : 0] >= classes &&
+                  view.shape[per_head ? 2 : 1] == columns,
+              who, ": a table has shape ", view.shape_text(), ", but this call needs [", classes,
+              ", ", columns, "] or [", heads, ", ", classes, ", ", columns, "]");
 }
 
 void check_shape(const TermData& data, const std::vector<int64_t>& shape, const std::string& who) {
-  check_value(data.view.dims() == shape, who, ": expected ", dims_text(shape), " for this call, got ",
-              data.view.shape_text());
+  check_value(data.view.dims() == shape, who, ": expected ", dims_text(shape),
+              " for this call, got ", data.view.shape_text());
 }
 
 void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
@@ -231,8 +238,8 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
     if (bias.map) {
       check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == heads &&
                       bias.table.view.shape[1] >= bias.map->classes(),
-                  who, ": its bias table is ", bias.table.view.shape_text(), " ([heads, classes]) but query has ",
-                  heads, " heads");
+                  who, ": its bias table is ", bias.table.view.shape_text(),
+                  " ([heads, classes]) but query has ", heads, " heads");
     }
     if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
   }
@@ -293,9 +300,9 @@ void check_output(const TensorView& view, const std::vector<int64_t>& shape, DTy
   }
   if (view.numel() == 0) return;
   for (int axis = 0; axis < view.rank; ++axis) {
-    check_value(view.shape[static_cast<size_t>(axis)] == 1 ||
-                    view.strides[static_cast<size_t>(axis)] != 0,
-                name, ": an output must not overlap itself, but axis ", axis, " has stride 0");
+    check_value(
+        view.shape[static_cast<size_t>(axis)] == 1 || view.strides[static_cast<size_t>(axis)] != 0,
+        name, ": an output must not overlap itself, but axis ", axis, " has stride 0");
   }
 }
 
@@ -321,12 +328,12 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
 
 void check_parameters(const Part& part) {
   const auto specs = part.scheme->parameters(part.options);
-  check_value(specs.size() == part.parameters.size(), part.scheme->name, ": expected ", specs.size(),
-              " parameters, got ", part.parameters.size());
+  check_value(specs.size() == part.parameters.size(), part.scheme->name, ": expected ",
+              specs.size(), " parameters, got ", part.parameters.size());
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
-    check_value(view.given() && view.dims() == specs[n].shape, part.scheme->name, ": ", specs[n].name,
-                ": expected ", dims_text(specs[n].shape), ", got ",
+    check_value(view.given() && view.dims() == specs[n].shape, part.scheme->name, ": ",
+                specs[n].name, ": expected ", dims_text(specs[n].shape), ", got ",
                 view.given() ? view.shape_text() : std::string("nothing"));
     if (!is_floating(view.dtype)) {
       throw_error(ErrorKind::kType, part.scheme->name, ": ", specs[n].name,
@@ -355,8 +362,8 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   problem.keys = key.shape[2];
   check_input(key, {problem.batch, problem.kv_heads, problem.keys, problem.head_dim}, "key");
   check_value(problem.head_dim >= 1, "query: expected a head size of at least 1, got 0");
-  check_value(problem.kv_heads == problem.heads || options.enable_gqa, "key: has ", problem.kv_heads,
-              " heads and query ", problem.heads,
+  check_value(problem.kv_heads == problem.heads || options.enable_gqa, "key: has ",
+              problem.kv_heads, " heads and query ", problem.heads,
               "; pass enable_gqa=True to let groups of query heads share a key head");
   check_value(problem.heads == problem.kv_heads ||
                   (problem.kv_heads > 0 && problem.heads % problem.kv_heads == 0),
@@ -368,14 +375,15 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
     problem.value_dim = value.shape[3];
     check_input(value, {problem.batch, problem.kv_heads, problem.keys, problem.value_dim}, "value");
   }
-  check_value(!options.scale || std::isfinite(*options.scale), "scale: expected a finite number, got ",
-              options.scale.value_or(0));
+  check_value(!options.scale || std::isfinite(*options.scale),
+              "scale: expected a finite number, got ", options.scale.value_or(0));
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
   check_value(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
               "dropout_p: expected a probability in [0, 1], got ", options.dropout_p);
   problem.dropout = Dropout(options.dropout_p, options.seed);
   problem.cancel = options.cancel;
-  check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ", options.threads);
+  check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",
+              options.threads);
   problem.threads = thread_count(options.threads);
 
   problem.positions = read_positions(
@@ -386,11 +394,13 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   read_padding(problem, options.key_padding_mask);
   if (options.attn_mask.given()) {
     if (!is_floating(options.attn_mask.dtype) && options.attn_mask.dtype != DType::kBool) {
-      throw_error(ErrorKind::kType, "attn_mask: expected bool (True = attend) or a floating dtype, got ",
+      throw_error(ErrorKind::kType,
+                  "attn_mask: expected bool (True = attend) or a floating dtype, got ",
                   dtype_name(options.attn_mask.dtype));
     }
-    problem.visible.mask = broadcast_view(
-        options.attn_mask, {problem.batch, problem.heads, problem.queries, problem.keys}, "attn_mask");
+    problem.visible.mask =
+        broadcast_view(options.attn_mask,
+                       {problem.batch, problem.heads, problem.queries, problem.keys}, "attn_mask");
   }
 
   call.wants = std::move(wants);

@@ -18,8 +18,8 @@ void check_position(int64_t position, const char* name);
 
 struct Call {
   Problem problem;
-  std::vector<Terms> part_terms;             // what each part lowered to, in order
-  std::vector<std::vector<bool>> wants;      // [part][parameter]
+  std::vector<Terms> part_terms;         // what each part lowered to, in order
+  std::vector<std::vector<bool>> wants;  // [part][parameter]
   int64_t value_dim = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/backward_sums.h"
 #include "kernels/block_setup.h"
 #include "kernels/fused.h"
 #include "kernels/schedule.h"
@@ -10,8 +11,8 @@
 namespace relpos {
 namespace {
 
-constexpr int64_t kWaveTasks = 16;  // accumulators that exist at one time
-constexpr int64_t kWantedTasks = 8; // parallelism that few key heads get from chunks of queries
+constexpr int64_t kWaveTasks = 16;   // accumulators that exist at one time
+constexpr int64_t kWantedTasks = 8;  // parallelism that few key heads get from chunks of queries
 constexpr int64_t kMaxChunks = 4;
 
 // Chunks of one head's query blocks. Never a function of the batch or of threads: dk and dv of a
@@ -21,66 +22,6 @@ int64_t chunk_count(const Problem& p) {
   const int64_t wanted = (kWantedTasks + p.kv_heads - 1) / std::max<int64_t>(1, p.kv_heads);
   return std::clamp<int64_t>(std::min(wanted, blocks), 1, kMaxChunks);
 }
-
-// What one task sums. Cells are those of a plan's whole windows.
-struct Sums {
-  Buffer<float> dk, dv;                      // [tiles * kTile, Dp], [.., Dvp]
-  std::vector<std::vector<double>> bias;     // [term][group * row_size]
-  std::vector<std::vector<double>> ramp;     // [term][group * 2]
-  std::vector<Buffer<float>> rows, values;   // [term][heads of the task, width, padded rank]
-  std::vector<std::vector<double>> added;    // [term][group * rank]
-  Buffer<float> key_bias;                    // [group, tiles * kTile]
-
-  Sums(const Plan& plan, const TermGradients& wants) {
-    const int64_t keys = plan.tiles * kTile, group = plan.p.group();
-    dk = Buffer<float>(keys * plan.Dp);
-    dv = Buffer<float>(keys * plan.Dvp);
-    for (size_t n = 0; n < plan.biases.size(); ++n) {
-      const bool cells = plan.biases[n].cells.size() > 0 &&
-                         !(wants.biases[n].table.empty() && wants.biases[n].slopes.empty());
-      bias.emplace_back(static_cast<size_t>(cells ? group * plan.biases[n].row_size() : 0));
-      ramp.emplace_back(static_cast<size_t>(plan.biases[n].ramp ? 2 * group : 0));
-    }
-    const auto table_sums = [&](const TablePlan& table, bool wanted) {
-      return Buffer<float>(
-          wanted ? (table.heads == 1 ? 1 : group) * table.window.width * table.padded_rank : 0);
-    };
-    for (size_t n = 0; n < plan.row_tables.size(); ++n) {
-      rows.push_back(table_sums(plan.row_tables[n], !wants.row_tables[n].table.empty()));
-      added.emplace_back(
-          static_cast<size_t>(wants.row_tables[n].added.empty() ? 0 : group * plan.row_tables[n].rank));
-    }
-    for (size_t n = 0; n < plan.value_tables.size(); ++n) {
-      values.push_back(table_sums(plan.value_tables[n], !wants.value_tables[n].table.empty()));
-    }
-    bool key = false;
-    for (const auto& g : wants.key_biases) key = key || !g.table.empty();
-    if (key) key_bias = Buffer<float>(group * keys);
-  }
-
-  int64_t bytes() const {
-    int64_t floats = dk.size() + dv.size() + key_bias.size(), doubles = 0;
-    for (const auto* list : {&rows, &values}) {
-      for (const auto& b : *list) floats += b.size();
-    }
-    for (const auto* list : {&bias, &ramp, &added}) {
-      for (const auto& s : *list) doubles += static_cast<int64_t>(s.size());
-    }
-    return 4 * floats + 8 * doubles;
-  }
-
-  void clear() {
-    const auto zero = [](const Buffer<float>& b) { std::fill_n(b.get(), b.size(), 0.0f); };
-    zero(dk);
-    zero(dv);
-    zero(key_bias);
-    for (auto* list : {&bias, &ramp, &added}) {
-      for (auto& sums : *list) std::fill(sums.begin(), sums.end(), 0.0);
-    }
-    for (const auto& b : rows) zero(b);
-    for (const auto& b : values) zero(b);
-  }
-};
 
 // One worker's block in the backward pass.
 class BackwardScratch : public BlockScratch {
@@ -128,7 +69,8 @@ class BackwardScratch : public BlockScratch {
   // Loads rows [first, end) of head h and runs them over the head's tiles.
   void run(int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile* tiles, Sums& sums,
            const TensorView& out, const TensorView& lse, const TensorView& dout,
-           const TensorView& dlse, const ProblemGradients& gradients, Stopper& stopper, int worker) {
+           const TensorView& dlse, const ProblemGradients& gradients, Stopper& stopper,
+           int worker) {
     const Problem& p = plan_.p;
     begin(b);
     for (int64_t i = first; i < end; ++i) add_row(h, i);
@@ -168,7 +110,8 @@ class BackwardScratch : public BlockScratch {
       Plan::load_row(dout, b, h, i, Dv, plan_.Dvp, go);
       Plan::load_row(out, b, h, i, Dv, plan_.Dvp, out_.get());
       double delta = dlse.given() ? -dlse.at({b, h, i}) : 0.0;
-      for (int64_t d = 0; d < Dv; ++d) delta += static_cast<double>(go[d]) * static_cast<double>(out_[d]);
+      for (int64_t d = 0; d < Dv; ++d)
+        delta += static_cast<double>(go[d]) * static_cast<double>(out_[d]);
       block.delta[row] = static_cast<float>(delta);
       block.lse[row] = static_cast<float>(lse.at({b, h, i}) * kLog2e);
     }
@@ -189,7 +132,8 @@ class BackwardScratch : public BlockScratch {
       const int64_t stride = cell_stride(plan_.row_tables[n].window);
       std::fill_n(row_cells_[n].get(), block.rows * stride, 0.0f);
       Panel& panel = block.scores[plan_.biases.size() + n];
-      for (int row = 0; row < block.rows; ++row) panel.gradient[row] = row_cells_[n].get() + row * stride;
+      for (int row = 0; row < block.rows; ++row)
+        panel.gradient[row] = row_cells_[n].get() + row * stride;
     }
     value_cuts_.clear();
     for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
@@ -242,13 +186,14 @@ class BackwardScratch : public BlockScratch {
   // table += cells^T rows, for the cells of one cut.
   void add_table(const TablePlan& table, const Cut& at, const float* cells, int64_t stride,
                  const float* rows, int64_t ld, int64_t g, const Buffer<float>& sum) {
-    float* to = sum.get() + ((table.heads == 1 ? 0 : g) * table.window.width + at.first) * table.padded_rank;
+    float* to = sum.get() +
+                ((table.heads == 1 ? 0 : g) * table.window.width + at.first) * table.padded_rank;
     if (all_finite(rows, block.rows * ld)) {
       kernels_.gemm(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
                     table.padded_rank, true);
     } else {
-      skip_zero_product(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
-                        table.padded_rank);
+      skip_zero_product(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld,
+                        to, table.padded_rank);
     }
   }
 
@@ -284,8 +229,8 @@ class BackwardScratch : public BlockScratch {
       const float* cells = row_cells_[n].get() + kPad;
       const float* rows = table.head_rows(block.head[0]) + state.cut.first * rank;
       if (table.finite) {
-        kernels_.gemm(block.rows, rank, state.cut.width, cells, stride, 1, rows, rank, factor_.get(),
-                      rank, false);
+        kernels_.gemm(block.rows, rank, state.cut.width, cells, stride, 1, rows, rank,
+                      factor_.get(), rank, false);
       } else {
         std::fill_n(factor_.get(), block.rows * rank, 0.0f);
         skip_zero_product(block.rows, rank, state.cut.width, cells, stride, 1, rows, rank,
@@ -302,7 +247,9 @@ class BackwardScratch : public BlockScratch {
             dq_[row * plan_.Dp + d] += static_cast<float>(value);
           } else if (!gradients.terms->row_tables[n].factor.empty()) {
             const int64_t at =
-                ((block.batch * p.heads + block.head[row]) * p.queries + block.index[row]) * table.rank + d;
+                ((block.batch * p.heads + block.head[row]) * p.queries + block.index[row]) *
+                    table.rank +
+                d;
             gradients.terms->row_tables[n].factor[static_cast<size_t>(at)] =
                 value * term.factor.multiplier;
           }
@@ -322,136 +269,6 @@ class BackwardScratch : public BlockScratch {
   std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;
 };
-
-void reduce_bias(const Plan& plan, size_t n, int64_t kv_head, const Sums& sums, TermGradients& to) {
-  const Problem& p = plan.p;
-  const BiasPlan& bias = plan.biases[n];
-  const Window& w = bias.window;
-  const DistanceBias& term = p.terms.biases[n];
-  TermGradients::Bias& gradient = to.biases[n];
-  const int64_t classes = gradient.table.empty() ? 0 : term.table.view.shape[1];
-  for (int64_t g = 0; g < p.group(); ++g) {
-    const int64_t h = kv_head * p.group() + g;
-    if (!sums.bias[n].empty()) {
-      const double* cells = sums.bias[n].data() + g * bias.row_size();
-      for (int64_t c = -kPad; c < w.width + kPad; ++c) {
-        const int64_t row = c < 0 ? w.left : c >= w.width ? w.right : w.classes[static_cast<size_t>(c)];
-        const double cell = cells[c + kPad];
-        if (!gradient.table.empty() && row != ClassMap::kNone) {
-          gradient.table[static_cast<size_t>(h * classes + row)] += cell * term.table.multiplier;
-        }
-        if (!gradient.slopes.empty() && !bias.ramp && c >= 0 && c < w.width) {
-          const int64_t distance = w.lo + c;
-          gradient.slopes[static_cast<size_t>((distance < 0 ? 0 : p.heads) + h)] +=
-              cell * static_cast<double>(distance) * term.slopes.multiplier;
-        }
-      }
-    }
-    if (bias.ramp && !gradient.slopes.empty()) {
-      gradient.slopes[static_cast<size_t>(h)] += sums.ramp[n][static_cast<size_t>(2 * g)] * term.slopes.multiplier;
-      gradient.slopes[static_cast<size_t>(p.heads + h)] +=
-          sums.ramp[n][static_cast<size_t>(2 * g + 1)] * term.slopes.multiplier;
-    }
-  }
-}
-
-// Columns [from, to) of one table's gradient.
-void reduce_table(const Plan& plan, const TablePlan& table, const TermData& data,
-                  const Buffer<float>& sums, int64_t kv_head, double scale, int64_t from, int64_t to,
-                  std::vector<double>& gradient) {
-  if (sums.size() == 0) return;
-  const int64_t heads = table.heads == 1 ? 1 : plan.p.group();
-  const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
-  for (int64_t g = 0; g < heads; ++g) {
-    const int64_t h = table.heads == 1 ? 0 : kv_head * plan.p.group() + g;
-    for (int64_t c = 0; c < table.window.width; ++c) {
-      const int64_t row = table.window.classes[static_cast<size_t>(c)];
-      if (row == ClassMap::kNone) continue;
-      const float* cell = sums.get() + (g * table.window.width + c) * table.padded_rank;
-      double* out = gradient.data() + (h * classes + row) * table.rank;
-      for (int64_t d = from; d < to; ++d) {
-        out[d] += static_cast<double>(cell[d]) * (scale * data.multiplier);
-      }
-    }
-  }
-}
-
-// Sums of one wave of tasks, in task order, into the term gradients.
-void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task, int64_t count,
-                  int64_t chunks, int threads, Stopper& stopper, TermGradients& to) {
-  const Problem& p = plan.p;
-  const auto kv_head = [&](int64_t n) { return (first_task + n) / chunks % p.kv_heads; };
-  for (int64_t n = 0; n < count; ++n) {
-    const Sums& task = sums[static_cast<size_t>(n)];
-    for (size_t t = 0; t < plan.biases.size(); ++t) reduce_bias(plan, t, kv_head(n), task, to);
-    for (size_t t = 0; t < plan.row_tables.size(); ++t) {
-      for (size_t d = 0; d < task.added[t].size(); ++d) {
-        to.row_tables[t].added[static_cast<size_t>(kv_head(n) * p.group() * plan.row_tables[t].rank) + d] +=
-            task.added[t][d];
-      }
-    }
-    for (size_t t = 0; t < p.terms.key_biases.size(); ++t) {
-      std::vector<double>& gradient = to.key_biases[t].table;
-      if (gradient.empty()) continue;
-      const TermData& data = p.terms.key_biases[t].values;
-      const int64_t b = data.view.rank == 3 ? (first_task + n) / chunks / p.kv_heads : 0;
-      for (int64_t g = 0; g < p.group(); ++g) {
-        const int64_t h = kv_head(n) * p.group() + g;
-        for (int64_t j = 0; j < p.keys; ++j) {
-          gradient[static_cast<size_t>((b * p.heads + h) * p.keys + j)] +=
-              static_cast<double>(task.key_bias[g * plan.tiles * kTile + j]) * data.multiplier;
-        }
-      }
-    }
-  }
-  const auto tables = [&](const std::vector<TablePlan>& plans, auto&& term, auto&& sum, auto&& gradient) {
-    for (size_t t = 0; t < plans.size(); ++t) {
-      const int64_t rank = plans[t].rank, strips = (rank + kLanes - 1) / kLanes;
-      parallel_for(strips, threads, stopper, [&](int64_t strip, int) {
-        for (int64_t n = 0; n < count; ++n) {
-          const auto [data, scale] = term(t);
-          reduce_table(plan, plans[t], *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n), scale,
-                       strip * kLanes, std::min(rank, (strip + 1) * kLanes), gradient(t));
-        }
-      });
-    }
-  };
-  // The factor that a row table's sums hold is already times s1 log2(e).
-  tables(
-      plan.row_tables, [&](size_t t) { return std::pair{&p.terms.row_tables[t].table, kLn2}; },
-      [](const Sums& s, size_t t) -> const Buffer<float>& { return s.rows[t]; },
-      [&](size_t t) -> std::vector<double>& { return to.row_tables[t].table; });
-  tables(
-      plan.value_tables, [&](size_t t) { return std::pair{&p.terms.value_tables[t].table, 1.0}; },
-      [](const Sums& s, size_t t) -> const Buffer<float>& { return s.values[t]; },
-      [&](size_t t) -> std::vector<double>& { return to.value_tables[t].table; });
-}
-
-// Sums the chunks of each head's dk and dv and writes them.
-void reduce_keys(const Plan& plan, std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
-                 int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
-  const Problem& p = plan.p;
-  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int) {
-    const int64_t slot = task / plan.tiles, pair = first_pair + slot;
-    const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
-    const int64_t first = task % plan.tiles * kTile;
-    for (int64_t j = first; j < std::min(p.keys, first + kTile); ++j) {
-      float* dk = sums[static_cast<size_t>(slot * chunks)].dk.get() + j * plan.Dp;
-      float* dv = sums[static_cast<size_t>(slot * chunks)].dv.get() + j * plan.Dvp;
-      for (int64_t c = 1; c < chunks; ++c) {
-        const Sums& chunk = sums[static_cast<size_t>(slot * chunks + c)];
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] += chunk.dk[j * plan.Dp + d];
-        for (int64_t d = 0; d < plan.Dv; ++d) dv[d] += chunk.dv[j * plan.Dvp + d];
-      }
-      if (gradients.key.given()) {
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
-        plan.unrotate_key(b, j, dk);
-        Plan::store_row(gradients.key, b, kv_head, j, plan.D, dk);
-      }
-      if (gradients.value.given()) Plan::store_row(gradients.value, b, kv_head, j, plan.Dv, dv);
-    }
-  });
-}
 
 // Key heads of one wave.
 int64_t backward_wave(const Plan& plan) {

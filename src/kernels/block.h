@@ -12,9 +12,11 @@
 
 namespace relpos {
 
-inline constexpr int kRows = 96;   // a multiple of kGroup; amortises the loads of a tile over 16 groups
-inline constexpr int kGroup = 6;   // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
-inline constexpr int kPad = kTile; // cells left and right of a window, holding what lies outside it
+inline constexpr int kRows =
+    96;  // a multiple of kGroup; amortises the loads of a tile over 16 groups
+inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
+inline constexpr int kPad =
+    kTile;                         // cells left and right of a window, holding what lies outside it
 inline constexpr int kLanes = 16;  // row lengths are multiples of this, the widest vector in floats
 
 // A window of distances, one cell each: cells [kPad][width][kPad], so that any tile of consecutive
@@ -32,7 +34,7 @@ struct Panel {
 
 // past * min(delta, 0) + future * max(delta, 0), for distances too far apart for a window.
 struct Ramp {
-  double past[kRows] = {}, future[kRows] = {};       // times log2(e)
+  double past[kRows] = {}, future[kRows] = {};          // times log2(e)
   double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
 };
 
@@ -42,7 +44,7 @@ struct KeyTile {
   const float* v = nullptr;   // [kTile, Dvp] (forward)
   const float* vt = nullptr;  // [Dv, kTile] (backward)
   bool k_finite = true, v_finite = true;
-  bool run = true;                // consecutive positions from first_position
+  bool run = true;  // consecutive positions from first_position
   int64_t first_position = 0;
   const int64_t* positions = nullptr;  // [kTile] where not a run
 };
@@ -51,32 +53,32 @@ struct Block {
   const Problem* problem = nullptr;
   int64_t D = 0, Dp = 0, Dv = 0, Dvp = 0;  // head sizes, and rounded up to kLanes
   int64_t batch = 0;
-  int rows = 0;                    // used; the rest of the last group is zero rows that see nothing
+  int rows = 0;  // used; the rest of the last group is zero rows that see nothing
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
 
-  float* q = nullptr;              // [kRows, Dp] rotated, times scale * log2(e)
-  std::vector<Panel> scores;       // added to scores; gradient takes dscore
+  float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
+  std::vector<Panel> scores;  // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
-  const float* key_bias[kRows] = {};   // [Lk rounded up to kTile] times log2(e), or null
+  const float* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
   float* key_bias_gradient[kRows] = {};
-  std::vector<Panel> values;       // forward: gradient takes weights; backward: cells add to dweight,
-                                   // gradient takes weights
+  std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,
+                              // gradient takes weights
 
   // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
-  float* m = nullptr;              // [kRows]
-  float* l = nullptr;              // [kRows, kLanes]
-  float* o = nullptr;              // [kRows, Dvp]
+  float* m = nullptr;  // [kRows]
+  float* l = nullptr;  // [kRows, kLanes]
+  float* o = nullptr;  // [kRows, Dvp]
 
   // Backward.
-  const float* dout = nullptr;     // [kRows, Dvp]
-  float lse[kRows];                // log2 units; -inf: the row saw nothing
-  float delta[kRows];              // <dout, out> - dlse
-  bool rows_finite = true;         // q and dout hold no NaN or Inf
-  float* dq = nullptr;             // [kRows, Dp], of the rotated query before the scale
-  float* dk = nullptr;             // [tiles * kTile, Dp], times log2(e) of the true gradient
-  float* dv = nullptr;             // [tiles * kTile, Dvp]
-  float* p = nullptr;              // [kRows, kTile] scratch
-  float* ds = nullptr;             // [kRows, kTile] scratch
+  const float* dout = nullptr;  // [kRows, Dvp]
+  float lse[kRows];             // log2 units; -inf: the row saw nothing
+  float delta[kRows];           // <dout, out> - dlse
+  bool rows_finite = true;      // q and dout hold no NaN or Inf
+  float* dq = nullptr;          // [kRows, Dp], of the rotated query before the scale
+  float* dk = nullptr;          // [tiles * kTile, Dp], times log2(e) of the true gradient
+  float* dv = nullptr;          // [tiles * kTile, Dvp]
+  float* p = nullptr;           // [kRows, kTile] scratch
+  float* ds = nullptr;          // [kRows, kTile] scratch
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
 };

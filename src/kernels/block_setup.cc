@@ -125,7 +125,8 @@ void BlockScratch::load_queries() {
       }
       for (int64_t d = 0; d < table.rank; ++d) {
         if (term.added.view.given()) {
-          a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
+          a[d] +=
+              static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
         }
         a[d] *= s;
       }

@@ -11,9 +11,9 @@
 namespace relpos {
 namespace {
 
-constexpr int64_t kDecodeQueries = 16;   // up to here rows of a group of heads share one block
-constexpr int64_t kDecodeTiles = 32;     // tiles of one task: 2048 keys
-constexpr int64_t kPackedTiles = 4;      // packed at a time while decoding: stays in L2
+constexpr int64_t kDecodeQueries = 16;  // up to here rows of a group of heads share one block
+constexpr int64_t kDecodeTiles = 32;    // tiles of one task: 2048 keys
+constexpr int64_t kPackedTiles = 4;     // packed at a time while decoding: stays in L2
 
 // Forward state of a block, and the histogram of weights that value tables need.
 class ForwardScratch : public BlockScratch {
@@ -50,7 +50,8 @@ class ForwardScratch : public BlockScratch {
       Panel panel;
       panel.lo = table.window.lo + cuts_[n].first;
       panel.width = cuts_[n].width;
-      for (int row = 0; row < block.rows; ++row) panel.gradient[row] = weights_[n].get() + row * stride;
+      for (int row = 0; row < block.rows; ++row)
+        panel.gradient[row] = weights_[n].get() + row * stride;
       block.values.push_back(panel);
     }
   }
@@ -96,7 +97,8 @@ void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, floa
   for (int64_t d = 0; d < p.value_dim; ++d) o[d] = nothing ? 0.0f : o[d] * inverse;
   Plan::store_row(out, b, h, i, p.value_dim, o);
   if (lse.given()) {
-    const double log2_sum = nothing ? -HUGE_VAL : static_cast<double>(m) + std::log2(static_cast<double>(l));
+    const double log2_sum =
+        nothing ? -HUGE_VAL : static_cast<double>(m) + std::log2(static_cast<double>(l));
     lse.store(lse.offset({b, h, i}), log2_sum * kLn2);
   }
 }
@@ -142,7 +144,8 @@ void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& 
     packs.emplace_back(kPackedTiles * plan.tile_floats());
   }
   parallel_for(groups * blocks * chunks, threads, stopper, [&](int64_t task, int worker) {
-    const int64_t group = task / (blocks * chunks), block = task / chunks % blocks, chunk = task % chunks;
+    const int64_t group = task / (blocks * chunks), block = task / chunks % blocks,
+                  chunk = task % chunks;
     const int64_t b = group / p.kv_heads, kv_head = group % p.kv_heads;
     ForwardScratch& x = scratch[static_cast<size_t>(worker)];
     x.begin(b);
@@ -200,7 +203,8 @@ void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& 
 
 int64_t forward_bytes(const Plan& plan, int threads) {
   const Problem& p = plan.p;
-  int64_t floats = BlockScratch::floats(plan) + kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
+  int64_t floats =
+      BlockScratch::floats(plan) + kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
   for (const TablePlan& table : plan.value_tables) {
     floats += kRows * (std::min(table.window.width, p.keys + kRows) + 2 * kPad + kLanes);
   }
@@ -223,7 +227,8 @@ int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
 bool fused_supports(const Problem& problem, std::string* why) {
   const char* reason = nullptr;
   if (problem.query.dtype == DType::kFloat64) reason = "float64 computes on the reference path";
-  if (!problem.terms.column_tables.empty()) reason = "a column table computes on the reference path";
+  if (!problem.terms.column_tables.empty())
+    reason = "a column table computes on the reference path";
   for (const Rotation& rotation : problem.terms.rotations) {
     if (!rotation.log_decay.empty()) reason = "a decaying rotation computes on the reference path";
   }

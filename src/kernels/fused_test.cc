@@ -1,5 +1,7 @@
 // Random lists of terms, no scheme involved: the fused path against the reference path, and both
 // against a plain dense formula; gradients of the reference path against finite differences.
+#include "kernels/fused.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +11,6 @@
 #include <set>
 
 #include "base/parallel.h"
-#include "kernels/fused.h"
 #include "kernels/reference.h"
 
 namespace relpos {
@@ -157,7 +158,8 @@ Case random_case(uint64_t seed, bool columns) {
     if (r.dims > 4) r.dims -= 2 * draw(rng, 0, 1);
     r.start = draw(rng, 0, p.head_dim - r.dims);
     r.layout = chance(rng, 0.5) ? PairLayout::kHalf : PairLayout::kInterleaved;
-    for (int64_t n = 0; n < r.dims / 2; ++n) r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
+    for (int64_t n = 0; n < r.dims / 2; ++n)
+      r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
     r.magnitude = chance(rng, 0.3) ? 1.1 : 1.0;
     t.rotations.push_back(r);
   }
@@ -194,7 +196,8 @@ Case random_case(uint64_t seed, bool columns) {
     t.column_tables.push_back(column);
   }
   if (columns && !t.rotations.empty() && chance(rng, 0.5)) {
-    for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n) t.rotations[0].log_decay.push_back(1e-3);
+    for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n)
+      t.rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : at.q) x %= 1000;
     for (int64_t& x : at.k) x %= 1000;
   }
@@ -246,7 +249,8 @@ Plain plain_forward(const Problem& p) {
         const auto [lo, hi] = p.visible.interval(b, i);
         for (int64_t j = std::max<int64_t>(lo, 0); j < std::min(hi, p.keys); ++j) {
           const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
-          if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0) continue;
+          if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0)
+            continue;
           const int64_t pq = p.positions.query(b, i), pk = p.positions.key(b, j), delta = pk - pq;
           double s = 0.0;
           for (int64_t d = 0; d < p.head_dim; ++d) {
@@ -255,7 +259,8 @@ Plain plain_forward(const Problem& p) {
               if (r.log_decay.empty() || d < r.start || d >= r.start + r.dims) continue;
               factor = std::exp(static_cast<double>(delta) * r.log_decay[0]);
             }
-            s += factor * angle_part(p, pq, p.query, b, h, i, d) * angle_part(p, pk, p.key, b, hk, j, d);
+            s += factor * angle_part(p, pq, p.query, b, h, i, d) *
+                 angle_part(p, pk, p.key, b, hk, j, d);
           }
           s *= p.scale;
           for (const RowTable& t : p.terms.row_tables) {
@@ -263,8 +268,9 @@ Plain plain_forward(const Problem& p) {
             if (m < 0) continue;
             const int64_t rank = t.table.view.shape[t.table.view.rank == 3 ? 2 : 1];
             for (int64_t d = 0; d < rank; ++d) {
-              double a = t.factor.view.given() ? t.factor.multiplier * t.factor.view.at({b, h, i, d})
-                                               : p.query.at({b, h, i, d});
+              double a = t.factor.view.given()
+                             ? t.factor.multiplier * t.factor.view.at({b, h, i, d})
+                             : p.query.at({b, h, i, d});
               if (t.added.view.given()) a += t.added.multiplier * t.added.view.at({h, d});
               s += t.scale.value_or(p.scale) * a * table_at(t.table, h, m, d);
             }
@@ -280,10 +286,12 @@ Plain plain_forward(const Problem& p) {
             }
           }
           for (const DistanceBias& t : p.terms.biases) {
-            if (t.map && (*t.map)(delta) >= 0) s += t.table.multiplier * t.table.view.at({h, (*t.map)(delta)});
+            if (t.map && (*t.map)(delta) >= 0)
+              s += t.table.multiplier * t.table.view.at({h, (*t.map)(delta)});
             if (t.slopes.view.given()) {
-              s += t.slopes.multiplier * (t.slopes.view.at({0, h}) * std::min<double>(static_cast<double>(delta), 0) +
-                                          t.slopes.view.at({1, h}) * std::max<double>(static_cast<double>(delta), 0));
+              s += t.slopes.multiplier *
+                   (t.slopes.view.at({0, h}) * std::min<double>(static_cast<double>(delta), 0) +
+                    t.slopes.view.at({1, h}) * std::max<double>(static_cast<double>(delta), 0));
             }
           }
           for (const KeyBias& t : p.terms.key_biases) {
@@ -309,7 +317,8 @@ Plain plain_forward(const Problem& p) {
             }
             double kept = 1.0;
             if (p.dropout.active()) {
-              kept = p.dropout.keeps(p.dropout.row_key(b, h, i, 0), j) ? p.dropout.keep_scale() : 0.0;
+              kept =
+                  p.dropout.keeps(p.dropout.row_key(b, h, i, 0), j) ? p.dropout.keep_scale() : 0.0;
             }
             o += std::exp(s - top) / sum * kept * v;
           }
@@ -416,7 +425,8 @@ double largest_score(const Case& c) {
   reference_scores(c.p, scores.view());
   double largest = 0.0;
   for (int64_t n = 0; n < scores.view().numel(); ++n) {
-    if (std::isfinite(scores.data<double>()[n])) largest = std::max(largest, std::fabs(scores.data<double>()[n]));
+    if (std::isfinite(scores.data<double>()[n]))
+      largest = std::max(largest, std::fabs(scores.data<double>()[n]));
   }
   return largest;
 }
@@ -474,9 +484,11 @@ double loss(const Case& c) {
   Results r(c, DType::kFloat64);
   reference_forward(c.p, r.out.view(), r.lse.view());
   double sum = 0.0;
-  for (int64_t n = 0; n < c.dout.view().numel(); ++n) sum += r.out.data<double>()[n] * c.dout.view().load(n);
+  for (int64_t n = 0; n < c.dout.view().numel(); ++n)
+    sum += r.out.data<double>()[n] * c.dout.view().load(n);
   for (int64_t n = 0; n < c.dlse.view().numel(); ++n) {
-    if (r.lse.data<double>()[n] != -HUGE_VAL) sum += r.lse.data<double>()[n] * c.dlse.view().load(n);
+    if (r.lse.data<double>()[n] != -HUGE_VAL)
+      sum += r.lse.data<double>()[n] * c.dlse.view().load(n);
   }
   return sum;
 }
@@ -500,7 +512,8 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
     ++checked;
     const Results r = run_reference(c);
     Rng rng(seed);
-    const auto probe = [&](const char* name, const TensorView& input, const std::vector<double>& gradient) {
+    const auto probe = [&](const char* name, const TensorView& input,
+                           const std::vector<double>& gradient) {
       if (gradient.empty()) return;
       for (int n = 0; n < 3; ++n) {
         const int64_t at = draw(rng, 0, input.numel() - 1);

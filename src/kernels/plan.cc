@@ -172,7 +172,8 @@ void Plan::expand_bias(const DistanceBias& term) {
     wide.width = span;
     wide.classes.assign(static_cast<size_t>(span), ClassMap::kNone);
     if (term.map) {
-      for (int64_t c = 0; c < span; ++c) wide.classes[static_cast<size_t>(c)] = (*term.map)(wide.lo + c);
+      for (int64_t c = 0; c < span; ++c)
+        wide.classes[static_cast<size_t>(c)] = (*term.map)(wide.lo + c);
       wide.left = wide.classes.front();
       wide.right = wide.classes.back();
     }
@@ -220,8 +221,9 @@ TablePlan Plan::expand_table(const ClassMap& map, const TermData& table, bool ro
     for (int64_t c = 0; c < width; ++c) {
       const int64_t m = plan.window.classes[static_cast<size_t>(c)];
       for (int64_t x = 0; x < plan.rank; ++x) {
-        const int64_t at = m == ClassMap::kNone ? 0 : per_head ? view.offset({h, m, x})
-                                                               : view.offset({m, x});
+        const int64_t at = m == ClassMap::kNone ? 0
+                           : per_head           ? view.offset({h, m, x})
+                                                : view.offset({m, x});
         row[static_cast<size_t>(x)] =
             m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at) * table.multiplier);
       }
@@ -243,7 +245,8 @@ int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
   for (const BiasPlan& bias : biases) floats += bias.cells.size() + 2 * bias.window.width;
   for (const auto* list : {&row_tables, &value_tables}) {
-    for (const TablePlan& t : *list) floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
+    for (const TablePlan& t : *list)
+      floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
   }
   for (const Rotary& r : rotary_) {
     floats += r.q_cos.size() + r.q_sin.size() + r.k_cos.size() + r.k_sin.size();
@@ -386,7 +389,8 @@ void table_products(const TileKernels& kernels, const TablePlan& table, int64_t 
     const int64_t from = std::max(first, panel * kTile);
     const int64_t to = std::min(first + width, (panel + 1) * kTile);
     for (int r = 0; r < rows; ++r) {
-      std::copy(product + r * kTile + (from - panel * kTile), product + r * kTile + (to - panel * kTile),
+      std::copy(product + r * kTile + (from - panel * kTile),
+                product + r * kTile + (to - panel * kTile),
                 cells + r * stride + kPad + (from - first));
     }
   }

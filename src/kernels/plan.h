@@ -57,7 +57,7 @@ class Plan {
   std::pair<int64_t, int64_t> range;  // distances that occur
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
-  Buffer<float> key_bias;     // [B or 1, H, tiles * kTile] times log2(e); empty: none
+  Buffer<float> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
 
   // Row r of a tensor as floats, zero padded to `padded`.

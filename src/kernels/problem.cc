@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace relpos {
 
@@ -16,13 +17,26 @@ uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const n
     const int64_t words = (keys + kTile - 1) / kTile;
     word &= key_bits[static_cast<size_t>(b * words + tile)];
   }
-  if (!mask.given()) return word;
-  // A floating mask hides a pair by -inf, so that nothing of a hidden key, NaN included, is read.
-  for (int64_t c = from; c < to; ++c) {
-    const int64_t at = mask_offset(b, h, i, first + c);
-    const bool hidden = mask.dtype == DType::kBool ? mask.load_int(at) == 0
-                                                   : mask.load(at) == -HUGE_VAL;
-    if (hidden) word &= ~(uint64_t{1} << c);
+  return mask.given() ? word & mask_bits(b, h, i, first + from, to - from) << from : word;
+}
+
+uint64_t Visibility::mask_bits(int64_t b, int64_t h, int64_t i, int64_t j,
+                               int64_t count) const noexcept {
+  const int64_t at = mask_offset(b, h, i, j), stride = mask.strides[3];
+  const auto* bytes = static_cast<const unsigned char*>(mask.data);
+  uint64_t word = 0;
+  if (mask.dtype == DType::kBool) {
+    for (int64_t c = 0; c < count; ++c) word |= uint64_t{bytes[at + c * stride] != 0} << c;
+  } else if (mask.dtype == DType::kFloat32) {
+    for (int64_t c = 0; c < count; ++c) {
+      float value;
+      std::memcpy(&value, bytes + (at + c * stride) * 4, 4);
+      word |= uint64_t{value != -HUGE_VALF} << c;
+    }
+  } else {
+    for (int64_t c = 0; c < count; ++c) {
+      word |= uint64_t{mask.load(at + c * stride) != -HUGE_VAL} << c;
+    }
   }
   return word;
 }

@@ -24,7 +24,8 @@ struct Positions {
 
   int64_t query(int64_t b, int64_t i) const noexcept {
     const int64_t row = q_rows == 1 ? 0 : b;
-    return consecutive ? q[static_cast<size_t>(row)] + i : q[static_cast<size_t>(row * queries + i)];
+    return consecutive ? q[static_cast<size_t>(row)] + i
+                       : q[static_cast<size_t>(row * queries + i)];
   }
   int64_t key(int64_t b, int64_t j) const noexcept {
     const int64_t row = k_rows == 1 ? 0 : b;
@@ -53,6 +54,11 @@ struct Visibility {
   int64_t mask_offset(int64_t b, int64_t h, int64_t i, int64_t j) const noexcept {
     return mask.offset({b, h, i, j});
   }
+
+ private:
+  // Bit c: the mask lets query i see key j + c. A floating mask hides a pair by -inf, so that nothing
+  // of a hidden key, NaN included, is read.
+  uint64_t mask_bits(int64_t b, int64_t h, int64_t i, int64_t j, int64_t count) const noexcept;
 };
 
 struct Problem {

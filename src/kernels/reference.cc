@@ -3,287 +3,15 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/angles.h"
 #include "base/parallel.h"
+#include "kernels/reference_head.h"
 
 namespace relpos {
 namespace {
 
-constexpr double kHidden = -HUGE_VAL;
+using namespace reference;  // NOLINT: the rows of reference_head.h
+
 constexpr int64_t kWave = 8;  // tasks whose private table gradients exist at one time
-
-// A table or vector of a term in double, multiplied. Shared tables have one head.
-struct Loaded {
-  std::vector<double> values;
-  int64_t heads = 1, rows = 0, columns = 0;
-
-  explicit Loaded(const TermData& data) {
-    const TensorView& view = data.view;
-    if (!view.given()) return;
-    heads = view.rank == 3 ? view.shape[0] : 1;
-    rows = view.shape[static_cast<size_t>(view.rank - 2)];
-    columns = view.shape[static_cast<size_t>(view.rank - 1)];
-    values.reserve(static_cast<size_t>(view.numel()));
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t m = 0; m < rows; ++m) {
-        for (int64_t c = 0; c < columns; ++c) {
-          const int64_t at = view.rank == 3 ? view.offset({h, m, c}) : view.offset({m, c});
-          values.push_back(view.load(at) * data.multiplier);
-        }
-      }
-    }
-  }
-  int64_t at(int64_t h, int64_t m) const { return ((heads == 1 ? 0 : h) * rows + m) * columns; }
-  const double* row(int64_t h, int64_t m) const { return values.data() + at(h, m); }
-};
-
-double dot(const double* x, const double* y, int64_t n) {
-  double sum = 0.0;
-  for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
-  return sum;
-}
-
-void add_scaled(double* y, double factor, const double* x, int64_t n) {
-  for (int64_t d = 0; d < n; ++d) y[d] += factor * x[d];
-}
-
-void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, double* row) {
-  for (int64_t d = 0; d < n; ++d) row[d] = view.at({b, h, i, d});
-}
-
-void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
-               const double* row) {
-  for (int64_t d = 0; d < n; ++d) view.store(view.offset({b, h, i, d}), row[d]);
-}
-
-// Everything about the terms that all tasks share.
-class Model {
- public:
-  explicit Model(const Problem& problem) : p(problem) {
-    for (const auto& t : p.terms.biases) {
-      bias_tables.emplace_back(t.table);
-      bias_slopes.emplace_back(t.slopes);
-    }
-    for (const auto& t : p.terms.row_tables) {
-      row_tables.emplace_back(t.table);
-      row_added.emplace_back(t.added);
-    }
-    for (const auto& t : p.terms.column_tables) column_tables.emplace_back(t.table);
-    for (const auto& t : p.terms.value_tables) value_tables.emplace_back(t.table);
-  }
-
-  // x <- R(position) x, or its transpose.
-  void rotate(double* x, int64_t position, bool transpose) const {
-    std::vector<double> cos, sin;
-    for (const Rotation& r : p.terms.rotations) {
-      const int64_t pairs = r.dims / 2;
-      cos.resize(static_cast<size_t>(pairs));
-      sin.resize(static_cast<size_t>(pairs));
-      angle_table(r, position, cos.data(), sin.data());
-      for (int64_t n = 0; n < pairs; ++n) {
-        const bool half = r.layout == PairLayout::kHalf;
-        double& first = x[r.start + (half ? n : 2 * n)];
-        double& second = x[r.start + (half ? n + pairs : 2 * n + 1)];
-        const double c = r.magnitude * cos[static_cast<size_t>(n)];
-        const double s = r.magnitude * sin[static_cast<size_t>(n)] * (transpose ? -1.0 : 1.0);
-        const double turned = first * c - second * s;
-        second = second * c + first * s;
-        first = turned;
-      }
-    }
-  }
-
-  bool decays() const {
-    return std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                       [](const Rotation& r) { return !r.log_decay.empty(); });
-  }
-
-  // What a decaying rotation multiplies each dim's product by at this distance.
-  void decay(int64_t delta, double* factors) const {
-    std::fill_n(factors, p.head_dim, 1.0);
-    for (const Rotation& r : p.terms.rotations) {
-      if (r.log_decay.empty()) continue;
-      const int64_t pairs = r.dims / 2;
-      for (int64_t n = 0; n < pairs; ++n) {
-        const bool half = r.layout == PairLayout::kHalf;
-        const double f =
-            std::exp(static_cast<double>(delta) * r.log_decay[static_cast<size_t>(n)]);
-        factors[r.start + (half ? n : 2 * n)] = f;
-        factors[r.start + (half ? n + pairs : 2 * n + 1)] = f;
-      }
-    }
-  }
-
-  const Problem& p;
-  std::vector<Loaded> bias_tables, bias_slopes, row_tables, row_added, column_tables, value_tables;
-};
-
-// The keys and values of one (b, kv head), and one query row at a time.
-class Head {
- public:
-  Head(const Model& model, int64_t batch, int64_t kv_head)
-      : m(model), p(model.p), b(batch), hk(kv_head), D(p.head_dim), Dv(p.value_dim) {
-    k.resize(static_cast<size_t>(p.keys * D));
-    k_plain.resize(p.terms.column_tables.empty() ? 0 : k.size());
-    for (int64_t j = 0; j < p.keys; ++j) {
-      load_row(p.key, b, hk, j, D, &k[static_cast<size_t>(j * D)]);
-      if (!k_plain.empty()) std::copy_n(&k[static_cast<size_t>(j * D)], D, &k_plain[static_cast<size_t>(j * D)]);
-      m.rotate(&k[static_cast<size_t>(j * D)], p.positions.key(b, j), false);
-    }
-    if (p.value.given()) {
-      v.resize(static_cast<size_t>(p.keys * Dv));
-      for (int64_t j = 0; j < p.keys; ++j) load_row(p.value, b, hk, j, Dv, &v[static_cast<size_t>(j * Dv)]);
-    }
-    for (auto* row : {&q, &q_plain, &decay}) row->resize(static_cast<size_t>(D));
-    score.resize(static_cast<size_t>(p.keys));
-    weight.resize(score.size());
-    dscore.resize(score.size());
-  }
-
-  void select(int64_t head, int64_t query) {
-    h = head;
-    i = query;
-    load_row(p.query, b, h, i, D, q_plain.data());
-    q = q_plain;
-    m.rotate(q.data(), p.positions.query(b, i), false);
-  }
-
-  int64_t delta(int64_t j) const { return p.positions.key(b, j) - p.positions.query(b, i); }
-
-  template <typename F>
-  void for_visible(F&& f) const {
-    for (int64_t tile = 0; tile < p.tiles(); ++tile) {
-      const uint64_t bits = p.visible.bits(b, h, i, tile);
-      for (int64_t c = 0; c < kTile; ++c) {
-        if ((bits >> c) & 1U) f(tile * kTile + c);
-      }
-    }
-  }
-
-  // a_i of a row table: its factor or the unrotated query, plus the added vector.
-  std::vector<double> row_factor(size_t n) const {
-    const RowTable& term = p.terms.row_tables[n];
-    const int64_t r = m.row_tables[n].columns;
-    std::vector<double> a(static_cast<size_t>(r));
-    if (term.factor.view.given()) {
-      load_row(term.factor.view, b, h, i, r, a.data());
-      for (double& x : a) x *= term.factor.multiplier;
-    } else {
-      std::copy_n(q_plain.data(), r, a.data());
-    }
-    if (term.added.view.given()) add_scaled(a.data(), 1.0, m.row_added[n].row(0, h), r);
-    return a;
-  }
-
-  // c_j of a column table.
-  std::vector<double> column_factor(size_t n, int64_t j) const {
-    const ColumnTable& term = p.terms.column_tables[n];
-    const int64_t r = m.column_tables[n].columns;
-    std::vector<double> c(static_cast<size_t>(r));
-    if (term.factor.view.given()) {
-      load_row(term.factor.view, b, hk, j, r, c.data());
-      for (double& x : c) x *= term.factor.multiplier;
-    } else {
-      std::copy_n(&k_plain[static_cast<size_t>(j * D)], r, c.data());
-    }
-    return c;
-  }
-
-  static int64_t key_bias_offset(const TensorView& view, int64_t b, int64_t h, int64_t j) {
-    return view.rank == 3 ? view.offset({b, h, j}) : view.offset({h, j});
-  }
-
-  // score[j] of the selected row; hidden pairs hold -inf.
-  void score_row() {
-    std::fill(score.begin(), score.end(), kHidden);
-    std::vector<std::vector<double>> a;
-    for (size_t n = 0; n < p.terms.row_tables.size(); ++n) a.push_back(row_factor(n));
-    const bool decays = m.decays();
-    for_visible([&](int64_t j) {
-      const int64_t d = delta(j);
-      const double* key = &k[static_cast<size_t>(j * D)];
-      double s = 0.0;
-      if (decays) {
-        m.decay(d, decay.data());
-        for (int64_t x = 0; x < D; ++x) s += q[static_cast<size_t>(x)] * key[x] * decay[static_cast<size_t>(x)];
-      } else {
-        s = dot(q.data(), key, D);
-      }
-      s *= p.scale;
-      for (size_t n = 0; n < a.size(); ++n) {
-        const int64_t row = p.terms.row_tables[n].map(d);
-        if (row == ClassMap::kNone) continue;
-        s += p.terms.row_tables[n].scale.value_or(p.scale) *
-             dot(a[n].data(), m.row_tables[n].row(h, row), m.row_tables[n].columns);
-      }
-      for (size_t n = 0; n < p.terms.column_tables.size(); ++n) {
-        const int64_t row = p.terms.column_tables[n].map(d);
-        if (row == ClassMap::kNone) continue;
-        s += p.terms.column_tables[n].scale.value_or(p.scale) *
-             dot(column_factor(n, j).data(), m.column_tables[n].row(h, row), m.column_tables[n].columns);
-      }
-      for (size_t n = 0; n < p.terms.biases.size(); ++n) {
-        const DistanceBias& term = p.terms.biases[n];
-        if (term.map) {
-          const int64_t row = (*term.map)(d);
-          if (row != ClassMap::kNone) s += m.bias_tables[n].row(0, h)[row];
-        }
-        if (term.slopes.view.given()) {
-          s += m.bias_slopes[n].row(0, d < 0 ? 0 : 1)[h] * static_cast<double>(d);
-        }
-      }
-      for (const KeyBias& term : p.terms.key_biases) {
-        s += term.values.multiplier *
-             term.values.view.load(key_bias_offset(term.values.view, b, h, j));
-      }
-      if (p.visible.floating_mask()) s += p.visible.mask.load(p.visible.mask_offset(b, h, i, j));
-      score[static_cast<size_t>(j)] = s;
-    });
-  }
-
-  double log_sum_exp() const {
-    double top = kHidden, sum = 0.0;
-    bool any = false;
-    for_visible([&](int64_t j) {
-      const double s = score[static_cast<size_t>(j)];
-      if (!(s <= top)) top = s;
-      any = true;
-    });
-    if (!any || top == kHidden) return kHidden;
-    for_visible([&](int64_t j) { sum += std::exp(score[static_cast<size_t>(j)] - top); });
-    return top + std::log(sum);
-  }
-
-  // weight[j] = exp(score - lse), before dropout; 0 where hidden or where the row sees nothing.
-  void weigh(double lse) {
-    std::fill(weight.begin(), weight.end(), 0.0);
-    if (lse == kHidden) return;
-    for_visible([&](int64_t j) {
-      weight[static_cast<size_t>(j)] = std::exp(score[static_cast<size_t>(j)] - lse);
-    });
-  }
-
-  // The factor of dropout: 0, or 1 / (1 - p).
-  double kept(int64_t j) const {
-    if (!p.dropout.active()) return 1.0;
-    return p.dropout.keeps(p.dropout.row_key(b, h, i, j >> 32), j) ? p.dropout.keep_scale() : 0.0;
-  }
-
-  // v_j + t[m(delta)].
-  void value_row(int64_t j, double* row) const {
-    std::copy_n(&v[static_cast<size_t>(j * Dv)], Dv, row);
-    for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
-      const int64_t at = p.terms.value_tables[n].map(delta(j));
-      if (at != ClassMap::kNone) add_scaled(row, 1.0, m.value_tables[n].row(h, at), Dv);
-    }
-  }
-
-  const Model& m;
-  const Problem& p;
-  const int64_t b, hk, D, Dv;
-  int64_t h = 0, i = 0;
-  std::vector<double> k, k_plain, v, q, q_plain, decay, score, weight, dscore;
-};
 
 // Gradients of one (b, kv head), fed with dscore rows.
 class HeadGradient {
@@ -357,7 +85,8 @@ class HeadGradient {
       if (!term.factor.view.given()) {
         add_scaled(dq.data(), 1.0, da[n].data(), r);
       } else if (!t.row_tables[n].factor.empty()) {
-        double* factor = t.row_tables[n].factor.data() + ((x.b * p.heads + x.h) * p.queries + x.i) * r;
+        double* factor =
+            t.row_tables[n].factor.data() + ((x.b * p.heads + x.h) * p.queries + x.i) * r;
         add_scaled(factor, term.factor.multiplier, da[n].data(), r);
       }
     }
@@ -385,7 +114,8 @@ class HeadGradient {
       m.rotate(row, p.positions.key(x.b, j), true);
       if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[static_cast<size_t>(j * x.D)], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[static_cast<size_t>(j * x.Dv)]);
+      if (out.value.given())
+        store_row(out.value, x.b, x.hk, j, x.Dv, &dv[static_cast<size_t>(j * x.Dv)]);
     }
   }
 
@@ -553,7 +283,8 @@ void reference_weights(const Problem& p, const TensorView& lse, const TensorView
     x.score_row();
     x.weigh(lse.at({x.b, x.h, x.i}));
     for (int64_t j = 0; j < p.keys; ++j) {
-      weights.store(weights.offset({x.b, x.h, x.i, j}), x.weight[static_cast<size_t>(j)] * x.kept(j));
+      weights.store(weights.offset({x.b, x.h, x.i, j}),
+                    x.weight[static_cast<size_t>(j)] * x.kept(j));
     }
   });
 }

@@ -13,8 +13,9 @@ inline constexpr int64_t kWaveBytes = int64_t{64} << 20;
 
 // One thread where the whole call is shorter than waking another (about 2 MFLOP).
 inline int useful_threads(const Problem& p) {
-  const double flops = 2.0 * static_cast<double>(p.batch * p.heads) * static_cast<double>(p.queries) *
-                       static_cast<double>(p.keys) * static_cast<double>(p.head_dim + p.value_dim);
+  const double flops = 2.0 * static_cast<double>(p.batch * p.heads) *
+                       static_cast<double>(p.queries) * static_cast<double>(p.keys) *
+                       static_cast<double>(p.head_dim + p.value_dim);
   return flops < 2e6 ? 1 : p.threads;
 }
 
@@ -30,14 +31,15 @@ class PackedHeads {
   // Fills the slots with pairs [first, first + count).
   void pack(int64_t first, int64_t count, int threads, Stopper& stopper) {
     std::vector<Buffer<float>> rows;
-    for (int worker = 0; worker < threads; ++worker) rows.emplace_back(std::max(plan_.Dp, plan_.Dvp));
+    for (int worker = 0; worker < threads; ++worker)
+      rows.emplace_back(std::max(plan_.Dp, plan_.Dvp));
     parallel_for(count * plan_.tiles, threads, stopper, [&](int64_t task, int worker) {
       const int64_t pair = first + task / plan_.tiles;
-      tiles_[static_cast<size_t>(task)] = plan_.pack_tile(
-          pair / plan_.p.kv_heads, pair % plan_.p.kv_heads, task % plan_.tiles,
-          memory_.get() + task * plan_.tile_floats(),
-          plan_.p.positions.consecutive ? nullptr : positions_.get() + task * kTile,
-          rows[static_cast<size_t>(worker)].get());
+      tiles_[static_cast<size_t>(task)] =
+          plan_.pack_tile(pair / plan_.p.kv_heads, pair % plan_.p.kv_heads, task % plan_.tiles,
+                          memory_.get() + task * plan_.tile_floats(),
+                          plan_.p.positions.consecutive ? nullptr : positions_.get() + task * kTile,
+                          rows[static_cast<size_t>(worker)].get());
     });
   }
   const KeyTile* tiles(int64_t slot) const noexcept {
@@ -54,7 +56,8 @@ class PackedHeads {
 // (b, kv head) pairs whose packs fit a wave.
 inline int64_t wave_heads(const Plan& plan) {
   const int64_t bytes = std::max<int64_t>(1, plan.tiles * plan.tile_floats() * 4);
-  return std::clamp<int64_t>(kWaveBytes / bytes, 1, std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads));
+  return std::clamp<int64_t>(kWaveBytes / bytes, 1,
+                             std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads));
 }
 
 // Scratch of the two drivers, for the memory formula.
@@ -83,9 +86,8 @@ void for_each_packed_block(const Plan& plan, int threads, Stopper& stopper, F&& 
       const int64_t pair = first + slot;
       // Last queries first: under a causal boundary they are the longest.
       const int64_t n = blocks - 1 - task % blocks;
-      body(PackedBlock{pair / p.kv_heads,
-                       pair % p.kv_heads * p.group() + task / blocks % p.group(), n * kRows,
-                       std::min(p.queries, (n + 1) * kRows), packed.tiles(slot)},
+      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + task / blocks % p.group(),
+                       n * kRows, std::min(p.queries, (n + 1) * kRows), packed.tiles(slot)},
            worker);
     });
     stopper.check();

@@ -3,7 +3,8 @@
 #define HWY_TARGET_INCLUDE "kernels/tiles.cc"
 // Three x86 targets are enough: AVX-512, AVX2 and the compiler's own baseline.
 #ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_DISABLED_TARGETS \
+  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #endif
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
@@ -62,7 +63,7 @@ HWY_INLINE void add_panels(const std::vector<Panel>& panels, const Block& block,
   for (const Panel& panel : panels) {
     if (panel.cells[row] == nullptr) continue;
     for (int64_t c = 0; c < kTile; ++c) {
-      sums[c] += panel.cells[row][panel.offset(distance(block, tile, row, c)) ];
+      sums[c] += panel.cells[row][panel.offset(distance(block, tile, row, c))];
     }
   }
   add_at(t, sums);
@@ -102,11 +103,20 @@ HWY_INLINE void add_score_terms(const Block& block, const KeyTile& tile, int row
     }
   }
   if (visible.floating_mask()) {
+    const TensorView& mask = visible.mask;
     const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
-    for (int64_t c = 0; c < keys; ++c) {
-      sums[c] += static_cast<float>(
-          kLog2e * visible.mask.load(visible.mask_offset(block.batch, block.head[row],
-                                                         block.index[row], t * kTile + c)));
+    const int64_t at =
+        visible.mask_offset(block.batch, block.head[row], block.index[row], t * kTile);
+    if (mask.dtype == DType::kFloat32 && mask.strides[3] == 1 && keys == kTile) {
+      const V log2e = hn::Set(F(), static_cast<float>(kLog2e));
+      const auto* from = reinterpret_cast<const float*>(mask.data) + at;
+      for (int v = 0; v < kTileVectors; ++v) {
+        s.x[v] = hn::MulAdd(hn::LoadU(F(), from + v * kN), log2e, s.x[v]);
+      }
+    } else {
+      for (int64_t c = 0; c < keys; ++c) {
+        sums[c] += static_cast<float>(kLog2e * mask.load(at + c * mask.strides[3]));
+      }
     }
   }
   add_at(s, sums);
@@ -279,8 +289,8 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
         all &= visible[r];
       }
       if (any == 0) continue;
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p, kTile,
-           false);
+      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
+           kTile, false);
       for (int r = 0; r < kGroup; ++r) {
         if (visible[r] == 0) {
           clear(p + r * kTile, kTile);
@@ -379,10 +389,10 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
       }
       begin = std::min(begin, group);
       end = group + kGroup;
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p, kTile,
-           false);
-      gemm(kGroup, kTile, block.Dv, block.dout + group * block.Dvp, block.Dvp, 1, tile.vt, kTile, ds,
+      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
            kTile, false);
+      gemm(kGroup, kTile, block.Dv, block.dout + group * block.Dvp, block.Dvp, 1, tile.vt, kTile,
+           ds, kTile, false);
       for (int r = 0; r < kGroup; ++r) {
         if (visible[group + r] == 0) {
           clear(p + r * kTile, kTile);
@@ -394,7 +404,8 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
       }
       float* dq = block.dq + group * block.Dp;
       if (all != kAll && !tile.k_finite) {
-        masked_product(kGroup, block.Dp, ds, kTile, visible + group, tile.k, block.Dp, dq, block.Dp);
+        masked_product(kGroup, block.Dp, ds, kTile, visible + group, tile.k, block.Dp, dq,
+                       block.Dp);
       } else {
         gemm(kGroup, block.Dp, kTile, ds, kTile, 1, tile.k, block.Dp, dq, block.Dp, true);
       }
@@ -427,8 +438,8 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
     const KeyTile& tile = tiles[t - first];
     const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
     for (int group = 0; group < block.rows; group += kGroup) {
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p, kTile,
-           false);
+      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
+           kTile, false);
       for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
         const uint64_t visible =
             weights && block.lse[row] == kNothing ? 0 : visible_bits(block, row, t);
