@@ -1,0 +1,109 @@
+"""CONTRIBUTING's words are enough: its three blocks make a scheme that everything finds.
+
+The tree is copied, the blocks are put where the text says, and the copy is built. The build stays
+in build/toy, so that a second run compiles only what changed.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WORK = ROOT / "build/toy"
+STEP = re.compile(r"^\d\. The (\w+),[^`]*`([^`]+)`.*?^```\w*\n(.*?)^```$", re.M | re.S)
+
+
+def blocks():
+    """{"source": (path, text), "test": ..., "row": ...} of CONTRIBUTING.md."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    section = text.split("## Add a scheme", 1)[1]
+    return {what: (path, block) for what, path, block in STEP.findall(section)}
+
+
+def with_row(table, row):
+    """The document with the row at the end of its first table."""
+    lines = table.splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if line.startswith("|"))
+    end = next(n for n in range(first, len(lines)) if not lines[n].startswith("|"))
+    return "".join([*lines[:end], row, *lines[end:]])
+
+
+@pytest.fixture(scope="module")
+def copy():
+    """(tool, environment, tests) of a build with the toy scheme."""
+    overlay = WORK / "overlay"
+    for what, (path, block) in blocks().items():
+        target = overlay / path
+        text = with_row((ROOT / path).read_text(), block) if what == "row" else block
+        if not target.exists() or target.read_text() != text:  # its time says what to compile
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    command = [ROOT / "scripts/build_copy.sh", WORK, overlay, "-DRELPOS_BUILD_TESTS=OFF"]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
+    environment = os.environ | {"PYTHONPATH": str(WORK / "site")}
+    return WORK / "build/relpos", environment, WORK / "tree/tests"
+
+
+def output(command, environment, **options):
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
+    return ran.stdout
+
+
+def test_contributing_has_the_three_steps():
+    assert {what: path for what, (path, _) in blocks().items()} == {
+        "source": "src/schemes/toy.cc",
+        "test": "tests/oracles/toy.py",
+        "row": "docs/schemes.md",
+    }
+
+
+def test_the_tool_finds_it(copy):
+    tool, environment, _ = copy
+    listed = output([tool, "list"], environment)
+    assert re.search(r"^\s*toy\b", listed, re.M), listed
+    sizes = ["--heads", "2", "--query", "3", "--key", "3", "--reach", "1", "--what", "index"]
+    shown = json.loads(output([tool, "show", "toy", *sizes, "--json"], environment))
+    assert "[[1, 2, -1], [0, 1, 2], [-1, 0, 1]]" in json.dumps(shown)
+
+
+def test_python_finds_it(copy):
+    _, environment, _ = copy
+    script = """
+import inspect, relpos
+assert "/build/toy/site/" in relpos.__file__, relpos.__file__
+toy = relpos.Toy(2, reach=3)
+assert toy.near.shape == (2, 7) and toy.near.requires_grad
+assert list(inspect.signature(relpos.Toy).parameters) == ["heads", "reach"]
+print(relpos.schemes()[-1].name, [s.name for s in relpos.schemes()])
+"""
+    assert "'toy'" in output([sys.executable, "-c", script], environment)
+
+
+def test_conformance_tries_it(copy):
+    _, environment, tests = copy
+    script = """
+from cases import all_cases
+from test_conformance import CHUNK, TARGETS
+cases = [case for case in all_cases(TARGETS)[0] if case["target"] == TARGETS[0]]
+print(sum("toy#" in case["position"] for case in cases[:CHUNK]), f"{TARGETS[0]}-0")
+"""
+    tried, chunk = output([sys.executable, "-c", script], environment, cwd=tests).split()
+    assert int(tried) > 0
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "test_conformance.py",
+        "../tests/test_docs_schemes.py",
+    ]
+    run += ["-p", "no:cacheprovider", "-k", f"toy or docs or equals_the_formula and {chunk}"]
+    summary = output(run, environment, cwd=tests).splitlines()[-1]
+    assert int(re.search(r"(\d+) passed", summary)[1]) > 4, summary
