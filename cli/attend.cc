@@ -15,7 +15,6 @@
 #include "files.h"
 #include "parameters.h"
 #include "relpos/attention.h"
-#include "scheme_options.h"
 
 namespace relpos::cli {
 namespace {
@@ -114,10 +113,7 @@ Options make_call_options(const AttendArguments& a, OptionTensors& tensors) {
 
 Position make_position(const std::string& text, const TensorView& query) {
   if (text.empty()) return {};
-  Position position =
-      parse_position(text, {{"heads", query.shape[1]}, {"head_dim", query.shape[3]}});
-  for (const Part& part : position.parts) check_finite(part.options, part.scheme->name);
-  return position;
+  return parse_position(text, {{"heads", query.shape[1]}, {"head_dim", query.shape[3]}});
 }
 
 std::string gradient_path(const std::string& folder, const std::string& name, DType dtype) {

@@ -13,11 +13,6 @@ namespace relpos::cli {
 
 enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kInterrupted = 130 };
 
-// The candidate that a person most likely meant, or "" when none is close.
-std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
-// "; did you mean X?", or "".
-std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
-
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 std::string shape_text(const std::vector<int64_t>& shape);
 

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "base/nearest.h"
 #include "common.h"
 #include "io/file.h"
 
@@ -41,15 +42,15 @@ std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error)
     for (const CLI::Option* option : app.get_options()) {
       for (const std::string& name : option->get_lnames()) flags.push_back("--" + name);
     }
-    return "unknown option " + io::printable(flag) + did_you_mean(flag, flags) + help;
+    const std::string near = nearest_name(flag, flags);
+    return "unknown option " + io::printable(flag) +
+           (near.empty() ? "" : "; did you mean " + near + "?") + help;
   }
   const bool scheme = app.get_parent() != nullptr;
   if (!extras.empty()) {
     const std::string kind = commands.empty() ? "argument " : scheme ? "scheme " : "command ";
-    const std::string known = commands.empty() ? "" : "; there are " + join(commands);
-    const std::string meant = did_you_mean(extras.front(), commands);
-    return "unknown " + kind + io::printable(extras.front()) + (meant.empty() ? known : meant) +
-           help;
+    return "unknown " + kind + io::printable(extras.front()) +
+           (commands.empty() ? "" : suggestion(extras.front(), commands)) + help;
   }
   if (!commands.empty()) {
     return std::string("expected a ") + (scheme ? "scheme: " : "command: ") + join(commands) + help;

@@ -1,7 +1,6 @@
 #include "scheme_options.h"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <variant>
 
@@ -64,14 +63,9 @@ OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
     case OptionType::kBool:
       break;  // flags have no text
     case OptionType::kChoice:
+      return text;  // make_options knows the choices
     case OptionType::kChoiceOrValues:
-      if (std::ranges::find(spec.choices, text) != spec.choices.end()) return text;
-      const bool values = spec.type == OptionType::kChoiceOrValues;
-      const bool numeric = text.find_first_of("0123456789") != std::string::npos ||
-                           text.find(',') != std::string::npos || text == "nan" || text == "inf";
-      check_value(values && numeric, flag, ": expected ", join(spec.choices, " or "),
-                  values ? " or numbers N,N,..." : "", ", got ", io::printable(text),
-                  did_you_mean(text, spec.choices));
+      if (text.find_first_of("0123456789,") == std::string::npos) return text;
       std::vector<double> numbers;
       for (const std::string& word : split(text, ',')) numbers.push_back(parse_number(word, flag));
       return numbers;
@@ -128,18 +122,6 @@ void make_one_sided(const Scheme& scheme, GivenOptions& given) {
   }
   throw_error(ErrorKind::kValue, "--causal: ", scheme.name,
               " has no one-sided form; its matrices are the same with a causal mask");
-}
-
-void check_finite(const OptionMap& options, const std::string& scheme) {
-  for (const auto& [name, value] : options.items()) {
-    std::vector<double> numbers;
-    if (const auto* number = std::get_if<double>(&value)) numbers.push_back(*number);
-    if (const auto* list = std::get_if<std::vector<double>>(&value)) numbers = *list;
-    for (double number : numbers) {
-      check_value(std::isfinite(number), scheme, ": ", name, ": expected a finite number, got ",
-                  number);
-    }
-  }
 }
 
 }  // namespace relpos::cli

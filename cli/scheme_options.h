@@ -17,7 +17,7 @@ using GivenOptions = std::vector<std::pair<std::string, OptionValue>>;
 // "max_distance" -> "--max-distance"
 std::string option_flag(const std::string& name);
 
-// A value in the words of the command line; `spec` says which. Throws Error naming the flag.
+// A value in the words of the command line, as make_options takes it. Throws Error naming the flag.
 OptionValue parse_option(const OptionSpec& spec, const std::string& text);
 
 // One command option for each option of the scheme: bools as --name/--no-name, lists by commas,
@@ -47,8 +47,5 @@ void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given);
 // The scheme's one-sided form: bidirectional=False, or symmetric=False. Throws where there is none,
 // or where the other form was asked for.
 void make_one_sided(const Scheme& scheme, GivenOptions& given);
-
-// Non-finite numbers are refused before a scheme sees them.
-void check_finite(const OptionMap& options, const std::string& scheme);
 
 }  // namespace relpos::cli

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/nearest.h"
 #include "commands.h"
 #include "common.h"
 #include "parameters.h"
@@ -294,8 +295,7 @@ int selftest(const SelftestArguments& a) {
     names.push_back(scheme.name);
     if (a.scheme.empty() || a.scheme == scheme.name) chosen.push_back(&scheme);
   }
-  check_value(!chosen.empty(), "--scheme: unknown scheme ", a.scheme,
-              did_you_mean(a.scheme, names));
+  check_value(!chosen.empty(), "--scheme: unknown scheme ", a.scheme, suggestion(a.scheme, names));
   check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
 
   Json report = {

@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "common.h"
+#include "lower_part.h"
 #include "matrix_print.h"
 #include "parameters.h"
 #include "relpos/attention.h"
@@ -43,13 +44,6 @@ Step as_step(std::string name, Step::Kind kind, const Tensor& tensor) {
   step.values.reserve(static_cast<size_t>(count));
   for (int64_t n = 0; n < count; ++n) step.values.push_back(tensor.view().load(n));
   return step;
-}
-
-Terms terms_of(const Part& part) {
-  const std::vector<bool> wants(part.parameters.size(), false);
-  Terms terms;
-  part.scheme->lower(Setting{part.options, part.parameters, wants, 0, 0, 0}, terms);
-  return terms;
 }
 
 Step distance_matrix(const Grid& grid) {
@@ -105,7 +99,7 @@ void append_heads(const Step& stack, size_t matrix_rank, std::optional<int64_t> 
 
 // Which matrices there are decides the terms, not the scheme's name.
 std::vector<Step> matrices_of(const ShowArguments& arguments, const Part& part, const Grid& grid) {
-  const Terms terms = terms_of(part);
+  const Terms terms = lower_part(part).terms;
   const bool has_bias = !terms.biases.empty();
   const bool key_rows = !terms.row_tables.empty(), value_rows = !terms.value_tables.empty();
   const std::string what = !arguments.what.empty() ? arguments.what : has_bias ? "bias" : "index";
@@ -147,7 +141,6 @@ int show(const ShowArguments& arguments) {
   Position position;
   position.parts.push_back({&scheme, make_options(scheme, given), {}});
   const Part& part = position.parts.front();
-  check_finite(part.options, scheme.name);
   const Grid grid = make_grid(queries, keys, arguments.q_offset);
   const Parameters parameters(position, arguments.params, arguments.seed, DType::kFloat32);
   if (!parameters.missing_text().empty()) note("relpos show: " + parameters.missing_text());

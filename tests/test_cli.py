@@ -1,0 +1,469 @@
+"""relpos list, show, selftest and lab; errors, colours, help. attend: test_cli_attend.py."""
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+from cli_tool import ROOT, TOOL, call, npy_bytes, output, refusal, report, safetensors_bytes
+from safetensors.numpy import save_file
+
+T5 = ["show", "t5", "--heads", 4, "--buckets", 6, "--max-distance", 20, "--causal"]
+
+
+def matrix(text):
+    return textwrap.dedent(text).strip() + "\n"
+
+
+# The second notebook's position_bucket_indices, 14 x 14, and the third's for 10 queries, 15 keys.
+T5_SQUARE = matrix(
+    """
+    [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+     [4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0],
+     [4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0],
+     [4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0],
+     [4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0],
+     [5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0],
+     [5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0],
+     [5, 5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0]]
+    """
+)
+T5_LONG_KEYS = matrix(
+    """
+    [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+     [4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0],
+     [4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0],
+     [4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0]]
+    """
+)
+# The last notebook's biases[0].
+ALIBI_HEAD_0 = matrix(
+    """
+    [[ 0.0000, -0.5000, -1.0000, -1.5000],
+     [-0.5000,  0.0000, -0.5000, -1.0000],
+     [-1.0000, -0.5000,  0.0000, -0.5000],
+     [-1.5000, -1.0000, -0.5000,  0.0000]]
+    """
+)
+# The first notebook's final_mat.
+SHAW_SMALL = matrix(
+    """
+    [[2, 1, 0],
+     [3, 2, 1],
+     [4, 3, 2]]
+    """
+)
+# The fourth notebook's relative_positions; clipped to 7, then + 7.
+SHAW_DISTANCES = matrix(
+    """
+    [[  0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9, -10, -11],
+     [  1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9, -10],
+     [  2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9],
+     [  3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8],
+     [  4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7],
+     [  5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6],
+     [  6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5],
+     [  7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4],
+     [  8,   7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3],
+     [  9,   8,   7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2],
+     [ 10,   9,   8,   7,   6,   5,   4,   3,   2,   1,   0,  -1],
+     [ 11,  10,   9,   8,   7,   6,   5,   4,   3,   2,   1,   0]]
+    """
+)
+SHAW_CLIPPED = matrix(
+    """
+    [[ 0, -1, -2, -3, -4, -5, -6, -7, -7, -7, -7, -7],
+     [ 1,  0, -1, -2, -3, -4, -5, -6, -7, -7, -7, -7],
+     [ 2,  1,  0, -1, -2, -3, -4, -5, -6, -7, -7, -7],
+     [ 3,  2,  1,  0, -1, -2, -3, -4, -5, -6, -7, -7],
+     [ 4,  3,  2,  1,  0, -1, -2, -3, -4, -5, -6, -7],
+     [ 5,  4,  3,  2,  1,  0, -1, -2, -3, -4, -5, -6],
+     [ 6,  5,  4,  3,  2,  1,  0, -1, -2, -3, -4, -5],
+     [ 7,  6,  5,  4,  3,  2,  1,  0, -1, -2, -3, -4],
+     [ 7,  7,  6,  5,  4,  3,  2,  1,  0, -1, -2, -3],
+     [ 7,  7,  7,  6,  5,  4,  3,  2,  1,  0, -1, -2],
+     [ 7,  7,  7,  7,  6,  5,  4,  3,  2,  1,  0, -1],
+     [ 7,  7,  7,  7,  7,  6,  5,  4,  3,  2,  1,  0]]
+    """
+)
+SHAW_INDICES = matrix(
+    """
+    [[ 7,  6,  5,  4,  3,  2,  1,  0,  0,  0,  0,  0],
+     [ 8,  7,  6,  5,  4,  3,  2,  1,  0,  0,  0,  0],
+     [ 9,  8,  7,  6,  5,  4,  3,  2,  1,  0,  0,  0],
+     [10,  9,  8,  7,  6,  5,  4,  3,  2,  1,  0,  0],
+     [11, 10,  9,  8,  7,  6,  5,  4,  3,  2,  1,  0],
+     [12, 11, 10,  9,  8,  7,  6,  5,  4,  3,  2,  1],
+     [13, 12, 11, 10,  9,  8,  7,  6,  5,  4,  3,  2],
+     [14, 13, 12, 11, 10,  9,  8,  7,  6,  5,  4,  3],
+     [14, 14, 13, 12, 11, 10,  9,  8,  7,  6,  5,  4],
+     [14, 14, 14, 13, 12, 11, 10,  9,  8,  7,  6,  5],
+     [14, 14, 14, 14, 13, 12, 11, 10,  9,  8,  7,  6],
+     [14, 14, 14, 14, 14, 13, 12, 11, 10,  9,  8,  7]]
+    """
+)
+
+
+def test_t5_index_of_the_second_notebook():
+    assert output(*T5, "--query", 14, "--key", 14, "--what", "index") == T5_SQUARE
+
+
+def test_t5_index_of_the_third_notebook():
+    words = [*T5, "--query", 10, "--key", 15, "--what", "index"]
+    assert output(*words, "--q-offset", 0) == T5_LONG_KEYS
+    assert "q_offset" in refusal(*words)
+
+
+def test_alibi_of_the_last_notebook():
+    text = output("show", "alibi", "--heads", 8, "--query", 4, "--key", 4)
+    heads = text.split("\n\n")
+    assert len(heads) == 8
+    assert heads[0] + "\n" == "bias, head 0 [4, 4]\n" + ALIBI_HEAD_0
+    assert heads[7].startswith("bias, head 7 [4, 4]\n[[ 0.0000, -0.0039, -0.0078, -0.0117]")
+    one = output("show", "alibi", "--heads", 8, "--query", 4, "--key", 4, "--head", 0)
+    assert one == ALIBI_HEAD_0
+
+
+def test_shaw_of_the_first_notebook():
+    words = ["--max-distance", 2, "--query", 3, "--key", 3, "--distance", "query-key"]
+    assert output("show", "shaw", *words, "--what", "index") == SHAW_SMALL
+
+
+def test_shaw_steps_of_the_fourth_notebook_in_its_order():
+    words = ["--max-distance", 7, "--query", 12, "--key", 12, "--distance", "query-key"]
+    text = output("show", "shaw", *words, "--what", "steps")
+    places = [text.index("]\n" + part) for part in (SHAW_DISTANCES, SHAW_CLIPPED, SHAW_INDICES)]
+    assert places == sorted(places)
+
+
+def test_lengths_default_to_each_other():
+    assert len(json.loads(output("show", "t5", "--what", "distance"))) == 8
+    assert json.loads(output("show", "t5", "--key", 2, "--what", "distance")) == [[0, 1], [-1, 0]]
+    assert json.loads(output("show", "t5", "--query", 1, "--what", "distance")) == [[0]]
+    shifted = output("show", "t5", "--query", 1, "--key", 3, "--q-offset", 2, "--what", "distance")
+    assert json.loads(shifted) == [[-2, -1, 0]]
+    back = output("show", "t5", "--query", 1, "--q-offset", -2, "--what", "distance")
+    assert json.loads(back) == [[2]]
+
+
+def test_every_scheme_shows_every_matrix_it_has():
+    for scheme in report("list")["schemes"]:
+        required = [
+            word
+            for option in scheme["options"]
+            if option["required"] and option["type"] == "choice"
+            for word in (option["flag"], option["choices"][0])
+        ]
+        shown = 0
+        for what in ("distance", "index", "bias", "rows", "steps"):
+            result = call("show", scheme["name"], *required, "--what", what, "--json")
+            assert result.returncode in (0, 2), result.stderr
+            assert result.returncode == 0 or what in ("bias", "rows"), result.stderr
+            shown += result.returncode == 0
+            if result.returncode == 0:
+                for matrix_ in json.loads(result.stdout)["matrices"]:
+                    assert list(np.array(matrix_["values"]).shape) == matrix_["shape"]
+        assert shown >= 3
+
+
+def test_parameters_come_from_files(tmp_path):
+    table = np.arange(12, dtype=np.float32).reshape(6, 2) / 4
+    save_file({"relative_attention_bias.weight": table}, tmp_path / "p.safetensors")
+    np.save(tmp_path / "p.npy", table)
+    words = ["show", "t5", "--heads", 2, "--buckets", 6, "--max-distance", 20, "--causal"]
+    words += ["--query", 4, "--what", "bias", "--head", 1]
+    n = np.subtract.outer(np.arange(4), np.arange(4)).clip(0)
+    for file in ("p.safetensors", "p.npy"):
+        shown = json.loads(output(*words, "--params", tmp_path / file))
+        np.testing.assert_array_equal(shown, table[n, 1])
+
+
+def test_drawn_parameters_follow_the_seed():
+    words = ["show", "t5", "--query", 3, "--what", "bias"]
+    assert output(*words) == output(*words, "--seed", 0)
+    assert output(*words) != output(*words, "--seed", 1)
+
+
+def test_rows_are_the_table_at_the_index():
+    words = ["show", "shaw", "--max-distance", 1, "--head-dim", 3, "--query", 4]
+    index = np.array(report(*words, "--what", "index")["matrices"][0]["values"])
+    key, value = report(*words, "--what", "rows")["matrices"]
+    for rows in (np.array(key["values"]), np.array(value["values"])):
+        assert rows.shape == (4, 4, 3)
+        for m in range(3):
+            np.testing.assert_array_equal(
+                rows[index == m], rows[index == m][0][None].repeat((index == m).sum(), 0)
+            )
+    assert not np.array_equal(key["values"], value["values"])
+
+
+def test_bools_have_both_flags_and_lists_have_commas():
+    both = output("show", "t5", "--bidirectional", "--query", 3, "--what", "index")
+    assert json.loads(both)[0] == [0, 17, 18]
+    assert output(*T5, "--query", 3, "--what", "index") == output(
+        *T5[:-1], "--no-bidirectional", "--query", 3, "--what", "index"
+    )
+    shown = output("show", "alibi", "--heads", 2, "--slopes", "1,0.25", "--query", 2, "--head", 1)
+    assert shown == "[[ 0.0000, -0.2500],\n [-0.2500,  0.0000]]\n"
+    one_sided = output("show", "alibi", "--heads", 1, "--slopes", "1", "--causal", "--query", 2)
+    assert "[[ 0.0000,  0.0000],\n [-1.0000,  0.0000]]" in one_sided
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["show", "t6"], ["'t6'", "did you mean t5?"]),
+        (["show", "qqqqqqqqqq"], ["there are alibi"]),
+        (["show"], ["expected a scheme"]),
+        ([], ["expected a command"]),
+        (["shwo", "t5"], ["did you mean show?"]),
+        (["list", "extra"], ["unknown argument"]),
+        (["show", "t5", "--bukets", "6"], ["did you mean --buckets?"]),
+        (["show", "t5", "--max_distance", "6"], ["did you mean --max-distance?"]),
+        (["show", "t5", "--heads", "four"], ["--heads: expected an integer, got 'four'"]),
+        (["show", "t5", "--heads", "4.5"], ["--heads"]),
+        (["show", "t5", "--heads", "0"], ["heads"]),
+        (["show", "t5", "--heads", "9223372036854775807"], []),
+        (["show", "t5", "--heads", "99999999999999999999"], ["--heads"]),
+        (["show", "t5", "--scale", "nan"], ["--scale: expected a finite number"]),
+        (["show", "t5", "--query", "-1"], ["--query"]),
+        (["show", "t5", "--query", "10000000", "--what", "index"], ["too large"]),
+        (["show", "t5", "--query", "4611686018427387904", "--what", "index"], []),
+        (["show", "t5", "--head", "4"], ["--head: expected 0 to 3, got 4"]),
+        (["show", "t5", "--head", "1", "--what", "index"], ["same for all heads"]),
+        (["show", "t5", "--what", "indx"], ["--what"]),
+        (["show", "t5", "--what", "rows"], ["no rows"]),
+        (["show", "t5", "--buckets", "7"], ["bidirectional"]),
+        (["show", "t5", "--causal", "--bidirectional"], ["contradicts"]),
+        (["show", "shaw", "--causal"], ["--causal"]),
+        (["show", "shaw", "--distance", "key"], ["--distance", "key-query"]),
+        (["show", "shaw", "--what", "bias"], ["no bias"]),
+        (["show", "rope"], ["layout"]),
+        (["show", "rope", "--layout", "half", "--head-dim", "7"], ["head_dim"]),
+        (["show", "rope", "--layout", "half", "--base", "inf"], ["--base"]),
+        (["show", "alibi", "--heads", "2", "--slopes", "nan,1"], ["--slopes", "finite"]),
+        (["show", "alibi", "--heads", "2", "--slopes", "nan"], ["--slopes", "finite"]),
+        (["show", "alibi", "--heads", "2", "--slopes", "1,2,3"], ["slopes"]),
+        (["show", "alibi", "--heads", "2", "--slopes", "papre"], ["did you mean paper?"]),
+        (["show", "t5", "--params", "absent.safetensors"], ["absent.safetensors"]),
+        (["show", "t5", "--params", "p.bin"], [".safetensors"]),
+        (["show", "rope", "--layout", "half", "--params", "p.npy"], ["p.npy"]),
+        (["selftest", "--scheme", "t6"], ["did you mean t5?"]),
+        (["selftest", "--case", "1000"], ["--case"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(words, parts):
+    line = refusal(*words)
+    for part in parts:
+        assert part in line
+
+
+def one(name, dtype="F32", shape=(6, 4), offsets=(0, 96)):
+    return {name: {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}}
+
+
+WEIGHT = "relative_attention_bias.weight"
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (b"", "only 0 bytes"),
+        (b"\xff" * 8 + b"{}", "header of"),
+        (safetensors_bytes(one(WEIGHT), bytes(95)), "the file has 95"),
+        (safetensors_bytes(one(WEIGHT, shape=(2**62, 4)), bytes(96)), "overflows"),
+        (safetensors_bytes(one(WEIGHT, offsets=(0, 2**63)), bytes(96)), "overflows"),
+        (safetensors_bytes(one(WEIGHT, offsets=(8, 104)), bytes(104)), "tile"),
+        (safetensors_bytes(one(WEIGHT, shape=(4, 6)), bytes(96)), "expected shape [6, 4]"),
+        (safetensors_bytes(one(WEIGHT, "I32"), bytes(96)), "floating"),
+        (safetensors_bytes(one("weight"), bytes(96)), "none of the position's parameters"),
+        (safetensors_bytes(one(WEIGHT), b"\0\0\xc0\x7f" + bytes(92)), "finite"),
+    ],
+)
+def test_lying_parameter_files_are_refused(tmp_path, data, part):
+    (tmp_path / "p.safetensors").write_bytes(data)
+    line = refusal(*T5, "--query", 4, "--params", "p.safetensors", cwd=tmp_path)
+    assert "p.safetensors" in line
+    assert part in line
+
+
+@pytest.mark.parametrize(
+    ("data", "part"),
+    [
+        (npy_bytes((6, 4), data=bytes(95)), "the file has 95"),
+        (npy_bytes((2**62, 4), data=bytes(96)), "overflows"),
+        (npy_bytes((6, 4), ">f4", bytes(96)), "big-endian"),
+        (npy_bytes((1,), "|O", b"\x80\x04K\x01."), "pickled"),
+        (npy_bytes((4, 6), data=bytes(96)), "expected shape [6, 4]"),
+    ],
+)
+def test_lying_npy_parameters_are_refused(tmp_path, data, part):
+    (tmp_path / "p.npy").write_bytes(data)
+    line = refusal(*T5, "--query", 4, "--params", "p.npy", cwd=tmp_path)
+    assert "p.npy" in line
+    assert part in line
+
+
+def test_list_names_the_registry():
+    schemes = report("list")["schemes"]
+    names = [scheme["name"] for scheme in schemes]
+    assert {"alibi", "bias_rpe", "music_transformer", "rope", "shaw", "t5"} <= set(names)
+    lines = output("list").splitlines()
+    assert [line.split()[0] for line in lines] == names
+    assert [line.split()[1] for line in lines] == [scheme["class"] for scheme in schemes]
+
+
+def test_help_starts_with_examples():
+    schemes = [scheme["name"] for scheme in report("list")["schemes"]]
+    commands = [[], ["list"], ["show"], ["attend"], ["selftest"], ["lab"]]
+    for words in commands + [["show", scheme] for scheme in schemes]:
+        text = output(*words, "--help", env={"RELPOS_PYTHON": "/bin/true"})
+        assert "Examples:\n  relpos " in text
+        assert text.index("Examples:") < text.find("Options:") or "Options:" not in text
+
+
+def test_version():
+    version = re.search(r'RELPOS_VERSION "(.*)"', (ROOT / "include/relpos/version.h").read_text())
+    assert output("--version") == f"relpos {version[1]}\n"
+
+
+def on_terminal(*words, size=None, **variables):
+    """What a call writes to a terminal of `size` (rows, columns)."""
+    main, side = pty.openpty()
+    if size is not None:
+        import fcntl
+        import struct
+        import termios
+
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", **variables}
+    process = subprocess.Popen([TOOL, *map(str, words)], stdout=side, env=environment)
+    os.close(side)
+    text = b""
+    while select.select([main], [], [], 60)[0]:
+        try:
+            part = os.read(main, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    os.close(main)
+    assert process.wait(60) == 0
+    return text.decode().replace("\r\n", "\n")
+
+
+ALIBI = ["show", "alibi", "--heads", 8, "--query", 4, "--head", 0]
+
+
+def test_colours_only_where_they_are_wanted():
+    assert "\x1b" not in output(*ALIBI, env={"TERM": "xterm-256color"})
+    assert "\x1b[48;5;" in on_terminal(*ALIBI)
+    assert "\x1b[48;2;" in on_terminal(*ALIBI, COLORTERM="truecolor")
+    assert on_terminal(*ALIBI, NO_COLOR="1") == ALIBI_HEAD_0
+    assert on_terminal(*ALIBI, TERM="dumb") == ALIBI_HEAD_0
+    assert on_terminal(*ALIBI, "--color", "never") == ALIBI_HEAD_0
+    assert "\x1b[48;5;" in output(*ALIBI, "--color", "always")
+    json.loads(on_terminal(*ALIBI, "--json"))
+
+
+def test_heat_maps_fit_the_terminal():
+    def lines(size, *words):
+        text = on_terminal("show", "t5", "--what", "index", *words, size=size)
+        return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+
+    wide = lines((50, 120), "--query", 20)
+    assert len(wide) == 20
+    assert wide[3].split()[:6] == ["3", "3", "2", "1", "0", "17"]
+    for size in ((24, 40), (12, 20), (10, 8)):
+        cut = lines(size, "--query", 200)
+        assert max(map(len, cut)) <= max(size[1], 48), cut  # the notes below may be longer
+        assert max(len(line) for line in cut if line.endswith(" ...")) <= max(size[1], 20)
+        assert any(line.startswith("(") and "of 200 x 200" in line for line in cut)
+
+
+def test_a_reader_that_leaves_is_no_error():
+    process = subprocess.Popen(
+        [TOOL, "show", "t5", "--query", "1500", "--what", "index"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(60)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_an_error():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [TOOL, "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 2
+    assert "stdout" in result.stderr
+
+
+def test_lab_becomes_python(tmp_path):
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
+    fake.chmod(0o755)
+    result = call("lab", "--steps", "3", env={"RELPOS_PYTHON": str(fake)})
+    assert (result.stdout, result.returncode) == ("-m relpos.lab --steps 3\n", 7)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    fake.rename(tmp_path / ".venv" / "bin" / "python")
+    result = call("lab", "--text", "x y", cwd=tmp_path, env={"RELPOS_PYTHON": ""})
+    assert (result.stdout, result.returncode) == ("-m relpos.lab --text x y\n", 7)
+    assert "/no/such" in refusal("lab", env={"RELPOS_PYTHON": "/no/such"})
+
+
+def test_lab_says_what_is_missing(tmp_path):
+    lonely = tmp_path / "bin" / "relpos"
+    lonely.parent.mkdir()
+    lonely.write_bytes(TOOL.read_bytes())
+    lonely.chmod(0o755)
+    result = subprocess.run([lonely, "lab"], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "RELPOS_PYTHON" in result.stderr
+    assert ".venv" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    (lonely.parent / "python").symlink_to(sys.executable)
+    (tmp_path / "relpos").mkdir()
+    (tmp_path / "relpos" / "lab.py").write_text("print('here')")
+    result = subprocess.run([lonely, "lab"], cwd=tmp_path, env={}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_selftest_passes_and_reports():
+    result = report("selftest")
+    assert result["ok"] is True
+    assert result["config"]
+    names = [scheme["name"] for scheme in result["schemes"]]
+    assert names == ["none", *(scheme["name"] for scheme in report("list")["schemes"])]
+    for scheme in result["schemes"]:
+        assert scheme["ok"]
+        assert scheme["same_bits"]
+        assert scheme["cases"] >= 15
+        assert 0 < scheme["forward"] <= 1
+        assert 0 < scheme["backward"] <= 1
+    text = output("selftest", "--scheme", "t5", "--case", 1)
+    assert any(target in text.lower() for target in ("avx", "neon", "baseline", "sse", "emu"))
