@@ -79,7 +79,8 @@ def test_a_chorale_becomes_tokens(tmp_path):
     alto += "<duration>4</duration></note><backup><duration>4</duration></backup>" + note("E", 4)
     sharp = "<note><pitch><step>F</step><alter>1</alter><octave>3</octave></pitch>"
     sharp += "<duration>4</duration></note>"
-    write_mxl(tmp_path / "a.mxl", [soprano, alto, sharp, REST_OF_FOUR])
+    bass = "<forward><duration>6</duration></forward>" + note("C", 2, octave=3)
+    write_mxl(tmp_path / "a.mxl", [soprano, alto, sharp, bass])
 
     def pitch(number):
         return FIRST_PITCH + number - LOWEST_PITCH
@@ -89,13 +90,14 @@ def test_a_chorale_becomes_tokens(tmp_path):
         [pitch(60), HOLD, pitch(62), HOLD, HOLD, HOLD, REST, REST],
         [pitch(69), HOLD, HOLD, HOLD, REST, REST, REST, REST],
         [pitch(54), HOLD, HOLD, HOLD, REST, REST, REST, REST],
-        [REST] * 8,
+        [REST] * 6 + [pitch(48), HOLD],
     ]
     assert chorales.notes_of(grid) == [
         Note(0, 60, 0, 2),
         Note(1, 69, 0, 4),
         Note(2, 54, 0, 4),
         Note(0, 62, 2, 4),
+        Note(3, 48, 6, 2),
     ]
 
 
@@ -111,6 +113,23 @@ def test_a_chorale_becomes_tokens(tmp_path):
 def test_what_is_no_chorale_says_why(tmp_path, parts, prolog, says):
     write_mxl(tmp_path / "a.mxl", parts, prolog=prolog)
     with pytest.raises(chorales.NotAChorale, match=says):
+        chorales.read_chorale(tmp_path / "a.mxl")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "<note>",
+        note("C", "many"),
+        note("C", 1e30),
+        note("H", 4),
+        note("C", 4).replace("4</octave>", "</octave>").replace("<step>", "<step>b"),
+        "<attributes><divisions>0</divisions></attributes>" + note("C", 4),
+    ],
+)
+def test_nonsense_in_a_score_is_no_chorale(tmp_path, part):
+    write_mxl(tmp_path / "a.mxl", [part] * 4)
+    with pytest.raises(chorales.NotAChorale):
         chorales.read_chorale(tmp_path / "a.mxl")
 
 

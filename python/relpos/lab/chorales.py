@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import xml.etree.ElementTree as ElementTree
 import zipfile
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,18 @@ LOWEST_PITCH, HIGHEST_PITCH = 33, 88  # MIDI numbers: A1 to E6
 VOCABULARY = FIRST_PITCH + HIGHEST_PITCH - LOWEST_PITCH + 1
 
 _MAX_XML_BYTES = 16 << 20
+_MAX_STEPS = 1 << 16  # over an hour of music
+_DAMAGE = (  # what zipfile, ElementTree and the numbers in a score raise on a damaged file
+    zipfile.BadZipFile,
+    zlib.error,
+    ElementTree.ParseError,
+    EOFError,
+    ArithmeticError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
 _SEMITONES = {"C": 0, "D": 2, "E": 4, "F": 5, "G": 7, "A": 9, "B": 11}
 
 
@@ -49,14 +62,22 @@ def find_corpus() -> Path | None:
 
 def read_chorale(path: Path) -> np.ndarray:
     """Tokens [steps, 4] of one compressed MusicXML file; NotAChorale says why it has none."""
-    root = ElementTree.fromstring(_score_bytes(path))
+    try:
+        return _grid(ElementTree.fromstring(_score_bytes(path)), path.name)
+    except NotAChorale:
+        raise
+    except _DAMAGE as error:
+        raise NotAChorale(f"{path.name}: not a compressed MusicXML file ({error})") from error
+
+
+def _grid(root: ElementTree.Element, name: str) -> np.ndarray:
     parts = root.findall("part")
     if len(parts) != VOICES:
-        raise NotAChorale(f"{path.name}: expected {VOICES} parts, found {len(parts)}")
-    voices = [_read_part(part, path.name) for part in parts]
+        raise NotAChorale(f"{name}: expected {VOICES} parts, found {len(parts)}")
+    voices = [_read_part(part, name) for part in parts]
     steps = max(len(voice) for voice in voices)
     if steps == 0:
-        raise NotAChorale(f"{path.name}: no notes")
+        raise NotAChorale(f"{name}: no notes")
     grid = np.full((steps, VOICES), REST, dtype=np.int64)
     for column, voice in enumerate(voices):
         grid[: len(voice), column] = voice
@@ -64,15 +85,12 @@ def read_chorale(path: Path) -> np.ndarray:
 
 
 def _score_bytes(path: Path) -> bytes:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            container = ElementTree.fromstring(_member(archive, "META-INF/container.xml"))
-            rootfile = next((e for e in container.iter() if e.tag.endswith("rootfile")), None)
-            if rootfile is None:
-                raise NotAChorale(f"{path.name}: META-INF/container.xml names no score")
-            return _member(archive, rootfile.get("full-path", ""))
-    except (zipfile.BadZipFile, KeyError, ElementTree.ParseError) as error:
-        raise NotAChorale(f"{path.name}: not a compressed MusicXML file ({error})") from error
+    with zipfile.ZipFile(path) as archive:
+        container = ElementTree.fromstring(_member(archive, "META-INF/container.xml"))
+        rootfile = next((e for e in container.iter() if e.tag.endswith("rootfile")), None)
+        if rootfile is None:
+            raise NotAChorale(f"{path.name}: META-INF/container.xml names no score")
+        return _member(archive, rootfile.get("full-path", ""))
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -97,26 +115,24 @@ def _read_part(part: ElementTree.Element, name: str) -> list[int]:
                 divisions = int(element.findtext("divisions") or divisions)
             elif element.tag == "backup":
                 in_second_voice = True
-            elif element.tag == "note" and not in_second_voice and element.find("chord") is None:
-                duration = element.findtext("duration")
-                if duration is None:  # a grace note takes no time
-                    continue
+            elif (
+                element.tag in ("note", "forward")
+                and not in_second_voice
+                and element.find("chord") is None
+            ):
                 begin = round(now * STEPS_PER_QUARTER)
-                now += float(duration) / divisions
+                now += float(element.findtext("duration") or 0) / divisions  # a grace note has none
                 steps = round(now * STEPS_PER_QUARTER) - begin
+                if begin + steps > _MAX_STEPS:
+                    raise NotAChorale(f"{name}: longer than {_MAX_STEPS} sixteenths")
                 if steps > 0:
-                    tokens += [_token(element, name)] + [
-                        REST if element.find("rest") is not None else HOLD
-                    ] * (steps - 1)
-            elif element.tag == "forward" and not in_second_voice:
-                begin = round(now * STEPS_PER_QUARTER)
-                now += float(element.findtext("duration") or 0) / divisions
-                tokens += [REST] * (round(now * STEPS_PER_QUARTER) - begin)
+                    first = _token(element, name)
+                    tokens += [first] + [REST if first == REST else HOLD] * (steps - 1)
     return tokens
 
 
 def _token(note: ElementTree.Element, name: str) -> int:
-    if note.find("rest") is not None:
+    if note.tag == "forward" or note.find("rest") is not None:
         return REST
     if any(tie.get("type") == "stop" for tie in note.findall("tie")):
         return HOLD

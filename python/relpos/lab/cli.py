@@ -97,12 +97,18 @@ def main(arguments: list[str] | None = None) -> int:
     if options.compare != "off" and options.compare not in RUNS:
         made.error(f"--compare: unknown scheme {options.compare!r}; known here: {', '.join(RUNS)}")
     try:
-        plan = experiment.make_plan(options)
-        with tempfile.TemporaryDirectory(prefix="relpos-lab-") as work:
-            outcome = experiment.run(plan, Path(work))
+        return _run(options)
     except (data.MissingData, compare.NoBias) as error:
         print(f"relpos lab: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:  # before the first job or while writing the report
+        return INTERRUPTED
+
+
+def _run(options: argparse.Namespace) -> int:
+    plan = experiment.make_plan(options)
+    with tempfile.TemporaryDirectory(prefix="relpos-lab-") as work:
+        outcome = experiment.run(plan, Path(work))
     page = report.write(outcome, options.out)
     if options.json:
         print(json.dumps(outcome.as_json(), indent=1))

@@ -29,10 +29,6 @@ class Corpus:
     prompt: np.ndarray  # the opening of a held-out piece, for the continuation
     prompt_name: str
 
-    @property
-    def scored_share(self) -> float:
-        return len(self.test) / (len(self.train) + len(self.test))
-
 
 def held_out(name: str) -> bool:
     """Whether the piece of this file name is for testing: about one in eight, for ever the same."""

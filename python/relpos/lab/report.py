@@ -194,7 +194,7 @@ colour are equal shares. The shaded part was never seen in training.</p>
 <div class="cards">{cards}</div></section>
 <section><h2>{_name(best)}, head by head</h2>
 <p>Attention over the opening of a held-out piece: {tokens}. Each row is a token that asks,
-each column one that is looked at; the darker, the more.</p>
+each column one that is looked at; the stronger the colour, the more.</p>
 <div class="triangles">{pictures}</div></section>
 """
 
