@@ -15,6 +15,7 @@ import relpos
 import torch
 from cases import all_cases, configuration
 from oracle import (
+    PLACES,
     allowed_pairs,
     attend,
     gradients,
@@ -27,7 +28,7 @@ from oracle import (
 )
 
 FORWARD, BACKWARD = 2.0, 3.0  # times the error of plain torch in the same dtype
-OF_LARGEST = {torch.float32: 1e-6, torch.float64: 1e-14}
+OF_LARGEST = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 class Draw:
@@ -142,9 +143,12 @@ def modules_of(case, draw, dtype):
     return chosen, modules
 
 
-def judge(name, ours, truth, plain, factor, slack=0.0):
-    """None, or what is wrong: the error is at most `factor` times that of `plain`, plus 1e-6 of the
-    largest value, plus `slack`, plus the rounding of a 16-bit result."""
+def judge(name, ours, truth, peers, factor, slack=0.0):
+    """None, or what is wrong: the error is at most `factor` times that of plain torch, plus 1e-6 of
+    the largest value, plus `slack`, plus the rounding of a 16-bit result.
+
+    `peers` are results of plain torch; the worst counts, and one is made when the others fail.
+    """
     if ours.shape != truth.shape:
         return f"{name}: shape {tuple(ours.shape)}, expected {tuple(truth.shape)}"
     if truth.numel() == 0:
@@ -156,20 +160,21 @@ def judge(name, ours, truth, plain, factor, slack=0.0):
         return f"{name}: not finite where the formula is"
     truth = truth.where(finite, 0.0)
     error = (ours.double().where(finite, 0.0) - truth).abs()
-    peer = (plain.double().where(finite, 0.0) - truth).abs().max()
-    largest = truth.abs().max()
-    bound = factor * peer + OF_LARGEST[work_type(plain.dtype)] * largest + slack
-    if ours.dtype in (torch.bfloat16, torch.float16):
-        info = torch.finfo(ours.dtype)
-        bound = bound + 0.5 * info.eps * (truth.abs() + bound) + info.smallest_normal * info.eps
-    if bool((error <= bound).all()):
-        return None
-    worst = (error / bound.clamp(min=1e-300)).argmax()
-    at = [int(n) for n in torch.unravel_index(worst, truth.shape)]
+    largest, worst = truth.abs().max(), 0.0
+    for peer in peers:
+        worst = max(worst, float((peer.double().where(finite, 0.0) - truth).abs().max()))
+        bound = factor * worst + OF_LARGEST[work_type(peer.dtype)] * largest + slack
+        if ours.dtype in (torch.bfloat16, torch.float16):
+            info = torch.finfo(ours.dtype)
+            bound = bound + 0.5 * info.eps * (truth.abs() + bound) + info.smallest_normal * info.eps
+        if bool((error <= bound).all()):
+            return None
+    most = (error / bound.clamp(min=1e-300)).argmax()
+    at = [int(n) for n in torch.unravel_index(most, truth.shape)]
     return (
-        f"{name}: error {error.flatten()[worst]:.3g} at {at}, plain torch {peer:.3g}, "
-        f"largest value {largest:.3g}, ours {ours.flatten()[worst]:.6g}, "
-        f"expected {truth.flatten()[worst]:.6g}"
+        f"{name}: error {error.flatten()[most]:.3g} at {at}, plain torch {worst:.3g}, "
+        f"largest value {largest:.3g}, ours {ours.flatten()[most]:.6g}, "
+        f"expected {truth.flatten()[most]:.6g}"
     )
 
 
@@ -233,8 +238,8 @@ class Call:
             named += [(f"part {index} {name}", x) for name, x in module.named_parameters()]
         return named + ([("attn_mask", self.added)] if self.added is not None else [])
 
-    def by_formula(self, dtype, keep):
-        """(attended, gradients by leaf) of the oracle in `dtype`."""
+    def by_formula(self, dtype, keep, **how):
+        """(attended, gradients by leaf) of the oracle in `dtype`; `how` goes to `attend`."""
         q, k, v = (x.detach().to(dtype).requires_grad_(x.requires_grad) for x in self.inputs)
         leaves, parts = [q, k, v], []
         for (name, options), module in zip(self.chosen, self.modules, strict=True):
@@ -258,6 +263,7 @@ class Call:
             added=added,
             keep=keep,
             dropout_p=self.case["dropout"],
+            **how,
         )
         dlse = None if self.dlse is None else self.dlse.to(dtype)
         grads = gradients([done.out, done.lse], [self.dout.to(dtype), dlse], leaves)
@@ -295,30 +301,68 @@ def run_case(case):
     grads = gradients([out, lse], [call.dout, call.dlse], [x for _, x in named])
 
     truth, true_grads = call.by_formula(torch.float64, keep)
-    plain, plain_grads = call.by_formula(work_type(call.dtype), keep)
-    if call.dtype in (torch.bfloat16, torch.float16):
-        plain_grads = call.by_formula(call.dtype, keep)[1]
+    plain = Peers(call, work_type(call.dtype), keep)
+    linear = Peers(call, call.dtype, keep, from_lse=True)
 
     problems = [
         check_types(call, out, lse),
-        judge("out", out.detach(), truth.out.detach(), plain.out.detach(), FORWARD),
-        judge("lse", lse.detach(), truth.lse.detach(), plain.lse.detach(), FORWARD),
+        judge("out", out.detach(), truth.out.detach(), plain.of("out"), FORWARD),
+        judge("lse", lse.detach(), truth.lse.detach(), plain.of("lse"), FORWARD),
     ]
     if dropout > 0:
-        weights = (x.weights.detach() for x in (truth, plain))
-        problems.append(judge("weights", got[2], *weights, FORWARD))
+        held = (weights_given(lse, done, keep, dropout) for done, _ in plain)
+        exact = weights_given(lse, truth, keep, dropout)
+        problems.append(judge("weights", got[2], exact, held, FORWARD))
     slack = call.slack(truth)
-    for (name, leaf), ours, exact, peer in zip(named, grads, true_grads, plain_grads, strict=True):
+    for index, (name, leaf) in enumerate(named):
         if not leaf.requires_grad:
             continue
+        ours, exact = grads[index], true_grads[index]
         if ours.dtype != leaf.dtype:
             problems.append(f"gradient of {name}: {ours.dtype}, expected {leaf.dtype}")
-        vanishes = exact.numel() and exact.abs().max() < 1e-3 * slack
-        room = 8 * torch.finfo(call.dtype).eps * slack if vanishes else 0.0
-        problems.append(judge(f"gradient of {name}", ours, exact, peer, BACKWARD, room))
+        room = rounding_of_dscore(call.dtype, slack, exact)
+        peers = linear.gradient(index)
+        problems.append(judge(f"gradient of {name}", ours, exact, peers, BACKWARD, room))
     if case["seed"] % 6 == 0:
         problems.append(check_scores(call))
     return [problem for problem in problems if problem]
+
+
+def weights_given(lse, done, keep, dropout):
+    """exp(score - lse) after dropout, in the dtype of `done`: what is promised for a given lse."""
+    score = done.score.detach()
+    weights = torch.exp(score - lse.detach().to(score.dtype)[..., None])
+    return weights.where(keep, 0.0) / (1.0 - dropout)
+
+
+def rounding_of_dscore(dtype, slack, exact):
+    """Room for dS = P (dP - D): 16-bit calls read D from the output as stored, and where dP and D
+    cancel to (nearly) nothing their own rounding is left."""
+    eps = torch.finfo(dtype).eps
+    if dtype in (torch.bfloat16, torch.float16):
+        return 0.5 * eps * slack
+    vanishes = exact.numel() and exact.abs().max() < 1e-3 * slack
+    return 8 * eps * slack if vanishes else 0.0
+
+
+class Peers:
+    """Plain torch in one dtype, with the scale at each of its places: made when asked for."""
+
+    def __init__(self, call, dtype, keep, from_lse=False):
+        self.places, self.made = iter(PLACES), []
+        self.make = lambda place: call.by_formula(dtype, keep, from_lse=from_lse, place=place)
+
+    def __iter__(self):
+        for n in range(len(PLACES)):
+            if n == len(self.made):
+                self.made.append(self.make(next(self.places)))
+            yield self.made[n]
+
+    def of(self, name):
+        return (getattr(done, name).detach() for done, _ in self)
+
+    def gradient(self, index):
+        return (grads[index] for _, grads in self)
 
 
 def check_types(call, out, lse):
@@ -330,7 +374,7 @@ def check_types(call, out, lse):
 def check_scores(call):
     """relpos.scores against the log of the unnormalised weights."""
 
-    def formula(dtype):
+    def formula(dtype, place="products"):
         q, k = (x.detach().to(dtype) for x in call.inputs[:2])
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         parts = [
@@ -338,15 +382,15 @@ def check_scores(call):
             for (name, options), module in zip(call.chosen, call.modules, strict=True)
         ]
         terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in parts]
-        score = scores(q, k, terms, call.pos_q, call.pos_k, call.scale)
+        score = scores(q, k, terms, call.pos_q, call.pos_k, call.scale, place)
         if call.added is not None:
             score = score + call.added.detach().to(dtype).masked_fill(call.added == -torch.inf, 0)
         return score.masked_fill(~call.allowed, -torch.inf)
 
     with torch.no_grad():
         ours = relpos.scores(*call.inputs[:2], **call.keywords())
-    plain = work_type(call.dtype)
-    return judge("scores", ours, formula(torch.float64), formula(plain), FORWARD)
+    peers = (formula(work_type(call.dtype), place) for place in PLACES)
+    return judge("scores", ours, formula(torch.float64), peers, FORWARD)
 
 
 def attempt(case):

@@ -8,6 +8,7 @@ how to write one.
 from __future__ import annotations
 
 import importlib
+import math
 from dataclasses import dataclass, field
 
 import relpos
@@ -132,8 +133,20 @@ def turned(x, rotate, position):
     return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
 
 
-def scores(q, k, terms, pos_q, pos_k, scale):
+# Where plain torch may put the scale and its rounding: (on q, on k), the rest on the products.
+# Attention in base 2 scales by log2(e) first, scaled_dot_product_attention halves the scale.
+PLACES = {
+    "products": lambda scale: (1.0, 1.0),
+    "q": lambda scale: (scale / math.log(2.0), 1.0),
+    "k": lambda scale: (1.0, scale / math.log(2.0)),
+    "both": lambda scale: (math.sqrt(scale / math.log(2.0)),) * 2,
+}
+
+
+def scores(q, k, terms, pos_q, pos_k, scale, place="products"):
     """[B, H, Lq, Lk] before masks; k has as many heads as q."""
+    on_q, on_k = PLACES[place](scale)
+    q, k, scale = q * on_q, k * on_k, scale / (on_q * on_k)
     q_turned, k_turned = q, k
     for term in terms:
         if "rotate" in term and q.shape[0]:
@@ -142,9 +155,9 @@ def scores(q, k, terms, pos_q, pos_k, scale):
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
         if "key_rows" in term:
-            score = score + (q[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
+            score = score + (q[:, :, :, None, :] * on_k * by_head(term["key_rows"])).sum(-1)
         if "column_rows" in term:
-            score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
+            score = score + (k[:, :, None, :, :] * on_q * by_head(term["column_rows"])).sum(-1)
     score = scale * score
     for term in terms:
         if "bias" in term:
@@ -156,37 +169,87 @@ def scores(q, k, terms, pos_q, pos_k, scale):
 class Attended:
     out: torch.Tensor
     lse: torch.Tensor
+    score: torch.Tensor  # -inf where hidden
     weights: torch.Tensor  # after dropout
     values: list  # value rows of the terms, [B | 1, H | 1, Lq, Lk, Dv]
 
 
-def attend(q, k, v, parts, pos_q, pos_k, allowed, *, scale, added=None, keep=None, dropout_p=0.0):
+class FromLse(torch.autograd.Function):
+    """(out, lse, weights) of masked scores, with the backward that linear memory allows: P from the
+    stored lse, and D = dO.O in place of sum_j P dP. Its rounding is what the dtype can give."""
+
+    @staticmethod
+    def forward(ctx, score, lse, allowed, kept, v, *values):
+        weights = torch.exp(score - lse[..., None]).masked_fill(~allowed, 0.0)
+        out = mix(weights * kept, v, values)
+        ctx.save_for_backward(weights, kept, v, out, *values)
+        return out, lse, weights * kept
+
+    @staticmethod
+    def backward(ctx, dout, dlse, _):
+        weights, kept, v, out, *values = ctx.saved_tensors
+        dweights = dout @ v.transpose(-1, -2)
+        for rows in values:
+            dweights = dweights + (dout[..., None, :] * rows).sum(-1)
+        mean = (dout * out).sum(-1, keepdim=True) - dlse[..., None]
+        dscore = weights * (dweights * kept - mean)
+        dropped = weights * kept
+        dv = dropped.transpose(-1, -2) @ dout
+        drows = [(dropped[..., None] * dout[..., None, :]).sum_to_size(r.shape) for r in values]
+        return dscore, None, None, None, dv, *drows
+
+
+def mix(weights, v, values):
+    out = weights @ v
+    for rows in values:
+        out = out + (weights[..., None] * rows).sum(-2)
+    return out
+
+
+def attend(
+    q,
+    k,
+    v,
+    parts,
+    pos_q,
+    pos_k,
+    allowed,
+    *,
+    scale,
+    added=None,
+    keep=None,
+    dropout_p=0.0,
+    from_lse=False,
+    place="products",
+):
     """The formula. `added` is a float mask [.., Lq, Lk]; `keep` bool [B, H, Lq, Lk] is the dropout.
 
-    A row with no allowed key gives output 0, lse -inf and no gradient.
+    A row with no allowed key gives output 0, lse -inf and no gradient. The gradients are those of
+    the plain softmax, or those of FromLse; `place` is one of PLACES.
     """
     groups = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)
     terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
-    score = scores(q, k, terms, pos_q, pos_k, scale)
+    alive = allowed.any(dim=-1, keepdim=True)
+    score = scores(q, k, terms, pos_q, pos_k, scale, place)
     if added is not None:
         score = score + added.masked_fill(added == -torch.inf, 0.0)
-    alive = allowed.any(dim=-1, keepdim=True)
     score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
-    weights = torch.softmax(score, dim=-1) * alive
     if score.shape[-1] == 0:
-        lse = score.new_full(score.shape[:-1], -torch.inf)
+        lse = score.new_zeros(score.shape[:-1])
     else:
         lse = torch.logsumexp(score, dim=-1)
-        lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
-    if keep is not None:
-        weights = weights * keep / (1.0 - dropout_p)
+    kept = torch.ones_like(score) if keep is None else keep.to(score.dtype) / (1.0 - dropout_p)
     values = [by_head(term["value_rows"]) for term in terms if "value_rows" in term]
-    out = weights @ v
-    for rows in values:
-        out = out + (weights[..., None] * rows).sum(-2)
-    return Attended(out, lse, weights, values)
+    if from_lse:
+        out, lse, weights = FromLse.apply(score, lse.detach(), allowed, kept, v, *values)
+    else:
+        weights = torch.softmax(score, dim=-1) * alive * kept
+        out = mix(weights, v, values)
+    lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
+    score = score.masked_fill(~allowed, -torch.inf)
+    return Attended(out, lse, score, weights, values)
 
 
 def spread(attended, v, dout, dlse, groups):

@@ -131,6 +131,12 @@ def test_poisoned_table_rows(name, number):
             spoiled = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.bool)
             for kind, term in terms.items():
                 spoiled |= term.isnan() if kind == "bias" else term.isnan().any(-1)
-            out = relpos.attention(q, k, v, position=module, is_causal=True)
-            flat[at] = kept
+            try:
+                out = relpos.attention(q, k, v, position=module, is_causal=True)
+            except ValueError as error:  # a scheme may refuse such a number, by name
+                if "nan" in str(error):
+                    continue
+                raise
+            finally:
+                flat[at] = kept
             assert torch.equal(out.isnan().any(-1)[0], (spoiled & causal).any(-1))

@@ -84,14 +84,14 @@ def test_rows_without_keys(kind, name):
         assert (grads[0][~alive] == 0).all()
 
 
-SIZES = [(0, 2, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 2, 0, 0), (1, 0, 3, 4)]
+SIZES = [(0, 3, 4), (2, 0, 4), (2, 3, 0), (2, 0, 0)]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("causal", [False, True])
 def test_empty_tensors(name, causal):
     module, _ = position(name)
-    for batch, _, queries, keys in SIZES:
+    for batch, queries, keys in SIZES:
         q, k, v, dout = tensors(batch=batch, queries=queries, keys=keys)
         call = {"q_offset": 0, "is_causal": causal}
         out, lse, dq, dk, dv, *tables = run(q, k, v, dout, module, **call)
@@ -204,18 +204,21 @@ def test_a_batch_row_does_not_depend_on_the_batch(name, dtype):
 
 def errors(got, inputs, parts, **call):
     """(largest error of got, of plain torch in float32, largest value) against float64."""
-    found = []
-    for dtype in (torch.float64, torch.float32):
-        q, k, v = (x.detach().to(dtype) for x in inputs)
-        place = {n: call[n] for n in call if "offset" in n or "positions" in n}
-        masks = {n: call[n] for n in call if n not in place}
-        pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **place)
-        seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **masks)
-        cast = [part.cast(dtype, set()) for part in parts]
-        scale = q.shape[-1] ** -0.5
-        found.append(attend(q, k, v, cast, pos_q, pos_k, seen, scale=scale).out)
-    truth, plain = found
+    truth, plain = (formula(inputs, parts, dtype, **call).out for dtype in EXACT_AND_PLAIN)
     return (got - truth).abs().max(), (plain - truth).abs().max(), truth.abs().max()
+
+
+EXACT_AND_PLAIN = (torch.float64, torch.float32)
+
+
+def formula(inputs, parts, dtype, **call):
+    q, k, v = (x.detach().to(dtype) for x in inputs)
+    place = {n: call[n] for n in call if "offset" in n or "positions" in n}
+    masks = {n: call[n] for n in call if n not in place}
+    pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **place)
+    seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **masks)
+    cast = [part.cast(dtype, set()) for part in parts]
+    return attend(q, k, v, cast, pos_q, pos_k, seen, scale=q.shape[-1] ** -0.5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -318,7 +321,7 @@ def test_far_positions_shift_nothing(name, far):
 
 @pytest.mark.parametrize(("name", "number"), configurations())
 def test_far_apart_positions(name, number):
-    """Positions with gaps of 2^40, in double, where the formula still resolves them."""
+    """Positions with gaps of 2^40, in double, to the rounding of the largest score."""
     if getattr(oracle_of(name), "ROTATES", False):
         pytest.skip("a double resolves no angle of 2^40 radians to the last bit")
     module, part = trained(name, number, dtype=torch.float64)
@@ -328,5 +331,7 @@ def test_far_apart_positions(name, number):
         "k_positions": torch.tensor([5, 2**40 - 1, 0, -(2**40), -3, 2**40]),
     }
     out = relpos.attention(*inputs, position=module, **place)
-    error, _, largest = errors(out, inputs, [part], **place)
-    assert error <= 1e-12 * largest
+    exact = formula(inputs, [part], torch.float64, **place)
+    rounding = torch.finfo(torch.float64).eps * exact.score.abs().max()
+    error, largest = (out - exact.out).abs().max(), exact.out.abs().max()
+    assert error <= (1e-12 + 4 * rounding) * largest
