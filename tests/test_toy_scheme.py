@@ -74,16 +74,18 @@ def test_the_tool_finds_it(copy):
 
 
 def test_python_finds_it(copy):
-    _, environment, _ = copy
+    _, environment, tests = copy
     script = """
 import inspect, relpos
 assert "/build/toy/site/" in relpos.__file__, relpos.__file__
 toy = relpos.Toy(2, reach=3)
 assert toy.near.shape == (2, 7) and toy.near.requires_grad
 assert list(inspect.signature(relpos.Toy).parameters) == ["heads", "reach"]
-print(relpos.schemes()[-1].name, [s.name for s in relpos.schemes()])
+print([scheme.name for scheme in relpos.schemes()])
 """
     assert "'toy'" in output([sys.executable, "-c", script], environment)
+    output([sys.executable, "-m", "relpos._stubs"], environment, cwd=tests.parent)
+    assert "class Toy(" in (tests.parent / "python/relpos/__init__.pyi").read_text()
 
 
 def test_conformance_tries_it(copy):
