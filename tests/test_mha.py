@@ -263,6 +263,7 @@ def test_inside_the_encoder_in_eval_without_grad(norm_first, activation):
             assert not torch.allclose(got, plain(x), atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.usefixtures("fast_path_raises")
 def test_inside_the_encoder_with_masks():
     model = encoder(biased()).eval()  # swapped in after TransformerEncoder chose nested tensors

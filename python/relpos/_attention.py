@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core, _ops
-from relpos._autograd import Attention, Scores
+from relpos._autograd import Attention, Scores, call
 from relpos._position import Position, flat
 
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -82,7 +82,7 @@ def attention(
         k_positions,
         key_range,
     )
-    results = Attention.apply(query, key, value, return_weights, *options, *parameters)
+    results = call(Attention, query, key, value, return_weights, *options, *parameters)
     if return_lse:
         return results
     return (results[0], results[2]) if return_weights else results[0]
@@ -127,7 +127,7 @@ def scores(
         k_positions,
         key_range,
     )
-    return Scores.apply(query, key, *options, *parameters)
+    return call(Scores, query, key, *options, *parameters)
 
 
 def workspace_bytes(

@@ -39,6 +39,13 @@ class _Once(torch.autograd.Function):
         )
 
 
+def call(function: Any, *args: Any) -> Any:
+    """function.apply(*args), without the signature that it binds on every call: 10 us of 28."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)
+
+
 def _run_backward(operator: Any, head: Any, options: Any, parameters: Any) -> Any:
     if torch.is_grad_enabled():
         return _Once.apply(operator, len(head), *head, *options, *parameters)
