@@ -213,6 +213,7 @@ def test_second_prose_small_distances():
     assert bucket_of([-3, -4, -5], 6, 20) == [3, 3, 3]
     assert bucket_of([-3, -4, -5], 8, 20) == [3, 4, 4]
     assert bucket_of([-2, -1, 0, 1, 2], 6, 20) == [2, 1, 0, 0, 0]
+    assert bucket_of([-112, -113, -128], 32, 128) == [30, 31, 31]  # the last one starts early
     rows = dict(second().steps(4, 6, q_offset=0))["rel_pos"]
     assert rows[:3].tolist() == [[0, 1, 2, 3, 4, 5], [-1, 0, 1, 2, 3, 4], [-2, -1, 0, 1, 2, 3]]
 
