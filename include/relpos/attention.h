@@ -37,21 +37,23 @@ struct Offset {
 enum class Path { kAuto, kFused, kReference };
 
 struct Options {
-  TensorView attn_mask;         // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk]
-  TensorView key_padding_mask;  // bool [B, Lk], true = padding
+  TensorView
+      attn_mask{};  // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk]
+  TensorView key_padding_mask{};  // bool [B, Lk], true = padding
   double dropout_p = 0.0;
-  bool is_causal = false;       // pos_k <= pos_q
-  std::optional<double> scale;  // 1 / sqrt(D)
-  bool enable_gqa = false;      // Hk != H is an error without it
-  std::optional<std::pair<int64_t, int64_t>> window;  // -left <= pos_k - pos_q <= right; -1: no bound
-  std::optional<Offset> q_offset;
-  Offset k_offset;
-  TensorView q_positions, k_positions;  // int64 [L] or [B, L]; both or neither
-  TensorView key_lo, key_hi;            // key_range: int64 [Lq] or [B, Lq], keys lo <= j < hi
-  uint64_t seed = 0;                    // of dropout; counter = (b, h, i, j)
+  bool is_causal = false;         // pos_k <= pos_q
+  std::optional<double> scale{};  // 1 / sqrt(D)
+  bool enable_gqa = false;        // Hk != H is an error without it
+  std::optional<std::pair<int64_t, int64_t>>
+      window{};  // -left <= pos_k - pos_q <= right; -1: no bound
+  std::optional<Offset> q_offset{};
+  Offset k_offset{};
+  TensorView q_positions{}, k_positions{};  // int64 [L] or [B, L]; both or neither
+  TensorView key_lo{}, key_hi{};            // key_range: int64 [Lq] or [B, Lq], keys lo <= j < hi
+  uint64_t seed = 0;                        // of dropout; counter = (b, h, i, j)
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;
-  int threads = 0;                      // 0: the runtime's default; never changes a bit of the result
+  int threads = 0;  // 0: the runtime's default; never changes a bit of the result
 };
 
 // out [B, H, Lq, Dv] in the dtype of query; lse [B, H, Lq] natural log, float32 (float64 for float64),
@@ -61,9 +63,9 @@ void attention(const TensorView& query, const TensorView& key, const TensorView&
                const TensorView& lse = {});
 
 struct Gradients {
-  TensorView query, key, value;            // not given: not computed
+  TensorView query, key, value;                     // not given: not computed
   std::vector<std::vector<TensorView>> parameters;  // [part][parameter], not given: no work
-  TensorView attn_mask;                    // of a floating mask, in the mask's own shape
+  TensorView attn_mask;                             // of a floating mask, in the mask's own shape
 };
 
 // Overwrites every given gradient. `dlse` may be not given. out and lse come from `attention` with
