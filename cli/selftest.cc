@@ -25,6 +25,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr double kRoundings = 16;
+
 enum class Mask { kNone, kPadding, kBool, kFloat };
 
 struct Case {
@@ -36,6 +38,7 @@ struct Case {
   bool row_offsets = false;  // one for each batch row, from q_offset up
   Mask mask = Mask::kNone;
   double dropout = 0.0;
+  int64_t k_offset = 0;
 };
 
 const std::vector<Case>& cases() {
@@ -50,7 +53,7 @@ const std::vector<Case>& cases() {
       {1, 2, 2, 130, 131, 32, 32, DType::kFloat32, false, {{70, -1}}, 1, false, Mask::kBool},
       {1, 2, 2, 9, 12, 8, 8, DType::kFloat32, true, {{2, -1}}, -4},  // rows without any key
       {1, 2, 1, 67, 67, 16, 16, DType::kFloat32, true, {}, 0, false, Mask::kNone, 0.3},
-      {1, 2, 2, 5, 7, 2, 1, DType::kFloat32, false, {}, 1000003},
+      {1, 2, 2, 5, 7, 2, 1, DType::kFloat32, false, {}, 1000003, false, Mask::kNone, 0, 1000000},
       {2, 2, 2, 45, 45, 64, 64, DType::kBFloat16, true},
       {1, 2, 2, 45, 50, 32, 32, DType::kFloat16, false, {}, 5},
       {1, 2, 2, 0, 4, 8, 8, DType::kFloat32, true, {}, 4},
@@ -59,29 +62,46 @@ const std::vector<Case>& cases() {
   return list;
 }
 
-// Largest difference over the bar, which is so many roundings of the largest reference value.
-double ratio(const TensorView& got, const TensorView& want, double roundings) {
+double largest_finite(const TensorView& view) {
+  double largest = 0.0;
+  for (int64_t n = 0; n < view.numel(); ++n) {
+    const double value = std::abs(view.load(n));
+    if (std::isfinite(value)) largest = std::max(largest, value);
+  }
+  return largest;
+}
+
+// Largest difference over the bar: so many roundings of `size`.
+double ratio(const TensorView& got, const TensorView& want, double roundings, double size) {
   const double epsilon = want.dtype == DType::kBFloat16  ? 0x1p-8
                          : want.dtype == DType::kFloat16 ? 0x1p-11
                                                          : 0x1p-24;
-  // 16-bit results differ by one rounding where two float32 results straddle a tie.
-  if (want.dtype != DType::kFloat32) roundings = 2.0;
-  double largest = 0.0, difference = 0.0;
+  double difference = 0.0;
   for (int64_t n = 0; n < want.numel(); ++n) {
     const double w = want.load(n), g = got.load(n);
-    if (std::isfinite(w)) largest = std::max(largest, std::abs(w));
     if (w == g) continue;  // also two equal infinities
     const bool finite = std::isfinite(w) && std::isfinite(g);
     difference = std::max(difference, finite ? std::abs(w - g) : INFINITY);
   }
-  return difference == 0 ? 0 : difference / (roundings * epsilon * largest);
+  return difference == 0 ? 0 : difference / (roundings * epsilon * size);
 }
 
+// A score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
+// max |s|) of their size: of its own for out and lse; for gradients, where a sum may cancel to
+// nothing, of the largest one, with sqrt(rows) more of them: a parameter's gradient sums over all
+// batch x query rows. 16-bit results differ by one of theirs where two float32 results
+// straddle a tie.
 double worst_ratio(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
-                   double roundings) {
-  double worst = 0.0;
+                   double largest_score, double rows, bool gradients) {
+  double largest = 0.0, worst = 0.0;
+  for (const Tensor& tensor : want) largest = std::max(largest, largest_finite(tensor.view()));
   for (size_t n = 0; n < want.size(); ++n) {
-    worst = std::max(worst, ratio(got[n].view(), want[n].view(), roundings));
+    const TensorView& view = want[n].view();
+    const double roundings = view.dtype == DType::kFloat32 ? kRoundings * (1.0 + largest_score) *
+                                                                 (gradients ? std::sqrt(rows) : 1.0)
+                                                           : 2.0;
+    const double size = gradients ? largest : largest_finite(view);
+    worst = std::max(worst, ratio(got[n].view(), view, roundings, size));
   }
   return worst;
 }
@@ -93,8 +113,6 @@ bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
   return true;
 }
-
-constexpr double kForwardRoundings = 64, kBackwardRoundings = 256;
 
 Tensor normal_tensor(DType dtype, const std::vector<int64_t>& shape, Random& random) {
   Tensor tensor(dtype, shape);
@@ -160,6 +178,7 @@ class Trial {
     options_.enable_gqa = c.key_heads != c.heads;
     options_.window = c.window;
     options_.q_offset = c.q_offset;
+    options_.k_offset = c.k_offset;
     options_.dropout_p = c.dropout;
     options_.seed = seed;
     options_.cancel = &cancel_on_interrupt();
@@ -182,6 +201,14 @@ class Trial {
     attention(query_.view(), key_.view(), value_.view(), position_, options_, results[0].view(),
               results[1].view());
     return results;
+  }
+
+  double largest_score() {
+    const Case& c = case_;
+    const Tensor dense(c.dtype, {c.batch, c.heads, c.queries, c.keys});
+    options_.path = Path::kReference;
+    scores(query_.view(), key_.view(), position_, options_, dense.view());
+    return largest_finite(dense.view());
   }
 
   // The gradients at the out and lse of one forward: a 16-bit out of its own would hide the bar.
@@ -260,8 +287,9 @@ Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
                               fused_gradients = trial.backward(Path::kFused, 2, out);
     outcome.same_bits = same_bits(fused_out, trial.forward(Path::kFused, 1)) &&
                         same_bits(fused_gradients, trial.backward(Path::kFused, 1, out));
-    outcome.forward = worst_ratio(fused_out, out, kForwardRoundings);
-    outcome.backward = worst_ratio(fused_gradients, gradients, kBackwardRoundings);
+    const double score = trial.largest_score(), rows = static_cast<double>(c.batch * c.queries);
+    outcome.forward = worst_ratio(fused_out, out, score, rows, false);
+    outcome.backward = worst_ratio(fused_gradients, gradients, score, rows, true);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kCancelled) throw;
     outcome.error = error.what();

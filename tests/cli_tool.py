@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOL = ROOT / "build" / "relpos"
+TOOL = Path(os.environ.get("RELPOS_TOOL") or ROOT / "build" / "relpos")
 
 
 def call(*words, cwd=None, env=None, timeout=120):

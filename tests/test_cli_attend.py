@@ -223,7 +223,9 @@ def test_other_dtypes(tmp_path, dtype):
     assert got.dtype == dtype
     distance = np.abs(np.subtract.outer(np.arange(9), np.arange(9)))
     slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
-    close(got, softmax_attention(q, k, v, -slopes * distance)[0], np.finfo(dtype).eps)
+    roundings = 1 if dtype == np.float16 else 8  # float16 rounds a float32 result once
+    want = softmax_attention(q, k, v, -slopes * distance)[0]
+    close(got, want, roundings * np.finfo(dtype).eps)
 
 
 def test_bfloat16_travels_in_safetensors(tmp_path):
