@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "common.h"
 #include "files.h"
+#include "help.h"
 #include "parameters.h"
 #include "relpos/attention.h"
 
@@ -269,9 +270,7 @@ void add_attend(CLI::App& tool, Run& run) {
   app->add_option("--dropout", a.dropout, "probability [0]");
   app->add_option("--seed", a.seed, "of dropout and of drawn parameters [0]");
   app->add_option("--threads", a.threads, "[the runtime's default]");
-  app->add_option("--path", a.path, "which implementation [auto]")
-      ->type_name("auto|fused|reference")
-      ->check(CLI::IsMember({"auto", "fused", "reference"}));
+  add_choice(*app, "--path", a.path, {"auto", "fused", "reference"}, "which implementation [auto]");
   app->add_flag("--quiet", a.quiet, "no summary on stderr");
   app->add_flag("--json", a.json, "the summary as JSON on stdout");
   app->callback([&run, arguments] { run = [arguments] { return attend(*arguments); }; });

@@ -1,5 +1,6 @@
 #include "help.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "base/nearest.h"
@@ -16,6 +17,30 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 
 std::string HelpFormatter::make_footer(const CLI::App*) const { return ""; }
 
+// CLI11 marks the negative name of a flag with its value.
+std::string HelpFormatter::make_option_name(const CLI::Option* option, bool positional) const {
+  std::string name = CLI::Formatter::make_option_name(option, positional);
+  const std::string mark = "{false}";
+  if (const size_t at = name.find(mark); at != std::string::npos) name.erase(at, mark.size());
+  return name;
+}
+
+std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
+  constexpr size_t kWidth = 64;
+  std::string text;
+  size_t line = 0;
+  for (const std::string& word : split(option->get_description(), ' ')) {
+    if (line > 0 && line + 1 + word.size() > kWidth) {
+      text += '\n';
+      line = 0;
+    }
+    if (line > 0) text += ' ';
+    text += word;
+    line += word.size() + 1;
+  }
+  return text;
+}
+
 const CLI::App& active_command(const CLI::App& tool) {
   const CLI::App* app = &tool;
   while (!app->get_subcommands().empty()) app = app->get_subcommands().front();
@@ -28,6 +53,20 @@ std::string command_name(const CLI::App& tool) {
     name = app->get_name() + (name.empty() ? "" : " ") + name;
   }
   return name;
+}
+
+std::string help_text(const CLI::App& tool) {
+  const CLI::App& app = active_command(tool);
+  const std::string name = command_name(tool);
+  return app.help(name.substr(0, name.size() - std::min(name.size(), app.get_name().size() + 1)));
+}
+
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::vector<std::string>& choices, const std::string& doc) {
+  CLI::Validator known = CLI::IsMember(choices);
+  return app.add_option(flag, value, doc)
+      ->type_name(join(choices, "|"))
+      ->check(known.description(""));
 }
 
 std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error) {

@@ -3,20 +3,28 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 namespace relpos::cli {
 
-// Prints an app's footer as its examples, right after the description.
+// Prints an app's footer as its examples, right after the description; breaks long lines.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(34); }
   std::string make_description(const CLI::App* app) const override;
   std::string make_footer(const CLI::App* app) const override;
+  std::string make_option_name(const CLI::Option* option, bool positional) const override;
+  std::string make_option_desc(const CLI::Option* option) const override;
 };
 
 // The deepest command that the arguments reached.
 const CLI::App& active_command(const CLI::App& tool);
 std::string command_name(const CLI::App& tool);  // "relpos show t5"
+std::string help_text(const CLI::App& tool);     // of the active command
+
+// One of a few words.
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
+                        const std::vector<std::string>& choices, const std::string& doc);
 
 // What was wrong, with the nearest option or command.
 std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error);

@@ -48,7 +48,7 @@ int run_tool(int argc, char** argv) {
     command = command_name(tool);
     return run();
   } catch (const CLI::CallForHelp&) {
-    print(active_command(tool).help());
+    print(help_text(tool));
     return kOk;
   } catch (const CLI::CallForVersion& version) {
     print(std::string(version.what()) + "\n");

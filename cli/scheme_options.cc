@@ -35,8 +35,20 @@ const char* type_label(OptionType type) {
   return "";
 }
 
+// What fill_required gives.
+int64_t filled_size(const OptionSpec& spec, int64_t length) {
+  return spec.name == "heads" ? 4 : spec.name.ends_with("_dim") ? 8 : length;
+}
+
+bool is_filled(const OptionSpec& spec) { return spec.required && spec.type == OptionType::kInt; }
+
 std::string description(const OptionSpec& spec) {
-  const std::string fallback = fallback_text(spec);
+  constexpr int64_t kAnyLength = -1;
+  std::string fallback = fallback_text(spec);
+  if (is_filled(spec)) {
+    const int64_t size = filled_size(spec, kAnyLength);
+    fallback = size == kAnyLength ? "the longer of query and key" : std::to_string(size);
+  }
   return spec.doc + (fallback.empty() ? "" : " [" + fallback + "]");
 }
 
@@ -101,9 +113,9 @@ GivenOptions SchemeOptions::given() const {
 
 void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given) {
   for (const OptionSpec& spec : scheme.options) {
-    if (!spec.required || spec.type != OptionType::kInt || is_given(given, spec.name)) continue;
-    const int64_t size = spec.name == "heads" ? 4 : spec.name.ends_with("_dim") ? 8 : length;
-    given.emplace_back(spec.name, size);
+    if (is_filled(spec) && !is_given(given, spec.name)) {
+      given.emplace_back(spec.name, filled_size(spec, length));
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "commands.h"
 #include "common.h"
+#include "help.h"
 #include "lower_part.h"
 #include "matrix_print.h"
 #include "parameters.h"
@@ -171,7 +172,12 @@ int show(const ShowArguments& arguments) {
 
 void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
   CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
-  const std::string call = "  relpos show " + scheme.name;
+  std::string call = "  relpos show " + scheme.name;
+  for (const OptionSpec& spec : scheme.options) {
+    if (spec.required && !spec.choices.empty()) {
+      call += " " + option_flag(spec.name) + " " + spec.choices.front();
+    }
+  }
   app->footer(call + "\n" + call + " --query 10 --key 15 --q-offset 5 --what index\n" + call +
               " --query 6 --what steps");
   auto arguments = std::make_shared<ShowArguments>();
@@ -182,18 +188,16 @@ void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
   app->add_option("--key", a.key, "number of keys [--query]");
   app->add_option("--q-offset", a.q_offset,
                   "position of query 0; key 0 is at 0. Needed where the lengths differ");
-  app->add_option("--what", a.what,
-                  "distance (key - query), index (class of each pair), bias, rows, or steps (every "
-                  "matrix on the way) [bias where there is one, else index]")
-      ->type_name("distance|index|bias|rows|steps")
-      ->check(CLI::IsMember({"distance", "index", "bias", "rows", "steps"}));
+  add_choice(
+      *app, "--what", a.what, {"distance", "index", "bias", "rows", "steps"},
+      "distance (key - query), index (class of each pair), bias, rows, or steps (every matrix "
+      "on the way) [bias where there is one, else index]");
   app->add_option("--head", a.head, "one head only [all]");
   app->add_flag("--causal", a.causal, "the scheme's one-sided form");
   app->add_option("--params", a.params, "parameters from a .safetensors or .npy [drawn]");
   app->add_option("--seed", a.seed, "of drawn parameters [0]");
-  app->add_option("--color", a.color, "heat map on a terminal [auto]")
-      ->type_name("auto|always|never")
-      ->check(CLI::IsMember({"auto", "always", "never"}));
+  add_choice(*app, "--color", a.color, {"auto", "always", "never"},
+             "heat map [auto: on a terminal]");
   app->add_flag("--json", a.json, "matrices as JSON");
   app->callback([&run, arguments] { run = [arguments] { return show(*arguments); }; });
 }

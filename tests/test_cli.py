@@ -340,6 +340,15 @@ def test_help_starts_with_examples():
         assert text.index("Examples:") < text.find("Options:") or "Options:" not in text
 
 
+def test_the_examples_of_show_run():
+    for scheme in report("list")["schemes"]:
+        text = output("show", scheme["name"], "--help")
+        lines = re.findall(r"^  relpos (show .*)$", text, re.MULTILINE)
+        assert len(lines) == 3
+        for line in lines:
+            output(*line.split())
+
+
 def test_version():
     version = re.search(r'RELPOS_VERSION "(.*)"', (ROOT / "include/relpos/version.h").read_text())
     assert output("--version") == f"relpos {version[1]}\n"
