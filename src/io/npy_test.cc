@@ -165,6 +165,12 @@ TEST_F(NpyTest, RefusesMalformedHeaders) {
   expect_error(file(std::string(64, '\0'), one), "malformed");
 }
 
+TEST_F(NpyTest, SurvivesDamage) {
+  const auto read = [](const std::string& name) { read_npy(name); };
+  survive_damage(file(header("<f4", "(2, 2)"), data<float>({1, 2, 3, 4})), 2000, read);
+  survive_damage(file(header("|b1", "(2, 1, 3)", "True"), std::string(6, '\1')), 2000, read);
+}
+
 TEST_F(NpyTest, RefusesWhatIsNoRegularFile) {
   EXPECT_NE(error_of([&] { read_npy(path("absent")); }).find("cannot open"), std::string::npos);
   std::filesystem::create_directory(path("folder"));

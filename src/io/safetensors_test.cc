@@ -132,6 +132,16 @@ TEST_F(SafetensorsTest, RefusesMalformedJson) {
   expect_error(file("{\"\xff\":{}}", 0), "malformed JSON");
 }
 
+TEST_F(SafetensorsTest, SurvivesDamage) {
+  const std::string x = entry("x", "F32", "[2,1]", "[0,8]"),
+                    y = entry("y", "BOOL", "[3]", "[8,11]");
+  survive_damage(file("{\"__metadata__\":{\"a\":\"b\"}," + x + "," + y + "}", 11), 4000,
+                 [](const std::string& name) {
+                   const SafetensorsFile back(name);
+                   for (const auto& part : back.entries()) back.read(part);
+                 });
+}
+
 TEST_F(SafetensorsTest, RefusesBadBoolsOnRead) {
   std::string bytes = file("{" + entry("x", "BOOL", "[2]", "[0,2]") + "}", 2);
   bytes.back() = '\x05';

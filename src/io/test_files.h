@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <sstream>
 #include <string>
 
@@ -38,6 +39,24 @@ class ScratchTest : public testing::Test {
     size_t count = 0;
     for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder_)) ++count;
     return count;
+  }
+
+  // Runs `read` on `count` files that differ from `bytes` in a few bytes or end early: it may succeed
+  // or throw kIo, nothing else.
+  template <typename Read>
+  void survive_damage(const std::string& bytes, int count, Read read) const {
+    std::mt19937_64 random(1);
+    int refused = 0;
+    for (int n = 0; n < count; ++n) {
+      std::string damaged = bytes;
+      for (uint64_t change = random() % 4 + 1; change-- > 0;) {
+        damaged[random() % damaged.size()] = static_cast<char>(random());
+      }
+      if (n % 4 == 0) damaged.resize(random() % damaged.size());
+      const std::string name = write(damaged);
+      refused += error_of([&] { read(name); }) != "(no error)";
+    }
+    EXPECT_GT(refused, count / 4);
   }
 
   // The text of the kIo error that `call` throws, after the file's path; checked to be one line.
