@@ -15,6 +15,7 @@ import relpos
 import torch
 from relpos import _core, _stubs
 from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, build
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 ROOT = pathlib.Path(__file__).parent.parent
 every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
@@ -128,6 +129,28 @@ def test_fixed_values_survive_casts_and_to_empty():
     moved = torch.nn.ModuleList([relpos.ALiBi(12)]).to("meta").to_empty(device="cpu")
     assert torch.equal(moved[0].slopes, position.slopes)
     assert relpos.ALiBi(12).bfloat16().slopes.dtype == torch.float32
+
+
+def test_other_devices():
+    with FakeTensorMode():
+        query = torch.empty(1, 2, 5, 4, device="cuda")
+        with pytest.raises(ValueError, match=r"query: expected a tensor on the CPU, got cuda"):
+            relpos.attention(query, query, query)
+    inputs = qkv()
+    with torch.device("meta"):
+        module = relpos.nn.MultiheadAttention(16, 2, position=relpos.ALiBi(2))
+        rope = relpos.RoPE(4, layout="half")
+        assert rope.tables(3)[0].device.type == "cpu"
+        assert rope.indices(3, 3).device.type == "cpu"
+        out = relpos.attention(*inputs, dropout_p=0.5)
+        assert out.device.type == "cpu"
+    assert module.position.slopes.is_meta
+    with pytest.raises(ValueError, match="expected a tensor on the CPU, got meta"):
+        module.position.indices(3, 3)
+    module.to_empty(device="cpu")
+    assert torch.equal(module.position.slopes, relpos.ALiBi(2).slopes)
+    with pytest.raises(NotImplementedError):
+        relpos.attention(*[x.to_sparse() for x in qkv()])
 
 
 def test_slopes_as_a_tensor():

@@ -207,10 +207,11 @@ def op_call(name):
         *("dense", "dense_backward", "rotate"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:relpos.*an autograd kernel was not registered")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
 def test_opcheck(name):
     operator, args = op_call(name)
+    if name.endswith("backward"):  # differentiating those raises
+        args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, args)
     results = torch.library.opcheck(operator, args)
     assert set(results.values()) == {"SUCCESS"}, results
 
@@ -266,6 +267,37 @@ def test_second_derivatives_raise_under_functorch(table):
         torch.func.jvp(torch.func.grad(loss), (query,), (query,))
 
 
+def test_transforms_inside_a_compiled_region(table):
+    torch._dynamo.reset()
+    query, key, value = (x.detach() for x in tensors())
+    table.requires_grad_(False)
+
+    def gradient(q):
+        return torch.func.grad(loss_of(table), argnums=(0, 1))(q, key, value)
+
+    def tangent(q):
+        return torch.func.jvp(lambda q: loss_of(table)(q, key, value), (q,), (q,))
+
+    def mapped(q):
+        return torch.vmap(lambda q: relpos.attention(q, key, value, position=table))(q[None])
+
+    for run in (gradient, mapped):
+        compiled = torch.compile(run, backend="aot_eager")
+        torch.testing.assert_close(compiled(query), run(query))
+    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
+        torch.compile(tangent, backend="aot_eager")(query)
+
+
+def test_the_operators_are_differentiable_themselves(table):
+    query, key, value = tensors()
+    options = (*[None] * 9, table._text, 0.0, False, None, False, None, 0, 0)
+    out, lse = torch.ops.relpos.attention(query, key, value, [table.biases], *options)
+    got = torch.autograd.grad(out.sum() + lse.sum(), (query, key, value, table.biases))
+    out, lse = relpos.attention(query, key, value, position=table, return_lse=True)
+    want = torch.autograd.grad(out.sum() + lse.sum(), (query, key, value, table.biases))
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
 def test_func_grad_equals_backward(table):
     query, key, value = tensors()
     loss_of(table)(query, key, value).backward()
@@ -307,6 +339,28 @@ def test_vmap_folds_into_the_batch(table):
     )
     for n in range(3):
         assert torch.equal(got[n], relpos.scores(query[n], key[0], position=table, q_offset=n))
+
+
+def test_jacobians(table):
+    query, key, value = (x.detach() for x in tensors(batch=1, queries=2, keys=2))
+
+    def run(q):
+        return relpos.attention(q, key, value, position=table, is_causal=True)
+
+    leaf = query.clone().requires_grad_()
+    want = torch.autograd.functional.jacobian(run, leaf)
+    torch.testing.assert_close(torch.func.jacrev(run)(query), want)
+    for forward_mode in (torch.func.jacfwd, torch.func.hessian):
+        with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
+            forward_mode(lambda q: run(q).sum())(query)
+
+    def mapped(q):
+        return torch.vmap(run)(q).square().sum()
+
+    torch.testing.assert_close(
+        torch.func.grad(mapped)(query[None])[0],
+        torch.func.grad(lambda q: run(q).square().sum())(query),
+    )
 
 
 def test_gradients_per_sample(table):
@@ -413,6 +467,30 @@ def test_compile_with_a_dynamic_length_and_every_option(table):
         )
         assert torch.equal(got[0], want[0])
         assert torch.equal(got[1], want[1])
+
+
+def test_compile_the_rest(table):
+    torch._dynamo.reset()
+    rope = relpos.RoPE(HEAD_DIM, layout="interleaved")
+    module = relpos.nn.MultiheadAttention(8, HEADS, position=relpos.T5Bias(HEADS) + rope).double()
+    x = tensors(heads=1, dim=8)[0].detach()[:, 0]
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    floating = torch.zeros(2, 5, dtype=x.dtype).masked_fill(padding, -torch.inf)
+
+    def run(x):
+        rows = x.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2)
+        turned = rope.rotate(rows, offset=3)
+        score = relpos.scores(turned, turned, position=table)
+        return (
+            module(x, x, x, key_padding_mask=padding, need_weights=True),
+            module(x, x, x, key_padding_mask=floating, is_causal=True)[0],
+            score + table.dense(5, 5),
+            rope.dense(5, 5),
+        )
+
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, run(x))
 
 
 def test_compiled_dropout_draws_from_the_default_generator():

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos import _core, _ops
-from relpos._autograd import Attention, Scores, call
+from relpos import _autograd, _core, _ops
 from relpos._position import Position, flat
 
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -64,7 +63,7 @@ def attention(
     query, key, value = _same_kind(query=query, key=key, value=value)
     if not 0.0 <= dropout_p < 1.0:
         raise ValueError(f"dropout_p: expected 0 <= dropout_p < 1, got {dropout_p}")
-    seed = torch.randint(2**63 - 1, ()) if dropout_p > 0 else None
+    seed = torch.randint(2**63 - 1, (), device="cpu") if dropout_p > 0 else None
     options, parameters = _shared(
         query,
         position,
@@ -82,7 +81,7 @@ def attention(
         k_positions,
         key_range,
     )
-    results = call(Attention, query, key, value, return_weights, *options, *parameters)
+    results = _autograd.attention(query, key, value, return_weights, options, parameters)
     if return_lse:
         return results
     return (results[0], results[2]) if return_weights else results[0]
@@ -127,7 +126,7 @@ def scores(
         k_positions,
         key_range,
     )
-    return call(Scores, query, key, *options, *parameters)
+    return _autograd.scores(query, key, options, parameters)
 
 
 def workspace_bytes(

@@ -1,13 +1,19 @@
-"""First derivatives of the operators in relpos._ops.
+"""Derivatives of the operators in relpos._ops, as kernels of their Autograd key.
 
-Forward mode and second derivatives raise: every backward runs in a Function of its own whose
-backward raises, so that no saved tensor can lose a derivative in silence.
+Forward mode and second derivatives raise: a Function has no jvp, and every gradient operator has a
+backward of its own that raises, so that no saved tensor can lose a derivative in silence.
+
+Eager calls go to the Functions directly, which saves a hop. Compiled ones go to the operators:
+Dynamo leaves those whole, so that transforms inside a compiled region meet the kernels too.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from relpos import _ops
 
@@ -17,15 +23,78 @@ _DROPOUT = [name for name, _ in _ops.OPTIONS].index("dropout_p")
 _BATCHED_RANKS = (4, 2, 1, 1, 2, 2, 2, 2)
 
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    want_weights: bool,
+    options: Sequence[Any],
+    parameters: Sequence[Tensor],
+) -> tuple[Tensor, ...]:
+    """(out, lse), and the weights where wanted."""
+    if not torch.compiler.is_compiling():
+        return _apply(Attention, query, key, value, want_weights, *options, *parameters)
+    out, lse = _ops.attention(query, key, value, parameters, *options)
+    if not want_weights:
+        return out, lse
+    return out, lse, _ops.weights(query, key, lse, parameters, *options)
+
+
+def scores(
+    query: Tensor, key: Tensor, options: Sequence[Any], parameters: Sequence[Tensor]
+) -> Tensor:
+    if not torch.compiler.is_compiling():
+        return _apply(Scores, query, key, *options, *parameters)
+    return _ops.scores(query, key, parameters, *options)
+
+
+def dense(parameters: Sequence[Tensor], *grid: Any) -> Tensor:
+    if not torch.compiler.is_compiling():
+        return _apply(Dense, *grid, *parameters)
+    return _ops.dense(parameters, *grid)
+
+
+def rotate(x: Tensor, parameters: Sequence[Tensor], *setting: Any) -> Tensor:
+    if not torch.compiler.is_compiling():
+        return _apply(Rotate, x, *setting, *parameters)
+    return _ops.rotate(x, parameters, *setting)
+
+
+def _apply(function: Any, *args: Any) -> Any:
+    """function.apply(*args), without the signature that it binds on every call: 14 us of 19."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)
+
+
+def _record(function: Any, *args: Any) -> Any:
+    """The Function at this level alone: functorch has brought an Autograd kernel to its own."""
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*args)
+
+
+def _below(operator: Any, *args: Any) -> Any:
+    """The operator without its Autograd kernel."""
+    if not torch._C._are_functorch_transforms_active():
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+    # A Function's forward runs without gradients; the transforms outside this one must record.
+    with (
+        torch.enable_grad(),
+        forward_ad._set_fwd_grad_enabled(True),
+        torch._C._AutoDispatchBelowAutograd(),
+    ):
+        return operator(*args)
+
+
 class _Once(torch.autograd.Function):
-    """The gradient operators; their own gradient raises."""
+    """A gradient operator, on what `build` makes of its flat arguments; its gradient raises."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(operator: Any, count: int, *args: Any) -> tuple[Tensor, ...]:
-        head, parameters, options = args[:count], args[count + _OPTIONS :], args[count:]
-        return tuple(operator(*head, list(parameters), *options[:_OPTIONS]))
+    def forward(operator: Any, build: Any, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(_below(operator, *build(args)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -39,17 +108,9 @@ class _Once(torch.autograd.Function):
         )
 
 
-def call(function: Any, *args: Any) -> Any:
-    """function.apply(*args), without the signature that it binds on every call: 10 us of 28."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return function.apply(*args)
-    return super(torch.autograd.Function, function).apply(*args)
-
-
-def _run_backward(operator: Any, head: Any, options: Any, parameters: Any) -> Any:
-    if torch.is_grad_enabled():
-        return _Once.apply(operator, len(head), *head, *options, *parameters)
-    return operator(*head, list(parameters), *options)
+def _gradient(operator: Any, *args: Any) -> Any:
+    """A gradient operator; differentiable, in order to raise, where a graph is asked for."""
+    return operator(*args) if torch.is_grad_enabled() else _below(operator, *args)
 
 
 def _deal(needs: Any, gradients: Any) -> list[Tensor | None]:
@@ -67,10 +128,10 @@ class Attention(torch.autograd.Function):
         query: Tensor, key: Tensor, value: Tensor, want_weights: bool, *rest: Any
     ) -> tuple[Tensor, ...]:
         options, parameters = rest[:_OPTIONS], list(rest[_OPTIONS:])
-        out, lse = _ops.attention(query, key, value, parameters, *options)
+        out, lse = _below(_ops.attention, query, key, value, parameters, *options)
         if not want_weights:
             return out, lse
-        return out, lse, _ops.weights(query, key, lse, parameters, *options)
+        return out, lse, _below(_ops.weights, query, key, lse, parameters, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -92,9 +153,7 @@ class Attention(torch.autograd.Function):
         if dout is None:
             dout = torch.zeros_like(out)
         head = (query, key, value, out, lse, dout, dlse, needs)
-        gradients = _run_backward(
-            _ops.attention_backward, head, (*tensors, *ctx.scalars), parameters
-        )
+        gradients = _gradient(_ops.attention_backward, *head, parameters, *tensors, *ctx.scalars)
         dq, dk, dv, dmask, *dparameters = _deal(needs, gradients)
         return dq, dk, dv, None, dmask, *[None] * (_OPTIONS - 1), *dparameters
 
@@ -108,7 +167,7 @@ class Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
-        return _ops.scores(query, key, list(rest[_OPTIONS:]), *rest[:_OPTIONS])
+        return _below(_ops.scores, query, key, list(rest[_OPTIONS:]), *rest[:_OPTIONS])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -123,7 +182,7 @@ class Scores(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         needs = [*wanted[:3], *wanted[2 + _OPTIONS :]]
         head = (query, key, dscores, needs)
-        gradients = _run_backward(_ops.scores_backward, head, (*tensors, *ctx.scalars), parameters)
+        gradients = _gradient(_ops.scores_backward, *head, parameters, *tensors, *ctx.scalars)
         dq, dk, dmask, *dparameters = _deal(needs, gradients)
         return dq, dk, dmask, *[None] * (_OPTIONS - 1), *dparameters
 
@@ -186,7 +245,8 @@ class Dense(torch.autograd.Function):
     def forward(
         position: str, queries: int, keys: int, q_offset: int, which: str, *parameters: Tensor
     ) -> Tensor:
-        return _ops.dense(list(parameters), position, queries, keys, q_offset, which)
+        grid = (position, queries, keys, q_offset, which)
+        return _below(_ops.dense, list(parameters), *grid)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -197,14 +257,8 @@ class Dense(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> Any:
         parameters = list(ctx.saved_tensors)
         needs = list(ctx.needs_input_grad[5:])
-        gradients = _DenseOnce.apply(needs, ctx.grid, dout, *parameters)
+        gradients = _gradient(_ops.dense_backward, dout, needs, parameters, *ctx.grid)
         return *[None] * 5, *_deal(needs, gradients)
-
-
-class _DenseOnce(_Once):
-    @staticmethod
-    def forward(needs: Any, grid: Any, dout: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_ops.dense_backward(dout, needs, list(parameters), *grid))
 
 
 class Rotate(torch.autograd.Function):
@@ -216,7 +270,7 @@ class Rotate(torch.autograd.Function):
     def forward(
         x: Tensor, position: str, offset: int, positions: Tensor | None, inverse: bool, *rest: Any
     ) -> Tensor:
-        return _ops.rotate(x, list(rest), position, offset, positions, inverse)
+        return _below(_ops.rotate, x, list(rest), position, offset, positions, inverse)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -226,5 +280,41 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         positions, *parameters = ctx.saved_tensors
-        dx = Rotate.apply(dout, ctx.position, ctx.offset, positions, not ctx.inverse, *parameters)
-        return dx, *[None] * (4 + len(parameters))
+        setting = (ctx.position, ctx.offset, positions, not ctx.inverse)
+        return _gradient(_ops.rotate, dout, parameters, *setting), *[None] * (4 + len(parameters))
+
+
+def _attention_kernel(query: Any, key: Any, value: Any, parameters: Any, *options: Any) -> Any:
+    return _record(Attention, query, key, value, False, *options, *parameters)
+
+
+def _once_kernel(operator: Any, list_at: int) -> Any:
+    """`list_at`: where the operator takes its list of parameters."""
+
+    def kernel(*args: Any) -> list[Tensor]:
+        count = len(args[list_at])
+
+        def build(flat: Any) -> list[Any]:
+            at = list_at + count
+            return [*flat[:list_at], list(flat[list_at:at]), *flat[at:]]
+
+        flat = (*args[:list_at], *args[list_at], *args[list_at + 1 :])
+        return list(_record(_Once, operator, build, *flat))
+
+    return kernel
+
+
+for _name, _kernel in {
+    "attention": _attention_kernel,
+    "scores": lambda query, key, parameters, *options: _record(
+        Scores, query, key, *options, *parameters
+    ),
+    "dense": lambda parameters, *grid: _record(Dense, *grid, *parameters),
+    "rotate": lambda x, parameters, *setting: _record(Rotate, x, *setting, *parameters),
+    "weights": lambda *args: _below(_ops.weights, *args),
+    "rotary_tables": lambda *args: _below(_ops.rotary_tables, *args),
+    "attention_backward": _once_kernel(_ops.attention_backward, 8),
+    "scores_backward": _once_kernel(_ops.scores_backward, 4),
+    "dense_backward": _once_kernel(_ops.dense_backward, 2),
+}.items():
+    _ops.LIBRARY.impl(_name, _kernel, "Autograd")

@@ -1,6 +1,6 @@
 """The operators torch.ops.relpos.*: checked by the C++ library, opaque to PyTorch.
 
-They carry no derivative of their own; relpos._autograd wraps them.
+relpos._autograd gives them their derivatives.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,12 @@ def view(tensor: Tensor | None) -> tuple[int, int, Sequence[int], Sequence[int]]
     """A tensor as relpos._core reads it: address, dtype, shape, strides in elements."""
     if tensor is None:
         return None
-    return tensor.data_ptr(), _DTYPES[tensor.dtype], tensor.shape, tensor.stride()
+    if not tensor.is_cpu:
+        raise ValueError(f"expected a tensor on the CPU, got {tensor.device}: move it with .cpu()")
+    code = _DTYPES.get(tensor.dtype)
+    if code is None:
+        raise TypeError(f"expected a floating, integer or bool tensor, got {tensor.dtype}")
+    return tensor.data_ptr(), code, tensor.shape, tensor.stride()
 
 
 def views(tensors: Sequence[Tensor | None]) -> list:
@@ -75,15 +80,15 @@ def _given(tensors: Sequence[Tensor | None]) -> list[Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 
 
-_LIBRARY = torch.library.Library("relpos", "DEF")
+LIBRARY = torch.library.Library("relpos", "DEF")
 _SHARED = ", ".join(["Tensor[] parameters", *(f"{kind} {name}" for name, kind in OPTIONS)])
 
 
 def _define(name: str, arguments: str, returns: str, run: Any, fake: Any, key: str = "CPU") -> Any:
-    _LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=torch.Tag.pt2_compliant_tag)
-    _LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"relpos::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"relpos::{name}", _loop(name), lib=_LIBRARY)
+    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=torch.Tag.pt2_compliant_tag)
+    LIBRARY.impl(name, run, key)
+    torch.library.register_fake(f"relpos::{name}", fake, lib=LIBRARY)
+    torch.library.register_vmap(f"relpos::{name}", _loop(name), lib=LIBRARY)
     return getattr(torch.ops.relpos, name).default
 
 
@@ -264,7 +269,7 @@ def _dense_output(
     parameters: Sequence[Tensor], position: str, queries: int, keys: int, q_offset: int, which: str
 ) -> Tensor:
     # The shape follows from the parameters' shapes, never from what they hold.
-    shapes = [(0, _DTYPES[p.dtype], p.shape, p.stride()) for p in parameters]
+    shapes = [(0, _DTYPES.get(p.dtype, -1), p.shape, p.stride()) for p in parameters]
     shape = _core.dense_shape(position, shapes, int(queries), int(keys), int(q_offset), which)
     device = parameters[0].device if parameters else "cpu"
     return torch.empty(shape, dtype=_grid_dtype(parameters), device=device)
@@ -330,7 +335,11 @@ rotate = _define(
 def _tables_outputs(
     parameters: Any, position: str, length: int, offset: int, dims: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty(length, dims, dtype=dtype), torch.empty(length, dims, dtype=dtype)
+    shape = (length, dims)
+    return (
+        torch.empty(shape, dtype=dtype, device="cpu"),
+        torch.empty(shape, dtype=dtype, device="cpu"),
+    )
 
 
 def _tables(

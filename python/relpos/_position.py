@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos import _core, _ops
-from relpos._autograd import Dense, Rotate
+from relpos import _autograd, _core, _ops
 from relpos._registry import ParameterSpec, Scheme, schemes
 
 
@@ -115,17 +114,16 @@ class SchemePosition(Position):
     def dense(
         self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
     ) -> Any:
+        offset = _grid_offset(queries, keys, q_offset)
         if self._rotary_dims:
             if which != "key":
                 raise ValueError(f"which: expected 'key' for a rotation, got {which!r}")
-            offset = _core.grid_offset(queries, keys, q_offset)
             return self.tables(queries, offset), self.tables(keys)
-        offset = _core.grid_offset(queries, keys, q_offset)
-        return Dense.apply(self._text, queries, keys, offset, which, *self._values())
+        return _autograd.dense(self._values(), self._text, queries, keys, offset, which)
 
     def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Tensor:
-        offset = _core.grid_offset(queries, keys, q_offset)
-        out = torch.empty(queries, keys, dtype=torch.int64)
+        offset = _grid_offset(queries, keys, q_offset)
+        out = torch.empty(queries, keys, dtype=torch.int64, device="cpu")
         views = _ops.views(self._values())
         _core.indices(self._text, views, queries, keys, offset, _ops.view(out))
         return out
@@ -173,7 +171,7 @@ class _Rotary:
             got = f"rank {x.dim()}" if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x: expected a tensor [..., L, D], got {got}")
         folded = x.flatten(0, -4) if x.dim() > 4 else x
-        out = Rotate.apply(folded, self._text, offset, positions, False, *self._values())
+        out = _autograd.rotate(folded, self._values(), self._text, offset, positions, False)
         return out.view(x.shape) if x.dim() > 4 else out
 
 
@@ -271,13 +269,19 @@ def _initial(spec: ParameterSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     return values.normal_(0.0, spec.spread)
 
 
+def _grid_offset(queries: int, keys: int, q_offset: int | None) -> int:
+    if q_offset is None:
+        return 0 if queries == keys else _core.grid_offset(queries, keys, None)
+    return q_offset
+
+
 _STEP_DTYPES = {"integer": torch.int64, "boolean": torch.bool}
 
 
 def _matrix(kind: str, shape: tuple[int, ...], values: bytes) -> Tensor:
     dtype = _STEP_DTYPES.get(kind) or torch.get_default_dtype()
     if not values:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(values), dtype=torch.float64).reshape(shape).to(dtype)
 
 

@@ -212,8 +212,8 @@ class MultiheadAttention(torch.nn.Module):
         if query is not key or key is not value:
             raise ValueError("query: expected a nested tensor for self-attention only")
         padded = query.to_padded_tensor(0.0)
-        lengths = torch.tensor([len(row) for row in query.unbind()])
-        visible = torch.arange(padded.shape[1]) < lengths[:, None]
+        lengths = torch.tensor([len(row) for row in query.unbind()], device="cpu")
+        visible = torch.arange(padded.shape[1], device="cpu") < lengths[:, None]
         out, _ = self(
             *[padded] * 3,
             key_padding_mask=~visible,
