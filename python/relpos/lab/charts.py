@@ -24,7 +24,7 @@ def _size(width: int) -> str:
 def loss_against_length(outcome: Outcome, width: int, height: int) -> str:
     plan = outcome.plan
     narrow = _size(width) == "narrow"
-    left, right, top, bottom = 40, (96 if narrow else 150), 24, 44
+    left, right, top, bottom = 40, (96 if narrow else 158), 24, 44
     lengths = plan.tests
     losses = [t.tests[n] for t in outcome.trained for n in lengths]
     low, high = min([*losses, plan.unigram]), max([*losses, plan.unigram])
@@ -54,7 +54,14 @@ def loss_against_length(outcome: Outcome, width: int, height: int) -> str:
                 class_="unseen",
             )
         )
-        parts.append(svg.text(begin + 6, top + 14, "longer than in training", class_="faint"))
+        parts.append(
+            svg.text(
+                width - right - 8,
+                height - bottom - 8,
+                "longer than in training",
+                class_="faint end",
+            )
+        )
     for value in svg.ticks(low - margin, high + margin):
         parts.append(svg.line(left, y(value), width - right, y(value), class_="grid"))
         parts.append(svg.text(left - 8, y(value) + 4, f"{value:g}", class_="tick end"))
@@ -127,7 +134,7 @@ def what_it_learned(trained: Trained, train_length: int) -> str:
     for title, curve in panels:
         y = svg.scale(low - margin, high + margin, bottom + panel, bottom)
         parts.append(_unseen(axis, train_length, bottom, panel, right))
-        for value in svg.ticks(low - margin, high + margin, 3):
+        for value in svg.ticks(low - margin, high + margin, 2):
             parts.append(svg.line(left, y(value), right, y(value), class_="grid"))
             parts.append(svg.text(left - 6, y(value) + 3.5, f"{value:g}", class_="tick small end"))
         for head, row in enumerate(curve):
@@ -280,6 +287,7 @@ def piano_roll(notes: list[Note], prompt_steps: int, steps: int, width: int, hei
     for quarter in range(0, steps // STEPS_PER_QUARTER + 1, 8):
         at = x(quarter * STEPS_PER_QUARTER)
         parts.append(svg.text(at, height - 6, f"{quarter}", class_="tick mid"))
+    parts.append(svg.text(width - right, top - 7, "quarters below", class_="tick end"))
     for note in notes:
         parts.append(
             svg.tag(

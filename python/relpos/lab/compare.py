@@ -64,7 +64,9 @@ def equal(row: dict) -> bool:
 
 def equality(row: dict) -> str:
     word = "equal losses" if equal(row) else "losses DIFFER"
-    return f"{word} (to {difference(row):.0e} in {len(row['relpos']['losses'])} steps)"
+    largest = difference(row)
+    how = f"to {largest:.0e}" if largest else "to the last bit"
+    return f"{word} ({how}, {len(row['relpos']['losses'])} steps)"
 
 
 IMPLEMENTATIONS = {"relpos": relpos.attention, "torch": torch_attention}

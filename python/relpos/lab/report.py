@@ -71,22 +71,30 @@ def answer(outcome: Outcome) -> list[str]:
         f"loss is {best.tests[near]:.3f} at {near:,} tokens and {best.tests[far]:.3f} at {far:,}, "
         f"{_in_words(change)}."
     ]
+    steady = min(outcome.trained, key=lambda t: growth[t.scheme])
+    if steady is not best:
+        sentences.append(
+            f"{_name(steady)} changes least, from {steady.tests[near]:.3f} to "
+            f"{steady.tests[far]:.3f} ({_in_words(growth[steady.scheme])})."
+        )
     short = min(outcome.trained, key=lambda t: t.tests[near])
     if short is not best:
         sentences.append(
-            f"{_name(short)} is best at {near:,} tokens ({short.tests[near]:.3f}), but on longer "
-            f"windows its loss grows to {short.tests[far]:.3f}, {_in_words(growth[short.scheme])}."
+            f"{_name(short)} is best at {near:,} tokens ({short.tests[near]:.3f}), but at {far:,} "
+            f"its loss is {short.tests[far]:.3f}, {_in_words(growth[short.scheme])}."
         )
-    others = [t for t in outcome.trained if t is not best and t is not short]
+    others = [t for t in outcome.trained if t not in (best, short, steady)]
     for phrase, low, high in (
-        ("also hold within 5 %", 0.0, HOLDS),
-        ("bend: they end 5 to 25 % higher", HOLDS, BENDS),
-        ("do not hold: more than 25 % higher", BENDS, float("inf")),
+        ("Steady too, within 5 %", 0.0, HOLDS),
+        ("Bending, 5 to 25 % more", HOLDS, BENDS),
+        ("Breaking, over 25 % more", BENDS, float("inf")),
     ):
         group = [t for t in others if low < growth[t.scheme] <= high]
         if group:
-            named = ", ".join(f"{_name(t)} ({t.tests[far]:.3f})" for t in group)
-            sentences.append(f"At {far:,} tokens {phrase}: {named}.")
+            named = "; ".join(
+                f"{_name(t)}, {t.tests[near]:.3f} to {t.tests[far]:.3f}" for t in group
+            )
+            sentences.append(f"{phrase}: {named}.")
     lost = [_name(t) for t in outcome.trained if t.tests[far] >= outcome.plan.unigram]
     if lost:
         sentences.append(

@@ -75,10 +75,10 @@ def scale(low: float, high: float, start: float, end: float) -> Callable[[float]
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers inside [low, high]."""
+    """Round numbers inside [low, high], `about` of them or a few more."""
     raw = (high - low) / about or 1.0
     power = 10 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    step = max(power * m for m in (1, 2, 2.5, 5) if power * m <= raw * 1.001)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 10) for i in range(first, last + 1)]
