@@ -1,8 +1,8 @@
-"""Lines that tests leave for the end of the run: `request.config.stash[SUMMARY].append(line)`."""
+"""What the tests share."""
 
 import pytest
 
-SUMMARY = pytest.StashKey[list]()
+SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
 
 
 def pytest_configure(config):
@@ -12,3 +12,14 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter, config):
     for line in config.stash[SUMMARY]:
         terminalreporter.write_line(line)
+
+
+@pytest.fixture
+def one_thread():
+    """For thousands of calls too small to share between threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

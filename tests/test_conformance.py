@@ -117,6 +117,10 @@ def test_dense_forms_equal_the_formula(name, number):
     for queries, keys, q_offset in GRIDS:
         pos_q, pos_k = torch.arange(queries) + (q_offset or 0), torch.arange(keys)
         terms = part.terms(pos_q, pos_k)
+        if "rotate" in terms:
+            x = torch.randn(2, queries, 6, dtype=torch.float64)
+            turned = module.rotate(x, offset=q_offset or 0)
+            torch.testing.assert_close(turned, terms["rotate"](x, pos_q), rtol=1e-12, atol=1e-12)
         asked = {"q_offset": q_offset} if q_offset is not None else {}
         for which, names in {"key": ("bias", "key_rows"), "value": ("value_rows",)}.items():
             for expected in (terms[n] for n in names if n in terms):

@@ -9,6 +9,8 @@ import torch
 from oracle import allowed_pairs, attend, gradients, oracle_of, positions, registry
 from sample import HEADS, NAMES, configurations, position, tensors, trained
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
