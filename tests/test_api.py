@@ -66,9 +66,11 @@ def test_the_signatures_of_the_design():
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[3:])
 
 
-def test_stubs_are_up_to_date():
-    stub = (ROOT / "python/relpos/__init__.pyi").read_text()
-    assert stub == _stubs.stubs(), "run: python -m relpos._stubs"
+def test_stubs_name_every_scheme():
+    stub = pathlib.Path(relpos.__file__).with_name("__init__.pyi").read_text()
+    assert stub == _stubs.stubs()
+    for scheme in relpos.schemes():
+        assert f"class {scheme.class_name}(" in stub
 
 
 @every_scheme
@@ -372,7 +374,7 @@ BAD = [
     ({"attn_mask": [True]}, TypeError, "attn_mask: expected.*got list"),
     ({"key_padding_mask": torch.zeros(1, 5)}, TypeError, "key_padding_mask: expected bool"),
     ({"key_padding_mask": torch.zeros(1, 6).bool()}, ValueError, "key_padding_mask"),
-    ({"dropout_p": 1.5}, ValueError, "dropout_p: expected 0 <= dropout_p < 1, got 1.5"),
+    ({"dropout_p": 1.5}, ValueError, "dropout_p: expected 0 <= dropout_p <= 1, got 1.5"),
     ({"dropout_p": float("nan")}, ValueError, "dropout_p"),
     ({"window": 3}, TypeError, "window: expected a pair"),
     ({"window": (3, 0.5)}, TypeError, "window: expected an int, got 0.5"),

@@ -61,8 +61,8 @@ def attention(
       is 0, its lse -inf, its gradients 0.
     """
     query, key, value = _same_kind(query=query, key=key, value=value)
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p: expected 0 <= dropout_p < 1, got {dropout_p}")
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p: expected 0 <= dropout_p <= 1, got {dropout_p}")
     seed = torch.randint(2**63 - 1, (), device="cpu") if dropout_p > 0 else None
     options, parameters = _shared(
         query,

@@ -1,12 +1,10 @@
-"""python -m relpos._stubs writes __init__.pyi, so that editors know the classes of the registry."""
+"""The text of __init__.pyi, so that editors know the classes of the registry; the build writes it."""
 
 import json
-import pathlib
-import sys
 
 from relpos._registry import Option, Scheme, schemes
 
-_HEAD = '''"""Written by `python -m relpos._stubs` from the registry of schemes."""
+_HEAD = '''"""Written by the build from the registry of schemes."""
 
 from collections.abc import Sequence
 
@@ -55,10 +53,3 @@ def _class(scheme: Scheme) -> str:
 
 def stubs() -> str:
     return _HEAD + "".join(_class(scheme) for scheme in schemes())
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        sys.exit("usage: python -m relpos._stubs [FILE]")
-    path = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "python/relpos/__init__.pyi")
-    path.write_text(stubs(), encoding="utf-8")
