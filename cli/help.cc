@@ -48,11 +48,11 @@ const CLI::App& active_command(const CLI::App& tool) {
 }
 
 std::string command_name(const CLI::App& tool) {
-  std::string name;
+  std::vector<std::string> names;
   for (const CLI::App* app = &active_command(tool); app != nullptr; app = app->get_parent()) {
-    name = app->get_name() + (name.empty() ? "" : " ") + name;
+    names.insert(names.begin(), app->get_name());
   }
-  return name;
+  return join(names, " ");
 }
 
 std::string help_text(const CLI::App& tool) {
@@ -75,7 +75,7 @@ std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error)
   std::vector<std::string> commands;
   for (const CLI::App* child : app.get_subcommands({})) commands.push_back(child->get_name());
   const std::vector<std::string> extras = app.remaining();
-  if (!extras.empty() && extras.front().starts_with("-")) {
+  if (!extras.empty() && extras.front().starts_with('-')) {
     const std::string flag = extras.front().substr(0, extras.front().find('='));
     std::vector<std::string> flags;
     for (const CLI::Option* option : app.get_options()) {

@@ -356,7 +356,7 @@ int selftest(const SelftestArguments& a) {
                               : outcome.same_bits    ? "forward " + number(outcome.forward) +
                                                            ", backward " + number(outcome.backward)
                                                      : "one thread and two differ";
-      note("FAILED " + outcome.position + ": " + why + ": " + repro);
+      note(join({"FAILED " + outcome.position, why, repro}, ": "));
       failures.push_back(
           {{"case", n}, {"position", outcome.position}, {"why", why}, {"repro", repro}});
     }
