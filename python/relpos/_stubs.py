@@ -1,4 +1,4 @@
-"""The text of __init__.pyi, so that editors know the classes of the registry; the build writes it."""
+"""The text of __init__.pyi: editors know the classes of the registry. The build writes it."""
 
 import json
 
