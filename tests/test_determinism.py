@@ -57,8 +57,6 @@ def threads():
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", NAMES)
 def test_same_bits_at_any_thread_count(threads, name, shape, dtype, dropout):
-    if dtype == torch.float64 and shape == "square":
-        pytest.skip("the reference path is covered by the other shapes")
     found = set()
     for count in (1, 2, 4, 2):
         threads(count)
