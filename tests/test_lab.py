@@ -19,13 +19,15 @@ from relpos.lab.positions import RUNS
 
 # Large enough to tell the schemes apart, small enough for a test.
 GATE = {
-    "--steps": 100,
+    "--steps": 80,
+    "--rate": 4e-3,
     "--batch": 8,
     "--length": 128,
     "--tests": "128,1024",
     "--windows": 8,
     "--layers": 2,
     "--width": 64,
+    "--threads": 1,
 }
 SMALL = {**GATE, "--steps": 4, "--batch": 2, "--length": 64, "--tests": "128,256", "--windows": 2}
 
@@ -37,7 +39,7 @@ def command(*arguments, **sizes):
 
 
 def lab(sizes, *arguments):
-    done = subprocess.run(command(*arguments, **sizes), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command(*arguments, **sizes), capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
