@@ -1,6 +1,7 @@
 """Small positions of every scheme in the registry, one per value of each option."""
 
 import relpos
+import torch
 
 HEADS, HEAD_DIM = 2, 4
 SIZES = {"heads": HEADS, "head_dim": HEAD_DIM}
@@ -27,3 +28,51 @@ IDS = [name for name, _, _ in VARIANTS]
 
 def build(scheme, options):
     return getattr(relpos, scheme.class_name)(**options)
+
+
+def qkv(batch=1, heads=HEADS, queries=5, keys=5, dim=HEAD_DIM):
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(batch, heads, length, dim, generator=generator)
+        for length in (queries, keys, keys)
+    ]
+
+
+def tensors(batch=2, heads=HEADS, queries=5, keys=5, dim=HEAD_DIM, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(batch, heads, length, dim) for length in (queries, keys, keys)]
+    return [
+        torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes
+    ]
+
+
+def randomised(position, dtype=torch.float64, seed=1):
+    """Parameters large enough to matter."""
+    generator = torch.Generator().manual_seed(seed)
+    position = position.to(dtype)
+    with torch.no_grad():
+        for parameter in position.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=dtype))
+    return position
+
+
+def bound(position, function):
+    """`function(position, ...)` as a function of the position's parameters too."""
+    names = [name for name, _ in position.named_parameters()]
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position = position
+
+        def forward(self, *args):
+            return function(self.position, *args)
+
+    holder = Holder()
+
+    def call(*args):
+        count = len(args) - len(names)
+        values = {f"position.{n}": v for n, v in zip(names, args[count:], strict=True)}
+        return torch.func.functional_call(holder, values, args[:count])
+
+    return call, [p.detach().clone().requires_grad_() for p in position.parameters()]

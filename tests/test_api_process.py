@@ -1,0 +1,215 @@
+"""How the package behaves as a citizen of its process: signals, threads, forks, imports."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import relpos
+import torch
+from relpos import _core
+from scheme_variants import qkv
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def test_without_torch():
+    code = """
+import sys
+sys.modules["torch"] = None
+import relpos
+assert [s.name for s in relpos.schemes()] and relpos.show_config()["version"]
+assert relpos.schemes()[0].signature()
+for name in ("attention", "Sum", relpos.schemes()[0].class_name):
+    try:
+        getattr(relpos, name)
+    except ImportError as error:
+        assert "pip install" in str(error) and name in str(error)
+    else:
+        raise SystemExit(f"{name} did not raise")
+assert not hasattr(relpos, "no_such_name")
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_library_never_prints():
+    code = """
+import relpos, torch
+x = torch.randn(1, 2, 5, 4)
+p = relpos.T5Bias(2)
+p.dense(5, 5); p.steps(5, 5); relpos.attention(x, x, x, position=p).sum()
+"""
+    result = run_python(code)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+INTERRUPT = """
+import signal, sys, threading, time, os
+import relpos, torch
+torch.set_num_threads(int(sys.argv[1]))
+from relpos import _core
+_core.force_path("reference")  # hours of work
+q = torch.randn(8, 8, 8192, 64, requires_grad=sys.argv[2] == "backward")
+if sys.argv[2] == "backward":
+    from relpos import _ops
+    out = torch.zeros(q.shape)
+    _ops.attention = lambda *a: (out.clone(), torch.zeros(q.shape[:3]))
+    result = relpos.attention(q, q, q).sum()
+sent = []
+def send():
+    time.sleep(0.5)
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=send).start()
+try:
+    result.backward() if sys.argv[2] == "backward" else relpos.attention(q, q, q)
+except KeyboardInterrupt:
+    print(time.monotonic() - sent[0])
+else:
+    print("ran to the end")
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_ctrl_c_ends_a_long_call(tmp_path, threads, direction):
+    script = tmp_path / "long.py"
+    script.write_text(INTERRUPT)
+    result = subprocess.run(
+        [sys.executable, str(script), str(threads), direction],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.5, result.stdout
+
+
+def test_a_signal_handlers_own_exception_comes_through():
+    class Alarm(Exception):
+        pass
+
+    def handler(number, frame):
+        raise Alarm("time is up")
+
+    before = signal.signal(signal.SIGALRM, handler)
+    query = torch.randn(8, 8, 8192, 64)
+    try:
+        _core.force_path("reference")
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Alarm, match="time is up"):
+            relpos.attention(query, query, query)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        _core.force_path("auto")
+
+
+def test_the_interpreter_runs_on_during_a_call():
+    inputs = [torch.randn(2, 8, 1024, 64) for _ in range(3)]
+    done = threading.Event()
+    ticks = []
+
+    def compute():
+        for _ in range(3):
+            relpos.attention(*inputs)
+        done.set()
+
+    worker = threading.Thread(target=compute)
+    worker.start()
+    while not done.is_set():
+        ticks.append(time.monotonic())
+        time.sleep(0.001)
+    worker.join()
+    assert len(ticks) > 5
+
+
+def test_threads_share_positions_and_agree():
+    position = relpos.T5Bias(2) + relpos.RoPE(4, layout="half")
+    inputs = qkv(queries=33, keys=33)
+    want = relpos.attention(*inputs, position=position)
+    results = []
+
+    def compute():
+        results.extend(relpos.attention(*inputs, position=position) for _ in range(50))
+
+    workers = [threading.Thread(target=compute) for _ in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert len(results) == 400
+    assert all(torch.equal(result, want) for result in results)
+
+
+def test_torchs_thread_count_is_ours_and_changes_no_bit():
+    inputs = [x.requires_grad_() for x in qkv(batch=2, queries=150, keys=150)]
+    position = relpos.T5Bias(2)
+    before = torch.get_num_threads()
+    seen = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert relpos.show_config()["threads"] == str(threads)
+            out = relpos.attention(*inputs, position=position)
+            gradients = torch.autograd.grad(out.square().sum(), [*inputs, *position.parameters()])
+            seen.append([out, *gradients])
+    finally:
+        torch.set_num_threads(before)
+    for other in seen[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+
+
+def test_a_forked_child_computes():
+    code = """
+import os, signal, torch, relpos
+torch.set_num_threads(2)
+q = torch.randn(2, 4, 200, 16, requires_grad=True)
+position = relpos.T5Bias(4)
+def run():
+    out = relpos.attention(q, q, q, position=position)
+    return [out, *torch.autograd.grad(out.square().sum(), [q, *position.parameters()])]
+want = run()
+assert relpos.show_config()["after fork"] == "no"
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    torch.set_num_threads(1)  # torch's own pool did not survive either
+    same = all(torch.equal(a, b) for a, b in zip(run(), want))
+    os._exit(0 if same and relpos.show_config()["after fork"].startswith("yes") else 1)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+run()
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_dataloader_workers():
+    code = """
+import torch, relpos
+x = torch.randn(1, 2, 64, 8)
+relpos.attention(x, x, x)
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, n): return relpos.attention(x, x, x)[0]
+loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_context="fork")
+want = relpos.attention(x, x, x)
+assert all(torch.equal(batch, want) for batch in loader)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
