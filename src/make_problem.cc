@@ -21,13 +21,22 @@ void refuse_to_guess(const std::string& why) {
 
 namespace {
 
-std::string dims_text(const std::vector<int64_t>& dims) {
-  return TensorView(nullptr, DType::kFloat32, dims).shape_text();
+// Written only when a check fails: a call's overhead is a few microseconds.
+struct Dims {
+  const std::vector<int64_t>& sizes;
+};
+std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+  return out << TensorView(nullptr, DType::kFloat32, dims.sizes).shape_text();
+}
+struct Shape {
+  const TensorView& view;
+};
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  return out << (shape.view.given() ? shape.view.shape_text() : "nothing");
 }
 
 void check_rank4(const TensorView& view, const char* name, const char* shape) {
-  check_value(view.given() && view.rank == 4, name, ": expected ", shape, ", got ",
-              view.given() ? view.shape_text() : std::string("nothing"));
+  check_value(view.given() && view.rank == 4, name, ": expected ", shape, ", got ", Shape{view});
   if (!is_floating(view.dtype)) {
     throw_error(ErrorKind::kType, name, ": expected float32, float64, bfloat16 or float16, got ",
                 dtype_name(view.dtype));
@@ -55,8 +64,7 @@ std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t le
   check_value(
       (view.rank == 1 && view.shape[0] == length) ||
           (batched && view.shape[1] == length && (view.shape[0] == batch || view.shape[0] == 1)),
-      name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ",
-      view.shape_text());
+      name, ": expected int64 [", length, "] or [", batch, ", ", length, "], got ", Shape{view});
   rows = batched ? view.shape[0] : 1;
   std::vector<int64_t> values;
   values.reserve(static_cast<size_t>(rows * length));
@@ -75,7 +83,7 @@ std::vector<int64_t> read_offset(const Offset& offset, int64_t batch, int64_t le
   if (offset.per_row.given()) {
     check_int64(offset.per_row, name);
     check_value(offset.per_row.rank == 1 && offset.per_row.shape[0] == batch, name,
-                ": expected an int or int64 [", batch, "], got ", offset.per_row.shape_text());
+                ": expected an int or int64 [", batch, "], got ", Shape{offset.per_row});
     rows = std::max<int64_t>(batch, 1);
     values.assign(static_cast<size_t>(rows), 0);
     for (int64_t b = 0; b < batch; ++b) {
@@ -217,13 +225,13 @@ void check_table(const TermData& data, int64_t heads, int64_t classes, int64_t c
   check_value((view.rank == 2 || (per_head && view.shape[0] == heads)) &&
                   view.shape[per_head ? 1 : 0] >= classes &&
                   view.shape[per_head ? 2 : 1] == columns,
-              who, ": a table has shape ", view.shape_text(), ", but this call needs [", classes,
-              ", ", columns, "] or [", heads, ", ", classes, ", ", columns, "]");
+              who, ": a table has shape ", Shape{view}, ", but this call needs [", classes, ", ",
+              columns, "] or [", heads, ", ", classes, ", ", columns, "]");
 }
 
 void check_shape(const TermData& data, const std::vector<int64_t>& shape, const std::string& who) {
-  check_value(data.view.dims() == shape, who, ": expected ", dims_text(shape),
-              " for this call, got ", data.view.shape_text());
+  check_value(data.view.dims() == shape, who, ": expected ", Dims{shape}, " for this call, got ",
+              Shape{data.view});
 }
 
 void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
@@ -238,7 +246,7 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
     if (bias.map) {
       check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == heads &&
                       bias.table.view.shape[1] >= bias.map->classes(),
-                  who, ": its bias table is ", bias.table.view.shape_text(),
+                  who, ": its bias table is ", Shape{bias.table.view},
                   " ([heads, classes]) but query has ", heads, " heads");
     }
     if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
@@ -287,8 +295,8 @@ void check_rotations_disjoint(const Terms& terms) {
 }  // namespace
 
 void check_input(const TensorView& view, const std::vector<int64_t>& shape, const char* name) {
-  check_value(view.given() && view.dims() == shape, name, ": expected ", dims_text(shape), ", got ",
-              view.given() ? view.shape_text() : std::string("nothing"));
+  check_value(view.given() && view.dims() == shape, name, ": expected ", Dims{shape}, ", got ",
+              Shape{view});
 }
 
 void check_output(const TensorView& view, const std::vector<int64_t>& shape, DType dtype,
@@ -321,8 +329,8 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
     wide.shape[at] = shape[at];
     fits = size == 1 || size == shape[at];
   }
-  check_value(fits, name, ": expected a shape that broadcasts to ", dims_text(shape), ", got ",
-              view.shape_text());
+  check_value(fits, name, ": expected a shape that broadcasts to ", Dims{shape}, ", got ",
+              Shape{view});
   return wide;
 }
 
@@ -333,8 +341,7 @@ void check_parameters(const Part& part) {
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
     check_value(view.given() && view.dims() == specs[n].shape, part.scheme->name, ": ",
-                specs[n].name, ": expected ", dims_text(specs[n].shape), ", got ",
-                view.given() ? view.shape_text() : std::string("nothing"));
+                specs[n].name, ": expected ", Dims{specs[n].shape}, ", got ", Shape{view});
     if (!is_floating(view.dtype)) {
       throw_error(ErrorKind::kType, part.scheme->name, ": ", specs[n].name,
                   ": expected a floating dtype, got ", dtype_name(view.dtype));

@@ -71,8 +71,10 @@ void check_reach(const TensorView& view) {
                    __builtin_mul_overflow(std::abs(view.strides[n]), view.shape[n] - 1, &span);
     too_far = too_far || __builtin_mul_overflow(span, item_size(view.dtype), &span);
     too_far = too_far || __builtin_add_overflow(reach, span, &reach);
-    check_value(!too_far, "tensor: shape ", view.shape_text(), " with strides ",
-                list_text(view.strides.data(), view.rank), " reaches beyond 2^63 bytes");
+    if (too_far) {
+      throw_error(ErrorKind::kValue, "tensor: shape ", view.shape_text(), " with strides ",
+                  list_text(view.strides.data(), view.rank), " reaches beyond 2^63 bytes");
+    }
   }
 }
 
@@ -123,14 +125,18 @@ bool is_floating(DType dtype) noexcept {
 int64_t checked_numel(const std::vector<int64_t>& shape, const char* what) {
   bool empty = false;
   for (int64_t size : shape) {
-    check_value(size >= 0, what, ": expected sizes of 0 or more, got ", list_text(shape));
+    if (size < 0) {
+      throw_error(ErrorKind::kValue, what, ": expected sizes of 0 or more, got ", list_text(shape));
+    }
     empty = empty || size == 0;
   }
   if (empty) return 0;
   int64_t product = 1;
   for (int64_t size : shape) {
-    check_value(!__builtin_mul_overflow(product, size, &product), what, ": shape ",
-                list_text(shape), " has more than 2^63 - 1 elements");
+    if (__builtin_mul_overflow(product, size, &product)) {
+      throw_error(ErrorKind::kValue, what, ": shape ", list_text(shape),
+                  " has more than 2^63 - 1 elements");
+    }
   }
   return product;
 }
