@@ -192,15 +192,13 @@ HWY_INLINE float largest(const RowTile& s) {
   return hn::GetLane(hn::MaxOfLanes(F(), top));
 }
 
+// False for NaN too.
 HWY_INLINE bool all_within(const RowTile& s, float bound) {
   const F d;
-  V top = s.x[0];
-  bool ordered = hn::AllTrue(d, hn::Eq(top, top));
-  for (int v = 1; v < kTileVectors; ++v) {
-    ordered = ordered && hn::AllTrue(d, hn::Eq(s.x[v], s.x[v]));
-    top = hn::Max(top, s.x[v]);
-  }
-  return ordered && hn::AllTrue(d, hn::Le(top, hn::Set(d, bound)));
+  const V most = hn::Set(d, bound);
+  auto within = hn::Le(s.x[0], most);
+  for (int v = 1; v < kTileVectors; ++v) within = hn::And(within, hn::Le(s.x[v], most));
+  return hn::AllTrue(d, within);
 }
 
 // Moves a row's reference to the top of this tile and rescales what it has summed.
