@@ -133,25 +133,30 @@ def turned(x, rotate, position):
     return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
 
 
-# Where plain torch may put the scale and its rounding: (on q, on k), the rest on the products.
+# Ways in which plain torch may compute the formula, each with roundings of its own: the scale on q
+# and on k (the rest on the products), and dot products from the last dimension to the first.
 # Attention in base 2 scales by log2(e) first, scaled_dot_product_attention halves the scale.
-PLACES = {
+SCALES = {
     "products": lambda scale: (1.0, 1.0),
     "q": lambda scale: (scale / math.log(2.0), 1.0),
     "k": lambda scale: (1.0, scale / math.log(2.0)),
     "both": lambda scale: (math.sqrt(scale / math.log(2.0)),) * 2,
 }
+WAYS = [(place, backwards) for backwards in (False, True) for place in SCALES]
 
 
-def scores(q, k, terms, pos_q, pos_k, scale, place="products"):
+def scores(q, k, terms, pos_q, pos_k, scale, way=WAYS[0]):
     """[B, H, Lq, Lk] before masks; k has as many heads as q."""
-    on_q, on_k = PLACES[place](scale)
+    place, backwards = way
+    on_q, on_k = SCALES[place](scale)
     q, k, scale = q * on_q, k * on_k, scale / (on_q * on_k)
     q_turned, k_turned = q, k
     for term in terms:
         if "rotate" in term and q.shape[0]:
             q_turned = turned(q_turned, term["rotate"], pos_q)
             k_turned = turned(k_turned, term["rotate"], pos_k)
+    if backwards:
+        q_turned, k_turned = q_turned.flip(-1), k_turned.flip(-1)
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
         if "key_rows" in term:
@@ -220,19 +225,19 @@ def attend(
     keep=None,
     dropout_p=0.0,
     from_lse=False,
-    place="products",
+    way=WAYS[0],
 ):
     """The formula. `added` is a float mask [.., Lq, Lk]; `keep` bool [B, H, Lq, Lk] is the dropout.
 
     A row with no allowed key gives output 0, lse -inf and no gradient. The gradients are those of
-    the plain softmax, or those of FromLse; `place` is one of PLACES.
+    the plain softmax, or those of FromLse; `way` is one of WAYS.
     """
     groups = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)
     terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
     alive = allowed.any(dim=-1, keepdim=True)
-    score = scores(q, k, terms, pos_q, pos_k, scale, place)
+    score = scores(q, k, terms, pos_q, pos_k, scale, way)
     if added is not None:
         score = score + added.masked_fill(added == -torch.inf, 0.0)
     score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
@@ -242,11 +247,15 @@ def attend(
         lse = torch.logsumexp(score, dim=-1)
     kept = torch.ones_like(score) if keep is None else keep.to(score.dtype) / (1.0 - dropout_p)
     values = [by_head(term["value_rows"]) for term in terms if "value_rows" in term]
+    if way[1]:
+        v, values = v.flip(-1), [rows.flip(-1) for rows in values]
     if from_lse:
         out, lse, weights = FromLse.apply(score, lse.detach(), allowed, kept, v, *values)
     else:
         weights = torch.softmax(score, dim=-1) * alive * kept
         out = mix(weights, v, values)
+    if way[1]:
+        out, values = out.flip(-1), [rows.flip(-1) for rows in values]
     lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
     score = score.masked_fill(~allowed, -torch.inf)
     return Attended(out, lse, score, weights, values)
