@@ -269,12 +269,17 @@ def _checks(outcome: Outcome) -> str:
         if outcome.trained
         else ""
     )
+    source = (
+        " The chorales are read from the installed music21 package, whose corpus has its own terms."
+        if outcome.plan.corpus.kind == "chorales"
+        else ""
+    )
     return (
         f"<section><h2>How it was made</h2>{curves}<ul class=checks>{items}</ul>"
         f'<p class="note">seed {outcome.plan.seed}, {outcome.plan.threads} threads, learning rate '
         f"{outcome.plan.rate:g}, {clock(outcome.seconds)} minutes in all. A second run on this "
         'machine gives the same losses. The numbers are in <a href="results.json">results.json</a>.'
-        "</p></section>"
+        f"{source}</p></section>"
     )
 
 

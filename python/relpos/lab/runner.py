@@ -11,6 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+# glibc hands large buffers back at once, and every step faults their pages in again: with these a
+# step of the default size takes 278 ms instead of 318 on one thread.
+_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
 
 class JobFailed(RuntimeError):
     """A job ended without a result; the text ends with what it wrote to stderr."""
@@ -33,7 +37,7 @@ def run_job(
             [sys.executable, "-m", "relpos.lab.worker", str(folder)],
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(job["threads"])},
+            env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(job["threads"])},
             start_new_session=True,  # Ctrl-C comes to this process alone
             text=True,
         ) as process,
