@@ -54,14 +54,8 @@ def loss_against_length(outcome: Outcome, width: int, height: int) -> str:
                 class_="unseen",
             )
         )
-        parts.append(
-            svg.text(
-                width - right - 8,
-                height - bottom - 8,
-                "longer than in training",
-                class_="faint end",
-            )
-        )
+        over = svg.text(width - right, top - 10, "longer than in training", class_="faint end")
+        parts.append(over)
     for value in svg.ticks(low - margin, high + margin):
         parts.append(svg.line(left, y(value), width - right, y(value), class_="grid"))
         parts.append(svg.text(left - 8, y(value) + 4, f"{value:g}", class_="tick end"))

@@ -20,7 +20,7 @@ from relpos.lab.runner import JobFailed, run_job
 PROMPT_STEPS = 64  # of the grid: 16 quarters
 CONTINUED_STEPS = 128
 PROMPT_BYTES, CONTINUED_BYTES = 256, 512
-TEMPERATURE = 0.7
+TEMPERATURE = 0.8
 COMPARED_STEPS = 4
 _LONG_COMPARISON = 2048  # tokens; the batch shrinks to match
 
