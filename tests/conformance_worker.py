@@ -22,9 +22,8 @@ from oracle import (
     part_of,
     positions,
     registry,
-    scores,
     spread,
-    stacked_terms,
+    weights_of,
 )
 
 FORWARD, BACKWARD = 2.0, 3.0  # times the error of plain torch in the same dtype
@@ -324,14 +323,13 @@ def run_case(case):
         peers = linear.gradient(index)
         problems.append(judge(f"gradient of {name}", ours, exact, peers, BACKWARD, room))
     if case["seed"] % 6 == 0:
-        problems.append(check_scores(call))
+        problems.append(check_scores(call, truth, plain))
     return [problem for problem in problems if problem]
 
 
 def weights_given(lse, done, keep, dropout):
     """exp(score - lse) after dropout, in the dtype of `done`: what is promised for a given lse."""
-    score = done.score.detach()
-    weights = torch.exp(score - lse.detach().to(score.dtype)[..., None])
+    weights = weights_of(done.score.detach(), lse.detach(), done.way.unit)
     return weights.where(keep, 0.0) / (1.0 - dropout)
 
 
@@ -371,26 +369,12 @@ def check_types(call, out, lse):
     return None
 
 
-def check_scores(call):
-    """relpos.scores against the log of the unnormalised weights."""
-
-    def formula(dtype, way=WAYS[0]):
-        q, k = (x.detach().to(dtype) for x in call.inputs[:2])
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        parts = [
-            part_of(name, options, module).cast(dtype, set())
-            for (name, options), module in zip(call.chosen, call.modules, strict=True)
-        ]
-        terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in parts]
-        score = scores(q, k, terms, call.pos_q, call.pos_k, call.scale, way)
-        if call.added is not None:
-            score = score + call.added.detach().to(dtype).masked_fill(call.added == -torch.inf, 0)
-        return score.masked_fill(~call.allowed, -torch.inf)
-
+def check_scores(call, truth, plain):
+    """relpos.scores, which holds -inf where a pair is hidden."""
     with torch.no_grad():
         ours = relpos.scores(*call.inputs[:2], **call.keywords())
-    peers = (formula(work_type(call.dtype), way) for way in WAYS)
-    return judge("scores", ours, formula(torch.float64), peers, FORWARD)
+    peers = (done.score.detach() / done.way.unit for done, _ in plain)
+    return judge("scores", ours, truth.score.detach(), peers, FORWARD)
 
 
 def attempt(case):

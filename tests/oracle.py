@@ -8,8 +8,10 @@ how to write one.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import relpos
 import torch
@@ -133,29 +135,34 @@ def turned(x, rotate, position):
     return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
 
 
-# Ways in which plain torch may compute the formula, each with roundings of its own: the scale on q
-# and on k (the rest on the products), and dot products from the last dimension to the first.
-# Attention in base 2 scales by log2(e) first, scaled_dot_product_attention halves the scale.
-SCALES = {
+class Way(NamedTuple):
+    """A way in which plain torch may compute the formula, with roundings of its own."""
+
+    scaled: str = "products"  # what takes the scale; "both": halves of it, as SDPA's math path
+    backwards: bool = False  # dot products from the last dimension to the first
+    unit: float = 1.0  # scores in units of 1 / unit: log2(e) for softmax in base 2
+
+
+ON_Q_AND_K = {
     "products": lambda scale: (1.0, 1.0),
-    "q": lambda scale: (scale / math.log(2.0), 1.0),
-    "k": lambda scale: (1.0, scale / math.log(2.0)),
-    "both": lambda scale: (math.sqrt(scale / math.log(2.0)),) * 2,
+    "q": lambda scale: (scale, 1.0),
+    "k": lambda scale: (1.0, scale),
+    "both": lambda scale: (math.sqrt(scale), math.sqrt(scale)),
 }
-WAYS = [(place, backwards) for backwards in (False, True) for place in SCALES]
+LOG2_E = math.log2(math.e)
+WAYS = [Way(*way) for way in itertools.product(ON_Q_AND_K, (False, True), (1.0, LOG2_E))]
 
 
 def scores(q, k, terms, pos_q, pos_k, scale, way=WAYS[0]):
-    """[B, H, Lq, Lk] before masks; k has as many heads as q."""
-    place, backwards = way
-    on_q, on_k = SCALES[place](scale)
-    q, k, scale = q * on_q, k * on_k, scale / (on_q * on_k)
+    """[B, H, Lq, Lk] before masks, times way.unit; k has as many heads as q."""
+    on_q, on_k = ON_Q_AND_K[way.scaled](scale * way.unit)
+    q, k, scale = q * on_q, k * on_k, scale * way.unit / (on_q * on_k)
     q_turned, k_turned = q, k
     for term in terms:
         if "rotate" in term and q.shape[0]:
             q_turned = turned(q_turned, term["rotate"], pos_q)
             k_turned = turned(k_turned, term["rotate"], pos_k)
-    if backwards:
+    if way.backwards:
         q_turned, k_turned = q_turned.flip(-1), k_turned.flip(-1)
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
@@ -166,15 +173,34 @@ def scores(q, k, terms, pos_q, pos_k, scale, way=WAYS[0]):
     score = scale * score
     for term in terms:
         if "bias" in term:
-            score = score + term["bias"]
+            score = score + way.unit * term["bias"]
     return score
+
+
+def softmax(score, unit):
+    """(weights, lse) over the last axis of scores in units of 1 / unit; lse in natural units."""
+    if score.shape[-1] == 0:
+        return score, score.new_zeros(score.shape[:-1])
+    if unit == 1.0:
+        return torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
+    top = score.detach().amax(dim=-1, keepdim=True)
+    weights = torch.exp2(score - top)
+    total = weights.sum(dim=-1, keepdim=True)
+    return weights / total, (top + torch.log2(total))[..., 0] / unit
+
+
+def weights_of(score, lse, unit):
+    """exp(score - lse) of scores in units of 1 / unit; the difference is rounded once."""
+    wide = score.double() - unit * lse.double()[..., None]
+    return torch.exp(wide.to(score.dtype)) if unit == 1.0 else torch.exp2(wide.to(score.dtype))
 
 
 @dataclass
 class Attended:
     out: torch.Tensor
     lse: torch.Tensor
-    score: torch.Tensor  # -inf where hidden
+    score: torch.Tensor  # -inf where hidden, in units of 1 / way.unit
+    way: Way
     weights: torch.Tensor  # after dropout
     values: list  # value rows of the terms, [B | 1, H | 1, Lq, Lk, Dv]
 
@@ -184,8 +210,9 @@ class FromLse(torch.autograd.Function):
     stored lse, and D = dO.O in place of sum_j P dP. Its rounding is what the dtype can give."""
 
     @staticmethod
-    def forward(ctx, score, lse, allowed, kept, v, *values):
-        weights = torch.exp(score - lse[..., None]).masked_fill(~allowed, 0.0)
+    def forward(ctx, score, unit, lse, allowed, kept, v, *values):
+        weights = weights_of(score, lse, unit).masked_fill(~allowed, 0.0)
+        ctx.unit = unit
         out = mix(weights * kept, v, values)
         ctx.save_for_backward(weights, kept, v, out, *values)
         return out, lse, weights * kept
@@ -197,11 +224,11 @@ class FromLse(torch.autograd.Function):
         for rows in values:
             dweights = dweights + (dout[..., None, :] * rows).sum(-1)
         mean = (dout * out).sum(-1, keepdim=True) - dlse[..., None]
-        dscore = weights * (dweights * kept - mean)
+        dscore = weights * (dweights * kept - mean) / ctx.unit
         dropped = weights * kept
         dv = dropped.transpose(-1, -2) @ dout
         drows = [(dropped[..., None] * dout[..., None, :]).sum_to_size(r.shape) for r in values]
-        return dscore, None, None, None, dv, *drows
+        return dscore, None, None, None, None, dv, *drows
 
 
 def mix(weights, v, values):
@@ -239,26 +266,24 @@ def attend(
     alive = allowed.any(dim=-1, keepdim=True)
     score = scores(q, k, terms, pos_q, pos_k, scale, way)
     if added is not None:
-        score = score + added.masked_fill(added == -torch.inf, 0.0)
+        score = score + way.unit * added.masked_fill(added == -torch.inf, 0.0)
     score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
-    if score.shape[-1] == 0:
-        lse = score.new_zeros(score.shape[:-1])
-    else:
-        lse = torch.logsumexp(score, dim=-1)
+    weights, lse = softmax(score, way.unit)
     kept = torch.ones_like(score) if keep is None else keep.to(score.dtype) / (1.0 - dropout_p)
     values = [by_head(term["value_rows"]) for term in terms if "value_rows" in term]
-    if way[1]:
+    if way.backwards:
         v, values = v.flip(-1), [rows.flip(-1) for rows in values]
     if from_lse:
-        out, lse, weights = FromLse.apply(score, lse.detach(), allowed, kept, v, *values)
+        stored = (score, way.unit, lse.detach(), allowed, kept, v, *values)
+        out, lse, weights = FromLse.apply(*stored)
     else:
-        weights = torch.softmax(score, dim=-1) * alive * kept
+        weights = weights * alive * kept
         out = mix(weights, v, values)
-    if way[1]:
+    if way.backwards:
         out, values = out.flip(-1), [rows.flip(-1) for rows in values]
     lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
     score = score.masked_fill(~allowed, -torch.inf)
-    return Attended(out, lse, score, weights, values)
+    return Attended(out, lse, score, way, weights, values)
 
 
 def spread(attended, v, dout, dlse, groups):
