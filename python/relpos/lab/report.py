@@ -232,7 +232,7 @@ def _table(outcome: Outcome) -> str:
         "<td></td><td></td><td></td></tr></tbody></table></div>"
         f'<p class="note">Each scheme trains in a process of its own on {outcome.plan.threads} '
         "threads; peak MB is that process’s resident memory while training, PyTorch and Python "
-        "included. One seed: differences of about 0.02 are noise.</p>"
+        "included. One seed, so small differences may be chance.</p>"
     )
 
 
