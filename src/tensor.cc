@@ -141,7 +141,7 @@ int64_t checked_numel(const std::vector<int64_t>& shape, const char* what) {
   return product;
 }
 
-TensorView::TensorView(void* memory, DType type, std::vector<int64_t> sizes)
+TensorView::TensorView(void* memory, DType type, const std::vector<int64_t>& sizes)
     : TensorView(memory, type, sizes, row_major(sizes)) {}
 
 TensorView::TensorView(void* memory, DType type, std::vector<int64_t> sizes,

@@ -22,9 +22,9 @@ enum class OptionType { kBool, kInt, kFloat, kChoice, kChoiceOrValues };
 struct OptionSpec {
   std::string name;
   OptionType type;
-  OptionValue fallback{};        // monostate with required == false: None is the default
+  OptionValue fallback{};  // monostate with required == false: None is the default
   bool required = false;
-  bool positional = false;       // may be given by place in Python, in the order of the specs
+  bool positional = false;  // may be given by place in Python, in the order of the specs
   std::vector<std::string> choices{};
   std::string doc;
 };
@@ -33,10 +33,10 @@ struct OptionSpec {
 class OptionMap {
  public:
   void set(const std::string& name, OptionValue value);
-  bool has(std::string_view name) const noexcept;       // present and not None
+  bool has(std::string_view name) const noexcept;  // present and not None
   bool flag(std::string_view name) const;
   int64_t integer(std::string_view name) const;
-  double number(std::string_view name) const;           // ints widen
+  double number(std::string_view name) const;  // ints widen
   const std::string& text(std::string_view name) const;
   const std::vector<double>* values(std::string_view name) const noexcept;  // null unless a list
   const std::vector<std::pair<std::string, OptionValue>>& items() const noexcept { return items_; }
@@ -49,8 +49,8 @@ class OptionMap {
 struct Init {
   enum class Kind { kValues, kUniform, kNormal };
   Kind kind = Kind::kValues;
-  double spread = 0.0;            // bound of the uniform, standard deviation of the normal
-  std::vector<double> values;     // kValues: one number for all elements, or one for each
+  double spread = 0.0;         // bound of the uniform, standard deviation of the normal
+  std::vector<double> values;  // kValues: one number for all elements, or one for each
 
   static Init constant(double value) { return {Kind::kValues, 0.0, {value}}; }
   static Init each(std::vector<double> values) { return {Kind::kValues, 0.0, std::move(values)}; }
@@ -62,10 +62,10 @@ struct Init {
 };
 
 struct ParameterSpec {
-  std::string name;               // dotted, as in the scheme's origin
+  std::string name;  // dotted, as in the scheme's origin
   std::vector<int64_t> shape;
   Init init;
-  bool trainable = true;          // false: a non-persistent buffer in Python
+  bool trainable = true;  // false: a non-persistent buffer in Python
   std::string doc;
 };
 
@@ -74,7 +74,8 @@ struct Setting {
   const OptionMap& options;
   const std::vector<TensorView>& parameters;  // in the order of Scheme::parameters
   const std::vector<bool>& wants_gradient;    // same order
-  int64_t heads = 0, head_dim = 0, value_dim = 0;  // of the attention call; 0 where unknown (dense, indices)
+  int64_t heads = 0, head_dim = 0,
+          value_dim = 0;  // of the attention call; 0 where unknown (dense, indices)
 };
 
 // One matrix of the road from positions to terms, for `steps` and the command line.
@@ -83,7 +84,7 @@ struct Step {
   std::string name;
   Kind kind = Kind::kInteger;
   std::vector<int64_t> shape;
-  std::vector<double> values;     // contiguous; -inf allowed
+  std::vector<double> values;  // contiguous; -inf allowed
 };
 
 // Positions of a `steps` or `dense` grid: query i at q_offset + i, key j at j.
@@ -92,10 +93,10 @@ struct Grid {
 };
 
 struct Scheme {
-  std::string name;               // the file's name, as on the command line: "t5"
-  std::string class_name;         // in Python: "T5Bias"
-  std::string summary;            // one line
-  std::string source;             // paper and section
+  std::string name;        // the file's name, as on the command line: "t5"
+  std::string class_name;  // in Python: "T5Bias"
+  std::string summary;     // one line
+  std::string source;      // paper and section
   std::vector<OptionSpec> options;
 
   // Checks the options against each other (throws Error) and names the parameters.

@@ -30,14 +30,16 @@ struct TensorView {
 
   TensorView() = default;
   // Contiguous, row-major. Throws Error when the element count overflows int64.
-  TensorView(void* data, DType dtype, std::vector<int64_t> shape);
+  TensorView(void* data, DType dtype, const std::vector<int64_t>& shape);
   TensorView(void* data, DType dtype, std::vector<int64_t> shape, std::vector<int64_t> strides);
 
   bool given() const noexcept { return rank >= 0; }
   int64_t numel() const noexcept;
   bool contiguous() const noexcept;
   std::string shape_text() const;  // "[2, 8, 128, 64]"
-  std::vector<int64_t> dims() const { return {shape.begin(), shape.begin() + (rank < 0 ? 0 : rank)}; }
+  std::vector<int64_t> dims() const {
+    return {shape.begin(), shape.begin() + (rank < 0 ? 0 : rank)};
+  }
 
   // The element at a linear offset in elements from data, widened; floating, integer and bool.
   double load(int64_t offset) const noexcept;

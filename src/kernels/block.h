@@ -12,12 +12,10 @@
 
 namespace relpos {
 
-inline constexpr int kRows =
-    96;  // a multiple of kGroup; amortises the loads of a tile over 16 groups
+inline constexpr int kRows = 96;  // a multiple of kGroup; a tile's loads serve 16 groups
 inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
-inline constexpr int kPad =
-    kTile;                         // cells left and right of a window, holding what lies outside it
-inline constexpr int kLanes = 16;  // row lengths are multiples of this, the widest vector in floats
+inline constexpr int64_t kPad = kTile;  // cells beside a window, for what lies outside it
+inline constexpr int64_t kLanes = 16;   // row lengths are multiples of the widest vector, in floats
 
 // A window of distances, one cell each: cells [kPad][width][kPad], so that any tile of consecutive
 // keys is kTile cells at one offset, wherever it lies.
