@@ -232,8 +232,8 @@ int64_t TensorView::load_int(int64_t at) const noexcept {
   }
 }
 
-Tensor::Tensor(DType dtype, std::vector<int64_t> shape) {
-  TensorView view(nullptr, dtype, std::move(shape));
+Tensor::Tensor(DType dtype, const std::vector<int64_t>& shape) {
+  TensorView view(nullptr, dtype, shape);
   try {
     bytes_.resize(static_cast<size_t>(view.numel() * item_size(dtype)));
   } catch (const std::bad_alloc&) {

@@ -90,15 +90,14 @@ TermData TermData::parameter(const TensorView& view, bool wants_gradient, double
   return data;
 }
 
-TermData TermData::computed(std::vector<double> values, std::vector<int64_t> shape,
+TermData TermData::computed(std::vector<double> values, const std::vector<int64_t>& shape,
                             bool wants_gradient) {
   const int64_t count = checked_numel(shape, "computed");
   check_value(static_cast<int64_t>(values.size()) == count, "computed: expected ", count,
               " values, got ", values.size());
   TermData data;
   data.owned = std::make_shared<const std::vector<double>>(std::move(values));
-  data.view =
-      TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, std::move(shape));
+  data.view = TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, shape);
   data.wants_gradient = wants_gradient;
   return data;
 }

@@ -60,7 +60,7 @@ struct TensorView {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(DType dtype, std::vector<int64_t> shape);
+  Tensor(DType dtype, const std::vector<int64_t>& shape);
   Tensor(const Tensor& other);
   Tensor& operator=(const Tensor& other);
   Tensor(Tensor&&) noexcept = default;

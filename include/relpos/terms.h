@@ -53,7 +53,7 @@ struct TermData {
   std::shared_ptr<const std::vector<double>> owned;  // keeps view.data alive when computed
 
   static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
-  static TermData computed(std::vector<double> values, std::vector<int64_t> shape,
+  static TermData computed(std::vector<double> values, const std::vector<int64_t>& shape,
                            bool wants_gradient);
 };
 

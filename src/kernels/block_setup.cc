@@ -21,7 +21,7 @@ BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
 }
 
 int64_t BlockScratch::floats(const Plan& plan) {
-  int64_t sum = 2 * kRows * plan.Dp;
+  int64_t sum = kRows * (2 * plan.Dp);
   for (const TablePlan& table : plan.row_tables) {
     const int64_t cells = std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes;
     sum += kRows * (table.padded_rank + cells);
