@@ -61,6 +61,7 @@ def attention(
       is 0, its lse -inf, its gradients 0.
     """
     query, key, value = _same_kind(query=query, key=key, value=value)
+    dropout_p = _number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p: expected 0 <= dropout_p <= 1, got {dropout_p}")
     seed = torch.randint(2**63 - 1, (), device="cpu") if dropout_p > 0 else None
@@ -230,7 +231,7 @@ def _shared(
         text,
         float(dropout_p),
         bool(is_causal),
-        None if scale is None else float(scale),
+        None if scale is None else _number("scale", scale),
         bool(enable_gqa),
         window,
         q_start,
@@ -255,12 +256,20 @@ def _integers(name: str, tensor: Any) -> Tensor:
 
 
 def _integer(name: str, value: Any) -> Any:
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if not isinstance(value, torch.SymInt):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: expected an int, got {value!r}") from None
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    return float(value)
 
 
 def _offset(name: str, offset: Any, query: Tensor) -> tuple[Tensor | None, Any]:
