@@ -1,0 +1,213 @@
+// Random problems for the kernels' tests: sizes, positions, visibility and lists of terms by seed.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "kernels/problem.h"
+
+namespace relpos::random_terms {
+
+using Rng = std::mt19937_64;
+
+inline int64_t draw(Rng& rng, int64_t lo, int64_t hi) {
+  return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+}
+
+inline bool chance(Rng& rng, double p) { return std::bernoulli_distribution(p)(rng); }
+
+inline std::vector<double> normal(Rng& rng, int64_t n, double deviation = 1.0) {
+  std::normal_distribution<double> d(0.0, deviation);
+  std::vector<double> values(static_cast<size_t>(n));
+  for (double& v : values) v = static_cast<double>(static_cast<float>(d(rng)));
+  return values;
+}
+
+inline Tensor float_tensor(Rng& rng, std::vector<int64_t> shape) {
+  Tensor tensor(DType::kFloat32, shape);
+  const auto values = normal(rng, tensor.view().numel());
+  std::copy(values.begin(), values.end(), tensor.data<float>());
+  return tensor;
+}
+
+inline ClassMap random_map(Rng& rng) {
+  const int64_t lo = draw(rng, -20, 2), hi = lo + draw(rng, 0, 24);
+  switch (draw(rng, 0, 2)) {
+    case 0:
+      return ClassMap::clamp(lo, hi, chance(rng, 0.3));
+    case 1:
+      return ClassMap::zero_outside(lo, hi, chance(rng, 0.3));
+    default: {
+      std::set<int64_t> starts;
+      for (int64_t n = draw(rng, 1, 7); n > 0; --n) starts.insert(draw(rng, -70, 30));
+      std::vector<int64_t> classes;
+      for (size_t n = 0; n <= starts.size(); ++n) classes.push_back(draw(rng, -1, 6));
+      classes.push_back(draw(rng, 0, 6));
+      classes.erase(classes.begin());
+      return ClassMap::thresholds({starts.begin(), starts.end()}, classes);
+    }
+  }
+}
+
+// A problem that owns its inputs.
+struct Case {
+  Problem p;
+  Tensor q, k, v, dout, dlse, mask;
+  std::vector<uint8_t> bool_mask;
+  std::vector<Tensor> storage;
+
+  TermData term(Rng& rng, std::vector<int64_t> shape) {
+    storage.push_back(float_tensor(rng, shape));
+    return TermData::parameter(storage.back().view(), true, chance(rng, 0.3) ? 0.5 : 1.0);
+  }
+};
+
+inline std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassMap& map,
+                                        int64_t columns) {
+  const int64_t rows = std::max<int64_t>(map.classes(), 1) + draw(rng, 0, 2);
+  if (chance(rng, 0.5)) return {p.heads, rows, columns};
+  return {rows, columns};
+}
+
+inline Case random_case(uint64_t seed, bool columns) {
+  Rng rng(seed);
+  Case c;
+  Problem& p = c.p;
+  p.batch = draw(rng, 1, 2);
+  p.kv_heads = draw(rng, 1, 2);
+  p.heads = p.kv_heads * draw(rng, 1, 2);
+  const int64_t lengths[] = {1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
+  p.queries = lengths[draw(rng, 0, 9)];
+  p.keys = chance(rng, 0.5) ? p.queries : lengths[draw(rng, 0, 9)];
+  const int64_t sizes[] = {1, 2, 3, 8, 15, 16, 17, 32, 65};
+  p.head_dim = sizes[draw(rng, 0, 8)];
+  p.value_dim = chance(rng, 0.5) ? p.head_dim : sizes[draw(rng, 0, 8)];
+  p.scale = chance(rng, 0.5) ? 1.0 : 0.3;
+  c.q = float_tensor(rng, {p.batch, p.heads, p.queries, p.head_dim});
+  c.k = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
+  c.v = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.value_dim});
+  c.dout = float_tensor(rng, {p.batch, p.heads, p.queries, p.value_dim});
+  c.dlse = float_tensor(rng, {p.batch, p.heads, p.queries});
+  p.query = c.q.view();
+  p.key = c.k.view();
+  p.value = c.v.view();
+
+  Positions& at = p.positions;
+  at.queries = p.queries;
+  at.keys = p.keys;
+  at.consecutive = chance(rng, 0.6);
+  at.q_rows = chance(rng, 0.5) ? 1 : p.batch;
+  at.k_rows = chance(rng, 0.5) ? 1 : p.batch;
+  const int64_t far = chance(rng, 0.2) ? int64_t{1} << 30 : 0;
+  const int64_t gap = chance(rng, 0.3) ? 9000 : 40;  // 9000: too wide a span to expand slopes
+  const auto fill = [&](std::vector<int64_t>& values, int64_t rows, int64_t length) {
+    for (int64_t b = 0; b < rows; ++b) {
+      int64_t position = draw(rng, -30, 30) + far;
+      for (int64_t i = 0; i < (at.consecutive ? 1 : length); ++i) {
+        values.push_back(position);
+        position += chance(rng, 0.95) ? 1 : draw(rng, 0, gap);
+      }
+    }
+  };
+  fill(at.q, at.q_rows, p.queries);
+  fill(at.k, at.k_rows, p.keys);
+
+  Visibility& visible = p.visible;
+  visible.queries = p.queries;
+  visible.keys = p.keys;
+  if (chance(rng, 0.6)) {
+    visible.rows = std::max(at.q_rows, at.k_rows);
+    const int64_t shift = draw(rng, -5, p.keys);
+    for (int64_t b = 0; b < visible.rows; ++b) {
+      for (int64_t i = 0; i < p.queries; ++i) {
+        const int64_t hi = std::clamp<int64_t>(i + shift, 0, p.keys);
+        const int64_t lo = chance(rng, 0.5) ? 0 : std::clamp<int64_t>(hi - 70, 0, hi);
+        visible.span.emplace_back(lo, hi);
+      }
+    }
+  }
+  if (chance(rng, 0.3)) {
+    for (int64_t n = 0; n < p.batch * p.tiles(); ++n) visible.key_bits.push_back(rng() | rng());
+  }
+  if (chance(rng, 0.3)) {
+    const std::vector<int64_t> shape{chance(rng, 0.5) ? 1 : p.batch, chance(rng, 0.5) ? 1 : p.heads,
+                                     p.queries, p.keys};
+    c.mask = float_tensor(rng, shape);
+    for (int64_t n = 0; n < c.mask.view().numel(); ++n) {
+      if (chance(rng, 0.2)) c.mask.data<float>()[n] = -HUGE_VALF;
+    }
+    visible.mask = c.mask.view();
+    visible.mask.shape = {p.batch, p.heads, p.queries, p.keys};
+    for (size_t axis = 0; axis < 2; ++axis) {
+      if (shape[axis] == 1) visible.mask.strides[axis] = 0;
+    }
+  }
+  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
+
+  Terms& t = p.terms;
+  if (p.head_dim >= 2 && chance(rng, 0.4)) {
+    Rotation r;
+    r.dims = p.head_dim / 2 * 2;
+    if (r.dims > 4) r.dims -= 2 * draw(rng, 0, 1);
+    r.start = draw(rng, 0, p.head_dim - r.dims);
+    r.layout = chance(rng, 0.5) ? PairLayout::kHalf : PairLayout::kInterleaved;
+    for (int64_t n = 0; n < r.dims / 2; ++n)
+      r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
+    r.magnitude = chance(rng, 0.3) ? 1.1 : 1.0;
+    t.rotations.push_back(r);
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    DistanceBias bias;
+    const bool sloped = chance(rng, 0.5);
+    if (!sloped || chance(rng, 0.3)) {
+      bias.map = random_map(rng);
+      bias.table = c.term(rng, {p.heads, std::max<int64_t>(1, bias.map->classes())});
+    }
+    if (sloped) {
+      bias.slopes = c.term(rng, {2, p.heads});
+      bias.slopes.multiplier = gap > 40 ? 1e-3 : 1e-2;
+    }
+    t.biases.push_back(bias);
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    RowTable rows;
+    rows.map = random_map(rng);
+    const int64_t rank = chance(rng, 0.5) ? p.head_dim : draw(rng, 1, 18);
+    rows.table = c.term(rng, table_shape(rng, p, rows.map, rank));
+    if (rank != p.head_dim || chance(rng, 0.3)) {
+      rows.factor = c.term(rng, {p.batch, p.heads, p.queries, rank});
+    }
+    if (chance(rng, 0.4)) rows.added = c.term(rng, {p.heads, rank});
+    if (chance(rng, 0.4)) rows.scale = 0.7;
+    t.row_tables.push_back(rows);
+  }
+  for (int64_t n = columns ? draw(rng, 0, 2) : 0; n > 0; --n) {
+    ColumnTable column;
+    column.map = random_map(rng);
+    column.table = c.term(rng, table_shape(rng, p, column.map, p.head_dim));
+    if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
+    t.column_tables.push_back(column);
+  }
+  if (columns && !t.rotations.empty() && chance(rng, 0.5)) {
+    for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n)
+      t.rotations[0].log_decay.push_back(1e-3);
+    for (int64_t& x : at.q) x %= 1000;
+    for (int64_t& x : at.k) x %= 1000;
+  }
+  if (chance(rng, 0.3)) {
+    t.key_biases.push_back({chance(rng, 0.5) ? c.term(rng, {p.heads, p.keys})
+                                             : c.term(rng, {p.batch, p.heads, p.keys})});
+  }
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
+    ValueTable values;
+    values.map = random_map(rng);
+    values.table = c.term(rng, table_shape(rng, p, values.map, p.value_dim));
+    t.value_tables.push_back(values);
+  }
+  return c;
+}
+
+}  // namespace relpos::random_terms
