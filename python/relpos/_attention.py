@@ -256,18 +256,20 @@ def _integers(name: str, tensor: Any) -> Tensor:
 
 
 def _integer(name: str, value: Any) -> Any:
-    if not isinstance(value, torch.SymInt):
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
         try:
             value = operator.index(value)
         except TypeError:
             raise TypeError(f"{name}: expected an int, got {value!r}") from None
-        if not -(2**63) <= value < 2**63:
-            raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
+    if not torch.compiler.is_compiling() and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
     return value
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and (
+        isinstance(value, (str, bytes)) or not hasattr(value, "__float__")
+    ):
         raise TypeError(f"{name}: expected a number, got {value!r}")
     return float(value)
 
