@@ -12,6 +12,7 @@ import textwrap
 import numpy as np
 import pytest
 from cli_tool import ROOT, TOOL, call, npy_bytes, output, refusal, report, safetensors_bytes
+from notebook_prints import FIRST_FINAL_MAT, FOURTH_RELATIVE, LAST_BIASES_0, SECOND_INDICES
 from safetensors.numpy import save_file
 
 T5 = ["show", "t5", "--heads", 4, "--buckets", 6, "--max-distance", 20, "--causal"]
@@ -22,24 +23,7 @@ def matrix(text):
 
 
 # The second notebook's position_bucket_indices, 14 x 14, and the third's for 10 queries, 15 keys.
-T5_SQUARE = matrix(
-    """
-    [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-     [4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0],
-     [4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0],
-     [4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0, 0],
-     [4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0, 0],
-     [4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0, 0],
-     [5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0, 0],
-     [5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0, 0],
-     [5, 5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0]]
-    """
-)
+T5_SQUARE = matrix(SECOND_INDICES)
 T5_LONG_KEYS = matrix(
     """
     [[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
@@ -55,39 +39,11 @@ T5_LONG_KEYS = matrix(
     """
 )
 # The last notebook's biases[0].
-ALIBI_HEAD_0 = matrix(
-    """
-    [[ 0.0000, -0.5000, -1.0000, -1.5000],
-     [-0.5000,  0.0000, -0.5000, -1.0000],
-     [-1.0000, -0.5000,  0.0000, -0.5000],
-     [-1.5000, -1.0000, -0.5000,  0.0000]]
-    """
-)
+ALIBI_HEAD_0 = matrix(LAST_BIASES_0)
 # The first notebook's final_mat.
-SHAW_SMALL = matrix(
-    """
-    [[2, 1, 0],
-     [3, 2, 1],
-     [4, 3, 2]]
-    """
-)
+SHAW_SMALL = matrix(FIRST_FINAL_MAT)
 # The fourth notebook's relative_positions; clipped to 7, then + 7.
-SHAW_DISTANCES = matrix(
-    """
-    [[  0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9, -10, -11],
-     [  1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9, -10],
-     [  2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9],
-     [  3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8],
-     [  4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6,  -7],
-     [  5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5,  -6],
-     [  6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4,  -5],
-     [  7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3,  -4],
-     [  8,   7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2,  -3],
-     [  9,   8,   7,   6,   5,   4,   3,   2,   1,   0,  -1,  -2],
-     [ 10,   9,   8,   7,   6,   5,   4,   3,   2,   1,   0,  -1],
-     [ 11,  10,   9,   8,   7,   6,   5,   4,   3,   2,   1,   0]]
-    """
-)
+SHAW_DISTANCES = matrix(FOURTH_RELATIVE)
 SHAW_CLIPPED = matrix(
     """
     [[ 0, -1, -2, -3, -4, -5, -6, -7, -7, -7, -7, -7],
