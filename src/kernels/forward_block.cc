@@ -1,0 +1,91 @@
+#include "kernels/forward_block.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace relpos {
+
+ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
+    : BlockScratch(plan, kernels),
+      plan_(plan),
+      kernels_(kernels),
+      m_(kRows),
+      l_(kRows * kLanes),
+      o_(kRows * plan.Dvp),
+      row_(std::max(plan.Dp, plan.Dvp)) {
+  block.m = m_.get();
+  block.l = l_.get();
+  block.o = o_.get();
+  for (const TablePlan& table : plan.value_tables) {
+    weights_.emplace_back(kRows * cell_stride(table.window));
+  }
+}
+
+int64_t ForwardScratch::floats(const Plan& plan) {
+  int64_t floats =
+      BlockScratch::floats(plan) + kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
+  for (const TablePlan& table : plan.value_tables) {
+    floats += kRows * (std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
+  }
+  return floats;
+}
+
+void ForwardScratch::start() {
+  load_queries();
+  std::fill_n(m_.get(), kRows, -HUGE_VALF);
+  std::fill_n(l_.get(), kRows * kLanes, 0.0f);
+  std::fill_n(o_.get(), kRows * plan_.Dvp, 0.0f);
+  cuts_.clear();
+  for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
+    const TablePlan& table = plan_.value_tables[n];
+    const int64_t stride = cell_stride(table.window);
+    cuts_.push_back(cut(table.window));
+    std::fill_n(weights_[n].get(), block.rows * stride, 0.0f);
+    Panel panel;
+    panel.lo = table.window.lo + cuts_[n].first;
+    panel.width = cuts_[n].width;
+    for (int row = 0; row < block.rows; ++row)
+      panel.gradient[row] = weights_[n].get() + row * stride;
+    block.values.push_back(panel);
+  }
+}
+
+void ForwardScratch::add_value_tables() {
+  for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
+    const TablePlan& table = plan_.value_tables[n];
+    const int64_t stride = cell_stride(table.window), width = cuts_[n].width;
+    fold_pads(table, block.rows, width, weights_[n].get(), stride);
+    for_each_head([&](int64_t head, int first, int rows) {
+      const float* weights = weights_[n].get() + first * stride + kPad;
+      const float* values = table.head_rows(head) + cuts_[n].first * table.padded_rank;
+      float* o = block.o + first * plan_.Dvp;
+      if (table.finite) {
+        kernels_.gemm(rows, plan_.Dvp, width, weights, stride, 1, values, table.padded_rank, o,
+                      plan_.Dvp, true);
+      } else {
+        skip_zero_product(rows, plan_.Dv, width, weights, stride, 1, values, table.padded_rank, o,
+                          plan_.Dvp);
+      }
+    });
+  }
+}
+
+float ForwardScratch::sum(int row) const noexcept {
+  return std::accumulate(block.l + row * kLanes, block.l + (row + 1) * kLanes, 0.0f);
+}
+
+void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,
+                const TensorView& out, const TensorView& lse) {
+  const bool nothing = l == 0.0f;
+  const float inverse = nothing ? 0.0f : 1.0f / l;
+  for (int64_t d = 0; d < p.value_dim; ++d) o[d] = nothing ? 0.0f : o[d] * inverse;
+  Plan::store_row(out, b, h, i, p.value_dim, o);
+  if (lse.given()) {
+    const double log2_sum =
+        nothing ? -HUGE_VAL : static_cast<double>(m) + std::log2(static_cast<double>(l));
+    lse.store(lse.offset({b, h, i}), log2_sum * kLn2);
+  }
+}
+
+}  // namespace relpos

@@ -1,0 +1,43 @@
+// A block of the forward pass: its running softmax, its output, and what leaves it.
+#pragma once
+
+#include <vector>
+
+#include "kernels/block_setup.h"
+#include "kernels/schedule.h"
+
+namespace relpos {
+
+inline constexpr int64_t kDecodeQueries = 16;  // up to here decode() takes the call
+
+// Forward state of a block, and the histogram of weights that value tables need.
+class ForwardScratch : public BlockScratch {
+ public:
+  ForwardScratch(const Plan& plan, const TileKernels& kernels);
+
+  float* row() const noexcept { return row_.get(); }  // [max(Dp, Dvp)], for whoever needs one
+  void start();
+  // Adds the value tables under their weights to o.
+  void add_value_tables();
+  float sum(int row) const noexcept;  // of weights
+
+  static int64_t floats(const Plan& plan);
+
+ private:
+  const Plan& plan_;
+  const TileKernels& kernels_;
+  Buffer<float> m_, l_, o_, row_;
+  std::vector<Buffer<float>> weights_;
+  std::vector<Cut> cuts_;
+};
+
+// out and lse of one row from its unnormalised output, which it overwrites.
+void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,
+                const TensorView& out, const TensorView& lse);
+
+// The forward pass of up to kDecodeQueries queries.
+void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
+            const TensorView& out, const TensorView& lse);
+int64_t decode_bytes(const Plan& plan, int threads);
+
+}  // namespace relpos
