@@ -14,10 +14,15 @@ __all__ = [
     "Sum",
     "__version__",
     "attention",
+    "attention_varlen",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "merge",
     "nn",
     "rope_permute",
     "schemes",
     "scores",
+    "sdpa",
     "show_config",
     "skew",
     *_CLASSES,
@@ -39,9 +44,12 @@ except ModuleNotFoundError as _error:
 else:
     from relpos import nn
     from relpos._attention import attention, scores
+    from relpos._merge import merge
     from relpos._position import CLASSES as _classes
     from relpos._position import Sum
+    from relpos._shims import flash_attn_func, flash_attn_varlen_func, sdpa
     from relpos._tools import rope_permute, skew
+    from relpos._varlen import attention_varlen
 
     globals().update(_classes)
     del _torch

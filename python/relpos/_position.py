@@ -175,6 +175,20 @@ class _Rotary:
         return out.view(x.shape) if x.dim() > 4 else out
 
 
+class Given:
+    """One part by its canonical text, with parameters that the caller holds."""
+
+    def __init__(self, text: str, values: list[Tensor]) -> None:
+        self._text = text
+        self._held = values
+
+    def _parts(self) -> list["Given"]:
+        return [self]
+
+    def _values(self) -> list[Tensor]:
+        return self._held
+
+
 class Sum(Position):
     """Several positions at once: their terms stand together in the scores.
 
@@ -210,11 +224,11 @@ class Sum(Position):
         return "\n".join(part.describe() for part in self.parts)
 
 
-def flatten(position: Any) -> list[SchemePosition]:
+def flatten(position: Any) -> list[Any]:
     """The parts of None, a position, or a list of them."""
     if position is None:
         return []
-    if isinstance(position, Position):
+    if isinstance(position, (Position, Given)):
         return position._parts()
     if isinstance(position, Iterable) and not isinstance(position, (str, Tensor)):
         return [part for member in position for part in flatten(member)]

@@ -1,0 +1,222 @@
+"""Neighbours' calls, with their arguments, layouts and alignments, on relpos."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from relpos._attention import attention
+from relpos._position import Given
+from relpos._varlen import attention_varlen
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch.nn.functional.scaled_dot_product_attention, computed by relpos.
+
+    Args:
+      query: [N, ..., Hq, Lq, D], key [N, ..., Hk, Lk, D], value [N, ..., Hk, Lk, Dv]; heads and
+        leading axes may be missing or broadcast.
+      attn_mask: bool, True = attend, or floating, added; broadcastable to [N, ..., Hq, Lq, Lk].
+        A causal bias of torch.nn.attention.bias is known and costs no mask.
+      is_causal: aligned at the upper left: query i sees keys j <= i, whatever Lq and Lk.
+
+    Returns:
+      out [N, ..., Hq, Lq, Dv]. A row without a key is 0, and a hidden NaN stays hidden.
+
+    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as in PyTorch.
+    """
+    if attn_mask is not None and is_causal:
+        raise ValueError(
+            "attn_mask: expected None where is_causal is True, as in PyTorch; AND the triangle "
+            "into the mask, or call relpos.attention, which takes both"
+        )
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or tensor.dim() < 2:
+            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name}: expected a tensor [N, ..., H, L, D], got {got}")
+    q_offset = 0
+    if isinstance(attn_mask, CausalBias):
+        if attn_mask.variant == CausalVariant.LOWER_RIGHT:
+            q_offset = key.shape[-2] - query.shape[-2]
+        attn_mask, is_causal = None, True
+
+    inputs = (query, key, value)
+    rank = max(x.dim() for x in inputs)
+    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in inputs))
+    heads = max(x.shape[-3] if x.dim() > 2 else 1 for x in inputs)
+    q, k, v = (_folded(x, lead, None if enable_gqa else heads) for x in inputs)
+    if isinstance(attn_mask, Tensor) and attn_mask.dim() > 3:
+        if attn_mask.dim() > rank:
+            raise ValueError(
+                f"attn_mask: expected at most rank {rank}, that of the inputs, got "
+                f"{list(attn_mask.shape)}"
+            )
+        if rank > 4:
+            attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
+    out = attention(
+        q,
+        k,
+        v,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        q_offset=q_offset if is_causal else None,
+    )
+    return out.view(*lead, *out.shape[1:]) if rank > 2 else out[0, 0]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """FlashAttention 2's flash_attn_func, computed by relpos.
+
+    Args:
+      q: [B, Lq, H, D], k [B, Lk, Hk, D], v [B, Lk, Hk, Dv]; Hk divides H.
+      causal: aligned at the end: query i sees keys j <= i + Lk - Lq.
+      window_size: (left, right) keys around i + Lk - Lq; -1 is no bound.
+      softcap: must be 0: relpos does not cap scores.
+      alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. Has a gradient here.
+      deterministic: relpos always is.
+      return_attn_probs: see below; the weights are dense.
+
+    Returns:
+      out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk] after dropout,
+      dropped ones being 0, detached).
+    """
+    _refuse_softcap(softcap)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 4:
+            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(f"{name}: expected a tensor [B, L, H, D], got {got}")
+    batch, _, heads = q.shape[:3]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    per_row = alibi_slopes is not None and alibi_slopes.dim() == 2
+    if per_row:
+        if alibi_slopes.shape != (batch, heads):
+            raise _bad_slopes(alibi_slopes, f"[{heads}] or [{batch}, {heads}]")
+        q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
+        alibi_slopes = alibi_slopes.flatten()
+    position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
+    results = attention(
+        q,
+        k,
+        v,
+        position=position,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=softmax_scale,
+        enable_gqa=True,
+        window=tuple(window_size),
+        q_offset=k.shape[2] - q.shape[2],
+        return_lse=return_attn_probs,
+        return_weights=return_attn_probs,
+    )
+    out, *rest = results if return_attn_probs else (results,)
+    if per_row:
+        out, *rest = (x.reshape(batch, heads, *x.shape[2:]) for x in (out, *rest))
+    out = out.transpose(1, 2).contiguous()
+    return (out, *rest) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Any:
+    """FlashAttention 2's flash_attn_varlen_func, computed by relpos.attention_varlen.
+
+    Args:
+      q: [Tq, H, D], k [Tk, Hk, D], v [Tk, Hk, Dv], sequences one after another, which start at
+        cu_seqlens_q and cu_seqlens_k, int32 or int64 [S + 1].
+      max_seqlen_q, max_seqlen_k: not needed here, and not read.
+      alibi_slopes: [H]; slopes of each sequence's own are refused.
+      block_table: must be None: relpos has no paged cache.
+      The others are those of relpos.flash_attn_func; causal and window_size are aligned at each
+      sequence's end.
+
+    Returns:
+      out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None): packed weights are not made.
+    """
+    _refuse_softcap(softcap)
+    if block_table is not None:
+        raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
+    position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
+    results = attention_varlen(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        position=position,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=softmax_scale,
+        enable_gqa=True,
+        window=tuple(window_size),
+        q_offset=cu_seqlens_k.diff() - cu_seqlens_q.diff(),
+        return_lse=return_attn_probs,
+    )
+    return (*results, None) if return_attn_probs else results
+
+
+def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
+    """[N, ..., H, L, D] as [B, H, L, D]; a head axis of 1 becomes `heads`, where given."""
+    if x.dim() < 3:
+        x = x.unsqueeze(0)
+    own = heads if heads is not None and x.shape[-3] == 1 else x.shape[-3]
+    wide = x.expand(*lead, own, *x.shape[-2:])
+    return wide if len(lead) == 1 else wide.reshape(math.prod(lead), *wide.shape[-3:])
+
+
+def _refuse_softcap(softcap: float) -> None:
+    if softcap != 0:
+        raise ValueError(
+            f"softcap: expected 0.0, for relpos does not cap scores, got {softcap}; a model that "
+            "was trained with a cap needs it: keep its own attention"
+        )
+
+
+def _alibi(slopes: Tensor, heads: int) -> Given:
+    if slopes.shape != (heads,):
+        raise _bad_slopes(slopes, f"[{heads}]")
+    return Given(f"alibi(heads={heads})", [slopes])
+
+
+def _bad_slopes(slopes: Tensor, expected: str) -> ValueError:
+    return ValueError(f"alibi_slopes: expected {expected}, got {list(slopes.shape)}")

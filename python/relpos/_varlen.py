@@ -1,0 +1,169 @@
+"""relpos.attention_varlen: sequences of many lengths, packed one after another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._attention import attention
+from relpos._position import Position
+
+_FAR = 2**61  # beyond every distance, and its sums stay below 2^63
+
+
+def attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    position: Position | Sequence[Position] | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
+    q_offset: int | Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention within each of S packed sequences, in one call; positions restart in each.
+
+    Equal to relpos.attention on each sequence by itself. Nothing of Lq x Lk is made, and keys of
+    other sequences cost nothing beyond the tiles that two sequences share.
+
+    Args:
+      query: [Tq, H, D], key [Tk, Hk, D], value [Tk, Hk, Dv]: the sequences one after another.
+      cu_seqlens_q, cu_seqlens_k: int32 or int64 [S + 1], where each sequence starts, then Tq (Tk):
+        0, l_0, l_0 + l_1, ... Sequences may be empty. None for keys: as queries.
+      is_causal, window: as in relpos.attention, between positions within a sequence.
+      q_offset: position of each sequence's first query, an int or int64 [S]; its first key is at
+        0. It must be said where a sequence has other numbers of queries and keys (when compiled:
+        where cu_seqlens_k is given) and positions matter.
+      The others are those of relpos.attention.
+
+    Returns:
+      out [Tq, H, Dv], or (out, lse [H, Tq]).
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if tensor.dim() != 3:
+            layout = "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]"
+            raise ValueError(f"{name}: expected rank 3, {layout}, got {list(tensor.shape)}")
+    starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
+    starts_k = starts_q
+    if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
+        starts_k = _starts("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
+        if starts_k.shape != starts_q.shape:
+            raise ValueError(
+                f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens_q has, got "
+                f"{starts_k.shape[0]}"
+            )
+    elif key.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"cu_seqlens_k: expected it where key has other rows than query, {query.shape[0]}, "
+            f"got none for key {list(key.shape)}"
+        )
+    left, right = _bounds(window, is_causal)
+    positioned = position is not None or left is not None or right is not None
+    offsets = _offsets(q_offset, starts_q, starts_k) if positioned else None
+
+    rows = torch.arange(query.shape[0], device=query.device)
+    sequence = torch.searchsorted(starts_q[1:], rows, right=True)
+    first, last = starts_k[sequence], starts_k[sequence + 1]
+    lo, hi = first, last
+    positions = (None, None)
+    if offsets is not None:
+        at = rows - starts_q[sequence] + offsets[sequence]
+        if left is not None:
+            lo = torch.maximum(lo, first + (at - left))
+        if right is not None:
+            hi = torch.minimum(hi, first + (at + (right + 1)))
+        columns = torch.arange(key.shape[0], device=key.device)
+        of_key = torch.searchsorted(starts_k[1:], columns, right=True)
+        positions = (at, columns - starts_k[of_key])
+    results = attention(
+        query.transpose(0, 1).unsqueeze(0),
+        key.transpose(0, 1).unsqueeze(0),
+        value.transpose(0, 1).unsqueeze(0),
+        position=position,
+        dropout_p=dropout_p,
+        scale=scale,
+        enable_gqa=enable_gqa,
+        q_positions=positions[0] if position is not None else None,
+        k_positions=positions[1] if position is not None else None,
+        key_range=(lo, hi),
+        return_lse=return_lse,
+    )
+    out, lse = results if return_lse else (results, None)
+    out = out.squeeze(0).transpose(0, 1).contiguous()
+    return out if lse is None else (out, lse.squeeze(0))
+
+
+def _starts(name: str, starts: Any, rows: int, of: str) -> Tensor:
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(starts).__name__}")
+    if starts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected int32 or int64, got {starts.dtype}")
+    if starts.dim() != 1 or starts.shape[0] < 1:
+        raise ValueError(f"{name}: expected [S + 1], got {list(starts.shape)}")
+    sound = (starts[0] == 0) & (starts[-1] == rows) & (starts.diff() >= 0).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(sound, f"{name}: expected 0, ..., rows of {of}, never decreasing")
+    elif not starts.is_meta and not sound:
+        shown = starts.tolist() if starts.shape[0] <= 8 else [*starts[:4].tolist(), "..."]
+        raise ValueError(
+            f"{name}: expected to start at 0, never decrease and end at {rows}, the rows of {of}, "
+            f"got {shown}"
+        )
+    return starts.to(torch.int64)
+
+
+def _bounds(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
+    """(left, right) distances that a query sees; None is no bound."""
+    left, right = -1, -1
+    if window is not None:
+        if not isinstance(window, (tuple, list)) or len(window) != 2:
+            raise TypeError(f"window: expected a pair (left, right), got {window!r}")
+        left, right = window
+        if not all(isinstance(bound, (int, torch.SymInt)) for bound in window):
+            raise TypeError(f"window: expected two ints, got {window!r}")
+        if left < -1 or right < -1:
+            raise ValueError(f"window: expected bounds from -1 (none) on, got {window!r}")
+    if is_causal:
+        right = 0
+    return (
+        None if left == -1 else min(left, _FAR),
+        None if right == -1 else min(right, _FAR),
+    )
+
+
+def _offsets(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
+    count = starts_q.shape[0] - 1
+    if q_offset is None:
+        compiled = torch.compiler.is_compiling() or starts_q.is_meta
+        if starts_k is not starts_q and (compiled or not torch.equal(starts_q, starts_k)):
+            raise ValueError(
+                "q_offset: not given, and cu_seqlens_k differs from cu_seqlens_q while a position, "
+                "is_causal or window is in play. Say where each sequence's queries are: q_offset = "
+                "cu_seqlens_k.diff() - cu_seqlens_q.diff() where they end with the keys; "
+                "q_offset = 0 where both start at 0"
+            )
+        q_offset = 0
+    if isinstance(q_offset, Tensor):
+        if q_offset.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"q_offset: expected an int or int64 [{count}], got {q_offset.dtype}")
+        if q_offset.dim() > 1 or (q_offset.dim() == 1 and q_offset.shape[0] != count):
+            raise ValueError(
+                f"q_offset: expected an int or int64 [{count}], one for each sequence, got "
+                f"{list(q_offset.shape)}"
+            )
+        offsets = q_offset.to(torch.int64).expand(count)
+    elif isinstance(q_offset, (int, torch.SymInt)) and not isinstance(q_offset, bool):
+        offsets = torch.full((count,), q_offset, dtype=torch.int64, device=starts_q.device)
+    else:
+        raise TypeError(f"q_offset: expected an int or int64 [{count}], got {q_offset!r}")
+    # Sums with window bounds must stay inside 64 bits; the core refuses positions this far out.
+    return offsets.clamp(-_FAR, _FAR)

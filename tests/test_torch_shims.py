@@ -1,0 +1,306 @@
+"""relpos.sdpa and relpos.flash_attn_func against torch and FlashAttention's formula; merge."""
+
+import itertools
+
+import pytest
+import relpos
+import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def draw(*shapes, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
+
+
+def same(got, want, leaves):
+    """Equal values, and equal gradients of a random weighting."""
+    torch.testing.assert_close(got, want)
+    seed = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(9))
+    found = torch.autograd.grad(got, leaves, seed, retain_graph=True)
+    torch.testing.assert_close(found, torch.autograd.grad(want, leaves, seed, retain_graph=True))
+
+
+MASKS = {
+    "none": lambda *lead: None,
+    "bool": lambda *lead: torch.rand(5, 7, generator=torch.Generator().manual_seed(1)) < 0.6,
+    "float": lambda *lead: draw((5, 7))[0],
+    "whole": lambda *lead: draw((*lead, 5, 7))[0],
+    "row": lambda *lead: draw((1, 7))[0],
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (2, 2, 3)], ids=len)
+def test_sdpa_is_torchs(lead, kind):
+    query, key, value = draw((*lead, 5, 4), (*lead, 7, 4), (*lead, 7, 6))
+    mask = MASKS[kind](*lead)
+    leaves = [query, key, value]
+    if mask is not None and mask.requires_grad:
+        leaves.append(mask)
+    for scale in (None, 0.3):
+        call = (query, key, value, mask, 0.0, False, scale)
+        same(relpos.sdpa(*call), scaled_dot_product_attention(*call[:6], scale=scale), leaves)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (6, 6)])
+def test_sdpa_is_causal_from_the_upper_left(queries, keys):
+    leaves = draw((2, 3, queries, 4), (2, 3, keys, 4), (2, 3, keys, 4))
+    want = scaled_dot_product_attention(*leaves, is_causal=True)
+    same(relpos.sdpa(*leaves, is_causal=True), want, leaves)
+    for variant in (causal_upper_left, causal_lower_right):
+        if variant is causal_lower_right and queries > keys:
+            continue  # torch's own answer is NaN for rows without a key
+        bias = variant(queries, keys)
+        want = scaled_dot_product_attention(*leaves, attn_mask=bias)
+        same(relpos.sdpa(*leaves, attn_mask=bias), want, leaves)
+
+
+def test_sdpa_groups_and_broadcasts():
+    query, key, value = draw((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
+    call = {"enable_gqa": True}
+    same(
+        relpos.sdpa(query, key, value, **call),
+        scaled_dot_product_attention(query, key, value, **call),
+        (query, key, value),
+    )
+    with pytest.raises(ValueError, match="enable_gqa"):
+        relpos.sdpa(query, key, value)
+    leaves = draw((2, 1, 3, 5, 4), (4, 1, 7, 4), (1, 1, 7, 4))
+    same(relpos.sdpa(*leaves), scaled_dot_product_attention(*leaves), leaves)
+    assert relpos.sdpa(*(x[:0] for x in draw(*[(2, 2, 3, 5, 4)] * 3))).shape == (0, 2, 3, 5, 4)
+
+
+def test_sdpa_dropout_and_dtypes():
+    query, key, value = (x.detach().bfloat16() for x in draw(*[(2, 3, 40, 8)] * 3))
+    truth = scaled_dot_product_attention(*(x.double() for x in (query, key, value)))
+    theirs = (scaled_dot_product_attention(query, key, value) - truth).abs().max()
+    assert (relpos.sdpa(query, key, value) - truth).abs().max() <= 2 * theirs
+    torch.manual_seed(5)
+    first = relpos.sdpa(query, key, value, dropout_p=0.5)
+    torch.manual_seed(5)
+    assert torch.equal(first, relpos.sdpa(query, key, value, dropout_p=0.5))
+    assert not torch.equal(first, relpos.sdpa(query, key, value))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert relpos.sdpa(*(x.float() for x in (query, key, value))).dtype == torch.bfloat16
+
+
+def test_sdpa_refuses():
+    query, key, value = draw(*[(2, 3, 5, 4)] * 3)
+    with pytest.raises(ValueError, match="attn_mask: expected None where is_causal"):
+        relpos.sdpa(query, key, value, torch.ones(5, 5, dtype=torch.bool), is_causal=True)
+    with pytest.raises(ValueError, match="attn_mask: expected at most rank 4"):
+        relpos.sdpa(query, key, value, torch.zeros(2, 1, 1, 5, 5).double())
+    with pytest.raises(ValueError, match="query: expected a tensor"):
+        relpos.sdpa(query[0, 0, 0], key, value)
+
+
+def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None):
+    """FlashAttention 2 as its documentation has it, dense; positions aligned at the end."""
+    queries, keys = q.shape[1], k.shape[1]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    score = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    distance = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
+    if slopes is not None:
+        slopes = slopes.expand(q.shape[0], q.shape[1])
+        score = score - slopes[:, :, None, None] * distance.abs()
+    hidden = torch.zeros(queries, keys, dtype=torch.bool)
+    if causal:
+        hidden |= distance > 0
+    if window[0] >= 0:
+        hidden |= distance < -window[0]
+    if window[1] >= 0:
+        hidden |= distance > window[1]
+    empty = hidden.all(-1)
+    score = score.masked_fill(hidden, -torch.inf)
+    lse = score.logsumexp(-1)
+    weights = score.masked_fill(empty[:, None], 0.0).softmax(-1).masked_fill(empty[:, None], 0.0)
+    return (weights @ v).transpose(1, 2), lse, weights
+
+
+@pytest.mark.parametrize("sloped", ["", "[H]", "[B, H]"])
+@pytest.mark.parametrize(
+    ("causal", "window"), [(False, (-1, -1)), (True, (-1, -1)), (True, (2, 0)), (False, (3, 1))]
+)
+@pytest.mark.parametrize(("queries", "keys"), [(5, 9), (9, 5), (6, 6)])
+def test_flash_attn_func(queries, keys, causal, window, sloped):
+    q, k, v = leaves = draw((2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 8))
+    slopes = {"": None, "[H]": torch.rand(4).double(), "[B, H]": torch.rand(2, 4).double()}[sloped]
+    if slopes is not None:
+        leaves = [*leaves, slopes.requires_grad_()]
+    want, want_lse, want_weights = flash_formula(q, k, v, 0.3, causal, window, slopes)
+    call = {"softmax_scale": 0.3, "causal": causal, "window_size": window, "alibi_slopes": slopes}
+    got = relpos.flash_attn_func(q, k, v, **call)
+    assert got.is_contiguous()
+    same(got, want, leaves)
+    again, lse, weights = relpos.flash_attn_func(q, k, v, **call, return_attn_probs=True)
+    assert torch.equal(again, got)
+    torch.testing.assert_close(lse, want_lse)
+    torch.testing.assert_close(weights, want_weights)
+    assert not weights.requires_grad
+    finite = ~want_lse.isinf()
+    same(lse[finite], want_lse[finite], [q, k])
+
+
+def test_flash_attn_func_takes_its_places_and_refuses():
+    q, k, v = draw(*[(2, 5, 4, 8)] * 3)
+    got = relpos.flash_attn_func(q, k, v, 0.0, 0.5, True, (2, 0), 0.0, None, True)
+    torch.testing.assert_close(got, flash_formula(q, k, v, 0.5, True, (2, 0))[0])
+    torch.manual_seed(3)
+    out, _, weights = relpos.flash_attn_func(q, k, v, 0.5, return_attn_probs=True)
+    torch.testing.assert_close(out, (weights @ v.transpose(1, 2)).transpose(1, 2))
+    assert (weights == 0).any()
+    with pytest.raises(ValueError, match=r"softcap: expected 0.0.*got 30"):
+        relpos.flash_attn_func(q, k, v, softcap=30.0)
+    for shape in ((3,), (3, 4), (2, 2, 2)):
+        with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
+            relpos.flash_attn_func(q, k, v, alibi_slopes=torch.rand(shape))
+    with pytest.raises(ValueError, match=r"k: expected a tensor \[B, L, H, D\]"):
+        relpos.flash_attn_func(q, k[0], v)
+
+
+PARTS = [(0, 3), (3, 3), (3, 10), (10, 11)]
+
+
+def split_call(query, key, value, position, hidden):
+    whole = {"position": position, "q_offset": 0, "return_lse": True}
+    want = relpos.attention(query, key, value, attn_mask=hidden, **whole)
+    parts = [
+        relpos.attention(
+            query, key[:, :, a:b], value[:, :, a:b], attn_mask=hidden[:, a:b], k_offset=a, **whole
+        )
+        for a, b in PARTS
+    ]
+    return want, relpos.merge(*zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_merge_joins_disjoint_keys(dtype):
+    leaves = draw((2, 3, 6, 4), (2, 3, 11, 4), (2, 3, 11, 4), dtype=dtype)
+    position = relpos.T5Bias(3, buckets=8, max_distance=20).to(dtype)
+    hidden = torch.ones(6, 11, dtype=torch.bool)
+    hidden[1] = False  # no key in any part
+    hidden[2, 3:] = False
+    want, got = split_call(*leaves, position, hidden)
+    torch.testing.assert_close(got, want)
+    seen = hidden.any(-1)
+    same(got[0], want[0], [*leaves, *position.parameters()])
+    same(got[1][..., seen], want[1][..., seen], [*leaves[:2], *position.parameters()])
+    assert (got[0][:, :, 1] == 0).all()
+    assert torch.isneginf(got[1][:, :, 1]).all()
+    for gradient in torch.autograd.grad(got[1].nan_to_num(neginf=0.0).sum(), leaves[:2]):
+        assert gradient.isfinite().all()
+
+
+def test_merge_is_differentiable_in_lse():
+    outs, lses = draw(*[(2, 5, 4)] * 3), draw(*[(2, 5)] * 3)
+    with torch.no_grad():
+        lses[1][0, 2:] = -torch.inf
+        lses[0][0, 4] = lses[2][0, 4] = -torch.inf
+        outs[1][0, 3] = torch.nan  # behind a weight of 0
+    with_keys = torch.ones(2, 5, dtype=torch.bool)
+    with_keys[0, 4] = False
+
+    def run(*given):
+        out, lse = relpos.merge(given[:3], given[3:])
+        return out, lse[with_keys]
+
+    out, lse = run(*outs, *lses)
+    assert out.isfinite().all()
+    assert lse.isfinite().all()
+    finite = [x.detach()[1].requires_grad_() for x in (*outs, *lses)]
+    assert torch.autograd.gradcheck(lambda *x: relpos.merge(x[:3], x[3:]), finite)
+    assert torch.autograd.gradgradcheck(lambda *x: relpos.merge(x[:3], x[3:]), finite)
+    for gradient in torch.autograd.grad(out.sum() + lse.sum(), [*outs, *lses]):
+        assert gradient.isfinite().all()
+
+
+def test_merge_adds_narrow_outs_in_float32():
+    outs = [x.detach().bfloat16() for x in draw(*[(3, 40, 8)] * 4)]
+    lses = [x.detach().float() for x in draw(*[(3, 40)] * 4)]
+    out, lse = relpos.merge(outs, lses)
+    wide, _ = relpos.merge([x.float() for x in outs], lses)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(out, wide.bfloat16())
+
+
+def test_merge_refuses():
+    out, lse = torch.randn(2, 5, 4), torch.randn(2, 5)
+    for outs, lses, kind, text in (
+        ([], [], ValueError, "lses: expected one for each of outs"),
+        ([out], [lse, lse], ValueError, "got 1 outs and 2 lses"),
+        ([out, out[:, :4]], [lse, lse], ValueError, r"outs\[1\]: expected"),
+        ([out], [lse[0]], ValueError, r"lses\[0\]: expected \[2, 5\]"),
+        ([out, out.double()], [lse, lse], TypeError, r"outs\[1\]: expected torch.float32"),
+        ([out.long()], [lse], TypeError, r"outs\[0\]: expected a floating tensor"),
+    ):
+        with pytest.raises(kind, match=text):
+            relpos.merge(outs, lses)
+
+
+ALL = {
+    "sdpa": lambda q, k, v: relpos.sdpa(q, k, v, is_causal=True),
+    "flash": lambda q, k, v: relpos.flash_attn_func(
+        q, k, v, causal=True, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 1.0])
+    ),
+    "merge": lambda q, k, v: relpos.merge(
+        *zip(
+            relpos.attention(q, k, v, return_lse=True),
+            relpos.attention(q, v, k, return_lse=True),
+            strict=True,
+        )
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shims_under_compile_and_transforms(name):
+    torch._dynamo.reset()
+    leaves = draw(*[(2, 4, 4, 8)] * 3, dtype=torch.float32)
+    compiled = torch.compile(ALL[name], fullgraph=True, backend="aot_eager")
+    want = ALL[name](*leaves)
+    same(compiled(*leaves), want, leaves)
+    stacked = [torch.stack([x, x + 1]).detach() for x in leaves]
+    mapped = torch.vmap(ALL[name])(*stacked)
+    for n in range(2):
+        torch.testing.assert_close(mapped[n], ALL[name](*(x[n] for x in stacked)))
+    (gradient,) = torch.autograd.grad(want.square().sum(), leaves[0])
+    got = torch.func.grad(lambda q: ALL[name](q, *leaves[1:]).square().sum())(leaves[0])
+    torch.testing.assert_close(got, gradient)
+
+
+@pytest.mark.parametrize("keys", [[3, 0, 5], [4, 2, 5]])
+def test_flash_attn_varlen_func(keys):
+    lengths = [3, 0, 5]
+    starts_q, starts_k = (
+        torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32) for n in (lengths, keys)
+    )
+    leaves = draw((sum(lengths), 4, 8), (sum(keys), 2, 8), (sum(keys), 2, 8))
+    slopes = torch.rand(4).double().requires_grad_()
+    out, lse, weights = relpos.flash_attn_varlen_func(
+        *leaves,
+        starts_q,
+        starts_k,
+        max(lengths),
+        max(keys),
+        causal=True,
+        window_size=(3, -1),
+        alibi_slopes=slopes,
+        return_attn_probs=True,
+    )
+    rows = [x.split(n) for x, n in zip(leaves, (lengths, keys, keys), strict=True)]
+    dense = [
+        flash_formula(*(x[s][None] for x in rows), None, True, (3, -1), slopes)
+        for s in range(len(lengths))
+    ]
+    same(out, torch.cat([d[0][0] for d in dense]), [*leaves, slopes])
+    torch.testing.assert_close(lse, torch.cat([d[1][0] for d in dense], -1))
+    assert weights is None
+    with pytest.raises(ValueError, match="block_table"):
+        relpos.flash_attn_varlen_func(*leaves, starts_q, starts_k, block_table=starts_q)
+    with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
+        relpos.flash_attn_varlen_func(*leaves, starts_q, starts_k, alibi_slopes=slopes.expand(3, 4))
