@@ -320,6 +320,90 @@ def test_initialisation_is_that_of_torch():
         assert torch.equal(ours.state_dict()[name], value), name
 
 
+@pytest.mark.parametrize("options", [{}, {"kdim": 6, "vdim": 10}, {"bias": False}])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_weights_go_both_ways(options, batch_first):
+    torch.manual_seed(6)
+    theirs = nn.MultiheadAttention(16, 4, dropout=0.25, batch_first=batch_first, **options)
+    theirs = theirs.double().eval()
+    ours = relpos.nn.MultiheadAttention.from_torch(theirs)
+    assert (ours.training, ours.dropout, ours.out_proj.weight.dtype) == (False, 0.25, torch.double)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    inputs = [
+        torch.randn(3, 3, width).double()
+        for width in (16, options.get("kdim", 16), options.get("vdim", 16))
+    ]
+    torch.testing.assert_close(ours(*inputs)[0], theirs(*inputs)[0])
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    assert not torch.allclose(ours(*inputs)[0], theirs(*inputs)[0])
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(*inputs)[0], theirs(*inputs)[0])
+
+
+def test_from_torch_with_a_position():
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    position = biased()
+    ours = relpos.nn.MultiheadAttention.from_torch(theirs, position=position)
+    assert ours.position is position
+    x = torch.randn(2, 5, 16)
+    assert not torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-3)
+    bias = position.dense(5, 5).expand(2, -1, -1, -1).flatten(0, 1)
+    torch.testing.assert_close(ours(x, x, x)[0], theirs(x, x, x, attn_mask=bias)[0])
+    state = {n: p for n, p in ours.state_dict().items() if not n.startswith("position.")}
+    theirs.load_state_dict(state)
+
+
+def test_keys_outside_the_sequence_are_refused():
+    for option in ("add_bias_kv", "add_zero_attn"):
+        theirs = nn.MultiheadAttention(16, 4, **{option: True})
+        with pytest.raises(ValueError, match=f"{option}: expected False"):
+            relpos.nn.MultiheadAttention.from_torch(theirs)
+    theirs = nn.Sequential(nn.MultiheadAttention(16, 4, add_bias_kv=True))
+    ours = nn.Sequential(relpos.nn.MultiheadAttention(16, 4))
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"0.bias_k: of add_bias_kv; relpos has no keys"):
+            ours.load_state_dict(theirs.state_dict(), strict=strict)
+
+
+def test_cross_attention_with_a_position():
+    """Queries that follow a memory: distances count from the memory's end."""
+    torch.manual_seed(7)
+    position = biased()
+    ours = relpos.nn.MultiheadAttention(16, 4, position=position).double()
+    query, memory = torch.randn(2, 3, 16).double(), torch.randn(2, 8, 16).double()
+    blocked = torch.rand(3, 8) < 0.2
+    padding = torch.zeros(2, 8, dtype=torch.bool)
+    padding[1, 6:] = True
+    masks = {"attn_mask": blocked, "key_padding_mask": padding, "is_causal": True}
+    got, weights = ours(
+        query, memory, memory, q_offset=5, need_weights=True, average_attn_weights=True, **masks
+    )
+    bias = position.dense(3, 8, q_offset=5)
+    future = torch.arange(8) > torch.arange(3)[:, None] + 5
+    bias = bias.masked_fill(blocked | future, -torch.inf).expand(2, -1, -1, -1).flatten(0, 1)
+    plain = relpos.nn.MultiheadAttention(16, 4).double()
+    plain.load_state_dict({n: p for n, p in ours.state_dict().items() if "position" not in n})
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
+    theirs.load_state_dict(plain.state_dict())
+    floating = torch.zeros(2, 8).double().masked_fill(padding, -torch.inf)
+    want, want_weights = theirs(query, memory, memory, floating, True, bias)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(weights, want_weights)
+
+
+def test_autocast_leaves_the_position_in_float32():
+    ours = relpos.nn.MultiheadAttention(16, 4, position=biased())
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = ours(x, x, x)
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    assert {p.grad.dtype for p in ours.parameters()} == {torch.float32}
+    torch.testing.assert_close(out.float(), ours(x, x, x)[0], rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [

@@ -11,6 +11,7 @@ from relpos._registry import schemes, show_config
 
 _CLASSES = [scheme.class_name for scheme in schemes()]
 __all__ = [
+    "KVCache",
     "Sum",
     "__version__",
     "attention",
@@ -44,6 +45,7 @@ except ModuleNotFoundError as _error:
 else:
     from relpos import nn
     from relpos._attention import attention, scores
+    from relpos._cache import KVCache
     from relpos._merge import merge
     from relpos._position import CLASSES as _classes
     from relpos._position import Sum

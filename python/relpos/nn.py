@@ -8,9 +8,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from relpos._attention import attention
+from relpos._cache import KVCache
 from relpos._position import Position, Sum
 
 __all__ = ["MultiheadAttention"]
+
+_NO_EXTRA_KEYS = (
+    "relpos has no keys outside the sequence, whose distance to a query nobody knows: keep "
+    "torch.nn.MultiheadAttention there, or join such keys with relpos.merge"
+)
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -77,6 +83,50 @@ class MultiheadAttention(torch.nn.Module):
         self.out_proj = torch.nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
         self.reset_parameters()
 
+    @classmethod
+    def from_torch(
+        cls,
+        module: torch.nn.MultiheadAttention,
+        *,
+        position: Position | Sequence[Position] | None = None,
+    ) -> "MultiheadAttention":
+        """A module with the sizes, layout, mode and a copy of the weights of torch's.
+
+        state_dict() goes back: torch's module loads it where there is no position and no
+        num_kv_heads. Raises ValueError for add_bias_kv and add_zero_attn: a key without a position
+        has no distance.
+        """
+        for name, given in (
+            ("add_bias_kv", module.bias_k is not None),
+            ("add_zero_attn", module.add_zero_attn),
+        ):
+            if given:
+                raise ValueError(f"{name}: expected False; {_NO_EXTRA_KEYS}")
+        weight = module.out_proj.weight
+        ours = cls(
+            module.embed_dim,
+            module.num_heads,
+            module.dropout,
+            module.in_proj_bias is not None,
+            position=position,
+            kdim=module.kdim,
+            vdim=module.vdim,
+            batch_first=module.batch_first,
+            device=weight.device,
+            dtype=weight.dtype,
+        )
+        own = {n: x for n, x in ours.state_dict().items() if n.startswith("position.")}
+        ours.load_state_dict(module.state_dict() | own)
+        return ours.train(module.training)
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        for name in ("bias_k", "bias_v"):
+            if state_dict.get(prefix + name) is not None:
+                lists[-1].append(f"{prefix}{name}: of add_bias_kv; {_NO_EXTRA_KEYS}")
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
+
     def reset_parameters(self) -> None:
         """Draws the input projections anew and clears the biases, as torch's module does."""
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -111,15 +161,19 @@ class MultiheadAttention(torch.nn.Module):
         q_positions: Tensor | None = None,
         k_positions: Tensor | None = None,
         key_range: tuple[Tensor, Tensor] | None = None,
+        cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Output like query, and the weights [B, H, Lq, Lk] ([B, Lq, Lk] averaged) or None.
 
         query [B, Lq, embed_dim], key [B, Lk, kdim], value [B, Lk, vdim] ([L, B, ...] without
         batch_first), or without the batch axis. key_padding_mask [B, Lk]: True, or -inf, is
         padding. attn_mask [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]: True is blocked, floats
-        are added. The rest is as in relpos.attention.
+        are added. cache takes the projected key and value and attends to all that it holds then:
+        Lk above counts those, and offsets come from it. The rest is as in relpos.attention.
         """
         if query.is_nested:
+            if cache is not None:
+                raise ValueError("cache: expected None for nested tensors")
             return self._nested(query, key, value, attn_mask, is_causal, window), None
         for name, tensor, width in (
             ("query", query, self.embed_dim),
@@ -143,24 +197,31 @@ class MultiheadAttention(torch.nn.Module):
             q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
         mask = self._mask(attn_mask, q.shape[0])
         padding, mask = _padding(key_padding_mask, mask)
-        out = attention(
-            self._split(q),
-            self._split(k),
-            self._split(v),
-            position=self.position,
-            attn_mask=mask,
-            key_padding_mask=padding,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-            window=window,
-            q_offset=q_offset,
-            k_offset=k_offset,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            key_range=key_range,
-            return_weights=need_weights,
-        )
+        q, k, v = self._split(q), self._split(k), self._split(v)
+        call = {
+            "position": self.position,
+            "attn_mask": mask,
+            "key_padding_mask": padding,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "is_causal": is_causal,
+            "enable_gqa": self.num_kv_heads != self.num_heads,
+            "window": window,
+            "key_range": key_range,
+            "return_weights": need_weights,
+        }
+        places = {
+            "q_offset": q_offset,
+            "k_offset": k_offset,
+            "q_positions": q_positions,
+            "k_positions": k_positions,
+        }
+        if cache is None:
+            out = attention(q, k, v, **call, **places)
+        else:
+            if not isinstance(k_offset, Tensor) and k_offset == 0:
+                del places["k_offset"]
+            said = {name: place for name, place in places.items() if place is not None}
+            out = cache.attend(q, k, v, **call, **said)
         out, weights = out if need_weights else (out, None)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         if weights is not None and average_attn_weights:
