@@ -30,6 +30,7 @@ class BackwardScratch : public BlockScratch {
       : BlockScratch(plan, kernels),
         plan_(plan),
         kernels_(kernels),
+        reader_(plan),
         dout_(kRows * plan.Dvp),
         out_(plan.Dvp),
         dq_(kRows * plan.Dp),
@@ -56,7 +57,7 @@ class BackwardScratch : public BlockScratch {
   }
 
   static int64_t floats(const Plan& plan) {
-    int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile);
+    int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan);
     const auto cells = [&](const TablePlan& t) {
       return kRows * (std::min(t.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
     };
@@ -67,7 +68,7 @@ class BackwardScratch : public BlockScratch {
   }
 
   // Loads rows [first, end) of head h and runs them over the head's tiles.
-  void run(int64_t b, int64_t h, int64_t first, int64_t end, const KeyTile* tiles, Sums& sums,
+  void run(int64_t b, int64_t h, int64_t first, int64_t end, PackedHead* packed, Sums& sums,
            const TensorView& out, const TensorView& lse, const TensorView& dout,
            const TensorView& dlse, const ProblemGradients& gradients, Stopper& stopper,
            int worker) {
@@ -83,18 +84,17 @@ class BackwardScratch : public BlockScratch {
     std::fill_n(dq_.get(), padded_rows() * plan_.Dp, 0.0f);
     const int64_t g = h % p.group();
     attach_gradients(g, sums);
-    auto [tile, last] = plan_.tile_range(block);
-    for (; tile < last && !stopper.stopped(worker); tile += kPollTiles) {
-      kernels_.backward(block, tiles + tile, tile, std::min(kPollTiles, last - tile));
-    }
+    const auto [tile, last] = plan_.tile_range(block);
+    reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
+                 [&](const KeyTile* tiles, int64_t t, int64_t count) {
+                   kernels_.backward(block, tiles, t, count);
+                 });
     finish_biases(g, sums);
     finish_values(g, sums);
     finish_queries(g, sums, gradients);
   }
 
  private:
-  static constexpr int64_t kPollTiles = 64;
-
   void load_outputs(const TensorView& out, const TensorView& lse, const TensorView& dout,
                     const TensorView& dlse) {
     const int64_t Dv = plan_.Dv;
@@ -265,6 +265,7 @@ class BackwardScratch : public BlockScratch {
 
   const Plan& plan_;
   const TileKernels& kernels_;
+  TileReader reader_;
   Buffer<float> dout_, out_, dq_, p_, ds_, factor_;
   std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;
@@ -273,7 +274,7 @@ class BackwardScratch : public BlockScratch {
 // Key heads of one wave.
 int64_t backward_wave(const Plan& plan) {
   const int64_t chunks = chunk_count(plan.p), pairs = plan.p.batch * plan.p.kv_heads;
-  return std::min({pairs, wave_heads(plan), std::max<int64_t>(1, kWaveTasks / chunks)});
+  return std::clamp<int64_t>(kWaveTasks / chunks, 1, std::max<int64_t>(1, pairs));
 }
 
 }  // namespace
@@ -283,7 +284,7 @@ int64_t backward_bytes(const Plan& plan, int threads) {
   const int64_t wave = backward_wave(plan);
   const int64_t scratch = BlockScratch::floats(plan) + BackwardScratch::floats(plan);
   return plan.bytes() + wave * chunk_count(plan.p) * Sums(plan, wants).bytes() +
-         4 * (threads * scratch + wave * plan.tiles * plan.tile_floats());
+         4 * (threads * scratch + PackedHeads::floats(plan, wave));
 }
 
 void fused_backward(const Problem& p, const TensorView& out, const TensorView& lse,
@@ -305,8 +306,7 @@ void fused_backward(const Problem& p, const TensorView& out, const TensorView& l
   PackedHeads packed(plan, wave);
   for (int64_t first = 0; first < pairs; first += wave) {
     const int64_t count = std::min(wave, pairs - first);
-    packed.pack(first, count, threads, stopper);
-    stopper.check();
+    for (int64_t slot = 0; slot < count; ++slot) packed.start(slot, first + slot);
     parallel_for(count * chunks, threads, stopper, [&](int64_t task, int worker) {
       Sums& own = sums[static_cast<size_t>(task)];
       own.clear();
@@ -316,7 +316,7 @@ void fused_backward(const Problem& p, const TensorView& out, const TensorView& l
         for (int64_t n = chunk; n < blocks; n += chunks) {
           scratch[static_cast<size_t>(worker)].run(
               b, kv_head * p.group() + g, n * kRows, std::min(p.queries, (n + 1) * kRows),
-              packed.tiles(slot), own, out, lse, dout, dlse, gradients, stopper, worker);
+              packed.head(slot), own, out, lse, dout, dlse, gradients, stopper, worker);
         }
       }
     });

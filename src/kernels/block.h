@@ -57,6 +57,9 @@ struct Block {
   float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
   std::vector<Panel> scores;  // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
+  // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
+  const float* extra = nullptr;
+  int64_t extra_stride = kTile;
   const float* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
   float* key_bias_gradient[kRows] = {};
   std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,

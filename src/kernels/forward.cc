@@ -1,4 +1,4 @@
-// The fused forward pass of whole prompts in waves of packed heads, and the dense forms.
+// The fused forward pass of whole prompts, and the dense forms.
 #include <string>
 
 #include "kernels/forward_block.h"
@@ -11,14 +11,22 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
              const TensorView& out, const TensorView& lse) {
   const Problem& p = plan.p;
   std::vector<ForwardScratch> scratch;
-  for (int worker = 0; worker < threads; ++worker) scratch.emplace_back(plan, kernels);
+  std::vector<TileReader> readers;
+  for (int worker = 0; worker < threads; ++worker) {
+    scratch.emplace_back(plan, kernels);
+    readers.emplace_back(plan);
+  }
   for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
     ForwardScratch& x = scratch[static_cast<size_t>(worker)];
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
     x.start();
     const auto [first, end] = plan.tile_range(x.block);
-    kernels.forward(x.block, at.tiles + first, first, end - first);
+    readers[static_cast<size_t>(worker)].read(
+        at.packed, at.pair, first, end, stopper, worker,
+        [&](const KeyTile* tiles, int64_t t, int64_t count) {
+          kernels.forward(x.block, tiles, t, count);
+        });
     x.add_value_tables();
     for (int row = 0; row < x.block.rows; ++row) {
       finish_row(p, at.batch, at.head, x.block.index[row], x.block.m[row], x.sum(row),
@@ -31,8 +39,9 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
 
 int64_t forward_bytes(const Plan& plan, int threads) {
   if (plan.p.queries <= kDecodeQueries) return plan.bytes() + decode_bytes(plan, threads);
-  const int64_t packed = wave_heads(plan) * plan.tiles * plan.tile_floats();
-  return plan.bytes() + 4 * (threads * ForwardScratch::floats(plan) + packed);
+  return plan.bytes() +
+         4 * (threads * (ForwardScratch::floats(plan) + TileReader::floats(plan)) +
+              PackedHeads::floats(plan, heads_at_work(plan.p, threads)));
 }
 
 int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
@@ -72,7 +81,11 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   std::vector<BlockScratch> scratch;
-  for (int worker = 0; worker < threads; ++worker) scratch.emplace_back(plan, kernels);
+  std::vector<TileReader> readers;
+  for (int worker = 0; worker < threads; ++worker) {
+    scratch.emplace_back(plan, kernels);
+    readers.emplace_back(plan);
+  }
   for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
     BlockScratch& x = scratch[static_cast<size_t>(worker)];
     x.begin(at.batch);
@@ -83,7 +96,11 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
           lse.given() ? static_cast<float>(lse.at({at.batch, at.head, x.block.index[row]}) * kLog2e)
                       : 0.0f;
     }
-    kernels.emit(x.block, at.tiles, 0, plan.tiles, dense, lse.given());
+    readers[static_cast<size_t>(worker)].read(
+        at.packed, at.pair, 0, plan.tiles, stopper, worker,
+        [&](const KeyTile* tiles, int64_t t, int64_t count) {
+          kernels.emit(x.block, tiles, t, count, dense, lse.given());
+        });
   });
   stopper.check();
 }

@@ -33,7 +33,9 @@ int64_t ForwardScratch::floats(const Plan& plan) {
 
 void ForwardScratch::start() {
   load_queries();
-  std::fill_n(m_.get(), kRows, -HUGE_VALF);
+  // Rows past the block's last get no weight: their reference is infinite.
+  std::fill_n(m_.get(), block.rows, -HUGE_VALF);
+  std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
   std::fill_n(l_.get(), kRows * kLanes, 0.0f);
   std::fill_n(o_.get(), kRows * plan_.Dvp, 0.0f);
   cuts_.clear();

@@ -31,7 +31,8 @@ constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 HWY_INLINE V exp2(V x) {
   const F d;
   const hn::RebindToSigned<F> di;
-  const V magic = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: adding it rounds x to an integer
+  // 1.5 * 2^23 + 127: adding it rounds x to an integer, whose low bits are then 2^n's exponent.
+  const V magic = hn::Set(d, 12583039.0f);
   const V t = hn::Add(x, magic);
   const V r = hn::Sub(x, hn::Sub(t, magic));
   V p = hn::Set(d, 0.0001559467701510541f);
@@ -41,65 +42,92 @@ HWY_INLINE V exp2(V x) {
   p = hn::MulAdd(p, r, hn::Set(d, 0.24022652782876178f));
   p = hn::MulAdd(p, r, hn::Set(d, 0.693147214967885f));
   p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const auto power = hn::ShiftLeft<23>(hn::BitCast(di, t));
-  const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, p), power));
-  const V flushed = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), scaled);
-  return hn::IfThenElse(hn::Eq(x, x), flushed, x);
-}
-
-// One register tile: R rows of A times `vectors` vectors of B.
-template <int R, int kVectors>
-HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t row_stride,
-                              int64_t k_stride, const float* HWY_RESTRICT b, int64_t ldb,
-                              float* HWY_RESTRICT c, int64_t ldc, bool accumulate) {
-  const F d;
-  V sum[R][kVectors];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
-  }
-  for (int64_t k = 0; k < K; ++k) {
-    V column[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) column[v] = hn::Load(d, b + k * ldb + v * kN);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const V factor = hn::Set(d, a[r * row_stride + k * k_stride]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(factor, column[v], sum[r][v]);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      float* at = c + r * ldc + v * kN;
-      if (accumulate) sum[r][v] = hn::Add(sum[r][v], hn::Load(d, at));
-      hn::Store(sum[r][v], d, at);
-    }
-  }
-}
-
-template <int R>
-HWY_INLINE void row_strip(int64_t N, int64_t K, const float* a, int64_t row_stride,
-                          int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
-                          bool accumulate) {
-  int64_t n = 0;
-  for (; n + kWide * kN <= N; n += kWide * kN) {
-    register_tile<R, kWide>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate);
-  }
-  for (; n + 2 * kN <= N; n += 2 * kN) {
-    register_tile<R, 2>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate);
-  }
-  for (; n < N; n += kN) {
-    register_tile<R, 1>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate);
-  }
+  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));
 }
 
 // Products summed in one register before they join the rest: the rounding of a chain grows with its
 // length, and at K = 130 one chain was off 4 times as much as a BLAS.
-constexpr int64_t kChain = 32;
+constexpr int64_t kChain = 64;
+
+// R rows of A times kVectors vectors of B. What c holds joins the sum where `accumulate`; `finish`
+// takes the sums. c is scratch for K > kChain.
+template <int R, int kVectors, typename Finish>
+HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t row_stride,
+                              int64_t k_stride, const float* HWY_RESTRICT b, int64_t ldb,
+                              float* HWY_RESTRICT c, int64_t ldc, bool accumulate,
+                              const Finish& finish) {
+  const F d;
+  for (int64_t first = 0;; first += kChain) {
+    V sum[R][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+    }
+    const int64_t end = std::min(K, first + kChain);
+    for (int64_t k = first; k < end; ++k) {
+      V column[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) column[v] = hn::Load(d, b + k * ldb + v * kN);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const V factor = hn::Set(d, a[r * row_stride + k * k_stride]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(factor, column[v], sum[r][v]);
+      }
+    }
+    if (accumulate || first > 0) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sum[r][v] = hn::Add(sum[r][v], hn::Load(d, c + r * ldc + v * kN));
+        }
+      }
+    }
+    if (end == K) {
+      finish(sum);
+      return;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, c + r * ldc + v * kN);
+    }
+  }
+}
+
+// Columns [n, N) in strips of kWide, 2 and 1 vectors; `finish(first column)` makes the strip's finish.
+template <int R, typename MakeFinish>
+HWY_INLINE void row_strip(int64_t n, int64_t N, int64_t K, const float* a, int64_t row_stride,
+                          int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
+                          bool accumulate, const MakeFinish& finish) {
+  for (; n + kWide * kN <= N; n += kWide * kN) {
+    register_tile<R, kWide>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate,
+                            finish(n));
+  }
+  for (; kWide > 2 && n + 2 * kN <= N; n += 2 * kN) {
+    register_tile<R, 2>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate, finish(n));
+  }
+  for (; n < N; n += kN) {
+    register_tile<R, 1>(K, a, row_stride, k_stride, b + n, ldb, c + n, ldc, accumulate, finish(n));
+  }
+}
+
+// Stores a strip's sums.
+struct Store {
+  float* c;
+  int64_t ldc;
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&sum)[R][kVectors]) const {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], F(), c + r * ldc + v * kN);
+    }
+  }
+};
 
 void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride, int64_t k_stride,
           const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
@@ -107,10 +135,9 @@ void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride, i
   const auto strip = [&](auto rows) HWY_ATTR {
     constexpr int R = decltype(rows)::value;
     for (; m + R <= M; m += R) {
-      for (int64_t k = 0; k < K || k == 0; k += kChain) {
-        row_strip<R>(N, std::min(kChain, K - k), a + m * row_stride + k * k_stride, row_stride,
-                     k_stride, b + k * ldb, ldb, c + m * ldc, ldc, accumulate || k > 0);
-      }
+      float* to = c + m * ldc;
+      row_strip<R>(0, N, K, a + m * row_stride, row_stride, k_stride, b, ldb, to, ldc, accumulate,
+                   [&](int64_t n) HWY_ATTR { return Store{to + n, ldc}; });
     }
   };
   strip(std::integral_constant<int, kGroup>());

@@ -16,152 +16,17 @@
 #include "kernels/block.h"
 #include "kernels/simd-inl.h"
 #include "kernels/targets.h"
+#include "kernels/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr uint64_t kAll = ~uint64_t{0};
-constexpr double kLn2 = 0.6931471805599453, kLog2e = 1.4426950408889634;
 // A row keeps its reference exponent until a score passes it by this much: weights stay below 2^60
 // and sums below 2^77, far inside float32, and almost no tile rescales.
 constexpr float kSlack = 60.0f;
 constexpr float kNothing = -HUGE_VALF;
-
-struct RowTile {
-  V x[kTileVectors];
-};
-
-HWY_INLINE void add_at(RowTile& t, const float* from) {
-  for (int v = 0; v < kTileVectors; ++v) t.x[v] = hn::Add(t.x[v], hn::LoadU(F(), from + v * kN));
-}
-
-HWY_INLINE void add_into(float* to, const float* x) {
-  const F d;
-  for (int64_t c = 0; c < kTile; c += kN) {
-    hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
-  }
-}
-
-HWY_INLINE int64_t distance(const Block& block, const KeyTile& tile, int row, int64_t c) {
-  return (tile.run ? tile.first_position + c : tile.positions[c]) - block.position[row];
-}
-
-// Adds the cells that the panels hold for a row of a tile.
-HWY_INLINE void add_panels(const std::vector<Panel>& panels, const Block& block,
-                           const KeyTile& tile, int row, RowTile& t) {
-  if (panels.empty()) return;
-  if (tile.run) {
-    const int64_t first = distance(block, tile, row, 0);
-    for (const Panel& panel : panels) {
-      if (panel.cells[row] != nullptr) add_at(t, panel.cells[row] + panel.offset(first));
-    }
-    return;
-  }
-  HWY_ALIGN_MAX float sums[kTile] = {};
-  for (const Panel& panel : panels) {
-    if (panel.cells[row] == nullptr) continue;
-    for (int64_t c = 0; c < kTile; ++c) {
-      sums[c] += panel.cells[row][panel.offset(distance(block, tile, row, c))];
-    }
-  }
-  add_at(t, sums);
-}
-
-// Adds x into the gradient cells of the panels.
-HWY_INLINE void add_to_gradients(std::vector<Panel>& panels, const Block& block,
-                                 const KeyTile& tile, int row, uint64_t visible, const float* x) {
-  if (panels.empty()) return;
-  const int64_t first = distance(block, tile, row, 0);
-  for (Panel& panel : panels) {
-    float* cells = panel.gradient[row];
-    if (cells == nullptr) continue;
-    if (tile.run) {
-      add_into(cells + panel.offset(first), x);
-    } else {
-      for (int64_t c = 0; c < kTile; ++c) {
-        if ((visible >> c) & 1U) cells[panel.offset(distance(block, tile, row, c))] += x[c];
-      }
-    }
-  }
-}
-
-// Everything that is added to a score besides <q, k>.
-HWY_INLINE void add_score_terms(const Block& block, const KeyTile& tile, int row, int64_t t,
-                                RowTile& s) {
-  add_panels(block.scores, block, tile, row, s);
-  if (block.key_bias[row] != nullptr) add_at(s, block.key_bias[row] + t * kTile);
-  const Visibility& visible = block.problem->visible;
-  if (block.ramps.empty() && !visible.floating_mask()) return;
-  HWY_ALIGN_MAX float sums[kTile] = {};
-  for (const Ramp& ramp : block.ramps) {
-    for (int64_t c = 0; c < kTile; ++c) {
-      const int64_t delta = distance(block, tile, row, c);
-      sums[c] += static_cast<float>((delta < 0 ? ramp.past[row] : ramp.future[row]) *
-                                    static_cast<double>(delta));
-    }
-  }
-  if (visible.floating_mask()) {
-    const TensorView& mask = visible.mask;
-    const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
-    const int64_t at =
-        visible.mask_offset(block.batch, block.head[row], block.index[row], t * kTile);
-    if (mask.dtype == DType::kFloat32 && mask.strides[3] == 1 && keys == kTile) {
-      const V log2e = hn::Set(F(), static_cast<float>(kLog2e));
-      const auto* from = reinterpret_cast<const float*>(mask.data) + at;
-      for (int v = 0; v < kTileVectors; ++v) {
-        s.x[v] = hn::MulAdd(hn::LoadU(F(), from + v * kN), log2e, s.x[v]);
-      }
-    } else {
-      for (int64_t c = 0; c < keys; ++c) {
-        sums[c] += static_cast<float>(kLog2e * mask.load(at + c * mask.strides[3]));
-      }
-    }
-  }
-  add_at(s, sums);
-}
-
-// Bits of the keys of tile t that a row sees.
-HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
-  if (row >= block.rows) return 0;
-  const int64_t first = t * kTile;
-  if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
-  const Visibility& visible = block.problem->visible;
-  const bool inside = block.lo[row] <= first && block.hi[row] >= first + kTile;
-  if (inside && visible.key_bits.empty() && !visible.mask.given()) return kAll;
-  return visible.bits(block.batch, block.head[row], block.index[row], t);
-}
-
-// The factor of dropout for each key of a row of tile t, 0 or 1 / (1 - p): Dropout::hash in lanes.
-HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* factors) {
-  const F d;
-  const hn::RebindToUnsigned<F> du;
-  const Dropout& dropout = block.problem->dropout;
-  const int64_t first = t * kTile;
-  const Dropout::RowKey key =
-      dropout.row_key(block.batch, block.head[row], block.index[row], first >> 32);
-  const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
-  for (int64_t c = 0; c < kTile; c += kN) {
-    auto u = hn::Iota(du, static_cast<uint32_t>(first + c));
-    u = hn::Add(hn::Mul(u, hn::Set(du, 0x9E3779B9U)), hn::Set(du, key.a));
-    u = hn::Mul(hn::Xor(u, hn::ShiftRight<16>(u)), hn::Set(du, 0x7FEB352DU));
-    u = hn::Add(hn::Xor(u, hn::ShiftRight<15>(u)), hn::Set(du, key.b));
-    u = hn::Mul(u, hn::Set(du, 0x846CA68BU));
-    u = hn::Xor(u, hn::ShiftRight<16>(u));
-    const auto dropped = hn::Lt(u, hn::Set(du, dropout.threshold()));
-    hn::Store(hn::IfThenZeroElse(hn::RebindMask(d, dropped), scale), d, factors + c);
-  }
-}
-
-HWY_INLINE void multiply(float* x, const float* factors) {
-  const F d;
-  for (int64_t c = 0; c < kTile; c += kN) {
-    hn::Store(hn::Mul(hn::Load(d, x + c), hn::Load(d, factors + c)), d, x + c);
-  }
-}
-
-HWY_INLINE void clear(float* x, int64_t n) { std::fill_n(x, n, 0.0f); }
 
 // c[row] += sum over visible k of a[row, k] b[k]: what gemm does where no NaN hides behind a zero.
 void masked_product(int rows, int64_t N, const float* a, int64_t lda, const uint64_t* visible,
@@ -186,270 +51,386 @@ void masked_transposed_product(int rows, int64_t N, const float* a, int64_t lda,
   }
 }
 
-HWY_INLINE float largest(const RowTile& s) {
-  V top = s.x[0];
-  for (int v = 1; v < kTileVectors; ++v) top = hn::Max(top, s.x[v]);
-  return hn::GetLane(hn::MaxOfLanes(F(), top));
-}
-
-// False for NaN too.
-HWY_INLINE bool all_within(const RowTile& s, float bound) {
-  const F d;
-  const V most = hn::Set(d, bound);
-  auto within = hn::Le(s.x[0], most);
-  for (int v = 1; v < kTileVectors; ++v) within = hn::And(within, hn::Le(s.x[v], most));
-  return hn::AllTrue(d, within);
-}
-
-// Moves a row's reference to the top of this tile and rescales what it has summed.
-HWY_NOINLINE void move_reference(Block& block, int row, const RowTile& s) {
+// Moves a row's reference to the top of these scores and rescales what it has summed. False: the row
+// has seen nothing yet.
+HWY_INLINE bool move_reference(Block& block, int row, const float* scores, int64_t n) {
   const F d;
   const float old = block.m[row];
-  bool ordered = true;
-  for (int v = 0; v < kTileVectors; ++v) {
-    ordered = ordered && hn::AllTrue(d, hn::Eq(s.x[v], s.x[v]));
+  V top = hn::Set(d, kNothing);
+  for (int64_t c = 0; c < n; c += kN) {
+    const V s = hn::Load(d, scores + c);
+    if (!hn::AllTrue(d, hn::Eq(s, s))) {  // the row becomes NaN whatever its reference is
+      if (old == kNothing) block.m[row] = 0.0f;
+      return true;
+    }
+    top = hn::Max(top, s);
   }
-  if (!ordered) {  // the row becomes NaN whatever its reference is
-    if (old == kNothing) block.m[row] = 0.0f;
-    return;
-  }
-  const float top = largest(s);
-  if (top == kNothing) return;
-  block.m[row] = top;
-  if (old == kNothing) return;
-  const V factor = exp2(hn::Set(d, old - top));
-  const auto rescale = [&](float* x, int64_t n) HWY_ATTR {
+  const float highest = hn::GetLane(hn::MaxOfLanes(d, top));
+  if (highest == kNothing) return old != kNothing;
+  if (old != kNothing && highest <= old + kSlack) return true;
+  block.m[row] = highest;
+  if (old == kNothing) return true;
+  const V factor = exp2(hn::Set(d, old - highest));
+  const auto rescale = [&](float* x, int64_t count) HWY_ATTR {
     int64_t c = 0;
-    for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, x + c), factor), d, x + c);
-    for (; c < n; ++c) x[c] *= hn::GetLane(factor);
+    for (; c + kN <= count; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, x + c), factor), d, x + c);
+    for (; c < count; ++c) x[c] *= hn::GetLane(factor);
   };
   rescale(block.l + row * kLanes, kLanes);
   rescale(block.o + row * block.Dvp, block.Dvp);
   for (Panel& panel : block.values) {
     if (panel.gradient[row] != nullptr) rescale(panel.gradient[row], panel.width + 2 * kPad);
   }
+  return true;
 }
 
-HWY_INLINE void hide(RowTile& s, uint64_t visible, float value) {
-  if (visible == kAll) return;
-  const V hidden = hn::Set(F(), value);
-  for (int v = 0; v < kTileVectors; ++v) {
-    s.x[v] = hn::IfThenElse(lanes_of(visible, v * kN), s.x[v], hidden);
-  }
-}
+// Scores -> weights of one strip, and the rows' partial sums.
+struct Softmax {
+  Block& block;
+  const Additions& additions;
+  const GroupSight& sight;
+  int group;
+  int64_t n;
+  float* p;  // [kGroup, kTile], at the strip's first column
 
-HWY_INLINE RowTile load_row(const float* from) {
-  RowTile t;
-  for (int v = 0; v < kTileVectors; ++v) t.x[v] = hn::Load(F(), from + v * kN);
-  return t;
-}
-
-// scores -> weights in place, and the row's partial sums.
-HWY_INLINE void softmax_row(Block& block, const KeyTile& tile, int row, int64_t t, uint64_t visible,
-                            float* p) {
-  const F d;
-  RowTile s = load_row(p);
-  add_score_terms(block, tile, row, t, s);
-  hide(s, visible, kNothing);
-  if (block.m[row] == kNothing || !all_within(s, block.m[row] + kSlack)) {
-    move_reference(block, row, s);
-    if (block.m[row] == kNothing) {
-      clear(p, kTile);
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
+    const F d;
+    additions.add_to(s, n);
+    hide(s, sight, n, kNothing);
+    const float* m = block.m + group;
+    bool set = true;
+    V top = hn::Set(d, kNothing);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      set = set && m[r] != kNothing;
+      const V reference = hn::Set(d, m[r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) top = hn::Max(hn::Sub(s[r][v], reference), top);
+    }
+    if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(top, hn::Set(d, kSlack))))) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) hn::Store(s[r][v], d, p + r * kTile + v * kN);
+      }
+      settle(R, kVectors * kN);
       return;
     }
+    float* l = block.l + group * kLanes;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V reference = hn::Set(d, m[r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const V weight = exp2(hn::Sub(s[r][v], reference));
+        float* sums = l + r * kLanes + (v * kN) % kLanes;
+        hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
+        hn::Store(weight, d, p + r * kTile + v * kN);
+      }
+    }
   }
-  const V m = hn::Set(d, block.m[row]);
-  float* l = block.l + row * kLanes;
-  for (int v = 0; v < kTileVectors; ++v) {
-    const V weight = exp2(hn::Sub(s.x[v], m));
-    float* sums = l + (v * kN) % kLanes;
-    hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
-    hn::Store(weight, d, p + v * kN);
+
+ private:
+  // The same from scores in p, where a reference must move first.
+  HWY_NOINLINE void settle(int rows, int64_t columns) const {
+    const F d;
+    for (int r = 0; r < rows; ++r) {
+      float* x = p + r * kTile;
+      if (!move_reference(block, group + r, x, columns)) {
+        clear(x, columns);
+        continue;
+      }
+      const V reference = hn::Set(d, block.m[group + r]);
+      for (int64_t c = 0; c < columns; c += kN) {
+        const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
+        float* sums = block.l + (group + r) * kLanes + c % kLanes;
+        hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
+        hn::Store(weight, d, x + c);
+      }
+    }
   }
-  if (block.problem->dropout.active()) {
-    HWY_ALIGN_MAX float factors[kTile];
-    dropout_factors(block, row, t, factors);
-    multiply(p, factors);
+};
+
+// p[kTile] columns outside [first, end) = 0, for what reads whole rows.
+HWY_INLINE void clear_outside(float* p, int64_t first, int64_t end) {
+  for (int r = 0; r < kGroup; ++r) {
+    clear(p + r * kTile, first);
+    clear(p + r * kTile + end, kTile - end);
   }
-  add_to_gradients(block.values, block, tile, row, visible, p);
 }
 
 void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
   HWY_ALIGN_MAX float p[kGroup * kTile];
+  const bool drops = block.problem->dropout.active(), values = !block.values.empty();
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
+    const TileView view(block, tile, t);
     for (int group = 0; group < block.rows; group += kGroup) {
-      uint64_t visible[kGroup];
-      uint64_t any = 0, all = kAll;
-      for (int r = 0; r < kGroup; ++r) {
-        visible[r] = visible_bits(block, group + r, t);
-        any |= visible[r];
-        all &= visible[r];
-      }
-      if (any == 0) continue;
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
-           kTile, false);
-      for (int r = 0; r < kGroup; ++r) {
-        if (visible[r] == 0) {
-          clear(p + r * kTile, kTile);
-        } else {
-          softmax_row(block, tile, group + r, t, visible[r], p + r * kTile);
+      const GroupSight sight(block, group, t, nullptr);
+      if (sight.any == 0) continue;
+      const int64_t from = sight.first(), last = sight.last(), end = sight.end();
+      const Additions additions(view, block.scores, group, true);
+      row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt,
+                        kTile, p, kTile, false, [&](int64_t n) HWY_ATTR {
+                          return Softmax{block, additions, sight, group, n, p + n};
+                        });
+      if (drops || values) {
+        clear_outside(p, from, end);
+        for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+          float* weights = p + (row - group) * kTile;
+          if (drops) {
+            HWY_ALIGN_MAX float factors[kTile];
+            dropout_factors(block, row, t, factors);
+            multiply(weights, factors);
+          }
+          add_to_gradients(view, block.values, row, weights);
         }
       }
       float* o = block.o + group * block.Dvp;
-      if (all != kAll && !tile.v_finite) {
-        masked_product(kGroup, block.Dvp, p, kTile, visible, tile.v, block.Dvp, o, block.Dvp);
+      if (sight.all != kAll && !tile.v_finite) {
+        if (!drops && !values) clear_outside(p, from, end);
+        masked_product(kGroup, block.Dvp, p, kTile, sight.visible, tile.v, block.Dvp, o,
+                       block.Dvp);
       } else {
-        gemm(kGroup, block.Dvp, kTile, p, kTile, 1, tile.v, block.Dvp, o, block.Dvp, true);
+        gemm(kGroup, block.Dvp, last - from, p + from, kTile, 1, tile.v + from * block.Dvp,
+             block.Dvp, o, block.Dvp, true);
       }
     }
   }
 }
 
-HWY_INLINE void add_ramp_gradients(Block& block, const KeyTile& tile, int row, uint64_t visible,
+// Scores -> weights of one strip, before dropout.
+struct Weights {
+  const Block& block;
+  const Additions& additions;
+  const GroupSight& sight;
+  int group;
+  int64_t n;
+  float* p;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
+    const F d;
+    additions.add_to(s, n);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V lse = hn::Set(d, block.lse[group + r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) s[r][v] = exp2(hn::Sub(s[r][v], lse));
+    }
+    hide(s, sight, n, 0.0f);
+    Store{p, kTile}(s);
+  }
+};
+
+// dweight -> dscore of one strip.
+struct ScoreGradients {
+  const Block& block;
+  const Additions& additions;
+  const GroupSight& sight;
+  const float* factors;  // of dropout [kGroup, kTile], or null
+  int group;
+  int64_t n;
+  const float* p;
+  float* ds;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&dp)[R][kVectors]) const {
+    const F d;
+    additions.add_to(dp, n);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const V delta = hn::Set(d, block.delta[group + r]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const int64_t at = r * kTile + v * kN;
+        if (factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, factors + at + n));
+        dp[r][v] = hn::Mul(hn::Load(d, p + at), hn::Sub(dp[r][v], delta));
+      }
+    }
+    hide(dp, sight, n, 0.0f);
+    Store{ds, kTile}(dp);
+  }
+};
+
+HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, uint64_t visible,
                                    const float* ds) {
   for (Ramp& ramp : block.ramps) {
     for (int64_t c = 0; c < kTile; ++c) {
       if (((visible >> c) & 1U) == 0) continue;
-      const int64_t delta = distance(block, tile, row, c);
+      const int64_t delta = view.distance(row, c);
       (delta < 0 ? ramp.past_sum[row] : ramp.future_sum[row]) +=
           static_cast<double>(ds[c]) * static_cast<double>(delta);
     }
   }
 }
 
-// One row of weights p and dscore ds, from scores (in p) and dweight (in ds), and its term gradients.
-HWY_INLINE void backward_row(Block& block, const KeyTile& tile, int row, int64_t t,
-                             uint64_t visible, float* p, float* ds) {
-  const F d;
-  RowTile s = load_row(p), dp = load_row(ds);
-  add_score_terms(block, tile, row, t, s);
-  bool reads_values = false;
-  for (const Panel& panel : block.values) reads_values |= panel.cells[row] != nullptr;
-  if (reads_values) add_panels(block.values, block, tile, row, dp);
-  HWY_ALIGN_MAX float factors[kTile];
-  const bool drops = block.problem->dropout.active();
-  if (drops) dropout_factors(block, row, t, factors);
-  const V lse = hn::Set(d, block.lse[row]), delta = hn::Set(d, block.delta[row]);
-  RowTile weight;
-  for (int v = 0; v < kTileVectors; ++v) {
-    weight.x[v] = exp2(hn::Sub(s.x[v], lse));
-    if (drops) {
-      const V factor = hn::Load(d, factors + v * kN);
-      dp.x[v] = hn::Mul(weight.x[v], hn::Sub(hn::Mul(dp.x[v], factor), delta));
-      weight.x[v] = hn::Mul(weight.x[v], factor);
-    } else {
-      dp.x[v] = hn::Mul(weight.x[v], hn::Sub(dp.x[v], delta));
-    }
-  }
-  hide(weight, visible, 0.0f);
-  hide(dp, visible, 0.0f);
-  for (int v = 0; v < kTileVectors; ++v) {
-    hn::Store(weight.x[v], d, p + v * kN);
-    hn::Store(dp.x[v], d, ds + v * kN);
-  }
-  add_to_gradients(block.scores, block, tile, row, visible, ds);
-  add_to_gradients(block.values, block, tile, row, visible, p);
-  add_ramp_gradients(block, tile, row, visible, ds);
+// Gradients of the terms of one row, from its dscore; and, with dropout, p becomes what v met.
+HWY_INLINE void backward_row(const TileView& view, Block& block, int row, uint64_t visible,
+                             const float* factors, float* p, const float* ds) {
+  if (factors != nullptr) multiply(p, factors);
+  add_to_gradients(view, block.scores, row, ds);
+  add_to_gradients(view, block.values, row, p);
+  add_ramp_gradients(view, block, row, visible, ds);
   if (block.key_bias_gradient[row] != nullptr) {
-    add_into(block.key_bias_gradient[row] + t * kTile, ds);
-  }
-  if (block.mask_gradient != nullptr) {
-    for (int64_t c = 0; c < kTile; ++c) {
-      if (((visible >> c) & 1U) == 0) continue;
-      (*block.mask_gradient)[static_cast<size_t>(block.mask_index->offset(
-          {block.batch, block.head[row], block.index[row], t * kTile + c}))] += ds[c];
+    const F d;
+    float* to = block.key_bias_gradient[row] + view.t * kTile;
+    for (int64_t c = 0; c < kTile; c += kN) {
+      hn::Store(hn::Add(hn::Load(d, to + c), hn::Load(d, ds + c)), d, to + c);
     }
+  }
+  if (block.mask_gradient == nullptr) return;
+  for (int64_t c = 0; c < kTile; ++c) {
+    if (((visible >> c) & 1U) == 0) continue;
+    (*block.mask_gradient)[static_cast<size_t>(block.mask_index->offset(
+        {block.batch, block.head[row], block.index[row], view.t * kTile + c}))] += ds[c];
+  }
+}
+
+// dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
+HWY_INLINE void key_gradients(Block& block, int64_t t, int groups, const uint64_t* group_any,
+                              const uint64_t* visible, bool block_all) {
+  float* dv = block.dv + t * kTile * block.Dvp;
+  float* dk = block.dk + t * kTile * block.Dp;
+  if (!block_all && !block.rows_finite) {
+    masked_transposed_product(groups * kGroup, block.Dvp, block.p, kTile, visible, block.dout,
+                              block.Dvp, dv, block.Dvp);
+    masked_transposed_product(groups * kGroup, block.Dp, block.ds, kTile, visible, block.q,
+                              block.Dp, dk, block.Dp);
+    return;
+  }
+  constexpr int64_t kStrip = 2 * kGroup;
+  for (int64_t key = 0; key < kTile;) {
+    int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
+    const uint64_t bits = (keys == kTile ? kAll : (uint64_t{1} << keys) - 1) << key;
+    int begin = 0, end = groups;
+    while (begin < end && (group_any[begin] & bits) == 0) ++begin;
+    while (end > begin && (group_any[end - 1] & bits) == 0) --end;
+    const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
+    if (rows > 0) {
+      gemm(keys, block.Dvp, rows, block.p + from * kTile + key, 1, kTile,
+           block.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
+      gemm(keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile,
+           block.q + from * block.Dp, block.Dp, dk + key * block.Dp, block.Dp, true);
+    }
+    key += keys;
   }
 }
 
 void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
-  uint64_t visible[kRows];
-  const int padded = (block.rows + kGroup - 1) / kGroup * kGroup;
+  const int groups = (block.rows + kGroup - 1) / kGroup;
+  const bool drops = block.problem->dropout.active();
+  bool reads_values = false;
+  for (const Panel& panel : block.values) reads_values |= panel.cells[0] != nullptr;
+  const std::vector<Panel> no_panels;
+  const bool by_row = drops || !block.scores.empty() || !block.values.empty() ||
+                      !block.ramps.empty() || block.key_bias_gradient[0] != nullptr ||
+                      block.mask_gradient != nullptr;
+  uint64_t visible[kRows], group_any[kRows / kGroup];
+  HWY_ALIGN_MAX float factors[kGroup * kTile];
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
-    uint64_t block_all = kAll;
-    int begin = padded, end = 0;  // rows that any group of this tile touches
-    for (int group = 0; group < padded; group += kGroup) {
-      uint64_t any = 0, all = kAll;
-      for (int row = group; row < group + kGroup; ++row) {
-        visible[row] = block.lse[row] == kNothing ? 0 : visible_bits(block, row, t);
-        any |= visible[row];
-        all &= visible[row];
-      }
-      block_all &= all;
+    const TileView view(block, tile, t);
+    uint64_t block_all = kAll, block_any = 0;
+    for (int g = 0; g < groups; ++g) {
+      const int group = g * kGroup;
+      const GroupSight sight(block, group, t, block.lse);
+      std::copy_n(sight.visible, kGroup, visible + group);
+      group_any[g] = sight.any;
+      block_all &= sight.all;
+      block_any |= sight.any;
       float* p = block.p + group * kTile;
       float* ds = block.ds + group * kTile;
-      if (any == 0) {
+      if (sight.any == 0) {
         clear(p, kGroup * kTile);
         clear(ds, kGroup * kTile);
         continue;
       }
-      begin = std::min(begin, group);
-      end = group + kGroup;
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
-           kTile, false);
-      gemm(kGroup, kTile, block.Dv, block.dout + group * block.Dvp, block.Dvp, 1, tile.vt, kTile,
-           ds, kTile, false);
-      for (int r = 0; r < kGroup; ++r) {
-        if (visible[group + r] == 0) {
-          clear(p + r * kTile, kTile);
-          clear(ds + r * kTile, kTile);
-        } else {
-          backward_row(block, tile, group + r, t, visible[group + r], p + r * kTile,
-                       ds + r * kTile);
+      const int64_t from = sight.first(), last = sight.last(), end = sight.end();
+      clear_outside(p, from, end);
+      clear_outside(ds, from, end);
+      if (drops) {
+        for (int r = 0; r < std::min(kGroup, block.rows - group); ++r) {
+          dropout_factors(block, group + r, t, factors + r * kTile);
         }
       }
+      const float* dropout = drops ? factors : nullptr;
+      {
+        const Additions additions(view, block.scores, group, true);
+        row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt,
+                          kTile, p, kTile, false, [&](int64_t n) HWY_ATTR {
+                            return Weights{block, additions, sight, group, n, p + n};
+                          });
+      }
+      {
+        const Additions additions(view, reads_values ? block.values : no_panels, group, false);
+        row_strip<kGroup>(from, end, block.Dv, block.dout + group * block.Dvp, block.Dvp, 1,
+                          tile.vt, kTile, ds, kTile, false, [&](int64_t n) HWY_ATTR {
+                            return ScoreGradients{block, additions, sight, dropout,
+                                                  group, n,         p + n, ds + n};
+                          });
+      }
+      for (int r = 0; by_row && r < std::min(kGroup, block.rows - group); ++r) {
+        backward_row(view, block, group + r, sight.visible[r],
+                     drops ? factors + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
+      }
       float* dq = block.dq + group * block.Dp;
-      if (all != kAll && !tile.k_finite) {
-        masked_product(kGroup, block.Dp, ds, kTile, visible + group, tile.k, block.Dp, dq,
-                       block.Dp);
+      if (sight.all != kAll && !tile.k_finite) {
+        masked_product(kGroup, block.Dp, ds, kTile, sight.visible, tile.k, block.Dp, dq, block.Dp);
       } else {
-        gemm(kGroup, block.Dp, kTile, ds, kTile, 1, tile.k, block.Dp, dq, block.Dp, true);
+        gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp,
+             block.Dp, dq, block.Dp, true);
       }
     }
-    if (begin >= end) continue;
-    const int rows = end - begin;
-    const float* p = block.p + begin * kTile;
-    const float* ds = block.ds + begin * kTile;
-    const float* dout = block.dout + begin * block.Dvp;
-    const float* q = block.q + begin * block.Dp;
-    float* dv = block.dv + t * kTile * block.Dvp;
-    float* dk = block.dk + t * kTile * block.Dp;
-    if (block_all != kAll && !block.rows_finite) {
-      masked_transposed_product(rows, block.Dvp, p, kTile, visible + begin, dout, block.Dvp, dv,
-                                block.Dvp);
-      masked_transposed_product(rows, block.Dp, ds, kTile, visible + begin, q, block.Dp, dk,
-                                block.Dp);
-    } else {
-      gemm(kTile, block.Dvp, rows, p, 1, kTile, dout, block.Dvp, dv, block.Dvp, true);
-      gemm(kTile, block.Dp, rows, ds, 1, kTile, q, block.Dp, dk, block.Dp, true);
+    if (block_any != 0) {
+      key_gradients(block, t, groups, group_any, visible, block_all == kAll);
     }
   }
 }
 
+// Dense scores, or weights from lse.
+struct Dense {
+  const Block& block;
+  const Additions& additions;
+  const GroupSight& sight;
+  bool weights;
+  int group;
+  int64_t n;
+  float* p;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
+    const F d;
+    additions.add_to(s, n);
+    for (int r = 0; r < R; ++r) {
+      const V lse = hn::Set(d, block.lse[group + r]);
+      for (int v = 0; v < kVectors; ++v) {
+        s[r][v] = weights ? exp2(hn::Sub(s[r][v], lse))
+                          : hn::Mul(s[r][v], hn::Set(d, static_cast<float>(kLn2)));
+      }
+    }
+    hide(s, sight, n, weights ? 0.0f : kNothing);
+    Store{p, kTile}(s);
+  }
+};
+
 void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, const TensorView& dense,
           bool weights) {
-  const F d;
   HWY_ALIGN_MAX float p[kGroup * kTile];
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
+    const TileView view(block, tile, t);
     const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
     for (int group = 0; group < block.rows; group += kGroup) {
-      gemm(kGroup, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p,
-           kTile, false);
+      const GroupSight sight(block, group, t, weights ? block.lse : nullptr);
+      const Additions additions(view, block.scores, group, true);
+      row_strip<kGroup>(0, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile,
+                        p, kTile, false, [&](int64_t n) HWY_ATTR {
+                          return Dense{block, additions, sight, weights, group, n, p + n};
+                        });
       for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
-        const uint64_t visible =
-            weights && block.lse[row] == kNothing ? 0 : visible_bits(block, row, t);
         float* out = p + (row - group) * kTile;
-        RowTile s = load_row(out);
-        add_score_terms(block, tile, row, t, s);
-        for (int v = 0; v < kTileVectors; ++v) {
-          s.x[v] = weights ? exp2(hn::Sub(s.x[v], hn::Set(d, block.lse[row])))
-                           : hn::Mul(s.x[v], hn::Set(d, static_cast<float>(kLn2)));
-        }
-        hide(s, visible, weights ? 0.0f : kNothing);
-        for (int v = 0; v < kTileVectors; ++v) hn::Store(s.x[v], d, out + v * kN);
         if (weights && block.problem->dropout.active()) {
           HWY_ALIGN_MAX float factors[kTile];
           dropout_factors(block, row, t, factors);

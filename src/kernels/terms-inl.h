@@ -1,0 +1,304 @@
+// What is added to a register tile of scores, which of its keys are visible, and where gradients of
+// additive terms go, for the SIMD target that includes this.
+#if defined(RELPOS_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RELPOS_TERMS_INL_H_
+#undef RELPOS_TERMS_INL_H_
+#else
+#define RELPOS_TERMS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/block.h"
+#include "kernels/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace relpos {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr uint64_t kAll = ~uint64_t{0};
+constexpr double kLn2 = 0.6931471805599453, kLog2e = 1.4426950408889634;
+
+HWY_INLINE void clear(float* x, int64_t n) { std::fill_n(x, n, 0.0f); }
+
+// A tile cut into pieces of consecutive positions, none of which leaves a vector.
+struct Pieces {
+  int count = 0;
+  int8_t lane[kTile], length[kTile], vector[kTile];
+  int64_t position[kTile];
+
+  explicit Pieces(const KeyTile& tile) {
+    if (tile.run) return;
+    for (int64_t c = 0; c < kTile; ++c) {
+      if (c % kN != 0 && tile.positions[c] == tile.positions[c - 1] + 1) {
+        ++length[count - 1];
+        continue;
+      }
+      lane[count] = static_cast<int8_t>(c % kN);
+      vector[count] = static_cast<int8_t>(c / kN);
+      length[count] = 1;
+      position[count++] = tile.positions[c];
+    }
+  }
+  HWY_INLINE hn::Mask<F> mask(int n) const {
+    const auto bits = ((uint64_t{1} << length[n]) - 1) << lane[n];
+    alignas(8) uint8_t bytes[8];
+    hwy::CopyBytes<8>(&bits, bytes);
+    return hn::LoadMaskBits(F(), bytes);
+  }
+  // Where the vector that holds the piece starts among a row's cells. A piece is shorter than the
+  // pads, so that lanes before it stay inside.
+  HWY_INLINE int64_t offset(const Panel& panel, int n, int64_t query_position) const {
+    return std::max(panel.offset(position[n] - query_position), kLanes) - lane[n];
+  }
+};
+
+// One tile as a block sees it.
+struct TileView {
+  const Block& block;
+  const KeyTile& tile;
+  int64_t t;  // its number
+  Pieces pieces;
+
+  TileView(const Block& b, const KeyTile& k, int64_t number)
+      : block(b), tile(k), t(number), pieces(k) {}
+  HWY_INLINE int64_t distance(int row, int64_t c) const {
+    return (tile.run ? tile.first_position + c : tile.positions[c]) - block.position[row];
+  }
+};
+
+// sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
+HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
+  const F d;
+  for (int n = 0; n < view.pieces.count; ++n) {
+    const float* from =
+        panel.cells[row] + view.pieces.offset(panel, n, view.block.position[row]);
+    float* to = sums + view.pieces.vector[n] * kN;
+    const V cells = hn::MaskedLoad(view.pieces.mask(n), d, from);
+    hn::Store(hn::Add(hn::Load(d, to), cells), d, to);
+  }
+}
+
+// sums[kTile] += the terms that no panel holds: ramps and a floating mask.
+HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
+  const Block& block = view.block;
+  for (const Ramp& ramp : block.ramps) {
+    for (int64_t c = 0; c < kTile; ++c) {
+      const int64_t delta = view.distance(row, c);
+      sums[c] += static_cast<float>((delta < 0 ? ramp.past[row] : ramp.future[row]) *
+                                    static_cast<double>(delta));
+    }
+  }
+  const Visibility& visible = block.problem->visible;
+  if (!visible.floating_mask()) return;
+  const TensorView& mask = visible.mask;
+  const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
+  const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
+  if (mask.dtype == DType::kFloat32 && mask.strides[3] == 1 && keys == kTile) {
+    const F d;
+    const V log2e = hn::Set(d, static_cast<float>(kLog2e));
+    const auto* from = reinterpret_cast<const float*>(mask.data) + at;
+    for (int64_t c = 0; c < kTile; c += kN) {
+      hn::Store(hn::MulAdd(hn::LoadU(d, from + c), log2e, hn::Load(d, sums + c)), d, sums + c);
+    }
+    return;
+  }
+  for (int64_t c = 0; c < keys; ++c) {
+    sums[c] += static_cast<float>(kLog2e * mask.load(at + c * mask.strides[3]));
+  }
+}
+
+// Pointers to the kTile floats that each row of a group adds, one list a term.
+class Additions {
+ public:
+  // `panels` of the block; `scores`: with the terms that only scores have.
+  HWY_INLINE Additions(const TileView& view, const std::vector<Panel>& panels, int group,
+                       bool scores) {
+    const Block& block = view.block;
+    count_ = 0;
+    bool summed = scores && (!block.ramps.empty() || block.problem->visible.floating_mask());
+    if (view.tile.run && panels.size() <= kMost) {
+      for (const Panel& panel : panels) {
+        if (panel.cells[group] == nullptr) continue;
+        for (int r = 0; r < kGroup; ++r) {
+          const int row = std::min(group + r, block.rows - 1);
+          at_[count_][r] = panel.cells[row] + panel.offset(view.distance(row, 0));
+        }
+        ++count_;
+      }
+    } else {
+      summed = summed || !panels.empty();
+    }
+    if (scores && block.key_bias[group] != nullptr) {
+      for (int r = 0; r < kGroup; ++r) {
+        const int row = std::min(group + r, block.rows - 1);
+        at_[count_][r] = block.key_bias[row] + view.t * kTile;
+      }
+      ++count_;
+    }
+    if (scores && block.extra != nullptr) {
+      for (int r = 0; r < kGroup; ++r) {
+        at_[count_][r] = block.extra + (group + r) * block.extra_stride;
+      }
+      ++count_;
+    }
+    if (!summed) return;
+    for (int r = 0; r < kGroup; ++r) {
+      float* sums = sums_ + r * kTile;
+      at_[count_][r] = sums;
+      clear(sums, kTile);
+      const int row = group + r;
+      if (row >= block.rows) continue;
+      if (scores) add_by_pair(view, row, sums);
+      if (view.tile.run && panels.size() <= kMost) continue;
+      for (const Panel& panel : panels) {
+        if (panel.cells[row] == nullptr) continue;
+        if (view.tile.run) {
+          add(sums, panel.cells[row] + panel.offset(view.distance(row, 0)));
+        } else {
+          add_pieces(view, panel, row, sums);
+        }
+      }
+    }
+    ++count_;
+  }
+
+  // Adds columns [c, c + kVectors * kN).
+  template <int R, int kVectors>
+  HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c) const {
+    for (int n = 0; n < count_; ++n) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const float* from = at_[n][r] + c;
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) {
+          sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 5;
+  static HWY_INLINE void add(float* to, const float* from) {
+    const F d;
+    for (int64_t c = 0; c < kTile; c += kN) {
+      hn::Store(hn::Add(hn::Load(d, to + c), hn::LoadU(d, from + c)), d, to + c);
+    }
+  }
+
+  int count_;
+  const float* at_[kMost + 3][kGroup];
+  HWY_ALIGN_MAX float sums_[kGroup * kTile];
+};
+
+// Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
+HWY_INLINE void add_to_gradients(const TileView& view, std::vector<Panel>& panels, int row,
+                                 const float* x) {
+  const F d;
+  for (Panel& panel : panels) {
+    if (panel.gradient[row] == nullptr) continue;
+    if (view.tile.run) {
+      float* to = panel.gradient[row] + panel.offset(view.distance(row, 0));
+      for (int64_t c = 0; c < kTile; c += kN) {
+        hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
+      }
+      continue;
+    }
+    for (int n = 0; n < view.pieces.count; ++n) {
+      float* to = panel.gradient[row] + view.pieces.offset(panel, n, view.block.position[row]);
+      const V own = hn::IfThenElseZero(view.pieces.mask(n),
+                                       hn::Load(d, x + view.pieces.vector[n] * kN));
+      hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+    }
+  }
+}
+
+// Bits of the keys of tile t that a row sees.
+HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
+  if (row >= block.rows) return 0;
+  const int64_t first = t * kTile;
+  if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
+  const Visibility& visible = block.problem->visible;
+  const bool inside = block.lo[row] <= first && block.hi[row] >= first + kTile;
+  if (inside && visible.key_bits.empty() && !visible.mask.given()) return kAll;
+  return visible.bits(block.batch, block.head[row], block.index[row], t);
+}
+
+// What the rows of a group see of a tile: `any` of them, `all` of them, and the columns that matter.
+struct GroupSight {
+  uint64_t visible[kGroup];
+  uint64_t any = 0, all = kAll;
+
+  // With `lse`, rows that saw nothing and rows past the block's last see nothing; without, the
+  // latter do not count in `all`.
+  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* lse) {
+    for (int r = 0; r < kGroup; ++r) {
+      const bool blind = lse != nullptr && lse[group + r] == -HUGE_VALF;
+      visible[r] = blind ? 0 : visible_bits(block, group + r, t);
+      any |= visible[r];
+      if (lse != nullptr || group + r < block.rows) all &= visible[r];
+    }
+  }
+  // [first, end) columns hold every visible key; multiples of a vector.
+  HWY_INLINE int64_t first() const {
+    return static_cast<int64_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(any)) / kN * kN;
+  }
+  HWY_INLINE int64_t last() const {
+    return kTile - static_cast<int64_t>(hwy::Num0BitsAboveMS1Bit_Nonzero64(any));
+  }
+  HWY_INLINE int64_t end() const { return (last() + kN - 1) / kN * kN; }
+};
+
+// Sets hidden columns among [c, c + kVectors * kN) to `value`.
+template <int R, int kVectors>
+HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value) {
+  if (sight.all == kAll) return;
+  const V hidden = hn::Set(F(), value);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+      sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[r], c + v * kN), sum[r][v], hidden);
+    }
+  }
+}
+
+// The factor of dropout for each key of a row of tile t, 0 or 1 / (1 - p): Dropout::hash in lanes.
+HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* factors) {
+  const F d;
+  const hn::RebindToUnsigned<F> du;
+  const Dropout& dropout = block.problem->dropout;
+  const int64_t first = t * kTile;
+  const Dropout::RowKey key =
+      dropout.row_key(block.batch, block.head[row], block.index[row], first >> 32);
+  const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
+  for (int64_t c = 0; c < kTile; c += kN) {
+    auto u = hn::Iota(du, static_cast<uint32_t>(first + c));
+    u = hn::Add(hn::Mul(u, hn::Set(du, 0x9E3779B9U)), hn::Set(du, key.a));
+    u = hn::Mul(hn::Xor(u, hn::ShiftRight<16>(u)), hn::Set(du, 0x7FEB352DU));
+    u = hn::Add(hn::Xor(u, hn::ShiftRight<15>(u)), hn::Set(du, key.b));
+    u = hn::Mul(u, hn::Set(du, 0x846CA68BU));
+    u = hn::Xor(u, hn::ShiftRight<16>(u));
+    const auto dropped = hn::Lt(u, hn::Set(du, dropout.threshold()));
+    hn::Store(hn::IfThenZeroElse(hn::RebindMask(d, dropped), scale), d, factors + c);
+  }
+}
+
+HWY_INLINE void multiply(float* x, const float* factors) {
+  const F d;
+  for (int64_t c = 0; c < kTile; c += kN) {
+    hn::Store(hn::Mul(hn::Load(d, x + c), hn::Load(d, factors + c)), d, x + c);
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace relpos
+HWY_AFTER_NAMESPACE();
+
+#endif
