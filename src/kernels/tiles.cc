@@ -51,9 +51,9 @@ void masked_transposed_product(int rows, int64_t N, const float* a, int64_t lda,
   }
 }
 
-// Moves a row's reference to the top of these scores and rescales what it has summed. False: the row
-// has seen nothing yet.
-HWY_INLINE bool move_reference(Block& block, int row, const float* scores, int64_t n) {
+// Moves a row's reference to the top of these scores and rescales what it has summed, and the weights
+// of the tile's `before` columns to the left. False: the row has seen nothing yet.
+HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, int64_t before) {
   const F d;
   const float old = block.m[row];
   V top = hn::Set(d, kNothing);
@@ -76,6 +76,7 @@ HWY_INLINE bool move_reference(Block& block, int row, const float* scores, int64
     for (; c + kN <= count; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, x + c), factor), d, x + c);
     for (; c < count; ++c) x[c] *= hn::GetLane(factor);
   };
+  rescale(scores - before, before);
   rescale(block.l + row * kLanes, kLanes);
   rescale(block.o + row * block.Dvp, block.Dvp);
   for (Panel& panel : block.values) {
@@ -90,8 +91,8 @@ struct Softmax {
   const Additions& additions;
   const GroupSight& sight;
   int group;
-  int64_t n;
-  float* p;  // [kGroup, kTile], at the strip's first column
+  int64_t first, n;  // columns: of the first strip, of this one
+  float* p;          // [kGroup, kTile], at column n
 
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
@@ -137,7 +138,7 @@ struct Softmax {
     const F d;
     for (int r = 0; r < rows; ++r) {
       float* x = p + r * kTile;
-      if (!move_reference(block, group + r, x, columns)) {
+      if (!move_reference(block, group + r, x, columns, n - first)) {
         clear(x, columns);
         continue;
       }
@@ -173,7 +174,7 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       const Additions additions(view, block.scores, group, true);
       row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt,
                         kTile, p, kTile, false, [&](int64_t n) HWY_ATTR {
-                          return Softmax{block, additions, sight, group, n, p + n};
+                          return Softmax{block, additions, sight, group, from, n, p + n};
                         });
       if (drops || values) {
         clear_outside(p, from, end);
