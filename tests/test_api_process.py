@@ -138,22 +138,28 @@ def test_the_interpreter_runs_on_during_a_call():
     assert len(ticks) > 5
 
 
-def test_threads_share_positions_and_agree():
+def test_sixteen_threads_share_positions_and_agree():
     position = relpos.T5Bias(2) + relpos.RoPE(4, layout="half")
-    inputs = qkv(queries=33, keys=33)
-    want = relpos.attention(*inputs, position=position)
-    results = []
+    inputs = [x.requires_grad_() for x in qkv(queries=33, keys=33)]
 
     def compute():
-        results.extend(relpos.attention(*inputs, position=position) for _ in range(50))
+        out = relpos.attention(*inputs, position=position)
+        leaves = [*inputs, *position.parameters()]
+        return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
 
-    workers = [threading.Thread(target=compute) for _ in range(8)]
+    want = compute()
+    results = []
+    workers = [
+        threading.Thread(target=lambda: results.extend(compute() for _ in range(20)))
+        for _ in range(16)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(timeout=60)
-    assert len(results) == 400
-    assert all(torch.equal(result, want) for result in results)
+    assert len(results) == 320
+    for result in results:
+        assert all(torch.equal(a, b) for a, b in zip(result, want, strict=True))
 
 
 def test_torchs_thread_count_is_ours_and_changes_no_bit():

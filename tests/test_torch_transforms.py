@@ -1,4 +1,4 @@
-"""The operators under functorch, torch.compile, checkpoint, autocast, pickle."""
+"""The operators under functorch, checkpoint, autocast, inference mode, pickle."""
 
 import copy
 import io
@@ -8,7 +8,7 @@ import pytest
 import relpos
 import torch
 from relpos import _ops
-from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, build, randomised, tensors
+from scheme_variants import HEADS, IDS, VARIANTS, build, randomised, tensors
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
@@ -73,27 +73,6 @@ def test_second_derivatives_raise_under_functorch(table):
         torch.func.grad(first)(query)
     with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
         torch.func.jvp(torch.func.grad(loss), (query,), (query,))
-
-
-def test_transforms_inside_a_compiled_region(table):
-    torch._dynamo.reset()
-    query, key, value = (x.detach() for x in tensors())
-    table.requires_grad_(False)
-
-    def gradient(q):
-        return torch.func.grad(loss_of(table), argnums=(0, 1))(q, key, value)
-
-    def tangent(q):
-        return torch.func.jvp(lambda q: loss_of(table)(q, key, value), (q,), (q,))
-
-    def mapped(q):
-        return torch.vmap(lambda q: relpos.attention(q, key, value, position=table))(q[None])
-
-    for run in (gradient, mapped):
-        compiled = torch.compile(run, backend="aot_eager")
-        torch.testing.assert_close(compiled(query), run(query))
-    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-        torch.compile(tangent, backend="aot_eager")(query)
 
 
 def test_the_operators_are_differentiable_themselves(table):
@@ -219,124 +198,6 @@ def test_vmap_over_tables():
         assert torch.equal(got[n], relpos.attention(query, key, value, position=position))
 
 
-@every_scheme
-def test_compile_without_graph_breaks(name, scheme, options):
-    torch._dynamo.reset()
-    position = randomised(build(scheme, options), torch.float32)
-    inputs = [x.detach().float().requires_grad_() for x in tensors()]
-
-    def run(q, k, v):
-        out, lse = relpos.attention(q, k, v, position=position, is_causal=True, return_lse=True)
-        return out.square().sum() + lse.sum()
-
-    run(*inputs).backward()
-    want = [x.grad.clone() for x in (*inputs, *position.parameters())]
-    for x in (*inputs, *position.parameters()):
-        x.grad = None
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs), run(*inputs))
-    compiled(*inputs).backward()
-    for x, gradient in zip((*inputs, *position.parameters()), want, strict=True):
-        torch.testing.assert_close(x.grad, gradient)
-
-
-def test_compile_with_a_dynamic_length_and_every_option(table):
-    torch._dynamo.reset()
-    table = table.float()
-
-    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
-    def run(q, k, v, padding):
-        return relpos.attention(
-            q,
-            k,
-            v,
-            position=[table, relpos_rope],
-            key_padding_mask=padding,
-            window=(3, 1),
-            q_offset=k.shape[2] - q.shape[2],
-            scale=0.3,
-            return_weights=True,
-        )
-
-    relpos_rope = relpos.RoPE(HEAD_DIM, layout="half")
-    for length in (5, 6, 9):
-        inputs = [x.float() for x in tensors(queries=3, keys=length)]
-        padding = torch.zeros(2, length, dtype=torch.bool)
-        padding[1, -1] = True
-        got = run(*inputs, padding)
-        want = relpos.attention(
-            *inputs,
-            position=[table, relpos_rope],
-            key_padding_mask=padding,
-            window=(3, 1),
-            q_offset=length - 3,
-            scale=0.3,
-            return_weights=True,
-        )
-        assert torch.equal(got[0], want[0])
-        assert torch.equal(got[1], want[1])
-
-
-def test_compile_the_rest(table):
-    torch._dynamo.reset()
-    rope = relpos.RoPE(HEAD_DIM, layout="interleaved")
-    module = relpos.nn.MultiheadAttention(8, HEADS, position=relpos.T5Bias(HEADS) + rope).double()
-    x = tensors(heads=1, dim=8)[0].detach()[:, 0]
-    padding = torch.zeros(2, 5, dtype=torch.bool)
-    padding[0, 3:] = True
-    floating = torch.zeros(2, 5, dtype=x.dtype).masked_fill(padding, -torch.inf)
-
-    def run(x):
-        rows = x.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2)
-        turned = rope.rotate(rows, offset=3)
-        score = relpos.scores(turned, turned, position=table)
-        return (
-            module(x, x, x, key_padding_mask=padding, need_weights=True),
-            module(x, x, x, key_padding_mask=floating, is_causal=True)[0],
-            score + table.dense(5, 5),
-            rope.dense(5, 5),
-        )
-
-    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
-    torch.testing.assert_close(got, run(x))
-
-
-def test_compiled_dropout_draws_from_the_default_generator():
-    torch._dynamo.reset()
-    inputs = [x.float() for x in tensors()]
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def run(q, k, v):
-        return relpos.attention(q, k, v, dropout_p=0.5)
-
-    torch.manual_seed(7)
-    first = run(*inputs)
-    again = run(*inputs)
-    torch.manual_seed(7)
-    assert torch.equal(run(*inputs), first)
-    assert not torch.equal(first, again)
-
-
-def test_export_keeps_one_operator(table):
-    class Attend(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.position = table
-
-        def forward(self, q, k, v):
-            return relpos.attention(q, k, v, position=self.position, is_causal=True)
-
-    inputs = tuple(x.detach() for x in tensors())
-    length = torch.export.Dim("length", min=2, max=64)
-    program = torch.export.export(Attend(), inputs, dynamic_shapes=[{2: length}] * 3)
-    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert sum("relpos.attention" in target for target in targets) == 1
-    longer = tuple(x.detach() for x in tensors(queries=9, keys=9))
-    assert torch.equal(
-        program.module()(*longer), relpos.attention(*longer, position=table, is_causal=True)
-    )
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(table, reentrant):
     inputs = tensors()
@@ -373,6 +234,15 @@ def test_pickle_deepcopy_and_state_dict(name, scheme, options):
     for twin in (*copies, fresh):
         assert type(twin) is type(position)
         assert torch.equal(relpos.attention(query, key, value, position=twin), want)
+
+
+def test_a_module_is_copied_and_pickled_with_its_position(table):
+    module = relpos.nn.MultiheadAttention(8, HEADS, position=[table, relpos.ALiBi(HEADS)]).double()
+    x = torch.randn(2, 5, 8).double()
+    want, _ = module(x, x, x, is_causal=True)
+    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(x, x, x, is_causal=True)[0], want)
+        assert twin.position.parts[0].biases is not table.biases
 
 
 def test_frozen_parameters_cost_no_gradient_work(table, monkeypatch):
@@ -441,6 +311,38 @@ def test_autocast_casts_as_sdpa_does():
     out.float().sum().backward()
     assert position.biases.dtype == position.biases.grad.dtype == torch.float32
     assert inputs[0].grad.dtype == torch.float32
+
+
+@every_scheme
+def test_autocast_leaves_every_table_in_float32(name, scheme, options):
+    position = randomised(build(scheme, options), torch.float32)
+    inputs = [x.detach().float().requires_grad_() for x in tensors()]
+    held = [x.dtype for x in position.state_dict().values()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = relpos.attention(*inputs, position=position, is_causal=True)
+        narrow = [x.detach().bfloat16() for x in inputs]
+        assert torch.equal(out, relpos.attention(*narrow, position=position, is_causal=True))
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    assert [x.dtype for x in position.state_dict().values()] == held
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in position.parameters())
+
+
+@every_scheme
+def test_inference_mode(name, scheme, options):
+    position = randomised(build(scheme, options), torch.float32)
+    inputs = [x.detach().float() for x in tensors()]
+    call = {"position": position, "is_causal": True, "return_lse": True, "return_weights": True}
+    want = relpos.attention(*inputs, **call)
+    with torch.inference_mode():
+        got = relpos.attention(*inputs, **call)
+        made_here = [x + 0 for x in inputs]
+        score = relpos.scores(*made_here[:2], position=position)
+    assert all(torch.equal(a, b.detach()) for a, b in zip(got, want, strict=True))
+    assert all(x.is_inference() and not x.requires_grad for x in (*got, score))
+    frozen = copy.deepcopy(position).requires_grad_(False)
+    again = relpos.attention(*made_here, **call | {"position": frozen})
+    assert all(torch.equal(a, b) for a, b in zip(got, again, strict=True))
 
 
 def test_conjugate_and_negated_views_are_resolved():

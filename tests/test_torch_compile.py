@@ -1,0 +1,202 @@
+"""torch.compile and torch.export: whole graphs, every backend, dynamic lengths."""
+
+import pytest
+import relpos
+import torch
+from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, build, randomised, tensors
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated"),
+]
+every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
+
+
+def loss_of(position):
+    return lambda q, k, v: relpos.attention(q, k, v, position=position).square().sum()
+
+
+@pytest.fixture
+def table():
+    return randomised(relpos.BiasRPE(HEADS, 4))
+
+
+def test_transforms_inside_a_compiled_region(table):
+    torch._dynamo.reset()
+    query, key, value = (x.detach() for x in tensors())
+    table.requires_grad_(False)
+
+    def gradient(q):
+        return torch.func.grad(loss_of(table), argnums=(0, 1))(q, key, value)
+
+    def tangent(q):
+        return torch.func.jvp(lambda q: loss_of(table)(q, key, value), (q,), (q,))
+
+    def mapped(q):
+        return torch.vmap(lambda q: relpos.attention(q, key, value, position=table))(q[None])
+
+    for run in (gradient, mapped):
+        compiled = torch.compile(run, backend="aot_eager")
+        torch.testing.assert_close(compiled(query), run(query))
+    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
+        torch.compile(tangent, backend="aot_eager")(query)
+
+
+@every_scheme
+def test_compile_without_graph_breaks(name, scheme, options):
+    torch._dynamo.reset()
+    position = randomised(build(scheme, options), torch.float32)
+    inputs = [x.detach().float().requires_grad_() for x in tensors()]
+
+    def run(q, k, v):
+        out, lse = relpos.attention(q, k, v, position=position, is_causal=True, return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    run(*inputs).backward()
+    want = [x.grad.clone() for x in (*inputs, *position.parameters())]
+    for x in (*inputs, *position.parameters()):
+        x.grad = None
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs), run(*inputs))
+    compiled(*inputs).backward()
+    for x, gradient in zip((*inputs, *position.parameters()), want, strict=True):
+        torch.testing.assert_close(x.grad, gradient)
+
+
+def test_compile_with_a_dynamic_length_and_every_option(table):
+    torch._dynamo.reset()
+    table = table.float()
+
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def run(q, k, v, padding):
+        return relpos.attention(
+            q,
+            k,
+            v,
+            position=[table, relpos_rope],
+            key_padding_mask=padding,
+            window=(3, 1),
+            q_offset=k.shape[2] - q.shape[2],
+            scale=0.3,
+            return_weights=True,
+        )
+
+    relpos_rope = relpos.RoPE(HEAD_DIM, layout="half")
+    for length in (5, 6, 9):
+        inputs = [x.float() for x in tensors(queries=3, keys=length)]
+        padding = torch.zeros(2, length, dtype=torch.bool)
+        padding[1, -1] = True
+        got = run(*inputs, padding)
+        want = relpos.attention(
+            *inputs,
+            position=[table, relpos_rope],
+            key_padding_mask=padding,
+            window=(3, 1),
+            q_offset=length - 3,
+            scale=0.3,
+            return_weights=True,
+        )
+        assert torch.equal(got[0], want[0])
+        assert torch.equal(got[1], want[1])
+
+
+def test_compile_the_rest(table):
+    torch._dynamo.reset()
+    rope = relpos.RoPE(HEAD_DIM, layout="interleaved")
+    module = relpos.nn.MultiheadAttention(8, HEADS, position=relpos.T5Bias(HEADS) + rope).double()
+    x = tensors(heads=1, dim=8)[0].detach()[:, 0]
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    padding[0, 3:] = True
+    floating = torch.zeros(2, 5, dtype=x.dtype).masked_fill(padding, -torch.inf)
+
+    def run(x):
+        rows = x.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2)
+        turned = rope.rotate(rows, offset=3)
+        score = relpos.scores(turned, turned, position=table)
+        return (
+            module(x, x, x, key_padding_mask=padding, need_weights=True),
+            module(x, x, x, key_padding_mask=floating, is_causal=True)[0],
+            score + table.dense(5, 5),
+            rope.dense(5, 5),
+        )
+
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, run(x))
+
+
+def test_compiled_dropout_draws_from_the_default_generator():
+    torch._dynamo.reset()
+    inputs = [x.float() for x in tensors()]
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(q, k, v):
+        return relpos.attention(q, k, v, dropout_p=0.5)
+
+    torch.manual_seed(7)
+    first = run(*inputs)
+    again = run(*inputs)
+    torch.manual_seed(7)
+    assert torch.equal(run(*inputs), first)
+    assert not torch.equal(first, again)
+
+
+def test_export_keeps_one_operator(table):
+    class Attend(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.position = table
+
+        def forward(self, q, k, v):
+            return relpos.attention(q, k, v, position=self.position, is_causal=True)
+
+    inputs = tuple(x.detach() for x in tensors())
+    length = torch.export.Dim("length", min=2, max=64)
+    program = torch.export.export(Attend(), inputs, dynamic_shapes=[{2: length}] * 3)
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert sum("relpos.attention" in target for target in targets) == 1
+    longer = tuple(x.detach() for x in tensors(queries=9, keys=9))
+    assert torch.equal(
+        program.module()(*longer), relpos.attention(*longer, position=table, is_causal=True)
+    )
+
+
+class Block(torch.nn.Module):
+    """Every call of the front that a model may hold, once."""
+
+    def __init__(self):
+        super().__init__()
+        self.attend = relpos.nn.MultiheadAttention(
+            HEADS * HEAD_DIM, HEADS, position=relpos.T5Bias(HEADS) + relpos.RoPE(4, layout="half")
+        )
+        self.table = relpos.Shaw(3, HEAD_DIM)
+
+    def forward(self, x, starts):
+        attended, _ = self.attend(x, x, x, is_causal=True)
+        rows = attended.unflatten(2, (HEADS, HEAD_DIM)).transpose(1, 2)
+        shims = relpos.sdpa(rows, rows, rows, is_causal=True)
+        shims = shims + relpos.flash_attn_func(*[rows.transpose(1, 2)] * 3).transpose(1, 2)
+        halves = [
+            relpos.attention(rows, part, part, position=self.table, q_offset=0, return_lse=True)
+            for part in (rows[:, :, :2], rows[:, :, 2:])
+        ]
+        joined, lse = relpos.merge(*zip(*halves, strict=True))
+        packed = rows[0].transpose(0, 1)
+        packed = relpos.attention_varlen(packed, packed, packed, starts, position=self.table)
+        return shims.sum() + joined.square().sum() + lse.sum() + packed.square().sum()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_backends_of_compile(backend):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    block = Block()
+    compiled = torch.compile(block, fullgraph=True, backend=backend, dynamic=True)
+    for length in (6, 9):
+        x = torch.randn(2, length, HEADS * HEAD_DIM, requires_grad=True)
+        leaves = [x, *block.parameters()]
+        starts = torch.tensor([0, 4, length])
+        got, want = (
+            (loss, torch.autograd.grad(loss, leaves))
+            for loss in (run(x, starts) for run in (compiled, block))
+        )
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
