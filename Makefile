@@ -32,8 +32,8 @@ test-full: test ## the same with the full product of cases
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan
 
-bench: build ## measure against PyTorch
-	@$(PY) bench/bench.py
+bench: build ## measure against the floors and against other libraries; ARGS="--case TEXT --runs 5"
+	@scripts/bench.sh $(ARGS)
 
 format: build ## format C++ and Python in place
 	@scripts/lint.sh --fix

@@ -12,6 +12,7 @@ void add_list(CLI::App& tool, Run& run);
 void add_show(CLI::App& tool, Run& run);
 void add_attend(CLI::App& tool, Run& run);
 void add_selftest(CLI::App& tool, Run& run);
+void add_bench(CLI::App& tool, Run& run);
 // Only for the help of the tool: run_lab takes its arguments unparsed.
 void add_lab(CLI::App& tool);
 int run_lab(int argc, char** argv);

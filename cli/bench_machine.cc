@@ -1,0 +1,117 @@
+#include "bench_machine.h"
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "base/buffer.h"
+#include "bench_probes.h"
+#include "relpos/error.h"
+
+namespace relpos::cli {
+namespace {
+
+constexpr double kBurst = 0.02;  // seconds
+constexpr int kBursts = 15, kReadings = 8;
+constexpr int64_t kReadFloats = int64_t{64} << 20;  // 256 MiB: beyond every cache
+
+// Seconds from a common start to the end of the last of `threads` calls work(worker).
+double seconds_of(int threads, const std::function<void(int)>& work) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start;
+  std::barrier gate(threads, [&start]() noexcept { start = Clock::now(); });
+  const auto one = [&](int worker) {
+    gate.arrive_and_wait();
+    work(worker);
+  };
+  std::vector<std::thread> helpers;
+  for (int worker = 1; worker < threads; ++worker) helpers.emplace_back(one, worker);
+  one(0);
+  for (std::thread& helper : helpers) helper.join();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double peak(const Probes& probes, int threads) {
+  const auto burst = [&](int64_t rounds) {
+    return seconds_of(
+        threads, [&](int) { [[maybe_unused]] volatile float sink = probes.multiply_adds(rounds); });
+  };
+  int64_t rounds = 1 << 16;
+  for (double seconds = 0; seconds < kBurst; rounds *= 2) seconds = burst(rounds);
+  double best = burst(rounds);
+  for (int n = 1; n < kBursts; ++n) best = std::min(best, burst(rounds));
+  return 1e-9 * static_cast<double>(probes.flops * rounds * threads) / best;
+}
+
+double read_bandwidth(const Probes& probes, int threads) {
+  const int64_t share = kReadFloats / threads / 256 * 256;
+  const Buffer<float> memory(share * threads);
+  std::fill_n(memory.get(), share * threads, 1.0f);
+  double best = HUGE_VAL;
+  for (int n = 0; n < kReadings; ++n) {
+    best = std::min(best, seconds_of(threads, [&](int worker) {
+                      [[maybe_unused]] volatile float sink =
+                          probes.sum(memory.get() + worker * share, share);
+                    }));
+  }
+  return 1e-9 * static_cast<double>(share * threads * sizeof(float)) / best;
+}
+
+void read_cpu(Machine& machine) {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line) && !line.empty();) {
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos || colon + 2 > line.size()) continue;
+    const std::string name = line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1);
+    const std::string value = line.substr(colon + 2);
+    if (name == "model name") machine.cpu = value;
+    if (name == "cpu family") std::istringstream(value) >> machine.family;
+    if (name == "model") std::istringstream(value) >> machine.model;
+  }
+}
+
+}  // namespace
+
+Machine measure_machine(const std::string& target, int threads) {
+  Machine machine;
+  machine.target = target;
+  machine.threads = threads;
+  read_cpu(machine);
+  const std::vector<Probes> all = compiled_probes();
+  const auto probes =
+      std::ranges::find_if(all, [&](const Probes& p) { return p.target == target; });
+  check_value(probes != all.end(), "bench: no measurement of the machine for target ", target);
+  machine.peak_one = peak(*probes, 1);
+  machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads);
+  machine.bandwidth = read_bandwidth(*probes, threads);
+  return machine;
+}
+
+void keep_higher(Machine& machine, const Machine& later) {
+  machine.peak_one = std::max(machine.peak_one, later.peak_one);
+  machine.peak_all = std::max(machine.peak_all, later.peak_all);
+  machine.bandwidth = std::max(machine.bandwidth, later.bandwidth);
+}
+
+std::string void_reason(const Machine& machine) {
+  if (machine.threads < 2) return "";
+  if (machine.peak_all < 1.5 * machine.peak_one) {
+    return "all threads together reach less than 1.5 times one: they share a core, or something "
+           "else runs";
+  }
+  if (machine.threads == 2 && machine.target == "avx512" && machine.peak_one > 200 &&
+      machine.peak_all < 380) {
+    return "two threads of a CPU with 512-bit units reach less than 380 GFLOP/s: they share a "
+           "core, or something else runs";
+  }
+  return "";
+}
+
+}  // namespace relpos::cli

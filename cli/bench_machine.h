@@ -1,0 +1,26 @@
+// What the machine of a bench can do, and whether it did enough for a run to count.
+#pragma once
+
+#include <string>
+
+namespace relpos::cli {
+
+struct Machine {
+  std::string cpu, target;
+  int family = -1, model = -1;  // -1: not known
+  int threads = 1;
+  double peak_one = 0, peak_all = 0;  // GFLOP/s of multiply-adds, one thread and all
+  double bandwidth = 0;               // GB/s, all threads reading
+};
+
+// About a second. `target` as relpos::show_config() names it.
+Machine measure_machine(const std::string& target, int threads);
+// Neighbours on a shared machine only ever take away.
+void keep_higher(Machine& machine, const Machine& later);
+
+// Why a run on this machine does not count; empty where it does. Threads that share one core reach
+// less than 1.5 times one thread's peak; two AVX-512 cores with 512-bit units (one thread above 200
+// GFLOP/s) reach 380.
+std::string void_reason(const Machine& machine);
+
+}  // namespace relpos::cli

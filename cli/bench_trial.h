@@ -1,0 +1,69 @@
+// One attention call with everything it reads and writes, and the clock that calls take turns at.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "parameters.h"
+#include "relpos/attention.h"
+
+namespace relpos::cli {
+
+struct TrialShape {
+  int64_t batch = 1, heads = 8, key_heads = 8, queries = 2048, keys = 2048, dim = 64;
+  DType dtype = DType::kFloat32;
+  bool causal = false;
+
+  static TrialShape square(int64_t length) {
+    TrialShape shape;
+    shape.queries = shape.keys = length;
+    return shape;
+  }
+};
+
+class Trial {
+ public:
+  // Tables are trained and hold no zeros. `threads` 0: the default.
+  Trial(const TrialShape& shape, Position position, int threads);
+  // The position by its text; heads and head_dim come from the shape.
+  Trial(const TrialShape& shape, const std::string& position, int threads);
+  Trial(Trial&&) = delete;
+
+  void forward();
+  // With the gradients of query, key, value and every table. The first call makes their memory and
+  // a forward pass.
+  void backward();
+  void make_gradients();
+  void run(bool with_backward) { with_backward ? backward() : forward(); }
+  // Multiply-adds count twice: 4 B H Lq Lk D forward, 10 backward, half of it when causal.
+  double flops(bool with_backward) const;
+
+  Options options;
+
+ private:
+  TrialShape shape_;
+  Position position_;
+  std::unique_ptr<Parameters> parameters_;
+  Tensor query_, key_, value_, out_, lse_, dout_;
+  std::vector<Tensor> gradient_memory_;
+  Gradients gradients_;
+};
+
+struct Budget {
+  double seconds = 2;  // for each row; three rounds at least, one where calls take seconds
+  int rounds = 0;      // at most; 0: as many as the seconds allow
+};
+
+// Seconds of each call in each round, [call][round]. Calls take turns, in opposite order every other
+// round; short ones are repeated until the clock can tell. The first turn is not counted where it
+// can be spared.
+std::vector<std::vector<double>> take_turns(const std::vector<std::function<void()>>& calls,
+                                            const Budget& budget);
+
+// The q quantile, interpolated; `values` is not empty.
+double quantile(std::vector<double> values, double q);
+
+}  // namespace relpos::cli

@@ -1,0 +1,267 @@
+"""The bench: its rows, its proofs, its report. What it measures is no matter of tests."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from cli_tool import ROOT, call, output, refusal, report
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import clock
+import formulas
+import peers
+import proof
+import report as pages
+import rows as bench_rows
+
+import bench as program
+
+PLACES = set(range(1, 24))  # lines of the table of targets
+QUICK = ["--seconds", "0.01", "--rounds", "1"]
+
+
+def test_tool_lists_rows():
+    rows = report("bench", "--list")["rows"]
+    text = output("bench", "--list")
+    assert all(row["name"] in text for row in rows)
+    assert len({row["name"] for row in rows}) == len(rows)
+    for scheme in report("list")["schemes"]:
+        assert any(row["name"].startswith(scheme["name"]) for row in rows)
+    for row in rows:
+        if row["floor"] is None:
+            continue
+        worse, better = sorted((row["floor"], row["stretch"]), reverse=row["better"] == "lower")
+        assert worse == row["floor"] != better, row
+
+
+def test_every_line_of_the_targets_has_a_row():
+    listed = report("bench", "--list")["rows"]
+    ours = {row["place"] for row in listed if row["floor"] is not None}
+    theirs = {case.place for case in bench_rows.all_cases() if case.floor is not None}
+    assert ours | theirs == PLACES
+    names = [case.name for case in bench_rows.all_cases()]
+    assert len(set(names)) == len(names)
+
+
+def test_tool_measures_the_machine_and_rows(tmp_path):
+    words = ["bench", "--case", "call overhead", *QUICK]
+    path = tmp_path / "bench.json"
+    result = call(*words, "--json", path)
+    assert result.returncode == 0, result.stderr
+    assert "call overhead, B 1, H 1, L 12, C++ [us]" in result.stdout
+    assert "GFLOP/s" in result.stdout
+    found = json.loads(path.read_text())
+    machine, (row,) = found["machine"], found["rows"]
+    assert machine["peak_all"] > 1
+    assert machine["peak_one"] > 1
+    assert machine["read_bandwidth"] > 0.1
+    assert machine["counts"] == (machine["void"] == "")
+    assert row["low"] <= row["value"] <= row["high"]
+    assert row["values"] == [row["value"]]
+    assert row["value"] == pytest.approx(1e3 * row["milliseconds"]["relpos"])
+
+
+def test_tool_shares_of_peak_are_percentages():
+    found = report("bench", "--case", "short: B 8", "--threads", 1, *QUICK)
+    (row,), machine = found["rows"], found["machine"]
+    assert machine["threads"] == 1
+    flops = 4 * 8 * 8 * 128 * 128 * 64
+    expected = 100 * flops / (1e6 * row["milliseconds"]["relpos"]) / machine["peak_all"]
+    assert row["value"] == pytest.approx(expected)
+
+
+def test_tool_machine_alone():
+    assert report("bench", "--machine")["rows"] == []
+    assert "read" in output("bench", "--machine")
+
+
+def test_tool_measures_another_target():
+    found = report("bench", "--target", "baseline", "--machine")
+    assert found["machine"]["target"] == "baseline"
+
+
+def test_tool_probes_memory():
+    found = report("bench", "--memory-probe", 2048)
+    assert found["input_bytes"] == 3 * 2048 * 64 * 4
+    assert 0 < found["peak_bytes"] < 2048 * 2048 * 4
+
+
+def test_tool_refuses():
+    assert "no row's name contains nonsense" in refusal("bench", "--case", "nonsense")
+    assert "RELPOS_TARGET" in refusal("bench", "--target", "nonsense", "--machine")
+    assert "--seconds" in refusal("bench", "--seconds", "0")
+    assert "cannot write" in refusal("bench", "--case", "overhead", *QUICK, "--json", "/nowhere/x",
+                                     "--quiet")  # fmt: skip
+
+
+def test_unequal_sides_are_not_timed():
+    def wrong(shape, dtype):
+        match = formulas.plain(shape, dtype)
+        match.ours = lambda: formulas.relpos.attention(*match.leaves, scale=0.13)
+        return match
+
+    shape = (1, 2, 64, 64, 16)
+    proof.prove(formulas.plain, shape)
+    with pytest.raises(proof.Unequal, match="not timed"):
+        proof.prove(wrong, shape)
+    case = bench_rows.peer_case(1, "wrong", 1, 2, bench_rows.against_formula(wrong, shape, True))
+    (row,) = bench_rows.measure(case, 0.01)
+    assert "not timed" in row["error"]
+    assert row["floor"] == 1
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        formulas.plain,
+        formulas.causal,
+        formulas.trained_bias,
+        formulas.bias_rpe,
+        formulas.shaw_einsum,
+        formulas.shaw_gather,
+        formulas.music_skew,
+    ],
+)
+def test_formulas_are_proved(build):
+    proof.prove(build, (2, 2, 70, 70, 16))
+
+
+def test_bias_rpe_takes_queries_fewer_than_keys():
+    proof.prove(formulas.bias_rpe, (2, 2, 70, 80, 16))
+
+
+def test_a_contest_has_a_row_for_each_peer(monkeypatch):
+    def wrong(q, k, v, causal, bias):
+        return lambda: q, peers.same
+
+    def absent(q, k, v, causal, bias):
+        raise peers.Refused("not installed")
+
+    monkeypatch.setitem(peers.PEERS, "wrong", wrong)
+    monkeypatch.setitem(peers.PEERS, "absent", absent)
+    names = [peers.TORCH, "wrong", "absent"]
+    shape = (1, 2, 64, 64, 16)
+    run = bench_rows.against_peers(formulas.trained_bias, shape, names)
+    best, *rows = bench_rows.measure(bench_rows.peer_case(1, "all", 1, 2, run, names), 0.01)
+    assert best["name"] == "all"
+    assert best["floor"] == 1
+    assert len(best["values"]) >= 3
+    by_name = {row["name"]: row for row in rows}
+    assert set(by_name) == {f"all: {name}" for name in names}
+    assert by_name[f"all: {peers.TORCH}"]["values"] == best["values"]
+    assert "not timed" in by_name["all: wrong"]["error"]
+    assert by_name["all: absent"]["error"] == "not installed"
+    assert all(row["floor"] is None for row in rows)
+
+
+def test_peers_that_are_not_installed_say_so(monkeypatch):
+    for module in ("onnxruntime", "zentorch"):
+        monkeypatch.setitem(sys.modules, module, None)
+    q = torch.zeros(1, 1, 4, 4)
+    for name in ("ONNX Runtime", "zentorch"):
+        with pytest.raises(peers.Refused, match="Error"):
+            peers.PEERS[name](q, q, q, False, None)
+    assert peers.version("no-such-package") == "not installed"
+
+
+def test_training_loop_parts_match_the_loop():
+    (case,) = (c for c in bench_rows.all_cases() if "training loop" in c.name)
+    (row,) = bench_rows.measure(case, 0.01)
+    assert len(row["milliseconds"]) == 3
+    assert len(row["values"]) >= 3
+
+
+def test_turns_alternate():
+    order = []
+
+    def turn(n):
+        order.append(n)
+        end = clock.time.perf_counter() + 0.002
+        while clock.time.perf_counter() < end:
+            pass
+
+    times = clock.take_turns([lambda: turn(0), lambda: turn(1)], 0.001)
+    assert order == [0, 1, 0, 1, 1, 0, 0, 1]
+    assert [len(t) for t in times] == [3, 3]
+
+
+ROW = {"place": 1, "name": "x", "unit": "% of peak", "better": "higher", "floor": 70, "stretch": 80}
+
+
+def measured(values, **more):
+    return {**ROW, "values": values, "milliseconds": {"relpos": 1.0}, **more}
+
+
+def test_runs_are_joined_by_their_medians():
+    one = pages.joined([[measured([60, 71, 90])]])[0]
+    assert (one["value"], one["runs"]) == (71, [71])
+    assert one["low"] < 71 < one["high"]
+    runs = [[measured([v, v, 99])] for v in (71, 75, 69, 80, 78)]
+    five = pages.joined(runs)[0]
+    assert (five["value"], five["low"], five["high"], five["rounds"]) == (75, 69, 80, 15)
+
+
+def test_failures_do_not_hide_measurements():
+    failed = {**ROW, "error": "no"}
+    assert pages.join([measured([75]), failed])["value"] == 75
+    assert pages.join([failed])["error"] == "no"
+
+
+def test_verdicts():
+    assert pages.reached({**ROW, "value": 81}) == "stretch"
+    assert pages.reached({**ROW, "value": 75}) == "floor"
+    assert pages.reached({**ROW, "value": 69}) == "**missed**"
+    lower = {**ROW, "better": "lower", "floor": 4, "stretch": 1}
+    assert [pages.reached({**lower, "value": v}) for v in (0, 2, 5)] == [
+        "stretch",
+        "floor",
+        "**missed**",
+    ]
+    free = {**ROW, "floor": None, "unit": "x faster"}
+    assert [pages.reached({**free, "value": v}) for v in (0.9, 1.1)] == ["lost", "won"]
+
+
+def test_merging_replaces_rows_by_name():
+    kept = pages.joined([[measured([1]), measured([2], name="y", place=2)]])
+    rows = pages.merged(pages.joined([[measured([5])]]), kept)
+    assert [(row["name"], row["value"]) for row in rows] == [("x", 5), ("y", 2)]
+
+
+def test_limits_are_of_the_peak():
+    row = measured([1.2], flops=1e9, milliseconds={"relpos": 8.0, "torch": 10.0})
+    pages.add_limits([row], 200.0)
+    assert row["at_peak"] == pytest.approx(2.0)
+
+
+def test_page_has_every_row_and_the_command():
+    rows = pages.joined([[measured([75]), {**ROW, "name": "gone", "error": "not installed"}]])
+    machine = report("bench", "--machine")["machine"]
+    text = pages.page(
+        {"command": "make bench", "date": "today", "versions": {"torch": "1"}, "rows": rows,
+         "machines": [machine]}
+    )  # fmt: skip
+    assert "| x | 70 | 80 | 75 % of peak |" in text
+    assert "| gone | 70 | 80 | not measured |" in text
+    assert "`make bench`" in text
+    assert machine["cpu"] in text
+
+
+def test_program_lists_every_row():
+    run = subprocess.run(
+        [sys.executable, program.__file__, "--list"], capture_output=True, text=True, check=True
+    )
+    listed = [line.rsplit(" [", 1)[0] for line in run.stdout.splitlines()]
+    for row in report("bench", "--list")["rows"]:
+        assert row["name"] in listed
+    for case in bench_rows.all_cases():
+        assert case.name in listed
+
+
+def test_program_refuses_a_page_with_holes(tmp_path):
+    words = [sys.executable, program.__file__, "--case", "overhead", "--write-docs"]
+    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    assert "--merge" in run.stderr
