@@ -87,7 +87,7 @@ struct RowTable {
   std::optional<double> scale;  // s1; not given: the scale of the scores
 };
 
-// s2 <c_j, r'[m(delta)]>, c_j the unrotated key or `factor`. The reference path computes it.
+// s2 <c_j, r'[m(delta)]>, c_j the unrotated key or `factor`.
 struct ColumnTable {
   ClassMap map = ClassMap::clamp(0, 0);
   TermData table;   // [M, r], or [H, M, r]

@@ -5,6 +5,7 @@
 
 #include "kernels/backward_sums.h"
 #include "kernels/block_setup.h"
+#include "kernels/columns.h"
 #include "kernels/fused.h"
 #include "kernels/schedule.h"
 
@@ -31,6 +32,7 @@ class BackwardScratch : public BlockScratch {
         plan_(plan),
         kernels_(kernels),
         reader_(plan),
+        columns_(plan, kernels),
         dout_(kRows * plan.Dvp),
         out_(plan.Dvp),
         dq_(kRows * plan.Dp),
@@ -57,7 +59,8 @@ class BackwardScratch : public BlockScratch {
   }
 
   static int64_t floats(const Plan& plan) {
-    int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan);
+    int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan) +
+                  ColumnScratch::floats(plan);
     const auto cells = [&](const TablePlan& t) {
       return kRows * (std::min(t.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
     };
@@ -87,7 +90,15 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   kernels_.backward(block, tiles, t, count);
+                   if (plan_.columns.empty()) {
+                     kernels_.backward(block, tiles, t, count);
+                     return;
+                   }
+                   for (int64_t n = 0; n < count; ++n) {
+                     columns_.read(block, tiles[n]);
+                     kernels_.backward(block, tiles + n, t + n, 1);
+                     columns_.add_gradients(block, tiles[n], t + n, g, sums);
+                   }
                  });
     finish_biases(g, sums);
     finish_values(g, sums);
@@ -266,6 +277,7 @@ class BackwardScratch : public BlockScratch {
   const Plan& plan_;
   const TileKernels& kernels_;
   TileReader reader_;
+  ColumnScratch columns_;
   Buffer<float> dout_, out_, dq_, p_, ds_, factor_;
   std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;

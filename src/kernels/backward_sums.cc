@@ -26,6 +26,12 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
   for (size_t n = 0; n < plan.value_tables.size(); ++n) {
     values.push_back(table_sums(plan.value_tables[n], !wants.value_tables[n].table.empty()));
   }
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    columns.push_back(table_sums(plan.columns[n].table, !wants.column_tables[n].table.empty()));
+    const bool own = plan.p.terms.column_tables[n].factor.view.given();
+    const bool wanted = !own || !wants.column_tables[n].factor.empty();
+    factors.emplace_back(wanted ? keys * plan.columns[n].table.padded_rank : 0);
+  }
   bool key = false;
   for (const auto& g : wants.key_biases) key = key || !g.table.empty();
   if (key) key_bias = Buffer<float>(group * keys);
@@ -33,7 +39,7 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
 
 int64_t Sums::bytes() const {
   int64_t floats = dk.size() + dv.size() + key_bias.size(), doubles = 0;
-  for (const auto* list : {&rows, &values}) {
+  for (const auto* list : {&rows, &values, &columns, &factors}) {
     for (const auto& b : *list) floats += b.size();
   }
   for (const auto* list : {&bias, &ramp, &added}) {
@@ -50,8 +56,9 @@ void Sums::clear() {
   for (auto* list : {&bias, &ramp, &added}) {
     for (auto& sums : *list) std::fill(sums.begin(), sums.end(), 0.0);
   }
-  for (const auto& b : rows) zero(b);
-  for (const auto& b : values) zero(b);
+  for (const auto* list : {&rows, &values, &columns, &factors}) {
+    for (const auto& b : *list) zero(b);
+  }
 }
 
 namespace {
@@ -142,29 +149,61 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
       }
     }
   }
-  const auto tables = [&](const std::vector<TablePlan>& plans, auto&& term, auto&& sum,
-                          auto&& gradient) {
-    for (size_t t = 0; t < plans.size(); ++t) {
-      const int64_t rank = plans[t].rank, strips = (rank + kLanes - 1) / kLanes;
+  const auto tables = [&](size_t terms, auto&& plan_of, auto&& term, auto&& sum, auto&& gradient) {
+    for (size_t t = 0; t < terms; ++t) {
+      const TablePlan& table = plan_of(t);
+      const int64_t rank = table.rank, strips = (rank + kLanes - 1) / kLanes;
       parallel_for(strips, threads, stopper, [&](int64_t strip, int) {
         for (int64_t n = 0; n < count; ++n) {
           const auto [data, scale] = term(t);
-          reduce_table(plan, plans[t], *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n),
+          reduce_table(plan, table, *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n),
                        scale, strip * kLanes, std::min(rank, (strip + 1) * kLanes), gradient(t));
         }
       });
     }
   };
-  // The factor that a row table's sums hold is already times s1 log2(e).
+  // The factors that the sums of row and column tables hold are already times s log2(e).
   tables(
-      plan.row_tables, [&](size_t t) { return std::pair{&p.terms.row_tables[t].table, kLn2}; },
+      plan.row_tables.size(), [&](size_t t) -> const TablePlan& { return plan.row_tables[t]; },
+      [&](size_t t) { return std::pair{&p.terms.row_tables[t].table, kLn2}; },
       [](const Sums& s, size_t t) -> const Buffer<float>& { return s.rows[t]; },
       [&](size_t t) -> std::vector<double>& { return to.row_tables[t].table; });
   tables(
-      plan.value_tables, [&](size_t t) { return std::pair{&p.terms.value_tables[t].table, 1.0}; },
+      plan.columns.size(), [&](size_t t) -> const TablePlan& { return plan.columns[t].table; },
+      [&](size_t t) { return std::pair{&p.terms.column_tables[t].table, kLn2}; },
+      [](const Sums& s, size_t t) -> const Buffer<float>& { return s.columns[t]; },
+      [&](size_t t) -> std::vector<double>& { return to.column_tables[t].table; });
+  tables(
+      plan.value_tables.size(), [&](size_t t) -> const TablePlan& { return plan.value_tables[t]; },
+      [&](size_t t) { return std::pair{&p.terms.value_tables[t].table, 1.0}; },
       [](const Sums& s, size_t t) -> const Buffer<float>& { return s.values[t]; },
       [&](size_t t) -> std::vector<double>& { return to.value_tables[t].table; });
 }
+
+namespace {
+
+// Sums the chunks of column term n for key j: into dk where the key is the factor.
+void add_factors(const Plan& plan, size_t n, const Sums* sums, int64_t chunks, int64_t pair,
+                 int64_t j, float* dk, const ProblemGradients& gradients) {
+  const TablePlan& table = plan.columns[n].table;
+  if (sums->factors[n].size() == 0) return;
+  const TermData& factor = plan.p.terms.column_tables[n].factor;
+  for (int64_t d = 0; d < table.rank; ++d) {
+    double sum = 0.0;
+    for (int64_t c = 0; c < chunks; ++c) {
+      sum += static_cast<double>(sums[c].factors[n][j * table.padded_rank + d]);
+    }
+    sum *= table.scale;
+    if (factor.view.given()) {
+      const int64_t at = (pair * plan.p.keys + j) * table.rank + d;
+      gradients.terms->column_tables[n].factor[static_cast<size_t>(at)] = sum * factor.multiplier;
+    } else {
+      dk[d] += static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace
 
 void reduce_keys(const Plan& plan, std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
@@ -184,6 +223,12 @@ void reduce_keys(const Plan& plan, std::vector<Sums>& sums, int64_t first_pair, 
       if (gradients.key.given()) {
         for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
         plan.unrotate_key(b, j, dk);
+      }
+      for (size_t n = 0; n < plan.columns.size(); ++n) {
+        add_factors(plan, n, &sums[static_cast<size_t>(slot * chunks)], chunks, pair, j, dk,
+                    gradients);
+      }
+      if (gradients.key.given()) {
         Plan::store_row(gradients.key, b, kv_head, j, plan.D, dk);
       }
       if (gradients.value.given()) Plan::store_row(gradients.value, b, kv_head, j, plan.Dv, dv);

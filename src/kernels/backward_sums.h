@@ -16,6 +16,8 @@ struct Sums {
   std::vector<Buffer<float>> rows, values;  // [term][heads of the task, width, padded rank]
   std::vector<std::vector<double>> added;   // [term][group * rank]
   Buffer<float> key_bias;                   // [group, tiles * kTile]
+  std::vector<Buffer<float>> columns;       // [term][heads of the task, runs, padded rank]
+  std::vector<Buffer<float>> factors;       // [term][tiles * kTile, padded rank], of c_j / s2
 
   Sums(const Plan& plan, const TermGradients& wants);
   int64_t bytes() const;

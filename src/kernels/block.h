@@ -41,7 +41,8 @@ struct KeyTile {
   const float* k = nullptr;   // [kTile, Dp] rotated keys (backward)
   const float* v = nullptr;   // [kTile, Dvp] (forward)
   const float* vt = nullptr;  // [Dv, kTile] (backward)
-  bool k_finite = true, v_finite = true;
+  const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
+  bool k_finite = true, v_finite = true, factors_finite = true;
   bool run = true;  // consecutive positions from first_position
   int64_t first_position = 0;
   const int64_t* positions = nullptr;  // [kTile] where not a run
@@ -91,6 +92,13 @@ struct TileKernels {
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
                bool accumulate);
+  // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not
+  // ascend, neighbours differ by 1 at most; readable, as products' rows, for kLanes beyond the last.
+  void (*read_columns)(int rows, const float* products, int64_t stride, const int32_t* runs,
+                       float* extra);
+  // The transpose: products[key * stride + run] += the ds [rows, kTile] of the pairs that read it.
+  void (*add_columns)(int rows, const float* ds, const int32_t* runs, float* products,
+                      int64_t stride);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
   // Adds what tiles [first, first + count) contribute to every gradient of the block.

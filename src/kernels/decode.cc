@@ -58,7 +58,7 @@ void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& 
                                   packs[static_cast<size_t>(worker)].get() + n * plan.tile_floats(),
                                   positions + n * kTile, x.row());
       }
-      kernels.forward(x.block, tiles, t, count);
+      x.forward(tiles, t, count);
     }
     x.add_value_tables();
     for (int row = 0; row < x.block.rows; ++row) {

@@ -1,6 +1,7 @@
 // The fused forward pass of whole prompts, and the dense forms.
 #include <string>
 
+#include "kernels/columns.h"
 #include "kernels/forward_block.h"
 #include "kernels/fused.h"
 
@@ -24,9 +25,7 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     const auto [first, end] = plan.tile_range(x.block);
     readers[static_cast<size_t>(worker)].read(
         at.packed, at.pair, first, end, stopper, worker,
-        [&](const KeyTile* tiles, int64_t t, int64_t count) {
-          kernels.forward(x.block, tiles, t, count);
-        });
+        [&](const KeyTile* tiles, int64_t t, int64_t count) { x.forward(tiles, t, count); });
     x.add_value_tables();
     for (int row = 0; row < x.block.rows; ++row) {
       finish_row(p, at.batch, at.head, x.block.index[row], x.block.m[row], x.sum(row),
@@ -53,8 +52,6 @@ int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
 bool fused_supports(const Problem& problem, std::string* why) {
   const char* reason = nullptr;
   if (problem.query.dtype == DType::kFloat64) reason = "float64 computes on the reference path";
-  if (!problem.terms.column_tables.empty())
-    reason = "a column table computes on the reference path";
   for (const Rotation& rotation : problem.terms.rotations) {
     if (!rotation.log_decay.empty()) reason = "a decaying rotation computes on the reference path";
   }
@@ -81,9 +78,11 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   std::vector<BlockScratch> scratch;
+  std::vector<ColumnScratch> columns;
   std::vector<TileReader> readers;
   for (int worker = 0; worker < threads; ++worker) {
     scratch.emplace_back(plan, kernels);
+    columns.emplace_back(plan, kernels);
     readers.emplace_back(plan);
   }
   for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
@@ -99,7 +98,10 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
     readers[static_cast<size_t>(worker)].read(
         at.packed, at.pair, 0, plan.tiles, stopper, worker,
         [&](const KeyTile* tiles, int64_t t, int64_t count) {
-          kernels.emit(x.block, tiles, t, count, dense, lse.given());
+          for (int64_t n = 0; n < count; ++n) {
+            columns[static_cast<size_t>(worker)].read(x.block, tiles[n]);
+            kernels.emit(x.block, tiles + n, t + n, 1, dense, lse.given());
+          }
         });
   });
   stopper.check();

@@ -10,6 +10,7 @@ ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
     : BlockScratch(plan, kernels),
       plan_(plan),
       kernels_(kernels),
+      columns_(plan, kernels),
       m_(kRows),
       l_(kRows * kLanes),
       o_(kRows * plan.Dvp),
@@ -24,7 +25,8 @@ ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
 
 int64_t ForwardScratch::floats(const Plan& plan) {
   int64_t floats =
-      BlockScratch::floats(plan) + kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
+      BlockScratch::floats(plan) + ColumnScratch::floats(plan) +
+      kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
   for (const TablePlan& table : plan.value_tables) {
     floats += kRows * (std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
   }
@@ -50,6 +52,17 @@ void ForwardScratch::start() {
     for (int row = 0; row < block.rows; ++row)
       panel.gradient[row] = weights_[n].get() + row * stride;
     block.values.push_back(panel);
+  }
+}
+
+void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
+  if (plan_.columns.empty()) {
+    kernels_.forward(block, tiles, t, count);
+    return;
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    columns_.read(block, tiles[n]);
+    kernels_.forward(block, tiles + n, t + n, 1);
   }
 }
 

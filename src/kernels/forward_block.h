@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/block_setup.h"
+#include "kernels/columns.h"
 #include "kernels/schedule.h"
 
 namespace relpos {
@@ -17,6 +18,8 @@ class ForwardScratch : public BlockScratch {
 
   float* row() const noexcept { return row_.get(); }  // [max(Dp, Dvp)], for whoever needs one
   void start();
+  // Advances the state over tiles [t, t + count).
+  void forward(const KeyTile* tiles, int64_t t, int64_t count);
   // Adds the value tables under their weights to o.
   void add_value_tables();
   float sum(int row) const noexcept;  // of weights
@@ -26,6 +29,7 @@ class ForwardScratch : public BlockScratch {
  private:
   const Plan& plan_;
   const TileKernels& kernels_;
+  ColumnScratch columns_;
   Buffer<float> m_, l_, o_, row_;
   std::vector<Buffer<float>> weights_;
   std::vector<Cut> cuts_;

@@ -7,7 +7,7 @@
 
 namespace relpos {
 
-// False where a term runs on the reference path (column tables, decaying rotations) or the dtype is
+// False where a term runs on the reference path (decaying rotations) or the dtype is
 // float64. `why`, if given, receives the reason.
 bool fused_supports(const Problem& problem, std::string* why = nullptr);
 

@@ -97,6 +97,16 @@ Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
   right = map(last + 1);
 }
 
+Runs::Runs(const Window& window) : lo(window.lo - 1) {
+  const auto add = [&](int64_t m) {
+    if (classes.empty() || classes.back() != m) classes.push_back(m);
+    index.push_back(static_cast<int32_t>(classes.size() - 1));
+  };
+  add(window.left);
+  for (const int64_t m : window.classes) add(m);
+  add(window.right);
+}
+
 Plan::Plan(const Problem& problem, bool backward)
     : p(problem),
       D(p.head_dim),
@@ -109,12 +119,12 @@ Plan::Plan(const Problem& problem, bool backward)
   if (range.first > range.second) range = {0, 0};
   for (const DistanceBias& term : p.terms.biases) expand_bias(term);
   for (const RowTable& term : p.terms.row_tables) {
-    row_tables.push_back(expand_table(term.map, term.table, backward_, true));
+    row_tables.push_back(expand_table(Window(term.map, range), term.table, backward_, true));
     row_tables.back().scale = term.scale.value_or(p.scale);
   }
   for (const ValueTable& term : p.terms.value_tables) {
     if (p.value.given()) {
-      value_tables.push_back(expand_table(term.map, term.table, !backward_, backward_));
+      value_tables.push_back(expand_table(Window(term.map, range), term.table, !backward_, backward_));
     }
   }
   if (!p.terms.key_biases.empty()) {
@@ -137,6 +147,19 @@ Plan::Plan(const Problem& problem, bool backward)
     }
   }
   tile_floats_ = D * kTile + (backward_ ? kTile * Dp + Dv * kTile : kTile * Dvp);
+  for (const ColumnTable& term : p.terms.column_tables) {
+    ColumnPlan plan;
+    plan.runs = Runs(Window(term.map, range));
+    Window window;
+    window.classes = plan.runs.classes;
+    window.width = round_up(static_cast<int64_t>(window.classes.size()), kLanes);
+    window.classes.resize(static_cast<size_t>(window.width), ClassMap::kNone);
+    plan.table = expand_table(std::move(window), term.table, true, true);
+    plan.table.scale = term.scale.value_or(p.scale);
+    plan.factors_at = tile_floats_;
+    tile_floats_ += kTile * plan.table.padded_rank;
+    columns.push_back(std::move(plan));
+  }
 
   for (const Rotation& rotation : p.terms.rotations) {
     Rotary rotary{&rotation, {}, {}, {}, {}};
@@ -203,12 +226,11 @@ void Plan::expand_bias(const DistanceBias& term) {
   biases.push_back(std::move(plan));
 }
 
-TablePlan Plan::expand_table(const ClassMap& map, const TermData& table, bool rows,
-                             bool transposed) const {
+TablePlan Plan::expand_table(Window window, const TermData& table, bool rows, bool transposed) {
   TablePlan plan;
   const TensorView& view = table.view;
   const bool per_head = view.rank == 3;
-  plan.window = Window(map, range);
+  plan.window = std::move(window);
   plan.heads = per_head ? view.shape[0] : 1;
   plan.rank = view.shape[per_head ? 2 : 1];
   plan.padded_rank = round_up(plan.rank, kLanes);
@@ -244,9 +266,14 @@ TablePlan Plan::expand_table(const ClassMap& map, const TermData& table, bool ro
 int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
   for (const BiasPlan& bias : biases) floats += bias.cells.size() + 2 * bias.window.width;
-  for (const auto* list : {&row_tables, &value_tables}) {
-    for (const TablePlan& t : *list)
-      floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
+  const auto add_table = [&](const TablePlan& t) {
+    floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
+  };
+  for (const TablePlan& t : row_tables) add_table(t);
+  for (const TablePlan& t : value_tables) add_table(t);
+  for (const ColumnPlan& c : columns) {
+    add_table(c.table);
+    floats += static_cast<int64_t>(c.runs.index.size() + 2 * c.runs.classes.size());
   }
   for (const Rotary& r : rotary_) {
     floats += r.q_cos.size() + r.q_sin.size() + r.k_cos.size() + r.k_sin.size();
@@ -345,6 +372,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
   } else {
     tile.v = second;
   }
+  pack_factors(b, kv_head, t, tile, memory);
   tile.first_position = p.positions.key(b, first);
   if (!p.positions.consecutive) {
     for (int64_t c = 0; c < kTile; ++c) {
@@ -354,6 +382,28 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
     tile.positions = positions;
   }
   return tile;
+}
+
+void Plan::pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile,
+                        float* memory) const {
+  tile.memory = memory;
+  const int64_t first = t * kTile, keys = std::min(kTile, p.keys - first);
+  for (size_t n = 0; n < columns.size(); ++n) {
+    const ColumnPlan& column = columns[n];
+    const TermData& factor = p.terms.column_tables[n].factor;
+    const bool own = factor.view.given();
+    const auto scale =
+        static_cast<float>(column.table.scale * (own ? factor.multiplier : 1.0) * kLog2e);
+    const int64_t rank = column.table.padded_rank;
+    float* rows = memory + column.factors_at;
+    std::fill_n(rows, kTile * rank, 0.0f);
+    for (int64_t c = 0; c < keys; ++c) {
+      float* row = rows + c * rank;
+      load_row(own ? factor.view : p.key, b, kv_head, first + c, column.table.rank, rank, row);
+      for (int64_t d = 0; d < rank; ++d) row[d] *= scale;
+    }
+    tile.factors_finite = tile.factors_finite && all_finite(rows, kTile * rank);
+  }
 }
 
 void Plan::add_row(Block& block, int64_t h, int64_t i) const {

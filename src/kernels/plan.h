@@ -2,6 +2,7 @@
 // rotary tables, and the packing of keys and values into tiles.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -48,6 +49,27 @@ struct TablePlan {
   }
 };
 
+// The classes of a window, left and right of it included, with neighbours of one class as one run.
+struct Runs {
+  int64_t lo = 0;
+  std::vector<int32_t> index;    // run of distance lo + n; the first and last hold outside too
+  std::vector<int64_t> classes;  // of each run
+
+  Runs() = default;
+  explicit Runs(const Window& window);
+  int64_t operator()(int64_t distance) const noexcept {
+    const auto last = static_cast<int64_t>(index.size()) - 1;
+    return index[static_cast<size_t>(std::clamp<int64_t>(distance - lo, 0, last))];
+  }
+};
+
+// A column table over its runs; rows past the last run, up to a multiple of kLanes, are zero.
+struct ColumnPlan {
+  Runs runs;
+  TablePlan table;         // a cell of its window is a run
+  int64_t factors_at = 0;  // where a packed tile holds c_j s2 log2(e) [kTile, padded rank]
+};
+
 class Plan {
  public:
   Plan(const Problem& problem, bool backward);
@@ -57,6 +79,7 @@ class Plan {
   std::pair<int64_t, int64_t> range;  // distances that occur
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
+  std::vector<ColumnPlan> columns;
   Buffer<float> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
 
@@ -89,8 +112,8 @@ class Plan {
     Buffer<float> q_cos, q_sin, k_cos, k_sin;  // [rows, L, pairs]
   };
   void expand_bias(const DistanceBias& term);
-  TablePlan expand_table(const ClassMap& map, const TermData& table, bool rows,
-                         bool transposed) const;
+  static TablePlan expand_table(Window window, const TermData& table, bool rows, bool transposed);
+  void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;
   void rotate(bool query, int64_t b, int64_t i, float* row, float direction) const;
 
   bool backward_;

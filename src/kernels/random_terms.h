@@ -72,7 +72,7 @@ inline std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassM
   return {rows, columns};
 }
 
-inline Case random_case(uint64_t seed, bool columns) {
+inline Case random_case(uint64_t seed, bool decays) {
   Rng rng(seed);
   Case c;
   Problem& p = c.p;
@@ -184,14 +184,14 @@ inline Case random_case(uint64_t seed, bool columns) {
     if (chance(rng, 0.4)) rows.scale = 0.7;
     t.row_tables.push_back(rows);
   }
-  for (int64_t n = columns ? draw(rng, 0, 2) : 0; n > 0; --n) {
+  for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
     ColumnTable column;
     column.map = random_map(rng);
     column.table = c.term(rng, table_shape(rng, p, column.map, p.head_dim));
     if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
     t.column_tables.push_back(column);
   }
-  if (columns && !t.rotations.empty() && chance(rng, 0.5)) {
+  if (decays && !t.rotations.empty() && chance(rng, 0.5)) {
     for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n)
       t.rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : at.q) x %= 1000;

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kernels/block.h"
+#include "kernels/columns-inl.h"
 #include "kernels/simd-inl.h"
 #include "kernels/targets.h"
 #include "kernels/terms-inl.h"
@@ -448,7 +449,9 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
 
 }  // namespace
 
-TileKernels kernels(const char* name) { return {name, gemm, forward, backward, emit}; }
+TileKernels kernels(const char* name) {
+  return {name, gemm, read_columns, add_columns, forward, backward, emit};
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace relpos

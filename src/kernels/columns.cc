@@ -1,0 +1,184 @@
+#include "kernels/columns.h"
+
+#include <algorithm>
+
+namespace relpos {
+namespace {
+
+// Entries of row - key, and a vector beyond them.
+constexpr int64_t kOffsets = kTile + kRows + 2 * kLanes;
+
+// Products of a row: of every run where positions are explicit, else of those that a block and a tile
+// may meet; rounded out on both sides, and a vector beyond them.
+int64_t product_stride(const Plan& plan) {
+  int64_t widest = 0;
+  for (const ColumnPlan& term : plan.columns) {
+    const int64_t runs = term.table.window.width;
+    widest = std::max(widest, plan.p.positions.consecutive ? std::min(runs, kOffsets) : runs);
+  }
+  return widest == 0 ? 0 : round_up(widest, kLanes) + 3 * kLanes;
+}
+
+int64_t key_position(const KeyTile& tile, int64_t key) {
+  return tile.run ? tile.first_position + key : tile.positions[key];
+}
+
+template <typename F>
+void for_each_head(const Block& block, F&& f) {
+  for (int row = 0; row < block.rows;) {
+    int end = row + 1;
+    while (end < block.rows && block.head[end] == block.head[row]) ++end;
+    f(block.head[row], row, end - row);
+    row = end;
+  }
+}
+
+}  // namespace
+
+ColumnScratch::ColumnScratch(const Plan& plan, const TileKernels& kernels)
+    : plan_(plan), kernels_(kernels), stride_(product_stride(plan)) {
+  if (plan.columns.empty()) return;
+  extra_ = Buffer<float>(kRows * kTile);
+  products_ = Buffer<float>(kTile * stride_);
+  std::fill_n(products_.get(), products_.size(), 0.0f);
+  runs_ = Buffer<int32_t>(kOffsets);
+}
+
+int64_t ColumnScratch::floats(const Plan& plan) {
+  return plan.columns.empty() ? 0 : kRows * kTile + kTile * product_stride(plan) + kOffsets;
+}
+
+ColumnScratch::Reach ColumnScratch::reach(const ColumnPlan& term, const Block& block,
+                                          const KeyTile& tile, int row, int rows) {
+  const auto [q_low, q_high] =
+      std::minmax_element(block.position + row, block.position + row + rows);
+  int64_t k_low = tile.first_position, k_high = tile.first_position + kTile - 1;
+  if (!tile.run) {
+    k_low = *std::min_element(tile.positions, tile.positions + kTile);
+    k_high = *std::max_element(tile.positions, tile.positions + kTile);
+  }
+  const int64_t low = term.runs(k_low - *q_high), high = term.runs(k_high - *q_low);
+  Reach at;
+  at.first = low / kLanes * kLanes;
+  at.width = round_up(high + 1 - at.first, kLanes);
+  if (low == high) {
+    at.single = low - at.first;
+    return at;
+  }
+  at.ordered = tile.run;
+  for (int r = row + 1; r < row + rows && at.ordered; ++r) {
+    at.ordered = block.position[r] == block.position[r - 1] + 1;
+  }
+  if (at.ordered) {
+    // Lanes past the last row read the run of the farthest distance that a row has.
+    for (int64_t n = 0; n < kTile + round_up(rows, kLanes); ++n) {
+      const int64_t distance = std::max(k_high - *q_low - n, k_low - *q_high);
+      runs_[n] = static_cast<int32_t>(term.runs(distance) - at.first);
+    }
+  }
+  return at;
+}
+
+int64_t ColumnScratch::run(const ColumnPlan& term, const Reach& at, const Block& block,
+                           const KeyTile& tile, int row, int64_t key) {
+  return term.runs(key_position(tile, key) - block.position[row]) - at.first;
+}
+
+void ColumnScratch::multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile,
+                             const Reach& at) {
+  const TablePlan& table = term.table;
+  const float* panels =
+      table.transposed.get() + (table.heads == 1 ? 0 : head) * table.panels() * table.rank * kTile;
+  for (int64_t from = at.first; from < at.first + at.width;) {
+    const int64_t panel = from / kTile;
+    const int64_t end = std::min(at.first + at.width, (panel + 1) * kTile);
+    kernels_.gemm(kTile, end - from, table.rank, tile.memory + term.factors_at, table.padded_rank,
+                  1, panels + panel * table.rank * kTile + from % kTile, kTile,
+                  products_.get() + (from - at.first), stride_, false);
+    from = end;
+  }
+}
+
+void ColumnScratch::read(Block& block, const KeyTile& tile) {
+  if (plan_.columns.empty()) return;
+  // Far from the diagonal every pair of a key reads one run, and all rows share the sums.
+  bool shared = block.head[0] == block.head[block.rows - 1];
+  for (const ColumnPlan& term : plan_.columns) {
+    shared = shared && reach(term, block, tile, 0, block.rows).single >= 0;
+  }
+  block.extra = extra_.get();
+  block.extra_stride = shared ? 0 : kTile;
+  std::fill_n(extra_.get(), (shared ? 1 : kRows) * kTile, 0.0f);
+  for (const ColumnPlan& term : plan_.columns) {
+    for_each_head(block, [&](int64_t head, int row, int rows) {
+      const Reach at = reach(term, block, tile, row, rows);
+      multiply(term, head, tile, at);
+      float* extra = extra_.get() + (shared ? 0 : row * kTile);
+      if (at.ordered) {
+        kernels_.read_columns(rows, products_.get(), stride_, runs_.get(), extra);
+        return;
+      }
+      for (int r = 0; r < (shared ? 1 : rows); ++r) {
+        for (int64_t key = 0; key < kTile; ++key) {
+          const int64_t column =
+              at.single >= 0 ? at.single : run(term, at, block, tile, row + r, key);
+          extra[r * kTile + key] += products_[key * stride_ + column];
+        }
+      }
+    });
+  }
+}
+
+void ColumnScratch::add_gradients(const Block& block, const KeyTile& tile, int64_t t, int64_t g,
+                                  Sums& sums) {
+  for (size_t n = 0; n < plan_.columns.size(); ++n) {
+    const ColumnPlan& term = plan_.columns[n];
+    const TablePlan& table = term.table;
+    const int64_t rank = table.padded_rank;
+    if (sums.columns[n].size() == 0 && sums.factors[n].size() == 0) continue;
+    const Reach at = reach(term, block, tile, 0, block.rows);
+    for (int64_t key = 0; key < kTile; ++key) {
+      std::fill_n(products_.get() + key * stride_, at.width, 0.0f);
+    }
+    if (at.ordered) {
+      kernels_.add_columns(block.rows, block.ds, runs_.get(), products_.get(), stride_);
+    } else if (at.single >= 0) {
+      float total[kTile] = {};
+      for (int row = 0; row < block.rows; ++row) {
+        for (int64_t key = 0; key < kTile; ++key) total[key] += block.ds[row * kTile + key];
+      }
+      for (int64_t key = 0; key < kTile; ++key) products_[key * stride_ + at.single] = total[key];
+    } else {
+      for (int row = 0; row < block.rows; ++row) {
+        for (int64_t key = 0; key < kTile; ++key) {
+          const int64_t column = run(term, at, block, tile, row, key);
+          products_[key * stride_ + column] += block.ds[row * kTile + key];
+        }
+      }
+    }
+    const float* factors = tile.memory + term.factors_at;
+    if (sums.columns[n].size() > 0) {
+      float* to = sums.columns[n].get() +
+                  ((table.heads == 1 ? 0 : g) * table.window.width + at.first) * rank;
+      if (tile.factors_finite) {
+        kernels_.gemm(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to, rank,
+                      true);
+      } else {
+        skip_zero_product(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to,
+                          rank);
+      }
+    }
+    if (sums.factors[n].size() > 0) {
+      const float* rows = table.head_rows(block.head[0]) + at.first * rank;
+      float* to = sums.factors[n].get() + t * kTile * rank;
+      if (table.finite) {
+        kernels_.gemm(kTile, rank, at.width, products_.get(), stride_, 1, rows, rank, to, rank,
+                      true);
+      } else {
+        skip_zero_product(kTile, rank, at.width, products_.get(), stride_, 1, rows, rank, to, rank);
+      }
+    }
+  }
+}
+
+}  // namespace relpos

@@ -1,0 +1,46 @@
+// Column tables: what s2 <c_j, r'[m(delta)]> adds to a block's scores of one tile, and its gradients.
+//
+// Keys times rows of the table are computed for the distances of one block and one tile, over runs:
+// neighbouring distances of one class share a product, so that any 16 consecutive distances read at
+// most 16 consecutive products, which a load and a permute serve.
+#pragma once
+
+#include "kernels/backward_sums.h"
+#include "kernels/plan.h"
+
+namespace relpos {
+
+class ColumnScratch {
+ public:
+  ColumnScratch(const Plan& plan, const TileKernels& kernels);
+
+  // Points block.extra at what the terms add to the scores of a tile.
+  void read(Block& block, const KeyTile& tile);
+  // Adds what block.ds [rows, kTile] of tile t gives to the task's sums; `g` of a group of heads.
+  void add_gradients(const Block& block, const KeyTile& tile, int64_t t, int64_t g, Sums& sums);
+
+  static int64_t floats(const Plan& plan);
+
+ private:
+  // What one term reads for some rows of one head and the keys of a tile.
+  struct Reach {
+    int64_t first = 0, width = 0;  // runs, in multiples of kLanes
+    bool ordered = false;          // runs_ holds the run of every row - key
+    int64_t single = -1;           // the run of every pair, less `first`; -1: there are several
+  };
+  Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row, int rows);
+  // products_[kTile, at.width] = the tile's factors times the rows of the table.
+  void multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile, const Reach& at);
+  // The run of a pair, less `first`.
+  static int64_t run(const ColumnPlan& term, const Reach& at, const Block& block,
+                     const KeyTile& tile, int row, int64_t key);
+
+  const Plan& plan_;
+  const TileKernels& kernels_;
+  int64_t stride_ = 0;
+  Buffer<float> extra_;     // [kRows, kTile]
+  Buffer<float> products_;  // [kTile, stride_]
+  Buffer<int32_t> runs_;
+};
+
+}  // namespace relpos
