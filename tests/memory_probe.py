@@ -1,7 +1,8 @@
 """Peak memory of one forward and backward, in a process of its own.
 
-python tests/memory_probe.py LENGTH SCHEME prints JSON in bytes: `peak` is the growth of the
-resident set beyond inputs and outputs, `formula` what relpos says it needs.
+python tests/memory_probe.py LENGTH SCHEME [SEQUENCE] prints JSON in bytes: `peak` is the growth of
+the resident set beyond inputs and outputs, `formula` what relpos says it needs. With SEQUENCE,
+LENGTH rows are packed sequences of that length.
 """
 
 import gc
@@ -22,16 +23,23 @@ def status(name):
     raise LookupError(name)
 
 
-def step(inputs, dout, call):
+def step(inputs, dout, call, sequence):
     import relpos
+    import torch
     from oracle import gradients
 
     leaves = [*inputs, *call["position"].parameters()]
-    out, lse = relpos.attention(*inputs, **call, return_lse=True)
+    if sequence:
+        starts = torch.arange(0, inputs[0].shape[2] + 1, sequence)
+        packed = [x[0].transpose(0, 1) for x in inputs]
+        out, lse = relpos.attention_varlen(*packed, starts, **call, return_lse=True)
+        dout = dout[0].transpose(0, 1)
+    else:
+        out, lse = relpos.attention(*inputs, **call, return_lse=True)
     return [out, lse, *gradients([out], [dout], leaves)]
 
 
-def measure(length, name):
+def measure(length, name, sequence=0):
     sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
     call = {"position": position(name, **sizes)[0], "is_causal": True}
     formula = 0
@@ -41,11 +49,11 @@ def measure(length, name):
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
         before = status("VmRSS")
-        made = step(inputs, dout, call)
+        made = step(inputs, dout, call, sequence)
         peak = status("VmHWM") - before - sum(x.nbytes for x in made)
         formula = max(workspace_bytes(*inputs, backward=b, **call) for b in (False, True))
     return {"peak": peak, "formula": formula}
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2])))
+    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))))

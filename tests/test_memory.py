@@ -12,9 +12,9 @@ LENGTHS = [4096, 8192, 16384]
 SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 
-def measured(length, name):
+def measured(length, name, *sequence):
     run = subprocess.run(
-        [sys.executable, "memory_probe.py", str(length), name],
+        [sys.executable, "memory_probe.py", str(length), name, *map(str, sequence)],
         cwd=Path(__file__).parent,
         env=os.environ | {"OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"},
         capture_output=True,
@@ -39,3 +39,9 @@ def test_formula_and_peak_are_linear(growth):
         first, second, third = (growth[length][which] for length in LENGTHS)
         assert third - second <= 2.5 * max(second - first, 0) + SLACK, growth
         assert third < LENGTHS[-1] ** 2, growth  # one head's scores take 4 L^2
+
+
+def test_packed_sequences_are_linear_too():
+    half, whole = (measured(length, "t5", 128)["peak"] for length in LENGTHS[1:])
+    assert whole <= 2.2 * half + SLACK, (half, whole)
+    assert whole < LENGTHS[-1] ** 2, whole
