@@ -21,6 +21,7 @@ from rows import Case, Row, all_cases, measure
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = Path(os.environ.get("RELPOS_TOOL") or ROOT / "build" / "relpos")
 DOCS = ROOT / "docs" / "benchmarks.md"
+NOW = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
 
 
 def say(text: str) -> None:
@@ -29,6 +30,8 @@ def say(text: str) -> None:
 
 def tool(*words: str) -> Row:
     """What `relpos bench` reports; its progress goes to stderr."""
+    if not TOOL.exists():
+        sys.exit(f"{TOOL} is missing: make build makes it")
     run = subprocess.run(
         [TOOL, "bench", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -47,7 +50,7 @@ def one_run(only: str, cpp: bool, cases: list[Case], seconds: float, first: bool
         measured = measure(case, seconds)
         rows += measured
         say(report.line(report.join([measured[0]])))
-    machine = found["machine"]
+    machine = {**found["machine"], "date": NOW}
     report.add_limits(rows, machine["peak_all"])
     return {"machine": machine, "rows": rows}
 
@@ -70,49 +73,53 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def measured(options: argparse.Namespace) -> Row:
-    cpp = [row for row in tool("--list")["rows"] if wanted(row["name"], options.case)]
-    cases = [c for c in all_cases() if any(wanted(name, options.case) for name in c.names())]
+def chosen(only: str) -> tuple[list[Row], list[Case]]:
+    cpp = [row for row in tool("--list")["rows"] if wanted(row["name"], only)]
+    cases = [case for case in all_cases() if any(wanted(name, only) for name in case.names())]
     if not cpp and not cases:
-        sys.exit(f"--case: no row's name contains {options.case}; --list names them")
+        sys.exit(f"--case: no row's name contains {only}; --list names them")
+    return cpp, cases
+
+
+def result(runs: list[Row], earlier: Row) -> Row:
+    """What the runs so far say, and what an earlier report has beside them."""
+    counted = [run for run in runs if run["machine"]["counts"]] or runs
+    rows = report.joined([run["rows"] for run in counted])
+    rows = report.merged(rows, report.joined([runs[0]["rows"]]))  # what one run alone measures
+    for row in rows:
+        row["date"] = NOW
+    words = shlex.join(sys.argv[1:])
+    return {
+        "command": f'make bench ARGS="{words}"' if words else "make bench",
+        "date": NOW,
+        "versions": peers.versions(),
+        "machines": earlier["machines"] + [run["machine"] for run in runs],
+        "rows": report.merged(rows, earlier["rows"]),
+    }
+
+
+def main() -> None:
+    options = parse()
+    cpp, cases = chosen(options.case)
     if options.list:
         rows = [*cpp, *(case.row() for case in cases)]
         for row in sorted(rows, key=lambda row: row["place"]):
             print(f"{row['name']} [{row['unit']}]: {row['floor']}, {row['stretch']}")
-        sys.exit()
+        return
     seconds = 0.1 if options.quick else options.seconds
-    runs = []
+    earlier = {"machines": [], "rows": []}
+    if options.merge:
+        earlier = json.loads(options.merge.read_text())
+    runs: list[Row] = []
     for n in range(options.runs):
         say(f"run {n + 1} of {options.runs}")
         runs.append(one_run(options.case, bool(cpp), cases, seconds, first=n == 0))
         if not runs[-1]["machine"]["counts"]:
             say(f"run {n + 1} is void: {runs[-1]['machine']['void']}")
-    counted = [run for run in runs if run["machine"]["counts"]] or runs
-    once = [row for row in runs[0]["rows"] if runs[0] not in counted]
-    rows = report.joined([run["rows"] for run in counted])
-    rows = report.merged(rows, report.joined([once]))  # rows that only the first run has
-    return {"machines": [run["machine"] for run in runs], "rows": rows}
-
-
-def main() -> None:
-    options = parse()
-    found = measured(options)
-    if options.merge:
-        kept = json.loads(options.merge.read_text())["rows"]
-        rows = report.merged(found["rows"], kept)
-        found["kept"], found["rows"] = len(rows) - len(found["rows"]), rows
-    words = shlex.join(sys.argv[1:])
-    found = {
-        "command": f'make bench ARGS="{words}"' if words else "make bench",
-        "date": datetime.date.today().isoformat(),
-        "versions": peers.versions(),
-        **found,
-    }
-    options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
-    for machine in found["machines"]:
-        print(report.machine_text(machine))
-    print(f"\n{report.table(found['rows'])}\n\n{report.summary(found['rows'])}")
+        found = result(runs, earlier)
+        options.out.parent.mkdir(exist_ok=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(report.page(found))
     if options.write_docs:
         DOCS.write_text(report.page(found))
 

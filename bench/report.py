@@ -99,10 +99,10 @@ def table(rows: list[Row]) -> str:
 def machine_text(machine: Row) -> str:
     counts = "It counts." if machine["counts"] else f"**It is void: {machine['void']}.**"
     return (
-        f"{machine['cpu']}, family {machine['family']} model {machine['model']}, target "
-        f"{machine['target']}, {machine['threads']} threads: {machine['peak_all']:.0f} GFLOP/s of "
-        f"multiply-adds with all threads, {machine['peak_one']:.0f} with one, "
-        f"{machine['read_bandwidth']:.1f} GB/s read. {counts}"
+        f"{machine['date']}: {machine['cpu']}, family {machine['family']} model "
+        f"{machine['model']}, target {machine['target']}, {machine['threads']} threads: "
+        f"{machine['peak_all']:.0f} GFLOP/s of multiply-adds with all threads, "
+        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read. {counts}"
     )
 
 
@@ -144,6 +144,8 @@ def page(report: Row) -> str:
         table(report["rows"]),
         "",
     ]  # fmt: skip
-    if report.get("kept"):
-        lines += [f"{report['kept']} rows are kept from an earlier run.", ""]
+    kept = sorted({row["date"] for row in report["rows"]} - {report["date"]})
+    if kept:
+        count = sum(row["date"] != report["date"] for row in report["rows"])
+        lines += [f"{count} rows are kept from earlier: {', '.join(kept)}.", ""]
     return "\n".join(lines)

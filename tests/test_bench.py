@@ -236,17 +236,47 @@ def test_limits_are_of_the_peak():
     assert row["at_peak"] == pytest.approx(2.0)
 
 
+MACHINE = {
+    "cpu": "a CPU", "family": 1, "model": 2, "target": "avx2", "threads": 2, "peak_one": 60.0,
+    "peak_all": 119.0, "read_bandwidth": 20.0, "counts": True, "void": "",
+}  # fmt: skip
+VOID = {**MACHINE, "peak_all": 61.0, "counts": False, "void": "they share a core"}
+
+
 def test_page_has_every_row_and_the_command():
-    rows = pages.joined([[measured([75]), {**ROW, "name": "gone", "error": "not installed"}]])
-    machine = report("bench", "--machine")["machine"]
-    text = pages.page(
-        {"command": "make bench", "date": "today", "versions": {"torch": "1"}, "rows": rows,
-         "machines": [machine]}
-    )  # fmt: skip
+    run = {"machine": {**MACHINE, "date": "then"}, "rows": [measured([75])]}
+    old = {**ROW, "name": "gone", "error": "not installed", "date": "long ago"}
+    found = program.result([run], {"machines": [], "rows": [old]})
+    text = pages.page(found)
     assert "| x | 70 | 80 | 75 % of peak |" in text
     assert "| gone | 70 | 80 | not measured |" in text
-    assert "`make bench`" in text
-    assert machine["cpu"] in text
+    assert "1 rows are kept from earlier: long ago." in text
+    assert "`make bench" in text
+    assert "a CPU" in text
+
+
+def test_void_runs_do_not_count():
+    void = {"machine": {**VOID, "date": "now"}, "rows": [measured([10]), measured([3], name="y")]}
+    runs = [void] + [
+        {"machine": {**MACHINE, "date": "now"}, "rows": [measured([v])]} for v in (71, 75)
+    ]
+    found = program.result(runs, {"machines": [], "rows": []})
+    assert {row["name"]: row["value"] for row in found["rows"]} == {"x": 73, "y": 3}
+    assert "void: they share a core" in pages.page(found)
+    alone = program.result([void], {"machines": [], "rows": []})
+    assert alone["rows"][0]["value"] == 10
+
+
+def test_program_runs_and_merges(tmp_path):
+    out = tmp_path / "bench.json"
+    words = [sys.executable, program.__file__, "--quick", "--out", out, "--case"]
+    for name in ("call overhead, B 1, H 1, L 12, C++", "short: B 8, H 8"):
+        merge = ["--merge", out] if out.exists() else []
+        run = subprocess.run([*words, name, *merge], capture_output=True, text=True, check=True)
+    found = json.loads(out.read_text())
+    assert [row["place"] for row in found["rows"]] == [16, 17]
+    assert len(found["machines"]) == 2
+    assert all(row["name"] in run.stdout for row in found["rows"])
 
 
 def test_program_lists_every_row():
