@@ -18,6 +18,7 @@ __all__ = [
     "attention_varlen",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "hf",
     "merge",
     "nn",
     "rope_permute",
@@ -43,7 +44,7 @@ except ModuleNotFoundError as _error:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
 
 else:
-    from relpos import nn
+    from relpos import hf, nn
     from relpos._attention import attention, scores
     from relpos._cache import KVCache
     from relpos._merge import merge

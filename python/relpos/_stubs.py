@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from relpos import hf as hf
 from relpos import nn as nn
 from relpos._attention import attention as attention
 from relpos._attention import scores as scores

@@ -1,0 +1,155 @@
+"""attn_implementation="relpos" for the attention interface of transformers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._attention import attention
+from relpos._position import Position
+from relpos.hf._lazy import Bias, Mask
+from relpos.hf._mask import mask_function
+from relpos.hf._transformers import transformers
+
+NAME = "relpos"
+
+# Keywords by which a model asks for something else than softmax attention over an interval.
+_FOREIGN = {
+    "softcap": "a softcap on the scores",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "indices": "a choice of keys for each query",
+    "block_indices": "a choice of key blocks for each query",
+    "cache": "a paged cache",
+    "cu_seq_lens_q": "sequence lengths in place of position_ids that restart",
+}
+
+
+def register() -> None:
+    """Makes attn_implementation="relpos" known to transformers, its mask function included.
+
+    Serves every model on the attention interface whose mask is causal, windowed, chunked, packed
+    or padded; others raise NotImplementedError with the reason when they run. Position terms stay
+    as the model computes them: relpos.hf.linearize puts them into the kernel.
+
+    Raises:
+      ImportError: transformers is absent, or a version without what relpos needs.
+    """
+    found = transformers()
+    found.attention_functions.register(NAME, attention_function)
+    found.mask_functions.register(NAME, mask_function)
+
+
+def attention_function(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Mask | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Bias | Tensor | None = None,
+    output_attentions: bool = False,
+    relpos_rotation: Position | None = None,
+    position_ids: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What a model calls; query [B, H, Lq, D], key and value [B, Hk, Lk, D]. Returns the output
+    [B, Lq, H, Dv], and the weights where output_attentions.
+
+    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L].
+    """
+    for name, what in _FOREIGN.items():
+        if others.get(name) is not None:
+            raise NotImplementedError(
+                f"relpos.hf: {type(module).__name__} asks for {what} ({name}), which relpos does "
+                'not have: use attn_implementation="sdpa" or "eager" for this model'
+            )
+    if attention_mask is None:
+        # The rule of the interface: a model that passes no mask relies on is_causal, whose
+        # queries and keys both start at 0.
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal and query.shape[2] > 1:
+            attention_mask = mask_function(
+                query.shape[0], query.shape[2], key.shape[2], device=query.device
+            )
+    position = positions = None
+    if relpos_rotation is not None:
+        position = relpos_rotation
+        row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
+        positions = (row, row)
+    q_start: int | Tensor | None = None
+    if isinstance(position_bias, Bias):
+        position, positions = position_bias.make(), position_bias.positions
+        q_start, position_bias = position_bias.q_start, None
+    out = attend(
+        query,
+        key,
+        value,
+        attention_mask,
+        position=position,
+        positions=positions,
+        q_start=q_start,
+        bias=position_bias,
+        dropout=dropout,
+        scale=scaling,
+        weights=output_attentions,
+    )
+    out, weights = out if output_attentions else (out, None)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None,
+    *,
+    position: Position | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
+    q_start: int | Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    scale: float | None = None,
+    weights: bool = False,
+) -> Any:
+    """relpos.attention with a mask of transformers: out [B, H, Lq, Dv], or (out, weights).
+
+    mask: a Mask, a 4-D tensor (bool, True = attend, or added), or None. bias: added to the scores.
+    q_start: position of query 0, counted from key 0; None takes the mask's.
+    """
+    options: dict[str, Any] = {}
+    if isinstance(mask, Mask):
+        mask.check(query, key)
+        options["key_range"] = mask.key_range
+        options["key_padding_mask"] = mask.padding
+        q_start = mask.q_start if q_start is None else q_start
+        mask = None
+    elif mask is not None and mask.dim() != 4:
+        raise ValueError(
+            f"relpos.hf: expected an attention mask made by relpos or of rank 4, got "
+            f"{list(mask.shape)}: register the mask function, too (relpos.hf.register())"
+        )
+    if bias is not None:
+        if mask is not None:
+            hidden = torch.finfo(bias.dtype).min
+            mask = torch.where(mask, bias, hidden) if mask.dtype == torch.bool else mask + bias
+        else:
+            mask = bias
+    if positions is not None:
+        options["q_positions"], options["k_positions"] = positions
+    elif position is not None:
+        options["q_offset"] = 0 if q_start is None else q_start
+    return attention(
+        query,
+        key,
+        value,
+        position=position,
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        return_weights=weights,
+        **options,
+    )

@@ -1,0 +1,106 @@
+"""Objects that travel through a model in place of Lq x Lk tensors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from relpos._position import Position, SchemePosition
+
+
+class NotATensor:
+    """Stands where a model passes a tensor along unread; any use of it as one raises."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        stand_in = next((arg for arg in args if isinstance(arg, NotATensor)), None)
+        what = stand_in._what if stand_in is not None else "a stand-in of relpos.hf"
+        raise TypeError(
+            f"relpos.hf: this model computes with {what} itself "
+            f"({getattr(function, '__name__', function)}), outside the attention interface of "
+            "transformers, so relpos cannot serve it: relpos.hf.report(model) says which layers "
+            'are concerned; attn_implementation="eager" computes them as before'
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Tensor, name):
+            self.__torch_function__(getattr(Tensor, name), (), (self,))
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _refuse(self, *_: Any) -> Any:
+        return self.__torch_function__(Tensor.add, (), (self,))
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __and__ = __getitem__ = _refuse
+
+
+class Mask(NotATensor):
+    """Which keys each query sees, without an Lq x Lk tensor.
+
+    Query i stands at q_start + i, counted from the first key. key_range is (lo, hi), int64 [Lq] or
+    [B, Lq], or None for all keys; padding is bool [B, Lk], True = hidden, or None.
+    """
+
+    def __init__(
+        self,
+        q_length: int,
+        kv_length: int,
+        q_start: int | Tensor,
+        key_range: tuple[Tensor, Tensor] | None,
+        padding: Tensor | None,
+    ) -> None:
+        super().__init__("its attention mask")
+        self.q_length = q_length
+        self.kv_length = kv_length
+        self.q_start = q_start
+        self.key_range = key_range
+        self.padding = padding
+
+    ndim = 0  # models that edit a dense mask ask whether it has 4 axes
+
+    def to(self, *_: Any, **__: Any) -> "Mask":
+        """Itself: models convert a mask's dtype before they pass it along."""
+        return self
+
+    def check(self, query: Tensor, key: Tensor) -> None:
+        if query.shape[2] != self.q_length or key.shape[2] != self.kv_length:
+            raise ValueError(
+                f"relpos.hf: the mask was made for {self.q_length} queries and {self.kv_length} "
+                f"keys, and attention was called with {query.shape[2]} and {key.shape[2]}"
+            )
+
+
+class Bias(NotATensor):
+    """A position's term in the scores, in place of a dense [1, H, Lq, Lk] tensor.
+
+    make gives the position when attention runs (None: no term). positions is None where query i
+    stands at q_start + i and key j at j; else (queries, keys), int64 [L] or [B, L].
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Position | None],
+        q_start: int | Tensor = 0,
+        positions: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        super().__init__("its position bias")
+        self.make = make
+        self.q_start = q_start
+        self.positions = positions
+
+
+class Bound(Position):
+    """A scheme's position that reads a model's own tensors in place of its parameters."""
+
+    def __init__(self, position: SchemePosition, values: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._text = position._text
+        self._bound = tuple(values)
+
+    def _parts(self) -> list:
+        return [self]
+
+    def _values(self) -> list[Tensor]:
+        return list(self._bound)

@@ -1,0 +1,118 @@
+"""relpos.hf.linearize: a model's position terms into the kernel."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from relpos.hf import _adapter, _interface
+
+STATUS = "_relpos_status"  # of an attention module: (fused, text)
+
+
+def linearize(model: nn.Module) -> nn.Module:
+    """Gives the position terms of a transformers model to relpos; returns the same model.
+
+    No Lq x Lk bias or mask is built any more, in training and in generate(). Parameters, names
+    and state dict stay; attention modules change class, and configs are copied so that other
+    models that share them stay as they are. Layers of a scheme that relpos lacks stay, too:
+    relpos.hf.report(model) lists them with the reason.
+
+    Raises:
+      ImportError: transformers is absent, or a version without what relpos needs.
+      TypeError: model is no transformers model.
+    """
+    _interface.register()
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, nn.Module) or not any(
+        isinstance(module, PreTrainedModel) for module in model.modules()
+    ):
+        raise TypeError(
+            f"model: expected a transformers model or a module that holds one, got "
+            f"{type(model).__name__}"
+        )
+    own_configs(model)
+    owned: dict[Any, list[nn.Module]] = {}
+    for _, module, owner in attention_modules(model):
+        owned.setdefault(owner, []).append(module)
+    for owner, modules in owned.items():
+        if owner is not None:
+            _fuse(owner, modules)
+    for part in model.modules():  # a head reads its own config when it generates
+        if isinstance(part, PreTrainedModel):
+            owners = [owner for _, _, owner in attention_modules(part)]
+            if owners and all(implementation(owner) == _interface.NAME for owner in owners):
+                part.config._attn_implementation = _interface.NAME
+    return model
+
+
+def implementation(owner: Any) -> str | None:
+    """The attention implementation of a model, None where there is no model."""
+    return None if owner is None else owner.config._attn_implementation
+
+
+def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
+    """(name, module, nearest PreTrainedModel above it) of the modules that compute attention:
+    by their class's name, the innermost where they are nested."""
+    from transformers import PreTrainedModel
+
+    named = dict(model.named_modules())
+    for name, module in named.items():
+        if "Attention" not in _kind(module) or isinstance(module, PreTrainedModel):
+            continue
+        inner = any("Attention" in _kind(m) for m in module.modules() if m is not module)
+        if not inner:
+            yield name, module, _owner(named, name)
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _owner(named: dict[str, nn.Module], name: str) -> Any:
+    """The nearest PreTrainedModel above a module, None where there is none."""
+    from transformers import PreTrainedModel
+
+    while name:
+        name = name.rpartition(".")[0]
+        if isinstance(named[name], PreTrainedModel):
+            return named[name]
+    return None
+
+
+def own_configs(model: nn.Module) -> None:
+    """Copies every config in the model, so that a change does not reach other models."""
+    from transformers import PretrainedConfig
+
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in list(module.__dict__.items()):
+            if isinstance(value, PretrainedConfig):
+                module.__dict__[name] = copy.deepcopy(value, memo)
+
+
+def _fuse(owner: Any, modules: list[nn.Module]) -> None:
+    """Fuses one model's own attention modules. They share its mask, so that all must run on
+    relpos, or none."""
+    found = [(module, _adapter.find(module)) for module in modules if STATUS not in vars(module)]
+    if not found or not all(adapter for _, adapter in found):
+        return
+    plans: list[tuple[nn.Module, _adapter.Plan | str]] = []
+    for module, adapter in found:
+        try:
+            plans.append((module, adapter.plan(module, owner)))
+        except _adapter.Unfused as error:
+            if not error.attention:
+                for each in modules:
+                    vars(each)[STATUS] = (False, str(error))
+                return
+            plans.append((module, str(error)))
+    for module, plan in plans:
+        if isinstance(plan, str):
+            vars(module)[STATUS] = (False, plan)
+        else:
+            _adapter.apply(plan, module)
+            vars(module)[STATUS] = (True, plan.what)
+    owner.config._attn_implementation = _interface.NAME

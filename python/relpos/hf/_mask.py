@@ -1,0 +1,159 @@
+"""The mask function of attn_implementation="relpos": intervals of keys instead of a matrix."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.hf._lazy import Mask
+from relpos.hf._transformers import transformers
+
+
+@dataclass
+class _Rules:
+    """What a mask function of transformers allows, as rules that are all in force.
+
+    left, right: bounds of key - query, None for no bound. chunks: (size, left padding [B]).
+    packed: the number of each token's sequence [B, L], not decreasing.
+    """
+
+    left: int | None = None
+    right: int | None = None
+    chunks: list[tuple[int, Tensor]] = field(default_factory=list)
+    packed: list[Tensor] = field(default_factory=list)
+
+
+def mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable | None = None,
+    attention_mask: Tensor | Mask | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Mask:
+    """What transformers calls to build a mask; the arguments are those of its sdpa_mask.
+
+    Raises NotImplementedError for a pattern that is no interval of keys for each query.
+    """
+    if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
+        return attention_mask
+    rules = _Rules()
+    _read(mask_function or transformers().masking.causal_mask_function, rules)
+    q_start = q_offset - kv_offset
+    padding = None
+    if attention_mask is not None:
+        padding = _padding(attention_mask, kv_length, kv_offset)
+    key_range = _key_range(rules, q_length, kv_length, q_start, device)
+    return Mask(q_length, kv_length, q_start, key_range, padding)
+
+
+def _padding(attention_mask: Tensor, keys: int, first: int) -> Tensor | None:
+    """[B, keys], True = hidden, of a [B, seen] mask, True = attend; None where all is seen."""
+    seen = attention_mask[:, first : first + keys].to(torch.bool)
+    if seen.shape[1] < keys:  # a static cache has room for tokens to come
+        seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
+    if not torch.compiler.is_compiling() and bool(seen.all()):
+        return None
+    return ~seen
+
+
+def _key_range(
+    rules: _Rules, queries: int, keys: int, start: int | Tensor, device: torch.device | str
+) -> tuple[Tensor, Tensor] | None:
+    if rules == _Rules():
+        return None
+    at = torch.arange(queries, dtype=torch.int64, device=device) + start
+    lo = torch.zeros_like(at) if rules.left is None else at - rules.left
+    hi = torch.full_like(at, keys) if rules.right is None else at + rules.right + 1
+    for size, pads in rules.chunks:
+        first = pads[:, None].to(torch.int64)
+        first = first + (at - first).div(size, rounding_mode="floor") * size
+        lo, hi = torch.maximum(lo, first), torch.minimum(hi, first + size)
+    for numbers in rules.packed:
+        numbers = numbers.contiguous()
+        lo = torch.maximum(lo, torch.searchsorted(numbers, numbers))
+        hi = torch.minimum(hi, torch.searchsorted(numbers, numbers, right=True))
+    return lo.clamp(0, keys), hi.clamp(0, keys)
+
+
+def _read(function: Callable, rules: _Rules) -> None:
+    """Adds what a mask function of transformers allows. They are closures: the enclosing
+    function's name says the kind, the cells hold its numbers."""
+    masking = transformers().masking
+    if function is masking.causal_mask_function:
+        _narrow(rules, None, 0)
+        return
+    if function is masking.bidirectional_mask_function:
+        return
+    kind = getattr(function, "__qualname__", repr(function)).partition(".")[0]
+    cells = function.__closure__ if hasattr(function, "__closure__") else None
+    names = function.__code__.co_freevars if cells else ()
+    held = {name: cell.cell_contents for name, cell in zip(names, cells or (), strict=True)}
+    reader = _READERS.get(kind)
+    if reader is None or getattr(function, "__module__", None) != masking.__name__:
+        _refuse(kind)
+    try:
+        reader(rules, **held)
+    except TypeError as error:
+        _refuse(f"{kind}, which holds {sorted(held)} ({error})")
+
+
+def _refuse(kind: str) -> None:
+    raise NotImplementedError(
+        f"relpos.hf: this model's mask ({kind}) is neither causal, windowed, chunked, packed nor "
+        'padded, so its visible keys are no interval for each query: use attn_implementation="sdpa"'
+        ' or "eager" here, or give the model a 4-D attention_mask'
+    )
+
+
+def _narrow(rules: _Rules, left: int | None, right: int | None) -> None:
+    for name, bound in (("left", left), ("right", right)):
+        if bound is not None:
+            before = getattr(rules, name)
+            setattr(rules, name, bound if before is None else min(before, bound))
+
+
+def _read_all(rules: _Rules, mask_functions: tuple[Callable, ...]) -> None:
+    for function in mask_functions:
+        _read(function, rules)
+
+
+def _read_window(rules: _Rules, sliding_window: int) -> None:
+    _narrow(rules, sliding_window - 1, None)
+
+
+def _read_two_sided_window(rules: _Rules, sliding_window: int) -> None:
+    _narrow(rules, sliding_window, sliding_window)
+
+
+def _read_chunks(rules: _Rules, chunk_size: int, left_padding: Tensor) -> None:
+    rules.chunks.append((chunk_size, left_padding))
+
+
+def _read_packed(rules: _Rules, packed_sequence_mask: Tensor) -> None:
+    rules.packed.append(packed_sequence_mask)
+
+
+def _read_remapped(rules: _Rules, mask_function: Callable, position_ids: Tensor) -> None:
+    """A rule on positions that restart with each sequence. Inside a sequence they differ as the
+    indices do, so that a bound on the distance is the same rule; a chunk is not."""
+    inner = _Rules()
+    _read(mask_function, inner)
+    if inner.chunks or inner.packed:
+        _refuse("chunks in packed sequences")
+    _narrow(rules, inner.left, inner.right)
+
+
+_READERS = {
+    "and_masks": _read_all,
+    "sliding_window_overlay": _read_window,
+    "sliding_window_bidirectional_overlay": _read_two_sided_window,
+    "chunked_overlay": _read_chunks,
+    "packed_sequence_mask_function": _read_packed,
+    "remap_positions_for_packed_sequence": _read_remapped,
+}

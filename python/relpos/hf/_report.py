@@ -1,0 +1,81 @@
+"""relpos.hf.report: what is fused in each layer of a model, what is not, and why."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from relpos.hf import _adapter, _interface, _linearize
+from relpos.hf._transformers import transformers
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One attention module: its name and class, what computes it and why.
+
+    state: "fused" (attention and position term in the kernel), "attention" (attention in the
+    kernel, the position term as the model computes it) or "untouched".
+    """
+
+    name: str
+    kind: str
+    state: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The attention modules of a model in its order; prints as a table."""
+
+    model: str
+    layers: tuple[LayerReport, ...]
+
+    def __str__(self) -> str:
+        fused = sum(layer.state == "fused" for layer in self.layers)
+        head = f"{self.model}: {fused} of {len(self.layers)} attention layers fused"
+        rows = [(layer.name, layer.kind, layer.state, layer.why) for layer in self.layers]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
+        return "\n".join(
+            [
+                head,
+                *(
+                    "  "
+                    + "  ".join(text.ljust(w) for text, w in zip(row[:3], widths, strict=True))
+                    + f"  {row[3]}"
+                    for row in rows
+                ),
+            ]
+        )
+
+
+def report(model: nn.Module) -> Report:
+    """What is fused in each attention layer of a transformers model, what is not, and why.
+
+    Raises ImportError where transformers is absent or unsuitable.
+    """
+    transformers()
+    layers = [
+        LayerReport(name, type(module).__name__, *_state(module, owner))
+        for name, module, owner in _linearize.attention_modules(model)
+    ]
+    return Report(type(model).__name__, tuple(layers))
+
+
+def _state(module: nn.Module, owner: nn.Module | None) -> tuple[str, str]:
+    runs = _linearize.implementation(owner)
+    on_relpos = runs == _interface.NAME
+    fused, why = vars(module).get(_linearize.STATUS, (False, ""))
+    if fused and on_relpos:
+        return "fused", why
+    if fused:
+        return "untouched", f"linearized, but attn_implementation is now {runs!r}"
+    if why:
+        return ("attention" if on_relpos else "untouched"), why
+    lacking = _adapter.lacking(module)
+    if lacking is not None:
+        return "untouched", lacking
+    if _adapter.find(module) is not None:
+        how = "position term as the model computes it" if on_relpos else f"runs on {runs!r}"
+        return ("attention" if on_relpos else "untouched"), f"{how}; call relpos.hf.linearize"
+    if on_relpos and owner._can_set_attn_implementation():
+        return "attention", "no adapter: any position term is computed by the model"
+    return "untouched", f"no adapter for {type(module).__name__}; runs on {runs!r}"

@@ -1,0 +1,50 @@
+"""What relpos needs of transformers, found by capability rather than by version."""
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any, NamedTuple
+
+TESTED = "5.23.0"
+
+
+class Transformers(NamedTuple):
+    """The two registries of transformers and the module that builds masks."""
+
+    attention_functions: Any
+    mask_functions: Any
+    masking: ModuleType
+
+
+@functools.cache
+def transformers() -> Transformers:
+    """Raises ImportError where transformers is absent or lacks the interfaces that relpos uses."""
+    try:
+        import transformers as package
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise ImportError(
+            "relpos.hf needs Hugging Face transformers, which is not installed: "
+            f"pip install transformers=={TESTED}"
+        ) from None
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    except ImportError as error:
+        raise _unsuitable(package.__version__, str(error)) from None
+    needed = ("causal_mask_function", "bidirectional_mask_function", "sdpa_mask")
+    missing = [name for name in needed if not hasattr(masking_utils, name)]
+    if not missing:
+        arguments = inspect.signature(masking_utils.sdpa_mask).parameters
+        needed = ("q_length", "kv_length", "q_offset", "kv_offset", "mask_function")
+        missing = [f"{name} of masking functions" for name in needed if name not in arguments]
+    if missing:
+        raise _unsuitable(package.__version__, f"no {', '.join(missing)}")
+    return Transformers(AttentionInterface, AttentionMaskInterface, masking_utils)
+
+
+def _unsuitable(version: str, what: str) -> ImportError:
+    return ImportError(
+        f"relpos.hf: transformers {version} lacks what relpos needs ({what}); relpos is tested "
+        f"with {TESTED}: pip install transformers=={TESTED}"
+    )

@@ -1,0 +1,78 @@
+"""BLOOM: ALiBi, counted over the tokens that are not padding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._interface import attend
+from relpos.hf._lazy import Bias, Mask
+
+
+class _Attention:
+    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor,
+        alibi: Bias,
+        attention_mask: Mask | Tensor,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self._reshape(self.query_key_value(hidden_states))
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        positions = alibi.positions
+        if positions is not None:
+            positions = (positions[0][:, -query.shape[2] :], positions[1])
+        out = attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            position=self._relpos_position,
+            positions=positions,
+            q_start=key.shape[2] - query.shape[2],
+            dropout=self.attention_dropout.p if self.training else 0.0,
+            scale=self.inv_norm_factor,
+            weights=output_attentions,
+        )
+        out, weights = out if output_attentions else (out, None)
+        out = self.dense(out.transpose(1, 2).flatten(2))
+        return residual + nn.functional.dropout(out, self.hidden_dropout, self.training), weights
+
+
+def lazy_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Bias:
+    """In place of build_alibi_tensor: positions that count the tokens of a mask [B, Lk]."""
+    if not torch.compiler.is_compiling() and bool(attention_mask.all()):
+        return Bias(_nothing)
+    seen = attention_mask.to(torch.int64)
+    counted = (seen.cumsum(-1) - 1) * seen
+    return Bias(_nothing, positions=(counted, counted))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    if module.pretraining_tp > 1 and module.slow_but_exact:
+        raise Unfused("slow_but_exact sums the output in slices", attention=False)
+    with torch.no_grad():
+        two = owner.build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)
+    position = relpos.ALiBi(module.num_heads, slopes=two[:, 0, 1] - two[:, 0, 0])
+    return Plan(
+        "ALiBi in the kernel",
+        _Attention,
+        {"_relpos_position": position},
+        also=((owner, {"build_alibi_tensor": lazy_alibi}),),
+    )
+
+
+ADAPTERS = [Adapter(("BloomAttention",), _plan)]

@@ -1,0 +1,77 @@
+"""Falcon: ALiBi (the models of 2023 with `alibi`) or a rotation."""
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._interface import attend
+from relpos.hf._lazy import Mask
+from relpos.hf.adapters.rotary import ROTATE, rotation_of
+
+
+class _Attention:
+    """FalconAttention.forward on relpos.
+
+    The model rounds its ALiBi to bfloat16, so that it is no line in the distance: it goes to the
+    kernel as it is, a number for each head and key, broadcast over the queries.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        alibi: Tensor | None,
+        attention_mask: Mask | Tensor,
+        position_ids: Tensor | None = None,
+        layer_past: Any = None,
+        use_cache: bool = False,
+        output_attentions: bool = False,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        split = self._split_heads(self.query_key_value(hidden_states))
+        query, key, value = (x.transpose(1, 2) for x in split)
+        bias = position = positions = None
+        if alibi is not None:
+            bias = alibi.view(query.shape[0], self.num_heads, 1, -1) * self.inv_norm_factor
+        elif layer_past is None and self._relpos_rotation is not None:
+            row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
+            position, positions = self._relpos_rotation, (row, row)
+        else:
+            base = type(self).__bases__[1]
+            rotate = getattr(sys.modules[base.__module__], ROTATE)
+            query, key = rotate(query, key, *position_embeddings)
+        if layer_past is not None:
+            key, value = layer_past.update(key, value, self.layer_idx)
+        # As in the model, dropout goes with ALiBi alone.
+        drops = self.training and alibi is not None
+        out = attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            position=position,
+            positions=positions,
+            bias=bias,
+            dropout=self.attention_dropout.p if drops else 0.0,
+            scale=self.inv_norm_factor,
+            weights=output_attentions,
+        )
+        out, weights = out if output_attentions else (out, None)
+        return self.dense(out.transpose(1, 2).flatten(2)), weights
+
+
+def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    if owner.use_alibi:
+        what = "ALiBi as the model rounds it, a number for each head and key"
+        return Plan(what, _Attention, {"_relpos_rotation": None})
+    try:
+        rotation = rotation_of(module, owner)
+    except Unfused as error:
+        return Plan(f"attention alone: {error}", _Attention, {"_relpos_rotation": None})
+    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
+    return Plan(what, _Attention, {"_relpos_rotation": rotation})
+
+
+ADAPTERS = [Adapter(("FalconAttention",), _plan)]

@@ -1,0 +1,77 @@
+"""GPT-J: neighbouring dimensions rotate in pairs. As for Llama, a cache holds rotated keys."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._interface import attend
+from relpos.hf._lazy import Mask
+
+
+class _Attention:
+    """GPTJAttention on relpos: the rotation in the kernel where there is no cache."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        layer_past: Any = None,
+        attention_mask: Mask | Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if layer_past is not None or others.get("output_attentions"):
+            return super().forward(hidden_states, layer_past, attention_mask, position_ids, **others)
+        heads = (self.num_attention_heads, self.head_dim)
+        query, key, value = (
+            project(hidden_states).unflatten(-1, heads).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
+        out = self._relpos_attend(query, key, value, attention_mask, self._relpos_rotation, row)
+        return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), None
+
+    def _attn(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
+    ) -> tuple[Tensor, None]:
+        return self._relpos_attend(query, key, value, attention_mask), None
+
+    def _relpos_attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Any,
+        rotation: Any = None,
+        row: Tensor | None = None,
+    ) -> Tensor:
+        return attend(
+            query,
+            key,
+            value,
+            mask,
+            position=rotation,
+            positions=None if row is None else (row, row),
+            dropout=self.attn_dropout.p if self.training else 0.0,
+            scale=1.0 / self.scale_attn,
+        )
+
+
+def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    if not module.rotary_dim:
+        raise Unfused("no rotary_dim in its config", attention=False)
+    rotation = relpos.RoPE(
+        module.head_dim, layout="interleaved", rotary_dim=module.rotary_dim, angle="float32"
+    )
+    length = min(64, module.embed_positions.shape[0])
+    sin, cos = module.embed_positions[:length].chunk(2, dim=-1)
+    ours = [table[:, ::2] for table in rotation.tables(length, dtype=torch.float32)]
+    if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, (cos, sin), strict=True)):
+        raise Unfused("its angles are not those of relpos.RoPE", attention=False)
+    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
+    return Plan(what, _Attention, {"_relpos_rotation": rotation})
+
+
+ADAPTERS = [Adapter(("GPTJAttention",), _plan)]

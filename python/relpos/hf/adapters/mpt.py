@@ -1,0 +1,66 @@
+"""MPT: ALiBi with slopes of its own rule."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos.hf._adapter import Adapter, Plan
+from relpos.hf._interface import attend
+from relpos.hf._lazy import Bias, Mask
+
+
+class _Attention:
+    """MptAttention.forward on relpos; position_bias is what lazy_alibi makes."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_bias: Bias,
+        past_key_values: Any = None,
+        attention_mask: Mask | Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        qkv = self.Wqkv(hidden_states)
+        if self.clip_qkv:
+            qkv = qkv.clamp(min=-self.clip_qkv, max=self.clip_qkv)
+        split = qkv.unflatten(-1, (3, self.n_heads, self.head_dim))
+        query, key, value = split.transpose(1, 3).unbind(2)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        out = attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            position=self._relpos_position,
+            q_start=key.shape[2] - query.shape[2],
+            dropout=self.attn_dropout_p if self.training else 0.0,
+            scale=self.softmax_scale,
+        )
+        return self.out_proj(out.transpose(1, 2).flatten(2)), None
+
+
+def lazy_alibi(*_: Any, **__: Any) -> Bias:
+    """In place of build_mpt_alibi_tensor: the slopes are in the attention modules."""
+    return Bias(_nothing)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    with torch.no_grad():
+        two = owner.build_mpt_alibi_tensor(module.n_heads, 2)
+    position = relpos.ALiBi(module.n_heads, slopes=two[:, 0, 1] - two[:, 0, 0])
+    return Plan(
+        "ALiBi in the kernel",
+        _Attention,
+        {"_relpos_position": position},
+        also=((owner, {"build_mpt_alibi_tensor": lazy_alibi}),),
+    )
+
+
+ADAPTERS = [Adapter(("MptAttention",), _plan)]

@@ -1,0 +1,115 @@
+"""Llama and its kin: attention classes that rotate query and key by apply_rotary_pos_emb.
+
+Without a cache the rotation runs inside the kernel. With one, keys are stored rotated, as every
+cache of transformers expects, so that a step of decoding rotates one key and not all of them.
+"""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import relpos
+from relpos._position import SchemePosition
+from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._interface import NAME
+from relpos.hf._lazy import Mask
+
+ROTATE = "apply_rotary_pos_emb"
+
+
+class _FusedRotation:
+    """The class's own forward, with the rotation left to the kernel where there is no cache."""
+
+    @staticmethod
+    def _relpos_methods(base: type) -> dict[str, Callable]:
+        own = base.forward
+        unrotated = types.FunctionType(
+            own.__code__,
+            {**own.__globals__, ROTATE: _leave},
+            own.__name__,
+            own.__defaults__,
+            own.__closure__,
+        )
+        unrotated.__kwdefaults__ = own.__kwdefaults__
+        return {"_relpos_unrotated": unrotated}
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        cached = any(kwargs.get(name) is not None for name in ("past_key_values", "layer_past"))
+        positions = kwargs.get("position_ids")
+        if (
+            args
+            or cached
+            or positions is None
+            or not isinstance(kwargs.get("attention_mask"), Mask)
+            or self.config._attn_implementation != NAME
+        ):
+            return super().forward(hidden_states, *args, **kwargs)
+        rotation = self._relpos_rotation
+        return self._relpos_unrotated(hidden_states, relpos_rotation=rotation, **kwargs)
+
+
+def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return query, key
+
+
+def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    if getattr(module, "attn_logit_softcapping", None) is not None:
+        raise Unfused("a softcap on the scores, which relpos does not have", attention=False)
+    own = type(module).forward
+    if hasattr(own, "__wrapped__") or ROTATE not in own.__code__.co_names:
+        raise Unfused(f"its forward does not call {ROTATE}: the model rotates", attention=True)
+    rotation = rotation_of(module, owner)
+    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
+    return Plan(what, _FusedRotation, {"_relpos_rotation": rotation})
+
+
+def rotation_of(module: nn.Module, owner: nn.Module) -> SchemePosition:
+    """The relpos.RoPE that gives the model's own cosines and sines; Unfused where none does."""
+    rotary = getattr(owner, "rotary_emb", None)
+    parameters = getattr(owner.config, "rope_parameters", None)
+    if rotary is None or not parameters:
+        raise Unfused("no rotary_emb beside its layers: the model rotates", attention=True)
+    of_layer: tuple = ()
+    if "rope_type" not in parameters:  # a rotation for each type of layer
+        of_layer = (module.layer_type,)
+        parameters = parameters[module.layer_type]
+    kind = parameters["rope_type"]
+    if kind != "default":
+        raise Unfused(f"rope_type {kind!r} is not in relpos.RoPE: the model rotates", attention=True)
+    position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
+    with torch.no_grad():
+        cos, sin = (table[0] for table in rotary(torch.zeros(1, 1, 1), position_ids, *of_layer))
+    head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
+    rotation = relpos.RoPE(
+        head_dim,
+        layout="half",
+        base=parameters["rope_theta"],
+        rotary_dim=cos.shape[-1],
+        angle="float32",
+    )
+    ours = [torch.cat(t) for t in zip(rotation.tables(4), rotation.tables(4, 1000), strict=True)]
+    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (cos, sin), strict=True)):
+        raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
+    return rotation
+
+
+ADAPTERS = [
+    Adapter(
+        (
+            "LlamaAttention",
+            "MistralAttention",
+            "Qwen2Attention",
+            "Qwen3Attention",
+            "GemmaAttention",
+            "Gemma2Attention",
+            "Gemma3Attention",
+            "PhiAttention",
+            "Phi3Attention",
+            "GPTNeoXAttention",
+        ),
+        _plan,
+    )
+]
