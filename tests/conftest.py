@@ -1,6 +1,10 @@
 """What the tests share."""
 
+import os
+
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
 SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
 

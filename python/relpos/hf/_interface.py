@@ -9,7 +9,7 @@ from relpos._attention import attention
 from relpos._position import Position
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import mask_function
-from relpos.hf._transformers import transformers
+from relpos.hf._transformers import interfaces
 
 NAME = "relpos"
 
@@ -35,7 +35,7 @@ def register() -> None:
     Raises:
       ImportError: transformers is absent, or a version without what relpos needs.
     """
-    found = transformers()
+    found = interfaces()
     found.attention_functions.register(NAME, attention_function)
     found.mask_functions.register(NAME, mask_function)
 
@@ -112,9 +112,11 @@ def attend(
     bias: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
+    lse: bool = False,
     weights: bool = False,
 ) -> Any:
-    """relpos.attention with a mask of transformers: out [B, H, Lq, Dv], or (out, weights).
+    """relpos.attention with a mask of transformers: out [B, H, Lq, Dv], with lse or weights after
+    it where asked for.
 
     mask: a Mask, a 4-D tensor (bool, True = attend, or added), or None. bias: added to the scores.
     q_start: position of query 0, counted from key 0; None takes the mask's.
@@ -150,6 +152,7 @@ def attend(
         dropout_p=dropout,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
+        return_lse=lse,
         return_weights=weights,
         **options,
     )

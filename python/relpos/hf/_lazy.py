@@ -61,8 +61,10 @@ class Mask(NotATensor):
     ndim = 0  # models that edit a dense mask ask whether it has 4 axes
 
     def to(self, *_: Any, **__: Any) -> "Mask":
-        """Itself: models convert a mask's dtype before they pass it along."""
+        """Itself: models convert a mask before they pass it along."""
         return self
+
+    contiguous = to
 
     def check(self, query: Tensor, key: Tensor) -> None:
         if query.shape[2] != self.q_length or key.shape[2] != self.kv_length:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from relpos.hf._lazy import Mask
-from relpos.hf._transformers import transformers
 
 
 @dataclass
@@ -43,13 +42,25 @@ def mask_function(
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
     rules = _Rules()
-    _read(mask_function or transformers().masking.causal_mask_function, rules)
+    if mask_function is None:
+        _narrow(rules, None, 0)
+    else:
+        _read(mask_function, rules)
     q_start = q_offset - kv_offset
     padding = None
     if attention_mask is not None:
         padding = _padding(attention_mask, kv_length, kv_offset)
     key_range = _key_range(rules, q_length, kv_length, q_start, device)
     return Mask(q_length, kv_length, q_start, key_range, padding)
+
+
+def window_mask(
+    length: int, reach: int, attention_mask: Tensor | None, device: torch.device | str
+) -> Mask:
+    """Keys within `reach` of the query on both sides, in one sequence of queries and keys."""
+    key_range = _key_range(_Rules(reach, reach), length, length, 0, device)
+    padding = None if attention_mask is None else _padding(attention_mask, length, 0)
+    return Mask(length, length, 0, key_range, padding)
 
 
 def _padding(attention_mask: Tensor, keys: int, first: int) -> Tensor | None:
@@ -84,7 +95,8 @@ def _key_range(
 def _read(function: Callable, rules: _Rules) -> None:
     """Adds what a mask function of transformers allows. They are closures: the enclosing
     function's name says the kind, the cells hold its numbers."""
-    masking = transformers().masking
+    from transformers import masking_utils as masking
+
     if function is masking.causal_mask_function:
         _narrow(rules, None, 0)
         return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from relpos.hf import _adapter, _interface, _linearize
-from relpos.hf._transformers import transformers
+from relpos.hf._transformers import interfaces
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def report(model: nn.Module) -> Report:
 
     Raises ImportError where transformers is absent or unsuitable.
     """
-    transformers()
+    interfaces()
     layers = [
         LayerReport(name, type(module).__name__, *_state(module, owner))
         for name, module, owner in _linearize.attention_modules(model)
@@ -70,12 +70,10 @@ def _state(module: nn.Module, owner: nn.Module | None) -> tuple[str, str]:
         return "untouched", f"linearized, but attn_implementation is now {runs!r}"
     if why:
         return ("attention" if on_relpos else "untouched"), why
-    lacking = _adapter.lacking(module)
-    if lacking is not None:
-        return "untouched", lacking
     if _adapter.find(module) is not None:
         how = "position term as the model computes it" if on_relpos else f"runs on {runs!r}"
         return ("attention" if on_relpos else "untouched"), f"{how}; call relpos.hf.linearize"
+    why = _adapter.lacking(module) or f"no adapter for {type(module).__name__}"
     if on_relpos and owner._can_set_attn_implementation():
-        return "attention", "no adapter: any position term is computed by the model"
-    return "untouched", f"no adapter for {type(module).__name__}; runs on {runs!r}"
+        return "attention", f"{why}; any position term is computed by the model"
+    return "untouched", f"{why}; runs on {runs!r}"

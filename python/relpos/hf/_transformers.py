@@ -1,23 +1,19 @@
 """What relpos needs of transformers, found by capability rather than by version."""
 
-import functools
 import inspect
-from types import ModuleType
 from typing import Any, NamedTuple
 
 TESTED = "5.23.0"
 
 
-class Transformers(NamedTuple):
-    """The two registries of transformers and the module that builds masks."""
+class Interfaces(NamedTuple):
+    """The two registries of transformers."""
 
     attention_functions: Any
     mask_functions: Any
-    masking: ModuleType
 
 
-@functools.cache
-def transformers() -> Transformers:
+def interfaces() -> Interfaces:
     """Raises ImportError where transformers is absent or lacks the interfaces that relpos uses."""
     try:
         import transformers as package
@@ -40,7 +36,7 @@ def transformers() -> Transformers:
         missing = [f"{name} of masking functions" for name in needed if name not in arguments]
     if missing:
         raise _unsuitable(package.__version__, f"no {', '.join(missing)}")
-    return Transformers(AttentionInterface, AttentionMaskInterface, masking_utils)
+    return Interfaces(AttentionInterface, AttentionMaskInterface)
 
 
 def _unsuitable(version: str, what: str) -> ImportError:

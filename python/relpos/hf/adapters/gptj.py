@@ -23,7 +23,9 @@ class _Attention:
         **others: Any,
     ) -> tuple[Tensor, Tensor | None]:
         if layer_past is not None or others.get("output_attentions"):
-            return super().forward(hidden_states, layer_past, attention_mask, position_ids, **others)
+            return super().forward(
+                hidden_states, layer_past, attention_mask, position_ids, **others
+            )
         heads = (self.num_attention_heads, self.head_dim)
         query, key, value = (
             project(hidden_states).unflatten(-1, heads).transpose(1, 2)

@@ -78,7 +78,9 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> SchemePosition:
         parameters = parameters[module.layer_type]
     kind = parameters["rope_type"]
     if kind != "default":
-        raise Unfused(f"rope_type {kind!r} is not in relpos.RoPE: the model rotates", attention=True)
+        raise Unfused(
+            f"rope_type {kind!r} is not in relpos.RoPE: the model rotates", attention=True
+        )
     position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
     with torch.no_grad():
         cos, sin = (table[0] for table in rotary(torch.zeros(1, 1, 1), position_ids, *of_layer))

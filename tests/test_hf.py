@@ -1,0 +1,409 @@
+"""relpos.hf beside the table of families: masks, the interface, report, what is refused and how."""
+
+import copy
+import itertools
+import pathlib
+import pickle
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+import relpos
+import torch
+import transformers
+from hf_models import FAMILIES, inputs, outputs
+from relpos.hf import _adapter, _mask
+from transformers import masking_utils
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    relpos.hf.register()
+
+
+def visible(mask, rows):
+    """[rows, Lq, Lk] of a Mask, written out."""
+    seen = torch.ones(rows, mask.q_length, mask.kv_length, dtype=torch.bool)
+    if mask.key_range is not None:
+        lo, hi = (bound.expand(rows, -1)[..., None] for bound in mask.key_range)
+        keys = torch.arange(mask.kv_length)
+        seen &= (keys >= lo) & (keys < hi)
+    return seen if mask.padding is None else seen & ~mask.padding[:, None]
+
+
+POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5, 6, 7]])
+PACKED = masking_utils.find_packed_sequence_indices(POSITIONS)
+PATTERNS = {
+    "causal": masking_utils.causal_mask_function,
+    "all": masking_utils.bidirectional_mask_function,
+    "window": masking_utils.sliding_window_causal_mask_function(3),
+    "two-sided window": masking_utils.sliding_window_bidirectional_mask_function(2),
+    "chunks": masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 2])),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize(
+    ("queries", "keys", "start", "first"), [(9, 9, 0, 0), (3, 9, 6, 0), (1, 4, 7, 4)]
+)
+@pytest.mark.parametrize("padded", [False, True])
+def test_masks_are_those_of_transformers(pattern, queries, keys, start, first, padded):
+    attention_mask = None
+    if padded:
+        attention_mask = torch.ones(2, keys + first, dtype=torch.bool)
+        attention_mask[0, : first + 2] = False
+        attention_mask[1, -1:] = False
+    given = {
+        "batch_size": 2,
+        "q_length": queries,
+        "kv_length": keys,
+        "q_offset": start,
+        "kv_offset": first,
+        "mask_function": PATTERNS[pattern],
+        "attention_mask": attention_mask,
+    }
+    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs.expand(2, 1, -1, -1)[:, 0])
+
+
+@pytest.mark.parametrize("pattern", ["causal", "window"])
+def test_packed_sequences_stay_apart(pattern):
+    function = masking_utils.packed_sequence_compatibility_function(
+        PATTERNS[pattern], POSITIONS, PACKED
+    )
+    given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "mask_function": function}
+    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs[:, 0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        masking_utils.or_masks(PATTERNS["causal"], PATTERNS["window"]),
+        masking_utils.and_masks(
+            PATTERNS["causal"], masking_utils.blockwise_overlay(torch.zeros(1, 4, dtype=torch.long))
+        ),
+        lambda batch, head, query, key: key <= query,
+    ],
+)
+def test_a_mask_that_is_no_interval_is_refused(function):
+    with pytest.raises(NotImplementedError, match=r"this model's mask .* no interval"):
+        _mask.mask_function(1, 4, 4, mask_function=function)
+
+
+def test_a_static_cache_beams_and_packed_rows():
+    family = FAMILIES["Llama"]
+    model = family.make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    given = inputs(family)
+    given["attention_mask"][1:] = 1
+    for how in ({"cache_implementation": "static"}, {"num_beams": 3}):
+        texts = [
+            m.generate(**given, **how, max_new_tokens=6, do_sample=False) for m in (model, fused)
+        ]
+        assert torch.equal(*texts)
+    ids = given["input_ids"]
+    for positions in (
+        torch.cat([torch.arange(9), torch.arange(12)])[None].expand(2, -1),  # two sequences a row
+        3 * torch.arange(21)[None] + 7,
+    ):
+        a, b = (m(ids, position_ids=positions, use_cache=False).logits for m in (fused, model))
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_dense_mask_of_the_user_s(kind):
+    model = FAMILIES["Llama"].make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    ids = inputs(FAMILIES["Llama"])["input_ids"]
+    seen = torch.ones(21, 21, dtype=torch.bool).tril()
+    seen[10:, 3] = False
+    seen = seen[None, None].expand(2, 1, -1, -1)
+    added = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+    theirs = model(ids, attention_mask=added, use_cache=False).logits
+    ours = fused(ids, attention_mask=seen if kind == "bool" else added, use_cache=False).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+
+
+def test_register_alone_keeps_padding_and_bias():
+    for name in ("T5", "Llama"):
+        family = FAMILIES[name]
+        model, given = family.make(), inputs(family)
+        theirs, _ = outputs(family, model, given)
+        model.set_attn_implementation("relpos")
+        ours, _ = outputs(family, model, given)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+        assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
+        given["attention_mask"] = torch.ones_like(given["attention_mask"])
+        unpadded, _ = outputs(family, model, given)
+        assert (unpadded - ours).abs().max() > 1e-2 * ours.abs().max()
+
+
+def test_weights_come_where_asked_for():
+    model = FAMILIES["Llama"].make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    given = inputs(FAMILIES["Llama"])
+    theirs, ours = (m(**given, output_attentions=True).attentions for m in (model, fused))
+    first = 21 // 4  # rows of padding see nothing
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a[:, :, first:], b[:, :, first:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM", "MPNet", "LongT5, transient global"])
+def test_copies_and_pickles_compute_the_same(name):
+    family = FAMILIES[name]
+    fused, given = relpos.hf.linearize(family.make()), inputs(family)
+    expected, gradients = outputs(family, fused, given)
+    for twin in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        with torch.no_grad():  # the copy reads its own table
+            for parameter in fused.parameters():
+                parameter.add_(0.1)
+        out, own = outputs(family, twin, given)
+        assert torch.equal(out, expected)
+        assert all(torch.equal(own[n], gradients[n]) for n in gradients)
+        with torch.no_grad():
+            for (_, mine), (_, theirs) in zip(
+                fused.named_parameters(), twin.named_parameters(), strict=True
+            ):
+                mine.copy_(theirs)
+        assert str(relpos.hf.report(twin)) == str(relpos.hf.report(fused))
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_gives_the_same_gradients(name, reentrant):
+    family = FAMILIES[name]
+    fused, given = relpos.hf.linearize(family.make()).train(), inputs(family)
+    for part in fused.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+    _, expected = outputs(family, fused, given)
+    fused.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    _, gradients = outputs(family, fused, given)
+    for parameter, gradient in gradients.items():
+        largest = expected[parameter].abs().max().item()
+        torch.testing.assert_close(gradient, expected[parameter], rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama"])
+def test_compiles_in_one_graph(name):
+    family = FAMILIES[name]
+    layers = {n: 1 for n in ("num_layers", "num_decoder_layers") if n in family.options}
+    fused, given = relpos.hf.linearize(family.make(**layers)), inputs(family)
+    expected = fused(**given, use_cache=False)[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(fused, backend="eager", fullgraph=True)
+    out = compiled(**given, use_cache=False)[0]
+    seen = given["attention_mask"][..., None] if family.kind == "decoder" else 1
+    torch.testing.assert_close(out * seen, expected * seen, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_drawn_from_torch_s_generator():
+    family = FAMILIES["T5"]
+    fused = relpos.hf.linearize(family.make(dropout_rate=0.3)).train()
+    given = inputs(family)
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return fused(**given).logits
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_other_models_of_the_same_config_stay():
+    config = FAMILIES["BLOOM"].make().config
+    one, other = (transformers.BloomModel(config).eval() for _ in range(2))
+    before = other(torch.arange(3, 12)[None]).last_hidden_state
+    relpos.hf.linearize(one)
+    assert torch.equal(other(torch.arange(3, 12)[None]).last_hidden_state, before)
+    assert relpos.hf.linearize(one) is one  # twice is once
+    assert type(one.h[0].self_attention).__mro__.count(type(other.h[0].self_attention)) == 1
+
+
+def test_what_is_saved_is_a_model_of_transformers(tmp_path):
+    family = FAMILIES["T5"]
+    fused, given = relpos.hf.linearize(family.make()), inputs(family)
+    fused.save_pretrained(tmp_path)
+    assert "relpos" not in (tmp_path / "config.json").read_text().lower()
+    again = type(fused).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    a, b = again(**given).logits, fused(**given).logits
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+
+
+# Another scheme of positions, or a mask relpos does not serve: untouched, and report says why.
+LEFT_ALONE = {
+    "DebertaV2Model": (
+        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        "disentangled",
+    ),
+    "DebertaModel": ({"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "disentangled"),
+    "Gemma2Model": ({"num_key_value_heads": 2, "head_dim": 8}, "softcap"),
+    "BertModel": ({}, "no adapter"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_models_without_a_scheme_stay_as_they_are(name):
+    more, reason = LEFT_ALONE[name]
+    options = {**FAMILIES["Phi"].options, **more}
+    model = getattr(transformers, name)(
+        getattr(transformers, name.replace("Model", "Config"))(**options)
+    ).eval()
+    ids = inputs(FAMILIES["Llama"])["input_ids"]
+    before, runs = model(ids)[0], model.config._attn_implementation
+    relpos.hf.linearize(model)
+    assert model.config._attn_implementation == runs
+    assert torch.equal(model(ids)[0], before)
+    found = relpos.hf.report(model)
+    assert {layer.state for layer in found.layers} == {"untouched"}
+    assert all(reason in layer.why for layer in found.layers)
+    assert reason in str(found)
+
+
+def test_speech_models_are_reported():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 40, "num_conv_pos_embeddings": 16}
+    sizes |= {"num_conv_pos_embedding_groups": 4}
+    model = transformers.Wav2Vec2ConformerModel(
+        transformers.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
+    )
+    assert "Conformer" in relpos.hf.report(relpos.hf.linearize(model)).layers[0].why
+    sizes |= {"ffn_dim": 40, "flow_size": 32, "duration_predictor_flow_bins": 4}
+    model = transformers.VitsModel(transformers.VitsConfig(**sizes, spectrogram_bins=9))
+    assert all(x.state == "untouched" for x in relpos.hf.report(relpos.hf.linearize(model)).layers)
+
+
+def test_a_rotation_relpos_lacks_stays_with_the_model():
+    family = FAMILIES["Llama"]
+    scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+    scaled |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    model, given = family.make(rope_parameters=scaled), inputs(family)
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    for layer in relpos.hf.report(fused).layers:
+        assert layer.state == "attention"
+        assert "llama3" in layer.why
+    (ours, _), (theirs, _) = (outputs(family, m, given) for m in (fused, model))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+
+
+def test_what_relpos_cannot_compute_raises_with_the_reason():
+    ids = torch.arange(3, 12)[None]
+    options = {**FAMILIES["Llama"].options, "num_local_experts": 2, "num_experts_per_tok": 1}
+    sinks = transformers.GptOssModel(
+        transformers.GptOssConfig(**options, attn_implementation="relpos")
+    )
+    with pytest.raises(NotImplementedError, match=r"GptOssAttention asks for attention sinks"):
+        sinks(ids)
+    capped = transformers.Gemma2Model(
+        transformers.Gemma2Config(**FAMILIES["Llama"].options, attn_implementation="relpos")
+    )
+    with pytest.raises(NotImplementedError, match="softcap"):
+        capped(ids)
+    # Computes attention by itself, with the mask that it gets.
+    bloom = FAMILIES["BLOOM"].make()
+    bloom.config._attn_implementation = "relpos"
+    with pytest.raises(TypeError, match="computes with its attention mask itself"):
+        bloom(ids)
+    fused = relpos.hf.linearize(FAMILIES["T5"].make())
+    fused.set_attn_implementation("sdpa")
+    with pytest.raises(TypeError, match="computes with its position bias itself"):
+        fused(input_ids=ids, decoder_input_ids=ids)
+    assert "is now 'sdpa'" in relpos.hf.report(fused).layers[0].why
+    with pytest.raises(TypeError, match="model: expected a transformers model"):
+        relpos.hf.linearize(torch.nn.Linear(2, 2))
+
+
+def test_every_adapter_names_classes_that_exist():
+    folder = pathlib.Path(transformers.__file__).parent / "models"
+    text = "\n".join(
+        line
+        for path in folder.glob("*/modeling_*.py")
+        for line in path.read_text().splitlines()
+        if line.startswith("class ")
+    )
+    files = _adapter._files()
+    adapters = itertools.chain(*(getattr(file, "ADAPTERS", []) for file in files))
+    names = [name for adapter in adapters for name in adapter.classes]
+    names += [name for file in files for name in getattr(file, "LACKING", {})]
+    assert len(names) > 30
+    assert len(names) == len(set(names))
+    assert [name for name in names if f"class {name}(" not in text] == []
+
+
+def test_a_new_file_brings_its_family_along(tmp_path, monkeypatch):
+    """A scheme of its own: BERT's self-attention with a slope that the adapter brings."""
+    from relpos.hf import adapters
+
+    (tmp_path / "sloped_bert.py").write_text(
+        textwrap.dedent(
+            """
+            import relpos
+            from relpos.hf._adapter import Adapter, Plan
+            from relpos.hf._lazy import Bias
+
+
+            class _Sloped:
+                def forward(self, *args, **kwargs):
+                    bias = Bias(lambda: self._relpos_position)
+                    return super().forward(*args, position_bias=bias, **kwargs)
+
+
+            def _plan(module, owner):
+                position = relpos.ALiBi(module.num_attention_heads)
+                return Plan("slopes", _Sloped, {"_relpos_position": position})
+
+
+            ADAPTERS = [Adapter(("BertSelfAttention",), _plan)]
+            """
+        )
+    )
+    monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
+    options = {**FAMILIES["Phi"].options, "initializer_range": 0.2}
+    model = transformers.BertModel(transformers.BertConfig(**options)).eval()
+    ids = inputs(FAMILIES["Llama"])["input_ids"]
+    before = model(ids).last_hidden_state
+    relpos.hf.linearize(model)
+    assert {layer.why for layer in relpos.hf.report(model).layers} == {"slopes"}
+    assert (model(ids).last_hidden_state - before).abs().max() > 1e-2
+
+
+def run(text):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_import_needs_no_transformers_and_the_functions_say_what_to_install():
+    text = """
+        import sys
+        import relpos, torch
+        print("transformers" in sys.modules)
+        sys.modules["transformers"] = None
+        for call in (relpos.hf.register, lambda: relpos.hf.linearize(torch.nn.Linear(1, 1)),
+                     lambda: relpos.hf.report(torch.nn.Linear(1, 1))):
+            try:
+                call()
+            except ImportError as error:
+                print(error)
+    """
+    loaded, *lines = run(text).splitlines()
+    assert loaded == "False"
+    assert len(lines) == 3
+    assert all("pip install transformers==" in line for line in lines)
+
+
+def test_a_version_without_the_interfaces_is_named(monkeypatch):
+    old = types.ModuleType("transformers")
+    old.__version__ = "4.30.0"
+    monkeypatch.setitem(sys.modules, "transformers", old)
+    with pytest.raises(ImportError, match=r"transformers 4\.30\.0 lacks what relpos needs"):
+        relpos.hf.register()
+    monkeypatch.undo()
+    monkeypatch.delattr(masking_utils, "sdpa_mask")
+    with pytest.raises(ImportError, match="no sdpa_mask"):
+        relpos.hf.register()

@@ -1,0 +1,117 @@
+"""Every family that relpos.hf fuses, against transformers' own code, forward and backward."""
+
+import copy
+
+import conftest
+import pytest
+import relpos
+import torch
+from hf_models import FAMILIES, inputs, outputs
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def worst(ours, eager, exact):
+    """max |ours - exact| / max |exact|, and the most of it that relpos promises: 1e-5, or twice
+    what eager itself is off."""
+    largest = exact.abs().max().item()
+    if largest == 0.0:
+        return ours.abs().max().item(), 0.0
+    error = (ours - exact).abs().max().item() / largest
+    eager_error = (eager - exact).abs().max().item() / largest
+    return error, max(1e-5, 2.0 * eager_error)
+
+
+def in_float64(family, model, given):
+    wide = copy.deepcopy(model).double()
+    if (
+        wide._supports_sdpa and wide._can_set_attn_implementation()
+    ):  # its zeros for rows of padding survive float64
+        wide.set_attn_implementation("sdpa")
+    return outputs(family, wide, given)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_hidden_states_and_gradients_are_eager_s(name, request):
+    family = FAMILIES[name]
+    model, given = family.make(), inputs(FAMILIES[name])
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    states = {layer.state for layer in relpos.hf.report(fused).layers}
+    assert states == {"fused"}
+    assert list(fused.state_dict()) == list(model.state_dict())
+
+    eager, eager_gradients = outputs(family, model, given)
+    exact, exact_gradients = in_float64(family, model, given)
+    if exact.isnan().any():  # eager rounds to float32 between and overflows on rows of padding
+        exact, exact_gradients = eager, eager_gradients
+    out, gradients = outputs(family, fused, given)
+
+    forward, allowed = worst(out, eager, exact)
+    assert forward <= allowed
+    assert gradients.keys() == eager_gradients.keys()
+    backward = 0.0
+    for parameter, gradient in gradients.items():
+        error, allowed = worst(gradient, eager_gradients[parameter], exact_gradients[parameter])
+        assert error <= allowed, parameter
+        if allowed == 1e-5:  # else its gradient is 0 but for rounding
+            backward = max(backward, error)
+    line = f"hf | {name} | fused | {forward:.1e} | {backward:.1e} |"
+    request.config.stash[conftest.SUMMARY].append(line)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, f in FAMILIES.items() if f.kind != "encoder" and f.prompt == "ids"]
+)
+def test_generation_with_a_cache_is_the_same(name):
+    family = FAMILIES[name]
+    given = inputs(family)
+    given.pop("decoder_input_ids", None)
+    if family.kind == "decoder":  # generation goes on from the last token
+        given["attention_mask"][1:] = 1
+    model = family.make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    ours, theirs = (
+        each.generate(
+            **given,
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for each in (fused, model)
+    )
+    assert torch.equal(ours.sequences, theirs.sequences)
+    for a, b in zip(ours.logits, theirs.logits, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=1e-5 * b.abs().max().item())
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any operator's result has."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.untyped_storage().nbytes() // 4)
+        return result
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nothing_of_lq_times_lk_is_built(name):
+    family = FAMILIES[name]
+    length = 768
+    given = inputs(family, length)
+    for linear in (True, False) if name in ("T5", "Llama", "BLOOM") else (True,):
+        model = family.make()
+        if linear:
+            model = relpos.hf.linearize(model)
+        with Largest() as largest:
+            outputs(family, model, given)
+        assert (largest.elements < length * length // 2) == linear
