@@ -59,7 +59,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", default="", help="only rows whose name contains this")
     parser.add_argument("--runs", type=int, default=1, help="of the whole; five count [1]")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each row and run [2]")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each row and run [1.5]")
     parser.add_argument("--quick", action="store_true", help="the same as --seconds 0.1")
     parser.add_argument("--merge", type=Path, help="a report whose other rows are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")

@@ -118,6 +118,7 @@ def against_peers(build: Callable[[Shape, torch.dtype], Match], shape: Shape, na
 
     def run(case: Case, seconds: float) -> list[Row]:
         proof.prove(build, shape)
+        torch.compiler.reset()  # else the runs add up to its limit of recompilations
         torch.manual_seed(0)
         match = build(shape, dtype)
         q, k, v = (x.detach() for x in match.leaves[:3])

@@ -13,8 +13,8 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
   .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/relpos.pth"
   missing=()
   while read -r package; do
-    .venv-bench/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps \
-      "$package" || missing+=("$package")
+    .venv-bench/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-deps "$package" ||
+      missing+=("$package")
   done < <(grep -E '^[[:alnum:]]' bench/requirements.txt)
   if [ "${#missing[@]}" -eq 0 ]; then
     echo "$want" >"$stamp"
