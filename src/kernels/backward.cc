@@ -8,6 +8,7 @@
 #include "kernels/columns.h"
 #include "kernels/fused.h"
 #include "kernels/schedule.h"
+#include "kernels/skip.h"
 
 namespace relpos {
 namespace {
@@ -33,6 +34,7 @@ class BackwardScratch : public BlockScratch {
         kernels_(kernels),
         reader_(plan),
         columns_(plan, kernels),
+        skip_(plan),
         dout_(kRows * plan.Dvp),
         out_(plan.Dvp),
         dq_(kRows * plan.Dp),
@@ -79,6 +81,7 @@ class BackwardScratch : public BlockScratch {
     begin(b);
     for (int64_t i = first; i < end; ++i) add_row(h, i);
     load_queries();
+    skip_.start(block);
     load_outputs(out, lse, dout, dlse);
     block.dk = sums.dk.get();
     block.dv = sums.dv.get();
@@ -90,11 +93,14 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   if (plan_.columns.empty()) {
+                   if (plan_.columns.empty() && !plan_.skips_tiles) {
                      kernels_.backward(block, tiles, t, count);
                      return;
                    }
                    for (int64_t n = 0; n < count; ++n) {
+                     if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.lse)) {
+                       continue;
+                     }
                      columns_.read(block, tiles[n]);
                      kernels_.backward(block, tiles + n, t + n, 1);
                      columns_.add_gradients(block, tiles[n], t + n, g, sums);
@@ -278,6 +284,7 @@ class BackwardScratch : public BlockScratch {
   const TileKernels& kernels_;
   TileReader reader_;
   ColumnScratch columns_;
+  TileSkip skip_;
   Buffer<float> dout_, out_, dq_, p_, ds_, factor_;
   std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;

@@ -43,7 +43,8 @@ struct KeyTile {
   const float* vt = nullptr;  // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   bool k_finite = true, v_finite = true, factors_finite = true;
-  bool run = true;  // consecutive positions from first_position
+  float norm = 0.0f;  // the largest of a key, where the plan skips tiles
+  bool run = true;    // consecutive positions from first_position
   int64_t first_position = 0;
   const int64_t* positions = nullptr;  // [kTile] where not a run
 };
@@ -92,6 +93,10 @@ struct TileKernels {
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
                bool accumulate);
+  // to = from * factor; neither need be aligned.
+  void (*scale)(const float* from, int64_t n, float factor, float* to);
+  // The largest Euclidean norm of the columns of kt [D, kTile].
+  float (*largest_norm)(const float* kt, int64_t D);
   // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not
   // ascend, neighbours differ by 1 at most; readable, as products' rows, for kLanes beyond the last.
   void (*read_columns)(int rows, const float* products, int64_t stride, const int32_t* runs,

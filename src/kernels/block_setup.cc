@@ -78,9 +78,13 @@ void BlockScratch::load_queries() {
       continue;
     }
     Plan::load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, plan_.Dp, raw);
-    std::copy_n(raw, plan_.Dp, q);
-    plan_.rotate_query(block.batch, block.index[row], q);
-    for (int64_t d = 0; d < plan_.D; ++d) q[d] *= scale;
+    if (p.terms.rotations.empty()) {
+      kernels_.scale(raw, plan_.Dp, scale, q);
+    } else {
+      std::copy_n(raw, plan_.Dp, q);
+      plan_.rotate_query(block.batch, block.index[row], q);
+      kernels_.scale(q, plan_.D, scale, q);
+    }
     block.key_bias[row] =
         plan_.key_bias.size() == 0
             ? nullptr

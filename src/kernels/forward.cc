@@ -23,9 +23,13 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
     x.start();
     const auto [first, end] = plan.tile_range(x.block);
-    readers[static_cast<size_t>(worker)].read(
-        at.packed, at.pair, first, end, stopper, worker,
-        [&](const KeyTile* tiles, int64_t t, int64_t count) { x.forward(tiles, t, count); });
+    const auto forward = [&](const KeyTile* tiles, int64_t t, int64_t count) {
+      x.forward(tiles, t, count);
+    };
+    TileReader& reader = readers[static_cast<size_t>(worker)];
+    const int64_t start = x.start_tile(first, end);
+    reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
+    reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
     x.add_value_tables();
     for (int row = 0; row < x.block.rows; ++row) {
       finish_row(p, at.batch, at.head, x.block.index[row], x.block.m[row], x.sum(row),

@@ -11,6 +11,7 @@ ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
       plan_(plan),
       kernels_(kernels),
       columns_(plan, kernels),
+      skip_(plan),
       m_(kRows),
       l_(kRows * kLanes),
       o_(kRows * plan.Dvp),
@@ -35,6 +36,7 @@ int64_t ForwardScratch::floats(const Plan& plan) {
 
 void ForwardScratch::start() {
   load_queries();
+  skip_.start(block);
   // Rows past the block's last get no weight: their reference is infinite.
   std::fill_n(m_.get(), block.rows, -HUGE_VALF);
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
@@ -56,11 +58,12 @@ void ForwardScratch::start() {
 }
 
 void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  if (plan_.columns.empty()) {
+  if (plan_.columns.empty() && !plan_.skips_tiles) {
     kernels_.forward(block, tiles, t, count);
     return;
   }
   for (int64_t n = 0; n < count; ++n) {
+    if (skip_.skips(block, tiles[n], t + n, block.m)) continue;
     columns_.read(block, tiles[n]);
     kernels_.forward(block, tiles + n, t + n, 1);
   }
@@ -94,8 +97,13 @@ void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, floa
                 const TensorView& out, const TensorView& lse) {
   const bool nothing = l == 0.0f;
   const float inverse = nothing ? 0.0f : 1.0f / l;
-  for (int64_t d = 0; d < p.value_dim; ++d) o[d] = nothing ? 0.0f : o[d] * inverse;
-  Plan::store_row(out, b, h, i, p.value_dim, o);
+  if (!nothing && out.dtype == DType::kFloat32 && out.strides[3] == 1) {
+    tile_kernels().scale(o, p.value_dim, inverse,
+                         static_cast<float*>(out.data) + out.offset({b, h, i, 0}));
+  } else {
+    for (int64_t d = 0; d < p.value_dim; ++d) o[d] = nothing ? 0.0f : o[d] * inverse;
+    Plan::store_row(out, b, h, i, p.value_dim, o);
+  }
   if (lse.given()) {
     const double log2_sum =
         nothing ? -HUGE_VAL : static_cast<double>(m) + std::log2(static_cast<double>(l));

@@ -6,6 +6,7 @@
 #include "kernels/block_setup.h"
 #include "kernels/columns.h"
 #include "kernels/schedule.h"
+#include "kernels/skip.h"
 
 namespace relpos {
 
@@ -20,6 +21,10 @@ class ForwardScratch : public BlockScratch {
   void start();
   // Advances the state over tiles [t, t + count).
   void forward(const KeyTile* tiles, int64_t t, int64_t count);
+  // Where to start among tiles [first, end); the rest follows in ascending order.
+  int64_t start_tile(int64_t first, int64_t end) const {
+    return skip_.start_tile(block, first, end);
+  }
   // Adds the value tables under their weights to o.
   void add_value_tables();
   float sum(int row) const noexcept;  // of weights
@@ -30,6 +35,7 @@ class ForwardScratch : public BlockScratch {
   const Plan& plan_;
   const TileKernels& kernels_;
   ColumnScratch columns_;
+  TileSkip skip_;
   Buffer<float> m_, l_, o_, row_;
   std::vector<Buffer<float>> weights_;
   std::vector<Cut> cuts_;

@@ -161,6 +161,7 @@ Plan::Plan(const Problem& problem, bool backward)
     columns.push_back(std::move(plan));
   }
 
+  find_peaks();
   for (const Rotation& rotation : p.terms.rotations) {
     Rotary rotary{&rotation, {}, {}, {}, {}};
     AngleTable table(rotation);
@@ -180,6 +181,36 @@ Plan::Plan(const Problem& problem, bool backward)
     fill(p.positions.q_rows, p.queries, true, rotary.q_cos, rotary.q_sin);
     fill(p.positions.k_rows, p.keys, false, rotary.k_cos, rotary.k_sin);
     rotary_.push_back(std::move(rotary));
+  }
+}
+
+void Plan::find_peaks() {
+  constexpr float kUnderflow = 126.0f;
+  if (!p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
+      key_bias.size() > 0 || p.visible.floating_mask()) {
+    return;
+  }
+  for (const BiasPlan& bias : biases) {
+    if (bias.ramp) return;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const float* row = bias.cells.get() + h * bias.row_size();
+      const auto [low, high] = std::minmax_element(row, row + bias.row_size());
+      skips_tiles = skips_tiles || *high - *low > kUnderflow;
+    }
+  }
+  for (BiasPlan& bias : biases) {
+    if (!skips_tiles) return;
+    bias.peaks = Buffer<float>(p.heads * bias.peaks_per_head());
+    for (int64_t h = 0; h < p.heads; ++h) {
+      const float* row = bias.cells.get() + h * bias.row_size();
+      for (int64_t n = 0; n < bias.peaks_per_head(); ++n) {
+        float& peak = bias.peaks[h * bias.peaks_per_head() + n];
+        peak = -HUGE_VALF;
+        for (int64_t c = n * kTile; c < std::min((n + 1) * kTile, bias.row_size()); ++c) {
+          peak = std::isnan(row[c]) ? HUGE_VALF : std::max(peak, row[c]);
+        }
+      }
+    }
   }
 }
 
@@ -265,7 +296,9 @@ TablePlan Plan::expand_table(Window window, const TermData& table, bool rows, bo
 
 int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
-  for (const BiasPlan& bias : biases) floats += bias.cells.size() + 2 * bias.window.width;
+  for (const BiasPlan& bias : biases) {
+    floats += bias.cells.size() + bias.peaks.size() + 2 * bias.window.width;
+  }
   const auto add_table = [&](const TablePlan& t) {
     floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
   };

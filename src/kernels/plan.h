@@ -31,8 +31,10 @@ struct Window {
 struct BiasPlan {
   Window window;
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
+  Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
   bool ramp = false;    // slopes are evaluated pair by pair, not expanded
   int64_t row_size() const noexcept { return window.width + 2 * kPad; }
+  int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }
 };
 
 // A row or value table over its window. Heads is 1 for a shared table.
@@ -82,6 +84,7 @@ class Plan {
   std::vector<ColumnPlan> columns;
   Buffer<float> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
+  bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
 
   // Row r of a tensor as floats, zero padded to `padded`.
   static void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
@@ -112,6 +115,7 @@ class Plan {
     Buffer<float> q_cos, q_sin, k_cos, k_sin;  // [rows, L, pairs]
   };
   void expand_bias(const DistanceBias& term);
+  void find_peaks();
   static TablePlan expand_table(Window window, const TermData& table, bool rows, bool transposed);
   void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;
   void rotate(bool query, int64_t b, int64_t i, float* row, float direction) const;

@@ -71,6 +71,7 @@ struct Problem {
   Dropout dropout;
   CancelToken* cancel = nullptr;
   int threads = 1;
+  bool skip_tiles = true;  // false: read tiles whose weights all underflow too; no bit differs
 
   int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }

@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/block.h"
 
@@ -147,6 +148,28 @@ void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride, i
   strip(std::integral_constant<int, 4>());
   strip(std::integral_constant<int, 2>());
   strip(std::integral_constant<int, 1>());
+}
+
+void scale(const float* from, int64_t n, float factor, float* to) {
+  const F d;
+  const V by = hn::Set(d, factor);
+  int64_t c = 0;
+  for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, from + c), by), d, to + c);
+  for (; c < n; ++c) to[c] = from[c] * factor;
+}
+
+float largest_norm(const float* kt, int64_t D) {
+  const F d;
+  V largest = hn::Zero(d);
+  for (int64_t c = 0; c < kTile; c += kN) {
+    V sum = hn::Zero(d);
+    for (int64_t row = 0; row < D; ++row) {
+      const V x = hn::Load(d, kt + row * kTile + c);
+      sum = hn::MulAdd(x, x, sum);
+    }
+    largest = hn::Max(largest, sum);
+  }
+  return std::sqrt(hn::GetLane(hn::MaxOfLanes(d, largest)));
 }
 
 // A register mask of the lanes [c, c + kN) of a word of visibility bits.

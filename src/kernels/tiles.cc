@@ -100,11 +100,12 @@ struct Softmax {
     const F d;
     additions.add_to(s, n);
     hide(s, sight, n, kNothing);
-    const float* m = block.m + group;
+    float* m = block.m + group;
     bool set = true;
     V top = hn::Set(d, kNothing);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
+      if (HWY_UNLIKELY(m[r] == kNothing)) m[r] = highest(s[r]);
       set = set && m[r] != kNothing;
       const V reference = hn::Set(d, m[r]);
 #pragma GCC unroll 8
@@ -134,6 +135,14 @@ struct Softmax {
   }
 
  private:
+  template <int kVectors>
+  static HWY_INLINE float highest(const V (&s)[kVectors]) {
+    V top = s[0];
+    for (int v = 1; v < kVectors; ++v) top = hn::Max(s[v], top);
+    const float value = hn::GetLane(hn::MaxOfLanes(F(), top));
+    return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
+  }
+
   // The same from scores in p, where a reference must move first.
   HWY_NOINLINE void settle(int rows, int64_t columns) const {
     const F d;
@@ -450,7 +459,7 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
 }  // namespace
 
 TileKernels kernels(const char* name) {
-  return {name, gemm, read_columns, add_columns, forward, backward, emit};
+  return {name, gemm, scale, largest_norm, read_columns, add_columns, forward, backward, emit};
 }
 
 }  // namespace HWY_NAMESPACE

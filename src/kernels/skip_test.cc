@@ -1,0 +1,111 @@
+#include "kernels/skip.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/forward_block.h"
+#include "kernels/fused.h"
+#include "kernels/random_terms.h"
+
+namespace relpos {
+namespace {
+
+using random_terms::float_tensor;
+using random_terms::Rng;
+
+// Attention with slopes of 1/2, 1/4, .. a head, as a linear bias has them.
+struct Sloped {
+  static constexpr int64_t kHeads = 3, kLength = 1000, kDim = 24;
+  Problem p;
+  Tensor q, k, v, dout, slopes, out, lse, dq, dk, dv;
+
+  explicit Sloped(bool causal) : slopes(DType::kFloat32, {2, kHeads}) {
+    Rng rng(7);
+    const std::vector<int64_t> shape = {1, kHeads, kLength, kDim};
+    for (Tensor* t : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) *t = float_tensor(rng, shape);
+    lse = float_tensor(rng, {1, kHeads, kLength});
+    for (int64_t h = 0; h < kHeads; ++h) {
+      slopes.data<float>()[h] = std::exp2(-static_cast<float>(h + 1));
+      slopes.data<float>()[kHeads + h] = -slopes.data<float>()[h];
+    }
+    p.batch = 1;
+    p.heads = p.kv_heads = kHeads;
+    p.queries = p.keys = kLength;
+    p.head_dim = p.value_dim = kDim;
+    p.scale = 0.2;
+    p.threads = 2;
+    p.query = q.view();
+    p.key = k.view();
+    p.value = v.view();
+    p.positions.q = p.positions.k = {0};
+    p.positions.queries = p.positions.keys = kLength;
+    p.visible.queries = p.visible.keys = kLength;
+    for (int64_t i = 0; causal && i < kLength; ++i) p.visible.span.emplace_back(0, i + 1);
+    DistanceBias bias;
+    bias.slopes = TermData::parameter(slopes.view(), true);
+    p.terms.biases.push_back(bias);
+  }
+
+  // Every number that a forward and a backward pass give.
+  std::vector<float> run(bool skip) {
+    p.skip_tiles = skip;
+    TermGradients terms = TermGradients::zeros(p.terms);
+    ProblemGradients gradients;
+    gradients.query = dq.view();
+    gradients.key = dk.view();
+    gradients.value = dv.view();
+    gradients.terms = &terms;
+    fused_forward(p, out.view(), lse.view());
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
+    std::vector<float> all;
+    for (const Tensor* t : {&out, &lse, &dq, &dk, &dv}) {
+      const auto* x = static_cast<const float*>(t->view().data);
+      all.insert(all.end(), x, x + t->view().numel());
+    }
+    for (double x : terms.biases[0].slopes) all.push_back(static_cast<float>(x));
+    return all;
+  }
+};
+
+TEST(Skip, ChangesNoBit) {
+  for (const bool causal : {true, false}) {
+    Sloped a(causal);
+    const std::vector<float> skipped = a.run(true), whole = a.run(false);
+    ASSERT_EQ(skipped.size(), whole.size());
+    for (size_t n = 0; n < whole.size(); ++n) ASSERT_EQ(skipped[n], whole[n]) << n;
+  }
+}
+
+TEST(Skip, LeavesOutTilesThatUnderflowAndNoOthers) {
+  Sloped a(true);
+  const Plan plan(a.p, false);
+  ASSERT_TRUE(plan.skips_tiles);
+  ForwardScratch x(plan, tile_kernels());
+  TileSkip skip(plan);
+  PackedHead head(plan);
+  head.start(0);
+  x.begin(0);
+  for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
+  x.start();
+  skip.start(x.block);
+  const KeyTile* tiles = head.tiles(0, plan.tiles, x.row());
+  EXPECT_EQ(x.start_tile(0, plan.tiles), 13);  // key 900 is in tile 14; a peak is that of 64 cells
+  EXPECT_FALSE(skip.skips(x.block, tiles[0], 0, x.block.m)) << "no reference yet";
+  x.forward(tiles + 14, 14, 1);
+  // Slope 1/2 is 0.72 in units of log2: 126 of them are 175 keys, and some for the products.
+  EXPECT_TRUE(skip.skips(x.block, tiles[0], 0, x.block.m));
+  EXPECT_TRUE(skip.skips(x.block, tiles[8], 8, x.block.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[12], 12, x.block.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[13], 13, x.block.m));
+}
+
+TEST(Skip, ReadsATileWhoseKeysAreNotFinite) {
+  Sloped a(true);
+  a.k.data<float>()[3] = NAN;
+  const std::vector<float> all = a.run(true);
+  EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)]));
+}
+
+}  // namespace
+}  // namespace relpos
