@@ -16,13 +16,16 @@ namespace {
 constexpr int64_t kWaveTasks = 16;   // accumulators that exist at one time
 constexpr int64_t kWantedTasks = 8;  // parallelism that few key heads get from chunks of queries
 constexpr int64_t kMaxChunks = 4;
+// dk and dv of one head above this: no more than two chunks, each of which has its own.
+constexpr int64_t kLargeSums = int64_t{16} << 20;
 
 // Chunks of one head's query blocks. Never a function of the batch or of threads: dk and dv of a
 // batch row keep their bits.
 int64_t chunk_count(const Problem& p) {
   const int64_t blocks = (p.queries + kRows - 1) / kRows;
   const int64_t wanted = (kWantedTasks + p.kv_heads - 1) / std::max<int64_t>(1, p.kv_heads);
-  return std::clamp<int64_t>(std::min(wanted, blocks), 1, kMaxChunks);
+  const bool large = p.keys * (p.head_dim + p.value_dim) * 4 > kLargeSums;
+  return std::clamp<int64_t>(std::min(wanted, blocks), 1, large ? 2 : kMaxChunks);
 }
 
 // One worker's block in the backward pass.
