@@ -49,8 +49,9 @@ HWY_INLINE V exp2(V x) {
 
 // The most products summed in one register before they join the rest: the rounding of a chain grows
 // with its length, and at K = 130 one chain was off 4 times as much as a BLAS. Longer sums are cut
-// into chains of one length.
-constexpr int64_t kChain = 64;
+// into chains of one length. Products that join a sum in memory, as a block's rows join a key's
+// gradient, may be longer, for their rounding is small beside that sum's.
+constexpr int64_t kChain = 64, kJoiningChain = kRows;
 
 // R rows of A times kVectors vectors of B. What c holds joins the sum where `accumulate`; `finish`
 // takes the sums. c is scratch for K > kChain.
@@ -60,7 +61,8 @@ HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t ro
                               float* HWY_RESTRICT c, int64_t ldc, bool accumulate,
                               const Finish& finish) {
   const F d;
-  const int64_t chains = std::max<int64_t>(1, (K + kChain - 1) / kChain);
+  const int64_t longest = accumulate ? kJoiningChain : kChain;
+  const int64_t chains = std::max<int64_t>(1, (K + longest - 1) / longest);
   const int64_t chain = (K + chains - 1) / chains;
   for (int64_t first = 0;; first += chain) {
     V sum[R][kVectors];
