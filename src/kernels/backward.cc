@@ -207,7 +207,7 @@ class BackwardScratch : public BlockScratch {
   void add_table(const TablePlan& table, const Cut& at, const float* cells, int64_t stride,
                  const float* rows, int64_t ld, int64_t g, const Buffer<float>& sum) {
     float* to = sum.get() +
-                ((table.heads == 1 ? 0 : g) * table.window.width + at.first) * table.padded_rank;
+                ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * table.padded_rank;
     if (all_finite(rows, block.rows * ld)) {
       kernels_.gemm(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
                     table.padded_rank, true);
@@ -242,18 +242,20 @@ class BackwardScratch : public BlockScratch {
       const RowTableState& state = row_tables[n];
       const int64_t stride = cell_stride(table.window), rank = table.padded_rank;
       fold_pads(table, block.rows, state.cut.width, row_cells_[n].get(), stride);
+      const auto [first, width] = fold_runs(table, block.rows, state.cut.first, state.cut.width,
+                                            row_cells_[n].get(), stride);
       if (sums.rows[n].size() > 0) {
-        add_table(table, state.cut, row_cells_[n].get(), stride, state.factor.get(), rank, g,
+        add_table(table, {first, width}, row_cells_[n].get(), stride, state.factor.get(), rank, g,
                   sums.rows[n]);
       }
       const float* cells = row_cells_[n].get() + kPad;
-      const float* rows = table.head_rows(block.head[0]) + state.cut.first * rank;
+      const float* rows = table.head_rows(block.head[0]) + first * rank;
       if (table.finite) {
-        kernels_.gemm(block.rows, rank, state.cut.width, cells, stride, 1, rows, rank,
+        kernels_.gemm(block.rows, rank, width, cells, stride, 1, rows, rank,
                       factor_.get(), rank, false);
       } else {
         std::fill_n(factor_.get(), block.rows * rank, 0.0f);
-        skip_zero_product(block.rows, rank, state.cut.width, cells, stride, 1, rows, rank,
+        skip_zero_product(block.rows, rank, width, cells, stride, 1, rows, rank,
                           factor_.get(), rank);
       }
       for (int row = 0; row < block.rows; ++row) {

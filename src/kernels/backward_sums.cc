@@ -16,7 +16,7 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
   }
   const auto table_sums = [&](const TablePlan& table, bool wanted) {
     return Buffer<float>(
-        wanted ? (table.heads == 1 ? 1 : group) * table.window.width * table.padded_rank : 0);
+        wanted ? (table.heads == 1 ? 1 : group) * table.entries() * table.padded_rank : 0);
   };
   for (size_t n = 0; n < plan.row_tables.size(); ++n) {
     rows.push_back(table_sums(plan.row_tables[n], !wants.row_tables[n].table.empty()));
@@ -107,10 +107,10 @@ void reduce_table(const Plan& plan, const TablePlan& table, const TermData& data
   const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
   for (int64_t g = 0; g < heads; ++g) {
     const int64_t h = table.heads == 1 ? 0 : kv_head * plan.p.group() + g;
-    for (int64_t c = 0; c < table.window.width; ++c) {
-      const int64_t row = table.window.classes[static_cast<size_t>(c)];
+    for (int64_t c = 0; c < table.entries(); ++c) {
+      const int64_t row = table.classes[static_cast<size_t>(c)];
       if (row == ClassMap::kNone) continue;
-      const float* cell = sums.get() + (g * table.window.width + c) * table.padded_rank;
+      const float* cell = sums.get() + (g * table.entries() + c) * table.padded_rank;
       double* out = gradient.data() + (h * classes + row) * table.rank;
       for (int64_t d = from; d < to; ++d) {
         out[d] += static_cast<double>(cell[d]) * (scale * data.multiplier);

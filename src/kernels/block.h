@@ -97,6 +97,8 @@ struct TileKernels {
   void (*scale)(const float* from, int64_t n, float factor, float* to);
   // The largest Euclidean norm of the columns of kt [D, kTile].
   float (*largest_norm)(const float* kt, int64_t D);
+  // to[n] = from[index[n]]; `index` ascends by 0 or 1; a vector may be read at from[index[n]].
+  void (*expand)(const float* from, const int32_t* index, int64_t n, float* to);
   // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not
   // ascend, neighbours differ by 1 at most; readable, as products' rows, for kLanes beyond the last.
   void (*read_columns)(int rows, const float* products, int64_t stride, const int32_t* runs,

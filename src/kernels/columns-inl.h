@@ -43,6 +43,16 @@ HWY_INLINE void add_runs(V x, const int32_t* runs, float* products) {
   }
 }
 
+void expand(const float* from, const int32_t* index, int64_t n, float* to) {
+  int64_t c = 0;
+  for (; c + kN <= n; c += kN) {
+    const auto lane = hn::Sub(hn::LoadU(D32(), index + c), hn::Set(D32(), index[c]));
+    const V near = hn::LoadU(F(), from + index[c]);
+    hn::StoreU(hn::TableLookupLanes(near, hn::IndicesFromVec(F(), lane)), F(), to + c);
+  }
+  for (; c < n; ++c) to[c] = from[index[c]];
+}
+
 void read_columns(int rows, const float* products, int64_t stride, const int32_t* runs,
                   float* extra) {
   const F d;

@@ -13,7 +13,7 @@ constexpr int64_t kOffsets = kTile + kRows + 2 * kLanes;
 int64_t product_stride(const Plan& plan) {
   int64_t widest = 0;
   for (const ColumnPlan& term : plan.columns) {
-    const int64_t runs = term.table.window.width;
+    const int64_t runs = term.table.entries();
     widest = std::max(widest, plan.p.positions.consecutive ? std::min(runs, kOffsets) : runs);
   }
   return widest == 0 ? 0 : round_up(widest, kLanes) + 3 * kLanes;
@@ -57,7 +57,7 @@ ColumnScratch::Reach ColumnScratch::reach(const ColumnPlan& term, const Block& b
     k_low = *std::min_element(tile.positions, tile.positions + kTile);
     k_high = *std::max_element(tile.positions, tile.positions + kTile);
   }
-  const int64_t low = term.runs(k_low - *q_high), high = term.runs(k_high - *q_low);
+  const int64_t low = term.table.runs(k_low - *q_high), high = term.table.runs(k_high - *q_low);
   Reach at;
   at.first = low / kLanes * kLanes;
   at.width = round_up(high + 1 - at.first, kLanes);
@@ -73,7 +73,7 @@ ColumnScratch::Reach ColumnScratch::reach(const ColumnPlan& term, const Block& b
     // Lanes past the last row read the run of the farthest distance that a row has.
     for (int64_t n = 0; n < kTile + round_up(rows, kLanes); ++n) {
       const int64_t distance = std::max(k_high - *q_low - n, k_low - *q_high);
-      runs_[n] = static_cast<int32_t>(term.runs(distance) - at.first);
+      runs_[n] = static_cast<int32_t>(term.table.runs(distance) - at.first);
     }
   }
   return at;
@@ -81,14 +81,13 @@ ColumnScratch::Reach ColumnScratch::reach(const ColumnPlan& term, const Block& b
 
 int64_t ColumnScratch::run(const ColumnPlan& term, const Reach& at, const Block& block,
                            const KeyTile& tile, int row, int64_t key) {
-  return term.runs(key_position(tile, key) - block.position[row]) - at.first;
+  return term.table.runs(key_position(tile, key) - block.position[row]) - at.first;
 }
 
 void ColumnScratch::multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile,
                              const Reach& at) {
   const TablePlan& table = term.table;
-  const float* panels =
-      table.transposed.get() + (table.heads == 1 ? 0 : head) * table.panels() * table.rank * kTile;
+  const float* panels = table.head_panels(head);
   for (int64_t from = at.first; from < at.first + at.width;) {
     const int64_t panel = from / kTile;
     const int64_t end = std::min(at.first + at.width, (panel + 1) * kTile);
@@ -159,7 +158,7 @@ void ColumnScratch::add_gradients(const Block& block, const KeyTile& tile, int64
     const float* factors = tile.memory + term.factors_at;
     if (sums.columns[n].size() > 0) {
       float* to = sums.columns[n].get() +
-                  ((table.heads == 1 ? 0 : g) * table.window.width + at.first) * rank;
+                  ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * rank;
       if (tile.factors_finite) {
         kernels_.gemm(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to, rank,
                       true);

@@ -76,37 +76,6 @@ class AngleTable {
 
 }  // namespace
 
-bool all_finite(const float* x, int64_t n) noexcept {
-  constexpr int kSums = 8;  // independent chains: one would wait four cycles an element
-  float sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int s = 0; s < kSums; ++s) sums[s] += x[i + s] * 0.0f;
-  }
-  for (; i < n; ++i) sums[0] += x[i] * 0.0f;
-  return std::accumulate(sums, sums + kSums, 0.0f) == 0.0f;
-}
-
-Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
-  const int64_t first = map.first_distance(), last = map.last_distance();
-  lo = std::clamp(range.first, first, last);
-  width = std::clamp(range.second, lo, last) - lo + 1;
-  classes.reserve(static_cast<size_t>(width));
-  for (int64_t c = 0; c < width; ++c) classes.push_back(map(lo + c));
-  left = map(first - 1);
-  right = map(last + 1);
-}
-
-Runs::Runs(const Window& window) : lo(window.lo - 1) {
-  const auto add = [&](int64_t m) {
-    if (classes.empty() || classes.back() != m) classes.push_back(m);
-    index.push_back(static_cast<int32_t>(classes.size() - 1));
-  };
-  add(window.left);
-  for (const int64_t m : window.classes) add(m);
-  add(window.right);
-}
-
 Plan::Plan(const Problem& problem, bool backward)
     : p(problem),
       D(p.head_dim),
@@ -119,12 +88,14 @@ Plan::Plan(const Problem& problem, bool backward)
   if (range.first > range.second) range = {0, 0};
   for (const DistanceBias& term : p.terms.biases) expand_bias(term);
   for (const RowTable& term : p.terms.row_tables) {
-    row_tables.push_back(expand_table(Window(term.map, range), term.table, backward_, true));
+    Window window(term.map, range);
+    const bool by_runs = Runs(window).classes.size() * 4 < window.classes.size() * 3;
+    row_tables.emplace_back(std::move(window), term.table, by_runs, backward_, true);
     row_tables.back().scale = term.scale.value_or(p.scale);
   }
   for (const ValueTable& term : p.terms.value_tables) {
     if (p.value.given()) {
-      value_tables.push_back(expand_table(Window(term.map, range), term.table, !backward_, backward_));
+      value_tables.emplace_back(Window(term.map, range), term.table, false, !backward_, backward_);
     }
   }
   if (!p.terms.key_biases.empty()) {
@@ -149,12 +120,7 @@ Plan::Plan(const Problem& problem, bool backward)
   tile_floats_ = D * kTile + (backward_ ? kTile * Dp + Dv * kTile : kTile * Dvp);
   for (const ColumnTable& term : p.terms.column_tables) {
     ColumnPlan plan;
-    plan.runs = Runs(Window(term.map, range));
-    Window window;
-    window.classes = plan.runs.classes;
-    window.width = round_up(static_cast<int64_t>(window.classes.size()), kLanes);
-    window.classes.resize(static_cast<size_t>(window.width), ClassMap::kNone);
-    plan.table = expand_table(std::move(window), term.table, true, true);
+    plan.table = TablePlan(Window(term.map, range), term.table, true, true, true);
     plan.table.scale = term.scale.value_or(p.scale);
     plan.factors_at = tile_floats_;
     tile_floats_ += kTile * plan.table.padded_rank;
@@ -257,57 +223,14 @@ void Plan::expand_bias(const DistanceBias& term) {
   biases.push_back(std::move(plan));
 }
 
-TablePlan Plan::expand_table(Window window, const TermData& table, bool rows, bool transposed) {
-  TablePlan plan;
-  const TensorView& view = table.view;
-  const bool per_head = view.rank == 3;
-  plan.window = std::move(window);
-  plan.heads = per_head ? view.shape[0] : 1;
-  plan.rank = view.shape[per_head ? 2 : 1];
-  plan.padded_rank = round_up(plan.rank, kLanes);
-  const int64_t width = plan.window.width, panel_size = plan.rank * kTile;
-  if (rows) plan.rows = Buffer<float>(plan.heads * width * plan.padded_rank);
-  if (transposed) plan.transposed = Buffer<float>(plan.heads * plan.panels() * panel_size);
-  std::fill_n(plan.transposed.get(), plan.transposed.size(), 0.0f);
-  std::vector<float> row(static_cast<size_t>(plan.padded_rank), 0.0f);
-  for (int64_t h = 0; h < plan.heads; ++h) {
-    for (int64_t c = 0; c < width; ++c) {
-      const int64_t m = plan.window.classes[static_cast<size_t>(c)];
-      for (int64_t x = 0; x < plan.rank; ++x) {
-        const int64_t at = m == ClassMap::kNone ? 0
-                           : per_head           ? view.offset({h, m, x})
-                                                : view.offset({m, x});
-        row[static_cast<size_t>(x)] =
-            m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at) * table.multiplier);
-      }
-      plan.finite = plan.finite && all_finite(row.data(), plan.rank);
-      if (rows) {
-        std::copy(row.begin(), row.end(), plan.rows.get() + (h * width + c) * plan.padded_rank);
-      }
-      if (transposed) {
-        float* panel =
-            plan.transposed.get() + (h * plan.panels() + c / kTile) * panel_size + c % kTile;
-        for (int64_t x = 0; x < plan.rank; ++x) panel[x * kTile] = row[static_cast<size_t>(x)];
-      }
-    }
-  }
-  return plan;
-}
-
 int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
   for (const BiasPlan& bias : biases) {
     floats += bias.cells.size() + bias.peaks.size() + 2 * bias.window.width;
   }
-  const auto add_table = [&](const TablePlan& t) {
-    floats += t.rows.size() + t.transposed.size() + 2 * t.window.width;
-  };
-  for (const TablePlan& t : row_tables) add_table(t);
-  for (const TablePlan& t : value_tables) add_table(t);
-  for (const ColumnPlan& c : columns) {
-    add_table(c.table);
-    floats += static_cast<int64_t>(c.runs.index.size() + 2 * c.runs.classes.size());
-  }
+  for (const TablePlan& t : row_tables) floats += t.floats();
+  for (const TablePlan& t : value_tables) floats += t.floats();
+  for (const ColumnPlan& c : columns) floats += c.table.floats();
   for (const Rotary& r : rotary_) {
     floats += r.q_cos.size() + r.q_sin.size() + r.k_cos.size() + r.k_sin.size();
   }
@@ -458,55 +381,6 @@ std::pair<int64_t, int64_t> Plan::tile_range(const Block& block) const {
   }
   if (lo >= hi) return {0, 0};
   return {lo / kTile, (hi + kTile - 1) / kTile};
-}
-
-void table_products(const TileKernels& kernels, const TablePlan& table, int64_t head, int rows,
-                    const float* a, int64_t lda, int64_t first, int64_t width, float* cells,
-                    int64_t stride) {
-  const float* panels =
-      table.transposed.get() + (table.heads == 1 ? 0 : head) * table.panels() * table.rank * kTile;
-  alignas(64) float product[kRows * kTile];
-  for (int64_t panel = first / kTile; panel * kTile < first + width; ++panel) {
-    kernels.gemm(rows, kTile, table.rank, a, lda, 1, panels + panel * table.rank * kTile, kTile,
-                 product, kTile, false);
-    const int64_t from = std::max(first, panel * kTile);
-    const int64_t to = std::min(first + width, (panel + 1) * kTile);
-    for (int r = 0; r < rows; ++r) {
-      std::copy(product + r * kTile + (from - panel * kTile),
-                product + r * kTile + (to - panel * kTile),
-                cells + r * stride + kPad + (from - first));
-    }
-  }
-  for (int r = 0; r < rows; ++r) {
-    float* row = cells + r * stride;
-    std::fill_n(row, kPad, table.window.left == ClassMap::kNone ? 0.0f : row[kPad]);
-    std::fill_n(row + kPad + width, kPad,
-                table.window.right == ClassMap::kNone ? 0.0f : row[kPad + width - 1]);
-  }
-}
-
-void fold_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    float* row = cells + r * stride;
-    float left = 0.0f, right = 0.0f;
-    for (int64_t c = 0; c < kPad; ++c) {
-      left += row[c];
-      right += row[kPad + width + c];
-    }
-    if (table.window.left != ClassMap::kNone) row[kPad] += left;
-    if (table.window.right != ClassMap::kNone) row[kPad + width - 1] += right;
-  }
-}
-
-void skip_zero_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
-                       int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc) {
-  for (int64_t m = 0; m < M; ++m) {
-    for (int64_t k = 0; k < K; ++k) {
-      const float factor = a[m * row_stride + k * k_stride];
-      if (factor == 0.0f) continue;
-      for (int64_t n = 0; n < N; ++n) c[m * ldc + n] += factor * b[k * ldb + n];
-    }
-  }
 }
 
 }  // namespace relpos
