@@ -178,7 +178,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
       {"thread backend", thread_backend()},
       {"after fork", in_forked_child() ? "yes: this child computes serially" : "no"},
       {"fused", "rotation, distance bias, row table, value table, key bias"},
-      {"reference path", "decaying rotation, float64, gradient of scores()"},
+      {"reference path", "decaying rotation at explicit positions, float64, gradient of scores()"},
   };
 }
 

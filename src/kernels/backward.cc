@@ -41,6 +41,7 @@ class BackwardScratch : public BlockScratch {
         dout_(kRows * plan.Dvp),
         out_(plan.Dvp),
         dq_(kRows * plan.Dp),
+        tile_dq_(plan.log_decay.empty() ? 0 : kRows * plan.Dp),
         p_(kRows * kTile),
         ds_(kRows * kTile) {
     block.dout = dout_.get();
@@ -65,7 +66,8 @@ class BackwardScratch : public BlockScratch {
 
   static int64_t floats(const Plan& plan) {
     int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan) +
-                  ColumnScratch::floats(plan);
+                  ColumnScratch::floats(plan) +
+                  (plan.log_decay.empty() ? 0 : kRows * plan.Dp);
     const auto cells = [&](const TablePlan& t) {
       return kRows * (std::min(t.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
     };
@@ -96,7 +98,7 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   if (plan_.columns.empty() && !plan_.skips_tiles) {
+                   if (!plan_.by_tile()) {
                      kernels_.backward(block, tiles, t, count);
                      return;
                    }
@@ -105,8 +107,10 @@ class BackwardScratch : public BlockScratch {
                        continue;
                      }
                      columns_.read(block, tiles[n]);
+                     start_decay(tiles[n]);
                      kernels_.backward(block, tiles + n, t + n, 1);
                      columns_.add_gradients(block, tiles[n], t + n, g, sums);
+                     finish_decay();
                    }
                  });
     finish_biases(g, sums);
@@ -115,6 +119,20 @@ class BackwardScratch : public BlockScratch {
   }
 
  private:
+  // Where a rotation decays, dq of one tile is that of queries scaled for it.
+  void start_decay(const KeyTile& tile) {
+    if (plan_.log_decay.empty()) return;
+    decay_queries(tile);
+    block.dq = tile_dq_.get();
+    std::fill_n(tile_dq_.get(), tile_dq_.size(), 0.0f);
+  }
+  void finish_decay() {
+    if (plan_.log_decay.empty()) return;
+    for (int64_t n = 0; n < block.rows * plan_.Dp; ++n) {
+      dq_[n] += tile_dq_[n] * decay_[n % plan_.Dp];
+    }
+  }
+
   void load_outputs(const TensorView& out, const TensorView& lse, const TensorView& dout,
                     const TensorView& dlse) {
     const int64_t Dv = plan_.Dv;
@@ -290,7 +308,7 @@ class BackwardScratch : public BlockScratch {
   TileReader reader_;
   ColumnScratch columns_;
   TileSkip skip_;
-  Buffer<float> dout_, out_, dq_, p_, ds_, factor_;
+  Buffer<float> dout_, out_, dq_, tile_dq_, p_, ds_, factor_;
   std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;
 };

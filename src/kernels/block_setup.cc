@@ -12,6 +12,10 @@ BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
   block.Dv = plan.Dv;
   block.Dvp = plan.Dvp;
   block.q = q_.get();
+  if (!plan.log_decay.empty()) {
+    decayed_ = Buffer<float>(kRows * plan.Dp);
+    decay_ = Buffer<float>(plan.Dp);
+  }
   for (const TablePlan& table : plan.row_tables) {
     RowTableState state;
     state.factor = Buffer<float>(kRows * table.padded_rank);
@@ -20,8 +24,20 @@ BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
   }
 }
 
+void BlockScratch::decay_queries(const KeyTile& tile) {
+  if (plan_.log_decay.empty()) return;
+  std::fill_n(decay_.get(), plan_.Dp, 1.0f);
+  plan_.decay(tile.first_position - plan_.query_anchor(block.batch, block.index[0]), decay_.get());
+  for (int row = 0; row < padded_rows(); ++row) {
+    for (int64_t d = 0; d < plan_.Dp; ++d) {
+      decayed_[row * plan_.Dp + d] = q_[row * plan_.Dp + d] * decay_[d];
+    }
+  }
+  block.q = decayed_.get();
+}
+
 int64_t BlockScratch::floats(const Plan& plan) {
-  int64_t sum = kRows * (2 * plan.Dp);
+  int64_t sum = kRows * (2 * plan.Dp) + (plan.log_decay.empty() ? 0 : (kRows + 1) * plan.Dp);
   for (const TablePlan& table : plan.row_tables) {
     const int64_t cells = std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes;
     sum += kRows * (table.padded_rank + cells);
@@ -53,6 +69,7 @@ BlockScratch::Cut BlockScratch::cut(const Window& window) const {
 }
 
 void BlockScratch::load_queries() {
+  block.q = q_.get();
   const Problem& p = plan_.p;
   range_ = plan_.range;
   if (p.positions.consecutive) {

@@ -18,6 +18,8 @@ class BlockScratch {
   void add_row(int64_t h, int64_t i) { plan_.add_row(block, h, i); }
   // Loads and rotates the queries of all rows and computes the cells that score terms read.
   void load_queries();
+  // Scales the queries for a tile, where a rotation decays with distance.
+  void decay_queries(const KeyTile& tile);
 
   // Distances of the block's visible pairs, cut to a window: first cell and number of cells.
   struct Cut {
@@ -52,6 +54,12 @@ class BlockScratch {
   const Plan& plan_;
   const TileKernels& kernels_;
   Buffer<float> raw_, q_;
+
+ protected:
+  // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
+  Buffer<float> decayed_, decay_;
+
+ private:
   std::pair<int64_t, int64_t> range_;
 };
 

@@ -57,7 +57,9 @@ bool fused_supports(const Problem& problem, std::string* why) {
   const char* reason = nullptr;
   if (problem.query.dtype == DType::kFloat64) reason = "float64 computes on the reference path";
   for (const Rotation& rotation : problem.terms.rotations) {
-    if (!rotation.log_decay.empty()) reason = "a decaying rotation computes on the reference path";
+    if (!rotation.log_decay.empty() && !problem.positions.consecutive) {
+      reason = "a decaying rotation with explicit positions computes on the reference path";
+    }
   }
   if (reason != nullptr && why != nullptr) *why = reason;
   return reason == nullptr;
@@ -104,6 +106,7 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
         [&](const KeyTile* tiles, int64_t t, int64_t count) {
           for (int64_t n = 0; n < count; ++n) {
             columns[static_cast<size_t>(worker)].read(x.block, tiles[n]);
+            x.decay_queries(tiles[n]);
             kernels.emit(x.block, tiles + n, t + n, 1, dense, lse.given());
           }
         });

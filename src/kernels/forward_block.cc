@@ -58,13 +58,14 @@ void ForwardScratch::start() {
 }
 
 void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  if (plan_.columns.empty() && !plan_.skips_tiles) {
+  if (!plan_.by_tile()) {
     kernels_.forward(block, tiles, t, count);
     return;
   }
   for (int64_t n = 0; n < count; ++n) {
     if (skip_.skips(block, tiles[n], t + n, block.m)) continue;
     columns_.read(block, tiles[n]);
+    decay_queries(tiles[n]);
     kernels_.forward(block, tiles + n, t + n, 1);
   }
 }

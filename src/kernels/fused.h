@@ -7,8 +7,8 @@
 
 namespace relpos {
 
-// False where a term runs on the reference path (decaying rotations) or the dtype is
-// float64. `why`, if given, receives the reason.
+// False where a term runs on the reference path (a decaying rotation at explicit positions) or the
+// dtype is float64. `why`, if given, receives the reason.
 bool fused_supports(const Problem& problem, std::string* why = nullptr);
 
 void fused_forward(const Problem& problem, const TensorView& out, const TensorView& lse);

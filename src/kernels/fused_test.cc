@@ -238,7 +238,7 @@ int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : f
 
 TEST(Terms, ReferenceEqualsThePlainFormula) {
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(120)); ++seed) {
-    const Case c = random_case(seed, true);
+    const Case c = random_case(seed);
     const Plain plain = plain_forward(c.p);
     Results r(c, DType::kFloat64);
     reference_forward(c.p, r.out.view(), r.lse.view());
@@ -253,21 +253,26 @@ TEST(Terms, ReferenceEqualsThePlainFormula) {
 }
 
 TEST(Terms, FusedEqualsReference) {
+  int unfused = 0;
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(250)); ++seed) {
-    Case c = random_case(seed, false);
-    std::string why;
-    ASSERT_TRUE(fused_supports(c.p, &why)) << why;
+    Case c = random_case(seed);
+    if (!fused_supports(c.p, nullptr)) {  // a decaying rotation at explicit positions
+      ++unfused;
+      continue;
+    }
     c.p.threads = 2;
     // A weight's relative error is a score's absolute error: a few units of float32 of the largest.
     const double tolerance = 2e-6 * (10.0 + largest_score(c));
     expect_close(run_fused(c), run_reference(c), tolerance, seed);
     if (HasFatalFailure()) return;
   }
+  EXPECT_LT(10 * unfused, cases(250));
 }
 
 TEST(Terms, BitsDoNotDependOnThreads) {
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(25)); ++seed) {
-    Case c = random_case(seed, false);
+    Case c = random_case(seed);
+    if (!fused_supports(c.p, nullptr)) continue;
     c.p.threads = 1;
     const auto one = run_fused(c).all();
     for (int threads : {2, 4}) {
@@ -310,7 +315,7 @@ double slope(const Case& c, float* x) {
 TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
   int checked = 0;
   for (uint64_t seed = 1000; checked < cases(60); ++seed) {
-    const Case c = random_case(seed, true);
+    const Case c = random_case(seed);
     if (c.p.queries * c.p.keys > 2500 || !c.p.positions.consecutive) continue;
     ++checked;
     const Results r = run_reference(c);

@@ -129,6 +129,16 @@ Plan::Plan(const Problem& problem, bool backward)
 
   find_peaks();
   for (const Rotation& rotation : p.terms.rotations) {
+    if (!rotation.log_decay.empty()) {
+      log_decay.resize(static_cast<size_t>(D), 0.0);
+      const bool half = rotation.layout == PairLayout::kHalf;
+      for (int64_t n = 0; n < rotation.dims / 2; ++n) {
+        const int64_t first = rotation.start + (half ? n : 2 * n);
+        const int64_t second = rotation.start + (half ? n + rotation.dims / 2 : 2 * n + 1);
+        log_decay[static_cast<size_t>(first)] = log_decay[static_cast<size_t>(second)] =
+            rotation.log_decay[static_cast<size_t>(n)];
+      }
+    }
     Rotary rotary{&rotation, {}, {}, {}, {}};
     AngleTable table(rotation);
     const int64_t pairs = rotation.dims / 2;
@@ -152,7 +162,10 @@ Plan::Plan(const Problem& problem, bool backward)
 
 void Plan::find_peaks() {
   constexpr float kUnderflow = 126.0f;
-  if (!p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
+  const bool decays =
+      std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
+                  [](const Rotation& r) { return !r.log_decay.empty(); });
+  if (decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
       key_bias.size() > 0 || p.visible.floating_mask()) {
     return;
   }
@@ -288,6 +301,19 @@ void Plan::rotate(bool query, int64_t b, int64_t i, float* row, float direction)
       x[n * step] = first * cos[n] - second * s;
       y[n * step] = second * cos[n] + first * s;
     }
+  }
+  if (log_decay.empty()) return;
+  if (query) {
+    decay(query_anchor(b, i) - p.positions.query(b, i), row);
+  } else {
+    decay(p.positions.key(b, i) - p.positions.key(b, i / kTile * kTile), row);
+  }
+}
+
+void Plan::decay(int64_t distance, float* row) const {
+  for (int64_t d = 0; d < D; ++d) {
+    const double rate = log_decay[static_cast<size_t>(d)];
+    if (rate != 0.0) row[d] *= static_cast<float>(std::exp(static_cast<double>(distance) * rate));
   }
 }
 

@@ -45,6 +45,10 @@ class Plan {
   std::vector<ColumnPlan> columns;
   Buffer<float> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
+  // Of each dim, empty where nothing decays. A query and a key of a decaying rotation are scaled to
+  // meet at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
+  // query_i exp((first - pos_i) ld), which no distance overflows that the score itself does not.
+  std::vector<double> log_decay;
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
 
   // Row r of a tensor as floats, zero padded to `padded`.
@@ -57,7 +61,13 @@ class Plan {
   void rotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, 1.0f); }
   void unrotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, -1.0f); }
 
+  // What rotate_query has scaled row i for: the position where it decays to no power of its own.
+  int64_t query_anchor(int64_t b, int64_t i) const { return p.positions.query(b, i / kRows * kRows); }
+  // row [D] times exp(distance log_decay).
+  void decay(int64_t distance, float* row) const;
   int64_t bytes() const noexcept;  // of everything that the plan holds
+  // True where something must be done before or after each tile.
+  bool by_tile() const noexcept { return !columns.empty() || skips_tiles || !log_decay.empty(); }
   // Floats that pack_tile writes for one tile.
   int64_t tile_floats() const noexcept { return tile_floats_; }
   // Packs tile t of (b, kv head) into `memory` (tile_floats) and describes it. `positions` [kTile] is

@@ -72,7 +72,7 @@ inline std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassM
   return {rows, columns};
 }
 
-inline Case random_case(uint64_t seed, bool decays) {
+inline Case random_case(uint64_t seed) {
   Rng rng(seed);
   Case c;
   Problem& p = c.p;
@@ -191,7 +191,7 @@ inline Case random_case(uint64_t seed, bool decays) {
     if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
     t.column_tables.push_back(column);
   }
-  if (decays && !t.rotations.empty() && chance(rng, 0.5)) {
+  if (!t.rotations.empty() && chance(rng, 0.5)) {
     for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n)
       t.rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : at.q) x %= 1000;
