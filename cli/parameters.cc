@@ -54,6 +54,22 @@ void check_fits(const std::string& file, const std::string& name, const Paramete
   }
 }
 
+std::vector<int64_t> last_two_swapped(std::vector<int64_t> shape) {
+  std::swap(shape[shape.size() - 2], shape[shape.size() - 1]);
+  return shape;
+}
+
+Tensor transposed(const Tensor& tensor) {
+  const std::vector<int64_t> from = tensor.view().dims();
+  Tensor out(tensor.view().dtype, last_two_swapped(from));
+  const int64_t rows = from[from.size() - 2], columns = from[from.size() - 1];
+  for (int64_t n = 0; n < tensor.view().numel(); ++n) {
+    const int64_t row = n / columns % rows, column = n % columns;
+    out.view().store(n - n % (rows * columns) + column * rows + row, tensor.view().load(n));
+  }
+  return out;
+}
+
 }  // namespace
 
 Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype)
@@ -97,11 +113,17 @@ void Parameters::load(const std::string& file) {
     const auto* entry = source.find(std::to_string(item.part) + "." + item.spec.name);
     if (entry == nullptr) entry = source.find(item.name);
     wanted.push_back(item.name);
+    bool turned = false;
+    for (const Origin& origin : item.spec.origins) {
+      if (entry != nullptr || item.name != item.spec.name) break;
+      entry = source.find(origin.name);
+      turned = entry != nullptr && origin.transposed;
+    }
     if (entry == nullptr) continue;
-    check_value(entry->shape == item.spec.shape, file, ": tensor ", io::printable(entry->name),
-                ": expected shape ", shape_text(item.spec.shape), ", got ",
-                shape_text(entry->shape));
-    item.tensor = source.read(*entry);
+    const auto expected = turned ? last_two_swapped(item.spec.shape) : item.spec.shape;
+    check_value(entry->shape == expected, file, ": tensor ", io::printable(entry->name),
+                ": expected shape ", shape_text(expected), ", got ", shape_text(entry->shape));
+    item.tensor = turned ? transposed(source.read(*entry)) : source.read(*entry);
     check_fits(file, entry->name, item.spec, item.tensor.view());
     item.from_file = any = true;
   }

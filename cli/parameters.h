@@ -21,8 +21,9 @@ struct Parameter {
 // Owns what position.parts[n].parameters views.
 class Parameters {
  public:
-  // Sets the views of every part. `file` is "", .safetensors with tensors by name, or .npy for a
-  // position with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
+  // Sets the views of every part. `file` is "", .safetensors with tensors by name (ours, or that of
+  // one of the spec's origins where no other part has such a parameter), or .npy for a position
+  // with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
   // Throws Error on a shape or type that does not fit, on non-finite numbers, and on a file that
   // holds none of the names.
   Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype);

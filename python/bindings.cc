@@ -260,6 +260,11 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
     parameter["values"] = nb::tuple(nb::cast(spec.init.values));
     parameter["trainable"] = spec.trainable;
     parameter["doc"] = spec.doc;
+    nb::list origins;
+    for (const Origin& origin : spec.origins) {
+      origins.append(nb::make_tuple(origin.project, origin.name, origin.transposed));
+    }
+    parameter["origins"] = nb::tuple(origins);
     parameters.append(parameter);
   }
   nb::dict description;

@@ -61,12 +61,20 @@ struct Init {
   static Init glorot_normal(int64_t fan_out, int64_t fan_in);
 };
 
+// A name under which a parameter lives in other code.
+struct Origin {
+  std::string project;      // whose code: "tensor2tensor"
+  std::string name;         // beneath the place that the scheme takes there
+  bool transposed = false;  // the last two axes stand the other way round
+};
+
 struct ParameterSpec {
   std::string name;  // dotted, as in the scheme's origin
   std::vector<int64_t> shape;
   Init init;
   bool trainable = true;  // false: a non-persistent buffer in Python
   std::string doc;
+  std::vector<Origin> origins{};  // where rows stand in the same order under these options
 };
 
 // What `lower` and `pull_back` see of one call.

@@ -105,6 +105,39 @@ class SchemePosition(Position):
                 owner._buffers[name] = values.to(moved.device)
         return self
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        for spec in self._specs:
+            if prefix + spec.name in state_dict:
+                continue
+            for origin in spec.origins:
+                if prefix + origin.name in state_dict:
+                    value = state_dict.pop(prefix + origin.name)
+                    state_dict[prefix + spec.name] = value.mT if origin.transposed else value
+                    break
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def origin_state_dict(self, project: str) -> dict[str, Tensor]:
+        """The parameters under a project's names and in its form, for its own loader.
+
+        load_state_dict takes these names as well as ours. Which projects there are says
+        describe(), and docs/schemes.md. Raises ValueError where `project` has no name for a
+        parameter under these options.
+        """
+        state = {}
+        for spec, value in zip(self._specs, self._values(), strict=True):
+            if not spec.trainable:
+                continue
+            named = [origin for origin in spec.origins if origin.project == project]
+            if not named:
+                known = sorted({origin.project for origin in spec.origins})
+                raise ValueError(
+                    f"project: expected one that has {spec.name} of {self._text}: "
+                    f"{', '.join(known) or 'none is known'}; got {project!r}"
+                )
+            value = value.detach()
+            state[named[0].name] = value.mT.contiguous() if named[0].transposed else value
+        return state
+
     def reset_parameters(self) -> None:
         """Draws the trainable parameters anew."""
         with torch.no_grad():
@@ -144,6 +177,9 @@ class SchemePosition(Position):
             shape = list(value.shape)
             dtype = str(value.dtype).removeprefix("torch.")
             lines.append(f"  {kind} {spec.name} {shape} {dtype}: {spec.doc}")
+            for origin in spec.origins:
+                form = ", transposed" if origin.transposed else ""
+                lines.append(f"    in {origin.project}: {origin.name}{form}")
         return "\n".join(lines)
 
     def extra_repr(self) -> str:

@@ -21,6 +21,15 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A name under which a parameter lives in other code."""
+
+    project: str
+    name: str
+    transposed: bool  # the last two axes stand the other way round
+
+
+@dataclass(frozen=True)
 class ParameterSpec:
     """One parameter of a scheme under given options."""
 
@@ -31,6 +40,7 @@ class ParameterSpec:
     values: tuple[float, ...]
     trainable: bool
     doc: str
+    origins: tuple[Origin, ...]
 
 
 @dataclass(frozen=True)
@@ -77,7 +87,10 @@ class Scheme:
         return Description(
             found["text"],
             found["options"],
-            tuple(ParameterSpec(**spec) for spec in found["parameters"]),
+            tuple(
+                ParameterSpec(**{**spec, "origins": tuple(Origin(*o) for o in spec["origins"])})
+                for spec in found["parameters"]
+            ),
             found["rotary_dims"],
         )
 

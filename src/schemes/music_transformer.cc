@@ -28,8 +28,12 @@ ClassMap class_map(const OptionMap& options) {
 std::vector<ParameterSpec> parameters(const OptionMap& options) {
   const int64_t head_dim = common::size_option(kName, options, "head_dim");
   const double deviation = 1.0 / std::sqrt(static_cast<double>(head_dim));
-  return {{"Er", common::table_shape(kName, options, class_map(options).classes(), head_dim),
-           Init::normal(deviation), true, "one row for each distance, farthest past first"}};
+  return {{"Er",
+           common::table_shape(kName, options, class_map(options).classes(), head_dim),
+           Init::normal(deviation),
+           true,
+           "one row for each distance, farthest past first",
+           {{"tensor2tensor", "key_relative_embeddings"}}}};
 }
 
 void lower(const Setting& setting, Terms& terms) {

@@ -3,6 +3,8 @@
 //   score[i,j] = scale <q_i, k_j + key_table[m]>     out[i] = sum_j P[i,j] (v_j + value_table[m])
 //   m = clamp(pos_k - pos_q, -max_distance, max_distance) + max_distance
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "relpos/scheme.h"
 #include "schemes/common/checks.h"
@@ -33,17 +35,30 @@ int64_t value_dim(const OptionMap& options) {
 
 std::vector<ParameterSpec> parameters(const OptionMap& options) {
   const int64_t rows = 2 * max_distance(options) + 1;
-  const auto table = [&](const char* name, int64_t columns, const char* doc) {
+  const bool mirrored = query_minus_key(options);
+  const auto table = [&](const char* name, int64_t columns, const char* doc,
+                         std::vector<Origin> origins) {
     const bool uniform = options.text("init") == "xavier_uniform";
     return ParameterSpec{
-        name, common::table_shape(kName, options, rows, columns),
-        uniform ? Init::glorot_uniform(rows, columns) : Init::glorot_normal(rows, columns), true,
-        doc};
+        name,
+        common::table_shape(kName, options, rows, columns),
+        uniform ? Init::glorot_uniform(rows, columns) : Init::glorot_normal(rows, columns),
+        true,
+        doc,
+        std::move(origins)};
   };
-  std::vector<ParameterSpec> specs = {table(
-      "key_table", common::size_option(kName, options, "head_dim"), "rows that join the keys")};
+  const std::vector<Origin> of_queries = {{"bert", "distance_embedding.weight"},
+                                          {"notebooks", "embeddings_table"},
+                                          {"notebooks", "embedding.weight"}};
+  const std::vector<Origin> of_keys = {{"tensor2tensor", "relative_positions_keys/embeddings"}};
+  std::vector<ParameterSpec> specs = {
+      table("key_table", common::size_option(kName, options, "head_dim"), "rows that join the keys",
+            mirrored ? of_queries : of_keys)};
   if (options.flag("values")) {
-    specs.push_back(table("value_table", value_dim(options), "rows that join the values"));
+    std::vector<Origin> of_values;
+    if (!mirrored) of_values = {{"tensor2tensor", "relative_positions_values/embeddings"}};
+    specs.push_back(
+        table("value_table", value_dim(options), "rows that join the values", of_values));
   }
   return specs;
 }

@@ -26,10 +26,18 @@ std::vector<ParameterSpec> parameters(const OptionMap& options) {
   const int64_t heads = common::size_option(kName, options, "heads");
   const std::vector<int64_t> shape = {buckets, heads};
   checked_numel(shape, kName);
-  return {{"relative_attention_bias.weight", shape, Init::glorot_uniform(buckets, heads), true,
+  return {{"relative_attention_bias.weight",
+           shape,
+           Init::glorot_uniform(buckets, heads),
+           true,
            "one number for each bucket and head. Glorot as in the authors' t5x: the N(0, 1 / "
            "d_model) of other ports needs the width of a model, and nn.Embedding's N(0, 1) is as "
-           "large as the scores it joins"}};
+           "large as the scores it joins",
+           {{"t5x", "rel_embedding", true},
+            {"mesh", "relative_attention_bias", true},
+            {"notebooks", "relative_position_bias.weight"},
+            {"notebooks", "relative_attention_embedding.weight"},
+            {"notebooks", "rel_pos_embeddings.weight"}}}};
 }
 
 void lower(const Setting& setting, Terms& terms) {
