@@ -104,6 +104,38 @@ def test_rope_and_t5_with_grouped_heads_and_a_cache(tmp_path, path):
     assert [p["from"] for p in summary["parameters"]] == ["file"]
 
 
+@pytest.mark.parametrize(
+    ("position", "ours", "theirs", "transposed"),
+    [
+        ("t5(buckets=8)", "relative_attention_bias.weight", "rel_embedding", True),
+        ("t5(buckets=8)", "relative_attention_bias.weight", "rel_pos_embeddings.weight", False),
+        (
+            "shaw(max_distance=2,values=false,distance=query-key)",
+            "key_table",
+            "distance_embedding.weight",
+            False,
+        ),
+    ],
+)
+def test_parameters_under_their_origins_names(tmp_path, position, ours, theirs, transposed):
+    q, k, v = normal(2, 4, 6, 8), normal(2, 4, 6, 8), normal(2, 4, 6, 8)
+    table = normal(8, 4) if position.startswith("t5") else normal(5, 8)
+    outs = []
+    for name, tensor in (
+        (ours, table),
+        (theirs, np.ascontiguousarray(table.T) if transposed else table),
+    ):
+        save_file({name: tensor}, tmp_path / "p.safetensors")
+        words = inputs(tmp_path, query=q, key=k, value=v)
+        words += ["--position", position, "--params", tmp_path / "p.safetensors"]
+        assert [p["from"] for p in report(*words)["parameters"]] == ["file"]
+        outs.append(np.load(tmp_path / "o.npy"))
+    assert np.array_equal(*outs)
+    if transposed:
+        save_file({theirs: table}, tmp_path / "p.safetensors")
+        assert f"tensor '{theirs}': expected shape [4, 8], got [8, 4]" in refusal(*words)
+
+
 def test_backward_of_a_bias_and_of_shaw(tmp_path):
     """Gradients equal central differences of the float64 formula."""
     heads, length, dim, reach = 2, 6, 4, 2
