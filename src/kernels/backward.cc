@@ -66,8 +66,7 @@ class BackwardScratch : public BlockScratch {
 
   static int64_t floats(const Plan& plan) {
     int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan) +
-                  ColumnScratch::floats(plan) +
-                  (plan.log_decay.empty() ? 0 : kRows * plan.Dp);
+                  ColumnScratch::floats(plan) + (plan.log_decay.empty() ? 0 : kRows * plan.Dp);
     const auto cells = [&](const TablePlan& t) {
       return kRows * (std::min(t.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
     };
@@ -224,8 +223,8 @@ class BackwardScratch : public BlockScratch {
   // table += cells^T rows, for the cells of one cut.
   void add_table(const TablePlan& table, const Cut& at, const float* cells, int64_t stride,
                  const float* rows, int64_t ld, int64_t g, const Buffer<float>& sum) {
-    float* to = sum.get() +
-                ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * table.padded_rank;
+    float* to =
+        sum.get() + ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * table.padded_rank;
     if (all_finite(rows, block.rows * ld)) {
       kernels_.gemm(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
                     table.padded_rank, true);
@@ -269,12 +268,12 @@ class BackwardScratch : public BlockScratch {
       const float* cells = row_cells_[n].get() + kPad;
       const float* rows = table.head_rows(block.head[0]) + first * rank;
       if (table.finite) {
-        kernels_.gemm(block.rows, rank, width, cells, stride, 1, rows, rank,
-                      factor_.get(), rank, false);
+        kernels_.gemm(block.rows, rank, width, cells, stride, 1, rows, rank, factor_.get(), rank,
+                      false);
       } else {
         std::fill_n(factor_.get(), block.rows * rank, 0.0f);
-        skip_zero_product(block.rows, rank, width, cells, stride, 1, rows, rank,
-                          factor_.get(), rank);
+        skip_zero_product(block.rows, rank, width, cells, stride, 1, rows, rank, factor_.get(),
+                          rank);
       }
       for (int row = 0; row < block.rows; ++row) {
         const float* da = factor_.get() + row * rank;

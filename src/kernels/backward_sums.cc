@@ -156,8 +156,8 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
       parallel_for(strips, threads, stopper, [&](int64_t strip, int) {
         for (int64_t n = 0; n < count; ++n) {
           const auto [data, scale] = term(t);
-          reduce_table(plan, table, *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n),
-                       scale, strip * kLanes, std::min(rank, (strip + 1) * kLanes), gradient(t));
+          reduce_table(plan, table, *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n), scale,
+                       strip * kLanes, std::min(rank, (strip + 1) * kLanes), gradient(t));
         }
       });
     }

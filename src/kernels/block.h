@@ -37,10 +37,10 @@ struct Ramp {
 };
 
 struct KeyTile {
-  const float* kt = nullptr;  // [D, kTile] rotated keys, transposed
-  const float* k = nullptr;   // [kTile, Dp] rotated keys (backward)
-  const float* v = nullptr;   // [kTile, Dvp] (forward)
-  const float* vt = nullptr;  // [Dv, kTile] (backward)
+  const float* kt = nullptr;      // [D, kTile] rotated keys, transposed
+  const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
+  const float* v = nullptr;       // [kTile, Dvp] (forward)
+  const float* vt = nullptr;      // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   bool k_finite = true, v_finite = true, factors_finite = true;
   float norm = 0.0f;  // the largest of a key, where the plan skips tiles

@@ -157,8 +157,8 @@ void ColumnScratch::add_gradients(const Block& block, const KeyTile& tile, int64
     }
     const float* factors = tile.memory + term.factors_at;
     if (sums.columns[n].size() > 0) {
-      float* to = sums.columns[n].get() +
-                  ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * rank;
+      float* to =
+          sums.columns[n].get() + ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * rank;
       if (tile.factors_finite) {
         kernels_.gemm(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to, rank,
                       true);

@@ -42,9 +42,8 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
 
 int64_t forward_bytes(const Plan& plan, int threads) {
   if (plan.p.queries <= kDecodeQueries) return plan.bytes() + decode_bytes(plan, threads);
-  return plan.bytes() +
-         4 * (threads * (ForwardScratch::floats(plan) + TileReader::floats(plan)) +
-              PackedHeads::floats(plan, heads_at_work(plan.p, threads)));
+  return plan.bytes() + 4 * (threads * (ForwardScratch::floats(plan) + TileReader::floats(plan)) +
+                             PackedHeads::floats(plan, heads_at_work(plan.p, threads)));
 }
 
 int64_t fused_workspace_bytes(const Problem& problem, bool backward) {

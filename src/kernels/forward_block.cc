@@ -25,9 +25,8 @@ ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
 }
 
 int64_t ForwardScratch::floats(const Plan& plan) {
-  int64_t floats =
-      BlockScratch::floats(plan) + ColumnScratch::floats(plan) +
-      kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
+  int64_t floats = BlockScratch::floats(plan) + ColumnScratch::floats(plan) +
+                   kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
   for (const TablePlan& table : plan.value_tables) {
     floats += kRows * (std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
   }
@@ -91,7 +90,12 @@ void ForwardScratch::add_value_tables() {
 }
 
 float ForwardScratch::sum(int row) const noexcept {
-  return std::accumulate(block.l + row * kLanes, block.l + (row + 1) * kLanes, 0.0f);
+  float sums[kLanes];
+  std::copy_n(block.l + row * kLanes, kLanes, sums);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2) {  // a tree: one chain would wait for itself
+    for (int64_t n = 0; n < half; ++n) sums[n] += sums[n + half];
+  }
+  return sums[0];
 }
 
 void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,

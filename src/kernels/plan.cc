@@ -162,9 +162,8 @@ Plan::Plan(const Problem& problem, bool backward)
 
 void Plan::find_peaks() {
   constexpr float kUnderflow = 126.0f;
-  const bool decays =
-      std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                  [](const Rotation& r) { return !r.log_decay.empty(); });
+  const bool decays = std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
+                                  [](const Rotation& r) { return !r.log_decay.empty(); });
   if (decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
       key_bias.size() > 0 || p.visible.floating_mask()) {
     return;
@@ -366,8 +365,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
   return tile;
 }
 
-void Plan::pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile,
-                        float* memory) const {
+void Plan::pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const {
   tile.memory = memory;
   const int64_t first = t * kTile, keys = std::min(kTile, p.keys - first);
   for (size_t n = 0; n < columns.size(); ++n) {

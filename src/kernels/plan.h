@@ -62,7 +62,9 @@ class Plan {
   void unrotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, -1.0f); }
 
   // What rotate_query has scaled row i for: the position where it decays to no power of its own.
-  int64_t query_anchor(int64_t b, int64_t i) const { return p.positions.query(b, i / kRows * kRows); }
+  int64_t query_anchor(int64_t b, int64_t i) const {
+    return p.positions.query(b, i / kRows * kRows);
+  }
   // row [D] times exp(distance log_decay).
   void decay(int64_t distance, float* row) const;
   int64_t bytes() const noexcept;  // of everything that the plan holds

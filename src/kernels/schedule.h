@@ -66,7 +66,8 @@ class TileMemory {
 class PackedHead {
  public:
   explicit PackedHead(const Plan& plan)
-      : memory_(plan, plan.tiles), states_(new std::atomic<uint8_t>[static_cast<size_t>(plan.tiles)]) {
+      : memory_(plan, plan.tiles),
+        states_(new std::atomic<uint8_t>[static_cast<size_t>(plan.tiles)]) {
     tiles_ = plan.tiles;
   }
 
@@ -190,8 +191,8 @@ void for_each_packed_block(const Plan& plan, int threads, Stopper& stopper, F&& 
       if (task >= tasks) return;
       // Last queries first: under a causal boundary they are the longest.
       const int64_t n = blocks - 1 - task % blocks;
-      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + task / blocks,
-                       n * kRows, std::min(p.queries, (n + 1) * kRows), pair, packed.head(slot)},
+      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + task / blocks, n * kRows,
+                       std::min(p.queries, (n + 1) * kRows), pair, packed.head(slot)},
            worker);
     }
   };

@@ -22,8 +22,7 @@ void TileSkip::start(const Block& block) {
 double TileSkip::largest_bias(const Block& block, int64_t t) const {
   const Problem& p = plan_.p;
   const int64_t last_key = std::min(p.keys, (t + 1) * kTile) - 1;
-  const int64_t low =
-      p.positions.key(block.batch, t * kTile) - block.position[block.rows - 1];
+  const int64_t low = p.positions.key(block.batch, t * kTile) - block.position[block.rows - 1];
   const int64_t high = p.positions.key(block.batch, last_key) - block.position[0];
   double sum = 0.0;
   for (const BiasPlan& bias : plan_.biases) {
@@ -31,8 +30,8 @@ double TileSkip::largest_bias(const Block& block, int64_t t) const {
       return std::clamp<int64_t>(distance - bias.window.lo + kPad, 0, bias.row_size() - 1) / kTile;
     };
     const float* peaks = bias.peaks.get() + block.head[0] * bias.peaks_per_head();
-    sum += static_cast<double>(
-        *std::max_element(peaks + block_of(low), peaks + block_of(high) + 1));
+    sum +=
+        static_cast<double>(*std::max_element(peaks + block_of(low), peaks + block_of(high) + 1));
   }
   return sum;
 }

@@ -75,8 +75,7 @@ struct TileView {
 HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
   for (int n = 0; n < view.pieces.count; ++n) {
-    const float* from =
-        panel.cells[row] + view.pieces.offset(panel, n, view.block.position[row]);
+    const float* from = panel.cells[row] + view.pieces.offset(panel, n, view.block.position[row]);
     float* to = sums + view.pieces.vector[n] * kN;
     const V cells = hn::MaskedLoad(view.pieces.mask(n), d, from);
     hn::Store(hn::Add(hn::Load(d, to), cells), d, to);
@@ -211,8 +210,8 @@ HWY_INLINE void add_to_gradients(const TileView& view, std::vector<Panel>& panel
     }
     for (int n = 0; n < view.pieces.count; ++n) {
       float* to = panel.gradient[row] + view.pieces.offset(panel, n, view.block.position[row]);
-      const V own = hn::IfThenElseZero(view.pieces.mask(n),
-                                       hn::Load(d, x + view.pieces.vector[n] * kN));
+      const V own =
+          hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
       hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
     }
   }

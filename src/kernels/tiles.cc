@@ -163,6 +163,18 @@ struct Softmax {
   }
 };
 
+// Calls f with the fewest rows of a register tile that hold `rows`.
+template <typename Function>
+HWY_INLINE void for_rows(int rows, const Function& f) {
+  if (rows <= 2) {
+    f(std::integral_constant<int, 2>());
+  } else if (rows <= 4) {
+    f(std::integral_constant<int, 4>());
+  } else {
+    f(std::integral_constant<int, kGroup>());
+  }
+}
+
 // p[kTile] columns outside [first, end) = 0, for what reads whole rows.
 HWY_INLINE void clear_outside(float* p, int64_t first, int64_t end) {
   for (int r = 0; r < kGroup; ++r) {
@@ -182,13 +194,17 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       if (sight.any == 0) continue;
       const int64_t from = sight.first(), last = sight.last(), end = sight.end();
       const Additions additions(view, block.scores, group, true);
-      row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt,
-                        kTile, p, kTile, false, [&](int64_t n) HWY_ATTR {
-                          return Softmax{block, additions, sight, group, from, n, p + n};
-                        });
+      const int rows = std::min(kGroup, block.rows - group);
+      for_rows(rows, [&](auto most) HWY_ATTR {
+        row_strip<decltype(most)::value>(
+            from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, p, kTile,
+            false, [&](int64_t n) HWY_ATTR {
+              return Softmax{block, additions, sight, group, from, n, p + n};
+            });
+      });
       if (drops || values) {
         clear_outside(p, from, end);
-        for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+        for (int row = group; row < group + rows; ++row) {
           float* weights = p + (row - group) * kTile;
           if (drops) {
             HWY_ALIGN_MAX float factors[kTile];
@@ -201,11 +217,10 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       float* o = block.o + group * block.Dvp;
       if (sight.all != kAll && !tile.v_finite) {
         if (!drops && !values) clear_outside(p, from, end);
-        masked_product(kGroup, block.Dvp, p, kTile, sight.visible, tile.v, block.Dvp, o,
-                       block.Dvp);
+        masked_product(kGroup, block.Dvp, p, kTile, sight.visible, tile.v, block.Dvp, o, block.Dvp);
       } else {
-        gemm(kGroup, block.Dvp, last - from, p + from, kTile, 1, tile.v + from * block.Dvp,
-             block.Dvp, o, block.Dvp, true);
+        gemm(rows, block.Dvp, last - from, p + from, kTile, 1, tile.v + from * block.Dvp, block.Dvp,
+             o, block.Dvp, true);
       }
     }
   }
@@ -322,8 +337,8 @@ HWY_INLINE void key_gradients(Block& block, int64_t t, int groups, const uint64_
     if (rows > 0) {
       gemm(keys, block.Dvp, rows, block.p + from * kTile + key, 1, kTile,
            block.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
-      gemm(keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile,
-           block.q + from * block.Dp, block.Dp, dk + key * block.Dp, block.Dp, true);
+      gemm(keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
+           block.Dp, dk + key * block.Dp, block.Dp, true);
     }
     key += keys;
   }
@@ -390,8 +405,8 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
       if (sight.all != kAll && !tile.k_finite) {
         masked_product(kGroup, block.Dp, ds, kTile, sight.visible, tile.k, block.Dp, dq, block.Dp);
       } else {
-        gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp,
-             block.Dp, dq, block.Dp, true);
+        gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp, block.Dp,
+             dq, block.Dp, true);
       }
     }
     if (block_any != 0) {
@@ -459,7 +474,8 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
 }  // namespace
 
 TileKernels kernels(const char* name) {
-  return {name, gemm, scale, largest_norm, expand, read_columns, add_columns, forward, backward, emit};
+  return {name,         gemm,        scale,   largest_norm, expand,
+          read_columns, add_columns, forward, backward,     emit};
 }
 
 }  // namespace HWY_NAMESPACE
