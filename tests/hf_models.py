@@ -173,12 +173,13 @@ FAMILIES = {
 
 
 def inputs(family: Family, length: int = 21, rows: int = 2) -> dict:
-    """Token ids [rows, length] of which row 0 is padded on the left and row 1 on the right."""
+    """Token ids [rows, length]: row 0 is padded on the left, row 1 on the right and in between."""
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 53, (rows, length), generator=draw)
     seen = torch.ones_like(ids)
     seen[0, : length // 4] = 0
     seen[1:, length - length // 5 :] = 0
+    seen[1:, 7] = 0
     found = {"attention_mask": seen}
     if family.prompt == "embeddings":
         found["inputs_embeds"] = torch.randn(rows, length, 32, generator=draw)
@@ -190,14 +191,14 @@ def inputs(family: Family, length: int = 21, rows: int = 2) -> dict:
 
 
 def outputs(family: Family, model: torch.nn.Module, given: dict) -> tuple[torch.Tensor, dict]:
-    """The first output where a token is, and the gradient of every parameter."""
+    """The first output where a query sees a key, and the gradient of every parameter."""
     dtype = next(model.parameters()).dtype
     given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
     model.zero_grad(set_to_none=True)
     caches = {} if family.kind == "encoder" else {"use_cache": False}
     out = model(**given, **caches)[0]
-    if family.kind != "encoder-decoder":
-        out = out * given["attention_mask"][..., None]
+    if family.kind == "decoder":
+        out = out * (given["attention_mask"].cumsum(1) > 0)[..., None]
     weights = torch.sin(torch.arange(out.numel()) * 0.37).view_as(out).to(dtype)
     (out * weights).sum().backward()
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

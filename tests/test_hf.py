@@ -143,10 +143,14 @@ def test_register_alone_keeps_padding_and_bias():
         assert (unpadded - ours).abs().max() > 1e-2 * ours.abs().max()
 
 
-def test_weights_come_where_asked_for():
-    model = FAMILIES["Llama"].make()
+@pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-J", "MPNet"])
+def test_weights_come_where_asked_for(name):
+    family = FAMILIES[name]
+    model = family.make()
     fused = relpos.hf.linearize(copy.deepcopy(model))
-    given = inputs(FAMILIES["Llama"])
+    given = inputs(family)
+    if family.kind == "decoder":
+        given["use_cache"] = False
     theirs, ours = (m(**given, output_attentions=True).attentions for m in (model, fused))
     first = 21 // 4  # rows of padding see nothing
     for a, b in zip(ours, theirs, strict=True):
@@ -198,7 +202,7 @@ def test_compiles_in_one_graph(name):
     torch._dynamo.reset()
     compiled = torch.compile(fused, backend="eager", fullgraph=True)
     out = compiled(**given, use_cache=False)[0]
-    seen = given["attention_mask"][..., None] if family.kind == "decoder" else 1
+    seen = given["attention_mask"].cumsum(1)[..., None] > 0 if family.kind == "decoder" else 1
     torch.testing.assert_close(out * seen, expected * seen, rtol=1e-5, atol=1e-5)
 
 
@@ -372,10 +376,16 @@ def test_a_new_file_brings_its_family_along(tmp_path, monkeypatch):
     assert (model(ids).last_hidden_state - before).abs().max() > 1e-2
 
 
-def run(text):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], capture_output=True, text=True, check=True
-    ).stdout
+def run(*arguments):
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_example_changes_one_line_and_no_number():
+    example = pathlib.Path(__file__).parent.parent / "examples/hf_t5.py"
+    printed = run(str(example), "--length", "96")
+    assert "6 of 6 attention layers fused" in printed
+    assert "MiB at the peak" in printed
 
 
 def test_import_needs_no_transformers_and_the_functions_say_what_to_install():
@@ -391,7 +401,7 @@ def test_import_needs_no_transformers_and_the_functions_say_what_to_install():
             except ImportError as error:
                 print(error)
     """
-    loaded, *lines = run(text).splitlines()
+    loaded, *lines = run("-c", textwrap.dedent(text)).splitlines()
     assert loaded == "False"
     assert len(lines) == 3
     assert all("pip install transformers==" in line for line in lines)

@@ -20,45 +20,38 @@ class _Attention:
         layer_past: Any = None,
         attention_mask: Mask | Tensor | None = None,
         position_ids: Tensor | None = None,
-        **others: Any,
+        use_cache: bool | None = False,
+        output_attentions: bool | None = False,
+        **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if layer_past is not None or others.get("output_attentions"):
-            return super().forward(
-                hidden_states, layer_past, attention_mask, position_ids, **others
-            )
+        if layer_past is not None:  # comes back to _attn
+            return super().forward(hidden_states, layer_past, attention_mask, position_ids)
         heads = (self.num_attention_heads, self.head_dim)
         query, key, value = (
             project(hidden_states).unflatten(-1, heads).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
-        out = self._relpos_attend(query, key, value, attention_mask, self._relpos_rotation, row)
-        return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), None
+        out = attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            position=self._relpos_rotation,
+            positions=(row, row),
+            dropout=self.attn_dropout.p if self.training else 0.0,
+            scale=1.0 / self.scale_attn,
+            weights=bool(output_attentions),
+        )
+        out, weights = out if output_attentions else (out, None)
+        return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), weights
 
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
     ) -> tuple[Tensor, None]:
-        return self._relpos_attend(query, key, value, attention_mask), None
-
-    def _relpos_attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Any,
-        rotation: Any = None,
-        row: Tensor | None = None,
-    ) -> Tensor:
-        return attend(
-            query,
-            key,
-            value,
-            mask,
-            position=rotation,
-            positions=None if row is None else (row, row),
-            dropout=self.attn_dropout.p if self.training else 0.0,
-            scale=1.0 / self.scale_attn,
-        )
+        dropout = self.attn_dropout.p if self.training else 0.0
+        scale = 1.0 / self.scale_attn
+        return attend(query, key, value, attention_mask, dropout=dropout, scale=scale), None
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
