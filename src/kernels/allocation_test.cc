@@ -1,0 +1,191 @@
+// Nothing is allocated inside the loops over tiles: a longer call makes as many allocations as a short
+// one, and the tile kernels make none.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/forward_block.h"
+#include "kernels/fused.h"
+#include "kernels/random_terms.h"
+#include "kernels/targets.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Their own operator new stays in place.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, size_t),
+                                                         void (*)(const volatile void*));
+namespace {
+const int installed = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void*, size_t) { allocations.fetch_add(1, std::memory_order_relaxed); },
+    [](const volatile void*) {});
+}  // namespace
+#else
+// Not inlined: gcc would take free() of what `new` gave for a mistake.
+#define RELPOS_REPLACES [[gnu::noinline]]
+RELPOS_REPLACES void* operator new(size_t bytes, std::align_val_t align) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const auto to = static_cast<size_t>(align);
+  void* memory = std::aligned_alloc(to, (bytes + to - 1) / to * to);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+RELPOS_REPLACES void* operator new(size_t bytes) {
+  return operator new(bytes, std::align_val_t{__STDCPP_DEFAULT_NEW_ALIGNMENT__});
+}
+RELPOS_REPLACES void operator delete(void* memory) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+#undef RELPOS_REPLACES
+#endif
+
+namespace relpos {
+namespace {
+
+using random_terms::float_tensor;
+using random_terms::Rng;
+
+enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
+
+// Causal attention; with every kind of term that tiles read and dropout, at consecutive positions or
+// at others.
+struct Call {
+  static constexpr int64_t kHeads = 2, kDim = 16, kReach = 4, kClasses = 2 * kReach + 1;
+  Problem p;
+  Tensor q, k, v, dout, out, lse, dq, dk, dv, bias, slopes, rows, values, columns, keys;
+  TermGradients terms;
+
+  Call(Kind kind, int64_t length) {
+    Rng rng(3);
+    for (Tensor* t : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
+      *t = float_tensor(rng, {1, kHeads, length, kDim});
+    }
+    lse = float_tensor(rng, {1, kHeads, length});
+    p.batch = 1;
+    p.heads = p.kv_heads = kHeads;
+    p.queries = p.keys = length;
+    p.head_dim = p.value_dim = kDim;
+    p.scale = 0.3;
+    p.threads = 1;
+    p.query = q.view();
+    p.key = k.view();
+    p.value = v.view();
+    p.positions.queries = p.positions.keys = length;
+    p.visible.queries = p.visible.keys = length;
+    for (int64_t i = 0; i < length; ++i) p.visible.span.emplace_back(0, i + 1);
+    p.positions.consecutive = kind != Kind::kEveryTermAnywhere;
+    for (int64_t i = 0; i < (p.positions.consecutive ? 1 : length); ++i) {
+      p.positions.q.push_back(i % 700);
+      p.positions.k.push_back(i % 900);
+    }
+    if (kind != Kind::kPlain) add_terms(rng);
+    terms = TermGradients::zeros(p.terms);
+  }
+
+  void add_terms(Rng& rng) {
+    const auto given = [&](Tensor& tensor, std::vector<int64_t> shape) {
+      tensor = float_tensor(rng, std::move(shape));
+      return TermData::parameter(tensor.view(), true);
+    };
+    const ClassMap map = ClassMap::clamp(-kReach, kReach);
+    Rotation rotation;
+    rotation.dims = kDim;
+    rotation.frequency.assign(kDim / 2, 0.01);
+    p.terms.rotations = {rotation};
+    p.terms.biases.resize(2);
+    p.terms.biases[0].map = map;
+    p.terms.biases[0].table = given(bias, {kHeads, kClasses});
+    p.terms.biases[1].slopes = given(slopes, {2, kHeads});
+    p.terms.row_tables.resize(1);
+    p.terms.row_tables[0].map = map;
+    p.terms.row_tables[0].table = given(rows, {kClasses, kDim});
+    p.terms.column_tables.resize(1);
+    p.terms.column_tables[0].map = map;
+    p.terms.column_tables[0].table = given(columns, {kClasses, kDim});
+    p.terms.key_biases = {{given(keys, {kHeads, p.keys})}};
+    p.terms.value_tables.resize(1);
+    p.terms.value_tables[0].map = map;
+    p.terms.value_tables[0].table = given(values, {kClasses, kDim});
+    p.dropout = Dropout(0.2, 5);
+  }
+
+  int64_t of_forward() {
+    const int64_t before = allocations;
+    fused_forward(p, out.view(), lse.view());
+    return allocations - before;
+  }
+  int64_t of_backward() {
+    ProblemGradients gradients;
+    gradients.query = dq.view();
+    gradients.key = dk.view();
+    gradients.value = dv.view();
+    gradients.terms = &terms;
+    const int64_t before = allocations;
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
+    return allocations - before;
+  }
+};
+
+// Lengths that differ in blocks and tiles alone: 12 x 16 and 21 x 32, in as many chunks.
+constexpr int64_t kShort = 1024, kLong = 2048;
+
+constexpr Kind kKinds[] = {Kind::kPlain, Kind::kEveryTerm, Kind::kEveryTermAnywhere};
+
+TEST(Allocations, OfACallDoNotGrowWithItsLength) {
+  current_target();  // its first use allocates
+  for (const Kind kind : kKinds) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    Call few(kind, kShort), many(kind, kLong);
+    const int64_t forward = few.of_forward(), backward = few.of_backward();
+    EXPECT_GT(forward, 0) << "the test counts nothing";
+    EXPECT_EQ(many.of_forward(), forward);
+    EXPECT_EQ(many.of_backward(), backward);
+  }
+}
+
+// Allocations of one block over its tiles, once its lists have grown.
+int64_t of_block(const Call& call, const TileKernels& kernels) {
+  const Plan plan(call.p, false);
+  ForwardScratch x(plan, kernels);
+  PackedHead head(plan);
+  int64_t counted = 0;
+  for (int turn = 0; turn < 2; ++turn) {
+    const int64_t before = allocations;
+    head.start(0);
+    x.begin(0);
+    for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
+    x.start();
+    const auto [first, end] = plan.tile_range(x.block);
+    x.forward(head.tiles(first, end, x.row()), first, end - first);
+    x.add_value_tables();
+    counted = allocations - before;
+  }
+  return counted;
+}
+
+TEST(Allocations, ABlockMakesNoneOnAnyTarget) {
+  const std::vector<std::string>& here = current_target().available;
+  for (const TileKernels& kernels : compiled_kernels()) {
+    if (std::find(here.begin(), here.end(), kernels.name) == here.end()) continue;
+    for (const Kind kind : kKinds) {
+      EXPECT_EQ(of_block(Call(kind, kShort), kernels), 0)
+          << kernels.name << ", " << static_cast<int>(kind);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace relpos
