@@ -143,6 +143,41 @@ def test_register_alone_keeps_padding_and_bias():
         assert (unpadded - ours).abs().max() > 1e-2 * ours.abs().max()
 
 
+# Models without an adapter: absolute positions, windows on both sides, chunks.
+OTHERS = {
+    "Bert": {},
+    "ModernBert": {"local_attention": 6, "global_attn_every_n_layers": 2},
+    "Llama4Text": {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size_mlp": 40,
+        "num_local_experts": 1,
+        "attention_chunk_size": 6,
+        "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "StableLm": {"num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_register_serves_models_without_an_adapter(name):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**FAMILIES["Phi"].options, **OTHERS[name])
+    model = getattr(transformers, f"{name}Model")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    given = inputs(FAMILIES["Llama"])
+    found = []
+    for way in ("eager", "relpos"):
+        model.set_attn_implementation(way)
+        found.append(model(**given)[0] * given["attention_mask"][..., None])
+    theirs, ours = found
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
+
+
 @pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-J", "MPNet"])
 def test_weights_come_where_asked_for(name):
     family = FAMILIES[name]
@@ -177,6 +212,7 @@ def test_copies_and_pickles_compute_the_same(name):
         assert str(relpos.hf.report(twin)) == str(relpos.hf.report(fused))
 
 
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
 @pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM"])
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_gives_the_same_gradients(name, reentrant):
