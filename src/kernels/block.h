@@ -95,6 +95,12 @@ struct TileKernels {
                bool accumulate);
   // to = from * factor; neither need be aligned.
   void (*scale)(const float* from, int64_t n, float factor, float* to);
+  // Turns pairs of x by the angles, or by minus them (direction -1).
+  void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
+                 float direction);
+  // to[d, key] = rows[key, d] for `keys` of kTile keys, the rest 0; false where one is NaN or Inf.
+  bool (*transpose)(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to);
+  bool (*finite)(const float* x, int64_t n);
   // The largest Euclidean norm of the columns of kt [D, kTile].
   float (*largest_norm)(const float* kt, int64_t D);
   // to[n] = from[index[n]]; `index` ascends by 0 or 1; a vector may be read at from[index[n]].

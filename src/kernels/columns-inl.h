@@ -53,6 +53,46 @@ void expand(const float* from, const int32_t* index, int64_t n, float* to) {
   for (; c < n; ++c) to[c] = from[index[c]];
 }
 
+bool finite(const float* x, int64_t n) {
+  const F d;
+  V sum = hn::Zero(d);
+  int64_t c = 0;
+  for (; c + kN <= n; c += kN) sum = hn::MulAdd(hn::LoadU(d, x + c), hn::Zero(d), sum);
+  float rest = hn::GetLane(hn::SumOfLanes(d, sum));
+  for (; c < n; ++c) rest += x[c] * 0.0f;
+  return rest == 0.0f;
+}
+
+bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to) {
+  const F d;
+  HWY_ALIGN_MAX float quad[kQuad * kN];
+  V sum = hn::Zero(d);
+  for (int64_t key = 0; key < kTile; key += kN) {
+    const int64_t count = std::clamp<int64_t>(keys - key, 0, kN);
+    std::fill_n(quad + count * kQuad, (kN - count) * kQuad, 0.0f);
+    const float* from = rows + key * stride;
+    int64_t x = 0;
+    for (; x + kQuad <= D; x += kQuad) {
+      for (int64_t n = 0; n < count; ++n) {
+        hwy::CopyBytes<kQuad * sizeof(float)>(from + n * stride + x, quad + n * kQuad);
+      }
+      V lanes[kQuad];
+      hn::LoadInterleaved4(d, quad, lanes[0], lanes[1], lanes[2], lanes[3]);
+      for (int n = 0; n < kQuad; ++n) {
+        hn::Store(lanes[n], d, to + (x + n) * kTile + key);
+        sum = hn::MulAdd(lanes[n], hn::Zero(d), sum);
+      }
+    }
+    for (; x < D; ++x) {
+      float* row = to + x * kTile + key;
+      std::fill_n(row, kN, 0.0f);
+      for (int64_t n = 0; n < count; ++n) row[n] = from[n * stride + x];
+      sum = hn::MulAdd(hn::Load(d, row), hn::Zero(d), sum);
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) == 0.0f;
+}
+
 void read_columns(int rows, const float* products, int64_t stride, const int32_t* runs,
                   float* extra) {
   const F d;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace relpos {
 
@@ -90,12 +89,10 @@ void ForwardScratch::add_value_tables() {
 }
 
 float ForwardScratch::sum(int row) const noexcept {
-  float sums[kLanes];
-  std::copy_n(block.l + row * kLanes, kLanes, sums);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {  // a tree: one chain would wait for itself
-    for (int64_t n = 0; n < half; ++n) sums[n] += sums[n + half];
-  }
-  return sums[0];
+  const float* l = block.l + row * kLanes;
+  float sums[4];  // four chains: one would wait for itself
+  for (int64_t n = 0; n < 4; ++n) sums[n] = (l[n] + l[n + 4]) + (l[n + 8] + l[n + 12]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,

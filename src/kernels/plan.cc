@@ -139,25 +139,44 @@ Plan::Plan(const Problem& problem, bool backward)
             rotation.log_decay[static_cast<size_t>(n)];
       }
     }
-    Rotary rotary{&rotation, {}, {}, {}, {}};
-    AngleTable table(rotation);
-    const int64_t pairs = rotation.dims / 2;
-    const auto fill = [&](int64_t rows, int64_t length, bool query, Buffer<float>& cos,
-                          Buffer<float>& sin) {
-      cos = Buffer<float>(rows * length * pairs);
-      sin = Buffer<float>(rows * length * pairs);
-      for (int64_t b = 0; b < rows; ++b) {
-        for (int64_t i = 0; i < length; ++i) {
-          const int64_t at = (b * length + i) * pairs;
-          table.write(query ? p.positions.query(b, i) : p.positions.key(b, i), cos.get() + at,
-                      sin.get() + at);
-        }
-      }
-    };
-    fill(p.positions.q_rows, p.queries, true, rotary.q_cos, rotary.q_sin);
-    fill(p.positions.k_rows, p.keys, false, rotary.k_cos, rotary.k_sin);
-    rotary_.push_back(std::move(rotary));
+    tabulate(rotation);
   }
+}
+
+void Plan::tabulate(const Rotation& rotation) {
+  Rotary rotary{&rotation, {}, {}, 0, 0};
+  AngleTable table(rotation);
+  const int64_t pairs = rotation.dims / 2;
+  const Positions& at = p.positions;
+  const auto size = [&](int64_t rows) {
+    rotary.cos = Buffer<float>(rows * pairs);
+    rotary.sin = Buffer<float>(rows * pairs);
+  };
+  const auto write = [&](int64_t row, int64_t position) {
+    table.write(position, rotary.cos.get() + row * pairs, rotary.sin.get() + row * pairs);
+  };
+  if (at.consecutive && at.shared()) {  // queries and keys at one position share a row
+    const int64_t q = at.q[0], k = at.k[0];
+    const int64_t gap = std::max(k - (q + p.queries), q - (k + p.keys));
+    if (gap <= 0) {
+      const int64_t low = std::min(q, k), high = std::max(q + p.queries, k + p.keys);
+      rotary.queries_at = q - low;
+      rotary.keys_at = k - low;
+      size(high - low);
+      for (int64_t row = 0; row < high - low; ++row) write(row, low + row);
+      rotary_.push_back(std::move(rotary));
+      return;
+    }
+  }
+  rotary.keys_at = at.q_rows * p.queries;
+  size(rotary.keys_at + at.k_rows * p.keys);
+  for (int64_t b = 0; b < at.q_rows; ++b) {
+    for (int64_t i = 0; i < p.queries; ++i) write(b * p.queries + i, at.query(b, i));
+  }
+  for (int64_t b = 0; b < at.k_rows; ++b) {
+    for (int64_t j = 0; j < p.keys; ++j) write(rotary.keys_at + b * p.keys + j, at.key(b, j));
+  }
+  rotary_.push_back(std::move(rotary));
 }
 
 void Plan::find_peaks() {
@@ -244,7 +263,7 @@ int64_t Plan::bytes() const noexcept {
   for (const TablePlan& t : value_tables) floats += t.floats();
   for (const ColumnPlan& c : columns) floats += c.table.floats();
   for (const Rotary& r : rotary_) {
-    floats += r.q_cos.size() + r.q_sin.size() + r.k_cos.size() + r.k_sin.size();
+    floats += r.cos.size() + r.sin.size();
   }
   return 4 * floats;
 }
@@ -289,17 +308,10 @@ void Plan::rotate(bool query, int64_t b, int64_t i, float* row, float direction)
     const Rotation& r = *rotary.rotation;
     const int64_t pairs = r.dims / 2;
     const int64_t rows = query ? p.positions.q_rows : p.positions.k_rows;
-    const int64_t at = ((rows == 1 ? 0 : b) * (query ? p.queries : p.keys) + i) * pairs;
-    const float* cos = (query ? rotary.q_cos : rotary.k_cos).get() + at;
-    const float* sin = (query ? rotary.q_sin : rotary.k_sin).get() + at;
-    float* x = row + r.start;
-    const int64_t step = r.layout == PairLayout::kHalf ? 1 : 2;
-    float* y = x + (r.layout == PairLayout::kHalf ? pairs : 1);
-    for (int64_t n = 0; n < pairs; ++n) {
-      const float first = x[n * step], second = y[n * step], s = direction * sin[n];
-      x[n * step] = first * cos[n] - second * s;
-      y[n * step] = second * cos[n] + first * s;
-    }
+    const int64_t at = (query ? rotary.queries_at : rotary.keys_at) +
+                       (rows == 1 ? 0 : b) * (query ? p.queries : p.keys) + i;
+    tile_kernels().rotate(row + r.start, pairs, r.layout == PairLayout::kInterleaved,
+                          rotary.cos.get() + at * pairs, rotary.sin.get() + at * pairs, direction);
   }
   if (log_decay.empty()) return;
   if (query) {
@@ -316,35 +328,67 @@ void Plan::decay(int64_t distance, float* row) const {
   }
 }
 
+namespace {
+
+// Rows of float32 that the kernels can read where they lie.
+const float* rows_in_place(const TensorView& view, int64_t b, int64_t h, int64_t i) {
+  if (view.dtype != DType::kFloat32 || view.strides[3] != 1) return nullptr;
+  return static_cast<const float*>(view.data) + view.offset({b, h, i, 0});
+}
+
+}  // namespace
+
 KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, int64_t* positions,
                         float* row) const {
+  const TileKernels& kernels = tile_kernels();
   KeyTile tile;
   const int64_t first = t * kTile, keys = std::min(kTile, p.keys - first);
   float* kt = memory;
   float* second = kt + D * kTile;  // forward: v [kTile, Dvp]; backward: k [kTile, Dp], then vt
   tile.kt = kt;
-  for (int64_t c = 0; c < kTile; ++c) {
-    float* k = backward_ ? second + c * Dp : row;
-    if (c < keys) {
-      load_row(p.key, b, kv_head, first + c, D, Dp, k);
-      rotate_key(b, first + c, k);
-      tile.k_finite = tile.k_finite && all_finite(k, D);
-    } else {
-      std::fill_n(k, Dp, 0.0f);
+  const float* k =
+      backward_ || !rotary_.empty() ? nullptr : rows_in_place(p.key, b, kv_head, first);
+  int64_t stride = p.key.strides[2];
+  if (k == nullptr && (backward_ || Dp <= Dvp)) {  // the values come to lie there later
+    for (int64_t c = 0; c < keys; ++c) {
+      load_row(p.key, b, kv_head, first + c, D, Dp, second + c * Dp);
+      rotate_key(b, first + c, second + c * Dp);
     }
-    for (int64_t d = 0; d < D; ++d) kt[d * kTile + c] = k[d];
+    if (backward_) std::fill_n(second + keys * Dp, (kTile - keys) * Dp, 0.0f);
+    k = second;
+    stride = Dp;
   }
-  float* vt = second + kTile * Dp;
-  for (int64_t c = 0; p.value.given() && c < kTile; ++c) {
-    float* v = backward_ ? row : second + c * Dvp;
-    if (c < keys) {
-      load_row(p.value, b, kv_head, first + c, Dv, Dvp, v);
-      tile.v_finite = tile.v_finite && all_finite(v, Dv);
-    } else {
-      std::fill_n(v, Dvp, 0.0f);
+  if (k != nullptr) {
+    tile.k_finite = kernels.transpose(k, stride, keys, D, kt);
+  } else {
+    std::fill_n(kt, D * kTile, 0.0f);
+    for (int64_t c = 0; c < keys; ++c) {
+      load_row(p.key, b, kv_head, first + c, D, Dp, row);
+      rotate_key(b, first + c, row);
+      tile.k_finite = tile.k_finite && kernels.finite(row, D);
+      for (int64_t d = 0; d < D; ++d) kt[d * kTile + c] = row[d];
     }
-    if (backward_) {
-      for (int64_t d = 0; d < Dv; ++d) vt[d * kTile + c] = v[d];
+  }
+
+  float* vt = second + kTile * Dp;
+  const float* v = p.value.given() ? rows_in_place(p.value, b, kv_head, first) : nullptr;
+  if (!p.value.given()) {
+    if (backward_) std::fill_n(vt, Dv * kTile, 0.0f);
+  } else if (backward_ && v != nullptr) {
+    tile.v_finite = kernels.transpose(v, p.value.strides[2], keys, Dv, vt);
+  } else {
+    if (backward_) std::fill_n(vt, Dv * kTile, 0.0f);
+    for (int64_t c = 0; c < keys; ++c) {
+      float* to = backward_ ? row : second + c * Dvp;
+      load_row(p.value, b, kv_head, first + c, Dv, Dvp, to);
+      if (backward_) {
+        tile.v_finite = tile.v_finite && kernels.finite(row, Dv);
+        for (int64_t d = 0; d < Dv; ++d) vt[d * kTile + c] = row[d];
+      }
+    }
+    if (!backward_) {
+      tile.v_finite = kernels.finite(second, keys * Dvp);
+      std::fill_n(second + keys * Dvp, (kTile - keys) * Dvp, 0.0f);
     }
   }
   if (backward_) {

@@ -83,10 +83,14 @@ class Plan {
   void add_row(Block& block, int64_t h, int64_t i) const;
 
  private:
+  // Cosines and sines [positions, pairs]: query (b, i) reads row queries_at + b Lq + i where batch
+  // rows differ, queries_at + i where they do not; keys alike.
   struct Rotary {
     const Rotation* rotation;
-    Buffer<float> q_cos, q_sin, k_cos, k_sin;  // [rows, L, pairs]
+    Buffer<float> cos, sin;
+    int64_t queries_at, keys_at;
   };
+  void tabulate(const Rotation& rotation);
   void expand_bias(const DistanceBias& term);
   void find_peaks();
   void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;

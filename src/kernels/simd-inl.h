@@ -160,6 +160,38 @@ void scale(const float* from, int64_t n, float factor, float* to) {
   for (; c < n; ++c) to[c] = from[c] * factor;
 }
 
+void rotate(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
+            float direction) {
+  const F d;
+  const V sign = hn::Set(d, direction);
+  int64_t n = 0;
+  for (; n + kN <= pairs; n += kN) {
+    const V c = hn::LoadU(d, cos + n), s = hn::Mul(hn::LoadU(d, sin + n), sign);
+    V first, second;
+    if (interleaved) {
+      hn::LoadInterleaved2(d, x + 2 * n, first, second);
+    } else {
+      first = hn::LoadU(d, x + n);
+      second = hn::LoadU(d, x + pairs + n);
+    }
+    const V turned = hn::NegMulAdd(second, s, hn::Mul(first, c));
+    const V other = hn::MulAdd(first, s, hn::Mul(second, c));
+    if (interleaved) {
+      hn::StoreInterleaved2(turned, other, d, x + 2 * n);
+    } else {
+      hn::StoreU(turned, d, x + n);
+      hn::StoreU(other, d, x + pairs + n);
+    }
+  }
+  for (; n < pairs; ++n) {
+    float& a = x[interleaved ? 2 * n : n];
+    float& b = x[interleaved ? 2 * n + 1 : pairs + n];
+    const float first = a, second = b, s = direction * sin[n];
+    a = first * cos[n] - second * s;
+    b = second * cos[n] + first * s;
+  }
+}
+
 float largest_norm(const float* kt, int64_t D) {
   const F d;
   V largest = hn::Zero(d);

@@ -1,5 +1,5 @@
 // Exact skipping: a tile whose every weight underflows to 0 adds nothing to any sum, whatever its
-// values, so it need not be read. Biases that fall with distance (ALiBi, KERPLE) leave many.
+// values, so it need not be read. Biases that fall with distance leave many.
 //
 //   score <= |q| |k| + largest bias;  a weight is exactly 0 where score - reference < -125 (log2).
 #pragma once

@@ -474,8 +474,8 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
 }  // namespace
 
 TileKernels kernels(const char* name) {
-  return {name,         gemm,        scale,   largest_norm, expand,
-          read_columns, add_columns, forward, backward,     emit};
+  return {name,   gemm,         scale,       rotate,  transpose, finite, largest_norm,
+          expand, read_columns, add_columns, forward, backward,  emit};
 }
 
 }  // namespace HWY_NAMESPACE
