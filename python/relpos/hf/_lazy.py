@@ -77,20 +77,23 @@ class Mask(NotATensor):
 class Bias(NotATensor):
     """A position's term in the scores, in place of a dense [1, H, Lq, Lk] tensor.
 
-    make gives the position when attention runs (None: no term). positions is None where query i
-    stands at q_start + i and key j at j; else (queries, keys), int64 [L] or [B, L].
+    make gives the position when attention runs; without it there is no term. positions is None
+    where query i stands at q_start + i and key j at j; else (queries, keys), int64 [L] or [B, L].
     """
 
     def __init__(
         self,
-        make: Callable[[], Position | None],
+        make: Callable[[], Position | None] | None = None,
         q_start: int | Tensor = 0,
         positions: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         super().__init__("its position bias")
-        self.make = make
+        self._make = make
         self.q_start = q_start
         self.positions = positions
+
+    def make(self) -> Position | None:
+        return None if self._make is None else self._make()
 
 
 class Bound(Position):

@@ -51,14 +51,10 @@ class _Attention:
 def lazy_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Bias:
     """In place of build_alibi_tensor: positions that count the tokens of a mask [B, Lk]."""
     if not torch.compiler.is_compiling() and bool(attention_mask.all()):
-        return Bias(_nothing)
+        return Bias()
     # Padding after a token counts as that token: no key that it sees is in its future.
     counted = attention_mask.to(torch.int64).cumsum(-1) - 1
-    return Bias(_nothing, positions=(counted, counted))
-
-
-def _nothing() -> None:
-    return None
+    return Bias(positions=(counted, counted))
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:

@@ -44,11 +44,7 @@ class _Attention:
 
 def lazy_alibi(*_: Any, **__: Any) -> Bias:
     """In place of build_mpt_alibi_tensor: the slopes are in the attention modules."""
-    return Bias(_nothing)
-
-
-def _nothing() -> None:
-    return None
+    return Bias()
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:

@@ -27,12 +27,8 @@ class _BucketBias:
         past_seen_tokens: int | Tensor = 0,
     ) -> Bias:
         if self._relpos_position is None:
-            return Bias(_nothing)
+            return Bias()
         return Bias(functools.partial(_bound, self), past_seen_tokens)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _bound(module: nn.Module) -> Bound:
