@@ -63,34 +63,56 @@ bool finite(const float* x, int64_t n) {
   return rest == 0.0f;
 }
 
-bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to) {
+#if HWY_TARGET != HWY_SCALAR
+// to[x, key] for 4 keys and dims [x, x + kN): transposed in blocks of 4 x 4.
+HWY_INLINE void transpose_quad(const V (&rows)[kQuad], float* to) {
   const F d;
-  HWY_ALIGN_MAX float quad[kQuad * kN];
-  V sum = hn::Zero(d);
-  for (int64_t key = 0; key < kTile; key += kN) {
-    const int64_t count = std::clamp<int64_t>(keys - key, 0, kN);
-    std::fill_n(quad + count * kQuad, (kN - count) * kQuad, 0.0f);
-    const float* from = rows + key * stride;
-    int64_t x = 0;
-    for (; x + kQuad <= D; x += kQuad) {
-      for (int64_t n = 0; n < count; ++n) {
-        hwy::CopyBytes<kQuad * sizeof(float)>(from + n * stride + x, quad + n * kQuad);
-      }
-      V lanes[kQuad];
-      hn::LoadInterleaved4(d, quad, lanes[0], lanes[1], lanes[2], lanes[3]);
-      for (int n = 0; n < kQuad; ++n) {
-        hn::Store(lanes[n], d, to + (x + n) * kTile + key);
-        sum = hn::MulAdd(lanes[n], hn::Zero(d), sum);
-      }
-    }
-    for (; x < D; ++x) {
-      float* row = to + x * kTile + key;
-      std::fill_n(row, kN, 0.0f);
-      for (int64_t n = 0; n < count; ++n) row[n] = from[n * stride + x];
-      sum = hn::MulAdd(hn::Load(d, row), hn::Zero(d), sum);
+  const hn::RepartitionToWide<hn::RebindToUnsigned<F>> pairs;
+  const auto wide = [&](V v) HWY_ATTR { return hn::BitCast(pairs, v); };
+  const auto low = wide(hn::InterleaveLower(d, rows[0], rows[1]));
+  const auto high = wide(hn::InterleaveUpper(d, rows[0], rows[1]));
+  const auto low2 = wide(hn::InterleaveLower(d, rows[2], rows[3]));
+  const auto high2 = wide(hn::InterleaveUpper(d, rows[2], rows[3]));
+  HWY_ALIGN_MAX float dims[kQuad][kN];
+  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low, low2)), d, dims[0]);
+  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low, low2)), d, dims[1]);
+  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high, high2)), d, dims[2]);
+  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high, high2)), d, dims[3]);
+  for (int64_t block = 0; block < kN; block += kQuad) {
+    for (int n = 0; n < kQuad; ++n) {
+      hwy::CopyBytes<kQuad * sizeof(float)>(dims[n] + block, to + (block + n) * kTile);
     }
   }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) == 0.0f;
+}
+#endif
+
+bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to) {
+  const F d;
+  V sum = hn::Zero(d);
+  float rest = 0.0f;
+  for (int64_t key = 0; key < kTile; key += kQuad) {
+    const int64_t count = std::clamp<int64_t>(keys - key, 0, kQuad);
+    const float* from = rows + key * stride;
+    int64_t x = 0;
+#if HWY_TARGET != HWY_SCALAR
+    for (; x + kN <= D; x += kN) {
+      V lanes[kQuad];
+      for (int n = 0; n < kQuad; ++n) {
+        lanes[n] = n < count ? hn::LoadU(d, from + n * stride + x) : hn::Zero(d);
+        sum = hn::MulAdd(lanes[n], hn::Zero(d), sum);
+      }
+      transpose_quad(lanes, to + x * kTile + key);
+    }
+#endif
+    for (; x < D; ++x) {
+      for (int64_t n = 0; n < kQuad; ++n) {
+        const float value = n < count ? from[n * stride + x] : 0.0f;
+        to[x * kTile + key + n] = value;
+        rest += value * 0.0f;
+      }
+    }
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) + rest == 0.0f;
 }
 
 void read_columns(int rows, const float* products, int64_t stride, const int32_t* runs,
