@@ -83,6 +83,9 @@ Plan::Plan(const Problem& problem, bool backward)
       Dv(p.value_dim),
       Dvp(round_up(Dv, kLanes)),
       tiles(p.tiles()),
+      direct(!backward && p.group() * p.queries <= kDirectRows && p.terms.column_tables.empty() &&
+             std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
+                          [](const Rotation& r) { return !r.log_decay.empty(); })),
       range(p.distance_range()),
       backward_(backward) {
   if (range.first > range.second) range = {0, 0};
@@ -164,7 +167,7 @@ void Plan::find_peaks() {
   constexpr float kUnderflow = 126.0f;
   const bool decays = std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
                                   [](const Rotation& r) { return !r.log_decay.empty(); });
-  if (decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
+  if (direct || decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
       key_bias.size() > 0 || p.visible.floating_mask()) {
     return;
   }
@@ -196,7 +199,7 @@ void Plan::expand_bias(const DistanceBias& term) {
   BiasPlan plan;
   const bool sloped = term.slopes.view.given();
   const int64_t span = range.second - range.first + 1;
-  plan.ramp = sloped && span > kExpandFactor * (p.queries + p.keys) + kExpandFloor;
+  plan.ramp = sloped && (direct || span > kExpandFactor * (p.queries + p.keys) + kExpandFloor);
   if (term.map) plan.window = Window(*term.map, range);
   if (sloped && !plan.ramp) {
     Window wide;
@@ -238,6 +241,7 @@ void Plan::expand_bias(const DistanceBias& term) {
 int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
   for (const BiasPlan& bias : biases) {
+    if (bias.cells.size() == 0) continue;
     floats += bias.cells.size() + bias.peaks.size() + 2 * bias.window.width;
   }
   for (const TablePlan& t : row_tables) floats += t.floats();
