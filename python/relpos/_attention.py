@@ -157,7 +157,7 @@ def _same_kind(**tensors: Tensor) -> list[Tensor]:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.device.type not in _DEVICES:
+        if not tensor.is_cpu and tensor.device.type not in _DEVICES:
             raise ValueError(
                 f"{name}: expected a tensor on the CPU, got {tensor.device}; relpos computes on "
                 "the CPU: move it with .cpu()"
@@ -201,7 +201,7 @@ def _shared(
     """The shared options in the order of _ops.OPTIONS, and the position's parameters."""
     text, parameters = flat(position)
     for parameter in parameters:
-        if parameter.device.type not in _DEVICES:
+        if not parameter.is_cpu and parameter.device.type not in _DEVICES:
             raise ValueError(f"position: expected its tensors on the CPU, got {parameter.device}")
     if attn_mask is not None:
         _check_tensor("attn_mask", attn_mask, (torch.bool, *_FLOATING))

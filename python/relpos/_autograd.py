@@ -33,6 +33,9 @@ def attention(
 ) -> tuple[Tensor, ...]:
     """(out, lse), and the weights where wanted."""
     if not torch.compiler.is_compiling():
+        tensors = (query, key, value, *options[: _ops.OPTION_TENSORS], *parameters)
+        if not want_weights and _unobserved(tensors):
+            return _ops.run_attention(query, key, value, parameters, *options)
         return _apply(Attention, query, key, value, want_weights, *options, *parameters)
     out, lse = _ops.attention(query, key, value, parameters, *options)
     if not want_weights:
@@ -58,6 +61,32 @@ def rotate(x: Tensor, parameters: Sequence[Tensor], *setting: Any) -> Tensor:
     if not torch.compiler.is_compiling():
         return _apply(Rotate, x, *setting, *parameters)
     return _ops.rotate(x, parameters, *setting)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _unobserved(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether nobody would see the operator: no gradient, transform, mode, trace or profiler, and
+    tensors that are memory of the CPU and no more. Its dispatch costs 25 us."""
+    grad = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (
+            type(tensor) not in _PLAIN
+            or not tensor.is_cpu
+            or (grad and tensor.requires_grad)
+            or tensor.layout is not torch.strided
+            or tensor.is_neg()
+        ):
+            return False
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state()
+        or torch.autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
+    )
 
 
 def _apply(function: Any, *args: Any) -> Any:

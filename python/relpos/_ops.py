@@ -125,7 +125,10 @@ def _attention_outputs(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tu
     )
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, parameters: Any, *options: Any) -> Any:
+def run_attention(
+    query: Tensor, key: Tensor, value: Tensor, parameters: Any, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """(out, lse), past the dispatcher."""
     out, lse = _attention_outputs(query, key, value)
     _core.attention(
         view(query),
@@ -143,7 +146,7 @@ attention = _define(
     "attention",
     f"Tensor query, Tensor key, Tensor value, {_SHARED}",
     "(Tensor out, Tensor lse)",
-    _attention,
+    run_attention,
     _attention_outputs,
 )
 

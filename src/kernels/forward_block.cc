@@ -38,8 +38,8 @@ void ForwardScratch::start() {
   // Rows past the block's last get no weight: their reference is infinite.
   std::fill_n(m_.get(), block.rows, -HUGE_VALF);
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
-  std::fill_n(l_.get(), kRows * kLanes, 0.0f);
-  std::fill_n(o_.get(), kRows * plan_.Dvp, 0.0f);
+  std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
+  std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
   cuts_.clear();
   for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];

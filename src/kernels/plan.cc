@@ -6,19 +6,13 @@
 #include <numeric>
 
 #include "base/angles.h"
+#include "kernels/convert.h"
 
 namespace relpos {
 namespace {
 
 // Slopes are expanded over every distance that occurs while those stay this close to Lq + Lk.
 constexpr int64_t kExpandFactor = 4, kExpandFloor = 4096;
-
-float widen_bfloat16(uint16_t bits) noexcept {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof value);
-  return value;
-}
 
 // Angles of consecutive or arbitrary positions: exp(i (64 c + f) w) = exp(i 64 c w) exp(i f w), so
 // that a run of positions costs one complex product each, in double, rounded once.
@@ -83,6 +77,9 @@ Plan::Plan(const Problem& problem, bool backward)
       Dv(p.value_dim),
       Dvp(round_up(Dv, kLanes)),
       tiles(p.tiles()),
+      direct(!backward && p.group() * p.queries <= kDirectRows && p.terms.column_tables.empty() &&
+             std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
+                          [](const Rotation& r) { return !r.log_decay.empty(); })),
       range(p.distance_range()),
       backward_(backward) {
   if (range.first > range.second) range = {0, 0};
@@ -183,7 +180,7 @@ void Plan::find_peaks() {
   constexpr float kUnderflow = 126.0f;
   const bool decays = std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
                                   [](const Rotation& r) { return !r.log_decay.empty(); });
-  if (decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
+  if (direct || decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
       key_bias.size() > 0 || p.visible.floating_mask()) {
     return;
   }
@@ -215,7 +212,7 @@ void Plan::expand_bias(const DistanceBias& term) {
   BiasPlan plan;
   const bool sloped = term.slopes.view.given();
   const int64_t span = range.second - range.first + 1;
-  plan.ramp = sloped && span > kExpandFactor * (p.queries + p.keys) + kExpandFloor;
+  plan.ramp = sloped && (direct || span > kExpandFactor * (p.queries + p.keys) + kExpandFloor);
   if (term.map) plan.window = Window(*term.map, range);
   if (sloped && !plan.ramp) {
     Window wide;
@@ -257,6 +254,7 @@ void Plan::expand_bias(const DistanceBias& term) {
 int64_t Plan::bytes() const noexcept {
   int64_t floats = key_bias.size();
   for (const BiasPlan& bias : biases) {
+    if (bias.cells.size() == 0) continue;
     floats += bias.cells.size() + bias.peaks.size() + 2 * bias.window.width;
   }
   for (const TablePlan& t : row_tables) floats += t.floats();
@@ -276,12 +274,10 @@ void Plan::load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int
     std::memcpy(row, bytes + at * 4, static_cast<size_t>(n) * 4);
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(row + d, bytes + (at + d * stride) * 4, 4);
-  } else if (view.dtype == DType::kBFloat16) {
-    for (int64_t d = 0; d < n; ++d) {
-      uint16_t bits;
-      std::memcpy(&bits, bytes + (at + d * stride) * 2, 2);
-      row[d] = widen_bfloat16(bits);
-    }
+  } else if (view.dtype == DType::kBFloat16 && stride == 1) {
+    convert_kernels().widen_bfloat16(bytes + at * 2, n, row);
+  } else if (view.dtype == DType::kFloat16 && stride == 1) {
+    convert_kernels().widen_float16(bytes + at * 2, n, row);
   } else {
     for (int64_t d = 0; d < n; ++d) row[d] = static_cast<float>(view.load(at + d * stride));
   }
@@ -291,16 +287,18 @@ void Plan::load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int
 void Plan::store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                      const float* row) {
   const int64_t at = view.offset({b, h, i, 0}), stride = view.strides[3];
-  if (view.dtype == DType::kFloat32) {
-    auto* bytes = static_cast<unsigned char*>(view.data);
-    if (stride == 1) {
-      std::memcpy(bytes + at * 4, row, static_cast<size_t>(n) * 4);
-    } else {
-      for (int64_t d = 0; d < n; ++d) std::memcpy(bytes + (at + d * stride) * 4, row + d, 4);
-    }
-    return;
+  auto* bytes = static_cast<unsigned char*>(view.data);
+  if (view.dtype == DType::kFloat32 && stride == 1) {
+    std::memcpy(bytes + at * 4, row, static_cast<size_t>(n) * 4);
+  } else if (view.dtype == DType::kFloat32) {
+    for (int64_t d = 0; d < n; ++d) std::memcpy(bytes + (at + d * stride) * 4, row + d, 4);
+  } else if (view.dtype == DType::kBFloat16 && stride == 1) {
+    convert_kernels().narrow_bfloat16(row, n, bytes + at * 2);
+  } else if (view.dtype == DType::kFloat16 && stride == 1) {
+    convert_kernels().narrow_float16(row, n, bytes + at * 2);
+  } else {
+    for (int64_t d = 0; d < n; ++d) view.store(at + d * stride, static_cast<double>(row[d]));
   }
-  for (int64_t d = 0; d < n; ++d) view.store(at + d * stride, static_cast<double>(row[d]));
 }
 
 void Plan::rotate(bool query, int64_t b, int64_t i, float* row, float direction) const {

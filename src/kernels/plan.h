@@ -17,6 +17,8 @@ namespace relpos {
 
 inline constexpr double kLog2e = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
+// Up to here the rows of a group of heads read keys and values in place: packing would not pay.
+inline constexpr int64_t kDirectRows = 16;
 
 struct BiasPlan {
   Window window;
@@ -39,6 +41,7 @@ class Plan {
 
   const Problem& p;
   const int64_t D, Dp, Dv, Dvp, tiles;
+  const bool direct;                  // a forward pass of at most kDirectRows rows of a group
   std::pair<int64_t, int64_t> range;  // distances that occur
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
@@ -56,6 +59,7 @@ class Plan {
                        int64_t padded, float* row);
   static void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                         const float* row);
+  bool rotates() const noexcept { return !rotary_.empty(); }
   void rotate_query(int64_t b, int64_t i, float* row) const { rotate(true, b, i, row, 1.0f); }
   void unrotate_query(int64_t b, int64_t i, float* row) const { rotate(true, b, i, row, -1.0f); }
   void rotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, 1.0f); }

@@ -1,0 +1,133 @@
+#include "kernels/convert.h"
+
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/convert.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include <cstddef>
+
+#include "base/half.h"
+#include "kernels/targets.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace relpos {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using F = hn::ScalableTag<float>;
+using Half = hn::Rebind<uint16_t, F>;
+using Half16 = hn::Rebind<hwy::float16_t, F>;
+using U = hn::RebindToUnsigned<F>;
+constexpr int64_t kN = static_cast<int64_t>(hn::MaxLanes(F()));
+
+HWY_INLINE uint16_t read(const void* half, int64_t i) {
+  uint16_t bits;
+  hwy::CopyBytes<2>(static_cast<const std::byte*>(half) + 2 * i, &bits);
+  return bits;
+}
+HWY_INLINE void write(void* half, int64_t i, uint16_t bits) {
+  hwy::CopyBytes<2>(&bits, static_cast<std::byte*>(half) + 2 * i);
+}
+// One vector's halves, at any address.
+HWY_INLINE hn::Vec<Half> load(const void* half, int64_t i) {
+  alignas(64) uint16_t bits[kN];
+  hwy::CopyBytes<2 * kN>(static_cast<const std::byte*>(half) + 2 * i, bits);
+  return hn::Load(Half(), bits);
+}
+HWY_INLINE void store(hn::Vec<Half> v, void* half, int64_t i) {
+  alignas(64) uint16_t bits[kN];
+  hn::Store(v, Half(), bits);
+  hwy::CopyBytes<2 * kN>(bits, static_cast<std::byte*>(half) + 2 * i);
+}
+
+void widen_bf16(const void* half, int64_t n, float* row) {
+  int64_t i = 0;
+  for (; i + kN <= n; i += kN) {
+    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(U(), load(half, i)));
+    hn::StoreU(hn::BitCast(F(), bits), F(), row + i);
+  }
+  for (; i < n; ++i) row[i] = relpos::widen_bfloat16(read(half, i));
+}
+
+void narrow_bf16(const float* row, int64_t n, void* half) {
+  const U u;
+  int64_t i = 0;
+  for (; i + kN <= n; i += kN) {
+    const auto x = hn::LoadU(F(), row + i);
+    const auto bits = hn::BitCast(u, x);
+    const auto high = hn::ShiftRight<16>(bits);
+    const auto odd = hn::And(high, hn::Set(u, 1));
+    const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(u, 0x7FFFU))));
+    const auto quiet = hn::Or(high, hn::Set(u, 0x40U));
+    const auto kept = hn::IfThenElse(hn::RebindMask(u, hn::Eq(x, x)), rounded, quiet);
+    store(hn::DemoteTo(Half(), hn::BitCast(hn::RebindToSigned<F>(), kept)), half, i);
+  }
+  for (; i < n; ++i) write(half, i, relpos::round_bfloat16(row[i]));
+}
+
+void widen_f16(const void* half, int64_t n, float* row) {
+  int64_t i = 0;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_NEON
+  for (; i + kN <= n; i += kN) {
+    const auto bits = hn::BitCast(Half16(), load(half, i));
+    hn::StoreU(hn::PromoteTo(F(), bits), F(), row + i);
+  }
+#endif
+  for (; i < n; ++i) row[i] = relpos::widen_float16(read(half, i));
+}
+
+void narrow_f16(const float* row, int64_t n, void* half) {
+  int64_t i = 0;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_NEON
+  for (; i + kN <= n; i += kN) {
+    const auto bits = hn::DemoteTo(Half16(), hn::LoadU(F(), row + i));
+    store(hn::BitCast(Half(), bits), half, i);
+  }
+#endif
+  for (; i < n; ++i) write(half, i, relpos::round_float16(row[i]));
+}
+
+}  // namespace
+
+ConvertKernels convert_kernels(const char* name) {
+  return {name, widen_bf16, widen_f16, narrow_bf16, narrow_f16};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace relpos
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace relpos {
+
+std::vector<ConvertKernels> compiled_convert_kernels() {
+  std::vector<ConvertKernels> all;
+#if HWY_TARGETS & HWY_AVX3
+  all.push_back(N_AVX3::convert_kernels("avx512"));
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  all.push_back(N_AVX2::convert_kernels("avx2"));
+#endif
+#if HWY_TARGETS & HWY_NEON
+  all.push_back(N_NEON::convert_kernels("neon"));
+#endif
+#if HWY_TARGETS & HWY_EMU128
+  all.push_back(N_EMU128::convert_kernels("baseline"));
+#endif
+#if HWY_TARGETS & HWY_SCALAR
+  all.push_back(N_SCALAR::convert_kernels("baseline"));
+#endif
+  return all;
+}
+
+const ConvertKernels& convert_kernels() {
+  static const ConvertKernels kernels = of_target(compiled_convert_kernels());
+  return kernels;
+}
+
+}  // namespace relpos
+#endif
