@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build demo test test-full test-tsan bench format lint clean
+.PHONY: help build demo test test-full test-tsan bench docs format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -34,6 +34,10 @@ test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 
 bench: build ## measure against the floors and against other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
+
+docs: build ## the API reference of Python and C++, in build/docs
+	@scripts/setup.sh docs
+	@scripts/docs.sh
 
 format: build ## format C++ and Python in place
 	@scripts/lint.sh --fix

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds everything in build/release and installs the package into .venv; the tool is build/relpos.
+# Builds everything in build/release and the wheel in build/wheel, and installs that into .venv; the
+# tool is build/relpos.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,8 @@ inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh in
 for input in "${!inputs[@]}"; do
   [ -e "${inputs[input]}" ] || unset "inputs[input]"
 done
-if [ -e "$stamp" ] && [ -x build/relpos ] && .venv/bin/python -m pip show -q relpos 2>/dev/null &&
+if [ -e "$stamp" ] && [ -x build/relpos ] && compgen -G 'build/wheel/*.whl' >/dev/null &&
+  .venv/bin/python -m pip show -q relpos 2>/dev/null &&
   [ -z "$(find "${inputs[@]}" -name __pycache__ -prune -o -newer "$stamp" -print -quit)" ]; then
   echo "build: up to date"
   exit 0
@@ -21,8 +23,10 @@ fi
 echo "build: compiling in build/release and installing into .venv (log: build/build.log)"
 started=$(mktemp build/.started.XXXXXX)
 trap 'rm -f "$started"' EXIT
-.venv/bin/python -m pip --disable-pip-version-check install -v --no-build-isolation --no-deps \
-  --force-reinstall --config-settings=build-dir=build/release \
+pip=(.venv/bin/python -m pip --disable-pip-version-check)
+rm -rf build/wheel
+"${pip[@]}" wheel -v --no-build-isolation --no-deps --wheel-dir=build/wheel \
+  --config-settings=build-dir=build/release \
   --config-settings=cmake.define.RELPOS_BUILD_TESTS=ON . 2>&1 |
   tee build/build.log |
   sed -nu -E 's/^ *(\[[0-9]+\/[0-9]+\].*)/\1/p; /(error|warning|Error): /p' || {
@@ -30,5 +34,6 @@ trap 'rm -f "$started"' EXIT
   tail -40 build/build.log >&2
   exit 1
 }
+"${pip[@]}" install -q --no-index --no-deps --force-reinstall build/wheel/relpos-*.whl
 ln -sf release/relpos build/relpos
 mv "$started" "$stamp"

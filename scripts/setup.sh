@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
-# Does nothing, and needs no network, when all of it is there.
+# Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
+# needs besides.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MUSIC21=music21==10.5.1  # for its scores alone, so without the packages it asks for
 STAMP=.venv/.relpos-stamp
+purpose=${1:-build}
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
 
@@ -19,6 +21,7 @@ missing_packages() {
   [ -x .venv/bin/python ] && python=.venv/bin/python
   command -v g++ >/dev/null || echo g++
   command -v nm >/dev/null || echo binutils
+  [ "$purpose" != docs ] || command -v doxygen >/dev/null || echo doxygen
   for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \
     nlohmann/json.hpp=nlohmann-json3-dev; do
     has_header "$include" "${pair%%=*}" || echo "${pair##*=}"

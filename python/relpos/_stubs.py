@@ -2,6 +2,7 @@
 
 import json
 
+from relpos import __all__ as names
 from relpos._registry import Option, Scheme, schemes
 
 _HEAD = '''"""Written by the build from the registry of schemes."""
@@ -59,4 +60,5 @@ def _class(scheme: Scheme) -> str:
 
 
 def stubs() -> str:
-    return _HEAD + "".join(_class(scheme) for scheme in schemes())
+    exported = "".join(f'    "{name}",\n' for name in names)
+    return f"{_HEAD}__all__ = [\n{exported}]\n" + "".join(_class(s) for s in schemes())
