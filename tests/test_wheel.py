@@ -181,6 +181,10 @@ except AttributeError as error:
     assert said.split() == [scheme.name for scheme in relpos.schemes()]
     listed = output([fresh.bin / "relpos", "list"], cwd=fresh.bin)
     assert all(scheme.name in listed for scheme in relpos.schemes())
+    lab = subprocess.run(
+        [fresh.bin / "relpos", "lab"], cwd=fresh.bin, capture_output=True, text=True
+    )
+    assert (lab.returncode, "needs PyTorch" in lab.stderr) == (2, True), lab.stderr
     fresh.link(torch_beside)
     assert_works_with_torch(fresh)
 
