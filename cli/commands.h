@@ -11,6 +11,7 @@ using Run = std::function<int()>;  // returns an exit code; throws relpos::Error
 void add_list(CLI::App& tool, Run& run);
 void add_show(CLI::App& tool, Run& run);
 void add_attend(CLI::App& tool, Run& run);
+void add_check(CLI::App& tool, Run& run);
 void add_selftest(CLI::App& tool, Run& run);
 void add_bench(CLI::App& tool, Run& run);
 // Only for the help of the tool: run_lab takes its arguments unparsed.

@@ -32,6 +32,7 @@ int run_tool(int argc, char** argv) {
       "  relpos show alibi --heads 8 --query 4 --key 4\n"
       "  relpos attend --query q.npy --key k.npy --value v.npy --position 'rope(layout=half)' "
       "--causal --out o.npy\n"
+      "  relpos check t5 model.safetensors\n"
       "  relpos selftest\n"
       "  relpos bench --case 'forward, L'");
   tool.set_version_flag("--version", "relpos " RELPOS_VERSION);
@@ -40,6 +41,7 @@ int run_tool(int argc, char** argv) {
   add_list(tool, run);
   add_show(tool, run);
   add_attend(tool, run);
+  add_check(tool, run);
   add_selftest(tool, run);
   add_bench(tool, run);
   add_lab(tool);

@@ -220,14 +220,23 @@ OptionValue to_option(nb::handle value) {
   return nb::cast<std::vector<double>>(value);
 }
 
-Part to_part(const std::string& scheme, const nb::dict& options) {
-  const Scheme* found = find_scheme(scheme);
-  check_value(found != nullptr, "scheme: there is none named ", scheme);
+const Scheme& to_scheme(const std::string& name) {
+  const Scheme* found = find_scheme(name);
+  check_value(found != nullptr, "scheme: there is none named ", name);
+  return *found;
+}
+
+std::vector<std::pair<std::string, OptionValue>> to_given(const nb::dict& options) {
   std::vector<std::pair<std::string, OptionValue>> given;
   for (auto [name, value] : options) {
     given.emplace_back(nb::cast<std::string>(name), to_option(value));
   }
-  return {found, make_options(*found, given), {}};
+  return given;
+}
+
+Part to_part(const std::string& scheme, const nb::dict& options) {
+  const Scheme& found = to_scheme(scheme);
+  return {&found, make_options(found, to_given(options)), {}};
 }
 
 const char* type_name(OptionType type) {
@@ -308,6 +317,35 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   return description;
 }
 
+nb::dict to_python(const Comparison& comparison) {
+  using Outcome = Comparison::Outcome;
+  nb::dict options;
+  for (const auto& [name, value] : comparison.options) options[name.c_str()] = to_python(value);
+  nb::dict entry;
+  entry["outcome"] = comparison.outcome == Outcome::kFits      ? "fits"
+                     : comparison.outcome == Outcome::kDiffers ? "differs"
+                                                               : "shape";
+  entry["convention"] = comparison.convention;
+  entry["options"] = options;
+  entry["note"] = comparison.note;
+  entry["compared"] = comparison.compared;
+  entry["largest_difference"] = comparison.largest;
+  entry["index"] = nb::tuple(nb::cast(comparison.index));
+  entry["expected"] = comparison.expected;
+  entry["found"] = comparison.found;
+  return entry;
+}
+
+// The verdict and every comparison.
+nb::tuple check_tensor(const std::string& scheme, const nb::dict& options, nb::handle tensor,
+                       const std::string& name) {
+  const TensorView view = to_view(tensor);
+  const CheckReport report = check(to_scheme(scheme), to_given(options), view, name);
+  nb::list comparisons;
+  for (const Comparison& comparison : report.comparisons) comparisons.append(to_python(comparison));
+  return nb::make_tuple(verdict_name(report.verdict), comparisons);
+}
+
 nb::list list_steps(const std::string& text, const nb::handle& parameters, int64_t queries,
                     int64_t keys, std::optional<int64_t> q_offset) {
   const Part part = to_part(text, to_views(parameters));
@@ -383,6 +421,9 @@ void bind_positions(nb::module_& module) {
   using OptionalInt = std::optional<int64_t>;
   module.def("schemes", &list_schemes);
   module.def("describe", &describe);
+  module.def("check", &check_tensor);
+  module.def("is_held_as",
+             [](Text scheme, Text name) { return is_held_as(to_scheme(scheme), name); });
   module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def(
       "dense_shape",

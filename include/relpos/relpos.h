@@ -2,6 +2,7 @@
 #pragma once
 
 #include "relpos/attention.h"  // IWYU pragma: export
+#include "relpos/check.h"      // IWYU pragma: export
 #include "relpos/error.h"      // IWYU pragma: export
 #include "relpos/scheme.h"     // IWYU pragma: export
 #include "relpos/tensor.h"     // IWYU pragma: export

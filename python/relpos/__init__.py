@@ -16,6 +16,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_varlen",
+    "check",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "hf",
@@ -47,6 +48,7 @@ else:
     from relpos import hf, nn
     from relpos._attention import attention, scores
     from relpos._cache import KVCache
+    from relpos._check import check
     from relpos._merge import merge
     from relpos._position import CLASSES as _classes
     from relpos._position import Sum

@@ -56,7 +56,7 @@ class SchemePosition(Position):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         for option in self.scheme.options:
-            options[option.name] = _plain(option.name, options[option.name])
+            options[option.name] = plain_option(option.name, options[option.name])
         description = self.scheme.describe(**options)
         self._text = description.text
         self._specs = description.parameters
@@ -283,7 +283,7 @@ def flat(position: Any) -> tuple[str, list[Tensor]]:
     return text, [value for part in parts for value in part._values()]
 
 
-def _plain(name: str, value: Any) -> Any:
+def plain_option(name: str, value: Any) -> Any:
     """An option as the registry takes it: numbers of other libraries and tensors included."""
     if isinstance(value, Tensor):
         if value.requires_grad:
@@ -301,7 +301,7 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return float(value)
     if hasattr(value, "tolist"):
-        return _plain(name, value.tolist())
+        return plain_option(name, value.tolist())
     raise TypeError(f"{name}: expected a number, a text or numbers, got {type(value).__name__}")
 
 

@@ -16,6 +16,7 @@ from relpos import nn as nn
 from relpos._attention import attention as attention
 from relpos._attention import scores as scores
 from relpos._cache import KVCache as KVCache
+from relpos._check import check as check
 from relpos._merge import merge as merge
 from relpos._position import SchemePosition, _Rotary
 from relpos._position import Sum as Sum

@@ -5,9 +5,13 @@
 // The last row belongs to distance 0. Where the table has no row (the future, or farther back than
 // max_length - 1) the second term is 0.
 #include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "relpos/scheme.h"
 #include "schemes/common/checks.h"
+#include "schemes/common/readings.h"
 #include "schemes/common/steps.h"
 
 namespace relpos {
@@ -94,6 +98,68 @@ std::vector<Step> steps(const Setting& setting, const Grid& grid) {
   return road;
 }
 
+std::vector<Reading> table_readings(const Specimen& specimen) {
+  const OptionMap& given = specimen.given;
+  const int rank = specimen.values.rank;
+  const int64_t heads = rank == 3 ? common::size(specimen, 0) : 0;
+  std::vector<Reading> readings;
+  if (given.has("heads") && given.integer("heads") != heads) return readings;
+  const bool told = given.has("max_length") || given.has("head_dim");
+  for (const bool transposed : {false, true}) {
+    if (transposed && !told) continue;  // any number of rows is a table
+    const int64_t rows = common::size(specimen, transposed ? -1 : -2);
+    const int64_t columns = common::size(specimen, transposed ? -2 : -1);
+    for (const bool both : {false, true}) {
+      const int64_t length = both ? (rows + 1) / 2 : rows;
+      if ((both && rows % 2 == 0) || !common::agrees(given, "bidirectional", both) ||
+          !common::agrees(given, "max_length", length) ||
+          !common::agrees(given, "head_dim", columns)) {
+        continue;
+      }
+      for (const bool mirrored : {false, true}) {
+        Reading reading;
+        reading.convention = std::string("table ") + (rank == 3 ? "[heads, " : "[") +
+                             (transposed ? "head_dim, rows] (transposed), " : "rows, head_dim], ") +
+                             (both ? "two directions, " : "the past alone, ") +
+                             (mirrored ? both ? "farthest future first" : "distance 0 first"
+                                       : "farthest past first");
+        if (!mirrored) {
+          reading.options = {
+              {"max_length", length}, {"head_dim", columns}, {"bidirectional", both}};
+          if (rank == 3) reading.options.insert(reading.options.begin() + 2, {"heads", heads});
+        }
+        reading.note =
+            std::string(transposed ? "transpose it first; " : "") +
+            (mirrored ? "flip the rows first" : "the order of tensor2tensor and the paper") +
+            "; values cannot tell";
+        readings.push_back(std::move(reading));
+      }
+    }
+  }
+  return readings;
+}
+
+std::vector<Reading> readings(const Specimen& specimen) {
+  const TensorView& values = specimen.values;
+  if (!common::is_integer(specimen)) {
+    return values.rank == 2 || values.rank == 3 ? table_readings(specimen) : std::vector<Reading>();
+  }
+  std::vector<Reading> readings;
+  if (values.rank != 2) return readings;
+  for (const common::Lay& lay : common::lays(values.shape[0], values.shape[1], false)) {
+    const int64_t zero = common::class_of_zero(values, lay).value_or(-1);
+    if (zero < 0 || !common::agrees(specimen.given, "max_length", zero + 1)) continue;
+    for (const bool both : {false, true}) {
+      if (!common::agrees(specimen.given, "bidirectional", both)) continue;
+      readings.push_back(
+          {"rows " + lay.text + (both ? ", two directions" : ", the past alone") + ", -1 for none",
+           {{"max_length", zero + 1}, {"bidirectional", both}},
+           common::classes(lay, ClassMap::zero_outside(-zero, both ? zero : 0))});
+    }
+  }
+  return readings;
+}
+
 }  // namespace
 
 namespace schemes_impl {
@@ -128,6 +194,12 @@ Scheme music_transformer() {
   scheme.lower = lower;
   scheme.pull_back = pull_back;
   scheme.steps = steps;
+  scheme.recognition = {
+      .names = {"Er", "key_relative_embeddings"},
+      .shapes =
+          "table [(heads,) max_length, head_dim], 2 max_length - 1 rows for two directions; "
+          "integer rows [Lq, Lk]",
+      .readings = readings};
   return scheme;
 }
 

@@ -3,11 +3,13 @@
 //   score[i,j] = scale <q_i, k_j + key_table[m]>     out[i] = sum_j P[i,j] (v_j + value_table[m])
 //   m = clamp(pos_k - pos_q, -max_distance, max_distance) + max_distance
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "relpos/scheme.h"
 #include "schemes/common/checks.h"
+#include "schemes/common/readings.h"
 #include "schemes/common/steps.h"
 
 namespace relpos {
@@ -133,6 +135,81 @@ std::vector<Step> steps(const Setting& setting, const Grid& grid) {
   return road;
 }
 
+constexpr int64_t kW2vBertRows = 73;  // distances -64 to 8
+
+// What the name of a tensor says of its row order; null: nothing.
+const char* order_of(const std::string& name) {
+  if (name.find("distance_embedding") != std::string::npos) return "query-key";  // BERT's own
+  if (name.find("relative_positions_") != std::string::npos) return "key-query";
+  return nullptr;
+}
+
+std::vector<Reading> table_readings(const Specimen& specimen) {
+  const OptionMap& given = specimen.given;
+  const int rank = specimen.values.rank;
+  std::vector<Reading> readings;
+  const int64_t heads = rank == 3 ? common::size(specimen, 0) : 0;
+  if (given.has("heads") && given.integer("heads") != heads) return readings;
+  for (const bool transposed : {false, true}) {
+    const int64_t rows = common::size(specimen, transposed ? -1 : -2);
+    const int64_t columns = common::size(specimen, transposed ? -2 : -1);
+    const int64_t farthest = rows / 2;
+    const bool told = given.has("max_distance") || given.has("head_dim");
+    // Without either, heads of an even size are likelier than tables of an even number of rows.
+    if (rows % 2 == 0 || (!told && transposed && columns % 2 != 0) ||
+        !common::agrees(given, "max_distance", farthest) ||
+        !common::agrees(given, "head_dim", columns)) {
+      continue;
+    }
+    const char* named = order_of(specimen.name);
+    const std::string first = named == nullptr ? "key-query" : named;
+    for (const std::string& order :
+         {first, std::string(first[0] == 'k' ? "query-key" : "key-query")}) {
+      if (!common::agrees(given, "distance", order.c_str())) continue;
+      Reading reading;
+      reading.convention = std::string("table ") + (rank == 3 ? "[heads, " : "[") +
+                           (transposed ? "head_dim, 2 max_distance + 1] (transposed), "
+                                       : "2 max_distance + 1, head_dim], ") +
+                           (order == "key-query" ? "farthest past first (key - query)"
+                                                 : "farthest future first (query - key)");
+      reading.options = {{"max_distance", farthest}, {"head_dim", columns}, {"distance", order}};
+      if (rank == 3) reading.options.insert(reading.options.begin() + 2, {"heads", heads});
+      reading.note = transposed ? "transpose it first; " : "";
+      reading.note += named == nullptr ? "values cannot tell the order of the rows"
+                      : order == first ? "the order of code that has tensors of this name"
+                                       : "but code with tensors of this name has the other order";
+      readings.push_back(std::move(reading));
+    }
+    if (rows == kW2vBertRows && !transposed) {
+      readings.push_back({"table of distances -64 to 8 (w2v-BERT 2.0, Seamless)",
+                          {},
+                          {},
+                          "shaw clips both sides alike: it has no option for this one"});
+    }
+  }
+  return readings;
+}
+
+std::vector<Reading> readings(const Specimen& specimen) {
+  const TensorView& values = specimen.values;
+  if (!common::is_integer(specimen)) {
+    return values.rank == 2 || values.rank == 3 ? table_readings(specimen) : std::vector<Reading>();
+  }
+  std::vector<Reading> readings;
+  if (values.rank != 2) return readings;
+  for (const common::Lay& lay : common::lays(values.shape[0], values.shape[1], false)) {
+    const int64_t m = common::class_of_zero(values, lay).value_or(-1);
+    if (m < 0 || !common::agrees(specimen.given, "max_distance", m)) continue;
+    for (const char* order : {"key-query", "query-key"}) {
+      if (!common::agrees(specimen.given, "distance", order)) continue;
+      readings.push_back({std::string("rows ") + lay.text + ", counted by " + order,
+                          {{"max_distance", m}, {"distance", order}},
+                          common::classes(lay, ClassMap::clamp(-m, m, order[0] == 'q'))});
+    }
+  }
+  return readings;
+}
+
 }  // namespace
 
 namespace schemes_impl {
@@ -180,6 +257,14 @@ Scheme shaw() {
   scheme.lower = lower;
   scheme.pull_back = pull_back;
   scheme.steps = steps;
+  scheme.recognition = {
+      .names = {"key_table", "value_table", "relative_positions_keys/embeddings",
+                "relative_positions_values/embeddings", "distance_embedding.weight",
+                "embeddings_table"},
+      .shapes =
+          "table [(heads,) 2 max_distance + 1, head_dim] or its transpose; integer rows "
+          "[Lq, Lk]",
+      .readings = readings};
   return scheme;
 }
 

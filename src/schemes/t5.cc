@@ -7,6 +7,7 @@
 #include "relpos/scheme.h"
 #include "schemes/common/buckets.h"
 #include "schemes/common/checks.h"
+#include "schemes/common/readings.h"
 #include "schemes/common/steps.h"
 
 namespace relpos {
@@ -106,6 +107,147 @@ std::vector<Step> steps(const Setting& setting, const Grid& grid) {
   return road;
 }
 
+struct Size {
+  int64_t buckets, max_distance;
+};
+
+// Of published models (T5 and its kin, LayoutLM's two axes, WavLM, CPM-Ant), and of the notebooks.
+constexpr Size kSizes[] = {{32, 128}, {64, 256}, {320, 800}, {512, 2048}, {6, 20}};
+
+std::vector<Size> sizes(const OptionMap& given) {
+  std::vector<Size> open;
+  for (const Size& size : kSizes) {
+    if (common::agrees(given, "buckets", size.buckets) &&
+        common::agrees(given, "max_distance", size.max_distance)) {
+      open.push_back(size);
+    }
+  }
+  if (!open.empty()) return open;
+  return {{given.has("buckets") ? given.integer("buckets") : 32,
+           given.has("max_distance") ? given.integer("max_distance") : 128}};
+}
+
+bool is_published(int64_t buckets) {
+  return std::ranges::any_of(
+      kSizes, [&](const Size& size) { return size.buckets == buckets && buckets >= 32; });
+}
+
+const char* directions(bool both) { return both ? "two directions" : "one direction"; }
+
+// One class map of the sizes and directions left open, each map once for distances within `reach`.
+struct Candidate {
+  Size size;
+  bool both;
+  ClassMap map;
+};
+
+std::vector<Candidate> candidates(const OptionMap& given, int64_t reach) {
+  std::vector<Candidate> all;
+  std::vector<std::vector<int64_t>> seen;
+  for (const Size& size : sizes(given)) {
+    for (const bool both : {true, false}) {
+      if (!common::agrees(given, "bidirectional", both) || (both && size.buckets % 2 != 0))
+        continue;
+      ClassMap map = common::Buckets(kName, size.buckets, size.max_distance, both).map();
+      std::vector<int64_t> row;
+      for (int64_t delta = -reach; delta <= reach; ++delta) row.push_back(map(delta));
+      if (std::ranges::find(seen, row) != seen.end()) continue;
+      seen.push_back(std::move(row));
+      all.push_back({size, both, std::move(map)});
+    }
+  }
+  return all;
+}
+
+// What speaks for one direction or two in a learned table.
+std::string direction_note(const Specimen& specimen, int axis, bool both) {
+  const bool encoder = specimen.name.find("encoder") != std::string::npos;
+  const bool decoder = specimen.name.find("decoder") != std::string::npos;
+  std::string note;
+  if (encoder != decoder) {
+    note = std::string("its name says ") + (encoder ? "encoder" : "decoder") + ", T5's have " +
+           directions(encoder) + "; ";
+  }
+  const int64_t middle = common::size(specimen, axis) / 2;
+  note += both ? "no pair reads row " + std::to_string(middle) : "every row is read";
+  return note + "; values cannot tell, nor max_distance (T5: 128): see the model's config";
+}
+
+std::vector<Reading> table_readings(const Specimen& specimen) {
+  const int64_t rows = common::size(specimen, 0), columns = common::size(specimen, 1);
+  const bool known = specimen.given.has("buckets") || specimen.given.has("heads");
+  const bool told = !known && is_published(rows) != is_published(columns);
+  const bool decoder = specimen.name.find("decoder") != std::string::npos;
+  std::vector<Reading> readings;
+  for (const int axis : {0, 1}) {
+    const int64_t buckets = axis == 0 ? rows : columns, heads = axis == 0 ? columns : rows;
+    if (!common::agrees(specimen.given, "buckets", buckets) ||
+        !common::agrees(specimen.given, "heads", heads) || (told && !is_published(buckets))) {
+      continue;
+    }
+    for (const bool both : {!decoder, decoder}) {
+      if (!common::agrees(specimen.given, "bidirectional", both) || buckets < 2 ||
+          (both && buckets % 2 != 0)) {
+        continue;
+      }
+      std::string note = direction_note(specimen, axis, both);
+      if (!known && !told) {
+        note += "; neighbours differ by " +
+                common::short_number(common::roughness(specimen.values, axis)) +
+                " of what far ones do along this axis, by " +
+                common::short_number(common::roughness(specimen.values, 1 - axis)) +
+                " along the other: buckets are the smooth axis of a trained table";
+      }
+      readings.push_back(
+          {std::string("table ") +
+               (axis == 0 ? "[buckets, heads], " : "[heads, buckets] (transposed: mesh, t5x), ") +
+               directions(both),
+           {{"heads", heads}, {"buckets", buckets}, {"bidirectional", both}},
+           {},
+           (axis == 0 ? "" : "transpose it first; ") + note});
+    }
+  }
+  return readings;
+}
+
+std::vector<Reading> readings(const Specimen& specimen) {
+  const TensorView& values = specimen.values;
+  const bool whole = common::is_integer(specimen);
+  if (values.rank == 2 && !whole) return table_readings(specimen);
+  std::vector<Reading> readings;
+  const auto add = [&](const std::string& what, bool heads_last) {
+    const int first = whole || heads_last ? 0 : 1;
+    const int64_t rows = common::size(specimen, first), columns = common::size(specimen, first + 1);
+    for (const Candidate& candidate : candidates(specimen.given, rows + columns)) {
+      for (const common::Lay& lay : common::lays(rows, columns, true)) {
+        if (!whole && !common::tells_classes_apart(values, heads_last, lay, candidate.map))
+          continue;
+        std::vector<std::pair<std::string, OptionValue>> options = {
+            {"buckets", candidate.size.buckets},
+            {"max_distance", candidate.size.max_distance},
+            {"bidirectional", candidate.both}};
+        if (!whole) {
+          options.insert(options.begin(), {"heads", common::size(specimen, heads_last ? 2 : 0)});
+        }
+        readings.push_back(
+            {what + lay.text + ", " + directions(candidate.both), options,
+             whole ? common::classes(lay, candidate.map)
+                   : common::constant_on_classes(values, heads_last, lay, candidate.map),
+             common::note_of(lay)});
+      }
+    }
+  };
+  if (values.rank == 2) add("bucket numbers ", false);
+  if (values.rank == 3 && !whole) {
+    for (const bool heads_last : {false, true}) {
+      if (common::agrees(specimen.given, "heads", common::size(specimen, heads_last ? 2 : 0))) {
+        add(heads_last ? "bias, heads last, " : "bias, heads first, ", heads_last);
+      }
+    }
+  }
+  return readings;
+}
+
 }  // namespace
 
 namespace schemes_impl {
@@ -147,6 +289,14 @@ Scheme t5() {
   scheme.lower = lower;
   scheme.pull_back = pull_back;
   scheme.steps = steps;
+  scheme.recognition = {
+      .names = {"relative_attention_bias.weight", "rel_embedding", "relative_attention_bias",
+                "relative_position_bias.weight", "relative_attention_embedding.weight",
+                "rel_pos_embeddings.weight"},
+      .shapes =
+          "table [buckets, heads] or its transpose; integer bucket numbers [Lq, Lk]; bias "
+          "[heads, Lq, Lk] or [Lq, Lk, heads]",
+      .readings = readings};
   return scheme;
 }
 

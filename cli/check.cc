@@ -1,0 +1,244 @@
+// relpos check SCHEME: which convention tensors of a file follow.
+#include "relpos/check.h"
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/nearest.h"
+#include "commands.h"
+#include "common.h"
+#include "files.h"
+#include "io/file.h"
+#include "io/safetensors.h"
+#include "option_text.h"
+#include "relpos/scheme.h"
+#include "scheme_options.h"
+
+namespace relpos::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Outcome = Comparison::Outcome;
+
+constexpr size_t kMostDiffering = 6;     // printed as text; JSON has all
+constexpr size_t kMostListNumbers = 16;  // of one option, as text
+
+struct CheckArguments {
+  const Scheme* scheme = nullptr;
+  std::unique_ptr<SchemeOptions> options;
+  std::string file, tensor;
+  bool json = false;
+};
+
+struct Named {
+  std::string name;
+  Tensor tensor;
+};
+
+std::vector<Named> tensors_of(const CheckArguments& arguments) {
+  const std::string& path = arguments.file;
+  if (!has_extension(path, ".safetensors")) {
+    check_value(arguments.tensor.empty(), "--tensor: ", path, " has no names: leave it out");
+    std::vector<Named> one;
+    one.push_back({"", read_tensor(path)});
+    return one;
+  }
+  const io::SafetensorsFile file(path);
+  std::vector<Named> tensors;
+  std::vector<std::string> names;
+  for (const auto& entry : file.entries()) {
+    names.push_back(entry.name);
+    const bool wanted = arguments.tensor.empty() ? file.entries().size() == 1 ||
+                                                       is_held_as(*arguments.scheme, entry.name)
+                                                 : entry.name == arguments.tensor;
+    if (wanted) tensors.push_back({entry.name, file.read(entry)});
+  }
+  if (tensors.empty() && !arguments.tensor.empty()) {
+    const std::string near = nearest_name(arguments.tensor, names);
+    throw_error(ErrorKind::kValue, path, ": none of its ", names.size(), " tensors is named ",
+                io::printable(arguments.tensor),
+                near.empty() ? "" : "; did you mean " + io::printable(near) + "?");
+  }
+  check_value(!tensors.empty(), path, ": none of its ", names.size(), " tensors has a name of ",
+              arguments.scheme->name, "'s (", join(arguments.scheme->recognition.names),
+              "): give --tensor");
+  return tensors;
+}
+
+std::string value_text(const OptionValue& value) {
+  const auto* list = std::get_if<std::vector<double>>(&value);
+  if (list == nullptr || list->size() <= kMostListNumbers) return option_text(value);
+  return "[" + std::to_string(list->size()) + " numbers]";
+}
+
+std::string meaning(const Scheme& scheme, const Comparison& comparison) {
+  if (comparison.options.empty()) return "";
+  std::vector<std::string> words;
+  for (const auto& [name, value] : comparison.options) {
+    words.push_back(name + "=" + value_text(value));
+  }
+  return "= " + scheme.name + "(" + join(words) + ")";
+}
+
+std::string number_text(double value) { return option_text(value); }
+
+std::string comparison_text(const Scheme& scheme, const Comparison& comparison) {
+  std::string text = "  " + comparison.convention + "\n";
+  const auto line = [&](const std::string& words) {
+    if (!words.empty()) text += "    " + words + "\n";
+  };
+  if (comparison.outcome == Outcome::kDiffers) {
+    line("first difference at " + shape_text(comparison.index) + ": " +
+         number_text(comparison.found) + " instead of " + number_text(comparison.expected));
+    return text;
+  }
+  line(meaning(scheme, comparison));
+  if (comparison.outcome == Outcome::kFits) {
+    line(std::to_string(comparison.compared) + " numbers compared, largest difference " +
+         number_text(comparison.largest));
+  }
+  line(comparison.note);
+  return text;
+}
+
+const char* headline(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::kFits:
+      return "fits one convention:";
+    case Verdict::kAmbiguous:
+      return "fits several conventions, which its values do not tell apart:";
+    case Verdict::kUndecided:
+      return "undecided: learned values, so that the shape alone speaks, for";
+    case Verdict::kNone:
+      break;
+  }
+  return "fits no convention of the scheme";
+}
+
+std::string report_text(const Scheme& scheme, const Named& named, const CheckReport& report) {
+  std::string text = (named.name.empty() ? "" : io::printable(named.name) + " ") +
+                     named.tensor.view().shape_text() + " " +
+                     dtype_name(named.tensor.view().dtype) + ": " + headline(report.verdict) + "\n";
+  const Outcome reported =
+      report.comparisons.empty() ? Outcome::kDiffers : report.comparisons.front().outcome;
+  std::vector<const Comparison*> others;
+  for (const Comparison& comparison : report.comparisons) {
+    if (comparison.outcome == Outcome::kDiffers) {
+      others.push_back(&comparison);
+    } else if (comparison.outcome == reported) {
+      text += comparison_text(scheme, comparison);
+    }
+  }
+  if (report.verdict == Verdict::kNone) {
+    if (others.empty()) {
+      return text + "  nothing to compare with in this shape, dtype and options; known are " +
+             scheme.recognition.shapes + "\n";
+    }
+    text += "compared with, closest first:\n";
+    for (size_t n = 0; n < std::min(others.size(), kMostDiffering); ++n) {
+      text += comparison_text(scheme, *others[n]);
+    }
+    if (others.size() > kMostDiffering) {
+      text += "  and " + std::to_string(others.size() - kMostDiffering) + " more (--json)\n";
+    }
+  } else if (!others.empty()) {
+    text += "  and not " + std::to_string(others.size()) + " others (--json)\n";
+  }
+  return text;
+}
+
+const char* outcome_name(Outcome outcome) {
+  return outcome == Outcome::kFits ? "fits" : outcome == Outcome::kDiffers ? "differs" : "shape";
+}
+
+Json report_json(const Named& named, const CheckReport& report) {
+  Json comparisons = Json::array();
+  for (const Comparison& comparison : report.comparisons) {
+    Json options = Json::object();
+    for (const auto& [name, value] : comparison.options) options[name] = json_option(value);
+    Json entry = {{"outcome", outcome_name(comparison.outcome)},
+                  {"convention", comparison.convention},
+                  {"options", options},
+                  {"note", comparison.note},
+                  {"compared", comparison.compared}};
+    if (comparison.outcome == Outcome::kFits) {
+      entry["largest_difference"] = json_number(comparison.largest);
+    }
+    if (comparison.outcome == Outcome::kDiffers) {
+      entry["index"] = comparison.index;
+      entry["expected"] = json_number(comparison.expected);
+      entry["found"] = json_number(comparison.found);
+    }
+    comparisons.push_back(std::move(entry));
+  }
+  return {{"tensor", named.name},
+          {"shape", named.tensor.view().dims()},
+          {"dtype", dtype_name(named.tensor.view().dtype)},
+          {"verdict", verdict_name(report.verdict)},
+          {"comparisons", comparisons}};
+}
+
+int run_check(const CheckArguments& arguments) {
+  const Scheme& scheme = *arguments.scheme;
+  const GivenOptions given = arguments.options->given();
+  std::string text;
+  Json list = Json::array();
+  bool known = true;
+  for (const Named& named : tensors_of(arguments)) {
+    const CheckReport report = check(scheme, given, named.tensor.view(), named.name);
+    known = known && report.verdict != Verdict::kNone;
+    if (arguments.json) {
+      list.push_back(report_json(named, report));
+    } else {
+      text += report_text(scheme, named, report);
+    }
+  }
+  if (arguments.json) {
+    print_json({{"scheme", scheme.name}, {"file", arguments.file}, {"tensors", list}});
+  } else {
+    print(text);
+  }
+  return known ? kOk : kFailedCheck;
+}
+
+void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
+  CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
+  app->footer("  relpos check " + scheme.name + " tensor.npy\n  relpos check " + scheme.name +
+              " model.safetensors --tensor " + scheme.recognition.names.front() +
+              " --json\n\nKnown: " + scheme.recognition.shapes +
+              ".\nIn a checkpoint, names that end in " + join(scheme.recognition.names) +
+              ".\nOptions that you give narrow what is compared.");
+  auto arguments = std::make_shared<CheckArguments>();
+  arguments->scheme = &scheme;
+  arguments->options = std::make_unique<SchemeOptions>(*app, scheme);
+  CheckArguments& a = *arguments;
+  app->add_option("file", a.file, "a .npy, or a .safetensors")->required();
+  app->add_option(
+      "--tensor", a.tensor,
+      "its name in a .safetensors [the only one, else all whose names are the scheme's]");
+  app->add_flag("--json", a.json, "every comparison as JSON");
+  app->callback([&run, arguments] { run = [arguments] { return run_check(*arguments); }; });
+}
+
+}  // namespace
+
+void add_check(CLI::App& tool, Run& run) {
+  CLI::App* app = tool.add_subcommand(
+      "check", "Say which convention of a scheme a tensor or checkpoint follows");
+  app->footer(
+      "  relpos check alibi slopes.npy\n"
+      "  relpos check rope cos_cached.npy\n"
+      "  relpos check t5 model.safetensors\n"
+      "  relpos check shaw tables.safetensors --tensor embeddings_table --max-distance 7\n\n"
+      "Exit codes: 0 a convention fits (or the shape of learned values does), 1 none does.");
+  app->require_subcommand(1);
+  for (const Scheme& scheme : schemes()) {
+    if (scheme.recognition.readings != nullptr) add_scheme(*app, run, scheme);
+  }
+}
+
+}  // namespace relpos::cli

@@ -1,0 +1,85 @@
+"""Which convention of a scheme a tensor of other code follows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos._ops import view
+from relpos._position import plain_option
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One convention beside the tensor."""
+
+    outcome: str  # "fits", "shape" (learned values: the shape alone fits), "differs"
+    convention: str
+    options: dict[str, Any]  # under which the scheme means the same; empty where it has none
+    note: str  # what else speaks for or against it, and what to do with the tensor
+    compared: int  # elements; masked ones (-inf, the dtype's lowest) are not
+    largest_difference: float  # where it fits
+    index: tuple[int, ...]  # the first element that differs
+    expected: float
+    found: float
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a tensor was compared with: those that fit, those by shape, those that differ."""
+
+    verdict: str  # "fits" (one), "ambiguous" (several), "undecided" (by shape), "none"
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def readings(self) -> tuple[Comparison, ...]:
+        """The conventions that the verdict is about: one, several, or none."""
+        outcome = {"fits": "fits", "ambiguous": "fits", "undecided": "shape"}.get(self.verdict)
+        return tuple(c for c in self.comparisons if c.outcome == outcome)
+
+
+def check(
+    scheme: str, tensor: Tensor | Mapping[str, Tensor], *, name: str = "", **options: Any
+) -> Any:
+    """Compares a tensor with the conventions that a scheme has in other code.
+
+    Row order, rule of slopes, pair layout, bucket variant, transposed or not. Values that were
+    learned cannot be told apart by a formula: then every reading that the shape allows is
+    reported, with what its name and its statistics say for it.
+
+    Args:
+      scheme: as in relpos.schemes(): "t5", "alibi", "rope".
+      tensor: floating or integer; or a state dict, of which the tensors are taken whose names the
+        scheme's parameters and buffers have in other code.
+      name: of a single tensor in its checkpoint, which may speak for a reading.
+      **options: of the scheme, as far as they are known; they narrow what is compared.
+
+    Returns:
+      a CheckReport, or for a state dict a dict of them by name.
+
+    Raises ValueError on an unknown scheme or option, on a tensor without elements, and on a state
+    dict without such a name; TypeError on a bool tensor.
+    """
+    given = {key: plain_option(key, value) for key, value in options.items()}
+    if isinstance(tensor, Mapping):
+        held = {key: value for key, value in tensor.items() if _core.is_held_as(scheme, key)}
+        if not held:
+            raise ValueError(
+                f"tensor: none of the state dict's {len(tensor)} names is one of {scheme}'s: give "
+                "the tensor itself"
+            )
+        return {key: _report(scheme, given, value, key) for key, value in held.items()}
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"tensor: expected a tensor or a state dict, got {type(tensor).__name__}")
+    return _report(scheme, given, tensor, name)
+
+
+def _report(scheme: str, given: dict[str, Any], tensor: Tensor, name: str) -> CheckReport:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype in (torch.int8, torch.int16, torch.uint8):
+        tensor = tensor.long()
+    verdict, comparisons = _core.check(scheme, given, view(tensor), name)
+    return CheckReport(verdict, tuple(Comparison(**entry) for entry in comparisons))

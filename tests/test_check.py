@@ -1,0 +1,416 @@
+"""relpos check and relpos.check: which convention a tensor follows, in others' truth."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import relpos
+import torch
+from cli_tool import call, output, refusal, report
+from safetensors.torch import save_file
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding
+from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+from transformers.models.t5.modeling_t5 import T5Attention, T5Config
+
+torch.manual_seed(0)
+
+
+def told(report, verdict="fits"):
+    """The one reading of a report, as (convention, options)."""
+    assert report.verdict == verdict, report
+    [reading] = report.readings
+    return reading.convention, reading.options
+
+
+def all_told(report, verdict):
+    assert report.verdict == verdict, report
+    return [(r.convention, r.options) for r in report.readings]
+
+
+def bloom_slopes(heads):
+    bias = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), heads, torch.float32)
+    return bias[:, 0, 1]
+
+
+# ALiBi
+
+
+@pytest.mark.parametrize("heads", [3, 6, 12, 20, 71, 112])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slopes(heads, dtype):
+    paper = bloom_slopes(heads).to(dtype)
+    convention, options = told(relpos.check("alibi", paper))
+    assert convention == "slopes, the paper's rule"
+    assert options == {"heads": heads, "slopes": "paper"}
+    simple = torch.tensor([2 ** (-8 * h / heads) for h in range(1, heads + 1)])
+    assert told(relpos.check("alibi", simple))[1] == {"heads": heads, "slopes": "geometric"}
+    negated = relpos.check("alibi", -paper)
+    assert "negated" in told(negated)[0]
+    assert "negate it first" in negated.readings[0].note
+    ordered = relpos.check("alibi", paper.sort(descending=True).values)
+    assert "heads sorted" in told(ordered)[0]
+    torch.testing.assert_close(
+        torch.tensor(told(ordered)[1]["slopes"]), paper.float().sort(descending=True).values,
+        rtol=1e-2, atol=0,
+    )  # fmt: skip
+    if heads > 3:  # reversed, those of three heads are neither's
+        assert "reverse" in told(relpos.check("alibi", paper.flip(0)))[0]
+
+
+def test_slopes_of_a_power_of_two_follow_both_rules():
+    slopes = bloom_slopes(8)
+    convention, options = told(relpos.check("alibi", slopes[:, None, None]))
+    assert "both rules agree" in convention
+    assert options["slopes"] == "paper"
+
+
+def test_no_rule_of_slopes():
+    slopes = bloom_slopes(8)
+    slopes[3] *= 1.001
+    found = relpos.check("alibi", slopes)
+    assert found.verdict == "none"
+    assert not found.readings
+    closest = found.comparisons[0]
+    assert (closest.outcome, closest.index, closest.compared) == ("differs", (3,), 4)
+    assert closest.expected == 2**-4
+    assert closest.found == float(slopes[3])
+    learned = relpos.check("alibi", slopes, learned=True)
+    assert told(learned, "undecided")[1] == {"heads": 8, "learned": True}
+
+
+def test_biases_of_slopes():
+    slopes = bloom_slopes(6)
+    query, key = torch.arange(5, 12)[:, None], torch.arange(12)
+    delta = (key - query).float()
+    bias = -slopes[:, None, None] * delta.abs()
+    convention, options = told(relpos.check("alibi", bias[None]))
+    assert convention.startswith("bias [heads, ...], [query, key], q_offset 5, -slope |distance|,")
+    assert options == {"heads": 6, "slopes": "paper", "symmetric": True}
+    assert relpos.ALiBi(**options).dense(7, 12, 5).allclose(bias)
+    flipped = relpos.check("alibi", bias.mT)
+    assert "(transposed)" in told(flipped)[0]
+    assert "transpose" in flipped.readings[0].note
+    start = -slopes[:, None, None] * (key - query + 5).abs()
+    assert ", q_offset 0," in told(relpos.check("alibi", start))[0]
+    future = slopes[:, None, None] * delta.clamp(max=0)
+    assert told(relpos.check("alibi", future))[1]["symmetric"] is False
+    assert "favours far keys" in told(relpos.check("alibi", -bias))[0]
+    masked = bias.masked_fill(delta > 0, -math.inf)
+    names = [name for name, _ in all_told(relpos.check("alibi", masked), "ambiguous")]
+    assert len(names) == 3  # what stands above the diagonal is hidden
+
+
+def test_key_biases():
+    bloom = build_alibi_tensor(torch.ones(2, 9, dtype=torch.long), 6, torch.bfloat16)
+    found = relpos.check("alibi", bloom, heads=6)  # [batch * heads, 1, keys]
+    assert "slope * k" in told(found)[0]
+    assert "causal mask only" in found.readings[0].note
+    mpt = build_mpt_alibi_tensor(6, 9)
+    assert "slope * (k - last k)" in told(relpos.check("alibi", mpt))[0]
+
+
+# T5
+
+
+def t5_layer(both, heads=6):
+    config = T5Config(
+        d_model=8, d_kv=4, num_heads=heads, is_decoder=not both, relative_attention_num_buckets=32
+    )
+    return T5Attention(config, has_relative_attention_bias=True)
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_bucket_numbers(both):
+    delta = torch.arange(200)[None, :] - torch.arange(200)[:, None]
+    numbers = T5Attention._relative_position_bucket(delta, both, 32, 128)
+    convention, options = told(relpos.check("t5", numbers))
+    assert (
+        convention
+        == f"bucket numbers [query, key], {'two directions' if both else 'one direction'}"
+    )
+    assert options == {"buckets": 32, "max_distance": 128, "bidirectional": both}
+    assert "(transposed)" in told(relpos.check("t5", numbers.T))[0]
+    late = numbers[150:]
+    assert "[query, key], q_offset 150," in told(relpos.check("t5", late))[0]
+    assert "[query, key], q_offset 0," in told(relpos.check("t5", numbers[:50]))[0]
+    for buckets, farthest in ((64, 256), (320, 800), (48, 100)):
+        numbers = T5Attention._relative_position_bucket(delta, both, buckets, farthest)
+        given = {} if buckets != 48 else {"buckets": 48, "max_distance": 100}
+        options = told(relpos.check("t5", numbers, **given))[1]
+        assert (options["buckets"], options["max_distance"]) == (buckets, farthest)
+    assert relpos.check("t5", delta).verdict == "none"
+
+
+def test_bias_of_a_learned_table():
+    layer = t5_layer(False)
+    torch.nn.init.normal_(layer.relative_attention_bias.weight)
+    bias = layer.compute_bias(40, 40).detach()  # [1, heads, query, key]
+    convention, options = told(relpos.check("t5", bias))
+    assert convention == "bias, heads first, [query, key], one direction"
+    assert options["bidirectional"] is False
+    assert options["heads"] == 6
+    assert "(transposed)" in told(relpos.check("t5", bias.mT))[0]
+    assert "heads last" in told(relpos.check("t5", bias.permute(0, 2, 3, 1)))[0]
+    both = t5_layer(True)
+    torch.nn.init.normal_(both.relative_attention_bias.weight)
+    found = all_told(relpos.check("t5", both.compute_bias(40, 40).detach()), "ambiguous")
+    assert all(options["bidirectional"] for _, options in found)
+    assert ["(transposed)" in name for name, _ in found] == [False, True]
+    assert relpos.check("t5", torch.randn(6, 40, 40)).verdict == "none"
+
+
+def test_tables_of_a_checkpoint(tmp_path):
+    path = tmp_path / "model.safetensors"
+    weight = torch.randn(32, 6)
+    names = {
+        kind: f"{kind}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        for kind in ("encoder", "decoder")
+    }
+    state = {names["encoder"]: weight, names["decoder"]: weight + 1, "shared.weight": weight + 2}
+    save_file(state, path)
+    found = report("check", "t5", path)
+    assert found["scheme"] == "t5"
+    assert {entry["tensor"] for entry in found["tensors"]} == set(names.values())
+    ours = relpos.check("t5", state)
+    assert set(ours) == set(names.values())
+    for entry in found["tensors"]:
+        assert entry["verdict"] == "undecided"
+        assert entry["shape"] == [32, 6]
+        kind = entry["tensor"].split(".")[0]
+        first, second = entry["comparisons"]  # two readings, what the name says first
+        assert first["options"] == {"heads": 6, "buckets": 32, "bidirectional": kind == "encoder"}
+        assert second["options"]["bidirectional"] is (kind == "decoder")
+        assert f"its name says {kind}" in first["note"]
+        assert "values cannot tell" in first["note"]
+        assert [c.options for c in ours[entry["tensor"]].readings] == [
+            first["options"],
+            second["options"],
+        ]
+    text = output("check", "t5", path)
+    assert "undecided: learned values" in text
+    assert "= t5(heads=6, buckets=32, " in text
+    table = relpos.check("t5", weight.T.contiguous(), bidirectional=True)
+    assert "(transposed: mesh, t5x)" in told(table, "undecided")[0]
+    square = relpos.check("t5", torch.randn(32, 32).cumsum(0), bidirectional=True)
+    assert [name[:6] for name, _ in all_told(square, "undecided")] == ["table "] * 2
+    assert "buckets are the smooth axis" in square.readings[0].note
+
+
+# RoPE
+
+
+def llama_tables(head_dim, base, length):
+    config = LlamaConfig(
+        head_dim=head_dim,
+        num_attention_heads=2,
+        hidden_size=2 * head_dim,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )
+    module = LlamaRotaryEmbedding(config)
+    cos, sin = module(torch.zeros(1), torch.arange(length)[None])
+    return module.inv_freq, cos, sin
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1000000.0, 41000.0])
+@pytest.mark.parametrize("head_dim", [8, 128])
+def test_rotary_tables(base, head_dim):
+    frequencies, cos, sin = llama_tables(head_dim, base, 3000)
+    convention, options = told(relpos.check("rope", frequencies))
+    assert convention.startswith("frequencies base^(-2p / rotary_dim)")
+    assert options == {"head_dim": head_dim, "base": base}
+    for table, kind in ((cos, "cosines"), (sin, "sines")):
+        convention, options = told(relpos.check("rope", table))
+        assert convention.startswith(
+            f"{kind} [positions, ...], columns (p, p + rotary_dim / 2): half"
+        )
+        assert options == {"head_dim": head_dim, "layout": "half", "base": base}
+        pairs = table[..., : head_dim // 2]
+        turned = relpos.check("rope", pairs.repeat_interleave(2, -1))
+        assert told(turned)[1]["layout"] == "interleaved"
+        single = relpos.check("rope", pairs)
+        assert "one column for each pair" in told(single)[0]
+        assert "layout" not in told(single)[1]
+        assert "do not tell the layout" in single.readings[0].note
+    angles = torch.arange(50.0)[:, None] * frequencies
+    assert told(relpos.check("rope", angles))[0].startswith("angles")
+
+
+def test_partial_scaled_and_joined_tables():
+    frequencies, _, _ = llama_tables(64, 1e4, 1)
+    options = told(relpos.check("rope", frequencies, head_dim=256))[1]
+    assert options == {"head_dim": 256, "base": 1e4, "rotary_dim": 64}
+    scaled = relpos.check("rope", frequencies / 8)
+    assert "linear scaling: frequencies divided by 8" in told(scaled)[0]
+    assert told(scaled)[1] == {}
+    assert "no option" in scaled.readings[0].note
+    proportional = torch.where(torch.arange(32) < 8, frequencies, 0)
+    assert "the first 8 of 32 pairs turn" in told(relpos.check("rope", proportional))[0]
+    yarn = frequencies * torch.linspace(1, 0.25, 32)
+    assert relpos.check("rope", yarn).verdict == "none"
+    joined = create_sinusoidal_positions(100, 64)
+    assert told(relpos.check("rope", joined))[0].startswith("sines, then cosines")
+    assert relpos.check("rope", torch.randn(9, 64)).verdict == "none"
+
+
+def test_projections_have_two_readings(tmp_path):
+    heads, head_dim = 8, 16
+    pair = torch.randn(heads, head_dim // 2, 1, 1).exp()  # pairs of equal size, in no order
+    inter = (pair * torch.randn(heads, head_dim // 2, 2, 64)).reshape(heads * head_dim, 64)
+    half = relpos.rope_permute(inter, head_dim, to="half")
+    path = tmp_path / "model.safetensors"
+    save_file({"model.layers.0.self_attn.q_proj.weight": half, "x.wq.weight": inter}, path)
+    found = {
+        entry["tensor"].rsplit(".", 2)[1]: entry
+        for entry in report("check", "rope", path, "--head-dim", head_dim)["tensors"]
+    }
+    for name, layout in (("q_proj", "half"), ("wq", "interleaved")):
+        entry = found[name]
+        assert entry["verdict"] == "undecided"
+        assert entry["comparisons"][0]["options"]["layout"] == layout
+        assert len(entry["comparisons"]) == 2
+        assert "no proof" in entry["comparisons"][0]["note"]
+    words = found["q_proj"]["comparisons"][0]["note"].split("correlate by ")[1]
+    assert float(words.split(",")[0]) > 0.8
+    bare = report("check", "rope", path, "--tensor", "x.wq.weight")["tensors"][0]
+    assert "give head_dim" in bare["comparisons"][0]["note"]
+
+
+# Tables of rows
+
+
+def test_rows_of_shaw():
+    query, key = torch.arange(12)[:, None], torch.arange(12)
+    notebook = (query - key).clamp(-7, 7) + 7
+    options = {"max_distance": 7, "distance": "query-key"}
+    assert told(relpos.check("shaw", notebook))[1] == options
+    paper = (key - query).clamp(-7, 7) + 7
+    assert told(relpos.check("shaw", paper.int()))[1] == {**options, "distance": "key-query"}
+    found = relpos.check("shaw", torch.randn(15, 64))
+    readings = all_told(found, "undecided")
+    assert {o["distance"] for _, o in readings} == {"key-query", "query-key"}
+    assert all("cannot tell" in reading.note for reading in found.readings)
+    bert = relpos.check("shaw", torch.randn(15, 64), name="layer.0.distance_embedding.weight")
+    assert bert.readings[0].options["distance"] == "query-key"
+    assert "transposed" in relpos.check("shaw", torch.randn(64, 15)).readings[0].convention
+    assert relpos.check("shaw", torch.randn(16, 64)).verdict == "none"
+    w2v = relpos.check("shaw", torch.randn(73, 64))
+    assert any("-64 to 8" in reading.convention for reading in w2v.readings)
+    per_head = relpos.check("shaw", torch.randn(4, 15, 64), distance="key-query")
+    assert told(per_head, "undecided")[1]["heads"] == 4
+
+
+def test_rows_of_the_music_transformer():
+    query, key = torch.arange(6)[:, None], torch.arange(6)
+    rows = torch.where(key <= query, key - query + 5, -1)
+    assert told(relpos.check("music_transformer", rows))[1] == {
+        "max_length": 6,
+        "bidirectional": False,
+    }
+    both = relpos.check("music_transformer", key - query + 5)
+    assert told(both)[1]["bidirectional"] is True
+    table = all_told(relpos.check("music_transformer", torch.randn(256, 32)), "undecided")
+    assert table[0][1] == {"max_length": 256, "head_dim": 32, "bidirectional": False}
+    assert "distance 0 first" in table[1][0]
+    assert table[1][1] == {}
+
+
+def test_clipped_biases():
+    query, key = torch.arange(9)[:, None], torch.arange(9)
+    numbers = (query - key).clamp(-3, 3) + 3
+    assert told(relpos.check("bias_rpe", numbers))[1] == {"max_distance": 4}
+    assert "flip" in relpos.check("bias_rpe", 6 - numbers).readings[0].note
+    table = torch.randn(2, 7)
+    table[:, :3] = 0  # after causal training
+    found = relpos.check("bias_rpe", table)
+    assert found.verdict == "undecided"
+    assert found.readings[0].options["max_distance"] == 4
+    assert "as causal training leaves them" in found.readings[0].note
+    assert "never trained" in found.readings[1].note
+    assert told(relpos.check("bias_rpe", table[:, numbers]))[0].startswith("bias [heads, ...], one")
+    assert relpos.check("bias_rpe", torch.randn(2, 9, 9)).verdict == "none"
+    for scheme in ("bias_rpe", "shaw", "music_transformer"):
+        for wild in (2**63 - 1, -(2**63)):
+            assert relpos.check(scheme, torch.full((3, 3), wild)).verdict == "none"
+
+
+# Every scheme, arguments, the tool
+
+
+@pytest.mark.parametrize("scheme", [s.name for s in relpos.schemes()])
+def test_noise_fits_nothing_by_value(scheme, tmp_path):
+    for shape in ((7,), (6, 6), (2, 6, 6), (2, 3, 6, 6)):
+        for dtype in (torch.float32, torch.int64):
+            noise = (100 * torch.randn(shape)).to(dtype)
+            verdict = relpos.check(scheme, noise).verdict
+            assert verdict in ("none", "undecided"), (shape, dtype)
+            np.save(tmp_path / "x.npy", noise.numpy())
+            result = call("check", scheme, tmp_path / "x.npy")
+            assert result.returncode == (verdict == "none"), result
+            said = ("undecided", "nothing to compare with", "first difference at [")
+            assert any(words in result.stdout for words in said)
+
+
+def test_arguments():
+    with pytest.raises(ValueError, match="there is none named nope"):
+        relpos.check("nope", torch.ones(3))
+    with pytest.raises(ValueError, match="alibi: no option 'slope'; did you mean 'slopes'"):
+        relpos.check("alibi", torch.ones(3), slope="paper")
+    with pytest.raises(TypeError, match="heads: expected an integer"):
+        relpos.check("alibi", torch.ones(3), heads="two")
+    with pytest.raises(TypeError, match="tensor: expected floating or integer numbers, got bool"):
+        relpos.check("alibi", torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"tensor: expected elements, got shape \[0\]"):
+        relpos.check("alibi", torch.ones(0))
+    with pytest.raises(ValueError, match="none of the state dict's 1 names is one of t5's"):
+        relpos.check("t5", {"x": torch.ones(3)})
+    with pytest.raises(TypeError, match="tensor: expected a tensor or a state dict, got list"):
+        relpos.check("t5", [1.0])
+    assert relpos.check("alibi", bloom_slopes(8), heads=7).comparisons == ()
+    assert relpos.check("alibi", torch.tensor(1.0)).verdict == "none"
+
+
+def test_tool(tmp_path):
+    slopes = tmp_path / "slopes.npy"
+    np.save(slopes, bloom_slopes(12).numpy())
+    text = output("check", "alibi", slopes)
+    assert "[12] float32: fits one convention:\n  slopes, the paper's rule\n" in text
+    assert "= alibi(heads=12, slopes=paper)" in text
+    assert "12 numbers compared" in text
+    np.save(slopes, np.arange(12, dtype=np.float32))
+    result = call("check", "alibi", slopes, "--json")
+    assert result.returncode == 1
+    [entry] = json.loads(result.stdout)["tensors"]
+    assert entry["verdict"] == "none"
+    assert len(entry["comparisons"]) > 4
+    first = entry["comparisons"][0]
+    assert (first["outcome"], first["index"], first["found"]) == ("differs", [0], 0)
+    many = call("check", "alibi", slopes).stdout
+    assert "closest first:" in many
+    assert "more (--json)" in many
+
+
+def test_refusals(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({"layer.slopes": torch.ones(3), "other": torch.ones(2)}, path)
+    line = refusal("check", "t5", path)
+    assert "none of its 2 tensors has a name of t5's" in line
+    assert "--tensor" in line
+    line = refusal("check", "alibi", path, "--tensor", "layer.slope")
+    assert "is named 'layer.slope'; did you mean 'layer.slopes'?" in line
+    assert "no names" in refusal("check", "alibi", tmp_path / "x.npy", "--tensor", "y")
+    for scheme, flag in (
+        ("alibi", "--heads"),
+        ("bias_rpe", "--max-distance"),
+        ("rope", "--head-dim"),
+        ("rope", "--rotary-dim"),
+        ("rope", "--base"),
+    ):
+        line = refusal("check", scheme, path, "--tensor", "other", flag, "0")
+        assert flag[2:].replace("-", "_") + ": expected" in line
+    refusal("check", "alibi", tmp_path / "missing.npy")
+    refusal("check", "alibi")
+    refusal("check", "nope", path)
+    refusal("check")
