@@ -13,10 +13,7 @@
 #include <type_traits>
 
 #include "kernels/block.h"
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-function"  // the matrix product has no part here
 #include "kernels/simd-inl.h"
-#pragma GCC diagnostic pop
 #include "kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -45,8 +45,6 @@ class TileMemory {
         pair / plan_.p.kv_heads, pair % plan_.p.kv_heads, t,
         floats_.get() + n * plan_.tile_floats(),
         plan_.p.positions.consecutive ? nullptr : positions_.get() + n * kTile, row);
-    KeyTile& tile = tiles_[static_cast<size_t>(n)];
-    if (plan_.skips_tiles) tile.norm = tile_kernels().largest_norm(tile.kt, plan_.D);
   }
   const KeyTile* tiles() const noexcept { return tiles_.data(); }
   float* row() const noexcept { return row_.get(); }  // scratch for pack()

@@ -136,8 +136,9 @@ struct Store {
   }
 };
 
-void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride, int64_t k_stride,
-          const float* b, int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+[[maybe_unused]] void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
+                           int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
+                           bool accumulate) {
   int64_t m = 0;
   const auto strip = [&](auto rows) HWY_ATTR {
     constexpr int R = decltype(rows)::value;
@@ -153,7 +154,7 @@ void gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride, i
   strip(std::integral_constant<int, 1>());
 }
 
-void scale(const float* from, int64_t n, float factor, float* to) {
+[[maybe_unused]] void scale(const float* from, int64_t n, float factor, float* to) {
   const F d;
   const V by = hn::Set(d, factor);
   int64_t c = 0;
@@ -161,8 +162,8 @@ void scale(const float* from, int64_t n, float factor, float* to) {
   for (; c < n; ++c) to[c] = from[c] * factor;
 }
 
-void rotate(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
-            float direction) {
+[[maybe_unused]] void rotate(float* x, int64_t pairs, bool interleaved, const float* cos,
+                             const float* sin, float direction) {
   const F d;
   const V sign = hn::Set(d, direction);
   int64_t n = 0;
@@ -193,7 +194,7 @@ void rotate(float* x, int64_t pairs, bool interleaved, const float* cos, const f
   }
 }
 
-float largest_norm(const float* kt, int64_t D) {
+[[maybe_unused]] float largest_norm(const float* kt, int64_t D) {
   const F d;
   V largest = hn::Zero(d);
   for (int64_t c = 0; c < kTile; c += kN) {

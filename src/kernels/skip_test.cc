@@ -20,28 +20,35 @@ struct Sloped {
   Problem p;
   Tensor q, k, v, dout, slopes, out, lse, dq, dk, dv;
 
-  explicit Sloped(bool causal) : slopes(DType::kFloat32, {2, kHeads}) {
+  // The last `queries` of kLength positions; `shared` heads read one key head.
+  explicit Sloped(bool causal, int64_t queries = kLength, bool shared = false)
+      : slopes(DType::kFloat32, {2, kHeads}) {
     Rng rng(7);
-    const std::vector<int64_t> shape = {1, kHeads, kLength, kDim};
-    for (Tensor* t : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) *t = float_tensor(rng, shape);
-    lse = float_tensor(rng, {1, kHeads, kLength});
+    const int64_t kv_heads = shared ? 1 : kHeads;
+    for (Tensor* t : {&q, &dout, &out, &dq}) *t = float_tensor(rng, {1, kHeads, queries, kDim});
+    for (Tensor* t : {&k, &v, &dk, &dv}) *t = float_tensor(rng, {1, kv_heads, kLength, kDim});
+    lse = float_tensor(rng, {1, kHeads, queries});
     for (int64_t h = 0; h < kHeads; ++h) {
       slopes.data<float>()[h] = std::exp2(-static_cast<float>(h + 1));
       slopes.data<float>()[kHeads + h] = -slopes.data<float>()[h];
     }
     p.batch = 1;
-    p.heads = p.kv_heads = kHeads;
-    p.queries = p.keys = kLength;
+    p.heads = kHeads;
+    p.kv_heads = kv_heads;
+    p.queries = queries;
+    p.keys = kLength;
     p.head_dim = p.value_dim = kDim;
     p.scale = 0.2;
     p.threads = 2;
     p.query = q.view();
     p.key = k.view();
     p.value = v.view();
-    p.positions.q = p.positions.k = {0};
-    p.positions.queries = p.positions.keys = kLength;
-    p.visible.queries = p.visible.keys = kLength;
-    for (int64_t i = 0; causal && i < kLength; ++i) p.visible.span.emplace_back(0, i + 1);
+    const int64_t first = kLength - queries;
+    p.positions.q = {first};
+    p.positions.k = {0};
+    p.positions.queries = p.visible.queries = queries;
+    p.positions.keys = p.visible.keys = kLength;
+    for (int64_t i = first; causal && i < kLength; ++i) p.visible.span.emplace_back(0, i + 1);
     DistanceBias bias;
     bias.slopes = TermData::parameter(slopes.view(), true);
     p.terms.biases.push_back(bias);
@@ -74,6 +81,15 @@ TEST(Skip, ChangesNoBit) {
     const std::vector<float> skipped = a.run(true), whole = a.run(false);
     ASSERT_EQ(skipped.size(), whole.size());
     for (size_t n = 0; n < whole.size(); ++n) ASSERT_EQ(skipped[n], whole[n]) << n;
+  }
+}
+
+TEST(Skip, ChangesNoBitOfFewQueries) {
+  for (const int64_t queries : {1, 7, 16}) {
+    for (const bool shared : {true, false}) {
+      Sloped a(true, queries, shared);
+      ASSERT_EQ(a.run(true), a.run(false)) << queries << (shared ? ", shared keys" : "");
+    }
   }
 }
 
