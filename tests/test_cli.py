@@ -289,7 +289,7 @@ def test_list_names_the_registry():
 
 def test_help_starts_with_examples():
     schemes = [scheme["name"] for scheme in report("list")["schemes"]]
-    commands = [[], ["list"], ["show"], ["attend"], ["selftest"], ["lab"]]
+    commands = [[], ["list"], ["show"], ["attend"], ["check"], ["selftest"], ["lab"]]
     for words in commands + [["show", scheme] for scheme in schemes]:
         text = output(*words, "--help", env={"RELPOS_PYTHON": "/bin/true"})
         assert "Examples:\n  relpos " in text
