@@ -1,24 +1,53 @@
-"""What README.md and docs/ show runs: Python, C++ and commands; and their links lead on."""
+"""What README.md and docs/ show runs: Python, C++ and commands; and their links lead on.
 
+A block with `<!-- not run: REASON -->` on the line before it is left out; NOT_RUN counts those.
+"""
+
+import inspect
+import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import relpos
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # its Python and C++ are what test_toy_scheme.py builds
 LIBRARY = ROOT / "build" / "release" / "librelpos.a"
+NOT_RUN = {"README": 2, "kernels": 1, "CONTRIBUTING": 1}
+BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = BLOCK.findall(page.read_text())
+    return [code for not_run, of, code in found if of == language and not not_run]
 
 
 def with_blocks(language):
     pages = [page for page in PAGES if blocks(page, language)]
     return pytest.mark.parametrize("page", pages, ids=lambda page: page.stem)
+
+
+def test_every_block_runs_or_says_why_not():
+    not_run = {}
+    for page in [*PAGES, CONTRIBUTING]:
+        text = page.read_text()
+        found = BLOCK.findall(text)
+        assert 2 * len(found) == len(re.findall("^ *```", text, re.MULTILINE)), page.name
+        for reason, language, _ in found:
+            assert language in ("python", "cpp", "sh") or page == CONTRIBUTING, page.name
+            if reason:
+                not_run[page.stem] = not_run.get(page.stem, 0) + 1
+        fenceless = BLOCK.sub("", text)
+        assert "<!-- not run" not in fenceless, page.name
+        commands = r"^(?:    |\t)(?:\$ |make|relpos|build/|pip|python|cmake|scripts/|\./|git )"
+        assert not re.findall(commands, fenceless, re.MULTILINE), page.name
+    assert not_run == NOT_RUN
 
 
 @with_blocks("python")
@@ -38,6 +67,30 @@ def test_cpp_compiles_and_runs(page, tmp_path):
         command = ["g++", "-std=c++20", *warnings, f"-I{ROOT / 'include'}", source, LIBRARY]
         subprocess.run([*command, "-fopenmp", "-o", program], check=True)
         subprocess.run([program], check=True)
+
+
+@with_blocks("sh")
+def test_shell_runs(page, tmp_path):
+    """From a folder with what the commands read, the tool on the path."""
+    random = np.random.default_rng(0)
+    for name in ("q", "k", "v"):
+        np.save(tmp_path / f"{name}.npy", random.standard_normal((1, 8, 40, 64), np.float32))
+    table = random.standard_normal((32, 8), np.float32)
+    save_file({"relative_attention_bias.weight": table}, tmp_path / "model.safetensors")
+    path = os.pathsep.join([str(ROOT / "build"), str(ROOT / ".venv/bin"), os.environ["PATH"]])
+    for code in blocks(page, "sh"):
+        command = ["bash", "-euo", "pipefail", "-c", code]
+        ran = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: page.stem)
+def test_named_targets_exist(page):
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:^|`|: )make ([a-z-]+)", page.read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
 def commands():
@@ -87,3 +140,21 @@ def test_named_files_exist(page):
         r"`((?:src|include|tests|scripts|bench|docs|cli|python)/[\w./]+)`", page.read_text()
     ):
         assert (ROOT / path).exists(), path
+
+
+def public():
+    """(name, object) of everything that relpos, relpos.nn and relpos.hf offer, with its methods."""
+    for module in (relpos, relpos.nn, relpos.hf):
+        for name in module.__all__:
+            item = getattr(module, name)
+            if callable(item):
+                yield f"{module.__name__}.{name}", item
+            if inspect.isclass(item):
+                for method in [name for name in vars(item) if not name.startswith("_")]:
+                    yield f"{module.__name__}.{name}.{method}", getattr(item, method)
+
+
+def test_every_public_name_has_its_docstring():
+    documented = {name: inspect.getdoc(item) for name, item in public()}
+    assert len(documented) > 40
+    assert not [name for name, text in documented.items() if not text]
