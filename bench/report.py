@@ -32,7 +32,11 @@ def join(same: list[Row]) -> Row:
     else:
         row["low"], _, row["high"] = quartiles(measured[0]["values"])
     times = [one["milliseconds"] for one in measured]
-    row["milliseconds"] = {side: statistics.median(t[side] for t in times) for side in times[0]}
+    # The best peer need not be the same in every run.
+    sides = {side for t in times for side in t}
+    row["milliseconds"] = {
+        side: statistics.median(t[side] for t in times if side in t) for side in sorted(sides)
+    }
     return row
 
 
