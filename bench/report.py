@@ -33,9 +33,9 @@ def join(same: list[Row]) -> Row:
         row["low"], _, row["high"] = quartiles(measured[0]["values"])
     times = [one["milliseconds"] for one in measured]
     # The best peer need not be the same in every run.
-    sides = {side for t in times for side in t}
+    sides = dict.fromkeys(side for one in times for side in one)
     row["milliseconds"] = {
-        side: statistics.median(t[side] for t in times if side in t) for side in sorted(sides)
+        side: statistics.median(one[side] for one in times if side in one) for side in sides
     }
     return row
 
