@@ -58,6 +58,7 @@ def main() -> None:
         num_heads=8,
         dropout_rate=0.0,
         decoder_start_token_id=0,
+        feed_forward_proj="gated-gelu",  # smooth: at the kink of a ReLU one rounding shows
     )
     model = T5ForConditionalGeneration(config)
     for stack in (model.encoder, model.decoder):  # so that the bias matters
