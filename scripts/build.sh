@@ -21,7 +21,8 @@ if [ -e "$stamp" ] && [ -x build/relpos ] && compgen -G 'build/wheel/*.whl' >/de
 fi
 
 echo "build: compiling in build/release and installing into .venv (log: build/build.log)"
-started=$(mktemp build/.started.XXXXXX)
+started=build/.started.$$
+: >"$started"
 trap 'rm -f "$started"' EXIT
 pip=(.venv/bin/python -m pip --disable-pip-version-check)
 rm -rf build/wheel
