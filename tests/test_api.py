@@ -274,7 +274,7 @@ def test_rotary_tables_and_rotate():
             part = x[0, 0] if len(shape) == 2 else part
             flat = rope.rotate(part.reshape(-1, 1, 5, 8), 2)
             assert torch.equal(rope.rotate(part, 2), flat.reshape(part.shape))
-        with pytest.raises(ValueError, match="x: expected a tensor"):
+        with pytest.raises(ValueError, match="x: expected rank 2 or more"):
             rope.rotate(torch.randn(8))
     assert not hasattr(relpos.ALiBi(2), "rotate")
 

@@ -94,7 +94,7 @@ def test_sdpa_refuses():
         relpos.sdpa(query, key, value, torch.ones(5, 5, dtype=torch.bool), is_causal=True)
     with pytest.raises(ValueError, match="attn_mask: expected at most rank 4"):
         relpos.sdpa(query, key, value, torch.zeros(2, 1, 1, 5, 5).double())
-    with pytest.raises(ValueError, match="query: expected a tensor"):
+    with pytest.raises(ValueError, match="query: expected rank 2 or more"):
         relpos.sdpa(query[0, 0, 0], key, value)
 
 
@@ -159,7 +159,7 @@ def test_flash_attn_func_takes_its_places_and_refuses():
     for shape in ((3,), (3, 4), (2, 2, 2)):
         with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
             relpos.flash_attn_func(q, k, v, alibi_slopes=torch.rand(shape))
-    with pytest.raises(ValueError, match=r"k: expected a tensor \[B, L, H, D\]"):
+    with pytest.raises(ValueError, match=r"k: expected rank 4, \[B, L, H, D\]"):
         relpos.flash_attn_func(q, k[0], v)
 
 

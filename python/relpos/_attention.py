@@ -9,6 +9,7 @@ from torch import Tensor
 
 from relpos import _autograd, _core, _ops
 from relpos._position import Position, flat
+from relpos._rank import check_rank
 
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _DEVICES = ("cpu", "meta")
@@ -155,16 +156,12 @@ def _same_kind(**tensors: Tensor) -> list[Tensor]:
     """Checks type, rank, device and dtype; casts as autocast asks."""
     dtype = None
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
         if not tensor.is_cpu and tensor.device.type not in _DEVICES:
             raise ValueError(
                 f"{name}: expected a tensor on the CPU, got {tensor.device}; relpos computes on "
                 "the CPU: move it with .cpu()"
             )
-        if tensor.dim() != 4:
-            layout = "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]"
-            raise ValueError(f"{name}: expected rank 4, {layout}, got {list(tensor.shape)}")
         if tensor.dtype not in _FLOATING:
             raise TypeError(
                 f"{name}: expected float32, float64, bfloat16 or float16, got {tensor.dtype}"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
+from relpos._rank import check_rank
 
 _SMALLEST = 64  # positions of a first buffer
 
@@ -153,9 +154,7 @@ class KVCache:
     def _check(self, key: Tensor, value: Tensor) -> None:
         held = (self.key, self.value)
         for name, new, old in zip(("key", "value"), (key, value), held, strict=True):
-            if not isinstance(new, Tensor) or new.dim() != 4:
-                got = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
-                raise ValueError(f"{name}: expected a tensor [B, Hk, n, D], got {got}")
+            check_rank(name, new, 4, "[B, Hk, n, D]")
             if old is None:
                 continue
             if new.dtype != old.dtype:

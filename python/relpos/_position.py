@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from relpos import _autograd, _core, _ops
+from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
 
 
@@ -203,9 +204,7 @@ class _Rotary:
 
     def rotate(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         """R x for x [..., L, D], row n at position offset + n, or at positions [L] int64."""
-        if not isinstance(x, Tensor) or x.dim() < 2:
-            got = f"rank {x.dim()}" if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"x: expected a tensor [..., L, D], got {got}")
+        check_rank("x", x, 2, "[..., L, D]", or_more=True)
         folded = x.flatten(0, -4) if x.dim() > 4 else x
         out = _autograd.rotate(folded, self._values(), self._text, offset, positions, False)
         return out.view(x.shape) if x.dim() > 4 else out

@@ -9,6 +9,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from relpos._attention import attention
 from relpos._position import Given
+from relpos._rank import check_rank
 from relpos._varlen import attention_varlen
 
 
@@ -42,9 +43,7 @@ def sdpa(
             "into the mask, or call relpos.attention, which takes both"
         )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor) or tensor.dim() < 2:
-            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name}: expected a tensor [N, ..., H, L, D], got {got}")
+        check_rank(name, tensor, 2, "[N, ..., H, L, D]", or_more=True)
     q_offset = 0
     if isinstance(attn_mask, CausalBias):
         if attn_mask.variant == CausalVariant.LOWER_RIGHT:
@@ -108,9 +107,7 @@ def flash_attn_func(
     """
     _refuse_softcap(softcap)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor) or tensor.dim() != 4:
-            got = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{name}: expected a tensor [B, L, H, D], got {got}")
+        check_rank(name, tensor, 4, "[B, L, H, D]")
     batch, _, heads = q.shape[:3]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     per_row = alibi_slopes is not None and alibi_slopes.dim() == 2

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relpos._attention import attention
 from relpos._position import Position
+from relpos._rank import check_rank
 
 _FAR = 2**61  # beyond every distance, and its sums stay below 2^63
 
@@ -47,11 +48,7 @@ def attention_varlen(
       out [Tq, H, Dv], or (out, lse [H, Tq]).
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.dim() != 3:
-            layout = "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]"
-            raise ValueError(f"{name}: expected rank 3, {layout}, got {list(tensor.shape)}")
+        check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
     starts_k = starts_q
     if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:

@@ -76,9 +76,7 @@ def attention_function(
             )
     position = positions = None
     if relpos_rotation is not None:
-        position = relpos_rotation
-        row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
-        positions = (row, row)
+        position, positions = relpos_rotation, both_at(position_ids)
     q_start: int | Tensor | None = None
     if isinstance(position_bias, Bias):
         position, positions = position_bias.make(), position_bias.positions
@@ -98,6 +96,12 @@ def attention_function(
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def both_at(position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of queries and keys alike, from a model's position_ids [B or 1, L]."""
+    rows = position_ids[0] if position_ids.shape[0] == 1 else position_ids
+    return rows, rows
 
 
 def attend(

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import relpos
 from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._alibi import alibi_plan
 from relpos.hf._interface import attend
 from relpos.hf._lazy import Bias, Mask
 
@@ -60,15 +60,8 @@ def lazy_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Bi
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     if module.pretraining_tp > 1 and module.slow_but_exact:
         raise Unfused("slow_but_exact sums the output in slices", attention=False)
-    with torch.no_grad():
-        two = owner.build_alibi_tensor(torch.ones(1, 2), module.num_heads, torch.float32)
-    position = relpos.ALiBi(module.num_heads, slopes=two[:, 0, 1] - two[:, 0, 0])
-    return Plan(
-        "ALiBi in the kernel",
-        _Attention,
-        {"_relpos_position": position},
-        also=((owner, {"build_alibi_tensor": lazy_alibi}),),
-    )
+    arguments = (torch.ones(1, 2), module.num_heads, torch.float32)
+    return alibi_plan(_Attention, owner, "build_alibi_tensor", arguments, lazy_alibi)
 
 
 ADAPTERS = [Adapter(("BloomAttention",), _plan)]

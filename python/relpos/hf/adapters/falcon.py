@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend
+from relpos.hf._interface import attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf.adapters.rotary import ROTATE, rotation_of
 
@@ -36,8 +36,7 @@ class _Attention:
         if alibi is not None:
             bias = alibi.view(query.shape[0], self.num_heads, 1, -1) * self.inv_norm_factor
         elif layer_past is None and self._relpos_rotation is not None:
-            row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
-            position, positions = self._relpos_rotation, (row, row)
+            position, positions = self._relpos_rotation, both_at(position_ids)
         else:
             base = type(self).__bases__[1]
             rotate = getattr(sys.modules[base.__module__], ROTATE)

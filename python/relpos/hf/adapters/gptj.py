@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend
+from relpos.hf._interface import attend, both_at
 from relpos.hf._lazy import Mask
 
 
@@ -31,14 +31,13 @@ class _Attention:
             project(hidden_states).unflatten(-1, heads).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        row = position_ids[0] if position_ids.shape[0] == 1 else position_ids
         out = attend(
             query,
             key,
             value,
             attention_mask,
             position=self._relpos_rotation,
-            positions=(row, row),
+            positions=both_at(position_ids),
             dropout=self.attn_dropout.p if self.training else 0.0,
             scale=1.0 / self.scale_attn,
             weights=bool(output_attentions),

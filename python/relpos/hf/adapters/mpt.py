@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-import relpos
 from relpos.hf._adapter import Adapter, Plan
+from relpos.hf._alibi import alibi_plan
 from relpos.hf._interface import attend
 from relpos.hf._lazy import Bias, Mask
 
@@ -48,15 +47,8 @@ def lazy_alibi(*_: Any, **__: Any) -> Bias:
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    with torch.no_grad():
-        two = owner.build_mpt_alibi_tensor(module.n_heads, 2)
-    position = relpos.ALiBi(module.n_heads, slopes=two[:, 0, 1] - two[:, 0, 0])
-    return Plan(
-        "ALiBi in the kernel",
-        _Attention,
-        {"_relpos_position": position},
-        also=((owner, {"build_mpt_alibi_tensor": lazy_alibi}),),
-    )
+    arguments = (module.n_heads, 2)
+    return alibi_plan(_Attention, owner, "build_mpt_alibi_tensor", arguments, lazy_alibi)
 
 
 ADAPTERS = [Adapter(("MptAttention",), _plan)]
