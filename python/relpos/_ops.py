@@ -21,7 +21,7 @@ _DTYPES = {
     torch.bool: 6,
 }
 
-# Name and schema type of what every call shares, tensors first; bindings.cc reads this order.
+# Name and schema type of what every call shares, tensors first: the order of bind_attention.cc.
 OPTIONS = (
     ("attn_mask", "Tensor?"),
     ("key_padding_mask", "Tensor?"),

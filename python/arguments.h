@@ -1,0 +1,65 @@
+// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or (address,
+// dtype code, shape, strides in elements); a position is its canonical text and a flat list of
+// parameter tensors.
+#pragma once
+
+#include <Python.h>
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#pragma GCC diagnostic pop
+
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "relpos/relpos.h"
+
+namespace relpos {
+
+namespace nb = nanobind;
+
+TensorView to_view(nb::handle tensor);
+std::vector<TensorView> to_views(nb::handle tensors);
+// Fills in the parameters of `text`, parsed once. Needs the GIL.
+Position to_position(const std::string& text, const std::vector<TensorView>& parameters);
+Part to_part(const std::string& text, const std::vector<TensorView>& parameters);
+
+// Polls Python's signals, which only its main thread answers, and remembers what a handler raised.
+class Signals {
+ public:
+  Signals() {
+    token_.poll = [this] {
+      nb::gil_scoped_acquire gil;
+      if (PyErr_CheckSignals() == 0) return false;
+      raised_ = std::make_exception_ptr(nb::python_error());
+      return true;
+    };
+  }
+  CancelToken* token() noexcept { return &token_; }
+
+  // Runs `call` without the GIL; what a signal handler raised comes out as itself.
+  template <typename F>
+  void run(F&& call) {
+    try {
+      nb::gil_scoped_release no_gil;
+      call();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kCancelled && raised_) std::rethrow_exception(raised_);
+      throw;
+    }
+  }
+
+ private:
+  CancelToken token_;
+  std::exception_ptr raised_;
+};
+
+void bind_attention(nb::module_& module);
+void bind_schemes(nb::module_& module);
+
+}  // namespace relpos

@@ -1,0 +1,170 @@
+// The registry of schemes, and the check of a tensor against one.
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+#include "arguments.h"
+
+namespace relpos {
+namespace {
+
+nb::object to_python(const OptionValue& value) {
+  return std::visit(
+      [](const auto& held) -> nb::object {
+        if constexpr (std::is_same_v<std::decay_t<decltype(held)>, std::monostate>) {
+          return nb::none();
+        } else {
+          return nb::cast(held);
+        }
+      },
+      value);
+}
+
+OptionValue to_option(nb::handle value) {
+  if (value.is_none()) return std::monostate{};
+  if (PyBool_Check(value.ptr())) return nb::cast<bool>(value);
+  if (PyLong_Check(value.ptr())) return nb::cast<int64_t>(value);
+  if (PyFloat_Check(value.ptr())) return nb::cast<double>(value);
+  if (PyUnicode_Check(value.ptr())) return nb::cast<std::string>(value);
+  return nb::cast<std::vector<double>>(value);
+}
+
+const Scheme& to_scheme(const std::string& name) {
+  const Scheme* found = find_scheme(name);
+  check_value(found != nullptr, "scheme: there is none named ", name);
+  return *found;
+}
+
+std::vector<std::pair<std::string, OptionValue>> to_given(const nb::dict& options) {
+  std::vector<std::pair<std::string, OptionValue>> given;
+  for (auto [name, value] : options) {
+    given.emplace_back(nb::cast<std::string>(name), to_option(value));
+  }
+  return given;
+}
+
+Part to_part(const std::string& scheme, const nb::dict& options) {
+  const Scheme& found = to_scheme(scheme);
+  return {&found, make_options(found, to_given(options)), {}};
+}
+
+const char* type_name(OptionType type) {
+  switch (type) {
+    case OptionType::kBool:
+      return "bool";
+    case OptionType::kInt:
+      return "int";
+    case OptionType::kFloat:
+      return "float";
+    case OptionType::kChoice:
+      return "choice";
+    case OptionType::kChoiceOrValues:
+      return "choice or values";
+  }
+  return "";
+}
+
+nb::list list_schemes() {
+  nb::list list;
+  for (const Scheme& scheme : schemes()) {
+    nb::list options;
+    for (const OptionSpec& spec : scheme.options) {
+      nb::dict option;
+      option["name"] = spec.name;
+      option["type"] = type_name(spec.type);
+      option["default"] = to_python(spec.fallback);
+      option["required"] = spec.required;
+      option["positional"] = spec.positional;
+      option["choices"] = nb::tuple(nb::cast(spec.choices));
+      option["doc"] = spec.doc;
+      options.append(option);
+    }
+    nb::dict entry;
+    entry["name"] = scheme.name;
+    entry["class_name"] = scheme.class_name;
+    entry["summary"] = scheme.summary;
+    entry["source"] = scheme.source;
+    entry["options"] = options;
+    list.append(entry);
+  }
+  return list;
+}
+
+// The canonical text, the complete options, the parameters and the rotated size of a scheme.
+nb::dict describe(const std::string& scheme, const nb::dict& given) {
+  Position position;
+  position.parts.push_back(to_part(scheme, given));
+  nb::dict options;
+  for (const auto& [name, value] : position.parts[0].options.items()) {
+    options[name.c_str()] = to_python(value);
+  }
+  nb::list parameters;
+  for (const ParameterSpec& spec : position.parameter_specs(0)) {
+    const char* kind = spec.init.kind == Init::Kind::kUniform  ? "uniform"
+                       : spec.init.kind == Init::Kind::kNormal ? "normal"
+                                                               : "values";
+    nb::dict parameter;
+    parameter["name"] = spec.name;
+    parameter["shape"] = nb::tuple(nb::cast(spec.shape));
+    parameter["init"] = kind;
+    parameter["spread"] = spec.init.spread;
+    parameter["values"] = nb::tuple(nb::cast(spec.init.values));
+    parameter["trainable"] = spec.trainable;
+    parameter["doc"] = spec.doc;
+    nb::list origins;
+    for (const Origin& origin : spec.origins) {
+      origins.append(nb::make_tuple(origin.project, origin.name, origin.transposed));
+    }
+    parameter["origins"] = nb::tuple(origins);
+    parameters.append(parameter);
+  }
+  nb::dict description;
+  description["text"] = position_text(position);
+  description["options"] = options;
+  description["parameters"] = parameters;
+  description["rotary_dims"] = rotary_dims(position.parts[0]);
+  return description;
+}
+
+nb::dict to_python(const Comparison& comparison) {
+  using Outcome = Comparison::Outcome;
+  nb::dict options;
+  for (const auto& [name, value] : comparison.options) options[name.c_str()] = to_python(value);
+  nb::dict entry;
+  entry["outcome"] = comparison.outcome == Outcome::kFits      ? "fits"
+                     : comparison.outcome == Outcome::kDiffers ? "differs"
+                                                               : "shape";
+  entry["convention"] = comparison.convention;
+  entry["options"] = options;
+  entry["note"] = comparison.note;
+  entry["compared"] = comparison.compared;
+  entry["largest_difference"] = comparison.largest;
+  entry["index"] = nb::tuple(nb::cast(comparison.index));
+  entry["expected"] = comparison.expected;
+  entry["found"] = comparison.found;
+  return entry;
+}
+
+// The verdict and every comparison.
+nb::tuple check_tensor(const std::string& scheme, const nb::dict& options, nb::handle tensor,
+                       const std::string& name) {
+  const TensorView view = to_view(tensor);
+  const CheckReport report = check(to_scheme(scheme), to_given(options), view, name);
+  nb::list comparisons;
+  for (const Comparison& comparison : report.comparisons) comparisons.append(to_python(comparison));
+  return nb::make_tuple(verdict_name(report.verdict), comparisons);
+}
+
+}  // namespace
+
+void bind_schemes(nb::module_& module) {
+  module.def("schemes", &list_schemes);
+  module.def("describe", &describe);
+  module.def("check", &check_tensor);
+  module.def("is_held_as", [](const std::string& scheme, const std::string& name) {
+    return is_held_as(to_scheme(scheme), name);
+  });
+}
+
+}  // namespace relpos
