@@ -12,6 +12,8 @@
 
 namespace relpos {
 
+inline constexpr double kLog2e = 1.4426950408889634;
+inline constexpr double kLn2 = 0.6931471805599453;
 inline constexpr int kRows = 96;  // a multiple of kGroup; a tile's loads serve 16 groups
 inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
 inline constexpr int64_t kPad = kTile;  // cells beside a window, for what lies outside it
@@ -85,6 +87,17 @@ struct Block {
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
 };
+
+// Calls f(head, first row, rows) for each run of rows of one head.
+template <typename F>
+void for_each_head(const Block& block, F&& f) {
+  for (int row = 0; row < block.rows;) {
+    int end = row + 1;
+    while (end < block.rows && block.head[end] == block.head[row]) ++end;
+    f(block.head[row], row, end - row);
+    row = end;
+  }
+}
 
 struct TileKernels {
   const char* name;

@@ -29,15 +29,9 @@ class BlockScratch {
   // The most cells that cut() may return, and the distance between the cells of two rows.
   int64_t max_cut(const Window& window) const;
   int64_t cell_stride(const Window& window) const;
-  // Calls f(head, first row, rows) for each run of rows of one head.
   template <typename F>
   void for_each_head(F&& f) const {
-    for (int row = 0; row < block.rows;) {
-      int end = row + 1;
-      while (end < block.rows && block.head[end] == block.head[row]) ++end;
-      f(block.head[row], row, end - row);
-      row = end;
-    }
+    relpos::for_each_head(block, f);
   }
   int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
 

@@ -23,16 +23,6 @@ int64_t key_position(const KeyTile& tile, int64_t key) {
   return tile.run ? tile.first_position + key : tile.positions[key];
 }
 
-template <typename F>
-void for_each_head(const Block& block, F&& f) {
-  for (int row = 0; row < block.rows;) {
-    int end = row + 1;
-    while (end < block.rows && block.head[end] == block.head[row]) ++end;
-    f(block.head[row], row, end - row);
-    row = end;
-  }
-}
-
 }  // namespace
 
 ColumnScratch::ColumnScratch(const Plan& plan, const TileKernels& kernels)

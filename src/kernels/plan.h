@@ -15,8 +15,6 @@
 
 namespace relpos {
 
-inline constexpr double kLog2e = 1.4426950408889634;
-inline constexpr double kLn2 = 0.6931471805599453;
 // Up to here the rows of a group of heads read keys and values in place: packing would not pay.
 inline constexpr int64_t kDirectRows = 16;
 

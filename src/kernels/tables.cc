@@ -1,20 +1,8 @@
 #include "kernels/tables.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace relpos {
-
-bool all_finite(const float* x, int64_t n) noexcept {
-  constexpr int kSums = 8;  // independent chains: one would wait four cycles an element
-  float sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (int s = 0; s < kSums; ++s) sums[s] += x[i + s] * 0.0f;
-  }
-  for (; i < n; ++i) sums[0] += x[i] * 0.0f;
-  return std::accumulate(sums, sums + kSums, 0.0f) == 0.0f;
-}
 
 Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
   const int64_t first = map.first_distance(), last = map.last_distance();
