@@ -1,15 +1,12 @@
 // Compiled once for each SIMD target.
+#include "kernels/simd_targets.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench_probes.cc"
-// The targets of the tile kernels.
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS \
-  (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
-#endif
-#include "bench_probes.h"
-
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
+
+#include "bench_probes.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos::cli {
@@ -69,25 +66,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace relpos::cli {
 
-std::vector<Probes> compiled_probes() {
-  std::vector<Probes> all;
-#if HWY_TARGETS & HWY_AVX3
-  all.push_back(N_AVX3::probes("avx512"));
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  all.push_back(N_AVX2::probes("avx2"));
-#endif
-#if HWY_TARGETS & HWY_NEON
-  all.push_back(N_NEON::probes("neon"));
-#endif
-#if HWY_TARGETS & HWY_EMU128
-  all.push_back(N_EMU128::probes("baseline"));
-#endif
-#if HWY_TARGETS & HWY_SCALAR
-  all.push_back(N_SCALAR::probes("baseline"));
-#endif
-  return all;
-}
+std::vector<Probes> compiled_probes() { return RELPOS_EVERY_TARGET(Probes, probes); }
 
 }  // namespace relpos::cli
 #endif

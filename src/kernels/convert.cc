@@ -105,23 +105,7 @@ HWY_AFTER_NAMESPACE();
 namespace relpos {
 
 std::vector<ConvertKernels> compiled_convert_kernels() {
-  std::vector<ConvertKernels> all;
-#if HWY_TARGETS & HWY_AVX3
-  all.push_back(N_AVX3::convert_kernels("avx512"));
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  all.push_back(N_AVX2::convert_kernels("avx2"));
-#endif
-#if HWY_TARGETS & HWY_NEON
-  all.push_back(N_NEON::convert_kernels("neon"));
-#endif
-#if HWY_TARGETS & HWY_EMU128
-  all.push_back(N_EMU128::convert_kernels("baseline"));
-#endif
-#if HWY_TARGETS & HWY_SCALAR
-  all.push_back(N_SCALAR::convert_kernels("baseline"));
-#endif
-  return all;
+  return RELPOS_EVERY_TARGET(ConvertKernels, convert_kernels);
 }
 
 const ConvertKernels& convert_kernels() {
