@@ -105,18 +105,15 @@ std::vector<Reading> readings(const Specimen& specimen) {
   if (specimen.given.has("max_distance")) farthest(specimen.given);
   if (values.rank == 2 && !common::is_integer(specimen)) return table_readings(specimen);
   std::vector<Reading> readings;
-  if (values.rank == 2) {
-    for (const common::Lay& lay : common::lays(values.shape[0], values.shape[1], false)) {
-      const int64_t farther = common::class_of_zero(values, lay).value_or(-1);
-      if (farther < 0 || !common::agrees(specimen.given, "max_distance", farther + 1)) continue;
-      for (const bool mirrored : {false, true}) {
-        Reading reading{"classes " + lay.text + (mirrored ? ", key - query" : ", query - key")};
-        if (!mirrored) reading.options = {{"max_distance", farther + 1}};
-        reading.expected =
-            common::classes(lay, ClassMap::clamp(-farther, farther, /*reversed=*/!mirrored));
-        if (mirrored) reading.note = "the table's order is the other one: flip it first";
-        readings.push_back(std::move(reading));
-      }
+  for (const auto& [lay, farther] : common::lays_by_zero(values)) {
+    if (!common::agrees(specimen.given, "max_distance", farther + 1)) continue;
+    for (const bool mirrored : {false, true}) {
+      Reading reading{"classes " + lay.text + (mirrored ? ", key - query" : ", query - key")};
+      if (!mirrored) reading.options = {{"max_distance", farther + 1}};
+      reading.expected =
+          common::classes(lay, ClassMap::clamp(-farther, farther, /*reversed=*/!mirrored));
+      if (mirrored) reading.note = "the table's order is the other one: flip it first";
+      readings.push_back(std::move(reading));
     }
   }
   if (values.rank == 3 && !common::is_integer(specimen) &&

@@ -145,10 +145,8 @@ std::vector<Reading> readings(const Specimen& specimen) {
     return values.rank == 2 || values.rank == 3 ? table_readings(specimen) : std::vector<Reading>();
   }
   std::vector<Reading> readings;
-  if (values.rank != 2) return readings;
-  for (const common::Lay& lay : common::lays(values.shape[0], values.shape[1], false)) {
-    const int64_t zero = common::class_of_zero(values, lay).value_or(-1);
-    if (zero < 0 || !common::agrees(specimen.given, "max_length", zero + 1)) continue;
+  for (const auto& [lay, zero] : common::lays_by_zero(values)) {
+    if (!common::agrees(specimen.given, "max_length", zero + 1)) continue;
     for (const bool both : {false, true}) {
       if (!common::agrees(specimen.given, "bidirectional", both)) continue;
       readings.push_back(

@@ -196,10 +196,8 @@ std::vector<Reading> readings(const Specimen& specimen) {
     return values.rank == 2 || values.rank == 3 ? table_readings(specimen) : std::vector<Reading>();
   }
   std::vector<Reading> readings;
-  if (values.rank != 2) return readings;
-  for (const common::Lay& lay : common::lays(values.shape[0], values.shape[1], false)) {
-    const int64_t m = common::class_of_zero(values, lay).value_or(-1);
-    if (m < 0 || !common::agrees(specimen.given, "max_distance", m)) continue;
+  for (const auto& [lay, m] : common::lays_by_zero(values)) {
+    if (!common::agrees(specimen.given, "max_distance", m)) continue;
     for (const char* order : {"key-query", "query-key"}) {
       if (!common::agrees(specimen.given, "distance", order)) continue;
       readings.push_back({std::string("rows ") + lay.text + ", counted by " + order,

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "schemes/common/checks.h"
@@ -34,6 +35,20 @@ std::vector<std::map<int64_t, double>> first_of_classes(const TensorView& bias, 
   for (int64_t i = 0; i < bias.shape[row]; ++i) see(i, 0);
   for (int64_t j = 0; j < bias.shape[row + 1]; ++j) see(0, j);
   return first;
+}
+
+// The value at distance 0; none where no pair has it, or where it is no size.
+std::optional<int64_t> class_of_zero(const TensorView& matrix, const Lay& lay) {
+  const auto size = [](int64_t value) {
+    return value >= 0 && value <= kLargestSize ? std::optional(value) : std::nullopt;
+  };
+  for (int64_t j = 0; j < matrix.shape[1]; ++j) {
+    if (lay.delta(0, j) == 0) return size(matrix.load_int(matrix.offset({0, j})));
+  }
+  for (int64_t i = 0; i < matrix.shape[0]; ++i) {
+    if (lay.delta(i, 0) == 0) return size(matrix.load_int(matrix.offset({i, 0})));
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -111,17 +126,13 @@ bool tells_classes_apart(const TensorView& bias, bool heads_last, const Lay& lay
   return true;
 }
 
-std::optional<int64_t> class_of_zero(const TensorView& matrix, const Lay& lay) {
-  const auto size = [](int64_t value) {
-    return value >= 0 && value <= kLargestSize ? std::optional(value) : std::nullopt;
-  };
-  for (int64_t j = 0; j < matrix.shape[1]; ++j) {
-    if (lay.delta(0, j) == 0) return size(matrix.load_int(matrix.offset({0, j})));
+std::vector<std::pair<Lay, int64_t>> lays_by_zero(const TensorView& matrix) {
+  std::vector<std::pair<Lay, int64_t>> found;
+  if (matrix.rank != 2) return found;
+  for (Lay& lay : lays(matrix.shape[0], matrix.shape[1], false)) {
+    if (const auto zero = class_of_zero(matrix, lay)) found.emplace_back(std::move(lay), *zero);
   }
-  for (int64_t i = 0; i < matrix.shape[0]; ++i) {
-    if (lay.delta(i, 0) == 0) return size(matrix.load_int(matrix.offset({i, 0})));
-  }
-  return std::nullopt;
+  return found;
 }
 
 double roughness(const TensorView& matrix, int axis) {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/scheme.h"
@@ -56,8 +56,9 @@ Expected constant_on_classes(const TensorView& bias, bool heads_last, const Lay&
 bool tells_classes_apart(const TensorView& bias, bool heads_last, const Lay& lay,
                          const ClassMap& map);
 
-// The value of an integer matrix at distance 0; none where no pair has it, or where it is no size.
-std::optional<int64_t> class_of_zero(const TensorView& matrix, const Lay& lay);
+// The lays, none transposed, of an integer tensor that holds a size at distance 0, each with that
+// size; none of another rank than 2.
+std::vector<std::pair<Lay, int64_t>> lays_by_zero(const TensorView& matrix);
 
 // mean |x[i + 1] - x[i]| / mean |x[i + n / 2] - x[i]| along an axis of a matrix: small where
 // neighbours are alike, 1 for noise.
