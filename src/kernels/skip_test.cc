@@ -93,6 +93,14 @@ TEST(Skip, ChangesNoBitOfFewQueries) {
   }
 }
 
+TEST(Skip, ReadsATileThatOneHeadOfABlockNeeds) {
+  Sloped a(false, 7, true);
+  a.p.positions.q = {0};  // the keys lie ahead: the first tile settles the references
+  a.slopes.data<float>()[2 * Sloped::kHeads - 1] = 0.0f;  // of the last head no weight falls
+  ASSERT_TRUE(Plan(a.p, false).skips_tiles);
+  ASSERT_EQ(a.run(true), a.run(false));
+}
+
 TEST(Skip, LeavesOutTilesThatUnderflowAndNoOthers) {
   Sloped a(true);
   const Plan plan(a.p, false);
