@@ -1,5 +1,5 @@
-// Nothing is allocated inside the loops over tiles: a longer call makes as many allocations as a short
-// one, and the tile kernels make none.
+// Nothing is allocated inside the loops over tiles: a longer call makes no more allocations than a
+// short one, and the tile kernels make none.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -149,10 +149,14 @@ TEST(Allocations, OfACallDoNotGrowWithItsLength) {
   for (const Kind kind : kKinds) {
     SCOPED_TRACE(static_cast<int>(kind));
     Call few(kind, kShort), many(kind, kLong);
+    for (Call* call : {&few, &many}) {  // large blocks are kept from now on
+      call->of_forward();
+      call->of_backward();
+    }
     const int64_t forward = few.of_forward(), backward = few.of_backward();
     EXPECT_GT(forward, 0) << "the test counts nothing";
-    EXPECT_EQ(many.of_forward(), forward);
-    EXPECT_EQ(many.of_backward(), backward);
+    EXPECT_LE(many.of_forward(), forward);
+    EXPECT_LE(many.of_backward(), backward);
   }
 }
 

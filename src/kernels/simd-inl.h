@@ -154,6 +154,18 @@ struct Store {
   strip(std::integral_constant<int, 1>());
 }
 
+// c[row] += sum over visible k of a[row, k] b[k]: what gemm does where no NaN hides behind a zero.
+[[maybe_unused]] void masked_product(int rows, int64_t N, const float* a, int64_t lda,
+                                     const uint64_t* visible, const float* b, int64_t ldb, float* c,
+                                     int64_t ldc) {
+  for (int r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < kTile; ++k) {
+      if (((visible[r] >> k) & 1U) == 0) continue;
+      for (int64_t n = 0; n < N; ++n) c[r * ldc + n] += a[r * lda + k] * b[k * ldb + n];
+    }
+  }
+}
+
 [[maybe_unused]] void scale(const float* from, int64_t n, float factor, float* to) {
   const F d;
   const V by = hn::Set(d, factor);
@@ -206,6 +218,23 @@ struct Store {
     largest = hn::Max(largest, sum);
   }
   return std::sqrt(hn::GetLane(hn::MaxOfLanes(d, largest)));
+}
+
+HWY_INLINE void clear(float* x, int64_t n) { std::fill_n(x, n, 0.0f); }
+
+// p[kTile] columns outside [first, end) = 0, for what reads whole rows.
+HWY_INLINE void clear_outside(float* p, int64_t first, int64_t end) {
+  for (int r = 0; r < kGroup; ++r) {
+    clear(p + r * kTile, first);
+    clear(p + r * kTile + end, kTile - end);
+  }
+}
+
+// Asks for one of `parts` parts of x[n] in the second level cache.
+HWY_INLINE void prefetch_part(const float* x, int64_t n, int64_t part, int64_t parts) {
+  for (int64_t i = n * part / parts; i < n * (part + 1) / parts; i += kLanes) {
+    __builtin_prefetch(x + i, 0, 2);
+  }
 }
 
 // A register mask of the lanes [c, c + kN) of a word of visibility bits.

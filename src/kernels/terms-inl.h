@@ -23,8 +23,6 @@ namespace {
 constexpr uint64_t kAll = ~uint64_t{0};
 constexpr double kLn2 = 0.6931471805599453, kLog2e = 1.4426950408889634;
 
-HWY_INLINE void clear(float* x, int64_t n) { std::fill_n(x, n, 0.0f); }
-
 // A tile cut into pieces of consecutive positions, none of which leaves a vector.
 struct Pieces {
   int count = 0;
@@ -233,6 +231,7 @@ struct GroupSight {
   uint64_t visible[kGroup];
   uint64_t any = 0, all = kAll;
 
+  GroupSight() = default;
   // With `lse`, rows that saw nothing and rows past the block's last see nothing; without, the
   // latter do not count in `all`.
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* lse) {

@@ -1,0 +1,101 @@
+#include "base/buffer.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <mutex>
+#include <new>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace relpos::detail {
+namespace {
+
+constexpr std::align_val_t kLine{64}, kHugePage{size_t{2} << 20};
+constexpr size_t kLarge = size_t{64} << 10;     // below, malloc keeps what it has mapped
+constexpr size_t kHugeBlock = size_t{4} << 20;  // from here on, huge pages take fewer faults
+
+std::align_val_t alignment(size_t bytes) { return bytes < kHugeBlock ? kLine : kHugePage; }
+
+Memory allocate(size_t bytes) {
+  void* data = ::operator new(bytes, alignment(bytes));
+#ifdef __linux__
+  if (bytes >= kHugeBlock) madvise(data, bytes, MADV_HUGEPAGE);  // refused: small pages serve
+#endif
+  return {data, bytes};
+}
+
+void release(Memory memory) noexcept { ::operator delete(memory.data, alignment(memory.bytes)); }
+
+// Free blocks, oldest first. A lock that is taken, as it may stay in a forked child, is not waited
+// for: the block then comes from, or goes to, the allocator.
+class Kept {
+ public:
+  // A block of just this size; data null: none.
+  Memory take(size_t bytes) noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock) return {};
+    for (size_t n = count_; n-- > 0;) {  // the youngest may still be in a cache
+      if (blocks_[n].bytes == bytes) return remove(n);
+    }
+    return {};
+  }
+  void give(Memory memory) noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock || memory.bytes > kKeptBytes) {
+      release(memory);
+      return;
+    }
+    while (count_ == blocks_.size() || bytes_ + memory.bytes > kKeptBytes) release(remove(0));
+    blocks_[count_++] = memory;
+    bytes_ += memory.bytes;
+  }
+
+ private:
+  Memory remove(size_t n) noexcept {
+    const Memory memory = blocks_[n];
+    std::move(blocks_.begin() + n + 1, blocks_.begin() + count_, blocks_.begin() + n);
+    --count_;
+    bytes_ -= memory.bytes;
+    return memory;
+  }
+
+  std::mutex mutex_;
+  std::array<Memory, 256> blocks_{};
+  size_t count_ = 0, bytes_ = 0;
+};
+
+// Never destroyed: a static object elsewhere may hold a Buffer to the end.
+Kept& kept() {
+  static Kept& blocks = *new Kept;
+  return blocks;
+}
+
+// Sanitizers see a block's end only where it is freed.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool keeps(size_t) { return false; }
+#else
+constexpr bool keeps(size_t bytes) { return bytes >= kLarge; }
+#endif
+
+}  // namespace
+
+Memory take_memory(size_t bytes) {
+  if (!keeps(bytes)) return allocate(bytes);
+  // Sizes in steps of an eighth, so that calls of similar lengths share blocks.
+  const size_t step = std::bit_floor(bytes) / 8, size = (bytes + step - 1) / step * step;
+  const Memory memory = kept().take(size);
+  return memory.data != nullptr ? memory : allocate(size);
+}
+
+void give_memory(Memory memory) noexcept {
+  if (keeps(memory.bytes)) {
+    kept().give(memory);
+  } else {
+    release(memory);
+  }
+}
+
+}  // namespace relpos::detail
