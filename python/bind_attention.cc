@@ -70,14 +70,17 @@ struct Call {
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-  module.def("attention",
-             [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
-                nb::handle parameters, nb::handle out, nb::handle lse) {
-               Call call(options, parameters);
-               const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
-               const TensorView o = to_view(out), l = to_view(lse);
-               call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l); });
-             });
+  module.def(
+      "attention",
+      [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
+         nb::handle parameters, nb::handle out, nb::handle lse) {
+        Call call(options, parameters);
+        const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
+        const TensorView o = to_view(out), l = to_view(lse);
+        call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l); });
+      },
+      nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("options"), nb::arg("parameters"),
+      nb::arg("out"), nb::arg("lse").none());
   // tensors: query, key, value, out, lse, dout, dlse; gradients: query, key, value, attn_mask.
   module.def("attention_backward", [](const nb::tuple& tensors, const nb::tuple& options,
                                       nb::handle parameters, const nb::tuple& gradients,

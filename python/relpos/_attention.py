@@ -83,7 +83,8 @@ def attention(
         k_positions,
         key_range,
     )
-    results = _autograd.attention(query, key, value, return_weights, options, parameters)
+    wanted = return_lse, return_weights
+    results = _autograd.attention(query, key, value, *wanted, options, parameters)
     if return_lse:
         return results
     return (results[0], results[2]) if return_weights else results[0]

@@ -27,15 +27,16 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    want_lse: bool,
     want_weights: bool,
     options: Sequence[Any],
     parameters: Sequence[Tensor],
-) -> tuple[Tensor, ...]:
-    """(out, lse), and the weights where wanted."""
+) -> tuple[Tensor | None, ...]:
+    """(out, lse), and the weights where wanted; lse may be None where it is not."""
     if not torch.compiler.is_compiling():
         tensors = (query, key, value, *options[: _ops.OPTION_TENSORS], *parameters)
         if not want_weights and _unobserved(tensors):
-            return _ops.run_attention(query, key, value, parameters, *options)
+            return _ops.run_attention(query, key, value, parameters, *options, want_lse=want_lse)
         return _apply(Attention, query, key, value, want_weights, *options, *parameters)
     out, lse = _ops.attention(query, key, value, parameters, *options)
     if not want_weights:

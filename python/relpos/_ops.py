@@ -116,20 +116,30 @@ def _loop(name: str) -> Any:
     return rule
 
 
-def _attention_outputs(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    rows = query.shape[:3]
+def _attention_out(query: Tensor, value: Tensor) -> Tensor:
+    return query.new_empty((*query.shape[:3], value.shape[3]))
+
+
+def _attention_lse(query: Tensor) -> Tensor:
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return (
-        query.new_empty((*rows, value.shape[3])),
-        query.new_empty(rows, dtype=wide),
-    )
+    return query.new_empty(query.shape[:3], dtype=wide)
+
+
+def _attention_outputs(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _attention_out(query, value), _attention_lse(query)
 
 
 def run_attention(
-    query: Tensor, key: Tensor, value: Tensor, parameters: Any, *options: Any
-) -> tuple[Tensor, Tensor]:
-    """(out, lse), past the dispatcher."""
-    out, lse = _attention_outputs(query, key, value)
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: Any,
+    *options: Any,
+    want_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """(out, lse or None), past the dispatcher."""
+    out = _attention_out(query, value)
+    lse = _attention_lse(query) if want_lse else None
     _core.attention(
         view(query),
         view(key),

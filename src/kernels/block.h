@@ -41,7 +41,7 @@ struct Ramp {
 struct KeyTile {
   const float* kt = nullptr;      // [D, kTile] rotated keys, transposed
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
-  const float* v = nullptr;       // [kTile, Dvp] (forward)
+  const float* v = nullptr;       // [kTile, Dvp] (forward); hidden rows may be unreadable
   const float* vt = nullptr;      // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   bool k_finite = true, v_finite = true, factors_finite = true;
@@ -55,7 +55,9 @@ struct Block {
   const Problem* problem = nullptr;
   int64_t D = 0, Dp = 0, Dv = 0, Dvp = 0;  // head sizes, and rounded up to kLanes
   int64_t batch = 0;
-  int rows = 0;  // used; the rest of the last group is zero rows that see nothing
+  // Rows in use, those of one head at consecutive queries; the rest of the last group is zero rows
+  // that see nothing.
+  int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
 
   float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
@@ -106,8 +108,10 @@ struct TileKernels {
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
                bool accumulate);
-  // to = from * factor; neither need be aligned.
-  void (*scale)(const float* from, int64_t n, float factor, float* to);
+  // Rows of `to` [rows, n] = rows of `from` times factors[row * factor_stride]; strides between rows,
+  // neither need be aligned.
+  void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
+                int64_t factor_stride, float* to, int64_t to_stride);
   // Turns pairs of x by the angles, or by minus them (direction -1).
   void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
                  float direction);

@@ -84,6 +84,9 @@ void BlockScratch::load_queries() {
     }
   }
   const auto scale = static_cast<float>(p.scale * kLog2e);
+  const bool in_place = p.terms.rotations.empty() && plan_.row_tables.empty() &&
+                        plan_.D == plan_.Dp &&
+                        Plan::rows_in_place(p.query, block.batch, 0, 0) != nullptr;
   for (int row = 0; row < padded_rows(); ++row) {
     float* raw = raw_.get() + row * plan_.Dp;
     float* q = q_.get() + row * plan_.Dp;
@@ -94,13 +97,11 @@ void BlockScratch::load_queries() {
       block.key_bias[row] = nullptr;
       continue;
     }
-    Plan::load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, plan_.Dp, raw);
-    if (p.terms.rotations.empty()) {
-      kernels_.scale(raw, plan_.Dp, scale, q);
-    } else {
+    if (!in_place) {
+      Plan::load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, plan_.Dp,
+                     raw);
       std::copy_n(raw, plan_.Dp, q);
       plan_.rotate_query(block.batch, block.index[row], q);
-      kernels_.scale(q, plan_.D, scale, q);
     }
     block.key_bias[row] =
         plan_.key_bias.size() == 0
@@ -108,6 +109,16 @@ void BlockScratch::load_queries() {
             : plan_.key_bias.get() +
                   ((plan_.key_bias_rows == 1 ? 0 : block.batch) * p.heads + block.head[row]) *
                       plan_.tiles * kTile;
+  }
+
+  if (in_place) {
+    for_each_head([&](int64_t head, int first, int rows) {
+      const float* from = Plan::rows_in_place(p.query, block.batch, head, block.index[first]);
+      kernels_.scale(rows, plan_.D, from, p.query.strides[2], &scale, 0,
+                     q_.get() + first * plan_.Dp, plan_.Dp);
+    });
+  } else {
+    kernels_.scale(block.rows, plan_.Dp, q_.get(), plan_.Dp, &scale, 0, q_.get(), plan_.Dp);
   }
 
   for (size_t n = 0; n < plan_.biases.size(); ++n) {

@@ -90,8 +90,12 @@ bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float
   const F d;
   V sum = hn::Zero(d);
   float rest = 0.0f;
-  for (int64_t key = 0; key < kTile; key += kQuad) {
-    const int64_t count = std::clamp<int64_t>(keys - key, 0, kQuad);
+  const int64_t end = (keys + kQuad - 1) / kQuad * kQuad;
+  if (end < kTile) {
+    for (int64_t x = 0; x < D; ++x) std::fill(to + x * kTile + end, to + (x + 1) * kTile, 0.0f);
+  }
+  for (int64_t key = 0; key < end; key += kQuad) {
+    const int64_t count = std::min<int64_t>(keys - key, kQuad);
     const float* from = rows + key * stride;
     int64_t x = 0;
 #if HWY_TARGET != HWY_SCALAR

@@ -337,8 +337,9 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
     for (int row = 0; row < x.block.rows; ++row) {
       float* o = x.block.o + row * plan.Dvp;
       if (chunks == 1) {
-        finish_row(p, x.block.batch, x.block.head[row], x.block.index[row], x.block.m[row],
-                   x.sum(row), o, out, lse);
+        const float sum = x.sum(row);
+        finish_rows(p, x.block.batch, x.block.head[row], x.block.index[row], 1, x.block.m + row,
+                    &sum, o, plan.Dvp, out, lse);
         continue;
       }
       float* to = partials.at(group, chunk, block * kRows + row);
@@ -352,8 +353,8 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
     for (int64_t row = 0; row < rows; ++row) {
       partials.merge(group, row);
       float* o = partials.at(group, 0, row);
-      finish_row(p, group / p.kv_heads, head_of(group, row), row % p.queries, o[plan.Dvp],
-                 o[plan.Dvp + 1], o, out, lse);
+      finish_rows(p, group / p.kv_heads, head_of(group, row), row % p.queries, 1, o + plan.Dvp,
+                  o + plan.Dvp + 1, o, plan.Dvp, out, lse);
     }
   }
 }

@@ -31,10 +31,10 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
     reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
     x.add_value_tables();
-    for (int row = 0; row < x.block.rows; ++row) {
-      finish_row(p, at.batch, at.head, x.block.index[row], x.block.m[row], x.sum(row),
-                 x.block.o + row * plan.Dvp, out, lse);
-    }
+    float sums[kRows];
+    for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
+    finish_rows(p, at.batch, at.head, at.first_query, x.block.rows, x.block.m, sums, x.block.o,
+                plan.Dvp, out, lse);
   });
 }
 

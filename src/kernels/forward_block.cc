@@ -95,21 +95,24 @@ float ForwardScratch::sum(int row) const noexcept {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,
-                const TensorView& out, const TensorView& lse) {
-  const bool nothing = l == 0.0f;
-  const float inverse = nothing ? 0.0f : 1.0f / l;
-  if (!nothing && out.dtype == DType::kFloat32 && out.strides[3] == 1) {
-    tile_kernels().scale(o, p.value_dim, inverse,
-                         static_cast<float*>(out.data) + out.offset({b, h, i, 0}));
-  } else {
-    for (int64_t d = 0; d < p.value_dim; ++d) o[d] = nothing ? 0.0f : o[d] * inverse;
-    Plan::store_row(out, b, h, i, p.value_dim, o);
+void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, const float* m,
+                 const float* l, float* o, int64_t stride, const TensorView& out,
+                 const TensorView& lse) {
+  float inverse[kRows];
+  for (int row = 0; row < rows; ++row) inverse[row] = l[row] == 0.0f ? 0.0f : 1.0f / l[row];
+  const bool in_place = out.dtype == DType::kFloat32 && out.strides[3] == 1;
+  float* to = in_place ? static_cast<float*>(out.data) + out.offset({b, h, i, 0}) : o;
+  tile_kernels().scale(rows, p.value_dim, o, stride, inverse, 1, to,
+                       in_place ? out.strides[2] : stride);
+  for (int row = 0; row < rows && !in_place; ++row) {
+    Plan::store_row(out, b, h, i + row, p.value_dim, o + row * stride);
   }
-  if (lse.given()) {
+  if (!lse.given()) return;
+  for (int row = 0; row < rows; ++row) {
     const double log2_sum =
-        nothing ? -HUGE_VAL : static_cast<double>(m) + std::log2(static_cast<double>(l));
-    lse.store(lse.offset({b, h, i}), log2_sum * kLn2);
+        l[row] == 0.0f ? -HUGE_VAL
+                       : static_cast<double>(m[row]) + std::log2(static_cast<double>(l[row]));
+    lse.store(lse.offset({b, h, i + row}), log2_sum * kLn2);
   }
 }
 

@@ -41,9 +41,11 @@ class ForwardScratch : public BlockScratch {
   std::vector<Cut> cuts_;
 };
 
-// out and lse of one row from its unnormalised output, which it overwrites.
-void finish_row(const Problem& p, int64_t b, int64_t h, int64_t i, float m, float l, float* o,
-                const TensorView& out, const TensorView& lse);
+// out and lse of queries [i, i + rows) from their references m [rows], sums of weights l [rows] and
+// unnormalised outputs o, `stride` apart, which it may overwrite.
+void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, const float* m,
+                 const float* l, float* o, int64_t stride, const TensorView& out,
+                 const TensorView& lse);
 
 // The forward pass of up to kDecodeQueries queries.
 void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,

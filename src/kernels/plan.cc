@@ -326,15 +326,10 @@ void Plan::decay(int64_t distance, float* row) const {
   }
 }
 
-namespace {
-
-// Rows of float32 that the kernels can read where they lie.
-const float* rows_in_place(const TensorView& view, int64_t b, int64_t h, int64_t i) {
+const float* Plan::rows_in_place(const TensorView& view, int64_t b, int64_t h, int64_t i) {
   if (view.dtype != DType::kFloat32 || view.strides[3] != 1) return nullptr;
   return static_cast<const float*>(view.data) + view.offset({b, h, i, 0});
 }
-
-}  // namespace
 
 KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, int64_t* positions,
                         float* row) const {
@@ -372,8 +367,13 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
 
   float* vt = second + kTile * Dp;
   const float* v = p.value.given() ? rows_in_place(p.value, b, kv_head, first) : nullptr;
+  // Values without gaps, as a packed tile has them, stay where they lie.
+  const bool lie_packed = v != nullptr && !backward_ && p.value.strides[2] == Dvp && Dv == Dvp &&
+                          reinterpret_cast<uintptr_t>(v) % (kLanes * sizeof(float)) == 0;
   if (!p.value.given()) {
     if (backward_) std::fill_n(vt, Dv * kTile, 0.0f);
+  } else if (lie_packed) {
+    tile.v_finite = kernels.finite(v, keys * Dv);
   } else if (backward_ && v != nullptr) {
     tile.v_finite = kernels.transpose(v, p.value.strides[2], keys, Dv, vt);
   } else {
@@ -395,7 +395,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
     tile.k = second;
     tile.vt = vt;
   } else {
-    tile.v = second;
+    tile.v = lie_packed ? v : second;
   }
   pack_factors(b, kv_head, t, tile, memory);
   tile.first_position = p.positions.key(b, first);

@@ -52,6 +52,8 @@ class Plan {
   std::vector<double> log_decay;
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
 
+  // Row (b, h, i) of float32 that kernels can read, and the next ones at strides[2]; null: none such.
+  static const float* rows_in_place(const TensorView& view, int64_t b, int64_t h, int64_t i);
   // Row r of a tensor as floats, zero padded to `padded`.
   static void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                        int64_t padded, float* row);

@@ -166,12 +166,17 @@ struct Store {
   }
 }
 
-[[maybe_unused]] void scale(const float* from, int64_t n, float factor, float* to) {
+[[maybe_unused]] void scale(int64_t rows, int64_t n, const float* from, int64_t stride,
+                            const float* factors, int64_t factor_stride, float* to,
+                            int64_t to_stride) {
   const F d;
-  const V by = hn::Set(d, factor);
-  int64_t c = 0;
-  for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, from + c), by), d, to + c);
-  for (; c < n; ++c) to[c] = from[c] * factor;
+  for (int64_t row = 0; row < rows; ++row, from += stride, to += to_stride) {
+    const float factor = factors[row * factor_stride];
+    const V by = hn::Set(d, factor);
+    int64_t c = 0;
+    for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, from + c), by), d, to + c);
+    for (; c < n; ++c) to[c] = from[c] * factor;
+  }
 }
 
 [[maybe_unused]] void rotate(float* x, int64_t pairs, bool interleaved, const float* cos,
