@@ -50,7 +50,8 @@ def one_run(only: str, cpp: bool, cases: list[Case], seconds: float, first: bool
         measured = measure(case, seconds)
         rows += measured
         say(report.line(report.join([measured[0]])))
-    machine = {**found["machine"], "date": NOW}
+    machine = report.later_too(found["machine"], tool("--machine")["machine"])
+    machine["date"] = NOW
     report.add_limits(rows, machine["peak_all"])
     return {"machine": machine, "rows": rows}
 

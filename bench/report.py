@@ -40,6 +40,16 @@ def join(same: list[Row]) -> Row:
     return row
 
 
+def later_too(machine: Row, later: Row) -> Row:
+    """The machine of a run, measured again at its end: its best, and its worst neighbours."""
+    bests = {
+        key: max(machine[key], later[key]) for key in ("peak_one", "peak_all", "read_bandwidth")
+    }
+    share = min(machine["issue_share"], later["issue_share"])
+    judged = machine if later["counts"] else later
+    return {**judged, **bests, "issue_share": share}
+
+
 def add_limits(rows: list[Row], peak: float) -> None:
     """What a ratio would be if our side ran at the machine's peak, GFLOP/s."""
     for row in rows:
@@ -106,7 +116,8 @@ def machine_text(machine: Row) -> str:
         f"{machine['date']}: {machine['cpu']}, family {machine['family']} model "
         f"{machine['model']}, target {machine['target']}, {machine['threads']} threads: "
         f"{machine['peak_all']:.0f} GFLOP/s of multiply-adds with all threads, "
-        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read. {counts}"
+        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read, "
+        f"{100 * machine['issue_share']:.0f} % of the issue slots ours. {counts}"
     )
 
 
@@ -133,7 +144,10 @@ def page(report: Row) -> str:
         "",
         "float32, B 1, H 8, D 64, L 2048, full unless a row says otherwise. % of peak: "
         "4 B H Lq Lk D flops forward, 10 backward, half when causal, of the multiply-adds that the "
-        "machine does in the same run, measured before and after; the higher one counts. Against "
+        "machine does in the same run, measured before and after; the higher one counts. Issue "
+        "slots: no-ops that our threads retire, against the best moment seen; where neighbours run "
+        "on the other half of our cores, they fall to 50 % while multiply-adds alone hardly "
+        "notice. Against "
         "others: one process, sides take turns, outputs compared first; \"x faster\" is their time "
         "over ours. A row is the median of its runs, each the median of its rounds; spread is the "
         "range of the runs, or the quartiles of the rounds where there is one run. Rows without a "

@@ -106,11 +106,17 @@ Json row_json(const Row& row) {
 
 Json machine_json(const Machine& machine) {
   const std::string reason = void_reason(machine);
-  return {{"cpu", machine.cpu},           {"family", machine.family},
-          {"model", machine.model},       {"target", machine.target},
-          {"threads", machine.threads},   {"peak_one", machine.peak_one},
-          {"peak_all", machine.peak_all}, {"read_bandwidth", machine.bandwidth},
-          {"counts", reason.empty()},     {"void", reason}};
+  return {{"cpu", machine.cpu},
+          {"family", machine.family},
+          {"model", machine.model},
+          {"target", machine.target},
+          {"threads", machine.threads},
+          {"peak_one", machine.peak_one},
+          {"peak_all", machine.peak_all},
+          {"read_bandwidth", machine.bandwidth},
+          {"issue_share", machine.issue_share()},
+          {"counts", reason.empty()},
+          {"void", reason}};
 }
 
 std::string machine_text(const Machine& machine) {
@@ -118,9 +124,9 @@ std::string machine_text(const Machine& machine) {
   std::array<char, 256> numbers{};
   std::snprintf(numbers.data(), numbers.size(),
                 "family %d model %d, target %s, %d threads: %.0f GFLOP/s of multiply-adds (one "
-                "thread %.0f), %.1f GB/s read",
+                "thread %.0f), %.1f GB/s read, %.0f %% of the issue slots ours",
                 machine.family, machine.model, machine.target.c_str(), machine.threads,
-                machine.peak_all, machine.peak_one, machine.bandwidth);
+                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share());
   return machine.cpu + ", " + numbers.data() + "\n" +
          (reason.empty() ? "The run counts.\n" : "The run is void: " + reason + ".\n");
 }

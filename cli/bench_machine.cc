@@ -20,6 +20,7 @@ namespace {
 
 constexpr double kBurst = 0.02;  // seconds
 constexpr int kBursts = 15, kReadings = 8;
+constexpr int64_t kNoOps = 96;                      // a round of no_ops()
 constexpr int64_t kReadFloats = int64_t{64} << 20;  // 256 MiB: beyond every cache
 
 // Seconds from a common start to the end of the last of `threads` calls work(worker).
@@ -36,6 +37,10 @@ double seconds_of(int threads, const std::function<void(int)>& work) {
   one(0);
   for (std::thread& helper : helpers) helper.join();
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+void no_ops(int64_t rounds) {
+  for (int64_t n = 0; n < rounds; ++n) asm volatile(".rept 96\n\tnop\n\t.endr");
 }
 
 double peak(const Probes& probes, int threads) {
@@ -62,6 +67,29 @@ double read_bandwidth(const Probes& probes, int threads) {
                     }));
   }
   return 1e-9 * static_cast<double>(share * threads * sizeof(float)) / best;
+}
+
+// Glances at the issue slots, spread over half a second.
+void glance(Machine& machine, int threads) {
+  constexpr int kGlances = 50;
+  constexpr int64_t kRounds = 100000 / kNoOps * 20;  // about 1 ms
+  std::vector<double> rates(static_cast<size_t>(threads));
+  double sum = 0;
+  for (int n = 0; n < kGlances; ++n) {
+    seconds_of(threads, [&](int worker) {
+      const auto start = std::chrono::steady_clock::now();
+      no_ops(kRounds);
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+      rates[static_cast<size_t>(worker)] =
+          1e-9 * static_cast<double>(kNoOps * kRounds) / spent.count();
+    });
+    for (const double rate : rates) {
+      sum += rate;
+      machine.best_issue = std::max(machine.best_issue, rate);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(9));
+  }
+  machine.issue = sum / static_cast<double>(kGlances * threads);
 }
 
 void read_cpu(Machine& machine) {
@@ -91,6 +119,7 @@ Machine measure_machine(const std::string& target, int threads) {
   machine.peak_one = peak(*probes, 1);
   machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads);
   machine.bandwidth = read_bandwidth(*probes, threads);
+  glance(machine, threads);
   return machine;
 }
 
@@ -98,6 +127,8 @@ void keep_higher(Machine& machine, const Machine& later) {
   machine.peak_one = std::max(machine.peak_one, later.peak_one);
   machine.peak_all = std::max(machine.peak_all, later.peak_all);
   machine.bandwidth = std::max(machine.bandwidth, later.bandwidth);
+  machine.issue = (machine.issue + later.issue) / 2;
+  machine.best_issue = std::max(machine.best_issue, later.best_issue);
 }
 
 std::string void_reason(const Machine& machine) {
@@ -110,6 +141,10 @@ std::string void_reason(const Machine& machine) {
       machine.peak_all < 380) {
     return "two threads of a CPU with 512-bit units reach less than 380 GFLOP/s: they share a "
            "core, or something else runs";
+  }
+  if (machine.issue_share() < 0.85) {
+    return "less than 85 % of the issue slots of our cores were ours: other machines' threads run "
+           "on them";
   }
   return "";
 }

@@ -31,6 +31,20 @@ TEST(BenchMachine, VoidWhereTwoThreadsShareACore) {
   EXPECT_EQ(void_reason(alone), "");
 }
 
+TEST(BenchMachine, VoidWhereOthersRunOnOurCores) {
+  Machine shared = machine(120, 235);
+  shared.best_issue = 40;
+  shared.issue = 33;
+  EXPECT_NE(void_reason(shared), "");
+  shared.issue = 35;
+  EXPECT_EQ(void_reason(shared), "");
+  Machine later = machine(120, 235);
+  later.best_issue = 50;
+  later.issue = 25;
+  keep_higher(shared, later);
+  EXPECT_EQ(shared.issue_share(), 0.6);
+}
+
 TEST(BenchMachine, TheHigherMeasurementCounts) {
   Machine first = machine(120, 200);
   first.bandwidth = 30;

@@ -58,6 +58,7 @@ def test_tool_measures_the_machine_and_rows(tmp_path):
     assert machine["peak_all"] > 1
     assert machine["peak_one"] > 1
     assert machine["read_bandwidth"] > 0.1
+    assert 0 < machine["issue_share"] <= 1
     assert machine["counts"] == (machine["void"] == "")
     assert row["low"] <= row["value"] <= row["high"]
     assert row["values"] == [row["value"]]
@@ -238,9 +239,20 @@ def test_limits_are_of_the_peak():
 
 MACHINE = {
     "cpu": "a CPU", "family": 1, "model": 2, "target": "avx2", "threads": 2, "peak_one": 60.0,
-    "peak_all": 119.0, "read_bandwidth": 20.0, "counts": True, "void": "",
+    "peak_all": 119.0, "read_bandwidth": 20.0, "issue_share": 0.99,
+    "counts": True, "void": "",
 }  # fmt: skip
 VOID = {**MACHINE, "peak_all": 61.0, "counts": False, "void": "they share a core"}
+
+
+def test_the_end_of_a_run_may_make_it_void():
+    later = {**VOID, "issue_share": 0.6, "read_bandwidth": 25.0}
+    for pair in ((MACHINE, later), (later, MACHINE)):
+        both = pages.later_too(*pair)
+        assert (both["counts"], both["void"]) == (False, "they share a core")
+        assert (both["peak_all"], both["read_bandwidth"]) == (119.0, 25.0)
+        assert both["issue_share"] == 0.6
+    assert pages.later_too(MACHINE, MACHINE) == MACHINE
 
 
 def test_page_has_every_row_and_the_command():
