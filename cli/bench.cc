@@ -199,6 +199,9 @@ int bench(const BenchArguments& a) {
   std::vector<const BenchCase*> chosen;
   if (!a.machine) chosen = chosen_cases(a.only);
   if (a.list) return list_cases(chosen, a.wants_json);
+  if (!a.json.empty() && !std::ofstream(a.json, std::ios::app)) {  // known before minutes pass
+    throw_error(ErrorKind::kIo, a.json, ": cannot write");
+  }
 
   BenchSetup setup{.target = "", .threads = a.threads, .budget = a.budget};
   for (const auto& [name, value] : show_config()) {

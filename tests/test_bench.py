@@ -74,14 +74,15 @@ def test_tool_shares_of_peak_are_percentages():
     assert row["value"] == pytest.approx(expected)
 
 
-def test_tool_machine_alone():
-    assert report("bench", "--machine")["rows"] == []
-    assert "read" in output("bench", "--machine")
-
-
-def test_tool_measures_another_target():
-    found = report("bench", "--target", "baseline", "--machine")
+def test_tool_measures_another_target_and_the_machine_alone(tmp_path):
+    path = tmp_path / "bench.json"
+    text = output("bench", "--target", "baseline", "--machine", "--threads", 1, "--json", path)
+    assert "target baseline, 1 threads" in text
+    assert "GB/s read" in text
+    assert "row" not in text
+    found = json.loads(path.read_text())
     assert found["machine"]["target"] == "baseline"
+    assert found["rows"] == []
 
 
 def test_tool_probes_memory():
@@ -94,8 +95,7 @@ def test_tool_refuses():
     assert "no row's name contains nonsense" in refusal("bench", "--case", "nonsense")
     assert "RELPOS_TARGET" in refusal("bench", "--target", "nonsense", "--machine")
     assert "--seconds" in refusal("bench", "--seconds", "0")
-    assert "cannot write" in refusal("bench", "--case", "overhead", *QUICK, "--json", "/nowhere/x",
-                                     "--quiet")  # fmt: skip
+    assert "/nowhere/x: cannot write" in refusal("bench", "--json", "/nowhere/x")
 
 
 def test_unequal_sides_are_not_timed():
@@ -168,11 +168,18 @@ def test_peers_that_are_not_installed_say_so(monkeypatch):
     assert peers.version("no-such-package") == "not installed"
 
 
-def test_training_loop_parts_match_the_loop():
+def test_training_loop_is_compared_with_its_parts(monkeypatch):
+    def turns(calls, _):
+        for part in calls:
+            part()
+        return [[0.3, 0.4], [0.1, 0.1], [0.1, 0.1]]
+
+    monkeypatch.setattr(bench_rows, "take_turns", turns)
     (case,) = (c for c in bench_rows.all_cases() if "training loop" in c.name)
     (row,) = bench_rows.measure(case, 0.01)
-    assert len(row["milliseconds"]) == 3
-    assert len(row["values"]) >= 3
+    assert row["values"] == pytest.approx([50, 100])
+    expected = {"loop": 350, "linear alone": 100, "attention alone": 100}
+    assert row["milliseconds"] == pytest.approx(expected)
 
 
 def test_turns_alternate():
@@ -279,16 +286,21 @@ def test_void_runs_do_not_count():
     assert alone["rows"][0]["value"] == 10
 
 
-def test_program_runs_and_merges(tmp_path):
+def run_program(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", [program.__file__, *map(str, words)])
+    program.main()
+
+
+def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
     out = tmp_path / "bench.json"
-    words = [sys.executable, program.__file__, "--quick", "--out", out, "--case"]
     for name in ("call overhead, B 1, H 1, L 12, C++", "short: B 8, H 8"):
         merge = ["--merge", out] if out.exists() else []
-        run = subprocess.run([*words, name, *merge], capture_output=True, text=True, check=True)
+        run_program(monkeypatch, "--quick", "--out", out, "--case", name, *merge)
     found = json.loads(out.read_text())
     assert [row["place"] for row in found["rows"]] == [16, 17]
     assert len(found["machines"]) == 2
-    assert all(row["name"] in run.stdout for row in found["rows"])
+    page = capfd.readouterr().out
+    assert all(row["name"] in page for row in found["rows"])
 
 
 def test_program_lists_every_row():
@@ -302,8 +314,7 @@ def test_program_lists_every_row():
         assert case.name in listed
 
 
-def test_program_refuses_a_page_with_holes(tmp_path):
-    words = [sys.executable, program.__file__, "--case", "overhead", "--write-docs"]
-    run = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "--merge" in run.stderr
+def test_program_refuses_a_page_with_holes(monkeypatch, capfd):
+    with pytest.raises(SystemExit, match="2"):
+        run_program(monkeypatch, "--case", "overhead", "--write-docs")
+    assert "--merge" in capfd.readouterr().err
