@@ -72,11 +72,19 @@ class Trial:
         """out, lse, dq, dk, dv and the gradients of tables, detached."""
         leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
         tables = list(self.module.parameters()) if self.module is not None else []
-        out, lse = relpos.attention(*leaves, position=self.module, return_lse=True, **self.call)
+        call = dict(self.call)
+        if "key_padding_mask" in call:
+            call["key_padding_mask"] = call["key_padding_mask"].expand(len(q), -1)
+        out, lse = relpos.attention(*leaves, position=self.module, return_lse=True, **call)
         return [out.detach(), lse.detach(), *gradients([out], [dout], leaves + tables)]
 
+    def copies(self, count):
+        """query, key, value and dout, the same in each of `count` batch rows."""
+        return [x.repeat(count, 1, 1, 1) for x in (*self.inputs, self.dout)]
+
     def check(self, poisoned, rows, keys):
-        """`rows` [H, Lq] and `keys` [H, Lk] may change; all else equals the clean results."""
+        """`rows` [N, H, Lq] and `keys` [N, H, Lk] of N batch rows may change; all else equals the
+        clean results."""
         got = self.run(*poisoned)
         for name, now, was, free in zip(
             ["out", "lse", "dq", "dk", "dv"],
@@ -85,10 +93,13 @@ class Trial:
             [rows[0], rows[0], rows[1], keys, keys],
             strict=False,
         ):
-            close(now[0][~free], was[0][~free], name)
-        if not (rows[1].any() or keys.any()):
-            for now, was in zip(got[5:], self.clean[5:], strict=True):
-                close(now, was, "a table's gradient")
+            close(now[~free], was.expand_as(now)[~free], name)
+        quiet = ~(rows[1].any(-1) | keys.any(-1)).any(-1)
+        if quiet.any():
+            for now, was in zip(
+                self.run(*(x[quiet] for x in poisoned))[5:], self.clean[5:], strict=True
+            ):
+                close(now / quiet.sum(), was, "a table's gradient")
         return got
 
 
@@ -100,41 +111,42 @@ def close(now, was, name):
 
 @pytest.mark.parametrize(("kind", "name", "dtype"), TRIALS)
 def test_poisoned_keys_and_values(kind, name, dtype):
+    """Batch row n holds what is wild at key n."""
     trial = Trial(kind, name, dtype)
-    for column in range(trial.keys):
-        for side in (1, 2):
-            wild = WILD[(column + side) % 3]
-            poisoned = [x.clone() for x in trial.inputs]
-            poisoned[side][:, :, column, (column % 5) :] = wild
-            rows = trial.seen[:, :, column]  # [H, Lq]
-            keys = (trial.seen & rows[:, :, None]).any(dim=1)
-            keys[:, column] |= rows.any(dim=1)
-            got = trial.check([*poisoned, trial.dout], (rows, rows), keys)
-            if wild != wild:
-                spoiled = got[0].isnan()[0]
-                reached = spoiled.all(-1) if side == 1 else spoiled.any(-1)
-                assert torch.equal(reached, rows)
-            masked_everywhere = ~trial.seen[:, :, column].any(dim=1)
-            assert (got[3][0, masked_everywhere, column] == 0).all()
-            assert (got[4][0, masked_everywhere, column] == 0).all()
+    every = list(range(trial.keys))
+    rows = trial.seen.permute(2, 0, 1)  # [key, H, Lq]
+    keys = (trial.seen & rows[..., None]).any(dim=2)
+    keys[every, :, every] |= rows.any(-1)
+    unseen = ~rows.any(-1)
+    for side in (1, 2):
+        poisoned = trial.copies(trial.keys)
+        for column in every:
+            poisoned[side][column, :, column, (column % 5) :] = WILD[(column + side) % 3]
+        got = trial.check(poisoned, (rows, rows), keys)
+        nan = [column for column in every if WILD[(column + side) % 3] is torch.nan]
+        spoiled = got[0][nan].isnan()
+        assert torch.equal(spoiled.all(-1) if side == 1 else spoiled.any(-1), rows[nan])
+        for gradient in got[3:5]:
+            assert (gradient[every, :, every][unseen] == 0).all()
 
 
 @pytest.mark.parametrize(("kind", "name", "dtype"), TRIALS)
 def test_poisoned_queries_and_output_gradients(kind, name, dtype):
+    """Batch row n holds what is wild at query n."""
     trial = Trial(kind, name, dtype)
-    alive = trial.seen.any(-1)
-    for row in range(trial.queries):
-        rows = torch.zeros(HEADS, trial.queries, dtype=torch.bool)
-        rows[:, row] = alive[:, row]
-        none = torch.zeros_like(rows)
-        keys = trial.seen[:, row] & alive[:, row, None]
-        q = trial.inputs[0].clone()
-        q[:, :, row, row % 8 :] = torch.nan
-        got = trial.check([q, *trial.inputs[1:], trial.dout], (rows, rows), keys)
-        assert torch.equal(got[0].isnan().all(-1)[0], rows)
-        dout = trial.dout.clone()
-        dout[:, :, row] = WILD[row % 3]
-        trial.check([*trial.inputs, dout], (none, rows), keys)
+    every = list(range(trial.queries))
+    alive = trial.seen.any(-1).T  # [query, H]
+    rows = torch.zeros(trial.queries, HEADS, trial.queries, dtype=torch.bool)
+    rows[every, :, every] = alive
+    keys = trial.seen.transpose(0, 1) & alive[..., None]
+    for side in (0, 3):
+        poisoned = trial.copies(trial.queries)
+        for row in every:
+            first, wild = (row % 8, torch.nan) if side == 0 else (0, WILD[row % 3])
+            poisoned[side][row, :, row, first:] = wild
+        got = trial.check(poisoned, (rows if side == 0 else torch.zeros_like(rows), rows), keys)
+        if side == 0:
+            assert torch.equal(got[0].isnan().all(-1), rows)
 
 
 @pytest.mark.parametrize(("name", "number"), configurations())
