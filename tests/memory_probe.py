@@ -1,17 +1,15 @@
 """Peak memory of one forward and backward, in a process of its own.
 
-python tests/memory_probe.py LENGTH SCHEME [SEQUENCE] prints JSON in bytes: `peak` is the growth of
-the resident set beyond inputs and outputs, `formula` what relpos says it needs. With SEQUENCE,
-LENGTH rows are packed sequences of that length.
+python tests/memory_probe.py SCHEME,SEQUENCE,LENGTH ... prints a JSON list, in bytes: `peak` is the
+growth of the resident set beyond inputs and outputs, `formula` what relpos says it needs. Where
+SEQUENCE is not 0, LENGTH rows are packed sequences of that length.
 """
 
 import gc
 import json
+import multiprocessing
 import sys
 from pathlib import Path
-
-from relpos._attention import workspace_bytes
-from sample import position, tensors
 
 HEADS, SIZE = 2, 64
 
@@ -39,7 +37,10 @@ def step(inputs, dout, call, sequence):
     return [out, lse, *gradients([out], [dout], leaves)]
 
 
-def measure(length, name, sequence=0):
+def measure(name, sequence, length):
+    from relpos._attention import workspace_bytes
+    from sample import position, tensors
+
     sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
     call = {"position": position(name, **sizes)[0], "is_causal": True}
     formula = 0
@@ -56,4 +57,10 @@ def measure(length, name, sequence=0):
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))))
+    wanted = [word.split(",") for word in sys.argv[1:]]
+    # Children share the import of torch, not that of relpos, which is serial after a fork.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    with context.Pool(1, maxtasksperchild=1) as pool:
+        tasks = [(name, int(sequence), int(length)) for name, sequence, length in wanted]
+        print(json.dumps(pool.starmap(measure, tasks, chunksize=1)))

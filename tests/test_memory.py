@@ -12,36 +12,45 @@ LENGTHS = [4096, 8192, 16384]
 SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 
-def measured(length, name, *sequence):
+SINGLE = {(name, 0): LENGTHS for name in ("t5", "shaw")}
+PACKED = {("t5", 128): LENGTHS[1:]}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """{(scheme, length of packed sequences): {length: what was measured}}"""
+    wanted = [(*what, length) for what, lengths in (SINGLE | PACKED).items() for length in lengths]
     run = subprocess.run(
-        [sys.executable, "memory_probe.py", str(length), name, *map(str, sequence)],
+        [sys.executable, "memory_probe.py", *(",".join(map(str, words)) for words in wanted)],
         cwd=Path(__file__).parent,
         env=os.environ | {"OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"},
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(run.stdout)
+    found = {}
+    for (*what, length), one in zip(wanted, json.loads(run.stdout), strict=True):
+        found.setdefault(tuple(what), {})[length] = one
+    return found
 
 
-@pytest.fixture(scope="module", params=["t5", "shaw"])
-def growth(request):
-    return {length: measured(length, request.param) for length in LENGTHS}
-
-
-def test_peak_is_under_the_formula(growth):
-    for length, found in growth.items():
+@pytest.mark.parametrize("what", SINGLE)
+def test_peak_is_under_the_formula(measured, what):
+    for length, found in measured[what].items():
         assert found["peak"] <= found["formula"] + SLACK, (length, found)
 
 
-def test_formula_and_peak_are_linear(growth):
+@pytest.mark.parametrize("what", SINGLE)
+def test_formula_and_peak_are_linear(measured, what):
+    growth = measured[what]
     for which in ("formula", "peak"):
         first, second, third = (growth[length][which] for length in LENGTHS)
         assert third - second <= 2.5 * max(second - first, 0) + SLACK, growth
         assert third < LENGTHS[-1] ** 2, growth  # one head's scores take 4 L^2
 
 
-def test_packed_sequences_are_linear_too():
-    half, whole = (measured(length, "t5", 128)["peak"] for length in LENGTHS[1:])
+@pytest.mark.parametrize("what", PACKED)
+def test_packed_sequences_are_linear_too(measured, what):
+    half, whole = (found["peak"] for found in measured[what].values())
     assert whole <= 2.2 * half + SLACK, (half, whole)
     assert whole < LENGTHS[-1] ** 2, whole
