@@ -237,7 +237,7 @@ class Call:
             named += [(f"part {index} {name}", x) for name, x in module.named_parameters()]
         return named + ([("attn_mask", self.added)] if self.added is not None else [])
 
-    def by_formula(self, dtype, keep, **how):
+    def by_formula(self, dtype, keep, differentiate=True, **how):
         """(attended, gradients by leaf) of the oracle in `dtype`; `how` goes to `attend`."""
         q, k, v = (x.detach().to(dtype).requires_grad_(x.requires_grad) for x in self.inputs)
         leaves, parts = [q, k, v], []
@@ -264,6 +264,8 @@ class Call:
             dropout_p=self.case["dropout"],
             **how,
         )
+        if not differentiate:
+            return done, None
         dlse = None if self.dlse is None else self.dlse.to(dtype)
         grads = gradients([done.out, done.lse], [self.dout.to(dtype), dlse], leaves)
         return done, grads
@@ -344,11 +346,14 @@ def rounding_of_dscore(dtype, slack, exact):
 
 
 class Peers:
-    """Plain torch in one dtype, in each of its ways: made when asked for."""
+    """Plain torch in one dtype, in each of its ways: made when asked for. From the exact lse it is
+    asked for gradients, else for values."""
 
     def __init__(self, call, dtype, keep, from_lse=False):
         self.made = []
-        self.make = lambda way: call.by_formula(dtype, keep, from_lse=from_lse, way=way)
+        self.make = lambda way: call.by_formula(
+            dtype, keep, differentiate=from_lse, from_lse=from_lse, way=way
+        )
 
     def __iter__(self):
         for n, way in enumerate(WAYS):

@@ -71,7 +71,7 @@ def test_same_bits_in_other_processes():
         "print(*[t.digest(t.results('sum', s, torch.float32, 0.2)) for s in t.SHAPES])"
     )
     found = set()
-    for count in ("1", "2", "4"):
+    for count in ("1", "4"):
         run = subprocess.run(
             [sys.executable, "-c", code],
             cwd=os.path.dirname(__file__),
