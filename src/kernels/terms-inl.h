@@ -21,7 +21,6 @@ namespace HWY_NAMESPACE {
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
-constexpr double kLn2 = 0.6931471805599453, kLog2e = 1.4426950408889634;
 
 // A tile cut into pieces of consecutive positions, none of which leaves a vector.
 struct Pieces {

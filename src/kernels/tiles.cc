@@ -90,25 +90,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace relpos {
 
-std::vector<TileKernels> compiled_kernels() {
-  std::vector<TileKernels> all;
-#if HWY_TARGETS & HWY_AVX3
-  all.push_back(N_AVX3::kernels("avx512"));
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  all.push_back(N_AVX2::kernels("avx2"));
-#endif
-#if HWY_TARGETS & HWY_NEON
-  all.push_back(N_NEON::kernels("neon"));
-#endif
-#if HWY_TARGETS & HWY_EMU128
-  all.push_back(N_EMU128::kernels("baseline"));
-#endif
-#if HWY_TARGETS & HWY_SCALAR
-  all.push_back(N_SCALAR::kernels("baseline"));
-#endif
-  return all;
-}
+std::vector<TileKernels> compiled_kernels() { return RELPOS_EVERY_TARGET(TileKernels, kernels); }
 
 }  // namespace relpos
 #endif
