@@ -44,6 +44,7 @@ struct KeyTile {
   const float* v = nullptr;       // [kTile, Dvp] (forward); hidden rows may be unreadable
   const float* vt = nullptr;      // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
+  // v_finite: or nothing hides a value from a query.
   bool k_finite = true, v_finite = true, factors_finite = true;
   float norm = 0.0f;  // the largest of a key, where the plan skips tiles
   bool run = true;    // consecutive positions from first_position

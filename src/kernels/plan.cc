@@ -373,7 +373,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
   if (!p.value.given()) {
     if (backward_) std::fill_n(vt, Dv * kTile, 0.0f);
   } else if (lie_packed) {
-    tile.v_finite = kernels.finite(v, keys * Dv);
+    tile.v_finite = p.visible.everything() || kernels.finite(v, keys * Dv);
   } else if (backward_ && v != nullptr) {
     tile.v_finite = kernels.transpose(v, p.value.strides[2], keys, Dv, vt);
   } else {
@@ -387,7 +387,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
       }
     }
     if (!backward_) {
-      tile.v_finite = kernels.finite(second, keys * Dvp);
+      tile.v_finite = p.visible.everything() || kernels.finite(second, keys * Dvp);
       std::fill_n(second + keys * Dvp, (kTile - keys) * Dvp, 0.0f);
     }
   }
