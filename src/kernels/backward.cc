@@ -152,8 +152,8 @@ class BackwardScratch : public BlockScratch {
       block.delta[row] = static_cast<float>(delta);
       block.lse[row] = static_cast<float>(lse.at({b, h, i}) * kLog2e);
     }
-    block.rows_finite = all_finite(block.q, block.rows * plan_.Dp) &&
-                        all_finite(dout_.get(), block.rows * plan_.Dvp);
+    block.rows_finite = kernels_.finite(block.q, block.rows * plan_.Dp) &&
+                        kernels_.finite(dout_.get(), block.rows * plan_.Dvp);
   }
 
   void attach_gradients(int64_t g, Sums& sums) {
@@ -225,7 +225,7 @@ class BackwardScratch : public BlockScratch {
                  const float* rows, int64_t ld, int64_t g, const Buffer<float>& sum) {
     float* to =
         sum.get() + ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * table.padded_rank;
-    if (all_finite(rows, block.rows * ld)) {
+    if (kernels_.finite(rows, block.rows * ld)) {
       kernels_.gemm(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
                     table.padded_rank, true);
     } else {

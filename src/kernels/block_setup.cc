@@ -112,7 +112,7 @@ void BlockScratch::load_queries() {
   }
 
   if (in_place) {
-    for_each_head([&](int64_t head, int first, int rows) {
+    for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* from = Plan::rows_in_place(p.query, block.batch, head, block.index[first]);
       kernels_.scale(rows, plan_.D, from, p.query.strides[2], &scale, 0,
                      q_.get() + first * plan_.Dp, plan_.Dp);
@@ -164,7 +164,7 @@ void BlockScratch::load_queries() {
       }
     }
     const int64_t stride = cell_stride(table.window);
-    for_each_head([&](int64_t head, int first, int rows) {
+    for_each_head(block, [&](int64_t head, int first, int rows) {
       table_products(kernels_, table, head, rows, state.factor.get() + first * table.padded_rank,
                      table.padded_rank, state.cut.first, state.cut.width,
                      state.cells.get() + first * stride, stride);

@@ -29,10 +29,6 @@ class BlockScratch {
   // The most cells that cut() may return, and the distance between the cells of two rows.
   int64_t max_cut(const Window& window) const;
   int64_t cell_stride(const Window& window) const;
-  template <typename F>
-  void for_each_head(F&& f) const {
-    relpos::for_each_head(block, f);
-  }
   int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
 
   struct RowTableState {
@@ -44,16 +40,14 @@ class BlockScratch {
 
   static int64_t floats(const Plan& plan);  // of scratch, for the memory formula
 
- private:
-  const Plan& plan_;
-  const TileKernels& kernels_;
-  Buffer<float> raw_, q_;
-
  protected:
   // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
   Buffer<float> decayed_, decay_;
 
  private:
+  const Plan& plan_;
+  const TileKernels& kernels_;
+  Buffer<float> raw_, q_;
   std::pair<int64_t, int64_t> range_;
 };
 

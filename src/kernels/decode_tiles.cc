@@ -305,23 +305,7 @@ HWY_AFTER_NAMESPACE();
 namespace relpos {
 
 std::vector<DecodeKernels> compiled_decode_kernels() {
-  std::vector<DecodeKernels> all;
-#if HWY_TARGETS & HWY_AVX3
-  all.push_back(N_AVX3::decode_kernels("avx512"));
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  all.push_back(N_AVX2::decode_kernels("avx2"));
-#endif
-#if HWY_TARGETS & HWY_NEON
-  all.push_back(N_NEON::decode_kernels("neon"));
-#endif
-#if HWY_TARGETS & HWY_EMU128
-  all.push_back(N_EMU128::decode_kernels("baseline"));
-#endif
-#if HWY_TARGETS & HWY_SCALAR
-  all.push_back(N_SCALAR::decode_kernels("baseline"));
-#endif
-  return all;
+  return RELPOS_EVERY_TARGET(DecodeKernels, decode_kernels);
 }
 
 const DecodeKernels& decode_kernels() {

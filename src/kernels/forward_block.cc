@@ -73,7 +73,7 @@ void ForwardScratch::add_value_tables() {
     const TablePlan& table = plan_.value_tables[n];
     const int64_t stride = cell_stride(table.window), width = cuts_[n].width;
     fold_pads(table, block.rows, width, weights_[n].get(), stride);
-    for_each_head([&](int64_t head, int first, int rows) {
+    for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* weights = weights_[n].get() + first * stride + kPad;
       const float* values = table.head_rows(head) + cuts_[n].first * table.padded_rank;
       float* o = block.o + first * plan_.Dvp;

@@ -426,7 +426,7 @@ void Plan::pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, fl
       load_row(own ? factor.view : p.key, b, kv_head, first + c, column.table.rank, rank, row);
       for (int64_t d = 0; d < rank; ++d) row[d] *= scale;
     }
-    tile.factors_finite = tile.factors_finite && all_finite(rows, kTile * rank);
+    tile.factors_finite = tile.factors_finite && tile_kernels().finite(rows, kTile * rank);
   }
 }
 

@@ -54,7 +54,7 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
         row[static_cast<size_t>(x)] =
             m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at) * table.multiplier);
       }
-      finite = finite && all_finite(row.data(), rank);
+      finite = finite && tile_kernels().finite(row.data(), rank);
       if (with_rows) {
         std::copy(row.begin(), row.end(), rows.get() + (h * count + c) * padded_rank);
       }

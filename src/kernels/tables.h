@@ -78,6 +78,5 @@ void fold_pads(const TablePlan& table, int rows, int64_t width, float* cells, in
 // c[M, N] += a^T or a times b, skipping zeros of a: for tables or rows that hold NaN or Inf.
 void skip_zero_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                        int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc);
-inline bool all_finite(const float* x, int64_t n) { return tile_kernels().finite(x, n); }
 
 }  // namespace relpos
