@@ -53,6 +53,11 @@ class Kept {
     bytes_ += memory.bytes;
   }
 
+  size_t bytes() noexcept {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
+
  private:
   Memory remove(size_t n) noexcept {
     const Memory memory = blocks_[n];
@@ -97,5 +102,7 @@ void give_memory(Memory memory) noexcept {
     release(memory);
   }
 }
+
+size_t kept_bytes() noexcept { return kept().bytes(); }
 
 }  // namespace relpos::detail

@@ -19,6 +19,7 @@ struct Memory {
 };
 Memory take_memory(size_t bytes);  // throws std::bad_alloc
 void give_memory(Memory memory) noexcept;
+size_t kept_bytes() noexcept;  // of blocks that nobody uses
 }  // namespace detail
 
 // Uninitialised floats (or other trivial T); size 0 holds nothing.
