@@ -112,12 +112,14 @@ def table(rows: list[Row]) -> str:
 
 def machine_text(machine: Row) -> str:
     counts = "It counts." if machine["counts"] else f"**It is void: {machine['void']}.**"
+    share = machine.get("issue_share")  # older reports have none
+    issue = "" if share is None else f", {100 * share:.0f} % of the issue slots ours"
     return (
         f"{machine['date']}: {machine['cpu']}, family {machine['family']} model "
         f"{machine['model']}, target {machine['target']}, {machine['threads']} threads: "
         f"{machine['peak_all']:.0f} GFLOP/s of multiply-adds with all threads, "
-        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read, "
-        f"{100 * machine['issue_share']:.0f} % of the issue slots ours. {counts}"
+        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read{issue}. "
+        f"{counts}"
     )
 
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <mutex>
 #include <new>
@@ -18,14 +19,6 @@ constexpr size_t kLarge = size_t{64} << 10;     // below, malloc keeps what it h
 constexpr size_t kHugeBlock = size_t{4} << 20;  // from here on, huge pages take fewer faults
 
 std::align_val_t alignment(size_t bytes) { return bytes < kHugeBlock ? kLine : kHugePage; }
-
-Memory allocate(size_t bytes) {
-  void* data = ::operator new(bytes, alignment(bytes));
-#ifdef __linux__
-  if (bytes >= kHugeBlock) madvise(data, bytes, MADV_HUGEPAGE);  // refused: small pages serve
-#endif
-  return {data, bytes};
-}
 
 void release(Memory memory) noexcept { ::operator delete(memory.data, alignment(memory.bytes)); }
 
@@ -53,6 +46,10 @@ class Kept {
     bytes_ += memory.bytes;
   }
 
+  void drop() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    while (lock && count_ > 0) release(remove(0));
+  }
   size_t bytes() noexcept {
     const std::lock_guard lock(mutex_);
     return bytes_;
@@ -78,12 +75,26 @@ Kept& kept() {
   return blocks;
 }
 
-// Sanitizers see a block's end only where it is freed.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+Memory allocate(size_t bytes) {
+  void* data = ::operator new(bytes, alignment(bytes), std::nothrow);
+  if (data == nullptr) {
+    kept().drop();
+    data = ::operator new(bytes, alignment(bytes));
+  }
+#ifdef __linux__
+  if (bytes >= kHugeBlock) madvise(data, bytes, MADV_HUGEPAGE);  // refused: small pages serve
+#endif
+  return {data, bytes};
+}
+
+// AddressSanitizer sees a block's end only where it is freed.
+#ifdef __SANITIZE_ADDRESS__
 constexpr bool keeps(size_t) { return false; }
 #else
-constexpr bool keeps(size_t bytes) { return bytes >= kLarge; }
+constexpr bool keeps(size_t bytes) { return bytes >= kLarge && bytes <= kKeptBytes; }
 #endif
+
+std::atomic<int64_t> reused{0};
 
 }  // namespace
 
@@ -92,7 +103,9 @@ Memory take_memory(size_t bytes) {
   // Sizes in steps of an eighth, so that calls of similar lengths share blocks.
   const size_t step = std::bit_floor(bytes) / 8, size = (bytes + step - 1) / step * step;
   const Memory memory = kept().take(size);
-  return memory.data != nullptr ? memory : allocate(size);
+  if (memory.data == nullptr) return allocate(size);
+  reused.fetch_add(1, std::memory_order_relaxed);
+  return memory;
 }
 
 void give_memory(Memory memory) noexcept {
@@ -104,5 +117,7 @@ void give_memory(Memory memory) noexcept {
 }
 
 size_t kept_bytes() noexcept { return kept().bytes(); }
+
+int64_t blocks_reused() noexcept { return reused.load(std::memory_order_relaxed); }
 
 }  // namespace relpos::detail

@@ -19,7 +19,8 @@ struct Memory {
 };
 Memory take_memory(size_t bytes);  // throws std::bad_alloc
 void give_memory(Memory memory) noexcept;
-size_t kept_bytes() noexcept;  // of blocks that nobody uses
+size_t kept_bytes() noexcept;      // of blocks that nobody uses
+int64_t blocks_reused() noexcept;  // so far
 }  // namespace detail
 
 // Uninitialised floats (or other trivial T); size 0 holds nothing.

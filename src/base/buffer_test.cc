@@ -12,7 +12,7 @@ namespace relpos {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#ifdef __SANITIZE_ADDRESS__
 constexpr bool kKeeps = false;
 #else
 constexpr bool kKeeps = true;

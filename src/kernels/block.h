@@ -41,10 +41,10 @@ struct Ramp {
 struct KeyTile {
   const float* kt = nullptr;      // [D, kTile] rotated keys, transposed
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
-  const float* v = nullptr;       // [kTile, Dvp] (forward); hidden rows may be unreadable
+  const float* v = nullptr;       // [kTile, Dvp] (forward); rows past the last key may be unreadable
   const float* vt = nullptr;      // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
-  // v_finite: or nothing hides a value from a query.
+  // v_finite: or every query sees every value.
   bool k_finite = true, v_finite = true, factors_finite = true;
   float norm = 0.0f;  // the largest of a key, where the plan skips tiles
   bool run = true;    // consecutive positions from first_position

@@ -82,6 +82,7 @@ void BlockScratch::load_queries() {
                    : std::pair{low, high};
       any = true;
     }
+    if (!any) range_ = {plan_.range.first, plan_.range.first};  // the plan's may be any long
   }
   const auto scale = static_cast<float>(p.scale * kLog2e);
   const bool in_place = p.terms.rotations.empty() && plan_.row_tables.empty() &&

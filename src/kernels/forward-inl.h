@@ -195,7 +195,6 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       float* weights = p + group * kTile;
       float* o = block.o + group * block.Dvp;
       if (sight.all != kAll && !tile.v_finite) {
-        clear_outside(weights, from, sight.end());
         masked_product(kGroup, block.Dvp, weights, kTile, sight.visible, tile.v, block.Dvp, o,
                        block.Dvp);
       } else {

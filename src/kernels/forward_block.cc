@@ -99,7 +99,11 @@ void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, co
                  const float* l, float* o, int64_t stride, const TensorView& out,
                  const TensorView& lse) {
   float inverse[kRows];
-  for (int row = 0; row < rows; ++row) inverse[row] = l[row] == 0.0f ? 0.0f : 1.0f / l[row];
+  for (int row = 0; row < rows; ++row) {
+    inverse[row] = l[row] == 0.0f ? 0.0f : 1.0f / l[row];
+    // Weights of 0 may have met NaN.
+    if (l[row] == 0.0f) std::fill_n(o + row * stride, p.value_dim, 0.0f);
+  }
   const bool in_place = out.dtype == DType::kFloat32 && out.strides[3] == 1;
   float* to = in_place ? static_cast<float*>(out.data) + out.offset({b, h, i, 0}) : o;
   tile_kernels().scale(rows, p.value_dim, o, stride, inverse, 1, to,

@@ -370,10 +370,11 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
   // Values without gaps, as a packed tile has them, stay where they lie.
   const bool lie_packed = v != nullptr && !backward_ && p.value.strides[2] == Dvp && Dv == Dvp &&
                           reinterpret_cast<uintptr_t>(v) % (kLanes * sizeof(float)) == 0;
+  const bool needs_no_look = p.visible.everything() && !skips_tiles;
   if (!p.value.given()) {
     if (backward_) std::fill_n(vt, Dv * kTile, 0.0f);
   } else if (lie_packed) {
-    tile.v_finite = p.visible.everything() || kernels.finite(v, keys * Dv);
+    tile.v_finite = needs_no_look || kernels.finite(v, keys * Dv);
   } else if (backward_ && v != nullptr) {
     tile.v_finite = kernels.transpose(v, p.value.strides[2], keys, Dv, vt);
   } else {
@@ -387,7 +388,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
       }
     }
     if (!backward_) {
-      tile.v_finite = p.visible.everything() || kernels.finite(second, keys * Dvp);
+      tile.v_finite = needs_no_look || kernels.finite(second, keys * Dvp);
       std::fill_n(second + keys * Dvp, (kTile - keys) * Dvp, 0.0f);
     }
   }

@@ -131,5 +131,14 @@ TEST(Skip, ReadsATileWhoseKeysAreNotFinite) {
   EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)]));
 }
 
+TEST(Skip, ReadsATileWhoseValuesAreNotFinite) {
+  for (const bool causal : {true, false}) {
+    Sloped a(causal);
+    a.v.data<float>()[0] = NAN;
+    const std::vector<float> all = a.run(true);
+    EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)])) << causal;
+  }
+}
+
 }  // namespace
 }  // namespace relpos
