@@ -276,6 +276,8 @@ def test_rotary_tables_and_rotate():
             assert torch.equal(rope.rotate(part, 2), flat.reshape(part.shape))
         with pytest.raises(ValueError, match="x: expected rank 2 or more"):
             rope.rotate(torch.randn(8))
+        with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got list"):
+            rope.rotate([[1.0, 2.0]])
     assert not hasattr(relpos.ALiBi(2), "rotate")
 
 

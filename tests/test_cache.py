@@ -202,6 +202,7 @@ def test_refuses():
     cache.append(k, v)
     for key, value, kind, text in (
         (k[0], v, ValueError, r"key: expected rank 4, \[B, Hk, n, D\]"),
+        (k.numpy(), v, TypeError, "key: expected a torch.Tensor, got ndarray"),
         (k.double(), v.double(), TypeError, "key: expected torch.float32, as held"),
         (k[:1], v[:1], ValueError, r"key: expected \[2, 2, n, 8\], as held"),
         (k, v[:, :, :2], ValueError, r"value: expected \[2, 2, 3\] before its last axis"),

@@ -96,6 +96,8 @@ def test_sdpa_refuses():
         relpos.sdpa(query, key, value, torch.zeros(2, 1, 1, 5, 5).double())
     with pytest.raises(ValueError, match="query: expected rank 2 or more"):
         relpos.sdpa(query[0, 0, 0], key, value)
+    with pytest.raises(TypeError, match=r"key: expected a torch\.Tensor, got NoneType"):
+        relpos.sdpa(query, None, value)
 
 
 def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None):
@@ -161,6 +163,8 @@ def test_flash_attn_func_takes_its_places_and_refuses():
             relpos.flash_attn_func(q, k, v, alibi_slopes=torch.rand(shape))
     with pytest.raises(ValueError, match=r"k: expected rank 4, \[B, L, H, D\]"):
         relpos.flash_attn_func(q, k[0], v)
+    with pytest.raises(TypeError, match=r"v: expected a torch\.Tensor, got NoneType"):
+        relpos.flash_attn_func(q, k, None)
 
 
 PARTS = [(0, 3), (3, 3), (3, 10), (10, 11)]
