@@ -290,6 +290,7 @@ TEST(Terms, BitsDoNotDependOnWhatMemoryHeld) {
     for (size_t n = 0; n < clean.size(); ++n) {
       const auto& [name, want] = clean[n];
       ASSERT_EQ(want.size(), again[n].second.size());
+      if (want.empty()) continue;
       ASSERT_EQ(std::memcmp(want.data(), again[n].second.data(), want.size() * sizeof(double)), 0)
           << name << ", seed " << seed;
     }
