@@ -41,7 +41,7 @@ struct Ramp {
 struct KeyTile {
   const float* kt = nullptr;      // [D, kTile] rotated keys, transposed
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
-  const float* v = nullptr;       // [kTile, Dvp] (forward); rows past the last key may be unreadable
+  const float* v = nullptr;       // [kTile, Dvp] (forward), readable up to the last key
   const float* vt = nullptr;      // [Dv, kTile] (backward)
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   // v_finite: or every query sees every value.
