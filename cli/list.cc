@@ -14,26 +14,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-const char* type_name(OptionType type) {
-  switch (type) {
-    case OptionType::kBool:
-      return "bool";
-    case OptionType::kInt:
-      return "int";
-    case OptionType::kFloat:
-      return "float";
-    case OptionType::kChoice:
-      return "choice";
-    case OptionType::kChoiceOrValues:
-      return "choice or values";
-  }
-  return "";
-}
-
 Json option_json(const OptionSpec& spec) {
   Json object = {{"name", spec.name},
                  {"flag", option_flag(spec.name)},
-                 {"type", type_name(spec.type)},
+                 {"type", option_type_name(spec.type)},
                  {"required", spec.required}};
   if (!spec.required) object["default"] = json_option(spec.fallback);
   if (!spec.choices.empty()) object["choices"] = spec.choices;

@@ -49,22 +49,6 @@ Part to_part(const std::string& scheme, const nb::dict& options) {
   return {&found, make_options(found, to_given(options)), {}};
 }
 
-const char* type_name(OptionType type) {
-  switch (type) {
-    case OptionType::kBool:
-      return "bool";
-    case OptionType::kInt:
-      return "int";
-    case OptionType::kFloat:
-      return "float";
-    case OptionType::kChoice:
-      return "choice";
-    case OptionType::kChoiceOrValues:
-      return "choice or values";
-  }
-  return "";
-}
-
 nb::list list_schemes() {
   nb::list list;
   for (const Scheme& scheme : schemes()) {
@@ -72,7 +56,7 @@ nb::list list_schemes() {
     for (const OptionSpec& spec : scheme.options) {
       nb::dict option;
       option["name"] = spec.name;
-      option["type"] = type_name(spec.type);
+      option["type"] = option_type_name(spec.type);
       option["default"] = to_python(spec.fallback);
       option["required"] = spec.required;
       option["positional"] = spec.positional;

@@ -20,6 +20,8 @@ using OptionValue =
 
 enum class OptionType { kBool, kInt, kFloat, kChoice, kChoiceOrValues };
 
+const char* option_type_name(OptionType type) noexcept;  // "bool", "choice or values", ...
+
 struct OptionSpec {
   std::string name;
   OptionType type;
