@@ -20,7 +20,6 @@ namespace {
 
 constexpr double kBurst = 0.02;  // seconds
 constexpr int kBursts = 15, kReadings = 8;
-constexpr int64_t kNoOps = 96;                      // a round of no_ops()
 constexpr int64_t kReadFloats = int64_t{64} << 20;  // 256 MiB: beyond every cache
 
 // Seconds from a common start to the end of the last of `threads` calls work(worker).
@@ -39,8 +38,13 @@ double seconds_of(int threads, const std::function<void(int)>& work) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void no_ops(int64_t rounds) {
-  for (int64_t n = 0; n < rounds; ++n) asm volatile(".rept 96\n\tnop\n\t.endr");
+// No-ops a second of one thread, billions, over about 1 ms: a shorter look would see it wake up.
+double no_op_rate() {
+  constexpr int64_t kRounds = 400000, kNoOps = 96;
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t n = 0; n < kRounds; ++n) asm volatile(".rept 96\n\tnop\n\t.endr");
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  return 1e-9 * static_cast<double>(kNoOps * kRounds) / spent.count();
 }
 
 double peak(const Probes& probes, int threads) {
@@ -72,17 +76,10 @@ double read_bandwidth(const Probes& probes, int threads) {
 // Glances at the issue slots, spread over half a second.
 void glance(Machine& machine, int threads) {
   constexpr int kGlances = 50;
-  constexpr int64_t kRounds = 100000 / kNoOps * 20;  // about 1 ms
   std::vector<double> rates(static_cast<size_t>(threads));
   double sum = 0;
   for (int n = 0; n < kGlances; ++n) {
-    seconds_of(threads, [&](int worker) {
-      const auto start = std::chrono::steady_clock::now();
-      no_ops(kRounds);
-      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-      rates[static_cast<size_t>(worker)] =
-          1e-9 * static_cast<double>(kNoOps * kRounds) / spent.count();
-    });
+    seconds_of(threads, [&](int worker) { rates[static_cast<size_t>(worker)] = no_op_rate(); });
     for (const double rate : rates) {
       sum += rate;
       machine.best_issue = std::max(machine.best_issue, rate);

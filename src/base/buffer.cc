@@ -37,7 +37,7 @@ class Kept {
   }
   void give(Memory memory) noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock || memory.bytes > kKeptBytes) {
+    if (!lock) {
       release(memory);
       return;
     }

@@ -128,7 +128,7 @@ struct Softmax {
       const V reference = hn::Set(d, block.m[group + r]);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = block.l + (group + r) * kLanes + c % kLanes;
+        float* sums = block.l + (group + r) * kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
       }
