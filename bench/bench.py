@@ -1,8 +1,8 @@
 """relpos against its floors and against other libraries: make bench, or scripts/bench.sh.
 
 A run is `relpos bench` (the machine, then the C++ rows), then the rows against peers in this
-process, then the machine again. --runs repeats all of it; a void run is left out of the medians. Prints a Markdown table
-with every row, won or lost, and writes build/bench.json.
+process, then the machine again. --runs repeats all of it; a void run is left out of the medians.
+Prints a Markdown table with every row, won or lost, and writes build/bench.json.
 """
 
 import argparse
