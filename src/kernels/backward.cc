@@ -52,27 +52,22 @@ class BackwardScratch : public BlockScratch {
       bias_cells_.emplace_back(bias.cells.size() > 0 ? kGroup * bias.row_size() : 0);
       std::fill_n(bias_cells_.back().get(), bias_cells_.back().size(), 0.0f);
     }
-    int64_t widest = 0;
     for (const TablePlan& table : plan.row_tables) {
-      row_cells_.emplace_back(kRows * cell_stride(table.window));
-      widest = std::max(widest, table.padded_rank);
+      row_cells_.emplace_back(kRows * row_stride(plan, table));
+      factors_.emplace_back(kRows * table.padded_rank);
     }
     for (const TablePlan& table : plan.value_tables) {
-      value_reads_.emplace_back(kRows * cell_stride(table.window));
-      value_cells_.emplace_back(kRows * cell_stride(table.window));
+      value_reads_.emplace_back(kRows * cell_stride(plan, table.window));
+      value_cells_.emplace_back(kRows * cell_stride(plan, table.window));
     }
-    factor_ = Buffer<float>(kRows * widest);
   }
 
   static int64_t floats(const Plan& plan) {
     int64_t sum = kRows * (plan.Dvp + plan.Dp + 2 * kTile) + TileReader::floats(plan) +
                   ColumnScratch::floats(plan) + (plan.log_decay.empty() ? 0 : kRows * plan.Dp);
-    const auto cells = [&](const TablePlan& t) {
-      return kRows * (std::min(t.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
-    };
     for (const BiasPlan& bias : plan.biases) sum += kGroup * bias.row_size();
-    for (const TablePlan& t : plan.row_tables) sum += cells(t) + kRows * t.padded_rank;
-    for (const TablePlan& t : plan.value_tables) sum += 2 * cells(t);
+    for (const TablePlan& t : plan.row_tables) sum += kRows * (row_stride(plan, t) + t.padded_rank);
+    for (const TablePlan& t : plan.value_tables) sum += 2 * kRows * cell_stride(plan, t.window);
     return sum;
   }
 
@@ -97,17 +92,14 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   if (!plan_.by_tile()) {
-                     kernels_.backward(block, tiles, t, count);
-                     return;
-                   }
-                   for (int64_t n = 0; n < count; ++n) {
+                   for (int64_t n = 0; n < count; n += step(count)) {
+                     if (n % kReach == 0) slide(t + n, std::min(kReach, count - n), g, sums);
                      if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.lse)) {
                        continue;
                      }
                      columns_.read(block, tiles[n]);
                      start_decay(tiles[n]);
-                     kernels_.backward(block, tiles + n, t + n, 1);
+                     kernels_.backward(block, tiles + n, t + n, std::min(step(count), count - n));
                      columns_.add_gradients(block, tiles[n], t + n, g, sums);
                      finish_decay();
                    }
@@ -118,6 +110,46 @@ class BackwardScratch : public BlockScratch {
   }
 
  private:
+  void slide(int64_t t, int64_t count, int64_t g, Sums& sums) {
+    for (size_t n = 0; n < plan_.row_tables.size(); ++n)
+      leave_cells(n, reach(n, t, count), g, sums);
+    BlockScratch::slide(t, count);
+  }
+
+  // Moves the gradients of row table n's cells that `to` does not hold into the table's and the
+  // factor's, the others to where `to` has them.
+  void leave_cells(size_t n, const Cut& to, int64_t g, Sums& sums) {
+    const Cut& from = row_tables[n].cut;
+    if (from == to) return;
+    const TablePlan& table = plan_.row_tables[n];
+    const int64_t stride = row_stride(plan_, table), rank = table.padded_rank;
+    float* cells = row_cells_[n].get();
+    const int64_t kept = shared(from, to);
+    if (from.width > 0) fold_pads(table, block.rows, from.first, from.width, cells, stride);
+    if (from.width > kept) {
+      const auto [first, width] =
+          fold_runs(table, block.rows, from.first, from.width - kept, cells, stride);
+      if (sums.rows[n].size() > 0) {
+        add_table(table, {first, width}, cells, stride, row_tables[n].factor.get(), rank, g,
+                  sums.rows[n]);
+      }
+      const float* rows = table.head_rows(block.head[0]) + first * rank;
+      if (table.finite) {
+        kernels_.gemm(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
+                      factors_[n].get(), rank, true);
+      } else {
+        skip_zero_product(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
+                          factors_[n].get(), rank);
+      }
+    }
+    move_shared(from, to, block.rows, cells, stride);
+    for (int row = 0; row < block.rows; ++row) {
+      float* own = cells + row * stride;
+      std::fill_n(own, kPad, 0.0f);
+      std::fill_n(own + kPad + kept, to.width - kept + kPad, 0.0f);
+    }
+  }
+
   // Where a rotation decays, dq of one tile is that of queries scaled for it.
   void start_decay(const KeyTile& tile) {
     if (plan_.log_decay.empty()) return;
@@ -166,8 +198,8 @@ class BackwardScratch : public BlockScratch {
       }
     }
     for (size_t n = 0; n < plan_.row_tables.size(); ++n) {
-      const int64_t stride = cell_stride(plan_.row_tables[n].window);
-      std::fill_n(row_cells_[n].get(), block.rows * stride, 0.0f);
+      const int64_t stride = row_stride(plan_, plan_.row_tables[n]);
+      std::fill_n(factors_[n].get(), factors_[n].size(), 0.0f);
       Panel& panel = block.scores[plan_.biases.size() + n];
       for (int row = 0; row < block.rows; ++row)
         panel.gradient[row] = row_cells_[n].get() + row * stride;
@@ -175,10 +207,12 @@ class BackwardScratch : public BlockScratch {
     value_cuts_.clear();
     for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
       const TablePlan& table = plan_.value_tables[n];
-      const int64_t stride = cell_stride(table.window);
+      const int64_t stride = cell_stride(plan_, table.window);
       value_cuts_.push_back(cut(table.window));
       table_products(kernels_, table, block.head[0], block.rows, block.dout, plan_.Dvp,
-                     value_cuts_[n].first, value_cuts_[n].width, value_reads_[n].get(), stride);
+                     value_cuts_[n].first, value_cuts_[n].width, value_reads_[n].get() + kPad,
+                     stride);
+      fill_pads(table, block.rows, value_cuts_[n].width, value_reads_[n].get(), stride);
       std::fill_n(value_cells_[n].get(), block.rows * stride, 0.0f);
       Panel panel;
       panel.lo = table.window.lo + value_cuts_[n].first;
@@ -238,8 +272,9 @@ class BackwardScratch : public BlockScratch {
     for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
       if (sums.values[n].size() == 0) continue;
       const TablePlan& table = plan_.value_tables[n];
-      const int64_t stride = cell_stride(table.window);
-      fold_pads(table, block.rows, value_cuts_[n].width, value_cells_[n].get(), stride);
+      const int64_t stride = cell_stride(plan_, table.window);
+      fold_pads(table, block.rows, value_cuts_[n].first, value_cuts_[n].width,
+                value_cells_[n].get(), stride);
       add_table(table, value_cuts_[n], value_cells_[n].get(), stride, block.dout, plan_.Dvp, g,
                 sums.values[n]);
     }
@@ -256,27 +291,9 @@ class BackwardScratch : public BlockScratch {
     for (size_t n = 0; n < plan_.row_tables.size(); ++n) {
       const TablePlan& table = plan_.row_tables[n];
       const RowTable& term = p.terms.row_tables[n];
-      const RowTableState& state = row_tables[n];
-      const int64_t stride = cell_stride(table.window), rank = table.padded_rank;
-      fold_pads(table, block.rows, state.cut.width, row_cells_[n].get(), stride);
-      const auto [first, width] = fold_runs(table, block.rows, state.cut.first, state.cut.width,
-                                            row_cells_[n].get(), stride);
-      if (sums.rows[n].size() > 0) {
-        add_table(table, {first, width}, row_cells_[n].get(), stride, state.factor.get(), rank, g,
-                  sums.rows[n]);
-      }
-      const float* cells = row_cells_[n].get() + kPad;
-      const float* rows = table.head_rows(block.head[0]) + first * rank;
-      if (table.finite) {
-        kernels_.gemm(block.rows, rank, width, cells, stride, 1, rows, rank, factor_.get(), rank,
-                      false);
-      } else {
-        std::fill_n(factor_.get(), block.rows * rank, 0.0f);
-        skip_zero_product(block.rows, rank, width, cells, stride, 1, rows, rank, factor_.get(),
-                          rank);
-      }
+      leave_cells(n, {}, g, sums);
       for (int row = 0; row < block.rows; ++row) {
-        const float* da = factor_.get() + row * rank;
+        const float* da = factors_[n].get() + row * table.padded_rank;
         for (int64_t d = 0; d < table.rank; ++d) {
           const double value = table.scale * static_cast<double>(da[d]);
           if (!sums.added[n].empty()) {
@@ -307,8 +324,8 @@ class BackwardScratch : public BlockScratch {
   TileReader reader_;
   ColumnScratch columns_;
   TileSkip skip_;
-  Buffer<float> dout_, out_, dq_, tile_dq_, p_, ds_, factor_;
-  std::vector<Buffer<float>> bias_cells_, row_cells_, value_reads_, value_cells_;
+  Buffer<float> dout_, out_, dq_, tile_dq_, p_, ds_;
+  std::vector<Buffer<float>> bias_cells_, row_cells_, factors_, value_reads_, value_cells_;
   std::vector<Cut> value_cuts_;
 };
 

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace relpos {
+namespace {
+
+// Cells of a row that sliding needs: those of kReach tiles and a block's rows, in whole panels.
+constexpr int64_t kSlidingCells = (BlockScratch::kReach + 2) * kTile + round_up(kRows, kTile);
+
+}  // namespace
 
 BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
     : plan_(plan), kernels_(kernels), raw_(kRows * plan.Dp), q_(kRows * plan.Dp) {
@@ -19,7 +25,7 @@ BlockScratch::BlockScratch(const Plan& plan, const TileKernels& kernels)
   for (const TablePlan& table : plan.row_tables) {
     RowTableState state;
     state.factor = Buffer<float>(kRows * table.padded_rank);
-    state.cells = Buffer<float>(kRows * cell_stride(table.window));
+    state.cells = Buffer<float>(kRows * row_stride(plan, table));
     row_tables.push_back(std::move(state));
   }
 }
@@ -39,19 +45,28 @@ void BlockScratch::decay_queries(const KeyTile& tile) {
 int64_t BlockScratch::floats(const Plan& plan) {
   int64_t sum = kRows * (2 * plan.Dp) + (plan.log_decay.empty() ? 0 : (kRows + 1) * plan.Dp);
   for (const TablePlan& table : plan.row_tables) {
-    const int64_t cells = std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes;
-    sum += kRows * (table.padded_rank + cells);
+    sum += kRows * (table.padded_rank + row_stride(plan, table));
   }
   return sum;
 }
 
-int64_t BlockScratch::max_cut(const Window& window) const {
-  if (!plan_.p.positions.consecutive) return window.width;
-  return std::min(window.width, plan_.p.keys + kRows);
+int64_t BlockScratch::max_cut(const Plan& plan, const Window& window) {
+  if (!plan.p.positions.consecutive) return window.width;
+  return std::min(window.width, plan.p.keys + kRows);
 }
 
-int64_t BlockScratch::cell_stride(const Window& window) const {
-  return round_up(max_cut(window) + 2 * kPad, kLanes);
+int64_t BlockScratch::cell_stride(const Plan& plan, const Window& window) {
+  return round_up(max_cut(plan, window) + 2 * kPad, kLanes);
+}
+
+// Runs are few: their products are computed once a block.
+bool BlockScratch::slides(const Plan& plan, const TablePlan& table) {
+  return plan.p.positions.consecutive && table.runs.index.empty() &&
+         table.window.width > kSlidingCells;
+}
+
+int64_t BlockScratch::row_stride(const Plan& plan, const TablePlan& table) {
+  return slides(plan, table) ? kSlidingCells + 2 * kPad : cell_stride(plan, table.window);
 }
 
 void BlockScratch::begin(int64_t batch) {
@@ -62,10 +77,56 @@ void BlockScratch::begin(int64_t batch) {
   block.values.clear();
 }
 
-BlockScratch::Cut BlockScratch::cut(const Window& window) const {
-  const int64_t first = std::clamp<int64_t>(range_.first - window.lo, 0, window.width - 1);
-  const int64_t last = std::clamp<int64_t>(range_.second - window.lo, first, window.width - 1);
+BlockScratch::Cut BlockScratch::cut(const Window& window, std::pair<int64_t, int64_t> range) const {
+  const int64_t first = std::clamp<int64_t>(range.first - window.lo, 0, window.width - 1);
+  const int64_t last = std::clamp<int64_t>(range.second - window.lo, first, window.width - 1);
   return {first, last - first + 1};
+}
+
+BlockScratch::Cut BlockScratch::reach(size_t n, int64_t t, int64_t count) const {
+  const TablePlan& table = plan_.row_tables[n];
+  if (!slides(plan_, table)) return cut(table.window);
+  const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
+  const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
+  const auto seen = [&](int64_t distance) {
+    return std::clamp(distance, range_.first, range_.second);
+  };
+  const Positions& at = plan_.p.positions;
+  const Cut read = cut(table.window, {seen(at.key(block.batch, t * kTile) - *last),
+                                      seen(at.key(block.batch, end - 1) - *first)});
+  const int64_t from = read.first / kTile * kTile;
+  return {from, std::min(table.window.width, round_up(read.end(), kTile)) - from};
+}
+
+void BlockScratch::move_shared(const Cut& from, const Cut& to, int rows, float* cells,
+                               int64_t stride) {
+  const int64_t by = to.first - from.first, count = shared(from, to);
+  for (int row = 0; row < rows && by > 0; ++row) {
+    float* at = cells + row * stride + kPad;
+    std::copy_n(at + by, count, at);
+  }
+}
+
+void BlockScratch::slide(int64_t t, int64_t count) {
+  for (size_t n = 0; n < row_tables.size(); ++n) {
+    const TablePlan& table = plan_.row_tables[n];
+    RowTableState& state = row_tables[n];
+    const Cut to = reach(n, t, count);
+    if (to == state.cut) continue;
+    const int64_t stride = row_stride(plan_, table), rank = table.padded_rank;
+    const int64_t kept = shared(state.cut, to);
+    move_shared(state.cut, to, block.rows, state.cells.get(), stride);
+    for_each_head(block, [&](int64_t head, int row, int rows) {
+      float* cells = state.cells.get() + row * stride;
+      table_products(kernels_, table, head, rows, state.factor.get() + row * rank, rank,
+                     to.first + kept, to.width - kept, cells + kPad + kept, stride);
+      fill_pads(table, rows, to.width, cells, stride);
+    });
+    state.cut = to;
+    Panel& panel = block.scores[plan_.biases.size() + n];
+    panel.lo = table.window.lo + to.first;
+    panel.width = to.width;
+  }
 }
 
 void BlockScratch::load_queries() {
@@ -145,7 +206,7 @@ void BlockScratch::load_queries() {
     const TablePlan& table = plan_.row_tables[n];
     const RowTable& term = p.terms.row_tables[n];
     RowTableState& state = row_tables[n];
-    state.cut = cut(table.window);
+    state.cut = {};
     const auto s = static_cast<float>(table.scale * kLog2e);
     for (int row = 0; row < block.rows; ++row) {
       float* a = state.factor.get() + row * table.padded_rank;
@@ -164,15 +225,8 @@ void BlockScratch::load_queries() {
         a[d] *= s;
       }
     }
-    const int64_t stride = cell_stride(table.window);
-    for_each_head(block, [&](int64_t head, int first, int rows) {
-      table_products(kernels_, table, head, rows, state.factor.get() + first * table.padded_rank,
-                     table.padded_rank, state.cut.first, state.cut.width,
-                     state.cells.get() + first * stride, stride);
-    });
+    const int64_t stride = row_stride(plan_, table);
     Panel panel;
-    panel.lo = table.window.lo + state.cut.first;
-    panel.width = state.cut.width;
     for (int row = 0; row < block.rows; ++row) panel.cells[row] = state.cells.get() + row * stride;
     block.scores.push_back(panel);
   }

@@ -40,7 +40,11 @@ class DirectRows {
     for (int row = 0; in_place_k_ && row < block.rows; ++row) {
       kernels_.arrange(p_.key.dtype, plan_.D, block.q + row * plan_.Dp);
     }
-    for (int64_t t = first; t < end && !stopper.stopped(worker); ++t) tile(block, t);
+    for (int64_t t = first; t < end && !stopper.stopped(worker); ++t) {
+      constexpr int64_t kReach = BlockScratch::kReach;
+      if ((t - first) % kReach == 0) x.slide(t, std::min(kReach, end - t));
+      tile(block, t);
+    }
     for (int row = 0; in_place_v_ && row < block.rows; ++row) {
       kernels_.restore(p_.value.dtype, plan_.Dv, block.o + row * plan_.Dvp);
     }

@@ -91,7 +91,7 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
   x.load_queries();
   const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(x.cut(window).width, x.max_cut(window));
+  EXPECT_LE(x.cut(window).width, BlockScratch::max_cut(plan, window));
 
   const std::vector<double> got = a.forward(fused_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;

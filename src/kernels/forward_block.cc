@@ -19,7 +19,7 @@ ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
   block.l = l_.get();
   block.o = o_.get();
   for (const TablePlan& table : plan.value_tables) {
-    weights_.emplace_back(kRows * cell_stride(table.window));
+    weights_.emplace_back(kRows * cell_stride(plan, table.window));
   }
 }
 
@@ -27,7 +27,7 @@ int64_t ForwardScratch::floats(const Plan& plan) {
   int64_t floats = BlockScratch::floats(plan) + ColumnScratch::floats(plan) +
                    kRows * (1 + kLanes + plan.Dvp) + plan.Dp + plan.Dvp;
   for (const TablePlan& table : plan.value_tables) {
-    floats += kRows * (std::min(table.window.width, plan.p.keys + kRows) + 2 * kPad + kLanes);
+    floats += kRows * cell_stride(plan, table.window);
   }
   return floats;
 }
@@ -43,7 +43,7 @@ void ForwardScratch::start() {
   cuts_.clear();
   for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
-    const int64_t stride = cell_stride(table.window);
+    const int64_t stride = cell_stride(plan_, table.window);
     cuts_.push_back(cut(table.window));
     std::fill_n(weights_[n].get(), block.rows * stride, 0.0f);
     Panel panel;
@@ -56,23 +56,20 @@ void ForwardScratch::start() {
 }
 
 void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  if (!plan_.by_tile()) {
-    kernels_.forward(block, tiles, t, count);
-    return;
-  }
-  for (int64_t n = 0; n < count; ++n) {
+  for (int64_t n = 0; n < count; n += step(count)) {
+    if (n % kReach == 0) slide(t + n, std::min(kReach, count - n));
     if (skip_.skips(block, tiles[n], t + n, block.m)) continue;
     columns_.read(block, tiles[n]);
     decay_queries(tiles[n]);
-    kernels_.forward(block, tiles + n, t + n, 1);
+    kernels_.forward(block, tiles + n, t + n, std::min(step(count), count - n));
   }
 }
 
 void ForwardScratch::add_value_tables() {
   for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
-    const int64_t stride = cell_stride(table.window), width = cuts_[n].width;
-    fold_pads(table, block.rows, width, weights_[n].get(), stride);
+    const int64_t stride = cell_stride(plan_, table.window), width = cuts_[n].width;
+    fold_pads(table, block.rows, cuts_[n].first, width, weights_[n].get(), stride);
     for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* weights = weights_[n].get() + first * stride + kPad;
       const float* values = table.head_rows(head) + cuts_[n].first * table.padded_rank;

@@ -88,7 +88,7 @@ void table_products(const TileKernels& kernels, const TablePlan& table, int64_t 
                  product, kProduct, false);
     for (int r = 0; r < rows; ++r) {
       const float* from = product + r * kProduct;
-      float* to = cells + r * stride + kPad + (c - first);
+      float* to = cells + r * stride + (c - first);
       if (table.runs.index.empty()) {
         std::copy(from + (c - panel * kTile), from + (end - panel * kTile), to);
       } else {
@@ -98,6 +98,9 @@ void table_products(const TileKernels& kernels, const TablePlan& table, int64_t 
     }
     c = end;
   }
+}
+
+void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride) {
   for (int r = 0; r < rows; ++r) {
     float* row = cells + r * stride;
     std::fill_n(row, kPad, table.window.left == ClassMap::kNone ? 0.0f : row[kPad]);
@@ -106,16 +109,19 @@ void table_products(const TileKernels& kernels, const TablePlan& table, int64_t 
   }
 }
 
-void fold_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    float* row = cells + r * stride;
-    float left = 0.0f, right = 0.0f;
-    for (int64_t c = 0; c < kPad; ++c) {
-      left += row[c];
-      right += row[kPad + width + c];
+void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, float* cells,
+               int64_t stride) {
+  const Window& window = table.window;
+  const auto fold = [&](const float* pads, float* into) {
+    for (int r = 0; r < rows; ++r) {
+      float sum = 0.0f;
+      for (int64_t c = 0; c < kPad; ++c) sum += pads[r * stride + c];
+      into[r * stride] += sum;
     }
-    if (table.window.left != ClassMap::kNone) row[kPad] += left;
-    if (table.window.right != ClassMap::kNone) row[kPad + width - 1] += right;
+  };
+  if (window.left != ClassMap::kNone && first == 0) fold(cells, cells + kPad);
+  if (window.right != ClassMap::kNone && first + width == window.width) {
+    fold(cells + kPad + width, cells + kPad + width - 1);
   }
 }
 

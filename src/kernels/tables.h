@@ -65,16 +65,19 @@ struct TablePlan {
   int64_t floats() const noexcept;  // of everything that it holds
 };
 
-// rows [0, rows) of T = A R^T over cells [first, first + width) of a table's window, with pads: the
-// cells of a Panel, `stride` apart. A is [rows, padded rank].
+// rows [0, rows) of T = A R^T over cells [first, first + width) of a table's window, `stride` apart.
+// A is [rows, padded rank].
 void table_products(const TileKernels& kernels, const TablePlan& table, int64_t head, int rows,
                     const float* a, int64_t lda, int64_t first, int64_t width, float* cells,
                     int64_t stride);
+// Fills the pads beside `width` cells of each row: `cells` are those of a Panel, `stride` apart.
+void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride);
 // Sums neighbouring cells of one run in place, so that cells are entries, and says which.
 std::pair<int64_t, int64_t> fold_runs(const TablePlan& table, int rows, int64_t first,
                                       int64_t width, float* cells, int64_t stride);
 // Folds the pads of accumulated cells into the window's ends, where a class continues outside.
-void fold_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride);
+void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, float* cells,
+               int64_t stride);
 // c[M, N] += a^T or a times b, skipping zeros of a: for tables or rows that hold NaN or Inf.
 void skip_zero_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                        int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc);
