@@ -1,7 +1,8 @@
 """relpos against its floors and against other libraries: make bench, or scripts/bench.sh.
 
 A run is `relpos bench` (the machine, then the C++ rows), then the rows against peers in this
-process, then the machine again. --runs repeats all of it; a void run is left out of the medians.
+process, then the machine again. --runs repeats all of it; a void run is left out of the medians,
+and so are rounds beside neighbours that took our cores' issue slots.
 Prints a Markdown table with every row, won or lost, and writes build/bench.json.
 """
 
@@ -12,10 +13,12 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import peers
 import report
+from clock import Budget, IssueSlots
 from rows import Case, Row, all_cases, measure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,14 +45,20 @@ def wanted(name: str, only: str) -> bool:
     return only.lower() in name.lower()
 
 
-def one_run(only: str, cpp: bool, cases: list[Case], seconds: float, first: bool) -> Row:
-    words = ["--case", only, "--seconds", str(seconds)] if cpp else ["--machine"]
-    found = tool(*words, *([] if first else ["--skip-once"]))
+def one_run(only: str, cpp: bool, cases: list[Case], budget: Budget, first: bool) -> Row:
+    words = ["--machine"]
+    if cpp:
+        words = ["--case", only, "--seconds", budget.seconds, "--patience", budget.patience]
+    found = tool(*map(str, words), *([] if first else ["--skip-once"]))
     rows = list(found.get("rows", []))
-    for case in cases:
-        measured = measure(case, seconds)
-        rows += measured
-        say(report.line(report.join([measured[0]])))
+    slots = IssueSlots(TOOL)
+    try:
+        for case in cases:
+            measured = measure(case, replace(budget, quiet=slots.quiet))
+            rows += measured
+            say(report.line(report.join([measured[0]])))
+    finally:
+        slots.close()
     machine = report.later_too(found["machine"], tool("--machine")["machine"])
     machine["date"] = NOW
     report.add_limits(rows, machine["peak_all"])
@@ -61,14 +70,17 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", default="", help="only rows whose name contains this")
     parser.add_argument("--runs", type=int, default=1, help="of the whole; five count [1]")
     parser.add_argument("--seconds", type=float, default=1.5, help="for each row and run [1.5]")
-    parser.add_argument("--quick", action="store_true", help="the same as --seconds 0.1")
+    patience = "seconds of a row to wait for neighbours to be quiet [10]"
+    parser.add_argument("--patience", type=float, default=10, help=patience)
+    quick = "the same as --seconds 0.1 --patience 0"
+    parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--merge", type=Path, help="a report whose other rows are kept")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench.json")
     parser.add_argument("--write-docs", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--list", action="store_true", help="name the rows, measure nothing")
     options = parser.parse_args()
-    if options.runs < 1 or options.seconds <= 0:
-        parser.error("--runs and --seconds: expected more than 0")
+    if options.runs < 1 or options.seconds <= 0 or options.patience < 0:
+        parser.error("--runs and --seconds: expected more than 0; --patience: at least 0")
     if options.write_docs and options.case and not options.merge:
         parser.error("--write-docs: the page has every row: add --merge build/bench.json")
     return options
@@ -107,14 +119,16 @@ def main() -> None:
         for row in sorted(rows, key=lambda row: row["place"]):
             print(f"{row['name']} [{row['unit']}]: {row['floor']}, {row['stretch']}")
         return
-    seconds = 0.1 if options.quick else options.seconds
+    budget = Budget(options.seconds, patience=options.patience)
+    if options.quick:
+        budget = Budget(0.1, patience=0)
     earlier = {"machines": [], "rows": []}
     if options.merge:
         earlier = json.loads(options.merge.read_text())
     runs: list[Row] = []
     for n in range(options.runs):
         say(f"run {n + 1} of {options.runs}")
-        runs.append(one_run(options.case, bool(cpp), cases, seconds, first=n == 0))
+        runs.append(one_run(options.case, bool(cpp), cases, budget, first=n == 0))
         if not runs[-1]["machine"]["counts"]:
             say(f"run {n + 1} is void: {runs[-1]['machine']['void']}")
         found = result(runs, earlier)

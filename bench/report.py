@@ -23,6 +23,7 @@ def join(same: list[Row]) -> Row:
     measured = [row for row in same if "values" in row]
     if not measured:
         return same[-1]
+    measured = [row for row in measured if not row.get("noisy")] or measured
     medians = [statistics.median(row["values"]) for row in measured]
     row = {key: value for key, value in measured[-1].items() if key != "values"}
     row["value"], row["runs"] = statistics.median(medians), medians
@@ -91,6 +92,8 @@ def line(row: Row) -> str:
         times += f"; at the peak it would be {number(limit)}"
     if note := row.get("note"):
         times += f"; {note}"
+    if row.get("noisy"):
+        times += "; noisy"
     measured = f"{number(row['value'])} {row['unit']}"
     spread = f"{number(row['low'])} to {number(row['high'])}"
     return cells([row["name"], *bars, measured, spread, reached(row), times])
@@ -149,7 +152,8 @@ def page(report: Row) -> str:
         "machine does in the same run, measured before and after; the higher one counts. Issue "
         "slots: no-ops that our threads retire, against the best moment seen; where neighbours run "
         "on the other half of our cores, they fall to 50 % while multiply-adds alone hardly "
-        "notice. Against "
+        "notice. A round counts that found 85 % of them ours before and after; a row without three "
+        "such rounds in any run says noisy and shows all rounds. Against "
         "others: one process, sides take turns, outputs compared first; \"x faster\" is their time "
         "over ours. A row is the median of its runs, each the median of its rounds; spread is the "
         "range of the runs, or the quartiles of the rounds where there is one run. Rows without a "

@@ -13,7 +13,7 @@ import formulas
 import proof
 import relpos
 import torch
-from clock import median_ms, take_turns
+from clock import Budget, median_ms, take_turns
 from formulas import Match, Shape
 from peers import PEERS, TORCH, Refused, first_line
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ class Case:
     unit: str
     floor: float | None
     stretch: float | None
-    run: Callable[["Case", float], list[Row]]
+    run: Callable[["Case", Budget], list[Row]]
     better: str = "higher"
     parts: list[str] = field(default_factory=list)  # names of the rows beside its own
 
@@ -68,7 +68,7 @@ def contest(
     others: list[Side],
     refused: dict[str, str],
     flops: float,
-    seconds: float,
+    budget: Budget,
 ) -> list[Row]:
     """Equal first, then turn by turn; a row for each other side and, of several, for the best."""
     mine = ours.show(ours.call())
@@ -83,7 +83,8 @@ def contest(
     del mine
     rows, best = [], None
     if ready:
-        times = take_turns([ours.call, *(side.call for side in ready)], seconds)
+        turns = take_turns([ours.call, *(side.call for side in ready)], budget)
+        times = turns.seconds
         for side, theirs in zip(ready, times[1:], strict=True):
             values = ratios(times[0], theirs)
             row = case.row(
@@ -92,6 +93,7 @@ def contest(
                 milliseconds={"relpos": median_ms(times[0]), side.name: median_ms(theirs)},
                 note=f"differs by {differences[side.name]:.0e}",
                 flops=flops,
+                noisy=turns.noisy,
             )
             rows.append(row)
             if best is None or statistics.median(values) < statistics.median(best["values"]):
@@ -102,7 +104,7 @@ def contest(
         return rows
     if best is None:
         return [case.row(error="no peer ran"), *rows]
-    counted = {k: best[k] for k in ("values", "milliseconds", "note", "flops")}
+    counted = {k: best[k] for k in ("values", "milliseconds", "note", "flops", "noisy")}
     return [case.row(**counted), *rows]
 
 
@@ -116,7 +118,7 @@ def against_peers(build: Callable[[Shape, torch.dtype], Match], shape: Shape, na
                   dtype: torch.dtype = torch.float32):  # fmt: skip
     """Forward, without gradients; a bias reaches the peers as a ready mask."""
 
-    def run(case: Case, seconds: float) -> list[Row]:
+    def run(case: Case, budget: Budget) -> list[Row]:
         proof.prove(build, shape)
         torch.compiler.reset()  # else the runs add up to its limit of recompilations
         torch.manual_seed(0)
@@ -133,7 +135,7 @@ def against_peers(build: Callable[[Shape, torch.dtype], Match], shape: Shape, na
                     refused[name] = str(error)
             ours = Side("relpos", match.ours, lambda result: [result])
             flops = flops_of(shape, match.causal, backward=False)
-            return contest(case, ours, others, refused, flops, seconds)
+            return contest(case, ours, others, refused, flops, budget)
 
     return run
 
@@ -143,7 +145,7 @@ def against_formula(build: Callable[[Shape, torch.dtype], Match], shape: Shape, 
     """The formula in eager torch. Backward: one forward and the gradients of all leaves.
     ready_mask: the mask itself is the leaf, already gathered, and its table gets no gradient."""
 
-    def run(case: Case, seconds: float) -> list[Row]:
+    def run(case: Case, budget: Budget) -> list[Row]:
         proof.prove(build, shape)
         torch.manual_seed(0)
         match = build(shape, torch.float32)
@@ -169,26 +171,28 @@ def against_formula(build: Callable[[Shape, torch.dtype], Match], shape: Shape, 
             ours = Side("relpos", lambda: steps(match.ours, match.leaves), lambda r: r[shown])
             other = Side("torch", lambda: steps(formula, leaves), lambda r: r[shown])
             flops = flops_of(shape, match.causal, backward)
-            return contest(case, ours, [other], {}, flops, seconds)
+            return contest(case, ours, [other], {}, flops, budget)
 
     return run
 
 
-def overhead(case: Case, seconds: float) -> list[Row]:
+def overhead(case: Case, budget: Budget) -> list[Row]:
     q, k, v = (torch.randn(1, 1, 12, 64) for _ in range(3))
     with torch.no_grad():
-        times, sdpa = take_turns(
+        turns = take_turns(
             [
                 lambda: relpos.attention(q, k, v),
                 lambda: functional.scaled_dot_product_attention(q, k, v),
             ],
-            seconds,
+            budget,
         )
+    times, sdpa = turns.seconds
     milliseconds = {"relpos": median_ms(times), TORCH: median_ms(sdpa)}
-    return [case.row(values=[1e6 * t for t in times], milliseconds=milliseconds)]
+    values = [1e6 * t for t in times]
+    return [case.row(values=values, milliseconds=milliseconds, noisy=turns.noisy)]
 
 
-def training_loop(case: Case, seconds: float) -> list[Row]:
+def training_loop(case: Case, budget: Budget) -> list[Row]:
     """Four blocks of linear layers and attention, forward and backward, against the linear layers
     alone plus attention alone, on the same shapes and with ready gradients."""
     batch, length, heads, width, blocks = 8, 256, 8, 512, 4
@@ -227,11 +231,12 @@ def training_loop(case: Case, seconds: float) -> list[Row]:
         for position in positions:
             relpos.attention(*qkv, position=position).backward(dheads)
 
-    whole, linear, attention = take_turns([loop, linear_alone, attention_alone], seconds)
+    turns = take_turns([loop, linear_alone, attention_alone], budget)
+    whole, linear, attention = turns.seconds
     values = [100 * (w / (a + b) - 1) for w, a, b in zip(whole, linear, attention, strict=True)]
     names = ("loop", "linear alone", "attention alone")
     milliseconds = dict(zip(names, map(median_ms, (whole, linear, attention)), strict=True))
-    return [case.row(values=values, milliseconds=milliseconds)]
+    return [case.row(values=values, milliseconds=milliseconds, noisy=turns.noisy)]
 
 
 ALL = list(PEERS)
@@ -288,9 +293,9 @@ def all_cases() -> list[Case]:
     return cases
 
 
-def measure(case: Case, seconds: float) -> list[Row]:
+def measure(case: Case, budget: Budget) -> list[Row]:
     """A case that fails is a row that says why."""
     try:
-        return case.run(case, seconds)
+        return case.run(case, budget)
     except (proof.Unequal, Refused, RuntimeError, ValueError) as error:
         return [case.row(error=first_line(error))]

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -25,7 +26,8 @@ using Json = nlohmann::ordered_json;
 
 struct BenchArguments {
   std::string json, only, target;
-  bool wants_json = false, list = false, machine = false, skip_once = false, quiet = false;
+  bool wants_json = false, list = false, machine = false, skip_once = false, quiet = false,
+       watch = false;
   int threads = 0;
   int64_t memory_probe = 0;
   Budget budget;
@@ -98,6 +100,7 @@ Json row_json(const Row& row) {
   object["low"] = quantile(values, 0.25);
   object["high"] = quantile(values, 0.75);
   object["values"] = values;
+  object["noisy"] = row.measured.noisy;
   object["milliseconds"] = Json::object();
   for (const auto& [side, time] : row.measured.milliseconds) object["milliseconds"][side] = time;
   if (!row.measured.note.empty()) object["note"] = row.measured.note;
@@ -114,7 +117,7 @@ Json machine_json(const Machine& machine) {
           {"peak_one", machine.peak_one},
           {"peak_all", machine.peak_all},
           {"read_bandwidth", machine.bandwidth},
-          {"issue_share", machine.issue_share()},
+          {"issue_share", machine.issue_share},
           {"counts", reason.empty()},
           {"void", reason}};
 }
@@ -126,7 +129,7 @@ std::string machine_text(const Machine& machine) {
                 "family %d model %d, target %s, %d threads: %.0f GFLOP/s of multiply-adds (one "
                 "thread %.0f), %.1f GB/s read, %.0f %% of the issue slots ours",
                 machine.family, machine.model, machine.target.c_str(), machine.threads,
-                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share());
+                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share);
   return machine.cpu + ", " + numbers.data() + "\n" +
          (reason.empty() ? "The run counts.\n" : "The run is void: " + reason + ".\n");
 }
@@ -155,6 +158,7 @@ std::string row_text(const Row& row) {
     times += (times.empty() ? "; " : ", ") + side + " " + number(time) + " ms";
   }
   if (!row.measured.note.empty()) times += "; " + row.measured.note;
+  if (row.measured.noisy) times += "; neighbours: hardly a quiet round";
   return table_line({name + times, floor, stretch, number(value),
                      number(quantile(values, 0.25)) + " to " + number(quantile(values, 0.75)),
                      verdict(about, value)});
@@ -173,6 +177,12 @@ int list_cases(const std::vector<const BenchCase*>& chosen, bool json) {
         {one->name + " [" + one->unit + "]", bar_text(one->floor), bar_text(one->stretch)});
   }
   print(text);
+  return kOk;
+}
+
+// For another process that times calls of its own.
+int watch(IssueSlots& slots) {
+  for (std::string line; std::getline(std::cin, line);) print(number(slots.share()) + "\n");
   return kOk;
 }
 
@@ -210,7 +220,10 @@ int bench(const BenchArguments& a) {
       setup.threads = static_cast<int>(parse_int(value, "threads"));
     }
   }
-  Machine machine = measure_machine(setup.target, setup.threads);
+  IssueSlots slots(setup.threads);
+  if (a.watch) return watch(slots);
+  if (setup.threads > 1) setup.budget.quiet = [&slots] { return slots.quiet(); };
+  Machine machine = measure_machine(setup.target, setup.threads, slots);
   std::vector<Row> rows;
   for (const BenchCase* one : chosen) {
     if (one->once && a.skip_once) continue;
@@ -221,7 +234,7 @@ int bench(const BenchArguments& a) {
     note(one->name + ": " +
          (row.error.empty() ? number(quantile(row.measured.values, 0.5)) : row.error));
   }
-  keep_higher(machine, measure_machine(setup.target, setup.threads));
+  keep_higher(machine, measure_machine(setup.target, setup.threads, slots));
   for (Row& row : rows) settle(row, machine);
 
   Json report = {{"version", RELPOS_VERSION}, {"machine", machine_json(machine)}};
@@ -268,9 +281,14 @@ void add_bench(CLI::App& tool, Run& run) {
       ->check(CLI::PositiveNumber);
   app->add_option("--rounds", a.budget.rounds, "of each row at most; 0: what --seconds allows [0]")
       ->check(CLI::Range(0, 1000));
+  app->add_option("--patience", a.budget.patience,
+                  "seconds of a row to wait for neighbours to be quiet [10]")
+      ->check(CLI::NonNegativeNumber);
   app->add_flag("--list", a.list, "name the rows, measure nothing");
   app->add_flag("--machine", a.machine, "the machine alone, no row");
   app->add_flag("--quiet", a.quiet, "no progress on stderr");
+  app->add_flag("--watch", a.watch, "for each line of input, the share of the issue slots")
+      ->group("");
   app->add_flag("--skip-once", a.skip_once, "leave out rows that need no second run")->group("");
   app->add_option("--memory-probe", a.memory_probe, "of one length")->group("");
   app->callback([&run, arguments, json] {

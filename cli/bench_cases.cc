@@ -26,14 +26,23 @@ Call call_of(Trial& trial, bool with_backward) {
   return [&trial, with_backward] { trial.run(with_backward); };
 }
 
+// value(seconds), for each round.
+template <typename F>
+Measured timed(const BenchSetup& setup, const Call& call, F&& value) {
+  const Turns turns = take_turns({call}, setup.budget);
+  Measured measured;
+  for (const double seconds : turns.seconds[0]) measured.values.push_back(value(seconds));
+  measured.milliseconds = {{"relpos", milliseconds(turns.seconds[0])}};
+  measured.noisy = turns.noisy;
+  return measured;
+}
+
 Measured share_of_peak(const BenchSetup& setup, const TrialShape& shape, bool with_backward) {
   Trial trial(shape, "", setup.threads);
-  const std::vector<double> seconds =
-      take_turns({call_of(trial, with_backward)}, setup.budget).front();
-  Measured measured;
+  Measured measured = timed(setup, call_of(trial, with_backward), [&](double seconds) {
+    return 1e-9 * trial.flops(with_backward) / seconds;
+  });
   measured.share = Measured::Share::kPeak;
-  for (const double s : seconds) measured.values.push_back(1e-9 * trial.flops(with_backward) / s);
-  measured.milliseconds = {{"relpos", milliseconds(seconds)}};
   return measured;
 }
 
@@ -41,8 +50,10 @@ Measured share_of_peak(const BenchSetup& setup, const TrialShape& shape, bool wi
 template <typename F>
 Measured compared(const BenchSetup& setup, const std::string& name, const Call& call,
                   const std::string& other_name, const Call& other, F&& value) {
-  const auto seconds = take_turns({call, other}, setup.budget);
+  const Turns turns = take_turns({call, other}, setup.budget);
+  const auto& seconds = turns.seconds;
   Measured measured;
+  measured.noisy = turns.noisy;
   for (size_t n = 0; n < seconds[0].size(); ++n) {
     measured.values.push_back(value(seconds[0][n], seconds[1][n]));
   }
@@ -194,12 +205,10 @@ TrialShape cache_of(DType dtype) {
 Measured decode_bandwidth(const BenchSetup& setup) {
   const TrialShape shape = cache_of(DType::kFloat32);
   Trial trial(shape, "alibi", setup.threads);
-  const std::vector<double> seconds = take_turns({call_of(trial, kForward)}, setup.budget).front();
   const auto bytes = static_cast<double>(2 * shape.key_heads * shape.keys * shape.dim * 4);
-  Measured measured;
+  Measured measured = timed(setup, call_of(trial, kForward),
+                            [&](double seconds) { return 1e-9 * bytes / seconds; });
   measured.share = Measured::Share::kBandwidth;
-  for (const double s : seconds) measured.values.push_back(1e-9 * bytes / s);
-  measured.milliseconds = {{"relpos", milliseconds(seconds)}};
   return measured;
 }
 
@@ -217,11 +226,7 @@ Measured overhead(const BenchSetup& setup) {
   TrialShape shape = TrialShape::square(12);
   shape.heads = shape.key_heads = 1;
   Trial trial(shape, "", setup.threads);
-  const std::vector<double> seconds = take_turns({call_of(trial, kForward)}, setup.budget).front();
-  Measured measured;
-  for (const double s : seconds) measured.values.push_back(1e6 * s);
-  measured.milliseconds = {{"relpos", milliseconds(seconds)}};
-  return measured;
+  return timed(setup, call_of(trial, kForward), [](double seconds) { return 1e6 * seconds; });
 }
 
 // The SIMD target of a process is fixed at its first call, hence a process.
@@ -229,14 +234,15 @@ Measured on_avx2(const BenchSetup& setup, const std::string& name, bool with_bac
   if (setup.target == "avx2") {
     return share_of_peak(setup, TrialShape::square(4096), with_backward);
   }
-  const Json report = Json::parse(
-      run_self({"bench", "--target", "avx2", "--case", name, "--quiet", "--json", "--threads",
-                std::to_string(setup.threads), "--rounds", std::to_string(setup.budget.rounds),
-                "--seconds", std::to_string(setup.budget.seconds)}));
+  const Json report = Json::parse(run_self(
+      {"bench", "--target", "avx2", "--case", name, "--quiet", "--json", "--threads",
+       std::to_string(setup.threads), "--rounds", std::to_string(setup.budget.rounds), "--seconds",
+       std::to_string(setup.budget.seconds), "--patience", std::to_string(setup.budget.patience)}));
   const Json& row = report.at("rows").at(0);
   Measured measured;
   measured.values = row.at("values").get<std::vector<double>>();
   measured.milliseconds = {{"relpos", row.at("milliseconds").at("relpos").get<double>()}};
+  measured.noisy = row.at("noisy").get<bool>();
   std::array<char, 64> note{};
   std::snprintf(note.data(), note.size(), "of the AVX2 peak, %.0f GFLOP/s",
                 report.at("machine").at("peak_all").get<double>());

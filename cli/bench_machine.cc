@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <fstream>
 #include <functional>
+#include <numeric>
 #include <sstream>
 #include <thread>
 #include <vector>
@@ -73,20 +74,16 @@ double read_bandwidth(const Probes& probes, int threads) {
   return 1e-9 * static_cast<double>(share * threads * sizeof(float)) / best;
 }
 
-// Glances at the issue slots, spread over half a second.
-void glance(Machine& machine, int threads) {
-  constexpr int kGlances = 50;
-  std::vector<double> rates(static_cast<size_t>(threads));
+// Over half a second. The first looks only find the best.
+double mean_share(IssueSlots& slots) {
+  constexpr int kFirst = 10, kGlances = 40;
   double sum = 0;
-  for (int n = 0; n < kGlances; ++n) {
-    seconds_of(threads, [&](int worker) { rates[static_cast<size_t>(worker)] = no_op_rate(); });
-    for (const double rate : rates) {
-      sum += rate;
-      machine.best_issue = std::max(machine.best_issue, rate);
-    }
+  for (int n = 0; n < kFirst + kGlances; ++n) {
+    const double share = slots.share();
+    if (n >= kFirst) sum += share / kGlances;
     std::this_thread::sleep_for(std::chrono::milliseconds(9));
   }
-  machine.issue = sum / static_cast<double>(kGlances * threads);
+  return sum;
 }
 
 void read_cpu(Machine& machine) {
@@ -104,7 +101,14 @@ void read_cpu(Machine& machine) {
 
 }  // namespace
 
-Machine measure_machine(const std::string& target, int threads) {
+double IssueSlots::share() {
+  std::vector<double> rates(static_cast<size_t>(threads_));
+  seconds_of(threads_, [&](int worker) { rates[static_cast<size_t>(worker)] = no_op_rate(); });
+  best_ = std::max(best_, *std::ranges::max_element(rates));
+  return std::accumulate(rates.begin(), rates.end(), 0.0) / (best_ * threads_);
+}
+
+Machine measure_machine(const std::string& target, int threads, IssueSlots& slots) {
   Machine machine;
   machine.target = target;
   machine.threads = threads;
@@ -116,7 +120,7 @@ Machine measure_machine(const std::string& target, int threads) {
   machine.peak_one = peak(*probes, 1);
   machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads);
   machine.bandwidth = read_bandwidth(*probes, threads);
-  glance(machine, threads);
+  machine.issue_share = mean_share(slots);
   return machine;
 }
 
@@ -124,8 +128,7 @@ void keep_higher(Machine& machine, const Machine& later) {
   machine.peak_one = std::max(machine.peak_one, later.peak_one);
   machine.peak_all = std::max(machine.peak_all, later.peak_all);
   machine.bandwidth = std::max(machine.bandwidth, later.bandwidth);
-  machine.issue = (machine.issue + later.issue) / 2;
-  machine.best_issue = std::max(machine.best_issue, later.best_issue);
+  machine.issue_share = std::min(machine.issue_share, later.issue_share);
 }
 
 std::string void_reason(const Machine& machine) {
@@ -138,10 +141,6 @@ std::string void_reason(const Machine& machine) {
       machine.peak_all < 380) {
     return "two threads of a CPU with 512-bit units reach less than 380 GFLOP/s: they share a "
            "core, or something else runs";
-  }
-  if (machine.issue_share() < 0.85) {
-    return "less than 85 % of the issue slots of our cores were ours: other machines' threads run "
-           "on them";
   }
   return "";
 }

@@ -31,18 +31,14 @@ TEST(BenchMachine, VoidWhereTwoThreadsShareACore) {
   EXPECT_EQ(void_reason(alone), "");
 }
 
-TEST(BenchMachine, VoidWhereOthersRunOnOurCores) {
-  Machine shared = machine(120, 235);
-  shared.best_issue = 40;
-  shared.issue = 33;
-  EXPECT_NE(void_reason(shared), "");
-  shared.issue = 35;
-  EXPECT_EQ(void_reason(shared), "");
-  Machine later = machine(120, 235);
-  later.best_issue = 50;
-  later.issue = 25;
-  keep_higher(shared, later);
-  EXPECT_EQ(shared.issue_share(), 0.6);
+TEST(BenchMachine, IssueSlotsAreAShareOfTheBestSeen) {
+  IssueSlots slots(1);
+  EXPECT_EQ(slots.share(), 1.0);
+  for (int n = 0; n < 5; ++n) {
+    const double share = slots.share();
+    EXPECT_GT(share, 0.0);
+    EXPECT_LE(share, 1.0);
+  }
 }
 
 TEST(BenchMachine, TheHigherMeasurementCounts) {
@@ -50,7 +46,9 @@ TEST(BenchMachine, TheHigherMeasurementCounts) {
   first.bandwidth = 30;
   Machine second = machine(110, 230);
   second.bandwidth = 20;
+  second.issue_share = 0.6;
   keep_higher(first, second);
+  EXPECT_EQ(first.issue_share, 0.6);
   EXPECT_EQ(first.peak_one, 120);
   EXPECT_EQ(first.peak_all, 230);
   EXPECT_EQ(first.bandwidth, 30);
@@ -67,7 +65,8 @@ TEST(BenchMachine, ProbesComputeWhatTheySay) {
     // x <- 0.999 x + 0.001 brings every sum to 1.
     EXPECT_NEAR(probes.multiply_adds(100000), static_cast<float>(probes.flops / 2), 0.01);
   }
-  EXPECT_THROW(measure_machine("nothing", 1), Error);
+  IssueSlots slots(1);
+  EXPECT_THROW(measure_machine("nothing", 1, slots), Error);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 #include <utility>
 
 #include "common.h"
@@ -48,6 +49,29 @@ double seconds_of(const std::function<void()>& call, int64_t repeats) {
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   return spent.count() / static_cast<double>(repeats);
 }
+
+// When rounds may start, and whether one counts.
+class Quiet {
+ public:
+  Quiet(const Budget& budget, double seconds)
+      : quiet_(budget.quiet),
+        end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                std::chrono::duration<double>(seconds + budget.patience))) {}
+
+  bool now() const { return !quiet_ || quiet_(); }
+  bool out_of_patience() const { return quiet_ && Clock::now() >= end_; }
+  void wait() const {
+    while (!now() && !out_of_patience()) {
+      throw_if_interrupted();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const std::function<bool()>& quiet_;
+  Clock::time_point end_;
+};
 
 }  // namespace
 
@@ -113,15 +137,14 @@ double Trial::flops(bool with_backward) const {
   return shape_.causal ? all / 2 : all;
 }
 
-std::vector<std::vector<double>> take_turns(const std::vector<std::function<void()>>& calls,
-                                            const Budget& budget) {
-  std::vector<std::vector<double>> seconds(calls.size());
+Turns take_turns(const std::vector<std::function<void()>>& calls, const Budget& budget) {
+  std::vector<double> first_turn;
   std::vector<int64_t> repeats(calls.size(), 1);
   double turn = 0;
   for (size_t n = 0; n < calls.size(); ++n) {
     throw_if_interrupted();
     const double first = seconds_of(calls[n], 1);
-    seconds[n].push_back(first);
+    first_turn.push_back(first);
     if (first < kTick) {
       const double again = std::max(seconds_of(calls[n], 1), 1e-7);
       repeats[n] = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(kTick / again)));
@@ -130,19 +153,37 @@ std::vector<std::vector<double>> take_turns(const std::vector<std::function<void
       turn += first;
     }
   }
-  if (turn >= kLongCall * static_cast<double>(calls.size())) return seconds;
-  for (std::vector<double>& one : seconds) one.clear();
+  Turns turns{std::vector<std::vector<double>>(calls.size())};
+  if (turn >= kLongCall * static_cast<double>(calls.size())) {
+    for (size_t n = 0; n < calls.size(); ++n) turns.seconds[n].push_back(first_turn[n]);
+    return turns;
+  }
   const auto wanted = static_cast<int>(std::min(budget.seconds / turn, double{kMostRounds}));
   int rounds = std::max(kLeastRounds, wanted);
   if (budget.rounds > 0) rounds = std::min(rounds, budget.rounds);
-  for (int round = 0; round < rounds; ++round) {
+  const int enough = std::min(rounds, kLeastRounds);
+  Quiet quiet(budget, turn * rounds);
+  std::vector<std::vector<double>> loud(calls.size());
+  for (int round = 0, counted = 0; counted < rounds; ++round) {
+    if (quiet.out_of_patience() && round >= enough) break;
+    quiet.wait();
+    std::vector<double> spent(calls.size());
     for (size_t n = 0; n < calls.size(); ++n) {
       throw_if_interrupted();
       const size_t at = round % 2 == 0 ? n : calls.size() - 1 - n;
-      seconds[at].push_back(seconds_of(calls[at], repeats[at]));
+      spent[at] = seconds_of(calls[at], repeats[at]);
+    }
+    const bool counts = quiet.now();
+    counted += counts ? 1 : 0;
+    for (size_t n = 0; n < calls.size(); ++n) {
+      (counts ? turns.seconds : loud)[n].push_back(spent[n]);
     }
   }
-  return seconds;
+  turns.noisy = static_cast<int>(turns.seconds.front().size()) < enough;
+  for (size_t n = 0; n < calls.size() && turns.noisy; ++n) {
+    turns.seconds[n].insert(turns.seconds[n].end(), loud[n].begin(), loud[n].end());
+  }
+  return turns;
 }
 
 double quantile(std::vector<double> values, double q) {

@@ -55,13 +55,21 @@ class Trial {
 struct Budget {
   double seconds = 2;  // for each row; three rounds at least, one where calls take seconds
   int rounds = 0;      // at most; 0: as many as the seconds allow
+  // Whether neighbours leave us our cores now; empty: always. A round counts that found them so
+  // before and after.
+  std::function<bool()> quiet;
+  double patience =
+      10;  // seconds beyond those of the rounds, to wait for quiet and to repeat rounds
 };
 
-// Seconds of each call in each round, [call][round]. Calls take turns, in opposite order every other
-// round; short ones are repeated until the clock can tell. The first turn is not counted where it
-// can be spared.
-std::vector<std::vector<double>> take_turns(const std::vector<std::function<void()>>& calls,
-                                            const Budget& budget);
+struct Turns {
+  std::vector<std::vector<double>> seconds;  // [call][round]
+  bool noisy = false;  // fewer rounds than three, or than wanted, were quiet: all are given
+};
+
+// Times calls, which take turns, in opposite order every other round; short ones are repeated until
+// the clock can tell. The first turn is not counted where it can be spared.
+Turns take_turns(const std::vector<std::function<void()>>& calls, const Budget& budget);
 
 // The q quantile, interpolated; `values` is not empty.
 double quantile(std::vector<double> values, double q);

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ import rows as bench_rows
 import bench as program
 
 PLACES = set(range(1, 24))  # lines of the table of targets
-QUICK = ["--seconds", "0.01", "--rounds", "1"]
+QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0"]
+SHORT = clock.Budget(0.01)
 
 
 def test_tool_lists_rows():
@@ -109,7 +111,7 @@ def test_unequal_sides_are_not_timed():
     with pytest.raises(proof.Unequal, match="not timed"):
         proof.prove(wrong, shape)
     case = bench_rows.peer_case(1, "wrong", 1, 2, bench_rows.against_formula(wrong, shape, True))
-    (row,) = bench_rows.measure(case, 0.01)
+    (row,) = bench_rows.measure(case, SHORT)
     assert "not timed" in row["error"]
     assert row["floor"] == 1
 
@@ -146,7 +148,7 @@ def test_a_contest_has_a_row_for_each_peer(monkeypatch):
     names = [peers.TORCH, "wrong", "absent"]
     shape = (1, 2, 64, 64, 16)
     run = bench_rows.against_peers(formulas.trained_bias, shape, names)
-    best, *rows = bench_rows.measure(bench_rows.peer_case(1, "all", 1, 2, run, names), 0.01)
+    best, *rows = bench_rows.measure(bench_rows.peer_case(1, "all", 1, 2, run, names), SHORT)
     assert best["name"] == "all"
     assert best["floor"] == 1
     assert len(best["values"]) >= 3
@@ -172,11 +174,11 @@ def test_training_loop_is_compared_with_its_parts(monkeypatch):
     def turns(calls, _):
         for part in calls:
             part()
-        return [[0.3, 0.4], [0.1, 0.1], [0.1, 0.1]]
+        return clock.Turns([[0.3, 0.4], [0.1, 0.1], [0.1, 0.1]])
 
     monkeypatch.setattr(bench_rows, "take_turns", turns)
     (case,) = (c for c in bench_rows.all_cases() if "training loop" in c.name)
-    (row,) = bench_rows.measure(case, 0.01)
+    (row,) = bench_rows.measure(case, SHORT)
     assert row["values"] == pytest.approx([50, 100])
     expected = {"loop": 350, "linear alone": 100, "attention alone": 100}
     assert row["milliseconds"] == pytest.approx(expected)
@@ -191,9 +193,33 @@ def test_turns_alternate():
         while clock.time.perf_counter() < end:
             pass
 
-    times = clock.take_turns([lambda: turn(0), lambda: turn(1)], 0.001)
+    turns = clock.take_turns([lambda: turn(0), lambda: turn(1)], clock.Budget(0.001))
     assert order == [0, 1, 0, 1, 1, 0, 0, 1]
-    assert [len(t) for t in times] == [3, 3]
+    assert [len(t) for t in turns.seconds] == [3, 3]
+
+
+def test_rounds_beside_neighbours_do_not_count():
+    rounds = []
+
+    def call():
+        rounds.append(len(rounds))
+        time.sleep(0.002)
+
+    # Of each round the answers before and after it.
+    answers = iter([True, False, True, True, False, False, True, True, True, True])
+    turns = clock.take_turns([call], clock.Budget(0.001, lambda: next(answers), 60))
+    assert not turns.noisy
+    assert len(turns.seconds[0]) == 3
+    assert len(rounds) == 5  # the first turn, and one that did not count
+    turns = clock.take_turns([call], clock.Budget(0.001, lambda: False, 0.01))
+    assert turns.noisy
+    assert len(turns.seconds[0]) >= 3
+
+
+def test_issue_slots_are_asked_of_the_tool():
+    slots = clock.IssueSlots(program.TOOL)
+    assert slots.quiet() in (True, False)
+    slots.close()
 
 
 ROW = {"place": 1, "name": "x", "unit": "% of peak", "better": "higher", "floor": 70, "stretch": 80}
@@ -210,6 +236,14 @@ def test_runs_are_joined_by_their_medians():
     runs = [[measured([v, v, 99])] for v in (71, 75, 69, 80, 78)]
     five = pages.joined(runs)[0]
     assert (five["value"], five["low"], five["high"], five["rounds"]) == (75, 69, 80, 15)
+
+
+def test_noisy_rows_do_not_count_beside_quiet_ones():
+    quiet, noisy = measured([75]), measured([10], noisy=True)
+    assert pages.join([noisy, quiet])["value"] == 75
+    alone = pages.join([noisy])
+    assert alone["value"] == 10
+    assert "noisy" in pages.line(alone)
 
 
 def test_failures_do_not_hide_measurements():
