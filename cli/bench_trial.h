@@ -57,7 +57,7 @@ struct Budget {
   int rounds = 0;      // at most; 0: as many as the seconds allow
   // Whether neighbours leave us our cores now; empty: always. A round counts that found them so
   // before and after.
-  std::function<bool()> quiet;
+  std::function<bool()> quiet = {};
   double patience =
       10;  // seconds beyond those of the rounds, to wait for quiet and to repeat rounds
 };

@@ -92,14 +92,15 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   for (int64_t n = 0; n < count; n += step(count)) {
-                     if (n % kReach == 0) slide(t + n, std::min(kReach, count - n), g, sums);
+                   slide(t, count, g, sums);
+                   const int64_t step = plan_.by_tile() ? 1 : count;
+                   for (int64_t n = 0; n < count; n += step) {
                      if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.lse)) {
                        continue;
                      }
                      columns_.read(block, tiles[n]);
                      start_decay(tiles[n]);
-                     kernels_.backward(block, tiles + n, t + n, std::min(step(count), count - n));
+                     kernels_.backward(block, tiles + n, t + n, step);
                      columns_.add_gradients(block, tiles[n], t + n, g, sums);
                      finish_decay();
                    }

@@ -5,8 +5,8 @@
 namespace relpos {
 namespace {
 
-// Cells of a row that sliding needs: those of kReach tiles and a block's rows, in whole panels.
-constexpr int64_t kSlidingCells = (BlockScratch::kReach + 2) * kTile + round_up(kRows, kTile);
+// Cells of a row that sliding needs: those of some tiles and a block's rows, in whole panels.
+constexpr int64_t kSlidingCells = (kTilesAtATime + 2) * kTile + round_up(kRows, kTile);
 
 }  // namespace
 

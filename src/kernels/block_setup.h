@@ -20,15 +20,10 @@ class BlockScratch {
   void add_row(int64_t h, int64_t i) { plan_.add_row(block, h, i); }
   // Loads and rotates the queries of all rows, and what score terms read but for row tables' cells.
   void load_queries();
-  // Brings row tables' cells to what tiles [t, t + count) read, `count` at most kReach. Those that
+  // Brings row tables' cells to what tiles [t, t + count) read, `count` at most kTilesAtATime. Those that
   // were there already move: a window that slides with the tiles stays in cache and needs no memory
   // that grows with the keys.
   void slide(int64_t t, int64_t count);
-  static constexpr int64_t kReach = 4;
-  // How many of `count` tiles the kernels may take in one call.
-  int64_t step(int64_t count) const noexcept {
-    return plan_.by_tile() ? 1 : row_tables.empty() ? count : kReach;
-  }
   // Scales the queries for a tile, where a rotation decays with distance.
   void decay_queries(const KeyTile& tile);
 

@@ -41,8 +41,7 @@ class DirectRows {
       kernels_.arrange(p_.key.dtype, plan_.D, block.q + row * plan_.Dp);
     }
     for (int64_t t = first; t < end && !stopper.stopped(worker); ++t) {
-      constexpr int64_t kReach = BlockScratch::kReach;
-      if ((t - first) % kReach == 0) x.slide(t, std::min(kReach, end - t));
+      if ((t - first) % kTilesAtATime == 0) x.slide(t, std::min(kTilesAtATime, end - t));
       tile(block, t);
     }
     for (int row = 0; in_place_v_ && row < block.rows; ++row) {

@@ -18,11 +18,11 @@ using random_terms::Rng;
 
 struct Plain {
   Problem p;
-  Tensor q, k, v, out, lse;
+  Tensor q, k, v, out, lse, dout;
 
   Plain(int64_t queries, int64_t keys, int64_t dim) {
     Rng rng(3);
-    for (Tensor* t : {&q, &out}) *t = float_tensor(rng, {1, 1, queries, dim});
+    for (Tensor* t : {&q, &out, &dout}) *t = float_tensor(rng, {1, 1, queries, dim});
     for (Tensor* t : {&k, &v}) *t = float_tensor(rng, {1, 1, keys, dim});
     lse = float_tensor(rng, {1, 1, queries});
     p.batch = p.heads = p.kv_heads = 1;
@@ -34,6 +34,33 @@ struct Plain {
     p.query = q.view();
     p.key = k.view();
     p.value = v.view();
+  }
+
+  template <typename Pass>
+  std::vector<double> forward(Pass pass) {
+    pass(p, out.view(), lse.view());
+    return {out.data<float>(), out.data<float>() + out.view().numel()};
+  }
+
+  // Of the first row table, the first value table, the queries and the keys.
+  template <typename Pass>
+  std::vector<double> gradients(Pass pass) {
+    Tensor dq(DType::kFloat32, q.view().dims()), dk(DType::kFloat32, k.view().dims()),
+        dv(DType::kFloat32, v.view().dims());
+    TermGradients terms = TermGradients::zeros(p.terms);
+    ProblemGradients g;
+    g.query = dq.view();
+    g.key = dk.view();
+    g.value = dv.view();
+    g.terms = &terms;
+    pass(p, out.view(), lse.view(), dout.view(), TensorView(), g);
+    std::vector<double> all = terms.row_tables[0].table;
+    for (const auto& table : terms.value_tables) {
+      all.insert(all.end(), table.table.begin(), table.table.end());
+    }
+    all.insert(all.end(), dq.data<float>(), dq.data<float>() + dq.view().numel());
+    all.insert(all.end(), dk.data<float>(), dk.data<float>() + dk.view().numel());
+    return all;
   }
 };
 
@@ -56,13 +83,12 @@ TEST(Edges, WeightsOfZeroMeetNoNan) {
 // table's window is far wider than the keys.
 struct Late : Plain {
   static constexpr int64_t kQueries = 900, kKeys = 8, kDim = 16;
-  Tensor rows, values, dout;
+  Tensor rows, values;
 
   Late() : Plain(kQueries, kKeys, kDim) {
     Rng rng(4);
     rows = float_tensor(rng, {kQueries, kDim});
     values = float_tensor(rng, {kQueries, kDim});
-    dout = float_tensor(rng, {1, 1, kQueries, kDim});
     p.positions.k = {100};
     for (int64_t i = 0; i < kQueries; ++i) {
       p.visible.span.emplace_back(0, std::clamp<int64_t>(i - 99, 0, kKeys));
@@ -74,12 +100,6 @@ struct Late : Plain {
     p.terms.value_tables.resize(1);
     p.terms.value_tables[0].map = map;
     p.terms.value_tables[0].table = TermData::parameter(values.view(), true);
-  }
-
-  using Pass = void (*)(const Problem&, const TensorView&, const TensorView&);
-  std::vector<double> forward(Pass pass) {
-    pass(p, out.view(), lse.view());
-    return {out.data<float>(), out.data<float>() + kQueries * kDim};
   }
 };
 
@@ -96,26 +116,59 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   const std::vector<double> got = a.forward(fused_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;
 
-  const auto gradients = [&](auto pass) {
-    Tensor dq(DType::kFloat32, a.q.view().dims()), dk(DType::kFloat32, a.k.view().dims()),
-        dv(DType::kFloat32, a.v.view().dims());
-    TermGradients terms = TermGradients::zeros(a.p.terms);
-    ProblemGradients g;
-    g.query = dq.view();
-    g.key = dk.view();
-    g.value = dv.view();
-    g.terms = &terms;
-    pass(a.p, a.out.view(), a.lse.view(), a.dout.view(), TensorView(), g);
-    std::vector<double> all = terms.row_tables[0].table;
-    all.insert(all.end(), terms.value_tables[0].table.begin(), terms.value_tables[0].table.end());
-    all.insert(all.end(), dq.data<float>(), dq.data<float>() + dq.view().numel());
-    all.insert(all.end(), dk.data<float>(), dk.data<float>() + dk.view().numel());
-    return all;
-  };
-  const std::vector<double> fused = gradients(fused_backward),
-                            plain = gradients(reference_backward);
+  const std::vector<double> fused = a.gradients(fused_backward),
+                            plain = a.gradients(reference_backward);
   for (size_t n = 0; n < plain.size(); ++n) {
     ASSERT_NEAR(fused[n], plain[n], 1e-3 * (1 + std::fabs(plain[n]))) << n;
+  }
+}
+
+// Windows of row tables too wide to be there at once: their cells slide with the tiles.
+struct Wide : Plain {
+  static constexpr int64_t kKeys = 1700, kDim = 8;
+  Tensor rows;
+
+  Wide(int64_t queries, const ClassMap& map, int64_t reach) : Plain(queries, kKeys, kDim) {
+    Rng rng(5);
+    rows = float_tensor(rng, {map.classes(), kDim});
+    const int64_t offset = kKeys - queries;
+    p.positions.q = {offset};
+    for (int64_t i = 0; i < queries; ++i) {
+      p.visible.span.emplace_back(std::max<int64_t>(0, offset + i - reach),
+                                  std::min(kKeys, offset + i + 1 + kKeys - reach));
+    }
+    p.terms.row_tables.resize(1);
+    p.terms.row_tables[0].map = map;
+    p.terms.row_tables[0].table = TermData::parameter(rows.view(), true);
+  }
+};
+
+void expect_near(const std::vector<double>& got, const std::vector<double>& want, double share) {
+  double most = 0;
+  for (const double x : want) most = std::isnan(x) ? most : std::max(most, std::fabs(x));
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t n = 0; n < want.size(); ++n) {
+    ASSERT_EQ(std::isnan(got[n]), std::isnan(want[n])) << n;
+    if (std::isnan(want[n])) continue;
+    ASSERT_NEAR(got[n], want[n], share * most) << n;
+  }
+}
+
+TEST(Edges, CellsOfWideRowTablesSlide) {
+  const std::vector<ClassMap> maps = {ClassMap::clamp(-1200, 30), ClassMap::clamp(-450, 450, true),
+                                      ClassMap::zero_outside(-1650, 1650)};
+  for (const ClassMap& map : maps) {
+    for (const int64_t queries : {1, 16, 130, 700}) {
+      for (const int64_t reach : {Wide::kKeys, int64_t{900}}) {  // causal; a band
+        Wide a(queries, map, reach);
+        a.p.threads = 2;
+        expect_near(a.forward(fused_forward), a.forward(reference_forward), 1e-5);
+        expect_near(a.gradients(fused_backward), a.gradients(reference_backward), 1e-5);
+        // One class that is NaN: only those who meet it notice.
+        a.rows.data<float>()[(map.classes() - 40) * Wide::kDim] = NAN;
+        expect_near(a.forward(fused_forward), a.forward(reference_forward), 1e-5);
+      }
+    }
   }
 }
 

@@ -103,10 +103,8 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
     readers[static_cast<size_t>(worker)].read(
         at.packed, at.pair, 0, plan.tiles, stopper, worker,
         [&](const KeyTile* tiles, int64_t t, int64_t count) {
+          x.slide(t, count);
           for (int64_t n = 0; n < count; ++n) {
-            if (n % BlockScratch::kReach == 0) {
-              x.slide(t + n, std::min(BlockScratch::kReach, count - n));
-            }
             columns[static_cast<size_t>(worker)].read(x.block, tiles[n]);
             x.decay_queries(tiles[n]);
             kernels.emit(x.block, tiles + n, t + n, 1, dense, lse.given());

@@ -56,12 +56,13 @@ void ForwardScratch::start() {
 }
 
 void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  for (int64_t n = 0; n < count; n += step(count)) {
-    if (n % kReach == 0) slide(t + n, std::min(kReach, count - n));
+  slide(t, count);
+  const int64_t step = plan_.by_tile() ? 1 : count;
+  for (int64_t n = 0; n < count; n += step) {
     if (skip_.skips(block, tiles[n], t + n, block.m)) continue;
     columns_.read(block, tiles[n]);
     decay_queries(tiles[n]);
-    kernels_.forward(block, tiles + n, t + n, std::min(step(count), count - n));
+    kernels_.forward(block, tiles + n, t + n, step);
   }
 }
 

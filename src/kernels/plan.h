@@ -17,6 +17,8 @@ namespace relpos {
 
 // Up to here the rows of a group of heads read keys and values in place: packing would not pay.
 inline constexpr int64_t kDirectRows = 16;
+// Tiles that a block takes before the next ones are packed.
+inline constexpr int64_t kTilesAtATime = 8;
 
 struct BiasPlan {
   Window window;

@@ -15,7 +15,6 @@ namespace relpos {
 // Packs of one head above this are not kept: every block packs the tiles that it reads anew, which
 // costs 2 to 4 % and keeps memory independent of the number of keys.
 inline constexpr int64_t kPackedBytes = int64_t{16} << 20;
-inline constexpr int64_t kTilesAtATime = 8;
 
 // One thread where the whole call is shorter than waking another (about 2 MFLOP).
 inline int useful_threads(const Problem& p) {
