@@ -39,10 +39,10 @@ struct Ramp {
 };
 
 struct KeyTile {
-  const float* kt = nullptr;      // [D, kTile] rotated keys, transposed
+  const float* kt = nullptr;      // [D, kTile] rotated keys, transposed; columns as of transpose()
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
   const float* v = nullptr;       // [kTile, Dvp] (forward), readable up to the last key
-  const float* vt = nullptr;      // [Dv, kTile] (backward)
+  const float* vt = nullptr;      // [Dv, kTile] (backward), columns as those of kt
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   // v_finite: or every query sees every value.
   bool k_finite = true, v_finite = true, factors_finite = true;
@@ -116,11 +116,12 @@ struct TileKernels {
   // Turns pairs of x by the angles, or by minus them (direction -1).
   void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
                  float direction);
-  // to[d, key] = rows[key, d] for `keys` of kTile keys, the rest 0; false where one is NaN or Inf.
+  // to[d, key] = rows[key, d] for `keys` of kTile keys, 0 from there to a multiple of kLanes; false
+  // where one is NaN or Inf.
   bool (*transpose)(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to);
   bool (*finite)(const float* x, int64_t n);
-  // The largest Euclidean norm of the columns of kt [D, kTile].
-  float (*largest_norm)(const float* kt, int64_t D);
+  // The largest Euclidean norm of the first `keys` columns of kt [D, kTile], as of transpose().
+  float (*largest_norm)(const float* kt, int64_t keys, int64_t D);
   // to[n] = from[index[n]]; `index` ascends by 0 or 1; a vector may be read at from[index[n]].
   void (*expand)(const float* from, const int32_t* index, int64_t n, float* to);
   // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not

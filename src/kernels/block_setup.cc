@@ -134,16 +134,15 @@ void BlockScratch::load_queries() {
   const Problem& p = plan_.p;
   range_ = plan_.range;
   if (p.positions.consecutive) {
-    bool any = false;
+    int64_t low = INT64_MAX, high = INT64_MIN;
     for (int row = 0; row < block.rows; ++row) {
       if (block.lo[row] >= block.hi[row]) continue;
-      const int64_t low = p.positions.key(block.batch, block.lo[row]) - block.position[row];
-      const int64_t high = p.positions.key(block.batch, block.hi[row] - 1) - block.position[row];
-      range_ = any ? std::pair{std::min(range_.first, low), std::max(range_.second, high)}
-                   : std::pair{low, high};
-      any = true;
+      low = std::min(low, block.lo[row] - block.position[row]);
+      high = std::max(high, block.hi[row] - 1 - block.position[row]);
     }
-    if (!any) range_ = {plan_.range.first, plan_.range.first};  // the plan's may be any long
+    const int64_t first = p.positions.key(block.batch, 0);
+    range_ = low <= high ? std::pair{first + low, first + high}
+                         : std::pair{plan_.range.first, plan_.range.first};  // that may be any long
   }
   const auto scale = static_cast<float>(p.scale * kLog2e);
   const bool in_place = p.terms.rotations.empty() && plan_.row_tables.empty() &&
@@ -153,7 +152,6 @@ void BlockScratch::load_queries() {
     float* raw = raw_.get() + row * plan_.Dp;
     float* q = q_.get() + row * plan_.Dp;
     if (row >= block.rows) {
-      std::fill_n(raw, plan_.Dp, 0.0f);
       std::fill_n(q, plan_.Dp, 0.0f);
       block.position[row] = 0;
       block.key_bias[row] = nullptr;

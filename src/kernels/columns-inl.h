@@ -11,6 +11,7 @@
 
 #include <algorithm>
 
+#include "base/buffer.h"
 #include "kernels/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -90,9 +91,9 @@ bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float
   const F d;
   V sum = hn::Zero(d);
   float rest = 0.0f;
-  const int64_t end = (keys + kQuad - 1) / kQuad * kQuad;
-  if (end < kTile) {
-    for (int64_t x = 0; x < D; ++x) std::fill(to + x * kTile + end, to + (x + 1) * kTile, 0.0f);
+  const int64_t end = round_up(keys, kQuad), padded = round_up(keys, kLanes);
+  if (end < padded) {
+    for (int64_t x = 0; x < D; ++x) std::fill(to + x * kTile + end, to + x * kTile + padded, 0.0f);
   }
   for (int64_t key = 0; key < end; key += kQuad) {
     const int64_t count = std::min<int64_t>(keys - key, kQuad);

@@ -363,7 +363,7 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
     }
   }
 
-  if (skips_tiles) tile.norm = kernels.largest_norm(kt, D);
+  if (skips_tiles) tile.norm = kernels.largest_norm(kt, keys, D);
 
   float* vt = second + kTile * Dp;
   const float* v = p.value.given() ? rows_in_place(p.value, b, kv_head, first) : nullptr;

@@ -211,10 +211,10 @@ struct Store {
   }
 }
 
-[[maybe_unused]] float largest_norm(const float* kt, int64_t D) {
+[[maybe_unused]] float largest_norm(const float* kt, int64_t keys, int64_t D) {
   const F d;
   V largest = hn::Zero(d);
-  for (int64_t c = 0; c < kTile; c += kN) {
+  for (int64_t c = 0; c < keys; c += kN) {
     V sum = hn::Zero(d);
     for (int64_t row = 0; row < D; ++row) {
       const V x = hn::Load(d, kt + row * kTile + c);
