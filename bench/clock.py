@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-TICK = 1e-3  # seconds that one reading of the clock should span
+TICK = 5e-3  # seconds that one reading of the clock should span
+COLD = 0.1  # seconds; a first call below is much slower than those that follow
 LONG_CALL = 4.0  # seconds; from here on the first turn counts
 LEAST_ROUNDS, MOST_ROUNDS = 3, 99
 
@@ -52,6 +53,8 @@ class Turns:
 
 
 def seconds_of(call: Callable[[], object], repeats: int = 1) -> float:
+    if repeats > 1:  # short calls start warm: the last turn, or a wait, was another's
+        call()
     start = time.perf_counter()
     for _ in range(repeats):
         call()
@@ -63,7 +66,7 @@ def take_turns(calls: list[Callable[[], object]], budget: Budget) -> Turns:
     first = [seconds_of(call) for call in calls]
     if sum(first) >= LONG_CALL * len(calls):
         return Turns([[t] for t in first])
-    again = [seconds_of(call) if t < TICK else t for call, t in zip(calls, first, strict=True)]
+    again = [seconds_of(call) if t < COLD else t for call, t in zip(calls, first, strict=True)]
     repeats = [max(1, math.ceil(TICK / t)) for t in again]
     turn = sum(r * t for r, t in zip(repeats, again, strict=True))
     rounds = max(LEAST_ROUNDS, min(MOST_ROUNDS, int(budget.seconds / turn)))

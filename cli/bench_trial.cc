@@ -12,7 +12,8 @@
 namespace relpos::cli {
 namespace {
 
-constexpr double kTick = 1e-3;   // seconds that one reading of the clock should span
+constexpr double kTick = 5e-3;   // seconds that one reading of the clock should span
+constexpr double kCold = 0.1;    // seconds; a first call below is much slower than what follows
 constexpr double kLongCall = 4;  // seconds; from here on the first turn counts
 constexpr int kLeastRounds = 3, kMostRounds = 99;
 
@@ -43,7 +44,9 @@ Tensor normal_tensor(DType dtype, const std::vector<int64_t>& shape, uint64_t se
   return tensor;
 }
 
+// Short calls start warm: the last turn, or a wait, was another's.
 double seconds_of(const std::function<void()>& call, int64_t repeats) {
+  if (repeats > 1) call();
   const auto start = std::chrono::steady_clock::now();
   for (int64_t n = 0; n < repeats; ++n) call();
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
@@ -145,13 +148,9 @@ Turns take_turns(const std::vector<std::function<void()>>& calls, const Budget& 
     throw_if_interrupted();
     const double first = seconds_of(calls[n], 1);
     first_turn.push_back(first);
-    if (first < kTick) {
-      const double again = std::max(seconds_of(calls[n], 1), 1e-7);
-      repeats[n] = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(kTick / again)));
-      turn += again * static_cast<double>(repeats[n]);
-    } else {
-      turn += first;
-    }
+    const double again = first < kCold ? std::max(seconds_of(calls[n], 1), 1e-7) : first;
+    repeats[n] = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(kTick / again)));
+    turn += again * static_cast<double>(repeats[n]);
   }
   Turns turns{std::vector<std::vector<double>>(calls.size())};
   if (turn >= kLongCall * static_cast<double>(calls.size())) {
