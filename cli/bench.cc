@@ -30,6 +30,7 @@ struct BenchArguments {
        watch = false;
   int threads = 0;
   int64_t memory_probe = 0;
+  double best_look = 0;
   Budget budget;
 };
 
@@ -89,18 +90,19 @@ Json about_json(const BenchCase& about) {
           {"stretch", bar_json(about.stretch)}};
 }
 
-Json row_json(const Row& row) {
+Json row_json(const Row& row, const IssueSlots& slots) {
   Json object = about_json(*row.about);
   if (!row.error.empty()) {
     object["error"] = row.error;
     return object;
   }
-  const std::vector<double>& values = row.measured.values;
-  object["value"] = quantile(values, 0.5);
-  object["low"] = quantile(values, 0.25);
-  object["high"] = quantile(values, 0.75);
-  object["values"] = values;
-  object["noisy"] = row.measured.noisy;
+  const Counted kept = counted(row.measured.values, row.measured.looks, &slots);
+  object["value"] = quantile(kept.values, 0.5);
+  object["low"] = quantile(kept.values, 0.25);
+  object["high"] = quantile(kept.values, 0.75);
+  object["noisy"] = kept.noisy;
+  object["values"] = row.measured.values;
+  object["looks"] = row.measured.looks;
   object["milliseconds"] = Json::object();
   for (const auto& [side, time] : row.measured.milliseconds) object["milliseconds"][side] = time;
   if (!row.measured.note.empty()) object["note"] = row.measured.note;
@@ -117,7 +119,9 @@ Json machine_json(const Machine& machine) {
           {"peak_one", machine.peak_one},
           {"peak_all", machine.peak_all},
           {"read_bandwidth", machine.bandwidth},
-          {"issue_share", machine.issue_share},
+          {"issue", machine.issue},
+          {"best_issue", machine.best_issue},
+          {"issue_share", machine.issue_share()},
           {"counts", reason.empty()},
           {"void", reason}};
 }
@@ -129,7 +133,7 @@ std::string machine_text(const Machine& machine) {
                 "family %d model %d, target %s, %d threads: %.0f GFLOP/s of multiply-adds (one "
                 "thread %.0f), %.1f GB/s read, %.0f %% of the issue slots ours",
                 machine.family, machine.model, machine.target.c_str(), machine.threads,
-                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share);
+                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share());
   return machine.cpu + ", " + numbers.data() + "\n" +
          (reason.empty() ? "The run counts.\n" : "The run is void: " + reason + ".\n");
 }
@@ -145,20 +149,21 @@ std::string table_line(const std::vector<std::string>& cells) {
   return line + cells[0] + "\n";
 }
 
-std::string row_text(const Row& row) {
+std::string row_text(const Row& row, const IssueSlots& slots) {
   const BenchCase& about = *row.about;
   const std::string name = about.name + " [" + about.unit + "]";
   const std::string floor = bar_text(about.floor), stretch = bar_text(about.stretch);
   if (!row.error.empty())
     return table_line({name + ": " + row.error, floor, stretch, "-", "", "-"});
-  const std::vector<double>& values = row.measured.values;
+  const Counted kept = counted(row.measured.values, row.measured.looks, &slots);
+  const std::vector<double>& values = kept.values;
   const double value = quantile(values, 0.5);
   std::string times;
   for (const auto& [side, time] : row.measured.milliseconds) {
     times += (times.empty() ? "; " : ", ") + side + " " + number(time) + " ms";
   }
   if (!row.measured.note.empty()) times += "; " + row.measured.note;
-  if (row.measured.noisy) times += "; neighbours: hardly a quiet round";
+  if (kept.noisy) times += "; noisy";
   return table_line({name + times, floor, stretch, number(value),
                      number(quantile(values, 0.25)) + " to " + number(quantile(values, 0.75)),
                      verdict(about, value)});
@@ -182,7 +187,7 @@ int list_cases(const std::vector<const BenchCase*>& chosen, bool json) {
 
 // For another process that times calls of its own.
 int watch(IssueSlots& slots) {
-  for (std::string line; std::getline(std::cin, line);) print(number(slots.share()) + "\n");
+  for (std::string line; std::getline(std::cin, line);) print(number(slots.look()) + "\n");
   return kOk;
 }
 
@@ -220,9 +225,9 @@ int bench(const BenchArguments& a) {
       setup.threads = static_cast<int>(parse_int(value, "threads"));
     }
   }
-  IssueSlots slots(setup.threads);
+  IssueSlots slots(setup.threads, a.best_look);
   if (a.watch) return watch(slots);
-  if (setup.threads > 1) setup.budget.quiet = [&slots] { return slots.quiet(); };
+  setup.budget.slots = &slots;
   Machine machine = measure_machine(setup.target, setup.threads, slots);
   std::vector<Row> rows;
   for (const BenchCase* one : chosen) {
@@ -232,14 +237,17 @@ int bench(const BenchArguments& a) {
     Row row = rows.back();
     settle(row, machine);
     note(one->name + ": " +
-         (row.error.empty() ? number(quantile(row.measured.values, 0.5)) : row.error));
+         (row.error.empty()
+              ? number(
+                    quantile(counted(row.measured.values, row.measured.looks, &slots).values, 0.5))
+              : row.error));
   }
   keep_higher(machine, measure_machine(setup.target, setup.threads, slots));
   for (Row& row : rows) settle(row, machine);
 
   Json report = {{"version", RELPOS_VERSION}, {"machine", machine_json(machine)}};
   report["rows"] = Json::array();
-  for (const Row& row : rows) report["rows"].push_back(row_json(row));
+  for (const Row& row : rows) report["rows"].push_back(row_json(row, slots));
   if (a.wants_json && a.json.empty()) {
     print_json(report);
     return kOk;
@@ -254,7 +262,7 @@ int bench(const BenchArguments& a) {
     text += "\n" + table_line({"row [unit]; medians", "floor", "stretch", "measured", "quartiles",
                                "reached"});
   }
-  for (const Row& row : rows) text += row_text(row);
+  for (const Row& row : rows) text += row_text(row, slots);
   print(text);
   return kOk;
 }
@@ -290,6 +298,7 @@ void add_bench(CLI::App& tool, Run& run) {
   app->add_flag("--watch", a.watch, "for each line of input, the share of the issue slots")
       ->group("");
   app->add_flag("--skip-once", a.skip_once, "leave out rows that need no second run")->group("");
+  app->add_option("--best-look", a.best_look, "of IssueSlots in earlier processes")->group("");
   app->add_option("--memory-probe", a.memory_probe, "of one length")->group("");
   app->callback([&run, arguments, json] {
     arguments->wants_json = json->count() > 0;

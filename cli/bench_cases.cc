@@ -20,7 +20,10 @@ using Call = std::function<void()>;
 constexpr const char* kBias = "t5";
 constexpr bool kForward = false, kBackward = true;
 
-double milliseconds(const std::vector<double>& seconds) { return 1e3 * quantile(seconds, 0.5); }
+// The median of one call's turns.
+double milliseconds(const BenchSetup& setup, const Turns& turns, size_t call) {
+  return 1e3 * quantile(counted(turns.seconds[call], turns.looks, setup.budget.slots).values, 0.5);
+}
 
 Call call_of(Trial& trial, bool with_backward) {
   return [&trial, with_backward] { trial.run(with_backward); };
@@ -32,8 +35,8 @@ Measured timed(const BenchSetup& setup, const Call& call, F&& value) {
   const Turns turns = take_turns({call}, setup.budget);
   Measured measured;
   for (const double seconds : turns.seconds[0]) measured.values.push_back(value(seconds));
-  measured.milliseconds = {{"relpos", milliseconds(turns.seconds[0])}};
-  measured.noisy = turns.noisy;
+  measured.milliseconds = {{"relpos", milliseconds(setup, turns, 0)}};
+  measured.looks = turns.looks;
   return measured;
 }
 
@@ -53,12 +56,12 @@ Measured compared(const BenchSetup& setup, const std::string& name, const Call& 
   const Turns turns = take_turns({call, other}, setup.budget);
   const auto& seconds = turns.seconds;
   Measured measured;
-  measured.noisy = turns.noisy;
+  measured.looks = turns.looks;
   for (size_t n = 0; n < seconds[0].size(); ++n) {
     measured.values.push_back(value(seconds[0][n], seconds[1][n]));
   }
-  measured.milliseconds = {{name, milliseconds(seconds[0])},
-                           {other_name, milliseconds(seconds[1])}};
+  measured.milliseconds = {{name, milliseconds(setup, turns, 0)},
+                           {other_name, milliseconds(setup, turns, 1)}};
   return measured;
 }
 
@@ -234,15 +237,17 @@ Measured on_avx2(const BenchSetup& setup, const std::string& name, bool with_bac
   if (setup.target == "avx2") {
     return share_of_peak(setup, TrialShape::square(4096), with_backward);
   }
-  const Json report = Json::parse(run_self(
-      {"bench", "--target", "avx2", "--case", name, "--quiet", "--json", "--threads",
-       std::to_string(setup.threads), "--rounds", std::to_string(setup.budget.rounds), "--seconds",
-       std::to_string(setup.budget.seconds), "--patience", std::to_string(setup.budget.patience)}));
+  const double best = setup.budget.slots == nullptr ? 0 : setup.budget.slots->best();
+  const Json report = Json::parse(
+      run_self({"bench", "--target", "avx2", "--case", name, "--quiet", "--json", "--threads",
+                std::to_string(setup.threads), "--rounds", std::to_string(setup.budget.rounds),
+                "--seconds", std::to_string(setup.budget.seconds), "--patience",
+                std::to_string(setup.budget.patience), "--best-look", std::to_string(best)}));
   const Json& row = report.at("rows").at(0);
   Measured measured;
   measured.values = row.at("values").get<std::vector<double>>();
   measured.milliseconds = {{"relpos", row.at("milliseconds").at("relpos").get<double>()}};
-  measured.noisy = row.at("noisy").get<bool>();
+  measured.looks = row.at("looks").get<std::vector<double>>();
   std::array<char, 64> note{};
   std::snprintf(note.data(), note.size(), "of the AVX2 peak, %.0f GFLOP/s",
                 report.at("machine").at("peak_all").get<double>());

@@ -24,7 +24,7 @@ struct Measured {
   std::vector<double> values;                                // one for each round
   std::vector<std::pair<std::string, double>> milliseconds;  // medians, by side
   std::string note;
-  bool noisy = false;  // of Turns
+  std::vector<double> looks;  // of Turns
 };
 
 struct BenchCase {

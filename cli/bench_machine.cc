@@ -48,41 +48,51 @@ double no_op_rate() {
   return 1e-9 * static_cast<double>(kNoOps * kRounds) / spent.count();
 }
 
-double peak(const Probes& probes, int threads) {
+// The least of f(), seconds: of `least` calls, and on for some time until five found us undisturbed.
+double least_seconds(IssueSlots& slots, int least, const std::function<double()>& f) {
+  constexpr int kQuietOnes = 5;
+  constexpr std::chrono::seconds kPatience{2};
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  double best = HUGE_VAL;
+  bool before = slots.quiet(slots.look());
+  for (int n = 0, quiet = 0;
+       n < least || (quiet < kQuietOnes && std::chrono::steady_clock::now() < end); ++n) {
+    best = std::min(best, f());
+    const bool after = slots.quiet(slots.look());
+    quiet += before && after ? 1 : 0;
+    before = after;
+  }
+  return best;
+}
+
+double peak(const Probes& probes, int threads, IssueSlots& slots) {
   const auto burst = [&](int64_t rounds) {
     return seconds_of(
         threads, [&](int) { [[maybe_unused]] volatile float sink = probes.multiply_adds(rounds); });
   };
   int64_t rounds = 1 << 16;
   for (double seconds = 0; seconds < kBurst; rounds *= 2) seconds = burst(rounds);
-  double best = burst(rounds);
-  for (int n = 1; n < kBursts; ++n) best = std::min(best, burst(rounds));
+  const double best = least_seconds(slots, kBursts, [&] { return burst(rounds); });
   return 1e-9 * static_cast<double>(probes.flops * rounds * threads) / best;
 }
 
-double read_bandwidth(const Probes& probes, int threads) {
+double read_bandwidth(const Probes& probes, int threads, IssueSlots& slots) {
   const int64_t share = kReadFloats / threads / 256 * 256;
   const Buffer<float> memory(share * threads);
   std::fill_n(memory.get(), share * threads, 1.0f);
-  double best = HUGE_VAL;
-  for (int n = 0; n < kReadings; ++n) {
-    best = std::min(best, seconds_of(threads, [&](int worker) {
-                      [[maybe_unused]] volatile float sink =
-                          probes.sum(memory.get() + worker * share, share);
-                    }));
-  }
+  const double best = least_seconds(slots, kReadings, [&] {
+    return seconds_of(threads, [&](int worker) {
+      [[maybe_unused]] volatile float sink = probes.sum(memory.get() + worker * share, share);
+    });
+  });
   return 1e-9 * static_cast<double>(share * threads * sizeof(float)) / best;
 }
 
-// Over half a second. The first looks only find the best.
-double mean_share(IssueSlots& slots) {
-  constexpr int kFirst = 10, kGlances = 40;
+// Of half a second.
+double mean_look(IssueSlots& slots) {
+  constexpr int kLooks = 50;
   double sum = 0;
-  for (int n = 0; n < kFirst + kGlances; ++n) {
-    const double share = slots.share();
-    if (n >= kFirst) sum += share / kGlances;
-    std::this_thread::sleep_for(std::chrono::milliseconds(9));
-  }
+  for (int n = 0; n < kLooks; ++n) sum += slots.look() / kLooks;
   return sum;
 }
 
@@ -101,11 +111,11 @@ void read_cpu(Machine& machine) {
 
 }  // namespace
 
-double IssueSlots::share() {
+double IssueSlots::rate() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::vector<double> rates(static_cast<size_t>(threads_));
   seconds_of(threads_, [&](int worker) { rates[static_cast<size_t>(worker)] = no_op_rate(); });
-  best_ = std::max(best_, *std::ranges::max_element(rates));
-  return std::accumulate(rates.begin(), rates.end(), 0.0) / (best_ * threads_);
+  return std::accumulate(rates.begin(), rates.end(), 0.0) / threads_;
 }
 
 Machine measure_machine(const std::string& target, int threads, IssueSlots& slots) {
@@ -117,10 +127,11 @@ Machine measure_machine(const std::string& target, int threads, IssueSlots& slot
   const auto probes =
       std::ranges::find_if(all, [&](const Probes& p) { return p.target == target; });
   check_value(probes != all.end(), "bench: no measurement of the machine for target ", target);
-  machine.peak_one = peak(*probes, 1);
-  machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads);
-  machine.bandwidth = read_bandwidth(*probes, threads);
-  machine.issue_share = mean_share(slots);
+  machine.issue = mean_look(slots);
+  machine.peak_one = peak(*probes, 1, slots);
+  machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads, slots);
+  machine.bandwidth = read_bandwidth(*probes, threads, slots);
+  machine.best_issue = slots.best();
   return machine;
 }
 
@@ -128,7 +139,8 @@ void keep_higher(Machine& machine, const Machine& later) {
   machine.peak_one = std::max(machine.peak_one, later.peak_one);
   machine.peak_all = std::max(machine.peak_all, later.peak_all);
   machine.bandwidth = std::max(machine.bandwidth, later.bandwidth);
-  machine.issue_share = std::min(machine.issue_share, later.issue_share);
+  machine.issue = (machine.issue + later.issue) / 2;
+  machine.best_issue = std::max(machine.best_issue, later.best_issue);
 }
 
 std::string void_reason(const Machine& machine) {

@@ -1,6 +1,7 @@
-// What the machine of a bench can do, and whether neighbours leave enough of it for a round to count.
+// What the machine of a bench can do, and whether neighbours leave it to us.
 #pragma once
 
+#include <algorithm>
 #include <string>
 
 namespace relpos::cli {
@@ -11,26 +12,40 @@ struct Machine {
   int threads = 1;
   double peak_one = 0, peak_all = 0;  // GFLOP/s of multiply-adds, one thread and all
   double bandwidth = 0;               // GB/s, all threads reading
-  double issue_share = 1;             // of the issue slots: the mean of IssueSlots::share()
+  double issue = 0, best_issue = 0;   // of IssueSlots: mean of its looks, and the best
+
+  double issue_share() const noexcept { return best_issue > 0 ? issue / best_issue : 1.0; }
 };
 
 // How much of our cores is ours. A core that runs threads of another machine beside ours gives us
 // every other issue slot, while multiply-adds alone, which leave slots free, hardly notice. So the
-// no-ops that our threads retire tell, against the most that this process has seen them retire.
+// no-ops that our threads retire tell, against the most that anybody has seen them retire.
 class IssueSlots {
  public:
-  static constexpr double kQuiet = 0.85;
+  static constexpr double kQuiet = 0.85;  // share of the best from which on neighbours are quiet
 
-  explicit IssueSlots(int threads) : threads_(threads) {}
-  double share();  // takes about 1 ms of every thread
-  bool quiet() { return share() >= kQuiet; }
+  // `best`: of an earlier process.
+  explicit IssueSlots(int threads, double best = 0) : threads_(threads), best_(best) {}
+  virtual ~IssueSlots() = default;
+  double look() {
+    const double looked = rate();
+    best_ = std::max(best_, looked);
+    return looked;
+  }
+  double best() const noexcept { return best_; }
+  bool quiet(double looked) const noexcept { return looked >= kQuiet * best_; }
+
+ protected:
+  // Billions a second, the mean of all threads. Rests for 5 ms, in which threads of the last call
+  // stop spinning, and takes 1 ms of every thread.
+  virtual double rate();
 
  private:
   int threads_;
-  double best_ = 0;  // billions of no-ops a second
+  double best_;
 };
 
-// About a second. `target` as relpos::show_config() names it.
+// Seconds. `target` as relpos::show_config() names it.
 Machine measure_machine(const std::string& target, int threads, IssueSlots& slots);
 // Neighbours on a shared machine only ever take away.
 void keep_higher(Machine& machine, const Machine& later);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -15,7 +16,7 @@ namespace {
 constexpr double kTick = 5e-3;   // seconds that one reading of the clock should span
 constexpr double kCold = 0.1;    // seconds; a first call below is much slower than what follows
 constexpr double kLongCall = 4;  // seconds; from here on the first turn counts
-constexpr int kLeastRounds = 3, kMostRounds = 99;
+constexpr int kMostRounds = 99;
 
 Position parse(const TrialShape& shape, const std::string& text) {
   Position position;
@@ -52,29 +53,6 @@ double seconds_of(const std::function<void()>& call, int64_t repeats) {
   const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
   return spent.count() / static_cast<double>(repeats);
 }
-
-// When rounds may start, and whether one counts.
-class Quiet {
- public:
-  Quiet(const Budget& budget, double seconds)
-      : quiet_(budget.quiet),
-        end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                std::chrono::duration<double>(seconds + budget.patience))) {}
-
-  bool now() const { return !quiet_ || quiet_(); }
-  bool out_of_patience() const { return quiet_ && Clock::now() >= end_; }
-  void wait() const {
-    while (!now() && !out_of_patience()) {
-      throw_if_interrupted();
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  const std::function<bool()>& quiet_;
-  Clock::time_point end_;
-};
 
 }  // namespace
 
@@ -141,48 +119,69 @@ double Trial::flops(bool with_backward) const {
 }
 
 Turns take_turns(const std::vector<std::function<void()>>& calls, const Budget& budget) {
+  using Clock = std::chrono::steady_clock;
+  IssueSlots* slots = budget.slots;
+  const auto look = [slots] { return slots == nullptr ? 0.0 : slots->look(); };
+  const auto is_quiet = [slots](double looked) { return slots == nullptr || slots->quiet(looked); };
+  Turns turns{std::vector<std::vector<double>>(calls.size()), {}};
+  const auto add = [&](double before, const std::vector<double>& seconds) {
+    const double looked = std::min(before, look());
+    if (slots != nullptr) turns.looks.push_back(looked);
+    for (size_t n = 0; n < calls.size(); ++n) turns.seconds[n].push_back(seconds[n]);
+    return is_quiet(looked);
+  };
+
+  const double first_look = look();
   std::vector<double> first_turn;
-  std::vector<int64_t> repeats(calls.size(), 1);
+  std::vector<int64_t> repeats;
   double turn = 0;
-  for (size_t n = 0; n < calls.size(); ++n) {
+  for (const std::function<void()>& call : calls) {
     throw_if_interrupted();
-    const double first = seconds_of(calls[n], 1);
-    first_turn.push_back(first);
-    const double again = first < kCold ? std::max(seconds_of(calls[n], 1), 1e-7) : first;
-    repeats[n] = std::max(int64_t{1}, static_cast<int64_t>(std::ceil(kTick / again)));
-    turn += again * static_cast<double>(repeats[n]);
+    first_turn.push_back(seconds_of(call, 1));
+    const double first = first_turn.back();
+    const double again = first < kCold ? std::max(seconds_of(call, 1), 1e-7) : first;
+    repeats.push_back(std::max(int64_t{1}, static_cast<int64_t>(std::ceil(kTick / again))));
+    turn += again * static_cast<double>(repeats.back() == 1 ? 1 : repeats.back() + 1);
   }
-  Turns turns{std::vector<std::vector<double>>(calls.size())};
   if (turn >= kLongCall * static_cast<double>(calls.size())) {
-    for (size_t n = 0; n < calls.size(); ++n) turns.seconds[n].push_back(first_turn[n]);
+    add(first_look, first_turn);
     return turns;
   }
   const auto wanted = static_cast<int>(std::min(budget.seconds / turn, double{kMostRounds}));
   int rounds = std::max(kLeastRounds, wanted);
   if (budget.rounds > 0) rounds = std::min(rounds, budget.rounds);
-  const int enough = std::min(rounds, kLeastRounds);
-  Quiet quiet(budget, turn * rounds);
-  std::vector<std::vector<double>> loud(calls.size());
-  for (int round = 0, counted = 0; counted < rounds; ++round) {
-    if (quiet.out_of_patience() && round >= enough) break;
-    quiet.wait();
-    std::vector<double> spent(calls.size());
+  const int most = budget.patience > 0 ? std::numeric_limits<int>::max() : rounds;
+  const auto end =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(turn * rounds + budget.patience));
+  for (int round = 0, counted = 0; counted < rounds && round < most; ++round) {
+    if (round >= std::min(rounds, kLeastRounds) && Clock::now() >= end) break;
+    double before = look();
+    while (!is_quiet(before) && budget.patience > 0 && Clock::now() < end) {
+      throw_if_interrupted();
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      before = look();
+    }
+    std::vector<double> seconds(calls.size());
     for (size_t n = 0; n < calls.size(); ++n) {
       throw_if_interrupted();
-      const size_t at = round % 2 == 0 ? n : calls.size() - 1 - n;
-      spent[at] = seconds_of(calls[at], repeats[at]);
+      const size_t at = counted % 2 == 0 ? n : calls.size() - 1 - n;
+      seconds[at] = seconds_of(calls[at], repeats[at]);
     }
-    const bool counts = quiet.now();
-    counted += counts ? 1 : 0;
-    for (size_t n = 0; n < calls.size(); ++n) {
-      (counts ? turns.seconds : loud)[n].push_back(spent[n]);
-    }
-  }
-  turns.noisy = static_cast<int>(turns.seconds.front().size()) < enough;
-  for (size_t n = 0; n < calls.size() && turns.noisy; ++n) {
-    turns.seconds[n].insert(turns.seconds[n].end(), loud[n].begin(), loud[n].end());
+    counted += add(before, seconds) ? 1 : 0;
   }
   return turns;
+}
+
+Counted counted(const std::vector<double>& values, const std::vector<double>& looks,
+                const IssueSlots* slots) {
+  if (slots == nullptr || looks.empty()) return {values};
+  Counted kept;
+  for (size_t n = 0; n < values.size(); ++n) {
+    if (slots->quiet(looks[n])) kept.values.push_back(values[n]);
+  }
+  if (kept.values.size() < std::min<size_t>(kLeastRounds, values.size())) return {values, true};
+  return kept;
 }
 
 double quantile(std::vector<double> values, double q) {

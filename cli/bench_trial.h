@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bench_machine.h"
 #include "parameters.h"
 #include "relpos/attention.h"
 
@@ -55,17 +56,27 @@ class Trial {
 struct Budget {
   double seconds = 2;  // for each row; three rounds at least, one where calls take seconds
   int rounds = 0;      // at most; 0: as many as the seconds allow
-  // Whether neighbours leave us our cores now; empty: always. A round counts that found them so
-  // before and after.
-  std::function<bool()> quiet = {};
-  double patience =
-      10;  // seconds beyond those of the rounds, to wait for quiet and to repeat rounds
+  // Where given, a round counts that neighbours were quiet before and after.
+  IssueSlots* slots = nullptr;
+  // Seconds beyond those of the rounds, to wait for quiet and to repeat rounds.
+  double patience = 10;
 };
 
 struct Turns {
   std::vector<std::vector<double>> seconds;  // [call][round]
-  bool noisy = false;  // fewer rounds than three, or than wanted, were quiet: all are given
+  std::vector<double>
+      looks;  // [round] the lesser of IssueSlots before and after; empty: not judged
 };
+
+constexpr int kLeastRounds = 3;
+// Values of the rounds in which neighbours were quiet, by the best look so far. Where those are
+// fewer than three and than all, the row is noisy: all values.
+struct Counted {
+  std::vector<double> values;
+  bool noisy = false;
+};
+Counted counted(const std::vector<double>& values, const std::vector<double>& looks,
+                const IssueSlots* slots);
 
 // Times calls, which take turns, in opposite order every other round; short ones are repeated until
 // the clock can tell. The first turn is not counted where it can be spared.

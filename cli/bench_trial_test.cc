@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 #include <vector>
 
 namespace relpos::cli {
@@ -35,29 +37,48 @@ TEST(BenchTrial, TakesTurnsInBothOrders) {
   }
 }
 
+// Looks that a test has written down; after them the last one again.
+class Script : public IssueSlots {
+ public:
+  explicit Script(std::vector<double> looks) : IssueSlots(1, 10), looks_(std::move(looks)) {}
+
+ protected:
+  double rate() override { return looks_[std::min(next_++, looks_.size() - 1)]; }
+
+ private:
+  std::vector<double> looks_;
+  size_t next_ = 0;
+};
+
 TEST(BenchTrial, RoundsBesideNeighboursDoNotCount) {
-  // Each round takes the answer of its start and that of its end.
-  const auto turns_of = [](std::vector<bool> answers, double patience) {
-    size_t next = 0;
-    Budget budget{.seconds = 0.001, .rounds = 2, .quiet = {}, .patience = patience};
-    budget.quiet = [&] { return next < answers.size() ? answers[next++] : answers.back(); };
-    int calls = 0;
-    const auto call = [&calls] {
+  std::vector<int> order;
+  const auto call = [&](int n) {
+    return [&order, n] {
       const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(6);
       while (std::chrono::steady_clock::now() < end) continue;
-      ++calls;
+      order.push_back(n);
     };
-    const Turns turns = take_turns({call}, budget);
-    return std::pair{turns, calls};
   };
-  const auto [quiet, calls] = turns_of({true, false, true, true, false, true, true}, 60);
-  EXPECT_FALSE(quiet.noisy);
-  EXPECT_EQ(quiet.seconds[0].size(), 2U);
-  EXPECT_EQ(calls, 5);  // two uncounted turns, one beside neighbours, two quiet ones
-  const auto [noisy, more] = turns_of({false}, 0.05);
-  EXPECT_TRUE(noisy.noisy);
-  EXPECT_EQ(static_cast<int>(noisy.seconds[0].size()), more - 2);
-  EXPECT_GE(noisy.seconds[0].size(), 2U);
+  // The first turn's look; then of each round one before, again until it is quiet, and one after.
+  Script some({5, 9, 5, 6, 9, 9, 9, 10});
+  Budget budget{.seconds = 0.001, .rounds = 2, .slots = &some, .patience = 60};
+  Turns turns = take_turns({call(0), call(1)}, budget);
+  EXPECT_EQ(turns.looks, (std::vector<double>{5, 9, 9}));
+  // Four uncounted calls, a round beside neighbours, a quiet one in the same order, one in the other.
+  EXPECT_EQ(order, (std::vector<int>{0, 0, 1, 1, 0, 1, 0, 1, 1, 0}));
+  EXPECT_EQ(counted({1, 2, 3}, turns.looks, &some).values, (std::vector<double>{1, 2, 3}));
+  EXPECT_EQ(counted({1, 2, 3, 4}, {5, 9, 9, 10}, &some).values, (std::vector<double>{2, 3, 4}));
+
+  // Without patience, rounds that were not quiet before do not count either.
+  Script none({5, 5, 10, 5, 10, 5, 10});
+  budget.slots = &none;
+  budget.patience = 0;
+  budget.rounds = 0;
+  turns = take_turns({call(0)}, budget);
+  EXPECT_EQ(turns.looks, (std::vector<double>{5, 5, 5}));
+  const Counted all = counted(turns.seconds[0], turns.looks, &none);
+  EXPECT_TRUE(all.noisy);
+  EXPECT_EQ(all.values, turns.seconds[0]);
 }
 
 TEST(BenchTrial, Quantiles) {

@@ -92,7 +92,7 @@ class BackwardScratch : public BlockScratch {
     const auto [tile, last] = plan_.tile_range(block);
     reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
                  [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   slide(t, count, g, sums);
+                   slide_both(t, count, g, sums);
                    const int64_t step = plan_.by_tile() ? 1 : count;
                    for (int64_t n = 0; n < count; n += step) {
                      if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.lse)) {
@@ -111,10 +111,11 @@ class BackwardScratch : public BlockScratch {
   }
 
  private:
-  void slide(int64_t t, int64_t count, int64_t g, Sums& sums) {
+  // slide(), and the gradients with the cells.
+  void slide_both(int64_t t, int64_t count, int64_t g, Sums& sums) {
     for (size_t n = 0; n < plan_.row_tables.size(); ++n)
       leave_cells(n, reach(n, t, count), g, sums);
-    BlockScratch::slide(t, count);
+    slide(t, count);
   }
 
   // Moves the gradients of row table n's cells that `to` does not hold into the table's and the
@@ -137,7 +138,7 @@ class BackwardScratch : public BlockScratch {
       const float* rows = table.head_rows(block.head[0]) + first * rank;
       if (table.finite) {
         kernels_.gemm(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
-                      factors_[n].get(), rank, true);
+                      factors_[n].get(), rank, slides(plan_, table));
       } else {
         skip_zero_product(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
                           factors_[n].get(), rank);

@@ -6,7 +6,7 @@ namespace relpos {
 namespace {
 
 // Cells of a row that sliding needs: those of some tiles and a block's rows, in whole panels.
-constexpr int64_t kSlidingCells = (kTilesAtATime + 2) * kTile + round_up(kRows, kTile);
+constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
 
 }  // namespace
 
@@ -59,7 +59,7 @@ int64_t BlockScratch::cell_stride(const Plan& plan, const Window& window) {
   return round_up(max_cut(plan, window) + 2 * kPad, kLanes);
 }
 
-// Runs are few: their products are computed once a block.
+// Products that runs share are computed once a block: a window of them would compute many anew.
 bool BlockScratch::slides(const Plan& plan, const TablePlan& table) {
   return plan.p.positions.consecutive && table.runs.index.empty() &&
          table.window.width > kSlidingCells;
@@ -100,10 +100,10 @@ BlockScratch::Cut BlockScratch::reach(size_t n, int64_t t, int64_t count) const 
 
 void BlockScratch::move_shared(const Cut& from, const Cut& to, int rows, float* cells,
                                int64_t stride) {
-  const int64_t by = to.first - from.first, count = shared(from, to);
+  const int64_t by = to.first - from.first;
   for (int row = 0; row < rows && by > 0; ++row) {
     float* at = cells + row * stride + kPad;
-    std::copy_n(at + by, count, at);
+    std::copy_n(at + by, shared(from, to), at);
   }
 }
 

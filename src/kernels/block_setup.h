@@ -59,12 +59,12 @@ class BlockScratch {
     const bool follows = from.first <= to.first && to.first < from.end() && from.end() <= to.end();
     return follows ? from.end() - to.first : 0;
   }
+  static bool slides(const Plan& plan, const TablePlan& table);
   static void move_shared(const Cut& from, const Cut& to, int rows, float* cells, int64_t stride);
   // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
   Buffer<float> decayed_, decay_;
 
  private:
-  static bool slides(const Plan& plan, const TablePlan& table);
   Cut cut(const Window& window, std::pair<int64_t, int64_t> range) const;
 
   const Plan& plan_;

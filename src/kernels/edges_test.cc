@@ -20,12 +20,15 @@ struct Plain {
   Problem p;
   Tensor q, k, v, out, lse, dout;
 
-  Plain(int64_t queries, int64_t keys, int64_t dim) {
+  Plain(int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1, int64_t heads = 1,
+        int64_t kv_heads = 1) {
     Rng rng(3);
-    for (Tensor* t : {&q, &out, &dout}) *t = float_tensor(rng, {1, 1, queries, dim});
-    for (Tensor* t : {&k, &v}) *t = float_tensor(rng, {1, 1, keys, dim});
-    lse = float_tensor(rng, {1, 1, queries});
-    p.batch = p.heads = p.kv_heads = 1;
+    for (Tensor* t : {&q, &out, &dout}) *t = float_tensor(rng, {batch, heads, queries, dim});
+    for (Tensor* t : {&k, &v}) *t = float_tensor(rng, {batch, kv_heads, keys, dim});
+    lse = float_tensor(rng, {batch, heads, queries});
+    p.batch = batch;
+    p.heads = heads;
+    p.kv_heads = kv_heads;
     p.queries = p.positions.queries = p.visible.queries = queries;
     p.keys = p.positions.keys = p.visible.keys = keys;
     p.head_dim = p.value_dim = dim;
@@ -42,7 +45,7 @@ struct Plain {
     return {out.data<float>(), out.data<float>() + out.view().numel()};
   }
 
-  // Of the first row table, the first value table, the queries and the keys.
+  // Of row tables, value tables, queries, keys and values.
   template <typename Pass>
   std::vector<double> gradients(Pass pass) {
     Tensor dq(DType::kFloat32, q.view().dims()), dk(DType::kFloat32, k.view().dims()),
@@ -54,12 +57,17 @@ struct Plain {
     g.value = dv.view();
     g.terms = &terms;
     pass(p, out.view(), lse.view(), dout.view(), TensorView(), g);
-    std::vector<double> all = terms.row_tables[0].table;
-    for (const auto& table : terms.value_tables) {
-      all.insert(all.end(), table.table.begin(), table.table.end());
+    std::vector<double> all;
+    const auto add = [&all](const std::vector<double>& part) {
+      all.insert(all.end(), part.begin(), part.end());
+    };
+    for (const auto& rows : terms.row_tables) {
+      for (const auto* part : {&rows.table, &rows.factor, &rows.added}) add(*part);
     }
-    all.insert(all.end(), dq.data<float>(), dq.data<float>() + dq.view().numel());
-    all.insert(all.end(), dk.data<float>(), dk.data<float>() + dk.view().numel());
+    for (const auto& values : terms.value_tables) add(values.table);
+    for (const Tensor* x : {&dq, &dk, &dv}) {
+      all.insert(all.end(), x->data<float>(), x->data<float>() + x->view().numel());
+    }
     return all;
   }
 };
@@ -112,6 +120,7 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   x.load_queries();
   const Window& window = plan.row_tables[0].window;
   EXPECT_LE(x.cut(window).width, BlockScratch::max_cut(plan, window));
+  EXPECT_LE(x.reach(0, 0, 1).width + 2 * kPad, BlockScratch::row_stride(plan, plan.row_tables[0]));
 
   const std::vector<double> got = a.forward(fused_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;
@@ -123,23 +132,42 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   }
 }
 
-// Windows of row tables too wide to be there at once: their cells slide with the tiles.
+// Windows of row tables too wide to be there at once: their cells slide with the tiles. Two batch rows
+// at different offsets, four heads of which two share a key head.
 struct Wide : Plain {
   static constexpr int64_t kKeys = 1700, kDim = 8;
-  Tensor rows;
+  Tensor rows, factor, added;
 
-  Wide(int64_t queries, const ClassMap& map, int64_t reach) : Plain(queries, kKeys, kDim) {
+  // `reach`: the keys behind that a query sees, of kKeys in all.
+  Wide(int64_t queries, const ClassMap& map, int64_t reach, bool per_head, bool own_factor)
+      : Plain(queries, kKeys, kDim, 2, 4, 2) {
     Rng rng(5);
-    rows = float_tensor(rng, {map.classes(), kDim});
-    const int64_t offset = kKeys - queries;
-    p.positions.q = {offset};
+    const int64_t rank = own_factor ? 20 : kDim, offset = kKeys - queries;
+    rows = per_head ? float_tensor(rng, {4, map.classes(), rank})
+                    : float_tensor(rng, {map.classes(), rank});
+    p.threads = 2;
+    p.positions.q = {offset, offset - 333};
+    p.positions.q_rows = 2;
     for (int64_t i = 0; i < queries; ++i) {
       p.visible.span.emplace_back(std::max<int64_t>(0, offset + i - reach),
                                   std::min(kKeys, offset + i + 1 + kKeys - reach));
     }
     p.terms.row_tables.resize(1);
-    p.terms.row_tables[0].map = map;
-    p.terms.row_tables[0].table = TermData::parameter(rows.view(), true);
+    RowTable& term = p.terms.row_tables[0];
+    term.map = map;
+    term.table = TermData::parameter(rows.view(), true);
+    if (!own_factor) return;
+    factor = float_tensor(rng, {2, 4, queries, rank});
+    added = float_tensor(rng, {4, rank});
+    term.factor = TermData::parameter(factor.view(), true);
+    term.added = TermData::parameter(added.view(), true);
+  }
+
+  template <typename Pass>
+  std::vector<double> weights(Pass pass) {
+    Tensor dense(DType::kFloat32, {2, 4, p.queries, kKeys});
+    pass(p, lse.view(), dense.view());
+    return {dense.data<float>(), dense.data<float>() + dense.view().numel()};
   }
 };
 
@@ -157,16 +185,20 @@ void expect_near(const std::vector<double>& got, const std::vector<double>& want
 TEST(Edges, CellsOfWideRowTablesSlide) {
   const std::vector<ClassMap> maps = {ClassMap::clamp(-1200, 30), ClassMap::clamp(-450, 450, true),
                                       ClassMap::zero_outside(-1650, 1650)};
-  for (const ClassMap& map : maps) {
-    for (const int64_t queries : {1, 16, 130, 700}) {
-      for (const int64_t reach : {Wide::kKeys, int64_t{900}}) {  // causal; a band
-        Wide a(queries, map, reach);
-        a.p.threads = 2;
+  for (size_t n = 0; n < maps.size(); ++n) {
+    const ClassMap& map = maps[n];
+    for (const int64_t queries : {1, 12, 200}) {  // one row of keys after the other, packed, blocks
+      for (const bool causal : {true, false}) {   // or a band
+        SCOPED_TRACE(testing::Message() << n << ", " << queries << ", " << causal);
+        Wide a(queries, map, causal ? Wide::kKeys : 900, n != 0, causal == (n == 1));
         expect_near(a.forward(fused_forward), a.forward(reference_forward), 1e-5);
         expect_near(a.gradients(fused_backward), a.gradients(reference_backward), 1e-5);
+        expect_near(a.weights(fused_emit), a.weights(reference_weights), 1e-5);
         // One class that is NaN: only those who meet it notice.
-        a.rows.data<float>()[(map.classes() - 40) * Wide::kDim] = NAN;
+        a.rows.data<float>()[(map.classes() - 40) * a.rows.view().shape[a.rows.view().rank - 1]] =
+            NAN;
         expect_near(a.forward(fused_forward), a.forward(reference_forward), 1e-5);
+        expect_near(a.gradients(fused_backward), a.gradients(reference_backward), 1e-5);
       }
     }
   }

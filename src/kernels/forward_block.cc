@@ -56,13 +56,13 @@ void ForwardScratch::start() {
 }
 
 void ForwardScratch::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  slide(t, count);
-  const int64_t step = plan_.by_tile() ? 1 : count;
+  const int64_t step = plan_.by_tile() ? 1 : kTilesAtATime;
   for (int64_t n = 0; n < count; n += step) {
+    if (n % kTilesAtATime == 0) slide(t + n, std::min(kTilesAtATime, count - n));
     if (skip_.skips(block, tiles[n], t + n, block.m)) continue;
     columns_.read(block, tiles[n]);
     decay_queries(tiles[n]);
-    kernels_.forward(block, tiles + n, t + n, step);
+    kernels_.forward(block, tiles + n, t + n, std::min(step, count - n));
   }
 }
 

@@ -1,6 +1,7 @@
 #include "kernels/problem.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -9,15 +10,16 @@ namespace relpos {
 uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept {
   const int64_t first = tile * kTile;
   const auto [lo, hi] = interval(b, i);
-  const int64_t from = std::clamp<int64_t>(lo - first, 0, kTile);
-  const int64_t to = std::clamp<int64_t>(std::min(hi, keys) - first, 0, kTile);
-  if (to <= from) return 0;
-  uint64_t word = (~uint64_t{0} >> (kTile - (to - from))) << from;
+  const uint64_t inside = interval_bits(lo - first, std::min(hi, keys) - first);
+  if (inside == 0) return 0;
+  uint64_t word = inside;
   if (!key_bits.empty()) {
     const int64_t words = (keys + kTile - 1) / kTile;
     word &= key_bits[static_cast<size_t>(b * words + tile)];
   }
-  return mask.given() ? word & mask_bits(b, h, i, first + from, to - from) << from : word;
+  if (!mask.given()) return word;
+  const int from = std::countr_zero(inside);
+  return word & mask_bits(b, h, i, first + from, std::popcount(inside)) << from;
 }
 
 uint64_t Visibility::mask_bits(int64_t b, int64_t h, int64_t i, int64_t j,

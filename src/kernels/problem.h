@@ -1,6 +1,7 @@
 // One checked attention call as the kernels see it: sizes, views, positions, visibility, terms.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -34,6 +35,13 @@ struct Positions {
   // True where no two batch rows differ.
   bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
 };
+
+// Ones at [from, to) of a tile's keys, cut to the tile.
+inline uint64_t interval_bits(int64_t from, int64_t to) noexcept {
+  from = std::max<int64_t>(from, 0);
+  to = std::min(to, kTile);
+  return to <= from ? 0 : (~uint64_t{0} >> (kTile - (to - from))) << from;
+}
 
 // Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask.
 struct Visibility {

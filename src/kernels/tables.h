@@ -65,17 +65,21 @@ struct TablePlan {
   int64_t floats() const noexcept;  // of everything that it holds
 };
 
-// rows [0, rows) of T = A R^T over cells [first, first + width) of a table's window, `stride` apart.
-// A is [rows, padded rank].
+// rows [0, rows) of T = A R^T over cells [first, first + width) of a table's window, from `cells` on
+// and `stride` apart. A is [rows, padded rank].
 void table_products(const TileKernels& kernels, const TablePlan& table, int64_t head, int rows,
                     const float* a, int64_t lda, int64_t first, int64_t width, float* cells,
                     int64_t stride);
-// Fills the pads beside `width` cells of each row: `cells` are those of a Panel, `stride` apart.
+// In what follows `cells` are those of a Panel: a row starts with its left pad, the next is `stride`
+// apart. They are cells [first, first + width) of a table's window.
+//
+// Fills the pads beside the cells.
 void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride);
 // Sums neighbouring cells of one run in place, so that cells are entries, and says which.
 std::pair<int64_t, int64_t> fold_runs(const TablePlan& table, int rows, int64_t first,
                                       int64_t width, float* cells, int64_t stride);
-// Folds the pads of accumulated cells into the window's ends, where a class continues outside.
+// Folds the pads of accumulated cells into the cells at the window's ends, where a class continues
+// outside and the cells reach so far.
 void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, float* cells,
                int64_t stride);
 // c[M, N] += a^T or a times b, skipping zeros of a: for tables or rows that hold NaN or Inf.

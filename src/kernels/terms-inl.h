@@ -221,9 +221,7 @@ HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
   const Visibility& visible = block.problem->visible;
   if (visible.key_bits.empty() && !visible.mask.given()) {
-    const int64_t from = std::max<int64_t>(block.lo[row] - first, 0);
-    const int64_t to = std::min(block.hi[row] - first, kTile);
-    return to <= from ? 0 : (kAll >> (kTile - (to - from))) << from;
+    return interval_bits(block.lo[row] - first, block.hi[row] - first);
   }
   return visible.bits(block.batch, block.head[row], block.index[row], t);
 }

@@ -51,8 +51,8 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
       const GroupSight sight(block, group, t, weights ? block.lse : nullptr);
       const Additions additions(view, block.scores, group, true);
       const auto strips = [&](const auto& finish) HWY_ATTR {
-        row_strip<kGroup>(0, kTile, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt,
-                          kTile, p, kTile, false, finish);
+        row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp,
+                          1, tile.kt, kTile, p, kTile, false, finish);
       };
       if (weights) {
         strips([&](int64_t n)
