@@ -18,7 +18,7 @@ from pathlib import Path
 
 import peers
 import report
-from clock import Budget, IssueSlots
+from clock import Budget, IssueSlots, Lost
 from rows import Case, Row, all_cases, measure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,21 +45,27 @@ def wanted(name: str, only: str) -> bool:
     return only.lower() in name.lower()
 
 
-def one_run(only: str, cpp: bool, cases: list[Case], budget: Budget, first: bool) -> Row:
+def one_run(
+    only: str, cpp: bool, cases: list[Case], budget: Budget, first: bool, best: float
+) -> Row:
+    """best: look of the runs before."""
     words = ["--machine"]
     if cpp:
         words = ["--case", only, "--seconds", budget.seconds, "--patience", budget.patience]
-    found = tool(*map(str, words), *([] if first else ["--skip-once"]))
+    words += ["--best-look", best, *([] if first else ["--skip-once"])]
+    found = tool(*map(str, words))
     rows = list(found.get("rows", []))
-    slots = IssueSlots(TOOL)
-    try:
-        for case in cases:
-            measured = measure(case, replace(budget, quiet=slots.quiet))
-            rows += measured
-            say(report.line(report.join([measured[0]])))
-    finally:
-        slots.close()
-    machine = report.later_too(found["machine"], tool("--machine")["machine"])
+    best = found["machine"]["best_issue"]
+    if cases:
+        with IssueSlots(TOOL, best) as slots:
+            for case in cases:
+                measured = measure(case, replace(budget, slots=slots))
+                rows += measured
+                shown = report.judged(measured[0], slots.best)
+                say(report.line(report.join([shown])))
+            best = slots.best
+    later = tool("--machine", "--best-look", str(best))
+    machine = report.later_too(found["machine"], later["machine"])
     machine["date"] = NOW
     report.add_limits(rows, machine["peak_all"])
     return {"machine": machine, "rows": rows}
@@ -96,9 +102,12 @@ def chosen(only: str) -> tuple[list[Row], list[Case]]:
 
 def result(runs: list[Row], earlier: Row) -> Row:
     """What the runs so far say, and what an earlier report has beside them."""
-    counted = [run for run in runs if run["machine"]["counts"]] or runs
-    rows = report.joined([run["rows"] for run in counted])
-    rows = report.merged(rows, report.joined([runs[0]["rows"]]))  # what one run alone measures
+    best = max(run["machine"]["best_issue"] for run in runs)
+    judged = [[report.judged(row, best) for row in run["rows"]] for run in runs]
+    counts = [run["machine"]["counts"] for run in runs]
+    counted = [rows for rows, good in zip(judged, counts, strict=True) if good] or judged
+    rows = report.joined(counted)
+    rows = report.merged(rows, report.joined([judged[0]]))  # what one run alone measures
     for row in rows:
         row["date"] = NOW
     words = shlex.join(sys.argv[1:])
@@ -128,7 +137,11 @@ def main() -> None:
     runs: list[Row] = []
     for n in range(options.runs):
         say(f"run {n + 1} of {options.runs}")
-        runs.append(one_run(options.case, bool(cpp), cases, budget, first=n == 0))
+        best = max((run["machine"]["best_issue"] for run in runs), default=0.0)
+        try:
+            runs.append(one_run(options.case, bool(cpp), cases, budget, n == 0, best))
+        except Lost as error:
+            sys.exit(f"{error}; the runs before are in {options.out}" if runs else str(error))
         if not runs[-1]["machine"]["counts"]:
             say(f"run {n + 1} is void: {runs[-1]['machine']['void']}")
         found = result(runs, earlier)

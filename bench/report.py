@@ -3,7 +3,7 @@
 import statistics
 from typing import Any
 
-from clock import quartiles
+from clock import counted, quartiles
 
 Row = dict[str, Any]
 
@@ -41,14 +41,24 @@ def join(same: list[Row]) -> Row:
     return row
 
 
+def judged(row: Row, best: float) -> Row:
+    """A row whose values are those of quiet rounds, by the best look of all processes."""
+    if "values" not in row:
+        return row
+    values, noisy = counted(row["values"], row.get("looks", []), best)
+    return {**row, "values": values, "noisy": noisy, "looks": []}
+
+
 def later_too(machine: Row, later: Row) -> Row:
-    """The machine of a run, measured again at its end: its best, and its worst neighbours."""
+    """The machine of a run, measured again at its end: its best, and the mean of what was ours."""
     bests = {
-        key: max(machine[key], later[key]) for key in ("peak_one", "peak_all", "read_bandwidth")
+        key: max(machine[key], later[key])
+        for key in ("peak_one", "peak_all", "read_bandwidth", "best_issue")
     }
-    share = min(machine["issue_share"], later["issue_share"])
-    judged = machine if later["counts"] else later
-    return {**judged, **bests, "issue_share": share}
+    issue = (machine["issue"] + later["issue"]) / 2
+    share = issue / bests["best_issue"]
+    verdict = machine if later["counts"] else later
+    return {**verdict, **bests, "issue": issue, "issue_share": share}
 
 
 def add_limits(rows: list[Row], peak: float) -> None:
@@ -152,8 +162,8 @@ def page(report: Row) -> str:
         "machine does in the same run, measured before and after; the higher one counts. Issue "
         "slots: no-ops that our threads retire, against the best moment seen; where neighbours run "
         "on the other half of our cores, they fall to 50 % while multiply-adds alone hardly "
-        "notice. A round counts that found 85 % of them ours before and after; a row without three "
-        "such rounds in any run says noisy and shows all rounds. Against "
+        "notice. A round counts that found 85 % of them ours before and after; a row that has "
+        "fewer than three such rounds in every run says noisy and shows all its rounds. Against "
         "others: one process, sides take turns, outputs compared first; \"x faster\" is their time "
         "over ours. A row is the median of its runs, each the median of its rounds; spread is the "
         "range of the runs, or the quartiles of the rounds where there is one run. Rows without a "

@@ -13,7 +13,7 @@ import formulas
 import proof
 import relpos
 import torch
-from clock import Budget, median_ms, take_turns
+from clock import Budget, counted, take_turns
 from formulas import Match, Shape
 from peers import PEERS, TORCH, Refused, first_line
 from torch import Tensor, nn
@@ -85,27 +85,28 @@ def contest(
     if ready:
         turns = take_turns([ours.call, *(side.call for side in ready)], budget)
         times = turns.seconds
-        for side, theirs in zip(ready, times[1:], strict=True):
-            values = ratios(times[0], theirs)
+        for n, side in enumerate(ready, 1):
+            values = ratios(times[0], times[n])
             row = case.row(
                 f"{case.name}: {side.name}",
                 values=values,
-                milliseconds={"relpos": median_ms(times[0]), side.name: median_ms(theirs)},
+                milliseconds={"relpos": turns.median_ms(0), side.name: turns.median_ms(n)},
                 note=f"differs by {differences[side.name]:.0e}",
                 flops=flops,
-                noisy=turns.noisy,
+                looks=turns.looks,
             )
             rows.append(row)
-            if best is None or statistics.median(values) < statistics.median(best["values"]):
-                best = row
+            middle = statistics.median(counted(values, turns.looks, turns.best)[0])
+            if best is None or middle < best[0]:
+                best = middle, row
     rows += [case.row(f"{case.name}: {name}", error=why) for name, why in refused.items()]
     if len(others) + len(refused) == 1:
         rows[0].update(name=case.name, floor=case.floor, stretch=case.stretch)
         return rows
     if best is None:
         return [case.row(error="no peer ran"), *rows]
-    counted = {k: best[k] for k in ("values", "milliseconds", "note", "flops", "noisy")}
-    return [case.row(**counted), *rows]
+    same = {k: best[1][k] for k in ("values", "milliseconds", "note", "flops", "looks")}
+    return [case.row(**same), *rows]
 
 
 def flops_of(shape: Shape, causal: bool, backward: bool) -> float:
@@ -186,10 +187,9 @@ def overhead(case: Case, budget: Budget) -> list[Row]:
             ],
             budget,
         )
-    times, sdpa = turns.seconds
-    milliseconds = {"relpos": median_ms(times), TORCH: median_ms(sdpa)}
-    values = [1e6 * t for t in times]
-    return [case.row(values=values, milliseconds=milliseconds, noisy=turns.noisy)]
+    milliseconds = {"relpos": turns.median_ms(0), TORCH: turns.median_ms(1)}
+    values = [1e6 * t for t in turns.seconds[0]]
+    return [case.row(values=values, milliseconds=milliseconds, looks=turns.looks)]
 
 
 def training_loop(case: Case, budget: Budget) -> list[Row]:
@@ -235,8 +235,8 @@ def training_loop(case: Case, budget: Budget) -> list[Row]:
     whole, linear, attention = turns.seconds
     values = [100 * (w / (a + b) - 1) for w, a, b in zip(whole, linear, attention, strict=True)]
     names = ("loop", "linear alone", "attention alone")
-    milliseconds = dict(zip(names, map(median_ms, (whole, linear, attention)), strict=True))
-    return [case.row(values=values, milliseconds=milliseconds, noisy=turns.noisy)]
+    milliseconds = {name: turns.median_ms(n) for n, name in enumerate(names)}
+    return [case.row(values=values, milliseconds=milliseconds, looks=turns.looks)]
 
 
 ALL = list(PEERS)

@@ -198,28 +198,54 @@ def test_turns_alternate():
     assert [len(t) for t in turns.seconds] == [3, 3]
 
 
-def test_rounds_beside_neighbours_do_not_count():
-    rounds = []
+class Script:
+    """IssueSlots whose looks a test has written down."""
 
-    def call():
-        rounds.append(len(rounds))
+    best = 10.0
+
+    def __init__(self, *looks):
+        self.looks = iter(looks)
+
+    def look(self):
+        return next(self.looks)
+
+    def quiet(self, looked):
+        return looked >= 8.5
+
+
+def test_rounds_beside_neighbours_do_not_count():
+    order = []
+
+    def call(n):
+        order.append(n)
         time.sleep(0.006)
 
-    # Of each round the answers before and after it.
-    answers = iter([True, False, True, True, False, False, True, True, True, True])
-    turns = clock.take_turns([call], clock.Budget(0.001, lambda: next(answers), 60))
-    assert not turns.noisy
-    assert len(turns.seconds[0]) == 3
-    assert len(rounds) == 6  # two uncounted turns, and a round beside neighbours
-    turns = clock.take_turns([call], clock.Budget(0.001, lambda: False, 0.01))
-    assert turns.noisy
-    assert len(turns.seconds[0]) >= 3
+    calls = [lambda: call(0), lambda: call(1)]
+    # The first turn's look; then of each round one before, again until it is quiet, and one after.
+    slots = Script(5, 9, 5, 6, 9, 9, 9, 10, 10, 10)
+    turns = clock.take_turns(calls, clock.Budget(0.001, slots, 60))
+    assert turns.looks == [5, 9, 9, 10]
+    # Turns that warm up; a round that does not count, one in the same order, one in the other.
+    assert order == [0, 1, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1]
+    values, noisy = clock.counted([1, 2, 3, 4], turns.looks, turns.best)
+    assert (values, noisy) == ([2, 3, 4], False)
+    assert turns.median_ms(0) == 1e3 * sorted(turns.seconds[0][1:])[1]
+
+    # Without patience: rounds that were not quiet before do not count either.
+    turns = clock.take_turns(calls, clock.Budget(0.001, Script(5, 5, 10, 5, 10, 5, 10), 0))
+    assert turns.looks == [5, 5, 5]
+    assert clock.counted(turns.seconds[0], turns.looks, 10.0) == (turns.seconds[0], True)
 
 
-def test_issue_slots_are_asked_of_the_tool():
-    slots = clock.IssueSlots(program.TOOL)
-    assert slots.quiet() in (True, False)
-    slots.close()
+def test_issue_slots_are_those_of_the_tool():
+    with clock.IssueSlots(program.TOOL, best=1e-3) as slots:
+        looked = slots.look()
+        assert slots.best == looked > 1e-3
+        assert slots.quiet(looked)
+        assert not slots.quiet(0.8 * looked)
+        slots._tool.kill()
+        with pytest.raises(clock.Lost, match="ended early"):
+            [slots.look() for _ in range(2)]
 
 
 ROW = {"place": 1, "name": "x", "unit": "% of peak", "better": "higher", "floor": 70, "stretch": 80}
@@ -239,6 +265,10 @@ def test_runs_are_joined_by_their_medians():
 
 
 def test_noisy_rows_do_not_count_beside_quiet_ones():
+    quiet = pages.judged(measured([75, 76, 77, 1], looks=[9, 9, 10, 5]), 10)
+    assert (quiet["values"], quiet["noisy"]) == ([75, 76, 77], False)
+    noisy = pages.judged(measured([10, 75], looks=[5, 10]), 10)
+    assert (noisy["values"], noisy["noisy"]) == ([10, 75], True)
     quiet, noisy = measured([75]), measured([10], noisy=True)
     assert pages.join([noisy, quiet])["value"] == 75
     alone = pages.join([noisy])
@@ -280,20 +310,21 @@ def test_limits_are_of_the_peak():
 
 MACHINE = {
     "cpu": "a CPU", "family": 1, "model": 2, "target": "avx2", "threads": 2, "peak_one": 60.0,
-    "peak_all": 119.0, "read_bandwidth": 20.0, "issue_share": 0.99,
+    "peak_all": 119.0, "read_bandwidth": 20.0, "issue": 39.6, "best_issue": 40.0,
+    "issue_share": 0.99,
     "counts": True, "void": "",
 }  # fmt: skip
 VOID = {**MACHINE, "peak_all": 61.0, "counts": False, "void": "they share a core"}
 
 
 def test_the_end_of_a_run_may_make_it_void():
-    later = {**VOID, "issue_share": 0.6, "read_bandwidth": 25.0}
+    later = {**VOID, "issue": 20.4, "best_issue": 50.0, "read_bandwidth": 25.0}
     for pair in ((MACHINE, later), (later, MACHINE)):
         both = pages.later_too(*pair)
         assert (both["counts"], both["void"]) == (False, "they share a core")
         assert (both["peak_all"], both["read_bandwidth"]) == (119.0, 25.0)
         assert both["issue_share"] == 0.6
-    assert pages.later_too(MACHINE, MACHINE) == MACHINE
+    assert pages.later_too(MACHINE, MACHINE) == pytest.approx(MACHINE)
 
 
 def test_page_has_every_row_and_the_command():
