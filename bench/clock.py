@@ -64,16 +64,14 @@ class IssueSlots:
 @dataclass
 class Budget:
     seconds: float  # for each row; three rounds at least, one where calls take seconds
-    slots: IssueSlots | None = None  # where given, a round counts that was quiet before and after
+    slots: IssueSlots | None = None  # where given, a round counts that is quiet around each call
     patience: float = 10.0  # seconds more, to wait for quiet and to repeat rounds
 
 
 @dataclass
 class Turns:
     seconds: list[list[float]]  # of each call in each round
-    looks: list[float] = field(
-        default_factory=list
-    )  # of each round the lesser of two; or not judged
+    looks: list[float] = field(default_factory=list)  # of each round the least; or not judged
     best: float = 0.0  # look so far
 
     def median_ms(self, call: int) -> float:
@@ -142,8 +140,10 @@ def take_turns(calls: list[Callable[[], object]], budget: Budget) -> Turns:
             time.sleep(0.02)
             before = look()
         spent = [0.0] * len(calls)
-        for n in order if quiet_ones % 2 == 0 else reversed(order):
+        turn_order = order if quiet_ones % 2 == 0 else order[::-1]
+        for n in turn_order:
             spent[n] = seconds_of(calls[n], repeats[n])
+            before = min(before, look()) if n != turn_order[-1] else before
         quiet_ones += add(before, spent)
     return turns()
 

@@ -167,6 +167,7 @@ Turns take_turns(const std::vector<std::function<void()>>& calls, const Budget& 
       throw_if_interrupted();
       const size_t at = counted % 2 == 0 ? n : calls.size() - 1 - n;
       seconds[at] = seconds_of(calls[at], repeats[at]);
+      if (n + 1 < calls.size()) before = std::min(before, look());
     }
     counted += add(before, seconds) ? 1 : 0;
   }

@@ -56,7 +56,7 @@ class Trial {
 struct Budget {
   double seconds = 2;  // for each row; three rounds at least, one where calls take seconds
   int rounds = 0;      // at most; 0: as many as the seconds allow
-  // Where given, a round counts that neighbours were quiet before and after.
+  // Where given, a round counts that neighbours were quiet before and after each of its calls.
   IssueSlots* slots = nullptr;
   // Seconds beyond those of the rounds, to wait for quiet and to repeat rounds.
   double patience = 10;
@@ -64,8 +64,7 @@ struct Budget {
 
 struct Turns {
   std::vector<std::vector<double>> seconds;  // [call][round]
-  std::vector<double>
-      looks;  // [round] the lesser of IssueSlots before and after; empty: not judged
+  std::vector<double> looks;                 // [round] the least of IssueSlots; empty: not judged
 };
 
 constexpr int kLeastRounds = 3;

@@ -59,8 +59,9 @@ TEST(BenchTrial, RoundsBesideNeighboursDoNotCount) {
       order.push_back(n);
     };
   };
-  // The first turn's look; then of each round one before, again until it is quiet, and one after.
-  Script some({5, 9, 5, 6, 9, 9, 9, 10});
+  // The first turn's look; then of each round one before, again until it is quiet, one between the
+  // calls and one after.
+  Script some({5, 9, 5, 9, 6, 9, 9, 9, 9, 10, 9});
   Budget budget{.seconds = 0.001, .rounds = 2, .slots = &some, .patience = 60};
   Turns turns = take_turns({call(0), call(1)}, budget);
   EXPECT_EQ(turns.looks, (std::vector<double>{5, 9, 9}));

@@ -221,8 +221,9 @@ def test_rounds_beside_neighbours_do_not_count():
         time.sleep(0.006)
 
     calls = [lambda: call(0), lambda: call(1)]
-    # The first turn's look; then of each round one before, again until it is quiet, and one after.
-    slots = Script(5, 9, 5, 6, 9, 9, 9, 10, 10, 10)
+    # The first turn's look; then of each round one before, again until it is quiet, one between the
+    # calls and one after.
+    slots = Script(5, 9, 5, 9, 6, 9, 9, 9, 9, 10, 9, 10, 10, 10)
     turns = clock.take_turns(calls, clock.Budget(0.001, slots, 60))
     assert turns.looks == [5, 9, 9, 10]
     # Turns that warm up; a round that does not count, one in the same order, one in the other.
@@ -232,7 +233,8 @@ def test_rounds_beside_neighbours_do_not_count():
     assert turns.median_ms(0) == 1e3 * sorted(turns.seconds[0][1:])[1]
 
     # Without patience: rounds that were not quiet before do not count either.
-    turns = clock.take_turns(calls, clock.Budget(0.001, Script(5, 5, 10, 5, 10, 5, 10), 0))
+    slots = Script(5, 5, 10, 10, 5, 10, 10, 5, 10, 10)
+    turns = clock.take_turns(calls, clock.Budget(0.001, slots, 0))
     assert turns.looks == [5, 5, 5]
     assert clock.counted(turns.seconds[0], turns.looks, 10.0) == (turns.seconds[0], True)
 
