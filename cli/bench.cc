@@ -63,12 +63,9 @@ std::string number(double value) {
 
 // Shares of the machine become percentages.
 void settle(Row& row, const Machine& machine) {
-  double whole = 0;
-  if (row.measured.share == Measured::Share::kPeak) whole = machine.peak_all;
-  if (row.measured.share == Measured::Share::kBandwidth) whole = machine.bandwidth;
-  if (whole == 0) return;
-  for (double& value : row.measured.values) value *= 100 / whole;
-  row.measured.share = Measured::Share::kNone;
+  if (!row.measured.of_peak) return;
+  for (double& value : row.measured.values) value *= 100 / machine.peak_all;
+  row.measured.of_peak = false;
 }
 
 std::string verdict(const BenchCase& about, double value) {

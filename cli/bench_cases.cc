@@ -45,7 +45,7 @@ Measured share_of_peak(const BenchSetup& setup, const TrialShape& shape, bool wi
   Measured measured = timed(setup, call_of(trial, with_backward), [&](double seconds) {
     return 1e-9 * trial.flops(with_backward) / seconds;
   });
-  measured.share = Measured::Share::kPeak;
+  measured.of_peak = true;
   return measured;
 }
 
@@ -208,11 +208,14 @@ TrialShape cache_of(DType dtype) {
 Measured decode_bandwidth(const BenchSetup& setup) {
   const TrialShape shape = cache_of(DType::kFloat32);
   Trial trial(shape, "alibi", setup.threads);
-  const auto bytes = static_cast<double>(2 * shape.key_heads * shape.keys * shape.dim * 4);
-  Measured measured = timed(setup, call_of(trial, kForward),
-                            [&](double seconds) { return 1e-9 * bytes / seconds; });
-  measured.share = Measured::Share::kBandwidth;
-  return measured;
+  // The same memory, in turns: another block may lie farther away and read half as fast.
+  const int64_t floats = shape.key_heads * shape.keys * shape.dim;
+  const Reading reading(
+      setup.target, setup.threads,
+      {{trial.key().data<float>(), floats}, {trial.value().data<float>(), floats}});
+  return compared(
+      setup, "relpos", call_of(trial, kForward), "plain reading", [&reading] { reading.seconds(); },
+      [](double ours, double other) { return 100 * other / ours; });
 }
 
 // The same call in 16 bits and in float32.

@@ -16,12 +16,10 @@ struct BenchSetup {
   Budget budget;
 };
 
-// What the rounds of a row gave. Values of kPeak are GFLOP/s and of kBandwidth GB/s, to become a
-// percentage of the machine's once that is known.
+// What the rounds of a row gave.
 struct Measured {
-  enum class Share { kNone, kPeak, kBandwidth };
-  Share share = Share::kNone;
-  std::vector<double> values;                                // one for each round
+  bool of_peak = false;        // values are GFLOP/s, to become a percentage of the machine's
+  std::vector<double> values;  // one for each round
   std::vector<std::pair<std::string, double>> milliseconds;  // medians, by side
   std::string note;
   std::vector<double> looks;  // of Turns

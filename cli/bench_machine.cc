@@ -1,6 +1,7 @@
 #include "bench_machine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <cmath>
@@ -12,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/buffer.h"
 #include "bench_probes.h"
 #include "relpos/error.h"
 
@@ -76,16 +76,11 @@ double peak(const Probes& probes, int threads, IssueSlots& slots) {
   return 1e-9 * static_cast<double>(probes.flops * rounds * threads) / best;
 }
 
-double read_bandwidth(const Probes& probes, int threads, IssueSlots& slots) {
-  const int64_t share = kReadFloats / threads / 256 * 256;
-  const Buffer<float> memory(share * threads);
-  std::fill_n(memory.get(), share * threads, 1.0f);
-  const double best = least_seconds(slots, kReadings, [&] {
-    return seconds_of(threads, [&](int worker) {
-      [[maybe_unused]] volatile float sink = probes.sum(memory.get() + worker * share, share);
-    });
-  });
-  return 1e-9 * static_cast<double>(share * threads * sizeof(float)) / best;
+double read_bandwidth(const std::string& target, int threads, IssueSlots& slots) {
+  const std::vector<float> memory(kReadFloats, 1.0f);
+  const Reading reading(target, threads, {{memory.data(), kReadFloats}});
+  return 1e-9 * reading.bytes() /
+         least_seconds(slots, kReadings, [&] { return reading.seconds(); });
 }
 
 // Of half a second.
@@ -94,6 +89,14 @@ double mean_look(IssueSlots& slots) {
   double sum = 0;
   for (int n = 0; n < kLooks; ++n) sum += slots.look() / kLooks;
   return sum;
+}
+
+Probes probes_of(const std::string& target) {
+  const std::vector<Probes> all = compiled_probes();
+  const auto probes =
+      std::ranges::find_if(all, [&](const Probes& p) { return p.target == target; });
+  check_value(probes != all.end(), "bench: no measurement of the machine for target ", target);
+  return *probes;
 }
 
 void read_cpu(Machine& machine) {
@@ -111,6 +114,29 @@ void read_cpu(Machine& machine) {
 
 }  // namespace
 
+Reading::Reading(const std::string& target, int threads, const std::vector<Span>& spans)
+    : threads_(threads), sum_(probes_of(target).sum) {
+  constexpr int64_t kVector = 16;  // floats
+  for (const auto& [first, count] : spans) {
+    const int64_t beyond = static_cast<int64_t>(reinterpret_cast<uintptr_t>(first) / 4) % kVector;
+    const int64_t skipped = (kVector - beyond) % kVector;
+    for (int64_t at = skipped; at + kPiece <= count; at += kPiece) pieces_.push_back(first + at);
+  }
+}
+
+double Reading::bytes() const noexcept {
+  return 4.0 * kPiece * static_cast<double>(pieces_.size());
+}
+
+double Reading::seconds() const {
+  std::atomic<size_t> next{0};
+  return seconds_of(threads_, [&](int) {
+    for (size_t n = next++; n < pieces_.size(); n = next++) {
+      [[maybe_unused]] volatile float sink = sum_(pieces_[n], kPiece);
+    }
+  });
+}
+
 double IssueSlots::rate() {
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   std::vector<double> rates(static_cast<size_t>(threads_));
@@ -123,14 +149,11 @@ Machine measure_machine(const std::string& target, int threads, IssueSlots& slot
   machine.target = target;
   machine.threads = threads;
   read_cpu(machine);
-  const std::vector<Probes> all = compiled_probes();
-  const auto probes =
-      std::ranges::find_if(all, [&](const Probes& p) { return p.target == target; });
-  check_value(probes != all.end(), "bench: no measurement of the machine for target ", target);
+  const Probes probes = probes_of(target);
   machine.issue = mean_look(slots);
-  machine.peak_one = peak(*probes, 1, slots);
-  machine.peak_all = threads == 1 ? machine.peak_one : peak(*probes, threads, slots);
-  machine.bandwidth = read_bandwidth(*probes, threads, slots);
+  machine.peak_one = peak(probes, 1, slots);
+  machine.peak_all = threads == 1 ? machine.peak_one : peak(probes, threads, slots);
+  machine.bandwidth = read_bandwidth(target, threads, slots);
   machine.best_issue = slots.best();
   return machine;
 }

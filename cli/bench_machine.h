@@ -2,7 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace relpos::cli {
 
@@ -43,6 +46,24 @@ class IssueSlots {
  private:
   int threads_;
   double best_;
+};
+
+// All threads reading some memory as fast as they can.
+class Reading {
+ public:
+  using Span = std::pair<const float*, int64_t>;  // floats
+
+  // Whole pieces of the spans, from their first aligned vector on.
+  Reading(const std::string& target, int threads, const std::vector<Span>& spans);
+  double bytes() const noexcept;
+  // Of one pass, from a common start to the last thread's end. Whoever is free takes a piece.
+  double seconds() const;
+
+ private:
+  static constexpr int64_t kPiece = int64_t{1} << 16;  // floats
+  int threads_;
+  float (*sum_)(const float*, int64_t);
+  std::vector<const float*> pieces_;
 };
 
 // Seconds. `target` as relpos::show_config() names it.

@@ -33,6 +33,9 @@ class Trial {
   Trial(const TrialShape& shape, const std::string& position, int threads);
   Trial(Trial&&) = delete;
 
+  const Tensor& key() const noexcept { return key_; }
+  const Tensor& value() const noexcept { return value_; }
+
   void forward();
   // With the gradients of query, key, value and every table. The first call makes their memory and
   // a forward pass.
