@@ -67,7 +67,7 @@ class BackwardScratch : public BlockScratch {
                   ColumnScratch::floats(plan) + (plan.log_decay.empty() ? 0 : kRows * plan.Dp);
     for (const BiasPlan& bias : plan.biases) sum += kGroup * bias.row_size();
     for (const TablePlan& t : plan.row_tables) sum += kRows * (row_stride(plan, t) + t.padded_rank);
-    for (const TablePlan& t : plan.value_tables) sum += 2 * kRows * cell_stride(plan, t.window);
+    for (const TablePlan& t : plan.value_tables) sum += kRows * cell_stride(plan, t.window) * 2;
     return sum;
   }
 
