@@ -55,7 +55,7 @@ def one_run(
     words += ["--best-look", best, *([] if first else ["--skip-once"])]
     found = tool(*map(str, words))
     rows = list(found.get("rows", []))
-    best = found["machine"]["best_issue"]
+    best = found["machine"]["best_look"]
     if cases:
         with IssueSlots(TOOL, best) as slots:
             for case in cases:
@@ -67,7 +67,6 @@ def one_run(
     later = tool("--machine", "--best-look", str(best))
     machine = report.later_too(found["machine"], later["machine"])
     machine["date"] = NOW
-    report.add_limits(rows, machine["peak_all"])
     return {"machine": machine, "rows": rows}
 
 
@@ -102,12 +101,13 @@ def chosen(only: str) -> tuple[list[Row], list[Case]]:
 
 def result(runs: list[Row], earlier: Row) -> Row:
     """What the runs so far say, and what an earlier report has beside them."""
-    best = max(run["machine"]["best_issue"] for run in runs)
+    best = max(run["machine"]["best_look"] for run in runs)
     judged = [[report.judged(row, best) for row in run["rows"]] for run in runs]
     counts = [run["machine"]["counts"] for run in runs]
     counted = [rows for rows, good in zip(judged, counts, strict=True) if good] or judged
     rows = report.joined(counted)
     rows = report.merged(rows, report.joined([judged[0]]))  # what one run alone measures
+    report.add_limits(rows, max(run["machine"]["peak_all"] for run in runs))
     for row in rows:
         row["date"] = NOW
     words = shlex.join(sys.argv[1:])
@@ -137,7 +137,7 @@ def main() -> None:
     runs: list[Row] = []
     for n in range(options.runs):
         say(f"run {n + 1} of {options.runs}")
-        best = max((run["machine"]["best_issue"] for run in runs), default=0.0)
+        best = max((run["machine"]["best_look"] for run in runs), default=0.0)
         try:
             runs.append(one_run(options.case, bool(cpp), cases, budget, n == 0, best))
         except Lost as error:

@@ -12,7 +12,7 @@ TICK = 5e-3  # seconds that one reading of the clock should span
 COLD = 0.1  # seconds; a first call below is much slower than those that follow
 LONG_CALL = 4.0  # seconds; from here on the first turn counts
 LEAST_ROUNDS, MOST_ROUNDS = 3, 99
-QUIET = 0.85  # share of the best look from which on neighbours are quiet
+QUIET = 0.85  # share of the best look from which on neighbours are quiet: IssueSlots::kQuiet
 
 
 class Lost(Exception):

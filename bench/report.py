@@ -53,12 +53,12 @@ def later_too(machine: Row, later: Row) -> Row:
     """The machine of a run, measured again at its end: its best, and the mean of what was ours."""
     bests = {
         key: max(machine[key], later[key])
-        for key in ("peak_one", "peak_all", "read_bandwidth", "best_issue")
+        for key in ("peak_one", "peak_all", "read_bandwidth", "best_look")
     }
-    issue = (machine["issue"] + later["issue"]) / 2
-    share = issue / bests["best_issue"]
+    look = (machine["look"] + later["look"]) / 2
+    share = look / bests["best_look"]
     verdict = machine if later["counts"] else later
-    return {**verdict, **bests, "issue": issue, "issue_share": share}
+    return {**verdict, **bests, "look": look, "issue_share": share}
 
 
 def add_limits(rows: list[Row], peak: float) -> None:

@@ -68,6 +68,10 @@ void settle(Row& row, const Machine& machine) {
   row.measured.of_peak = false;
 }
 
+Counted counted(const Row& row, const IssueSlots& slots) {
+  return counted(row.measured.values, row.measured.looks, &slots);
+}
+
 std::string verdict(const BenchCase& about, double value) {
   if (std::isinf(about.floor)) return "";
   const auto reaches = [&](double bar) { return about.higher_wins ? value >= bar : value <= bar; };
@@ -93,7 +97,7 @@ Json row_json(const Row& row, const IssueSlots& slots) {
     object["error"] = row.error;
     return object;
   }
-  const Counted kept = counted(row.measured.values, row.measured.looks, &slots);
+  const Counted kept = counted(row, slots);
   object["value"] = quantile(kept.values, 0.5);
   object["low"] = quantile(kept.values, 0.25);
   object["high"] = quantile(kept.values, 0.75);
@@ -116,8 +120,8 @@ Json machine_json(const Machine& machine) {
           {"peak_one", machine.peak_one},
           {"peak_all", machine.peak_all},
           {"read_bandwidth", machine.bandwidth},
-          {"issue", machine.issue},
-          {"best_issue", machine.best_issue},
+          {"look", machine.look},
+          {"best_look", machine.best_look},
           {"issue_share", machine.issue_share()},
           {"counts", reason.empty()},
           {"void", reason}};
@@ -152,7 +156,7 @@ std::string row_text(const Row& row, const IssueSlots& slots) {
   const std::string floor = bar_text(about.floor), stretch = bar_text(about.stretch);
   if (!row.error.empty())
     return table_line({name + ": " + row.error, floor, stretch, "-", "", "-"});
-  const Counted kept = counted(row.measured.values, row.measured.looks, &slots);
+  const Counted kept = counted(row, slots);
   const std::vector<double>& values = kept.values;
   const double value = quantile(values, 0.5);
   std::string times;
@@ -234,10 +238,7 @@ int bench(const BenchArguments& a) {
     Row row = rows.back();
     settle(row, machine);
     note(one->name + ": " +
-         (row.error.empty()
-              ? number(
-                    quantile(counted(row.measured.values, row.measured.looks, &slots).values, 0.5))
-              : row.error));
+         (row.error.empty() ? number(quantile(counted(row, slots).values, 0.5)) : row.error));
   }
   keep_higher(machine, measure_machine(setup.target, setup.threads, slots));
   for (Row& row : rows) settle(row, machine);
@@ -292,8 +293,7 @@ void add_bench(CLI::App& tool, Run& run) {
   app->add_flag("--list", a.list, "name the rows, measure nothing");
   app->add_flag("--machine", a.machine, "the machine alone, no row");
   app->add_flag("--quiet", a.quiet, "no progress on stderr");
-  app->add_flag("--watch", a.watch, "for each line of input, the share of the issue slots")
-      ->group("");
+  app->add_flag("--watch", a.watch, "a look of IssueSlots for each line of input")->group("");
   app->add_flag("--skip-once", a.skip_once, "leave out rows that need no second run")->group("");
   app->add_option("--best-look", a.best_look, "of IssueSlots in earlier processes")->group("");
   app->add_option("--memory-probe", a.memory_probe, "of one length")->group("");

@@ -150,11 +150,11 @@ Machine measure_machine(const std::string& target, int threads, IssueSlots& slot
   machine.threads = threads;
   read_cpu(machine);
   const Probes probes = probes_of(target);
-  machine.issue = mean_look(slots);
+  machine.look = mean_look(slots);
   machine.peak_one = peak(probes, 1, slots);
   machine.peak_all = threads == 1 ? machine.peak_one : peak(probes, threads, slots);
   machine.bandwidth = read_bandwidth(target, threads, slots);
-  machine.best_issue = slots.best();
+  machine.best_look = slots.best();
   return machine;
 }
 
@@ -162,8 +162,8 @@ void keep_higher(Machine& machine, const Machine& later) {
   machine.peak_one = std::max(machine.peak_one, later.peak_one);
   machine.peak_all = std::max(machine.peak_all, later.peak_all);
   machine.bandwidth = std::max(machine.bandwidth, later.bandwidth);
-  machine.issue = (machine.issue + later.issue) / 2;
-  machine.best_issue = std::max(machine.best_issue, later.best_issue);
+  machine.look = (machine.look + later.look) / 2;
+  machine.best_look = std::max(machine.best_look, later.best_look);
 }
 
 std::string void_reason(const Machine& machine) {

@@ -15,9 +15,9 @@ struct Machine {
   int threads = 1;
   double peak_one = 0, peak_all = 0;  // GFLOP/s of multiply-adds, one thread and all
   double bandwidth = 0;               // GB/s, all threads reading
-  double issue = 0, best_issue = 0;   // of IssueSlots: mean of its looks, and the best
+  double look = 0, best_look = 0;     // of IssueSlots: the mean, and the best
 
-  double issue_share() const noexcept { return best_issue > 0 ? issue / best_issue : 1.0; }
+  double issue_share() const noexcept { return best_look > 0 ? look / best_look : 1.0; }
 };
 
 // How much of our cores is ours. A core that runs threads of another machine beside ours gives us

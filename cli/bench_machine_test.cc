@@ -48,9 +48,9 @@ TEST(BenchMachine, TheHigherMeasurementCounts) {
   first.bandwidth = 30;
   Machine second = machine(110, 230);
   second.bandwidth = 20;
-  first.issue = first.best_issue = 40;
-  second.issue = 20;
-  second.best_issue = 50;
+  first.look = first.best_look = 40;
+  second.look = 20;
+  second.best_look = 50;
   keep_higher(first, second);
   EXPECT_EQ(first.issue_share(), 0.6);
   EXPECT_EQ(first.peak_one, 120);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -19,16 +20,20 @@ TEST(BenchTrial, CountsFlops) {
   EXPECT_EQ(Trial(shape, "", 1).flops(true), 10.0 * 2 * 100 * 100 * 16 / 2);
 }
 
+// A call that takes 6 ms and says that it ran.
+std::function<void()> call_into(std::vector<int>& order, int n) {
+  return [&order, n] {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(6);
+    while (std::chrono::steady_clock::now() < end) continue;
+    order.push_back(n);
+  };
+}
+
 TEST(BenchTrial, TakesTurnsInBothOrders) {
   std::vector<int> order;
-  const auto call = [&](int n) {
-    return [&order, n] {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(6);
-      while (std::chrono::steady_clock::now() < end) continue;
-      order.push_back(n);
-    };
-  };
-  const auto seconds = take_turns({call(0), call(1)}, {.seconds = 0.001, .rounds = 2}).seconds;
+  const auto seconds =
+      take_turns({call_into(order, 0), call_into(order, 1)}, {.seconds = 0.001, .rounds = 2})
+          .seconds;
   ASSERT_EQ(seconds.size(), 2U);
   EXPECT_EQ(seconds[0].size(), 2U);
   EXPECT_EQ(order, (std::vector<int>{0, 0, 1, 1, 0, 1, 1, 0}));
@@ -52,18 +57,11 @@ class Script : public IssueSlots {
 
 TEST(BenchTrial, RoundsBesideNeighboursDoNotCount) {
   std::vector<int> order;
-  const auto call = [&](int n) {
-    return [&order, n] {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(6);
-      while (std::chrono::steady_clock::now() < end) continue;
-      order.push_back(n);
-    };
-  };
   // The first turn's look; then of each round one before, again until it is quiet, one between the
   // calls and one after.
   Script some({5, 9, 5, 9, 6, 9, 9, 9, 9, 10, 9});
   Budget budget{.seconds = 0.001, .rounds = 2, .slots = &some, .patience = 60};
-  Turns turns = take_turns({call(0), call(1)}, budget);
+  Turns turns = take_turns({call_into(order, 0), call_into(order, 1)}, budget);
   EXPECT_EQ(turns.looks, (std::vector<double>{5, 9, 9}));
   // Four uncounted calls, a round beside neighbours, a quiet one in the same order, one in the other.
   EXPECT_EQ(order, (std::vector<int>{0, 0, 1, 1, 0, 1, 0, 1, 1, 0}));
@@ -75,7 +73,7 @@ TEST(BenchTrial, RoundsBesideNeighboursDoNotCount) {
   budget.slots = &none;
   budget.patience = 0;
   budget.rounds = 0;
-  turns = take_turns({call(0)}, budget);
+  turns = take_turns({call_into(order, 0)}, budget);
   EXPECT_EQ(turns.looks, (std::vector<double>{5, 5, 5}));
   const Counted all = counted(turns.seconds[0], turns.looks, &none);
   EXPECT_TRUE(all.noisy);

@@ -312,7 +312,7 @@ def test_limits_are_of_the_peak():
 
 MACHINE = {
     "cpu": "a CPU", "family": 1, "model": 2, "target": "avx2", "threads": 2, "peak_one": 60.0,
-    "peak_all": 119.0, "read_bandwidth": 20.0, "issue": 39.6, "best_issue": 40.0,
+    "peak_all": 119.0, "read_bandwidth": 20.0, "look": 39.6, "best_look": 40.0,
     "issue_share": 0.99,
     "counts": True, "void": "",
 }  # fmt: skip
@@ -320,7 +320,7 @@ VOID = {**MACHINE, "peak_all": 61.0, "counts": False, "void": "they share a core
 
 
 def test_the_end_of_a_run_may_make_it_void():
-    later = {**VOID, "issue": 20.4, "best_issue": 50.0, "read_bandwidth": 25.0}
+    later = {**VOID, "look": 20.4, "best_look": 50.0, "read_bandwidth": 25.0}
     for pair in ((MACHINE, later), (later, MACHINE)):
         both = pages.later_too(*pair)
         assert (both["counts"], both["void"]) == (False, "they share a core")
@@ -339,6 +339,15 @@ def test_page_has_every_row_and_the_command():
     assert "1 rows are kept from earlier: long ago." in text
     assert "`make bench" in text
     assert "a CPU" in text
+
+
+def test_limits_are_those_of_the_medians():
+    def run(ms):
+        row = measured([1.0], name="z", flops=1e9, milliseconds={"relpos": 8.0, "torch": ms})
+        return {"machine": {**MACHINE, "peak_all": 200.0, "date": "now"}, "rows": [row]}
+
+    found = program.result([run(ms) for ms in (10.0, 20.0, 90.0)], {"machines": [], "rows": []})
+    assert found["rows"][0]["at_peak"] == pytest.approx(4.0)
 
 
 def test_void_runs_do_not_count():

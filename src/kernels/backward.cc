@@ -136,7 +136,7 @@ class BackwardScratch : public BlockScratch {
                   sums.rows[n]);
       }
       const float* rows = table.head_rows(block.head[0]) + first * rank;
-      if (table.finite) {
+      if (table.finite) {  // cells that do not slide leave all at once: nothing to join
         kernels_.gemm(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
                       factors_[n].get(), rank, slides(plan_, table));
       } else {

@@ -77,7 +77,7 @@ void BlockScratch::begin(int64_t batch) {
   block.values.clear();
 }
 
-BlockScratch::Cut BlockScratch::cut(const Window& window, std::pair<int64_t, int64_t> range) const {
+BlockScratch::Cut BlockScratch::cut(const Window& window, std::pair<int64_t, int64_t> range) {
   const int64_t first = std::clamp<int64_t>(range.first - window.lo, 0, window.width - 1);
   const int64_t last = std::clamp<int64_t>(range.second - window.lo, first, window.width - 1);
   return {first, last - first + 1};

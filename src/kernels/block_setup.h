@@ -20,9 +20,9 @@ class BlockScratch {
   void add_row(int64_t h, int64_t i) { plan_.add_row(block, h, i); }
   // Loads and rotates the queries of all rows, and what score terms read but for row tables' cells.
   void load_queries();
-  // Brings row tables' cells to what tiles [t, t + count) read, `count` at most kTilesAtATime. Those that
-  // were there already move: a window that slides with the tiles stays in cache and needs no memory
-  // that grows with the keys.
+  // Brings row tables' cells to what tiles [t, t + count) read, `count` at most kTilesAtATime. Those
+  // that were there already move: a window that slides with the tiles stays in cache and needs no
+  // memory that grows with the keys.
   void slide(int64_t t, int64_t count);
   // Scales the queries for a tile, where a rotation decays with distance.
   void decay_queries(const KeyTile& tile);
@@ -54,18 +54,19 @@ class BlockScratch {
   static int64_t floats(const Plan& plan);  // of scratch, for the memory formula
 
  protected:
-  // How many of the last cells of a cut are the first of the next one; 0: it shares none, or goes back.
+  // How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
   static int64_t shared(const Cut& from, const Cut& to) noexcept {
     const bool follows = from.first <= to.first && to.first < from.end() && from.end() <= to.end();
     return follows ? from.end() - to.first : 0;
   }
+  // Whether a row table's cells are not all there at once.
   static bool slides(const Plan& plan, const TablePlan& table);
   static void move_shared(const Cut& from, const Cut& to, int rows, float* cells, int64_t stride);
   // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
   Buffer<float> decayed_, decay_;
 
  private:
-  Cut cut(const Window& window, std::pair<int64_t, int64_t> range) const;
+  static Cut cut(const Window& window, std::pair<int64_t, int64_t> range);
 
   const Plan& plan_;
   const TileKernels& kernels_;
