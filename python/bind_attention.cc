@@ -73,15 +73,15 @@ void bind_attention(nb::module_& module) {
   module.def(
       "attention",
       [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
-         nb::handle parameters, nb::handle out, nb::handle lse) {
+         nb::handle parameters, nb::handle out, nb::handle lse, nb::handle softmax) {
         Call call(options, parameters);
         const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
-        const TensorView o = to_view(out), l = to_view(lse);
-        call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l); });
+        const TensorView o = to_view(out), l = to_view(lse), s = to_view(softmax);
+        call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l, s); });
       },
       nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("options"), nb::arg("parameters"),
-      nb::arg("out"), nb::arg("lse").none());
-  // tensors: query, key, value, out, lse, dout, dlse; gradients: query, key, value, attn_mask.
+      nb::arg("out"), nb::arg("lse").none(), nb::arg("softmax").none());
+  // tensors: query, key, value, out, softmax, dout, dlse; gradients: query, key, value, attn_mask.
   module.def("attention_backward", [](const nb::tuple& tensors, const nb::tuple& options,
                                       nb::handle parameters, const nb::tuple& gradients,
                                       nb::handle parameter_gradients) {
@@ -95,12 +95,12 @@ void bind_attention(nb::module_& module) {
     });
   });
   module.def(
-      "attention_weights", [](nb::handle query, nb::handle key, nb::handle lse,
+      "attention_weights", [](nb::handle query, nb::handle key, nb::handle softmax,
                               const nb::tuple& options, nb::handle parameters, nb::handle weights) {
         Call call(options, parameters);
         const TensorView q = to_view(query), k = to_view(key);
-        const TensorView l = to_view(lse), w = to_view(weights);
-        call.signals.run([&] { attention_weights(q, k, l, call.position, call.options, w); });
+        const TensorView s = to_view(softmax), w = to_view(weights);
+        call.signals.run([&] { attention_weights(q, k, s, call.position, call.options, w); });
       });
   module.def("scores", [](nb::handle query, nb::handle key, const nb::tuple& options,
                           nb::handle parameters, nb::handle out) {

@@ -24,6 +24,13 @@ bool use_fused(const Problem& problem, Path path) {
   return supported;
 }
 
+// What the forward pass left of the softmax: its `softmax`, or its lse.
+void check_softmax(const TensorView& softmax, const Problem& p) {
+  std::vector<int64_t> shape{p.batch, p.heads, p.queries};
+  if (softmax.rank == 4) shape.push_back(2);
+  check_input(softmax, shape, softmax.rank == 4 ? "softmax" : "lse");
+}
+
 std::vector<int64_t> score_shape(const Problem& p) { return {p.batch, p.heads, p.queries, p.keys}; }
 
 // The wanted parameters, and checks of every given gradient view.
@@ -87,21 +94,25 @@ void with_gradients(Call& call, const Position& position, const Options& options
 
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,
-               const TensorView& lse) {
+               const TensorView& lse, const TensorView& softmax) {
   check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
   const Call call = make_call(query, key, value, position, options);
   const Problem& p = call.problem;
   check_output(out, {p.batch, p.heads, p.queries, p.value_dim}, query.dtype, "out");
   if (lse.given()) check_output(lse, {p.batch, p.heads, p.queries}, lse_dtype(query), "lse");
+  if (softmax.given()) {
+    check_output(softmax, {p.batch, p.heads, p.queries, 2}, lse_dtype(query), "softmax");
+  }
+  const ForwardResults to{out, lse, softmax};
   if (use_fused(p, options.path)) {
-    fused_forward(p, out, lse);
+    fused_forward(p, to);
   } else {
-    reference_forward(p, out, lse);
+    reference_forward(p, to);
   }
 }
 
 void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
-                        const TensorView& out, const TensorView& lse, const TensorView& dout,
+                        const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,
                         const Gradients& gradients) {
   check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
@@ -109,29 +120,29 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
   const Problem& p = call.problem;
   const std::vector<int64_t> out_shape{p.batch, p.heads, p.queries, p.value_dim};
   check_input(out, out_shape, "out");
-  check_input(lse, {p.batch, p.heads, p.queries}, "lse");
+  check_softmax(softmax, p);
   check_input(dout, out_shape, "dout");
   if (dlse.given()) check_input(dlse, {p.batch, p.heads, p.queries}, "dlse");
   with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
     if (use_fused(p, options.path)) {
-      fused_backward(p, out, lse, dout, dlse, inner);
+      fused_backward(p, out, softmax, dout, dlse, inner);
     } else {
-      reference_backward(p, out, lse, dout, dlse, inner);
+      reference_backward(p, out, dout, dlse, inner);
     }
   });
 }
 
-void attention_weights(const TensorView& query, const TensorView& key, const TensorView& lse,
+void attention_weights(const TensorView& query, const TensorView& key, const TensorView& softmax,
                        const Position& position, const Options& options,
                        const TensorView& weights) {
   const Call call = make_call(query, key, {}, position, options);
   const Problem& p = call.problem;
-  check_input(lse, {p.batch, p.heads, p.queries}, "lse");
+  check_softmax(softmax, p);
   check_output(weights, score_shape(p), query.dtype, "weights");
   if (use_fused(p, options.path)) {
-    fused_emit(p, lse, weights);
+    fused_emit(p, softmax, weights);
   } else {
-    reference_weights(p, lse, weights);
+    reference_weights(p, weights);
   }
 }
 

@@ -136,14 +136,14 @@ def op_call(name):
     mask = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     options = (mask, *[None] * 8, position._text, 0.0, True, 0.5, False, [3, 1], 0, 0)
     with torch.no_grad():
-        out, lse = _ops.attention(query, key, value, [table], *options)
+        out, lse, softmax = _ops.attention(query, key, value, [table], *options)
     calls = {
         "attention": (query, key, value, [table], *options),
         "attention_backward": (
-            *(query, key, value, out, lse, torch.ones_like(out), torch.ones_like(lse)),
+            *(query, key, value, out, softmax, torch.ones_like(out), torch.ones_like(lse)),
             *([True, False, True, True, True], [table], *options),
         ),
-        "weights": (query, key, lse, [table], *options),
+        "weights": (query, key, softmax, [table], *options),
         "scores": (query, key, [table], *options),
         "scores_backward": (query, key, mask.new_ones(2, 2, 5, 5), [True] * 4, [table], *options),
         "dense": ([table], position._text, 5, 5, 0, "key"),

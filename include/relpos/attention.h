@@ -57,10 +57,12 @@ struct Options {
 };
 
 // out [B, H, Lq, Dv] in the dtype of query; lse [B, H, Lq] natural log, float32 (float64 for float64),
-// before dropout; a default view skips it. Throws Error before anything is written.
+// before dropout; softmax [B, H, Lq, 2] in the dtype of lse, for `attention_backward` and
+// `attention_weights` alone: a reference and a sum, which hold the softmax of a row to its last bits
+// however large the scores are. A default view skips either. Throws Error before anything is written.
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,
-               const TensorView& lse = {});
+               const TensorView& lse = {}, const TensorView& softmax = {});
 
 struct Gradients {
   TensorView query, key, value;                     // not given: not computed
@@ -68,15 +70,16 @@ struct Gradients {
   TensorView attn_mask;                             // of a floating mask, in the mask's own shape
 };
 
-// Overwrites every given gradient. `dlse` may be not given. out and lse come from `attention` with
-// the same arguments.
+// Overwrites every given gradient. `dlse` may be not given. out and softmax come from `attention` with
+// the same arguments. `softmax` may also be its lse [B, H, Lq]; each weight then has a relative error
+// of up to eps |lse| more, eps = 2^-24 (2^-53 for a float64 lse).
 void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
-                        const TensorView& out, const TensorView& lse, const TensorView& dout,
+                        const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,
                         const Gradients& gradients);
 
-// Dense [B, H, Lq, Lk]: exp(score - lse) after dropout.
-void attention_weights(const TensorView& query, const TensorView& key, const TensorView& lse,
+// Dense [B, H, Lq, Lk]: the weights after dropout. `softmax` as above.
+void attention_weights(const TensorView& query, const TensorView& key, const TensorView& softmax,
                        const Position& position, const Options& options, const TensorView& weights);
 
 // Dense scores before the softmax, [B, H, Lq, Lk]; masked pairs hold -inf. Value tables play no part.

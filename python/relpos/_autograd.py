@@ -36,12 +36,15 @@ def attention(
     if not torch.compiler.is_compiling():
         tensors = (query, key, value, *options[: _ops.OPTION_TENSORS], *parameters)
         if not want_weights and _unobserved(tensors):
-            return _ops.run_attention(query, key, value, parameters, *options, want_lse=want_lse)
-        return _apply(Attention, query, key, value, want_weights, *options, *parameters)
-    out, lse = _ops.attention(query, key, value, parameters, *options)
+            return _ops.run_attention(
+                query, key, value, parameters, *options, want_lse=want_lse, want_softmax=False
+            )[:2]
+        results = _apply(Attention, query, key, value, want_weights, *options, *parameters)
+        return (*results[:2], *results[3:])
+    out, lse, softmax = _ops.attention(query, key, value, parameters, *options)
     if not want_weights:
         return out, lse
-    return out, lse, _ops.weights(query, key, lse, parameters, *options)
+    return out, lse, _ops.weights(query, key, softmax, parameters, *options)
 
 
 def scores(
@@ -150,31 +153,30 @@ def _deal(needs: Any, gradients: Any) -> list[Tensor | None]:
 
 
 class Attention(torch.autograd.Function):
-    """(out, lse), and the weights where `want_weights`, of (query, key, value, want_weights,
-    *options, *parameters); options as in _ops.OPTIONS."""
+    """(out, lse, softmax), and the weights where `want_weights`, of (query, key, value,
+    want_weights, *options, *parameters); options as in _ops.OPTIONS."""
 
     @staticmethod
     def forward(
         query: Tensor, key: Tensor, value: Tensor, want_weights: bool, *rest: Any
     ) -> tuple[Tensor, ...]:
         options, parameters = rest[:_OPTIONS], list(rest[_OPTIONS:])
-        out, lse = _below(_ops.attention, query, key, value, parameters, *options)
+        results = _below(_ops.attention, query, key, value, parameters, *options)
         if not want_weights:
-            return out, lse
-        return out, lse, _below(_ops.weights, query, key, lse, parameters, *options)
+            return tuple(results)
+        return *results, _below(_ops.weights, query, key, results[2], parameters, *options)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         query, key, value, want_weights, *rest = inputs
         tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
-        ctx.save_for_backward(query, key, value, output[0], output[1], *tensors, *rest[_OPTIONS:])
+        ctx.save_for_backward(query, key, value, output[0], output[2], *tensors, *rest[_OPTIONS:])
         ctx.set_materialize_grads(False)
-        if want_weights:
-            ctx.mark_non_differentiable(output[2])
+        ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
-    def backward(ctx: Any, dout: Any, dlse: Any, dweights: Any = None) -> Any:
-        query, key, value, out, lse, *rest = ctx.saved_tensors
+    def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> Any:
+        query, key, value, out, softmax, *rest = ctx.saved_tensors
         tensors, parameters = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS :]
         wanted = ctx.needs_input_grad
         needs = [*wanted[:3], wanted[4], *wanted[4 + _OPTIONS :]]
@@ -182,7 +184,7 @@ class Attention(torch.autograd.Function):
             return (None,) * len(wanted)
         if dout is None:
             dout = torch.zeros_like(out)
-        head = (query, key, value, out, lse, dout, dlse, needs)
+        head = (query, key, value, out, softmax, dout, dlse, needs)
         gradients = _gradient(_ops.attention_backward, *head, parameters, *tensors, *ctx.scalars)
         dq, dk, dv, dmask, *dparameters = _deal(needs, gradients)
         return dq, dk, dv, None, dmask, *[None] * (_OPTIONS - 1), *dparameters

@@ -125,8 +125,15 @@ def _attention_lse(query: Tensor) -> Tensor:
     return query.new_empty(query.shape[:3], dtype=wide)
 
 
-def _attention_outputs(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _attention_out(query, value), _attention_lse(query)
+def _attention_softmax(query: Tensor) -> Tensor:
+    """For what the forward pass leaves of the softmax to the backward pass: two numbers a row."""
+    return _attention_lse(query).new_empty((*query.shape[:3], 2))
+
+
+def _attention_outputs(
+    query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _attention_out(query, value), _attention_lse(query), _attention_softmax(query)
 
 
 def run_attention(
@@ -136,10 +143,12 @@ def run_attention(
     parameters: Any,
     *options: Any,
     want_lse: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """(out, lse or None), past the dispatcher."""
+    want_softmax: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(out, lse, softmax), past the dispatcher; None for what is not wanted."""
     out = _attention_out(query, value)
     lse = _attention_lse(query) if want_lse else None
+    softmax = _attention_softmax(query) if want_softmax else None
     _core.attention(
         view(query),
         view(key),
@@ -148,14 +157,15 @@ def run_attention(
         views(parameters),
         view(out),
         view(lse),
+        view(softmax),
     )
-    return out, lse
+    return out, lse, softmax
 
 
 attention = _define(
     "attention",
     f"Tensor query, Tensor key, Tensor value, {_SHARED}",
-    "(Tensor out, Tensor lse)",
+    "(Tensor out, Tensor lse, Tensor softmax)",
     run_attention,
     _attention_outputs,
 )
@@ -166,7 +176,7 @@ def _attention_gradients(
     key: Tensor,
     value: Tensor,
     out: Tensor,
-    lse: Tensor,
+    softmax: Tensor,
     dout: Tensor,
     dlse: Tensor | None,
     needs: Sequence[bool],
@@ -178,10 +188,10 @@ def _attention_gradients(
 
 
 def _attention_backward(*args: Any) -> list[Tensor]:
-    query, key, value, out, lse, dout, dlse, _, parameters, *options = args
+    query, key, value, out, softmax, dout, dlse, _, parameters, *options = args
     gradients = _attention_gradients(*args)
     _core.attention_backward(
-        tuple(views((query, key, value, out, lse, dout, dlse))),
+        tuple(views((query, key, value, out, softmax, dout, dlse))),
         option_views(options),
         views(parameters),
         tuple(views(gradients[:4])),
@@ -193,8 +203,8 @@ def _attention_backward(*args: Any) -> list[Tensor]:
 # needs: query, key, value, attn_mask, then each parameter. Returns the needed ones in that order.
 attention_backward = _define(
     "attention_backward",
-    "Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, "
-    f"bool[] needs, {_SHARED}",
+    "Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax, Tensor dout, "
+    f"Tensor? dlse, bool[] needs, {_SHARED}",
     "Tensor[]",
     _attention_backward,
     lambda *args: _given(_attention_gradients(*args)),
@@ -205,12 +215,12 @@ def _dense_pairs(query: Tensor, key: Tensor, *_: Any) -> Tensor:
     return query.new_empty((*query.shape[:3], key.shape[2]))
 
 
-def _weights(query: Tensor, key: Tensor, lse: Tensor, parameters: Any, *options: Any) -> Tensor:
+def _weights(query: Tensor, key: Tensor, softmax: Tensor, parameters: Any, *options: Any) -> Tensor:
     weights = _dense_pairs(query, key)
     _core.attention_weights(
         view(query),
         view(key),
-        view(lse),
+        view(softmax),
         option_views(options),
         views(parameters),
         view(weights),
@@ -219,7 +229,11 @@ def _weights(query: Tensor, key: Tensor, lse: Tensor, parameters: Any, *options:
 
 
 weights = _define(
-    "weights", f"Tensor query, Tensor key, Tensor lse, {_SHARED}", "Tensor", _weights, _dense_pairs
+    "weights",
+    f"Tensor query, Tensor key, Tensor softmax, {_SHARED}",
+    "Tensor",
+    _weights,
+    _dense_pairs,
 )
 
 

@@ -18,18 +18,6 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// c[k] += sum over rows that see k of a[row, k] b[row].
-void masked_transposed_product(int rows, int64_t N, const float* a, int64_t lda,
-                               const uint64_t* visible, const float* b, int64_t ldb, float* c,
-                               int64_t ldc) {
-  for (int r = 0; r < rows; ++r) {
-    for (int64_t k = 0; k < kTile; ++k) {
-      if (((visible[r] >> k) & 1U) == 0) continue;
-      for (int64_t n = 0; n < N; ++n) c[k * ldc + n] += a[r * lda + k] * b[r * ldb + n];
-    }
-  }
-}
-
 // Scores -> weights of one strip, before dropout.
 struct Weights {
   const Block& block;
@@ -45,9 +33,9 @@ struct Weights {
     additions.add_to(s, n);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      const V lse = hn::Set(d, block.lse[group + r]);
+      const V reference = hn::Set(d, block.reference[group + r]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) s[r][v] = exp2(hn::Sub(s[r][v], lse));
+      for (int v = 0; v < kVectors; ++v) s[r][v] = exp2(hn::Sub(s[r][v], reference));
     }
     hide(s, sight, n, 0.0f);
     Store{p, kTile}(s);
@@ -89,9 +77,10 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
   for (Ramp& ramp : block.ramps) {
     for (int64_t c = 0; c < kTile; ++c) {
       if (((visible >> c) & 1U) == 0) continue;
+      // Distances less the row's shift: what that leaves out, finish_biases() adds.
       const int64_t delta = view.distance(row, c);
       (delta < 0 ? ramp.past_sum[row] : ramp.future_sum[row]) +=
-          static_cast<double>(ds[c]) * static_cast<double>(delta);
+          static_cast<double>(ds[c]) * static_cast<double>(delta - block.shift[row]);
     }
   }
 }
@@ -123,13 +112,6 @@ HWY_INLINE void key_gradients(Block& block, int64_t t, int groups, const uint64_
                               const uint64_t* visible, bool block_all) {
   float* dv = block.dv + t * kTile * block.Dvp;
   float* dk = block.dk + t * kTile * block.Dp;
-  if (!block_all && !block.rows_finite) {
-    masked_transposed_product(groups * kGroup, block.Dvp, block.p, kTile, visible, block.dout,
-                              block.Dvp, dv, block.Dvp);
-    masked_transposed_product(groups * kGroup, block.Dp, block.ds, kTile, visible, block.q,
-                              block.Dp, dk, block.Dp);
-    return;
-  }
   constexpr int64_t kStrip = 2 * kGroup;
   for (int64_t key = 0; key < kTile;) {
     int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
@@ -138,11 +120,19 @@ HWY_INLINE void key_gradients(Block& block, int64_t t, int groups, const uint64_
     while (begin < end && (group_any[begin] & bits) == 0) ++begin;
     while (end > begin && (group_any[end - 1] & bits) == 0) --end;
     const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
+    const auto product = [&](const float* a, const float* b, int64_t N, float* c) HWY_ATTR {
+      if (block_all || block.rows_finite) {
+        gemm(keys, N, rows, a + from * kTile + key, 1, kTile, b + from * N, N, c + key * N, N,
+             true);
+        return;
+      }
+      guarded_gemm(
+          keys, N, rows, a + from * kTile + key, 1, kTile, b + from * N, N, c + key * N, N,
+          [&](int64_t k, int64_t row) { return ((visible[from + row] >> (key + k)) & 1U) != 0; });
+    };
     if (rows > 0) {
-      gemm(keys, block.Dvp, rows, block.p + from * kTile + key, 1, kTile,
-           block.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
-      gemm(keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
-           block.Dp, dk + key * block.Dp, block.Dp, true);
+      product(block.p, block.dout, block.Dvp, dv);
+      product(block.ds, block.q, block.Dp, dk);
     }
     key += keys;
   }
@@ -173,7 +163,7 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
         prefetch_part(block.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
         prefetch_part(block.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
       }
-      const GroupSight sight(block, group, t, block.lse);
+      const GroupSight sight(block, group, t, block.reference);
       std::copy_n(sight.visible, kGroup, visible + group);
       group_any[g] = sight.any;
       block_all &= sight.all;
@@ -215,7 +205,10 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
       }
       float* dq = block.dq + group * block.Dp;
       if (sight.all != kAll && !tile.k_finite) {
-        masked_product(kGroup, block.Dp, ds, kTile, sight.visible, tile.k, block.Dp, dq, block.Dp);
+        guarded_gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp,
+                     block.Dp, dq, block.Dp, [&](int64_t row, int64_t key) {
+                       return ((sight.visible[row] >> (from + key)) & 1U) != 0;
+                     });
       } else {
         gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp, block.Dp,
              dq, block.Dp, true);

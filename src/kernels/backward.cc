@@ -9,6 +9,7 @@
 #include "kernels/fused.h"
 #include "kernels/schedule.h"
 #include "kernels/skip.h"
+#include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
@@ -73,7 +74,7 @@ class BackwardScratch : public BlockScratch {
 
   // Loads rows [first, end) of head h and runs them over the head's tiles.
   void run(int64_t b, int64_t h, int64_t first, int64_t end, PackedHead* packed, Sums& sums,
-           const TensorView& out, const TensorView& lse, const TensorView& dout,
+           const TensorView& out, const TensorView& softmax, const TensorView& dout,
            const TensorView& dlse, const ProblemGradients& gradients, Stopper& stopper,
            int worker) {
     const Problem& p = plan_.p;
@@ -81,7 +82,7 @@ class BackwardScratch : public BlockScratch {
     for (int64_t i = first; i < end; ++i) add_row(h, i);
     load_queries();
     skip_.start(block);
-    load_outputs(out, lse, dout, dlse);
+    load_outputs(out, softmax, dout, dlse);
     block.dk = sums.dk.get();
     block.dv = sums.dv.get();
     block.mask_gradient = gradients.mask;
@@ -90,22 +91,23 @@ class BackwardScratch : public BlockScratch {
     const int64_t g = h % p.group();
     attach_gradients(g, sums);
     const auto [tile, last] = plan_.tile_range(block);
-    reader_.read(packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
-                 [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                   slide_both(t, count, g, sums);
-                   const int64_t step = plan_.by_tile() ? 1 : count;
-                   for (int64_t n = 0; n < count; n += step) {
-                     if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.lse)) {
-                       continue;
-                     }
-                     columns_.read(block, tiles[n]);
-                     start_decay(tiles[n]);
-                     kernels_.backward(block, tiles + n, t + n, step);
-                     columns_.add_gradients(block, tiles[n], t + n, g, sums);
-                     finish_decay();
-                   }
-                 });
-    finish_biases(g, sums);
+    reader_.read(
+        packed, b * p.kv_heads + h / p.group(), tile, last, stopper, worker,
+        [&](const KeyTile* tiles, int64_t t, int64_t count) {
+          slide_both(t, count, g, sums);
+          const int64_t step = plan_.by_tile() ? 1 : count;
+          for (int64_t n = 0; n < count; n += step) {
+            if (block.rows_finite && skip_.skips(block, tiles[n], t + n, block.reference)) {
+              continue;
+            }
+            columns_.read(block, tiles[n]);
+            start_decay(tiles[n]);
+            kernels_.backward(block, tiles + n, t + n, step);
+            columns_.add_gradients(block, tiles[n], t + n, g, sums);
+            finish_decay();
+          }
+        });
+    finish_biases(g, sums, dlse);
     finish_values(g, sums);
     finish_queries(g, sums, gradients);
   }
@@ -136,13 +138,8 @@ class BackwardScratch : public BlockScratch {
                   sums.rows[n]);
       }
       const float* rows = table.head_rows(block.head[0]) + first * rank;
-      if (table.finite) {  // cells that do not slide leave all at once: nothing to join
-        kernels_.gemm(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
-                      factors_[n].get(), rank, slides(plan_, table));
-      } else {
-        skip_zero_product(block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
-                          factors_[n].get(), rank);
-      }
+      multiply(kernels_, table.finite, block.rows, rank, width, cells + kPad, stride, 1, rows, rank,
+               factors_[n].get(), rank, slides(plan_, table));  // else all leave at once
     }
     move_shared(from, to, block.rows, cells, stride);
     for (int row = 0; row < block.rows; ++row) {
@@ -166,14 +163,15 @@ class BackwardScratch : public BlockScratch {
     }
   }
 
-  void load_outputs(const TensorView& out, const TensorView& lse, const TensorView& dout,
+  // dout and delta, both divided by the sum of the row's weights (block.h).
+  void load_outputs(const TensorView& out, const TensorView& softmax, const TensorView& dout,
                     const TensorView& dlse) {
     const int64_t Dv = plan_.Dv;
     for (int row = 0; row < padded_rows(); ++row) {
       float* go = dout_.get() + row * plan_.Dvp;
       if (row >= block.rows) {
         std::fill_n(go, plan_.Dvp, 0.0f);
-        block.lse[row] = -HUGE_VALF;
+        block.reference[row] = -HUGE_VALF;
         block.delta[row] = 0.0f;
         continue;
       }
@@ -183,8 +181,11 @@ class BackwardScratch : public BlockScratch {
       double delta = dlse.given() ? -dlse.at({b, h, i}) : 0.0;
       for (int64_t d = 0; d < Dv; ++d)
         delta += static_cast<double>(go[d]) * static_cast<double>(out_[d]);
-      block.delta[row] = static_cast<float>(delta);
-      block.lse[row] = static_cast<float>(lse.at({b, h, i}) * kLog2e);
+      const SoftmaxState state = read_softmax(softmax, b, h, i, block.score_shift[row]);
+      const auto sum = static_cast<float>(state.sum);
+      for (int64_t d = 0; d < Dv; ++d) go[d] /= sum;
+      block.delta[row] = static_cast<float>(delta / state.sum);
+      block.reference[row] = static_cast<float>(state.reference);
     }
     block.rows_finite = kernels_.finite(block.q, block.rows * plan_.Dp) &&
                         kernels_.finite(dout_.get(), block.rows * plan_.Dvp);
@@ -192,7 +193,7 @@ class BackwardScratch : public BlockScratch {
 
   void attach_gradients(int64_t g, Sums& sums) {
     for (size_t n = 0; n < plan_.biases.size(); ++n) {
-      if (sums.bias[n].empty()) continue;
+      if (sums.bias[n].empty() || block.scores[n].cells[0] == nullptr) continue;
       for (int row = 0; row < block.rows; ++row) {
         // Neighbouring rows add to cells one apart: rotating buffers avoid store-forwarding stalls.
         block.scores[n].gradient[row] =
@@ -232,12 +233,13 @@ class BackwardScratch : public BlockScratch {
   }
 
   // Moves the block's float cells into the task's doubles.
-  void finish_biases(int64_t g, Sums& sums) {
-    size_t ramp = 0;
+  void finish_biases(int64_t g, Sums& sums, const TensorView& dlse) {
     for (size_t n = 0; n < plan_.biases.size(); ++n) {
-      const int64_t size = plan_.biases[n].row_size();
-      if (!sums.bias[n].empty()) {
-        const Cut touched = cut(plan_.biases[n].window);
+      const BiasPlan& bias = plan_.biases[n];
+      const int64_t size = bias.row_size();
+      if (!sums.bias[n].empty() && block.scores[n].cells[0] != nullptr) {
+        const bool whole = bias.sloped && block.shifted;
+        const Cut touched = whole ? Cut{0, bias.window.width} : cut(bias.window);
         double* to = sums.bias[n].data() + g * size;
         for (int64_t c = touched.first; c < touched.first + touched.width + 2 * kPad; ++c) {
           for (int64_t r = 0; r < kGroup; ++r) {
@@ -247,12 +249,22 @@ class BackwardScratch : public BlockScratch {
           }
         }
       }
-      if (!plan_.biases[n].ramp) continue;
+      if (sums.ramp[n].empty() || !block.shifted || !dlse.given()) continue;
+      // What the shifts left out: a row's gradients of scores sum to that of its lse.
       for (int row = 0; row < block.rows; ++row) {
-        sums.ramp[n][static_cast<size_t>(2 * g)] += block.ramps[ramp].past_sum[row];
-        sums.ramp[n][static_cast<size_t>(2 * g + 1)] += block.ramps[ramp].future_sum[row];
+        const int64_t shift = block.shift[row];
+        if (shift == 0 || block.reference[row] == -HUGE_VALF) continue;
+        sums.ramp[n][static_cast<size_t>(2 * g + (shift < 0 ? 0 : 1))] +=
+            static_cast<double>(shift) * dlse.at({block.batch, block.head[row], block.index[row]});
       }
-      ++ramp;
+    }
+    for (const Ramp& ramp : block.ramps) {
+      if (sums.ramp[ramp.bias].empty()) continue;
+      double* to = sums.ramp[ramp.bias].data() + 2 * g;
+      for (int row = 0; row < block.rows; ++row) {
+        to[0] += ramp.past_sum[row];
+        to[1] += ramp.future_sum[row];
+      }
     }
   }
 
@@ -261,13 +273,8 @@ class BackwardScratch : public BlockScratch {
                  const float* rows, int64_t ld, int64_t g, const Buffer<float>& sum) {
     float* to =
         sum.get() + ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * table.padded_rank;
-    if (kernels_.finite(rows, block.rows * ld)) {
-      kernels_.gemm(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld, to,
-                    table.padded_rank, true);
-    } else {
-      skip_zero_product(at.width, table.padded_rank, block.rows, cells + kPad, 1, stride, rows, ld,
-                        to, table.padded_rank);
-    }
+    multiply(kernels_, kernels_.finite(rows, block.rows * ld), at.width, table.padded_rank,
+             block.rows, cells + kPad, 1, stride, rows, ld, to, table.padded_rank, true);
   }
 
   void finish_values(int64_t g, Sums& sums) {
@@ -347,7 +354,7 @@ int64_t backward_bytes(const Plan& plan, int threads) {
          4 * (threads * scratch + PackedHeads::floats(plan, wave));
 }
 
-void fused_backward(const Problem& p, const TensorView& out, const TensorView& lse,
+void fused_backward(const Problem& p, const TensorView& out, const TensorView& softmax,
                     const TensorView& dout, const TensorView& dlse,
                     const ProblemGradients& gradients) {
   const Plan plan(p, true);
@@ -376,7 +383,7 @@ void fused_backward(const Problem& p, const TensorView& out, const TensorView& l
         for (int64_t n = chunk; n < blocks; n += chunks) {
           scratch[static_cast<size_t>(worker)].run(
               b, kv_head * p.group() + g, n * kRows, std::min(p.queries, (n + 1) * kRows),
-              packed.head(slot), own, out, lse, dout, dlse, gradients, stopper, worker);
+              packed.head(slot), own, out, softmax, dout, dlse, gradients, stopper, worker);
         }
       }
     });

@@ -9,10 +9,12 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
   dk = Buffer<float>(keys * plan.Dp);
   dv = Buffer<float>(keys * plan.Dvp);
   for (size_t n = 0; n < plan.biases.size(); ++n) {
-    const bool cells = plan.biases[n].cells.size() > 0 &&
-                       !(wants.biases[n].table.empty() && wants.biases[n].slopes.empty());
-    bias.emplace_back(static_cast<size_t>(cells ? group * plan.biases[n].row_size() : 0));
-    ramp.emplace_back(static_cast<size_t>(plan.biases[n].ramp ? 2 * group : 0));
+    const BiasPlan& own = plan.biases[n];
+    const TermGradients::Bias& gradient = wants.biases[own.term];
+    const bool wanted = !(own.sloped ? gradient.slopes : gradient.table).empty();
+    bias.emplace_back(
+        static_cast<size_t>(wanted && own.cells.size() > 0 ? group * own.row_size() : 0));
+    ramp.emplace_back(static_cast<size_t>(wanted && own.sloped ? 2 * group : 0));
   }
   const auto table_sums = [&](const TablePlan& table, bool wanted) {
     return Buffer<float>(
@@ -63,38 +65,31 @@ void Sums::clear() {
 
 namespace {
 
+// The table's sums of cells, or the slopes' sums of cells times distance and of ramps.
 void reduce_bias(const Plan& plan, size_t n, int64_t kv_head, const Sums& sums, TermGradients& to) {
   const Problem& p = plan.p;
   const BiasPlan& bias = plan.biases[n];
   const Window& w = bias.window;
-  const DistanceBias& term = p.terms.biases[n];
-  TermGradients::Bias& gradient = to.biases[n];
-  const int64_t classes = gradient.table.empty() ? 0 : term.table.view.shape[1];
+  const DistanceBias& term = p.terms.biases[bias.term];
+  TermGradients::Bias& gradient = to.biases[bias.term];
   for (int64_t g = 0; g < p.group(); ++g) {
     const int64_t h = kv_head * p.group() + g;
-    if (!sums.bias[n].empty()) {
-      const double* cells = sums.bias[n].data() + g * bias.row_size();
-      for (int64_t c = -kPad; c < w.width + kPad; ++c) {
-        const int64_t row = c < 0          ? w.left
-                            : c >= w.width ? w.right
-                                           : w.classes[static_cast<size_t>(c)];
-        const double cell = cells[c + kPad];
-        if (!gradient.table.empty() && row != ClassMap::kNone) {
-          gradient.table[static_cast<size_t>(h * classes + row)] += cell * term.table.multiplier;
-        }
-        if (!gradient.slopes.empty() && !bias.ramp && c >= 0 && c < w.width) {
-          const int64_t distance = w.lo + c;
-          gradient.slopes[static_cast<size_t>((distance < 0 ? 0 : p.heads) + h)] +=
-              cell * static_cast<double>(distance) * term.slopes.multiplier;
-        }
+    double past = 0.0, future = 0.0;
+    for (int64_t c = -kPad; !sums.bias[n].empty() && c < w.width + kPad; ++c) {
+      const double cell = sums.bias[n][static_cast<size_t>(g * bias.row_size() + kPad + c)];
+      if (bias.sloped) {  // no visible pair lies in the pads
+        const int64_t distance = w.lo + std::clamp<int64_t>(c, 0, w.width - 1);
+        (distance < 0 ? past : future) += cell * static_cast<double>(distance);
+      } else if (const int64_t row = w.class_of(c); row != ClassMap::kNone) {
+        gradient.table[static_cast<size_t>(h * term.table.view.shape[1] + row)] +=
+            cell * term.table.multiplier;
       }
     }
-    if (bias.ramp && !gradient.slopes.empty()) {
-      gradient.slopes[static_cast<size_t>(h)] +=
-          sums.ramp[n][static_cast<size_t>(2 * g)] * term.slopes.multiplier;
-      gradient.slopes[static_cast<size_t>(p.heads + h)] +=
-          sums.ramp[n][static_cast<size_t>(2 * g + 1)] * term.slopes.multiplier;
-    }
+    if (sums.ramp[n].empty()) continue;
+    past += sums.ramp[n][static_cast<size_t>(2 * g)];
+    future += sums.ramp[n][static_cast<size_t>(2 * g + 1)];
+    gradient.slopes[static_cast<size_t>(h)] += past * term.slopes.multiplier;
+    gradient.slopes[static_cast<size_t>(p.heads + h)] += future * term.slopes.multiplier;
   }
 }
 

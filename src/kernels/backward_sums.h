@@ -11,8 +11,8 @@ namespace relpos {
 // What one task sums. Cells are those of a plan's whole windows.
 struct Sums {
   Buffer<float> dk, dv;                     // [tiles * kTile, Dp], [.., Dvp]
-  std::vector<std::vector<double>> bias;    // [term][group * row_size]
-  std::vector<std::vector<double>> ramp;    // [term][group * 2]
+  std::vector<std::vector<double>> bias;    // [bias of the plan][group * row_size]
+  std::vector<std::vector<double>> ramp;    // the same, where sloped: [group * 2]
   std::vector<Buffer<float>> rows, values;  // [term][heads of the task, width, padded rank]
   std::vector<std::vector<double>> added;   // [term][group * rank]
   Buffer<float> key_bias;                   // [group, tiles * kTile]

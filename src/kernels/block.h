@@ -5,6 +5,9 @@
 // to kTile floats at a pointer. Scores are in units of log2: exp(x) = exp2(x log2(e)).
 #pragma once
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -14,6 +17,25 @@ namespace relpos {
 
 inline constexpr double kLog2e = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
+
+// A term of a score, in natural units, as kernels add it: times log2(e). What is finite stays finite
+// and keeps its order, for only -inf hides: beyond kLinear, where a mask's lowest float lies, the
+// slope is smaller.
+inline constexpr double kLinear = 2.2e38;
+inline constexpr double kSqueeze =
+    (double{FLT_MAX} - kLinear * kLog2e) / (double{FLT_MAX} - kLinear);
+inline double to_log2(double term) noexcept {
+  const double size = std::fabs(term);
+  if (!(size > kLinear) || std::isinf(size)) return term * kLog2e;
+  const double scaled = kLinear * kLog2e + (size - kLinear) * kSqueeze;
+  return std::copysign(std::min(scaled, double{FLT_MAX}), term);
+}
+inline double from_log2(double score) noexcept {
+  const double size = std::fabs(score);
+  if (!(size > kLinear * kLog2e) || std::isinf(size)) return score * kLn2;
+  return std::copysign(kLinear + (size - kLinear * kLog2e) / kSqueeze, score);
+}
+
 inline constexpr int kRows = 96;  // a multiple of kGroup; a tile's loads serve 16 groups
 inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
 inline constexpr int64_t kPad = kTile;  // cells beside a window, for what lies outside it
@@ -23,19 +45,30 @@ inline constexpr int64_t kLanes = 16;   // row lengths are multiples of the wide
 // keys is kTile cells at one offset, wherever it lies.
 struct Panel {
   int64_t lo = 0, width = 0;
-  float* cells[kRows] = {};     // read: per row, start of the left pad; null: nothing to read
-  float* gradient[kRows] = {};  // added to; null: nothing to add
+  float* cells[kRows] = {};        // read: per row, start of the left pad; null: nothing to read
+  float* gradient[kRows] = {};     // added to; null: nothing to add
+  const int64_t* shift = nullptr;  // per row, taken from its distances; null: nothing
 
   int64_t offset(int64_t distance) const noexcept {
     const int64_t at = distance - lo + kPad;
     return at < 0 ? 0 : at > width + kPad ? width + kPad : at;
   }
+  int64_t offset(int row, int64_t distance) const noexcept {
+    return offset(shift == nullptr ? distance : distance - shift[row]);
+  }
 };
 
-// past * min(delta, 0) + future * max(delta, 0), for distances too far apart for a window.
+// past * min(delta, 0) + future * max(delta, 0), less its value at the row's shift: for distances too
+// far apart for a window, and for rows that see far keys on both sides.
 struct Ramp {
+  size_t bias = 0;                                      // of Plan::biases
   double past[kRows] = {}, future[kRows] = {};          // times log2(e)
+  double shift[kRows] = {};                             // the value that is taken off
   double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
+
+  double operator()(int row, int64_t delta) const noexcept {
+    return (delta < 0 ? past[row] : future[row]) * static_cast<double>(delta) - shift[row];
+  }
 };
 
 struct KeyTile {
@@ -60,6 +93,9 @@ struct Block {
   // that see nothing.
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
+  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
+  double score_shift[kRows];  // what all scores of the row are less by, natural units
+  bool shifted = false;       // a row's `shift` is not 0
 
   float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
   std::vector<Panel> scores;  // added to scores; gradient takes dscore
@@ -67,20 +103,22 @@ struct Block {
   // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
   const float* extra = nullptr;
   int64_t extra_stride = kTile;
-  const float* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
+  const double* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
+  double key_shift[kRows];             // taken from it
   float* key_bias_gradient[kRows] = {};
   std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,
                               // gradient takes weights
 
-  // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
+  // Forward state: reference, an integer (-inf: nothing seen), partial sums, unnormalised output.
   float* m = nullptr;  // [kRows]
   float* l = nullptr;  // [kRows, kLanes]
   float* o = nullptr;  // [kRows, Dvp]
 
-  // Backward.
-  const float* dout = nullptr;  // [kRows, Dvp]
-  float lse[kRows];             // log2 units; -inf: the row saw nothing
-  float delta[kRows];           // <dout, out> - dlse
+  // Backward. A weight is exp2(score - reference) / sum with the sum in [1, 2): dout and delta come
+  // divided by it, so that the kernels work with exp2(score - reference) alone.
+  const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
+  float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing
+  float delta[kRows];           // (<dout, out> - dlse) / sum
   bool rows_finite = true;      // q and dout hold no NaN or Inf
   float* dq = nullptr;          // [kRows, Dp], of the rotated query before the scale
   float* dk = nullptr;          // [tiles * kTile, Dp], times log2(e) of the true gradient
@@ -135,9 +173,10 @@ struct TileKernels {
   void (*forward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
   // Adds what tiles [first, first + count) contribute to every gradient of the block.
   void (*backward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
-  // Writes dense weights (`lse` of the block in use) or dense scores of the tiles.
+  // Writes dense weights (reference and `inverse_sum` [rows] in use) or, where `inverse_sum` is null,
+  // dense scores of the tiles.
   void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
-               const TensorView& dense, bool weights);
+               const TensorView& dense, const float* inverse_sum);
 };
 
 // Every target that this build holds, best first, supported by this machine or not.

@@ -129,6 +129,53 @@ void BlockScratch::slide(int64_t t, int64_t count) {
   }
 }
 
+void BlockScratch::attach_biases() {
+  const Problem& p = plan_.p;
+  const bool shifts = plan_.shifts.active();
+  int64_t nearest[kRows] = {};
+  bool by_pair = false;  // a row sees far keys on both sides: slopes are evaluated pair by pair
+  block.shifted = false;
+  for (int row = 0; row < block.rows; ++row) {
+    const RowShift shift =
+        shifts ? plan_.shifts.of(block.batch, block.head[row], block.index[row]) : RowShift();
+    nearest[row] = shift.distance;
+    by_pair = by_pair || shift.both_sides;
+    block.shift[row] = shift.both_sides ? 0 : shift.distance;
+    block.shifted = block.shifted || block.shift[row] != 0;
+    block.score_shift[row] = shift.total();
+    block.key_shift[row] = shift.keys * kLog2e;
+    block.key_bias[row] =
+        plan_.key_bias.size() == 0
+            ? nullptr
+            : plan_.key_bias.get() +
+                  ((plan_.key_bias_rows == 1 ? 0 : block.batch) * p.heads + block.head[row]) *
+                      plan_.tiles * kTile;
+  }
+  std::fill(block.key_bias + block.rows, block.key_bias + kRows, nullptr);
+  for (size_t n = 0; n < plan_.biases.size(); ++n) {
+    const BiasPlan& bias = plan_.biases[n];
+    const bool ramp = bias.sloped && (bias.ramp || by_pair);
+    Panel panel;
+    panel.lo = bias.window.lo;
+    panel.width = bias.window.width;
+    panel.shift = bias.sloped && block.shifted ? block.shift : nullptr;
+    for (int row = 0; row < block.rows && !ramp; ++row) {
+      panel.cells[row] = bias.cells.get() + block.head[row] * bias.row_size();
+    }
+    block.scores.push_back(panel);
+    if (!ramp) continue;
+    const TermData& slopes = p.terms.biases[bias.term].slopes;
+    Ramp own;
+    own.bias = n;
+    for (int row = 0; row < block.rows; ++row) {
+      own.past[row] = slopes.view.at({0, block.head[row]}) * slopes.multiplier * kLog2e;
+      own.future[row] = slopes.view.at({1, block.head[row]}) * slopes.multiplier * kLog2e;
+      own.shift[row] = nearest[row] == 0 ? 0.0 : own(row, nearest[row]);
+    }
+    block.ramps.push_back(own);
+  }
+}
+
 void BlockScratch::load_queries() {
   block.q = q_.get();
   const Problem& p = plan_.p;
@@ -154,7 +201,6 @@ void BlockScratch::load_queries() {
     if (row >= block.rows) {
       std::fill_n(q, plan_.Dp, 0.0f);
       block.position[row] = 0;
-      block.key_bias[row] = nullptr;
       continue;
     }
     if (!in_place) {
@@ -163,12 +209,6 @@ void BlockScratch::load_queries() {
       std::copy_n(raw, plan_.Dp, q);
       plan_.rotate_query(block.batch, block.index[row], q);
     }
-    block.key_bias[row] =
-        plan_.key_bias.size() == 0
-            ? nullptr
-            : plan_.key_bias.get() +
-                  ((plan_.key_bias_rows == 1 ? 0 : block.batch) * p.heads + block.head[row]) *
-                      plan_.tiles * kTile;
   }
 
   if (in_place) {
@@ -181,24 +221,7 @@ void BlockScratch::load_queries() {
     kernels_.scale(block.rows, plan_.Dp, q_.get(), plan_.Dp, &scale, 0, q_.get(), plan_.Dp);
   }
 
-  for (size_t n = 0; n < plan_.biases.size(); ++n) {
-    const BiasPlan& bias = plan_.biases[n];
-    Panel panel;
-    panel.lo = bias.window.lo;
-    panel.width = bias.window.width;
-    for (int row = 0; row < block.rows && bias.cells.size() > 0; ++row) {
-      panel.cells[row] = bias.cells.get() + block.head[row] * bias.row_size();
-    }
-    block.scores.push_back(panel);
-    if (!bias.ramp) continue;
-    const TermData& slopes = p.terms.biases[n].slopes;
-    Ramp ramp;
-    for (int row = 0; row < block.rows; ++row) {
-      ramp.past[row] = slopes.view.at({0, block.head[row]}) * slopes.multiplier * kLog2e;
-      ramp.future[row] = slopes.view.at({1, block.head[row]}) * slopes.multiplier * kLog2e;
-    }
-    block.ramps.push_back(ramp);
-  }
+  attach_biases();
 
   for (size_t n = 0; n < plan_.row_tables.size(); ++n) {
     const TablePlan& table = plan_.row_tables[n];

@@ -67,6 +67,8 @@ class BlockScratch {
 
  private:
   static Cut cut(const Window& window, std::pair<int64_t, int64_t> range);
+  // Points the rows at what biases of distances and of keys add to their scores.
+  void attach_biases();
 
   const Plan& plan_;
   const TileKernels& kernels_;

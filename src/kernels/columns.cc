@@ -149,23 +149,14 @@ void ColumnScratch::add_gradients(const Block& block, const KeyTile& tile, int64
     if (sums.columns[n].size() > 0) {
       float* to =
           sums.columns[n].get() + ((table.heads == 1 ? 0 : g) * table.entries() + at.first) * rank;
-      if (tile.factors_finite) {
-        kernels_.gemm(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to, rank,
-                      true);
-      } else {
-        skip_zero_product(at.width, rank, kTile, products_.get(), 1, stride_, factors, rank, to,
-                          rank);
-      }
+      relpos::multiply(kernels_, tile.factors_finite, at.width, rank, kTile, products_.get(), 1,
+                       stride_, factors, rank, to, rank, true);
     }
     if (sums.factors[n].size() > 0) {
       const float* rows = table.head_rows(block.head[0]) + at.first * rank;
       float* to = sums.factors[n].get() + t * kTile * rank;
-      if (table.finite) {
-        kernels_.gemm(kTile, rank, at.width, products_.get(), stride_, 1, rows, rank, to, rank,
-                      true);
-      } else {
-        skip_zero_product(kTile, rank, at.width, products_.get(), stride_, 1, rows, rank, to, rank);
-      }
+      relpos::multiply(kernels_, table.finite, kTile, rank, at.width, products_.get(), stride_, 1,
+                       rows, rank, to, rank, true);
     }
   }
 }

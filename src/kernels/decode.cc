@@ -6,6 +6,7 @@
 
 #include "kernels/decode_tiles.h"
 #include "kernels/forward_block.h"
+#include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
@@ -32,14 +33,18 @@ class DirectRows {
 
   static int64_t floats(const Plan& plan) { return kTile * (plan.Dp + plan.Dvp); }
 
-  // Advances a block that has started over tiles [first, end); leaves o in natural order.
+  // Brings the queries of a block that has started into the order that advance() needs.
+  void arrange_queries(Block& block) const {
+    for (int row = 0; in_place_k_ && row < block.rows; ++row) {
+      kernels_.arrange(p_.key.dtype, plan_.D, block.q + row * plan_.Dp);
+    }
+  }
+
+  // Advances a block over tiles [first, end); leaves o in natural order.
   void advance(ForwardScratch& x, int64_t kv_head, int64_t first, int64_t end, Stopper& stopper,
                int worker) {
     Block& block = x.block;
     kv_head_ = kv_head;
-    for (int row = 0; in_place_k_ && row < block.rows; ++row) {
-      kernels_.arrange(p_.key.dtype, plan_.D, block.q + row * plan_.Dp);
-    }
     for (int64_t t = first; t < end && !stopper.stopped(worker); ++t) {
       if ((t - first) % kTilesAtATime == 0) x.slide(t, std::min(kTilesAtATime, end - t));
       tile(block, t);
@@ -96,15 +101,33 @@ class DirectRows {
     }
     if (any == all || finite(v, any & ~all)) {
       kernels_.values(v, block.rows, p, keys, seen, block.o, plan_.Dvp);
-      return;
+    } else {
+      add_guarded_values(v, block, first, visible, keys, seen);
     }
-    for (int row = 0; row < block.rows; ++row) {  // 0 times NaN is NaN: hidden keys are left out
-      seen = 0;
-      for (uint64_t left = visible[row]; left != 0; left &= left - 1) {
-        keys[seen++] = static_cast<uint8_t>(std::countr_zero(left));
+  }
+
+  // 0 times NaN is NaN. So the values are taken with 0 in the place of what is not finite, and that
+  // reaches the rows that see it: the bits of the others do not depend on it.
+  void add_guarded_values(const TensorRows& v, Block& block, int64_t first, const uint64_t* visible,
+                          const uint8_t* keys, int count) {
+    const int64_t stride = plan_.Dvp;
+    guarded_.resize(static_cast<size_t>(kTile * stride));
+    for (int n = 0; n < count; ++n) {
+      const int64_t key = keys[n];
+      float* row = guarded_.data() + key * stride;
+      Plan::load_row(p_.value, block.batch, kv_head_, first + key, plan_.Dv, stride, row);
+      if (in_place_v_) kernels_.arrange(p_.value.dtype, plan_.Dv, row);
+      for (int64_t d = 0; d < stride; ++d) {
+        if (std::isfinite(row[d])) continue;
+        for (int r = 0; r < block.rows; ++r) {
+          if (((visible[r] >> key) & 1U) != 0)
+            block.o[r * stride + d] += p[r * kTile + key] * row[d];
+        }
+        row[d] = 0.0f;
       }
-      kernels_.values(v, 1, p + row * kTile, keys, seen, block.o + row * plan_.Dvp, plan_.Dvp);
     }
+    const TensorRows rows{DType::kFloat32, guarded_.data(), stride, v.dims, v.count};
+    kernels_.values(rows, block.rows, p, keys, count, block.o, stride);
   }
 
   bool finite(const TensorRows& v, uint64_t keys) const {
@@ -155,22 +178,23 @@ class DirectRows {
       if (run_) {
         cells_.push_back(cells + panel.offset(delta));
       } else {
-        add([&](int64_t c) { return cells[panel.offset(distance(c))]; });
+        add([&](int64_t c) { return cells[panel.offset(row, distance(c))]; });
       }
     }
-    if (block.key_bias[row] != nullptr) cells_.push_back(block.key_bias[row] + t * kTile);
+    if (block.key_bias[row] != nullptr) {
+      const double* bias = block.key_bias[row] + t * kTile;
+      add([&](int64_t c) { return static_cast<float>(bias[c] - block.key_shift[row]); });
+    }
     constexpr int64_t kExact = int64_t{1} << 24;  // integers that float32 holds
+    const int64_t sloped_delta = delta - block.shift[row];
     for (const Ramp& ramp : block.ramps) {
-      if (run_ && delta > -kExact && delta < kExact - kTile) {
+      const bool from_shift = block.shift[row] != 0 || ramp.shift[row] == 0.0;
+      if (run_ && from_shift && sloped_delta > -kExact && sloped_delta < kExact - kTile) {
         slopes_.push_back({{}, {}});
         split(ramp.past[row], slopes_.back().past);
         split(ramp.future[row], slopes_.back().future);
       } else {
-        add([&](int64_t c) {
-          const int64_t at = distance(c);
-          return static_cast<float>((at < 0 ? ramp.past[row] : ramp.future[row]) *
-                                    static_cast<double>(at));
-        });
+        add([&](int64_t c) { return static_cast<float>(ramp(row, distance(c))); });
       }
     }
     if (p_.visible.floating_mask()) {
@@ -178,9 +202,8 @@ class DirectRows {
       const int64_t at =
           p_.visible.mask_offset(block.batch, block.head[row], block.index[row], t * kTile);
       add([&](int64_t c) {
-        return ((visible >> c) & 1U) == 0
-                   ? 0.0f
-                   : static_cast<float>(kLog2e * mask.load(at + c * mask.strides[3]));
+        const bool hidden = ((visible >> c) & 1U) == 0;
+        return hidden ? 0.0f : static_cast<float>(to_log2(mask.load(at + c * mask.strides[3])));
       });
     }
     if (summed) cells_.push_back(sums);
@@ -189,7 +212,7 @@ class DirectRows {
                          static_cast<int>(cells_.size()),
                          slopes_.data(),
                          static_cast<int>(slopes_.size()),
-                         static_cast<float>(delta),
+                         static_cast<float>(sloped_delta),
                          visible};
     const float factor = kernels_.softmax(terms, s, block.m[row], block.l + row * kLanes);
     if (factor != 1.0f) rescale(block, row, factor);
@@ -232,6 +255,7 @@ class DirectRows {
   alignas(64) float p[kDirectRows * kTile];
   std::vector<const float*> cells_;
   std::vector<Slope> slopes_;
+  std::vector<float> guarded_;  // [kTile, Dvp], where values are not finite
 };
 
 // One worker's packed tiles, where a block has rows enough to pay for them.
@@ -241,6 +265,8 @@ class PackedRows {
       : plan_(plan), memory_(kPackedTiles * plan.tile_floats()) {}
 
   static int64_t floats(const Plan& plan) { return kPackedTiles * plan.tile_floats(); }
+
+  void arrange_queries(const Block&) const {}
 
   void advance(ForwardScratch& x, int64_t kv_head, int64_t first, int64_t end, Stopper& stopper,
                int worker) {
@@ -280,12 +306,14 @@ class Partials {
     return memory_.get() + ((group * chunks_ + chunk) * rows_ + row) * (plan_.Dvp + 2);
   }
 
-  // Sums the chunks of a row into those of chunk 0.
+  // Sums the chunks of a row into those of chunk 0. Their references are integers: no factor rounds.
+  // The common one leaves every chunk a sum below 1, so that no sum of outputs overflows.
   void merge(int64_t group, int64_t row) const {
     float* o = at(group, 0, row);
     float m = -HUGE_VALF, l = 0.0f;
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
-      m = std::max(m, at(group, chunk, row)[plan_.Dvp]);
+      const float* part = at(group, chunk, row) + plan_.Dvp;
+      m = std::max(m, static_cast<float>(SoftmaxState::of(part[0], part[1]).reference) + 1.0f);
     }
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const float* part = at(group, chunk, row);
@@ -309,7 +337,7 @@ class Partials {
 
 template <typename Rows, typename Kernels>
 void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int threads,
-         Stopper& stopper, const TensorView& out, const TensorView& lse) {
+         Stopper& stopper, const ForwardResults& to) {
   const Problem& p = plan.p;
   const int64_t rows = p.group() * p.queries, groups = p.batch * p.kv_heads;
   const int64_t blocks = (rows + kRows - 1) / kRows, chunks = chunk_count(plan);
@@ -332,23 +360,32 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
       x.add_row(head_of(group, row), row % p.queries);
     }
     x.start();
+    workers[static_cast<size_t>(worker)].arrange_queries(x.block);
     const auto [first, end] = plan.tile_range(x.block);
-    workers[static_cast<size_t>(worker)].advance(
-        x, group % p.kv_heads, std::max(first, chunk * kChunkTiles),
-        std::min(end, (chunk + 1) * kChunkTiles), stopper, worker);
-    x.add_value_tables();
+    const auto advance = [&, first = first, end = end] {
+      workers[static_cast<size_t>(worker)].advance(
+          x, group % p.kv_heads, std::max(first, chunk * kChunkTiles),
+          std::min(end, (chunk + 1) * kChunkTiles), stopper, worker);
+      x.add_value_tables();
+    };
+    advance();
+    if (x.overflowed()) {
+      x.start_again();
+      advance();
+      x.finish_again();
+    }
     for (int row = 0; row < x.block.rows; ++row) {
       float* o = x.block.o + row * plan.Dvp;
       if (chunks == 1) {
         const float sum = x.sum(row);
-        finish_rows(p, x.block.batch, x.block.head[row], x.block.index[row], 1, x.block.m + row,
-                    &sum, o, plan.Dvp, out, lse);
+        finish_rows(plan, x.block.batch, x.block.head[row], x.block.index[row], 1, x.block.m + row,
+                    &sum, o, plan.Dvp, to);
         continue;
       }
-      float* to = partials.at(group, chunk, block * kRows + row);
-      std::copy_n(o, plan.Dvp, to);
-      to[plan.Dvp] = x.block.m[row];
-      to[plan.Dvp + 1] = x.sum(row);
+      float* part = partials.at(group, chunk, block * kRows + row);
+      std::copy_n(o, plan.Dvp, part);
+      part[plan.Dvp] = x.block.m[row];
+      part[plan.Dvp + 1] = x.sum(row);
     }
   });
   stopper.check();
@@ -356,8 +393,8 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
     for (int64_t row = 0; row < rows; ++row) {
       partials.merge(group, row);
       float* o = partials.at(group, 0, row);
-      finish_rows(p, group / p.kv_heads, head_of(group, row), row % p.queries, 1, o + plan.Dvp,
-                  o + plan.Dvp + 1, o, plan.Dvp, out, lse);
+      finish_rows(plan, group / p.kv_heads, head_of(group, row), row % p.queries, 1, o + plan.Dvp,
+                  o + plan.Dvp + 1, o, plan.Dvp, to);
     }
   }
 }
@@ -365,11 +402,11 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
 }  // namespace
 
 void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
-            const TensorView& out, const TensorView& lse) {
+            const ForwardResults& to) {
   if (plan.direct) {
-    run<DirectRows>(plan, kernels, decode_kernels(), threads, stopper, out, lse);
+    run<DirectRows>(plan, kernels, decode_kernels(), threads, stopper, to);
   } else {
-    run<PackedRows>(plan, kernels, kernels, threads, stopper, out, lse);
+    run<PackedRows>(plan, kernels, kernels, threads, stopper, to);
   }
 }
 

@@ -19,7 +19,7 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A row keeps its reference exponent until a score passes it by this much: weights stay below 2^60
+// A row keeps its reference, an integer, until a score passes it by this much: weights stay below 2^60
 // and sums below 2^77, far inside float32, and almost no tile rescales.
 constexpr float kSlack = 60.0f;
 constexpr float kNothing = -HUGE_VALF;
@@ -38,7 +38,7 @@ HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, 
     }
     top = hn::Max(top, s);
   }
-  const float highest = hn::GetLane(hn::MaxOfLanes(d, top));
+  const float highest = std::ceil(hn::GetLane(hn::MaxOfLanes(d, top)));
   if (highest == kNothing) return old != kNothing;
   if (old != kNothing && highest <= old + kSlack) return true;
   block.m[row] = highest;
@@ -113,7 +113,8 @@ struct Softmax {
     V top = s[0];
     for (int v = 1; v < kVectors; ++v) top = hn::Max(s[v], top);
     const float value = hn::GetLane(hn::MaxOfLanes(F(), top));
-    return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
+    // NaN: the row becomes that whatever its reference is.
+    return value == value ? std::ceil(value) : 0.0f;
   }
 
   // The same from scores in p, where a reference must move first.
@@ -195,8 +196,11 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       float* weights = p + group * kTile;
       float* o = block.o + group * block.Dvp;
       if (sight.all != kAll && !tile.v_finite) {
-        masked_product(kGroup, block.Dvp, weights, kTile, sight.visible, tile.v, block.Dvp, o,
-                       block.Dvp);
+        guarded_gemm(std::min(kGroup, block.rows - group), block.Dvp, last - from, weights + from,
+                     kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
+                     [&](int64_t row, int64_t key) {
+                       return ((sight.visible[row] >> (from + key)) & 1U) != 0;
+                     });
       } else {
         gemm(std::min(kGroup, block.rows - group), block.Dvp, last - from, weights + from, kTile, 1,
              tile.v + from * block.Dvp, block.Dvp, o, block.Dvp, true);

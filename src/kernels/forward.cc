@@ -1,16 +1,18 @@
 // The fused forward pass of whole prompts, and the dense forms.
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "kernels/columns.h"
 #include "kernels/forward_block.h"
 #include "kernels/fused.h"
+#include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
 
 void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
-             const TensorView& out, const TensorView& lse) {
-  const Problem& p = plan.p;
+             const ForwardResults& to) {
   std::vector<ForwardScratch> scratch;
   std::vector<TileReader> readers;
   for (int worker = 0; worker < threads; ++worker) {
@@ -28,13 +30,21 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     };
     TileReader& reader = readers[static_cast<size_t>(worker)];
     const int64_t start = x.start_tile(first, end);
-    reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
-    reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
-    x.add_value_tables();
+    const auto advance = [&, first = first, end = end] {
+      reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
+      reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
+      x.add_value_tables();
+    };
+    advance();
+    if (x.overflowed()) {
+      x.start_again();
+      advance();
+      x.finish_again();
+    }
     float sums[kRows];
     for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
-    finish_rows(p, at.batch, at.head, at.first_query, x.block.rows, x.block.m, sums, x.block.o,
-                plan.Dvp, out, lse);
+    finish_rows(plan, at.batch, at.head, at.first_query, x.block.rows, x.block.m, sums, x.block.o,
+                plan.Dvp, to);
   });
 }
 
@@ -64,20 +74,20 @@ bool fused_supports(const Problem& problem, std::string* why) {
   return reason == nullptr;
 }
 
-void fused_forward(const Problem& p, const TensorView& out, const TensorView& lse) {
-  const Plan plan(p, false);
+void fused_forward(const Problem& p, const ForwardResults& to) {
+  const Plan plan(p, false, to.softmax.given());
   const TileKernels& kernels = tile_kernels();
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   if (p.queries <= kDecodeQueries) {
-    decode(plan, kernels, threads, stopper, out, lse);
+    decode(plan, kernels, threads, stopper, to);
   } else {
-    prefill(plan, kernels, threads, stopper, out, lse);
+    prefill(plan, kernels, threads, stopper, to);
   }
   stopper.check();
 }
 
-void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense) {
+void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& dense) {
   const Plan plan(p, false);
   const TileKernels& kernels = tile_kernels();
   const int threads = useful_threads(p);
@@ -95,10 +105,13 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
     x.load_queries();
-    for (int row = 0; row < x.block.rows; ++row) {
-      x.block.lse[row] =
-          lse.given() ? static_cast<float>(lse.at({at.batch, at.head, x.block.index[row]}) * kLog2e)
-                      : 0.0f;
+    float inverse_sum[kRows];
+    std::fill(x.block.reference, x.block.reference + kRows, -HUGE_VALF);
+    for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
+      const SoftmaxState state =
+          read_softmax(softmax, at.batch, at.head, x.block.index[row], x.block.score_shift[row]);
+      x.block.reference[row] = static_cast<float>(state.reference);
+      inverse_sum[row] = static_cast<float>(1.0 / state.sum);
     }
     readers[static_cast<size_t>(worker)].read(
         at.packed, at.pair, 0, plan.tiles, stopper, worker,
@@ -107,7 +120,8 @@ void fused_emit(const Problem& p, const TensorView& lse, const TensorView& dense
           for (int64_t n = 0; n < count; ++n) {
             columns[static_cast<size_t>(worker)].read(x.block, tiles[n]);
             x.decay_queries(tiles[n]);
-            kernels.emit(x.block, tiles + n, t + n, 1, dense, lse.given());
+            kernels.emit(x.block, tiles + n, t + n, 1, dense,
+                         softmax.given() ? inverse_sum : nullptr);
           }
         });
   });

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/softmax_state.h"
+
 namespace relpos {
 
 ForwardScratch::ForwardScratch(const Plan& plan, const TileKernels& kernels)
@@ -38,20 +40,61 @@ void ForwardScratch::start() {
   // Rows past the block's last get no weight: their reference is infinite.
   std::fill_n(m_.get(), block.rows, -HUGE_VALF);
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
-  std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
-  std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
   cuts_.clear();
   for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     const int64_t stride = cell_stride(plan_, table.window);
     cuts_.push_back(cut(table.window));
-    std::fill_n(weights_[n].get(), block.rows * stride, 0.0f);
     Panel panel;
     panel.lo = table.window.lo + cuts_[n].first;
     panel.width = cuts_[n].width;
     for (int row = 0; row < block.rows; ++row)
       panel.gradient[row] = weights_[n].get() + row * stride;
     block.values.push_back(panel);
+  }
+  clear_sums();
+}
+
+void ForwardScratch::clear_sums() {
+  std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
+  std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
+  for (size_t n = 0; n < plan_.value_tables.size(); ++n) {
+    const int64_t stride = cell_stride(plan_, plan_.value_tables[n].window);
+    std::fill_n(weights_[n].get(), block.rows * stride, 0.0f);
+  }
+}
+
+bool ForwardScratch::overflowed() const {
+  if (kernels_.finite(o_.get(), block.rows * plan_.Dvp)) return false;
+  for (int row = 0; row < block.rows; ++row) {
+    if (std::isfinite(sum(row)) && !kernels_.finite(o_.get() + row * plan_.Dvp, plan_.Dvp)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void ForwardScratch::start_again() {
+  constexpr float kHeadroom = 40.0f;  // weights are at most 2^-40 then, and 2^-85 of that is kept
+  first_m_.assign(m_.get(), m_.get() + block.rows);
+  first_l_.assign(l_.get(), l_.get() + block.rows * kLanes);
+  first_o_.assign(o_.get(), o_.get() + block.rows * plan_.Dvp);
+  for (int row = 0; row < block.rows; ++row) {
+    overflowed_[row] = !kernels_.finite(o_.get() + row * plan_.Dvp, plan_.Dvp);
+    const SoftmaxState state = SoftmaxState::of(block.m[row], sum(row));
+    if (std::isfinite(state.reference)) {
+      block.m[row] = static_cast<float>(state.reference) + kHeadroom;
+    }
+  }
+  clear_sums();
+}
+
+void ForwardScratch::finish_again() {
+  for (int row = 0; row < block.rows; ++row) {
+    if (overflowed_[row]) continue;
+    block.m[row] = first_m_[static_cast<size_t>(row)];
+    std::copy_n(first_l_.data() + row * kLanes, kLanes, block.l + row * kLanes);
+    std::copy_n(first_o_.data() + row * plan_.Dvp, plan_.Dvp, block.o + row * plan_.Dvp);
   }
 }
 
@@ -75,13 +118,8 @@ void ForwardScratch::add_value_tables() {
       const float* weights = weights_[n].get() + first * stride + kPad;
       const float* values = table.head_rows(head) + cuts_[n].first * table.padded_rank;
       float* o = block.o + first * plan_.Dvp;
-      if (table.finite) {
-        kernels_.gemm(rows, plan_.Dvp, width, weights, stride, 1, values, table.padded_rank, o,
-                      plan_.Dvp, true);
-      } else {
-        skip_zero_product(rows, plan_.Dv, width, weights, stride, 1, values, table.padded_rank, o,
-                          plan_.Dvp);
-      }
+      multiply(kernels_, table.finite, rows, plan_.Dvp, width, weights, stride, 1, values,
+               table.padded_rank, o, plan_.Dvp, true);
     });
   }
 }
@@ -93,9 +131,10 @@ float ForwardScratch::sum(int row) const noexcept {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, const float* m,
-                 const float* l, float* o, int64_t stride, const TensorView& out,
-                 const TensorView& lse) {
+void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, const float* m,
+                 const float* l, float* o, int64_t stride, const ForwardResults& to) {
+  const Problem& p = plan.p;
+  const TensorView& out = to.out;
   float inverse[kRows];
   for (int row = 0; row < rows; ++row) {
     inverse[row] = l[row] == 0.0f ? 0.0f : 1.0f / l[row];
@@ -103,18 +142,18 @@ void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, co
     if (l[row] == 0.0f) std::fill_n(o + row * stride, p.value_dim, 0.0f);
   }
   const bool in_place = out.dtype == DType::kFloat32 && out.strides[3] == 1;
-  float* to = in_place ? static_cast<float*>(out.data) + out.offset({b, h, i, 0}) : o;
-  tile_kernels().scale(rows, p.value_dim, o, stride, inverse, 1, to,
+  float* rows_out = in_place ? static_cast<float*>(out.data) + out.offset({b, h, i, 0}) : o;
+  tile_kernels().scale(rows, p.value_dim, o, stride, inverse, 1, rows_out,
                        in_place ? out.strides[2] : stride);
   for (int row = 0; row < rows && !in_place; ++row) {
     Plan::store_row(out, b, h, i + row, p.value_dim, o + row * stride);
   }
-  if (!lse.given()) return;
-  for (int row = 0; row < rows; ++row) {
-    const double log2_sum =
-        l[row] == 0.0f ? -HUGE_VAL
-                       : static_cast<double>(m[row]) + std::log2(static_cast<double>(l[row]));
-    lse.store(lse.offset({b, h, i + row}), log2_sum * kLn2);
+  for (int row = 0; row < rows && (to.lse.given() || to.softmax.given()); ++row) {
+    const SoftmaxState state = SoftmaxState::of(m[row], l[row]);
+    if (to.softmax.given()) write_softmax(to.softmax, b, h, i + row, state);
+    if (!to.lse.given()) continue;
+    const double shift = plan.shifts.active() ? plan.shifts.of(b, h, i + row).total() : 0.0;
+    to.lse.store(to.lse.offset({b, h, i + row}), state.lse(shift));
   }
 }
 

@@ -19,6 +19,13 @@ class ForwardScratch : public BlockScratch {
 
   float* row() const noexcept { return row_.get(); }  // [max(Dp, Dvp)], for whoever needs one
   void start();
+  // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
+  // large that weights of up to 2^60 overflow.
+  bool overflowed() const;
+  // Starts again from references so high that no finite value overflows, and then gives the other
+  // rows back what they had.
+  void start_again();
+  void finish_again();
   // Advances the state over tiles [t, t + count).
   void forward(const KeyTile* tiles, int64_t t, int64_t count);
   // Where to start among tiles [first, end); the rest follows in ascending order.
@@ -32,6 +39,8 @@ class ForwardScratch : public BlockScratch {
   static int64_t floats(const Plan& plan);
 
  private:
+  void clear_sums();
+
   const Plan& plan_;
   const TileKernels& kernels_;
   ColumnScratch columns_;
@@ -39,17 +48,19 @@ class ForwardScratch : public BlockScratch {
   Buffer<float> m_, l_, o_, row_;
   std::vector<Buffer<float>> weights_;
   std::vector<Cut> cuts_;
+  // m, l and o of all rows at start_again(), and which of them had overflowed.
+  std::vector<float> first_m_, first_l_, first_o_;
+  bool overflowed_[kRows] = {};
 };
 
-// out and lse of queries [i, i + rows) from their references m [rows], sums of weights l [rows] and
+// The results of queries [i, i + rows) from their references m [rows], sums of weights l [rows] and
 // unnormalised outputs o, `stride` apart, which it may overwrite.
-void finish_rows(const Problem& p, int64_t b, int64_t h, int64_t i, int rows, const float* m,
-                 const float* l, float* o, int64_t stride, const TensorView& out,
-                 const TensorView& lse);
+void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, const float* m,
+                 const float* l, float* o, int64_t stride, const ForwardResults& to);
 
 // The forward pass of up to kDecodeQueries queries.
 void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
-            const TensorView& out, const TensorView& lse);
+            const ForwardResults& to);
 int64_t decode_bytes(const Plan& plan, int threads);
 
 }  // namespace relpos

@@ -11,12 +11,13 @@ namespace relpos {
 // dtype is float64. `why`, if given, receives the reason.
 bool fused_supports(const Problem& problem, std::string* why = nullptr);
 
-void fused_forward(const Problem& problem, const TensorView& out, const TensorView& lse);
-void fused_backward(const Problem& problem, const TensorView& out, const TensorView& lse,
+void fused_forward(const Problem& problem, const ForwardResults& to);
+// `softmax`: as read_softmax() takes it.
+void fused_backward(const Problem& problem, const TensorView& out, const TensorView& softmax,
                     const TensorView& dout, const TensorView& dlse,
                     const ProblemGradients& gradients);
-// Dense weights exp(score - lse) after dropout where `lse` is given, else dense scores.
-void fused_emit(const Problem& problem, const TensorView& lse, const TensorView& dense);
+// Dense weights after dropout where `softmax` is given, else dense scores.
+void fused_emit(const Problem& problem, const TensorView& softmax, const TensorView& dense);
 
 // Peak bytes of scratch, by the formula of docs/memory.md.
 int64_t fused_workspace_bytes(const Problem& problem, bool backward);

@@ -136,13 +136,14 @@ Plain plain_forward(const Problem& p) {
 }
 
 struct Results {
-  Tensor out, lse, dq, dk, dv;
+  Tensor out, lse, softmax, dq, dk, dv;
   TermGradients terms;
   std::vector<double> mask;
 
   Results(const Case& c, DType dtype)
       : out(dtype, c.dout.view().dims()),
         lse(dtype, c.dlse.view().dims()),
+        softmax(dtype, {c.p.batch, c.p.heads, c.p.queries, 2}),
         dq(dtype, c.q.view().dims()),
         dk(dtype, c.k.view().dims()),
         dv(dtype, c.v.view().dims()),
@@ -197,15 +198,15 @@ struct Results {
 
 Results run_reference(const Case& c) {
   Results r(c, DType::kFloat64);
-  reference_forward(c.p, r.out.view(), r.lse.view());
-  reference_backward(c.p, r.out.view(), r.lse.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
+  reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
+  reference_backward(c.p, r.out.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
   return r;
 }
 
 Results run_fused(const Case& c) {
   Results r(c, DType::kFloat32);
-  fused_forward(c.p, r.out.view(), r.lse.view());
-  fused_backward(c.p, r.out.view(), r.lse.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
+  fused_forward(c.p, {r.out.view(), r.lse.view(), r.softmax.view()});
+  fused_backward(c.p, r.out.view(), r.softmax.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
   return r;
 }
 
@@ -243,7 +244,7 @@ TEST(Terms, ReferenceEqualsThePlainFormula) {
     const Case c = random_case(seed);
     const Plain plain = plain_forward(c.p);
     Results r(c, DType::kFloat64);
-    reference_forward(c.p, r.out.view(), r.lse.view());
+    reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
     for (size_t n = 0; n < plain.out.size(); ++n) {
       ASSERT_NEAR(r.out.data<double>()[n], plain.out[n], 1e-9) << "out, seed " << seed;
     }
@@ -318,7 +319,7 @@ TEST(Terms, BitsDoNotDependOnThreads) {
 
 double loss(const Case& c) {
   Results r(c, DType::kFloat64);
-  reference_forward(c.p, r.out.view(), r.lse.view());
+  reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
   double sum = 0.0;
   for (int64_t n = 0; n < c.dout.view().numel(); ++n)
     sum += r.out.data<double>()[n] * c.dout.view().load(n);

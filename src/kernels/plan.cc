@@ -11,9 +11,6 @@
 namespace relpos {
 namespace {
 
-// Slopes are expanded over every distance that occurs while those stay this close to Lq + Lk.
-constexpr int64_t kExpandFactor = 4, kExpandFloor = 4096;
-
 // Angles of consecutive or arbitrary positions: exp(i (64 c + f) w) = exp(i 64 c w) exp(i f w), so
 // that a run of positions costs one complex product each, in double, rounded once.
 class AngleTable {
@@ -70,20 +67,23 @@ class AngleTable {
 
 }  // namespace
 
-Plan::Plan(const Problem& problem, bool backward)
+Plan::Plan(const Problem& problem, bool backward, bool trains)
     : p(problem),
       D(p.head_dim),
       Dp(round_up(D, kLanes)),
       Dv(p.value_dim),
       Dvp(round_up(Dv, kLanes)),
       tiles(p.tiles()),
-      direct(!backward && p.group() * p.queries <= kDirectRows && p.terms.column_tables.empty() &&
+      direct(!backward && !trains && p.group() * p.queries <= kDirectRows &&
+             p.terms.column_tables.empty() &&
              std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
                           [](const Rotation& r) { return !r.log_decay.empty(); })),
       range(p.distance_range()),
+      shifts(p),
       backward_(backward) {
   if (range.first > range.second) range = {0, 0};
-  for (const DistanceBias& term : p.terms.biases) expand_bias(term);
+  for (size_t n = 0; n < p.terms.biases.size(); ++n) expand_bias(n);
+  expand_key_biases();
   for (const RowTable& term : p.terms.row_tables) {
     Window window(term.map, range);
     const bool by_runs = Runs(window).classes.size() * 4 < window.classes.size() * 3;
@@ -93,25 +93,6 @@ Plan::Plan(const Problem& problem, bool backward)
   for (const ValueTable& term : p.terms.value_tables) {
     if (p.value.given()) {
       value_tables.emplace_back(Window(term.map, range), term.table, false, !backward_, backward_);
-    }
-  }
-  if (!p.terms.key_biases.empty()) {
-    for (const KeyBias& term : p.terms.key_biases) {
-      if (term.values.view.rank == 3) key_bias_rows = p.batch;
-    }
-    key_bias = Buffer<float>(key_bias_rows * p.heads * tiles * kTile);
-    std::fill_n(key_bias.get(), key_bias.size(), 0.0f);
-    for (int64_t b = 0; b < key_bias_rows; ++b) {
-      for (int64_t h = 0; h < p.heads; ++h) {
-        float* row = key_bias.get() + (b * p.heads + h) * tiles * kTile;
-        for (const KeyBias& term : p.terms.key_biases) {
-          const TensorView& view = term.values.view;
-          for (int64_t j = 0; j < p.keys; ++j) {
-            const int64_t at = view.rank == 3 ? view.offset({b, h, j}) : view.offset({h, j});
-            row[j] += static_cast<float>(view.load(at) * term.values.multiplier * kLog2e);
-          }
-        }
-      }
     }
   }
   tile_floats_ = D * kTile + (backward_ ? kTile * Dp + Dv * kTile : kTile * Dvp);
@@ -176,86 +157,11 @@ void Plan::tabulate(const Rotation& rotation) {
   rotary_.push_back(std::move(rotary));
 }
 
-void Plan::find_peaks() {
-  constexpr float kUnderflow = 126.0f;
-  const bool decays = std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                                  [](const Rotation& r) { return !r.log_decay.empty(); });
-  if (direct || decays || !p.positions.consecutive || !row_tables.empty() || !columns.empty() ||
-      key_bias.size() > 0 || p.visible.floating_mask()) {
-    return;
-  }
-  for (const BiasPlan& bias : biases) {
-    if (bias.ramp) return;
-    for (int64_t h = 0; h < p.heads; ++h) {
-      const float* row = bias.cells.get() + h * bias.row_size();
-      const auto [low, high] = std::minmax_element(row, row + bias.row_size());
-      skips_tiles = skips_tiles || *high - *low > kUnderflow;
-    }
-  }
-  for (BiasPlan& bias : biases) {
-    if (!skips_tiles) return;
-    bias.peaks = Buffer<float>(p.heads * bias.peaks_per_head());
-    for (int64_t h = 0; h < p.heads; ++h) {
-      const float* row = bias.cells.get() + h * bias.row_size();
-      for (int64_t n = 0; n < bias.peaks_per_head(); ++n) {
-        float& peak = bias.peaks[h * bias.peaks_per_head() + n];
-        peak = -HUGE_VALF;
-        for (int64_t c = n * kTile; c < std::min((n + 1) * kTile, bias.row_size()); ++c) {
-          peak = std::isnan(row[c]) ? HUGE_VALF : std::max(peak, row[c]);
-        }
-      }
-    }
-  }
-}
-
-void Plan::expand_bias(const DistanceBias& term) {
-  BiasPlan plan;
-  const bool sloped = term.slopes.view.given();
-  const int64_t span = range.second - range.first + 1;
-  plan.ramp = sloped && (direct || span > kExpandFactor * (p.queries + p.keys) + kExpandFloor);
-  if (term.map) plan.window = Window(*term.map, range);
-  if (sloped && !plan.ramp) {
-    Window wide;
-    wide.lo = range.first;
-    wide.width = span;
-    wide.classes.assign(static_cast<size_t>(span), ClassMap::kNone);
-    if (term.map) {
-      for (int64_t c = 0; c < span; ++c)
-        wide.classes[static_cast<size_t>(c)] = (*term.map)(wide.lo + c);
-      wide.left = wide.classes.front();
-      wide.right = wide.classes.back();
-    }
-    plan.window = std::move(wide);
-  }
-  if (term.map || !plan.ramp) {
-    const TensorView &table = term.table.view, &slopes = term.slopes.view;
-    const auto value = [&](int64_t h, int64_t distance, int64_t row) {
-      double sum = row == ClassMap::kNone ? 0.0 : table.at({h, row}) * term.table.multiplier;
-      if (sloped && !plan.ramp) {
-        sum += slopes.at({distance < 0 ? 0 : 1, h}) * term.slopes.multiplier *
-               static_cast<double>(distance);
-      }
-      return static_cast<float>(sum * kLog2e);
-    };
-    const Window& w = plan.window;
-    plan.cells = Buffer<float>(p.heads * plan.row_size());
-    for (int64_t h = 0; h < p.heads; ++h) {
-      float* row = plan.cells.get() + h * plan.row_size();
-      std::fill_n(row, kPad, value(h, w.lo, w.left));
-      for (int64_t c = 0; c < w.width; ++c) {
-        row[kPad + c] = value(h, w.lo + c, w.classes[static_cast<size_t>(c)]);
-      }
-      std::fill_n(row + kPad + w.width, kPad, value(h, w.lo + w.width - 1, w.right));
-    }
-  }
-  biases.push_back(std::move(plan));
-}
-
 int64_t Plan::bytes() const noexcept {
-  int64_t floats = key_bias.size();
+  int64_t floats = 2 * key_bias.size();
   for (const BiasPlan& bias : biases) {
-    if (bias.cells.size() == 0) continue;
-    floats += bias.cells.size() + bias.peaks.size() + 2 * bias.window.width;
+    floats += bias.cells.size() + bias.peaks.size() +
+              2 * static_cast<int64_t>(bias.window.classes.size());
   }
   for (const TablePlan& t : row_tables) floats += t.floats();
   for (const TablePlan& t : value_tables) floats += t.floats();

@@ -11,6 +11,7 @@
 #include "base/parallel.h"
 #include "kernels/block.h"
 #include "kernels/problem.h"
+#include "kernels/shift.h"
 #include "kernels/tables.h"
 
 namespace relpos {
@@ -20,11 +21,14 @@ inline constexpr int64_t kDirectRows = 16;
 // Tiles that a block takes before the next ones are packed.
 inline constexpr int64_t kTilesAtATime = 8;
 
+// The table of a distance bias, or its slopes: a term that has both has two of these.
 struct BiasPlan {
-  Window window;
+  size_t term = 0;      // of Terms::biases
+  bool sloped = false;  // read at a distance less the shift of its row (shift.h)
+  Window window;        // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
   Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
-  bool ramp = false;    // slopes are evaluated pair by pair, not expanded
+  bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
   int64_t row_size() const noexcept { return window.width + 2 * kPad; }
   int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }
 };
@@ -37,16 +41,18 @@ struct ColumnPlan {
 
 class Plan {
  public:
-  Plan(const Problem& problem, bool backward);
+  // `trains`: a backward pass will follow, whose scores must have the same bits.
+  Plan(const Problem& problem, bool backward, bool trains = false);
 
   const Problem& p;
   const int64_t D, Dp, Dv, Dvp, tiles;
-  const bool direct;                  // a forward pass of at most kDirectRows rows of a group
+  const bool direct;  // a forward pass alone, of at most kDirectRows rows of a group
   std::pair<int64_t, int64_t> range;  // distances that occur
+  const Shifts shifts;
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
   std::vector<ColumnPlan> columns;
-  Buffer<float> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
+  Buffer<double> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
   // Of each dim, empty where nothing decays. A query and a key of a decaying rotation are scaled to
   // meet at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
@@ -97,7 +103,8 @@ class Plan {
     int64_t queries_at, keys_at;
   };
   void tabulate(const Rotation& rotation);
-  void expand_bias(const DistanceBias& term);
+  void expand_bias(size_t n);
+  void expand_key_biases();
   void find_peaks();
   void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;
   void rotate(bool query, int64_t b, int64_t i, float* row, float direction) const;

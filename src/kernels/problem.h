@@ -89,6 +89,11 @@ struct Problem {
   std::pair<int64_t, int64_t> distance_range() const noexcept;
 };
 
+// Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.
+struct ForwardResults {
+  TensorView out, lse, softmax;
+};
+
 // Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
 struct ProblemGradients {
   TensorView query, key, value;

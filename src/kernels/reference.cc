@@ -4,7 +4,10 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "kernels/block.h"
 #include "kernels/reference_head.h"
+#include "kernels/shift.h"
+#include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
@@ -236,37 +239,43 @@ void for_each_row(const Problem& p, F&& body) {
 
 }  // namespace
 
-void reference_forward(const Problem& p, const TensorView& out, const TensorView& lse) {
+void reference_forward(const Problem& p, const ForwardResults& to) {
+  const Shifts shifts(p);
   for_each_row(p, [&](Head& x) {
     std::vector<double> sum(static_cast<size_t>(x.Dv), 0.0), row(sum.size());
     x.score_row();
-    const double total = x.log_sum_exp();
-    x.weigh(total);
-    if (total != kHidden) {
+    x.weigh();
+    if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
         add_scaled(sum.data(), x.weight[static_cast<size_t>(j)] * x.kept(j), row.data(), x.Dv);
       });
     }
-    store_row(out, x.b, x.h, x.i, x.Dv, sum.data());
-    if (lse.given()) lse.store(lse.offset({x.b, x.h, x.i}), total);
+    store_row(to.out, x.b, x.h, x.i, x.Dv, sum.data());
+    if (to.lse.given()) {
+      const double lse = x.top == kHidden ? kHidden : x.top + std::log(x.sum);
+      to.lse.store(to.lse.offset({x.b, x.h, x.i}), lse);
+    }
+    if (to.softmax.given()) {
+      const double shift = shifts.of(x.b, x.h, x.i).total();
+      write_softmax(to.softmax, x.b, x.h, x.i,
+                    SoftmaxState::of(to_log2(x.top - shift), x.top == kHidden ? 0.0 : x.sum));
+    }
   });
 }
 
-void reference_backward(const Problem& p, const TensorView& out, const TensorView& lse,
-                        const TensorView& dout, const TensorView& dlse,
-                        const ProblemGradients& gradients) {
+void reference_backward(const Problem& p, const TensorView& out, const TensorView& dout,
+                        const TensorView& dlse, const ProblemGradients& gradients) {
   for_each_head_gradient(p, gradients, [&](Head& x, HeadGradient& gradient) {
     std::vector<double> go(static_cast<size_t>(x.Dv)), row(go.size());
     load_row(out, x.b, x.h, x.i, x.Dv, row.data());
     load_row(dout, x.b, x.h, x.i, x.Dv, go.data());
     double mean = dot(go.data(), row.data(), x.Dv);
     if (dlse.given()) mean -= dlse.at({x.b, x.h, x.i});
-    const double total = lse.at({x.b, x.h, x.i});
     x.score_row();
-    x.weigh(total);
+    x.weigh();
     std::fill(x.dscore.begin(), x.dscore.end(), 0.0);
-    if (total != kHidden) {
+    if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
         const double dp = dot(go.data(), row.data(), x.Dv) * x.kept(j);
@@ -278,10 +287,10 @@ void reference_backward(const Problem& p, const TensorView& out, const TensorVie
   });
 }
 
-void reference_weights(const Problem& p, const TensorView& lse, const TensorView& weights) {
+void reference_weights(const Problem& p, const TensorView& weights) {
   for_each_row(p, [&](Head& x) {
     x.score_row();
-    x.weigh(lse.at({x.b, x.h, x.i}));
+    x.weigh();
     for (int64_t j = 0; j < p.keys; ++j) {
       weights.store(weights.offset({x.b, x.h, x.i, j}),
                     x.weight[static_cast<size_t>(j)] * x.kept(j));

@@ -5,11 +5,12 @@
 
 namespace relpos {
 
-void reference_forward(const Problem& problem, const TensorView& out, const TensorView& lse);
-void reference_backward(const Problem& problem, const TensorView& out, const TensorView& lse,
-                        const TensorView& dout, const TensorView& dlse,
-                        const ProblemGradients& gradients);
-void reference_weights(const Problem& problem, const TensorView& lse, const TensorView& weights);
+// The backward pass and the weights normalise their scores anew: they need nothing of the forward
+// pass but `out`.
+void reference_forward(const Problem& problem, const ForwardResults& to);
+void reference_backward(const Problem& problem, const TensorView& out, const TensorView& dout,
+                        const TensorView& dlse, const ProblemGradients& gradients);
+void reference_weights(const Problem& problem, const TensorView& weights);
 void reference_scores(const Problem& problem, const TensorView& out);
 void reference_scores_backward(const Problem& problem, const TensorView& dscores,
                                const ProblemGradients& gradients);

@@ -245,26 +245,23 @@ class Head {
     });
   }
 
-  double log_sum_exp() const {
-    double top = kHidden, sum = 0.0;
-    bool any = false;
+  // score -> weight[j] before dropout; 0 where hidden or where the row sees nothing. Leaves the
+  // highest score (kHidden: nothing is seen) and the sum of exp(score - top).
+  void weigh() {
+    std::fill(weight.begin(), weight.end(), 0.0);
+    top = kHidden;
+    sum = 0.0;
     for_visible([&](int64_t j) {
       const double s = score[static_cast<size_t>(j)];
       if (!(s <= top)) top = s;
-      any = true;
     });
-    if (!any || top == kHidden) return kHidden;
-    for_visible([&](int64_t j) { sum += std::exp(score[static_cast<size_t>(j)] - top); });
-    return top + std::log(sum);
-  }
-
-  // weight[j] = exp(score - lse), before dropout; 0 where hidden or where the row sees nothing.
-  void weigh(double lse) {
-    std::fill(weight.begin(), weight.end(), 0.0);
-    if (lse == kHidden) return;
+    if (top == kHidden) return;
     for_visible([&](int64_t j) {
-      weight[static_cast<size_t>(j)] = std::exp(score[static_cast<size_t>(j)] - lse);
+      const double w = std::exp(score[static_cast<size_t>(j)] - top);
+      weight[static_cast<size_t>(j)] = w;
+      sum += w;
     });
+    for (double& w : weight) w /= sum;
   }
 
   // The factor of dropout: 0, or 1 / (1 - p).
@@ -286,6 +283,7 @@ class Head {
   const Problem& p;
   const int64_t b, hk, D, Dv;
   int64_t h = 0, i = 0;
+  double top = kHidden, sum = 0.0;
   std::vector<double> k, k_plain, v, q, q_plain, decay, score, weight, dscore;
 };
 

@@ -154,14 +154,32 @@ struct Store {
   strip(std::integral_constant<int, 1>());
 }
 
-// c[row] += sum over visible k of a[row, k] b[k]: what gemm does where no NaN hides behind a zero.
-[[maybe_unused]] void masked_product(int rows, int64_t N, const float* a, int64_t lda,
-                                     const uint64_t* visible, const float* b, int64_t ldb, float* c,
-                                     int64_t ldc) {
-  for (int r = 0; r < rows; ++r) {
-    for (int64_t k = 0; k < kTile; ++k) {
-      if (((visible[r] >> k) & 1U) == 0) continue;
-      for (int64_t n = 0; n < N; ++n) c[r * ldc + n] += a[r * lda + k] * b[k * ldb + n];
+// C += A B where some of B [K, N], K <= kRows, is NaN or Inf: gemm on B with zeros in their places, then
+// their products for the rows m that see them, sees(m, k). So the bits of all others do not depend on
+// what hides behind a zero of A.
+template <typename Sees>
+HWY_INLINE void guarded_gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
+                             int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
+                             const Sees& sees) {
+  constexpr int64_t kColumns = 2 * kLanes;
+  HWY_ALIGN_MAX float clean[kRows * kColumns];
+  for (int64_t n = 0; n < N; n += kColumns) {
+    const int64_t columns = std::min(kColumns, N - n);
+    for (int64_t k = 0; k < K; ++k) {
+      for (int64_t x = 0; x < columns; ++x) {
+        const float value = b[k * ldb + n + x];
+        clean[k * kColumns + x] = std::isfinite(value) ? value : 0.0f;
+      }
+    }
+    gemm(M, columns, K, a, row_stride, k_stride, clean, kColumns, c + n, ldc, true);
+    for (int64_t k = 0; k < K; ++k) {
+      for (int64_t x = n; x < n + columns; ++x) {
+        const float value = b[k * ldb + x];
+        if (std::isfinite(value)) continue;
+        for (int64_t m = 0; m < M; ++m) {
+          if (sees(m, k)) c[m * ldc + x] += a[m * row_stride + k * k_stride] * value;
+        }
+      }
     }
   }
 }

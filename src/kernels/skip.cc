@@ -17,6 +17,9 @@ void TileSkip::start(const Block& block) {
     largest = sum <= largest ? largest : sum;  // NaN stays
   }
   query_norm_ = std::sqrt(largest);
+  const auto [low, high] = std::minmax_element(block.shift, block.shift + block.rows);
+  lowest_shift_ = *low;
+  highest_shift_ = *high;
 }
 
 double TileSkip::largest_bias(const Block& block, int64_t t) const {
@@ -30,8 +33,9 @@ double TileSkip::largest_bias(const Block& block, int64_t t) const {
       return std::clamp<int64_t>(distance - bias.window.lo + kPad, 0, bias.row_size() - 1) / kTile;
     };
     const float* peaks = bias.peaks.get() + block.head[0] * bias.peaks_per_head();
-    sum +=
-        static_cast<double>(*std::max_element(peaks + block_of(low), peaks + block_of(high) + 1));
+    const int64_t first = block_of(low - (bias.sloped ? highest_shift_ : 0));
+    const int64_t last = block_of(high - (bias.sloped ? lowest_shift_ : 0));
+    sum += static_cast<double>(*std::max_element(peaks + first, peaks + last + 1));
   }
   return sum;
 }
@@ -54,6 +58,7 @@ bool TileSkip::skips(const Block& block, const KeyTile& tile, int64_t t,
                      const float* reference) const {
   constexpr double kFlushed = -125.0, kSlack = 2.0, kRounding = 1e-4;
   if (!plan_.skips_tiles || !plan_.p.skip_tiles || !tile.k_finite || !tile.v_finite) return false;
+  if (!block.ramps.empty()) return false;  // a bias that no panel holds
   // A block of several heads has as many biases, and its rows are not in order.
   if (block.head[0] != block.head[block.rows - 1]) return false;
   float lowest = HUGE_VALF;

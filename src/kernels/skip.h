@@ -17,7 +17,7 @@ class TileSkip {
   // Where to start, so that references are near their end at once: of tiles [first, end) the first
   // whose bias is largest.
   int64_t start_tile(const Block& block, int64_t first, int64_t end) const;
-  // True where the tile changes no bit. `reference`: m of the rows, or their lse.
+  // True where the tile changes no bit. `reference`: of the rows, forward or backward.
   bool skips(const Block& block, const KeyTile& tile, int64_t t, const float* reference) const;
 
  private:
@@ -25,6 +25,7 @@ class TileSkip {
 
   const Plan& plan_;
   double query_norm_ = 0.0;
+  int64_t lowest_shift_ = 0, highest_shift_ = 0;  // of the rows
 };
 
 }  // namespace relpos

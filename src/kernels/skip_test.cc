@@ -63,7 +63,7 @@ struct Sloped {
     gradients.key = dk.view();
     gradients.value = dv.view();
     gradients.terms = &terms;
-    fused_forward(p, out.view(), lse.view());
+    fused_forward(p, {out.view(), lse.view(), {}});
     fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
     std::vector<float> all;
     for (const Tensor* t : {&out, &lse, &dq, &dk, &dv}) {

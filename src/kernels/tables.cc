@@ -142,13 +142,24 @@ std::pair<int64_t, int64_t> fold_runs(const TablePlan& table, int rows, int64_t 
   return {index[0], count};
 }
 
-void skip_zero_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
-                       int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc) {
-  for (int64_t m = 0; m < M; ++m) {
-    for (int64_t k = 0; k < K; ++k) {
-      const float factor = a[m * row_stride + k * k_stride];
-      if (factor == 0.0f) continue;
-      for (int64_t n = 0; n < N; ++n) c[m * ldc + n] += factor * b[k * ldb + n];
+void multiply(const TileKernels& kernels, bool finite, int64_t M, int64_t N, int64_t K,
+              const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb,
+              float* c, int64_t ldc, bool accumulate) {
+  if (finite) {
+    kernels.gemm(M, N, K, a, row_stride, k_stride, b, ldb, c, ldc, accumulate);
+    return;
+  }
+  const Buffer<float> clean(K * ldb);
+  for (int64_t n = 0; n < K * ldb; ++n) clean[n] = std::isfinite(b[n]) ? b[n] : 0.0f;
+  kernels.gemm(M, N, K, a, row_stride, k_stride, clean.get(), ldb, c, ldc, accumulate);
+  for (int64_t k = 0; k < K; ++k) {
+    for (int64_t n = 0; n < N; ++n) {
+      const float value = b[k * ldb + n];
+      if (std::isfinite(value)) continue;
+      for (int64_t m = 0; m < M; ++m) {
+        const float factor = a[m * row_stride + k * k_stride];
+        if (factor != 0.0f) c[m * ldc + n] += factor * value;
+      }
     }
   }
 }

@@ -20,6 +20,10 @@ struct Window {
   Window() = default;
   // The map's own window, cut to the distances that occur.
   Window(const ClassMap& map, std::pair<int64_t, int64_t> range);
+  // The class of distance lo + c, outside too.
+  int64_t class_of(int64_t c) const noexcept {
+    return c < 0 ? left : c >= width ? right : classes[static_cast<size_t>(c)];
+  }
 };
 
 // The classes of a window, left and right of it included, with neighbours of one class as one run.
@@ -82,8 +86,11 @@ std::pair<int64_t, int64_t> fold_runs(const TablePlan& table, int rows, int64_t 
 // outside and the cells reach so far.
 void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, float* cells,
                int64_t stride);
-// c[M, N] += a^T or a times b, skipping zeros of a: for tables or rows that hold NaN or Inf.
-void skip_zero_product(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
-                       int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc);
+// c[M, N] (+)= A B, A at a[m * row_stride + k * k_stride], shapes and strides as of TileKernels::gemm.
+// Where B is not finite, its NaN and Inf reach only the rows whose factor is not 0, and no bit of the
+// others depends on them.
+void multiply(const TileKernels& kernels, bool finite, int64_t M, int64_t N, int64_t K,
+              const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb,
+              float* c, int64_t ldc, bool accumulate);
 
 }  // namespace relpos

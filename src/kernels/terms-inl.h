@@ -49,8 +49,8 @@ struct Pieces {
   }
   // Where the vector that holds the piece starts among a row's cells. A piece is shorter than the
   // pads, so that lanes before it stay inside.
-  HWY_INLINE int64_t offset(const Panel& panel, int n, int64_t query_position) const {
-    return std::max(panel.offset(position[n] - query_position), kLanes) - lane[n];
+  HWY_INLINE int64_t offset(const Panel& panel, int n, const Block& block, int row) const {
+    return std::max(panel.offset(row, position[n] - block.position[row]), kLanes) - lane[n];
   }
 };
 
@@ -72,11 +72,22 @@ struct TileView {
 HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
   for (int n = 0; n < view.pieces.count; ++n) {
-    const float* from = panel.cells[row] + view.pieces.offset(panel, n, view.block.position[row]);
+    const float* from = panel.cells[row] + view.pieces.offset(panel, n, view.block, row);
     float* to = sums + view.pieces.vector[n] * kN;
     const V cells = hn::MaskedLoad(view.pieces.mask(n), d, from);
     hn::Store(hn::Add(hn::Load(d, to), cells), d, to);
   }
+}
+
+// to_log2() of a vector. Pairs at -inf are hidden by their bits.
+HWY_INLINE V scaled_to_log2(V term) {
+  const F d;
+  const auto set = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<float>(x)); };
+  const V size = hn::Abs(term), linear = set(kLinear);
+  const V squeezed = hn::MulAdd(hn::Sub(size, linear), set(kSqueeze), set(kLinear * kLog2e));
+  return hn::IfThenElse(hn::Gt(size, linear),
+                        hn::CopySignToAbs(hn::Min(squeezed, set(double{FLT_MAX})), term),
+                        hn::Mul(term, set(kLog2e)));
 }
 
 // sums[kTile] += the terms that no panel holds: ramps and a floating mask.
@@ -84,9 +95,7 @@ HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
   const Block& block = view.block;
   for (const Ramp& ramp : block.ramps) {
     for (int64_t c = 0; c < kTile; ++c) {
-      const int64_t delta = view.distance(row, c);
-      sums[c] += static_cast<float>((delta < 0 ? ramp.past[row] : ramp.future[row]) *
-                                    static_cast<double>(delta));
+      sums[c] += static_cast<float>(ramp(row, view.distance(row, c)));
     }
   }
   const Visibility& visible = block.problem->visible;
@@ -96,15 +105,15 @@ HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
   const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
   if (mask.dtype == DType::kFloat32 && mask.strides[3] == 1 && keys == kTile) {
     const F d;
-    const V log2e = hn::Set(d, static_cast<float>(kLog2e));
     const auto* from = reinterpret_cast<const float*>(mask.data) + at;
     for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(hn::MulAdd(hn::LoadU(d, from + c), log2e, hn::Load(d, sums + c)), d, sums + c);
+      const V value = scaled_to_log2(hn::LoadU(d, from + c));
+      hn::Store(hn::Add(value, hn::Load(d, sums + c)), d, sums + c);
     }
     return;
   }
   for (int64_t c = 0; c < keys; ++c) {
-    sums[c] += static_cast<float>(kLog2e * mask.load(at + c * mask.strides[3]));
+    sums[c] += static_cast<float>(to_log2(mask.load(at + c * mask.strides[3])));
   }
 }
 
@@ -122,7 +131,7 @@ class Additions {
         if (panel.cells[group] == nullptr) continue;
         for (int r = 0; r < kGroup; ++r) {
           const int row = std::min(group + r, block.rows - 1);
-          at_[count_][r] = panel.cells[row] + panel.offset(view.distance(row, 0));
+          at_[count_][r] = panel.cells[row] + panel.offset(row, view.distance(row, 0));
         }
         ++count_;
       }
@@ -130,11 +139,7 @@ class Additions {
       summed = summed || !panels.empty();
     }
     if (scores && block.key_bias[group] != nullptr) {
-      for (int r = 0; r < kGroup; ++r) {
-        const int row = std::min(group + r, block.rows - 1);
-        at_[count_][r] = block.key_bias[row] + view.t * kTile;
-      }
-      ++count_;
+      add_key_bias(view, group);
     }
     if (scores && block.extra != nullptr) {
       for (int r = 0; r < kGroup; ++r) {
@@ -154,7 +159,7 @@ class Additions {
       for (const Panel& panel : panels) {
         if (panel.cells[row] == nullptr) continue;
         if (view.tile.run) {
-          add(sums, panel.cells[row] + panel.offset(view.distance(row, 0)));
+          add(sums, panel.cells[row] + panel.offset(row, view.distance(row, 0)));
         } else {
           add_pieces(view, panel, row, sums);
         }
@@ -180,6 +185,27 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
+  // Key biases of the tile, less what the rows' scores are less by, in doubles: rows of one head and
+  // one shift share them.
+  HWY_INLINE void add_key_bias(const TileView& view, int group) {
+    const Block& block = view.block;
+    for (int r = 0; r < kGroup; ++r) {
+      const int row = std::min(group + r, block.rows - 1), last = std::max(row - 1, group);
+      if (r > 0 && block.key_bias[row] == block.key_bias[last] &&
+          block.key_shift[row] == block.key_shift[last]) {
+        at_[count_][r] = at_[count_][r - 1];
+        continue;
+      }
+      const double* from = block.key_bias[row] + view.t * kTile;
+      const double shift = block.key_shift[row];
+      float* to = key_bias_ + r * kTile;
+      for (int64_t c = 0; c < kTile; ++c) {
+        to[c] = static_cast<float>(from[c] - shift);
+      }
+      at_[count_][r] = to;
+    }
+    ++count_;
+  }
   static HWY_INLINE void add(float* to, const float* from) {
     const F d;
     for (int64_t c = 0; c < kTile; c += kN) {
@@ -190,6 +216,7 @@ class Additions {
   int count_;
   const float* at_[kMost + 3][kGroup];
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
+  HWY_ALIGN_MAX float key_bias_[kGroup * kTile];
 };
 
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
@@ -199,14 +226,14 @@ HWY_INLINE void add_to_gradients(const TileView& view, std::vector<Panel>& panel
   for (Panel& panel : panels) {
     if (panel.gradient[row] == nullptr) continue;
     if (view.tile.run) {
-      float* to = panel.gradient[row] + panel.offset(view.distance(row, 0));
+      float* to = panel.gradient[row] + panel.offset(row, view.distance(row, 0));
       for (int64_t c = 0; c < kTile; c += kN) {
         hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
       }
       continue;
     }
     for (int n = 0; n < view.pieces.count; ++n) {
-      float* to = panel.gradient[row] + view.pieces.offset(panel, n, view.block.position[row]);
+      float* to = panel.gradient[row] + view.pieces.offset(panel, n, view.block, row);
       const V own =
           hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
       hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
@@ -232,14 +259,14 @@ struct GroupSight {
   uint64_t any = 0, all = kAll;
 
   GroupSight() = default;
-  // With `lse`, rows that saw nothing and rows past the block's last see nothing; without, the
+  // With `reference`, rows that saw nothing and rows past the block's last see nothing; without, the
   // latter do not count in `all`.
-  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* lse) {
+  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference) {
     for (int r = 0; r < kGroup; ++r) {
-      const bool blind = lse != nullptr && lse[group + r] == -HUGE_VALF;
+      const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
       visible[r] = blind ? 0 : visible_bits(block, group + r, t);
       any |= visible[r];
-      if (lse != nullptr || group + r < block.rows) all &= visible[r];
+      if (reference != nullptr || group + r < block.rows) all &= visible[r];
     }
   }
   // [first, end) columns hold every visible key; multiples of a vector.

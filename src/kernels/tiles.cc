@@ -21,7 +21,7 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Scores of one strip in natural units.
+// Scores of one strip.
 struct Scores {
   const Additions& additions;
   const GroupSight& sight;
@@ -30,25 +30,22 @@ struct Scores {
 
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
-    const V ln2 = hn::Set(F(), static_cast<float>(kLn2));
     additions.add_to(s, n);
-    for (int r = 0; r < R; ++r) {
-      for (int v = 0; v < kVectors; ++v) s[r][v] = hn::Mul(s[r][v], ln2);
-    }
     hide(s, sight, n, kNothing);
     Store{p, kTile}(s);
   }
 };
 
 void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, const TensorView& dense,
-          bool weights) {
+          const float* inverse_sum) {
+  const bool weights = inverse_sum != nullptr;
   HWY_ALIGN_MAX float p[kGroup * kTile];
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
     const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
     for (int group = 0; group < block.rows; group += kGroup) {
-      const GroupSight sight(block, group, t, weights ? block.lse : nullptr);
+      const GroupSight sight(block, group, t, weights ? block.reference : nullptr);
       const Additions additions(view, block.scores, group, true);
       const auto strips = [&](const auto& finish) HWY_ATTR {
         row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp,
@@ -69,7 +66,8 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
         }
         for (int64_t c = 0; c < keys; ++c) {
           dense.store(dense.offset({block.batch, block.head[row], block.index[row], t * kTile + c}),
-                      static_cast<double>(out[c]));
+                      weights ? static_cast<double>(out[c] * inverse_sum[row])
+                              : from_log2(static_cast<double>(out[c])) + block.score_shift[row]);
         }
       }
     }

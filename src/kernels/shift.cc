@@ -1,0 +1,149 @@
+#include "kernels/shift.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace relpos {
+namespace {
+
+// A row that sees keys on both sides of its query keeps its distances where one is this near: they
+// are read from one table of the linear bias, which holds no row whose nearest key is taken out.
+constexpr int64_t kNear = 256;
+// Rows that share the shift of their key biases.
+constexpr int64_t kSharing = 6;
+// Biases that stand for a mask are no shift.
+constexpr double kLargestShift = 1e30;
+
+}  // namespace
+
+Shifts::Shifts(const Problem& problem) : p_(problem) {
+  for (const DistanceBias& term : p_.terms.biases) sloped_ |= term.slopes.view.given();
+  if (!active() || p_.positions.consecutive || p_.keys == 0) return;
+  for (int64_t b = 0; b < p_.positions.k_rows; ++b) {
+    const int64_t* first = p_.positions.k.data() + b * p_.keys;
+    ascending_.push_back(std::is_sorted(first, first + p_.keys) ? 1 : 0);
+    const auto [low, high] = std::minmax_element(first, first + p_.keys);
+    reach_.emplace_back(*low, *high);
+  }
+}
+
+bool Shifts::ascending(int64_t b) const noexcept {
+  if (p_.positions.consecutive) return true;
+  return ascending_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)] != 0;
+}
+
+std::pair<int64_t, int64_t> Shifts::reach(int64_t b, int64_t lo, int64_t hi) const {
+  if (p_.positions.consecutive) return {p_.positions.key(b, lo), p_.positions.key(b, hi - 1)};
+  return reach_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)];
+}
+
+int64_t Shifts::last_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const {
+  if (from >= to) return -1;
+  if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return to - 1;
+  for (int64_t t = (to - 1) / kTile; t >= from / kTile; --t) {
+    const int64_t first = t * kTile;
+    const uint64_t bits = p_.visible.bits(b, h, i, t) & interval_bits(from - first, to - first);
+    if (bits != 0) return first + kTile - 1 - std::countl_zero(bits);
+  }
+  return -1;
+}
+
+int64_t Shifts::first_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const {
+  if (from >= to) return -1;
+  if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return from;
+  for (int64_t t = from / kTile; t * kTile < to; ++t) {
+    const int64_t first = t * kTile;
+    const uint64_t bits = p_.visible.bits(b, h, i, t) & interval_bits(from - first, to - first);
+    if (bits != 0) return first + std::countr_zero(bits);
+  }
+  return -1;
+}
+
+Shifts::Neighbours Shifts::neighbours(int64_t b, int64_t h, int64_t i) const {
+  const auto [from, to] = p_.visible.interval(b, i);
+  const int64_t lo = std::max<int64_t>(from, 0), hi = std::min(to, p_.keys);
+  if (lo >= hi) return {};
+  const int64_t at = p_.positions.query(b, i);
+  int64_t split = lo;  // the first key of the interval at the query's position or after it
+  if (p_.positions.consecutive) {
+    split = std::clamp(at - p_.positions.key(b, 0), lo, hi);
+  } else {
+    const int64_t* keys = p_.positions.k.data() + (p_.positions.k_rows == 1 ? 0 : b) * p_.keys;
+    split = std::lower_bound(keys + lo, keys + hi, at) - keys;
+  }
+  Neighbours seen;
+  seen.after = first_seen(b, h, i, split, hi);
+  if (seen.after >= 0 && p_.positions.key(b, seen.after) == at) return seen;
+  seen.before = last_seen(b, h, i, lo, split);
+  return seen;
+}
+
+double Shifts::key_bias(int64_t b, int64_t h, int64_t j) const {
+  double sum = 0.0;
+  for (const KeyBias& term : p_.terms.key_biases) {
+    const TensorView& view = term.values.view;
+    const int64_t at = view.rank == 3 ? view.offset({b, h, j}) : view.offset({h, j});
+    sum += view.load(at) * term.values.multiplier;
+  }
+  return sum;
+}
+
+RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
+  RowShift shift;
+  if (sloped_ && !ascending(b)) {
+    const auto [lo, hi] = p_.visible.interval(b, i);
+    if (lo < hi) {
+      const auto [low, high] = reach(b, lo, hi);
+      const int64_t at = p_.positions.query(b, i);
+      shift.distance = std::clamp<int64_t>(0, low - at, high - at);
+    }
+  } else if (sloped_) {
+    const Neighbours seen = neighbours(b, h, i);
+    const int64_t at = p_.positions.query(b, i);
+    const int64_t before = seen.before < 0 ? 0 : p_.positions.key(b, seen.before) - at;
+    const int64_t after = seen.after < 0 ? 0 : p_.positions.key(b, seen.after) - at;
+    if (seen.before >= 0 && seen.after >= 0) {
+      const int64_t nearest = -before < after ? before : after;
+      shift.both_sides = std::abs(nearest) > kNear;
+      shift.distance = shift.both_sides ? nearest : 0;
+    } else {
+      shift.distance = before + after;
+    }
+  }
+  for (const DistanceBias& term : p_.terms.biases) {
+    if (!term.slopes.view.given() || shift.distance == 0) continue;
+    shift.slopes += term.slopes.view.at({shift.distance < 0 ? 0 : 1, h}) * term.slopes.multiplier *
+                    static_cast<double>(shift.distance);
+  }
+  if (p_.terms.key_biases.empty() || !ascending(b)) return shift;
+  const int64_t first = i / kSharing * kSharing;
+  for (int64_t row = first; row < std::min(first + kSharing, p_.queries); ++row) {
+    const Neighbours seen = neighbours(b, h, row);
+    if (seen.before < 0 && seen.after < 0) continue;
+    const double bias = key_bias(b, h, std::max(seen.before, seen.after));
+    if (std::fabs(bias) < kLargestShift) shift.keys = bias;
+    break;
+  }
+  return shift;
+}
+
+std::pair<int64_t, int64_t> Shifts::range() const {
+  int64_t low = INT64_MAX, high = INT64_MIN;
+  const int64_t rows = std::max({p_.visible.rows, p_.positions.q_rows, p_.positions.k_rows});
+  for (int64_t b = 0; b < rows; ++b) {
+    for (int64_t i = 0; i < p_.queries; ++i) {
+      const auto [lo, hi] = p_.visible.interval(b, i);
+      if (lo >= hi) continue;
+      const auto [first, last] = reach(b, lo, hi);
+      const int64_t at = p_.positions.query(b, i);
+      const int64_t nearest = std::clamp<int64_t>(0, first - at, last - at);
+      low = std::min(low, first - at - nearest);
+      high = std::max(high, last - at - nearest);
+    }
+  }
+  if (low > high) return {0, -1};
+  return {low, high};
+}
+
+}  // namespace relpos

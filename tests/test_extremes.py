@@ -1,0 +1,287 @@
+"""Numbers far from the usual: large scores, far keys, the lowest float, huge values, hidden NaN.
+
+Every result is compared with the formula in float64 on the same inputs.
+"""
+
+import pytest
+import relpos
+import torch
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+def inputs(queries, keys, scale=1.0, heads=2, dim=32, dtype=torch.float32, seed=0):
+    """query, key, value, and the gradients of out and lse."""
+    torch.manual_seed(seed)
+    q, k, v = (torch.randn(1, heads, n, dim) for n in (queries, keys, keys))
+    return [x.to(dtype) for x in (scale * q, scale * k, v, torch.randn(1, heads, queries, dim))]
+
+
+def exact(q, k, v, bias, dout, dlse=None):
+    """out, lse, weights and gradients (q, k, v, bias) in float64; pairs at -inf are hidden."""
+    q, k, v, bias = (x.double().detach().requires_grad_() for x in (q, k, v, bias))
+    scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
+    lse = torch.logsumexp(scores, -1)
+    out = torch.softmax(scores, -1) @ v
+    loss = (out * dout.double()).sum()
+    if dlse is not None:
+        loss = loss + (lse * dlse.double()).sum()
+    return out, lse, torch.autograd.grad(loss, (q, k, v, bias))
+
+
+def run(q, k, v, dout, dlse=None, parameters=(), **options):
+    """out, lse and gradients (q, k, v, *parameters) of relpos.attention."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    out, lse = relpos.attention(q, k, v, return_lse=True, **options)
+    loss = (out * dout).sum() if dlse is None else (out * dout).sum() + (lse * dlse).sum()
+    return out, lse, torch.autograd.grad(loss, (q, k, v, *parameters))
+
+
+def error(got, want):
+    """The largest difference, relative to the largest value."""
+    return ((got.double() - want).abs().max() / want.abs().max()).item()
+
+
+class TestSaturatedRows:
+    # One float32 log-sum-exp between the passes gave errors of 1e-3 in dv at scores of 1e4.
+    @pytest.mark.parametrize("queries", [9, 128])
+    @pytest.mark.parametrize("scores", [1e2, 1e3, 1e4])
+    def test_gradients(self, scores, queries):
+        q, k, v, dout = inputs(queries, 160, scale=scores**0.5)
+        out, lse, (dq, dk, dv, _) = exact(q, k, v, torch.zeros(()), dout)
+        got_out, got_lse, (got_dq, got_dk, got_dv) = run(q, k, v, dout, q_offset=0)
+        plain = [x.detach().requires_grad_() for x in (q, k, v)]
+        weights = torch.softmax(plain[0] @ plain[1].mT * 32**-0.5, -1)
+        (_, _, plain_dv) = torch.autograd.grad(((weights @ plain[2]) * dout).sum(), plain)
+        assert error(got_lse, lse) < 1e-6
+        # Of a weight whose score is s a float32 product leaves eps s: 2 times PyTorch's own error.
+        assert error(got_dv, dv) < 2 * error(plain_dv, dv) + 1e-6
+        assert error(got_out, out) < 2e-7 * scores + 1e-6
+        # Where every row is saturated dq and dk cancel to nothing: relative to what cancels.
+        dweight = (dout.double() @ v.double().mT).abs().amax() * 32**-0.5
+        for got, want, factor in ((got_dq, dq, k), (got_dk, dk, q)):
+            cancelling = dweight * factor.abs().amax()
+            assert (got.double() - want).abs().amax() < 1e-6 * (1 + scores) * cancelling
+
+    def test_weights_sum_to_one(self):
+        q, k, v, _ = inputs(40, 50, scale=100.0)
+        weights = relpos.attention(q, k, v, q_offset=0, return_weights=True)[-1]
+        assert (weights.double().sum(-1) - 1).abs().max() < 1e-6
+
+
+class TestFarKeys:
+    # The scores themselves are large: their small parts were lost, dv was off by 2e-2 at 1e6.
+    @pytest.mark.parametrize("queries", [3, 100])
+    @pytest.mark.parametrize("far", [1_000, 32_000, 1_000_000])
+    @pytest.mark.parametrize("side", [-1, 1])
+    def test_linear_bias(self, far, side, queries):
+        keys = 130
+        offset = {"q_offset": far} if side < 0 else {"q_offset": 0, "k_offset": far}
+        slopes = torch.tensor([0.37, 0.11])
+        position = relpos.ALiBi(2, slopes=slopes)
+        q, k, v, dout = inputs(queries, keys)
+        distance = position.indices(queries, keys, q_offset=far)
+        if side > 0:
+            distance = far + torch.arange(keys) - torch.arange(queries)[:, None]
+        bias = -slopes.double()[:, None, None] * distance.abs()
+        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
+        got = run(q, k, v, dout, position=position, **offset)
+        assert error(got[0], out) < 2e-6
+        assert error(got[1], lse) < 2e-7
+        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
+            assert error(mine, want) < 3e-6
+        # The same scores at every distance, to the bit.
+        nearer = {name: at if at == 0 else 500 for name, at in offset.items()}
+        again = run(q, k, v, dout, position=position, **nearer)
+        for mine, same in zip((got[0], *got[2]), (again[0], *again[2]), strict=True):
+            assert torch.equal(mine, same)
+
+    @pytest.mark.parametrize("queries", [2, 70])
+    def test_keys_on_both_sides(self, queries):
+        """A mask leaves keys far before and far after each query: 5,000 or more on either side."""
+        keys = torch.cat([torch.arange(40), torch.arange(10_400, 10_450)])
+        at = torch.arange(queries) + 5_050
+        slopes = torch.tensor([0.37, 0.11])
+        q, k, v, dout = inputs(queries, len(keys))
+        bias = -slopes.double()[:, None, None] * (keys - at[:, None]).abs()
+        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
+        got = run(
+            q, k, v, dout, position=relpos.ALiBi(2, slopes=slopes), q_positions=at, k_positions=keys
+        )
+        assert error(got[0], out) < 2e-6
+        assert error(got[1], lse) < 2e-7
+        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
+            assert error(mine, want) < 3e-6
+
+    @pytest.mark.parametrize("queries", [5, 70])
+    def test_nearest_key_behind_padding(self, queries):
+        """The keys near the queries are padding: the nearest visible key is 3,000 away."""
+        keys = 3_300
+        q, k, v, dout = inputs(queries, keys)
+        padding = torch.zeros(1, keys, dtype=torch.bool)
+        padding[:, 300 - queries :] = True
+        slopes = torch.tensor([0.37, 0.11])
+        distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
+        bias = -slopes.double()[:, None, None] * distance.abs()
+        bias = bias.masked_fill(padding[0], -torch.inf)
+        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
+        got = run(
+            q,
+            k,
+            v,
+            dout,
+            position=relpos.ALiBi(2, slopes=slopes),
+            key_padding_mask=padding,
+            q_offset=keys - queries,
+        )
+        assert error(got[0], out) < 2e-6
+        assert error(got[1], lse) < 2e-7
+        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
+            assert error(mine, want) < 3e-6
+
+    def test_gradient_of_slopes(self):
+        """The shift of a row is part of its lse: its gradient must not be lost."""
+        far, queries, keys = 200_000, 70, 90
+        position = relpos.ALiBi(2, learned=True)
+        q, k, v, dout = inputs(queries, keys)
+        dlse = torch.randn(1, 2, queries)
+        slopes = next(position.parameters())
+        distance = torch.arange(keys) - torch.arange(far, far + queries)[:, None]
+        bias = -slopes.detach().double()[:, None, None] * distance.abs()
+        _, _, (dq, dk, dv, dbias) = exact(q, k, v, bias, dout, dlse)
+        got = run(q, k, v, dout, dlse, (slopes,), position=position, q_offset=far)
+        for mine, want in zip(got[2][:3], (dq, dk, dv), strict=True):
+            assert error(mine, want) < 3e-6
+        want = (dbias * -distance.abs()).sum((1, 2))
+        assert error(got[2][3].flatten(), want) < 1e-6
+
+
+class TestTheLowestFloat:
+    # Times log2(e) it overflowed to -inf, which hides: out was 0 and lse -inf.
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("queries", [3, 40])
+    def test_mask(self, dtype, queries):
+        q, k, v, dout = inputs(queries, 70, dtype=dtype)
+        mask = torch.zeros(queries, 70, dtype=dtype)
+        mask[1] = torch.finfo(dtype).min
+        mask[0, 5:] = torch.finfo(dtype).min
+        mask[2, 9:] = -torch.inf
+        out, lse, (dq, dk, dv, _) = exact(q, k, v, mask, dout)
+        got = run(q, k, v, dout, attn_mask=mask, q_offset=0)
+        bar = 1e-6 if dtype == torch.float32 else 2e-2
+        assert error(got[0], out) < bar
+        assert torch.allclose(got[0][:, :, 1].float(), v.float().mean(2), atol=bar)
+        assert torch.isfinite(got[1]).all()
+        assert error(got[1][:, :, [0, 2]], lse[:, :, [0, 2]]) < 1e-6
+        assert (got[1][:, :, 1] / lse[:, :, 1] - 1).abs().max() < 1e-6
+        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
+            assert error(mine, want) < 2 * bar
+
+    @pytest.mark.parametrize("queries", [3, 40])
+    def test_table(self, queries):
+        q, k, v, dout = inputs(queries, 70)
+        position = relpos.T5Bias(2)
+        with torch.no_grad():
+            position.relative_attention_bias.weight.fill_(LOWEST)
+        got = run(q, k, v, dout, position=position, q_offset=0)
+        assert torch.allclose(got[0], v.mean(2, keepdim=True).expand_as(got[0]), atol=1e-6)
+        assert torch.allclose(got[1], torch.full_like(got[1], LOWEST), rtol=1e-6)
+
+    def test_scores(self):
+        q, k, _, _ = inputs(4, 70)
+        mask = torch.full((4, 70), LOWEST)
+        assert torch.allclose(
+            relpos.scores(q, k, attn_mask=mask, q_offset=0)[0, 0], mask, rtol=1e-6
+        )
+
+
+class TestHugeValues:
+    @pytest.mark.parametrize("queries", [1, 40, 130])
+    @pytest.mark.parametrize("position", [None, "Shaw"])
+    def test_outputs_do_not_overflow(self, queries, position):
+        """Sums of weights times values overflowed before they were divided."""
+        q, k, v, dout = inputs(queries, 4096, scale=0.1)
+        v = v.abs() * 1e36
+        shaw = relpos.Shaw(4, 32) if position else None
+        out, _, _ = exact(q, k, v, torch.zeros(()), dout)
+        if shaw is not None:
+            torch.nn.init.zeros_(shaw.key_table)
+            torch.nn.init.ones_(shaw.value_table)
+        got = relpos.attention(q, k, v, position=shaw, q_offset=0)
+        assert error(got, out) < 3e-6
+
+    def test_values_that_are_inf_stay_so(self):
+        q, k, v, _ = inputs(20, 100)
+        v[0, 0, 3, 2] = torch.inf
+        v[0, 1, 4, 1] = torch.nan
+        out = relpos.attention(q, k, v, q_offset=0)
+        assert torch.equal(out[0, 0, :, 2], torch.full((20,), torch.inf))
+        assert out[0, 1, :, 1].isnan().all()
+        assert torch.isfinite(out[0, 0, :, 3:]).all()
+
+
+class TestHiddenPlaces:
+    """The same bits whatever a hidden key holds: in an uninitialised cache, that is anything."""
+
+    FILLS = (0.0, 3.0e38, torch.inf, -torch.inf, torch.nan)
+    BEYOND = 77  # keys from here on are hidden by padding
+
+    def options(self, kind, queries):
+        if kind == "padding":
+            hidden = torch.zeros(1, 150, dtype=torch.bool)
+            hidden[:, self.BEYOND :] = True
+            return {"key_padding_mask": hidden, "q_offset": 0}
+        if kind == "range":  # row i sees the keys before BEYOND, the last of them row by row
+            hi = self.BEYOND - torch.arange(queries) % 5
+            return {"key_range": (torch.zeros_like(hi), hi), "q_offset": 0}
+        mask = torch.zeros(queries, 150, dtype=torch.bool)
+        mask[:, : self.BEYOND] = torch.rand(queries, self.BEYOND) > 0.3
+        mask[:, 0] = True
+        return {"attn_mask": mask, "q_offset": 0}
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("queries", [1, 7, 30, 130])
+    @pytest.mark.parametrize("kind", ["padding", "range", "mask"])
+    @pytest.mark.parametrize("scheme", [None, "Shaw", "ALiBi"])
+    def test_bits(self, dtype, queries, kind, scheme):
+        q, k, v, dout = inputs(queries, 150, dtype=dtype, dim=32)
+        options = self.options(kind, queries)
+        if scheme == "Shaw":
+            options["position"] = relpos.Shaw(6, 32)
+        elif scheme == "ALiBi":
+            options["position"] = relpos.ALiBi(2)
+        results = []
+        for fill in self.FILLS:
+            k[:, :, self.BEYOND :] = fill
+            v[:, :, self.BEYOND :] = fill
+            out, lse, gradients = run(q, k, v, dout, **options)
+            results.append([out, lse, *gradients])
+        for fill, other in zip(self.FILLS[1:], results[1:], strict=True):
+            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), results[0], other, strict=True):
+                assert torch.equal(a, b), (name, fill)
+
+    @pytest.mark.parametrize("queries", [1, 30, 130])
+    def test_a_key_that_some_rows_see(self, queries):
+        """Rows that do not see a NaN keep their bits; the others are NaN."""
+        q, k, v, _ = inputs(queries, 150)
+        lo = torch.zeros(queries, dtype=torch.int64)
+        hi = 80 + torch.arange(queries) % 7
+        results = []
+        for fill in (1.0, torch.nan):
+            v[:, :, 82:84] = fill
+            results.append(relpos.attention(q, k, v, key_range=(lo, hi), q_offset=0))
+        blind = hi <= 82
+        assert torch.equal(results[0][:, :, blind], results[1][:, :, blind])
+        assert results[1][:, :, ~blind].isnan().all()
+
+    def test_a_query_that_is_nan(self):
+        """Keys that a NaN query does not see keep the bits of their gradients."""
+        q, k, v, dout = inputs(130, 130)
+        gradients = []
+        for fill in (1.0, torch.nan, torch.inf):
+            q[:, :, 100] = fill
+            dout[:, :, 100] = fill
+            gradients.append(run(q, k, v, dout, is_causal=True)[2])
+        for other in gradients[1:]:
+            assert torch.equal(gradients[0][1][:, :, 101:], other[1][:, :, 101:])
+            assert torch.equal(gradients[0][2][:, :, 101:], other[2][:, :, 101:])
