@@ -355,15 +355,15 @@ def _refuse_for_nested(**options: Any) -> None:
 
 def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
     """torch's module takes is_causal for a promise about attn_mask, and may use either alone."""
-    if attn_mask.is_meta or attn_mask.dim() < 2:
-        return
+    if attn_mask.is_meta or attn_mask.shape[-2:] != (queries, keys):
+        return  # torch's module takes no mask of another shape
     if attn_mask.dtype == torch.bool:
         visible = attn_mask.logical_not()
     elif attn_mask.is_floating_point():
         visible = attn_mask > torch.finfo(attn_mask.dtype).min
     else:
         return
-    later = visible.expand(*visible.shape[:-2], queries, keys).triu(1).any()
+    later = visible.triu(1).any()
     text = (
         "is_causal: expected an attn_mask that blocks every later key, for torch takes is_causal "
         "as a hint that attn_mask is causal; to apply both, say window=(-1, 0) instead of is_causal"
