@@ -212,12 +212,14 @@ def test_what_nested_tensors_would_drop_is_refused():
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5, 1), (5, 3), (3, 4)])
-def test_a_padding_mask_of_another_shape_is_refused(shape):
+def test_a_padding_mask_of_another_shape_or_dtype_is_refused(shape):
     _, ours = pair()
     x = torch.randn(5, 3, 16).double()
     for dtype in (torch.bool, torch.double):
         with pytest.raises(ValueError, match=r"key_padding_mask|attn_mask"):
             ours(x, x, x, key_padding_mask=torch.ones(shape, dtype=dtype))
+    with pytest.raises(TypeError, match="key_padding_mask: expected bool or a floating dtype"):
+        ours(x, x, x, key_padding_mask=torch.zeros(3, 5, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"key_padding_mask: expected \[Lk\]"):
         ours(x[:, 0], x[:, 0], x[:, 0], key_padding_mask=torch.zeros(1, 5, dtype=torch.bool))
 

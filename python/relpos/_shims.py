@@ -35,12 +35,13 @@ def sdpa(
     Returns:
       out [N, ..., Hq, Lq, Dv]. A row without a key is 0, and a hidden NaN stays hidden.
 
-    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as in PyTorch.
+    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as PyTorch
+    documents it.
     """
     if attn_mask is not None and is_causal:
         raise ValueError(
-            "attn_mask: expected None where is_causal is True, as in PyTorch; AND the triangle "
-            "into the mask, or call relpos.attention, which takes both"
+            "attn_mask: expected None where is_causal is True, as PyTorch documents it; AND the "
+            "triangle into the mask, or call relpos.attention, which takes both"
         )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 2, "[N, ..., H, L, D]", or_more=True)

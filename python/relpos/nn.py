@@ -380,6 +380,10 @@ def _padding(
     """Splits a floating key padding mask, torch's canonical form, into padding and the rest."""
     if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
         return key_padding_mask, mask
+    if not key_padding_mask.is_floating_point():
+        raise TypeError(
+            f"key_padding_mask: expected bool or a floating dtype, got {key_padding_mask.dtype}"
+        )
     padding = torch.isneginf(key_padding_mask)
     rest = key_padding_mask.masked_fill(padding, 0.0)
     if not torch.compiler.is_compiling() and not rest.any():
