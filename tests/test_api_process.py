@@ -46,6 +46,27 @@ assert not hasattr(relpos, "no_such_name")
     assert result.returncode == 0, result.stderr
 
 
+def test_importing_it_after_torch_brings_nothing_heavy():
+    code = """
+import sys
+import torch
+before = set(sys.modules)
+import relpos
+new = set(sys.modules) - before
+heavy = sorted(n for n in new if n.partition(".")[0] in ("torch", "sympy", "transformers"))
+assert not heavy, (len(heavy), heavy[:5])
+x = torch.randn(1, 2, 5, 4)
+relpos.sdpa(x, x, x, torch.zeros(5, 5))
+relpos.nn.MultiheadAttention(8, 2, position=relpos.ALiBi(2))(*[x.reshape(5, 1, 8)] * 3)
+assert "torch._dynamo" not in sys.modules
+from torch.nn.attention.bias import causal_upper_left
+known = relpos.sdpa(x, x, x, causal_upper_left(5, 5))
+assert torch.equal(known, relpos.sdpa(x, x, x, is_causal=True))
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_library_never_prints():
     code = """
 import relpos, torch

@@ -219,25 +219,20 @@ def test_refuses():
 def test_in_multihead_attention():
     torch.manual_seed(0)
     module = relpos.nn.MultiheadAttention(
-        HEADS * HEAD_DIM, HEADS, num_kv_heads=2, position=relpos.T5Bias(HEADS)
+        HEADS * HEAD_DIM, HEADS, num_kv_heads=2, position=relpos.T5Bias(HEADS), batch_first=True
     ).eval()
     x = torch.randn(2, 12, HEADS * HEAD_DIM)
     padding = torch.zeros(2, 12, dtype=torch.bool)
     padding[1, :3] = True
-    want, weights = module(x, x, x, is_causal=True, key_padding_mask=padding, need_weights=True)
+    call = {"is_causal": True, "need_weights": True, "average_attn_weights": False}
+    want, weights = module(x, x, x, key_padding_mask=padding, **call)
     for steps in ([1] * 12, [6, 1, 5]):
         cache, end = relpos.KVCache(), 0
         with torch.no_grad():
             for rows in x.split(steps, 1):
                 start, end = end, end + rows.shape[1]
                 out, seen = module(
-                    rows,
-                    rows,
-                    rows,
-                    is_causal=True,
-                    key_padding_mask=padding[:, :end],
-                    need_weights=True,
-                    cache=cache,
+                    rows, rows, rows, key_padding_mask=padding[:, :end], cache=cache, **call
                 )
                 torch.testing.assert_close(out, want[:, start:end], rtol=1e-5, atol=1e-6)
                 torch.testing.assert_close(

@@ -57,7 +57,7 @@ def notebook_pair(embed_dim, heads, r_max, dropout=0.1):
     with torch.no_grad():
         theirs.biases.normal_()
     ours = relpos.nn.MultiheadAttention(
-        embed_dim, heads, dropout=dropout, position=relpos.BiasRPE(heads, r_max)
+        embed_dim, heads, dropout, position=relpos.BiasRPE(heads, r_max), batch_first=True
     ).eval()
     ours.load_state_dict(from_notebook(theirs.state_dict()))
     return theirs, ours
@@ -69,7 +69,8 @@ def test_the_notebooks_cell():
     key, value = torch.randn(32, 800, 512), torch.randn(32, 800, 512)
     theirs, ours = notebook_pair(512, 8, 512)
     with torch.no_grad():
-        got, got_weights = ours(query, key, value, q_offset=0, need_weights=True)
+        call = {"q_offset": 0, "need_weights": True, "average_attn_weights": False}
+        got, got_weights = ours(query, key, value, **call)
         rows = [0, 17, 31]  # theirs takes seconds for all
         want, want_weights = theirs(query[rows], key[rows], value[rows])
     assert got.shape == (32, 700, 512)
@@ -92,7 +93,7 @@ def test_the_notebooks_module_trains_alike():
 
 
 def test_an_offset_must_be_said():
-    module = relpos.nn.MultiheadAttention(16, 2, position=relpos.BiasRPE(2, 4))
+    module = relpos.nn.MultiheadAttention(16, 2, position=relpos.BiasRPE(2, 4), batch_first=True)
     with pytest.raises(ValueError, match=r"q_offset = Lk - Lq.*q_offset = 0"):
         module(torch.randn(1, 3, 16), *[torch.randn(1, 5, 16)] * 2)
 
@@ -100,8 +101,7 @@ def test_an_offset_must_be_said():
 def torch_pair(**options):
     torch.manual_seed(1)
     theirs = nn.MultiheadAttention(16, 4, batch_first=True, **options).double()
-    options.pop("batch_first", None)
-    ours = relpos.nn.MultiheadAttention(16, 4, **options).double()
+    ours = relpos.nn.MultiheadAttention(16, 4, batch_first=True, **options).double()
     if theirs.in_proj_bias is not None:
         nn.init.normal_(theirs.in_proj_bias)
         nn.init.normal_(theirs.out_proj.bias)
@@ -165,14 +165,15 @@ def test_a_finite_floating_padding_mask_is_added():
 def test_layouts():
     _, ours = torch_pair()
     x = torch.randn(3, 5, 16).double()
-    want, weights = ours(x, x, x, need_weights=True)
-    sequence_first = relpos.nn.MultiheadAttention(16, 4, batch_first=False).double()
+    call = {"need_weights": True, "average_attn_weights": False}
+    want, weights = ours(x, x, x, **call)
+    sequence_first = relpos.nn.MultiheadAttention(16, 4).double()
     sequence_first.load_state_dict(ours.state_dict())
     got, _ = sequence_first(*[x.transpose(0, 1)] * 3)
     torch.testing.assert_close(got.transpose(0, 1), want)
     padding = torch.tensor([False] * 4 + [True])
     for module in (ours, sequence_first):
-        got, got_weights = module(x[1], x[1], x[1], need_weights=True)
+        got, got_weights = module(x[1], x[1], x[1], **call)
         torch.testing.assert_close(got, want[1])
         torch.testing.assert_close(got_weights, weights[1])
         padded, _ = module(x[1], x[1], x[1], key_padding_mask=padding)
@@ -202,7 +203,7 @@ def test_dropout_only_in_training():
     assert not torch.equal(ours(x, x, x)[0], ours(x, x, x)[0])
     ours.eval()
     assert torch.equal(ours(x, x, x)[0], ours(x, x, x)[0])
-    _, weights = ours.train()(x, x, x, need_weights=True)
+    _, weights = ours.train()(x, x, x, need_weights=True, average_attn_weights=False)
     assert (weights == 0).any()
 
 
@@ -211,7 +212,9 @@ def encoder(position, heads=4, **options):
     layer = nn.TransformerEncoderLayer(16, heads, 32, dropout=0.1, batch_first=True, **options)
     model = nn.TransformerEncoder(layer, 2)
     for block in model.layers:
-        ours = relpos.nn.MultiheadAttention(16, heads, dropout=0.1, position=position)
+        ours = relpos.nn.MultiheadAttention(
+            16, heads, dropout=0.1, position=position, batch_first=True
+        )
         ours.load_state_dict(block.self_attn.state_dict(), strict=position is None)
         block.self_attn = ours
     return model
@@ -289,7 +292,7 @@ def test_inside_the_encoder_with_masks():
 @pytest.mark.usefixtures("fast_path_raises")
 def test_an_encoder_built_from_a_layer_with_positions():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
-    layer.self_attn = relpos.nn.MultiheadAttention(16, 4, position=biased())
+    layer.self_attn = relpos.nn.MultiheadAttention(16, 4, position=biased(), batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     x = torch.randn(2, 5, 16)
     with torch.no_grad():
@@ -302,7 +305,7 @@ def test_inside_the_decoder():
     layer = nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     theirs = copy.deepcopy(layer)
     for name in ("self_attn", "multihead_attn"):
-        ours = relpos.nn.MultiheadAttention(16, 4)
+        ours = relpos.nn.MultiheadAttention(16, 4, batch_first=True)
         ours.load_state_dict(getattr(layer, name).state_dict())
         setattr(layer, name, ours)
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 8, 16)
@@ -372,7 +375,7 @@ def test_cross_attention_with_a_position():
     """Queries that follow a memory: distances count from the memory's end."""
     torch.manual_seed(7)
     position = biased()
-    ours = relpos.nn.MultiheadAttention(16, 4, position=position).double()
+    ours = relpos.nn.MultiheadAttention(16, 4, position=position, batch_first=True).double()
     query, memory = torch.randn(2, 3, 16).double(), torch.randn(2, 8, 16).double()
     blocked = torch.rand(3, 8) < 0.2
     padding = torch.zeros(2, 8, dtype=torch.bool)
@@ -384,7 +387,7 @@ def test_cross_attention_with_a_position():
     bias = position.dense(3, 8, q_offset=5)
     future = torch.arange(8) > torch.arange(3)[:, None] + 5
     bias = bias.masked_fill(blocked | future, -torch.inf).expand(2, -1, -1, -1).flatten(0, 1)
-    plain = relpos.nn.MultiheadAttention(16, 4).double()
+    plain = relpos.nn.MultiheadAttention(16, 4, batch_first=True).double()
     plain.load_state_dict({n: p for n, p in ours.state_dict().items() if "position" not in n})
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
     theirs.load_state_dict(plain.state_dict())
@@ -418,7 +421,7 @@ def test_bad_sizes(arguments, options, text):
 
 
 def test_bad_inputs():
-    module = relpos.nn.MultiheadAttention(16, 4, kdim=6)
+    module = relpos.nn.MultiheadAttention(16, 4, kdim=6, batch_first=True)
     x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 6)
     with pytest.raises(ValueError, match="key: expected 6 features, got 16"):
         module(x, x, x)

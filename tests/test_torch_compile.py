@@ -103,7 +103,8 @@ def test_compile_with_a_dynamic_length_and_every_option(table):
 def test_compile_the_rest(table):
     torch._dynamo.reset()
     rope = relpos.RoPE(HEAD_DIM, layout="interleaved")
-    module = relpos.nn.MultiheadAttention(8, HEADS, position=relpos.T5Bias(HEADS) + rope).double()
+    position = relpos.T5Bias(HEADS) + rope
+    module = relpos.nn.MultiheadAttention(8, HEADS, position=position, batch_first=True).double()
     x = tensors(heads=1, dim=8)[0].detach()[:, 0]
     padding = torch.zeros(2, 5, dtype=torch.bool)
     padding[0, 3:] = True
@@ -114,7 +115,7 @@ def test_compile_the_rest(table):
         turned = rope.rotate(rows, offset=3)
         score = relpos.scores(turned, turned, position=table)
         return (
-            module(x, x, x, key_padding_mask=padding, need_weights=True),
+            module(x, x, x, key_padding_mask=padding, need_weights=True, average_attn_weights=True),
             module(x, x, x, key_padding_mask=floating, is_causal=True)[0],
             score + table.dense(5, 5),
             rope.dense(5, 5),
@@ -166,7 +167,10 @@ class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.attend = relpos.nn.MultiheadAttention(
-            HEADS * HEAD_DIM, HEADS, position=relpos.T5Bias(HEADS) + relpos.RoPE(4, layout="half")
+            HEADS * HEAD_DIM,
+            HEADS,
+            position=relpos.T5Bias(HEADS) + relpos.RoPE(4, layout="half"),
+            batch_first=True,
         )
         self.table = relpos.Shaw(3, HEAD_DIM)
 

@@ -153,6 +153,21 @@ def workspace_bytes(
     )
 
 
+def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
+    """Raises ValueError where every call with these heads would refuse the position."""
+    text, parameters = flat(position)
+    said = {"position": text, "dropout_p": 0.0, "is_causal": False, "enable_gqa": True}
+    options = [{**said, "k_offset": 0}.get(name) for name, _ in _ops.OPTIONS]
+    _core.workspace_bytes(
+        _ops.zeros(1, heads, 1, head_dim),
+        _ops.zeros(1, kv_heads, 1, head_dim),
+        _ops.zeros(1, kv_heads, 1, head_dim),
+        _ops.option_views(options),
+        [_ops.zeros(*parameter.shape) for parameter in parameters],
+        False,
+    )
+
+
 def _same_kind(**tensors: Tensor) -> list[Tensor]:
     """Checks type, rank, device and dtype; casts as autocast asks."""
     dtype = None

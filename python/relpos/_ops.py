@@ -3,6 +3,7 @@
 relpos._autograd gives them their derivatives.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,14 @@ def view(tensor: Tensor | None) -> tuple[int, int, Sequence[int], Sequence[int]]
 
 def views(tensors: Sequence[Tensor | None]) -> list:
     return [view(tensor) for tensor in tensors]
+
+
+_ZERO = array("d", [0.0])
+
+
+def zeros(*shape: int) -> tuple[int, int, Sequence[int], Sequence[int]]:
+    """The view of a float64 tensor of zeros, of no memory and whatever mode torch is in."""
+    return _ZERO.buffer_info()[0], _DTYPES[torch.float64], shape, (0,) * len(shape)
 
 
 def option_views(options: Sequence[Any]) -> tuple:

@@ -1,11 +1,11 @@
 """Neighbours' calls, with their arguments, layouts and alignments, on relpos."""
 
 import math
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from relpos._attention import attention
 from relpos._position import Given
@@ -35,19 +35,27 @@ def sdpa(
     Returns:
       out [N, ..., Hq, Lq, Dv]. A row without a key is 0, and a hidden NaN stays hidden.
 
-    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as in PyTorch.
+    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as PyTorch
+    documents it.
     """
     if attn_mask is not None and is_causal:
         raise ValueError(
-            "attn_mask: expected None where is_causal is True, as in PyTorch; AND the triangle "
-            "into the mask, or call relpos.attention, which takes both"
+            "attn_mask: expected None where is_causal is True, as PyTorch documents it; AND the "
+            "triangle into the mask, or call relpos.attention, which takes both"
         )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 2, "[N, ..., H, L, D]", or_more=True)
     q_offset = 0
-    if isinstance(attn_mask, CausalBias):
-        if attn_mask.variant == CausalVariant.LOWER_RIGHT:
-            q_offset = key.shape[-2] - query.shape[-2]
+    if _is_causal_bias(attn_mask):
+        queries, keys = query.shape[-2], key.shape[-2]
+        made_for = attn_mask.seq_len_q, attn_mask.seq_len_kv
+        if made_for != (queries, keys):
+            raise ValueError(
+                f"attn_mask: expected a causal bias of {queries} queries and {keys} keys, got one "
+                f"made for {made_for[0]} and {made_for[1]}"
+            )
+        if attn_mask.variant.name == "LOWER_RIGHT":
+            q_offset = keys - queries
         attn_mask, is_causal = None, True
 
     inputs = (query, key, value)
@@ -99,17 +107,23 @@ def flash_attn_func(
       softcap: must be 0: relpos does not cap scores.
       alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. Has a gradient here.
       deterministic: relpos always is.
-      return_attn_probs: see below; the weights are dense.
+      return_attn_probs: see below; not with dropout, which FlashAttention marks in the weights by
+        negative numbers.
 
     Returns:
-      out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk] after dropout,
-      dropped ones being 0, detached).
+      out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk], dense and
+      detached). softmax_lse has a gradient here, and is -inf for a query that sees no key.
     """
     _refuse_softcap(softcap)
+    _refuse_marked_weights(return_attn_probs, dropout_p)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4, "[B, L, H, D]")
     batch, _, heads = q.shape[:3]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    if alibi_slopes is not None:
+        check_rank(
+            "alibi_slopes", alibi_slopes, 1, f"[{heads}] or [{batch}, {heads}]", or_more=True
+        )
     per_row = alibi_slopes is not None and alibi_slopes.dim() == 2
     if per_row:
         if alibi_slopes.shape != (batch, heads):
@@ -173,6 +187,9 @@ def flash_attn_varlen_func(
     _refuse_softcap(softcap)
     if block_table is not None:
         raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
+    check_rank("q", q, 3, "[Tq, H, D]")
+    if alibi_slopes is not None:
+        check_rank("alibi_slopes", alibi_slopes, 1, f"[{q.shape[1]}]", or_more=True)
     position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
     results = attention_varlen(
         q,
@@ -192,6 +209,12 @@ def flash_attn_varlen_func(
     return (*results, None) if return_attn_probs else results
 
 
+def _is_causal_bias(attn_mask: Any) -> bool:
+    """Who holds one has imported its module; importing it here would bring torch._dynamo along."""
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(attn_mask, module.CausalBias)
+
+
 def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
     """[N, ..., H, L, D] as [B, H, L, D]; a head axis of 1 becomes `heads`, where given."""
     if x.dim() < 3:
@@ -206,6 +229,15 @@ def _refuse_softcap(softcap: float) -> None:
         raise ValueError(
             f"softcap: expected 0.0, for relpos does not cap scores, got {softcap}; a model that "
             "was trained with a cap needs it: keep its own attention"
+        )
+
+
+def _refuse_marked_weights(return_attn_probs: bool, dropout_p: float) -> None:
+    if return_attn_probs and dropout_p > 0:
+        raise ValueError(
+            "return_attn_probs: expected False where dropout_p > 0, got True: FlashAttention gives "
+            "dropped weights a negative sign, relpos makes them 0; relpos.attention(..., "
+            "return_weights=True) returns those"
         )
 
 

@@ -1,5 +1,6 @@
 """torch.nn modules on relpos.attention."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from relpos._attention import attention
+from relpos._attention import attention, check_fits
 from relpos._cache import KVCache
 from relpos._position import Position, Sum
 
@@ -24,8 +25,11 @@ class MultiheadAttention(torch.nn.Module):
 
     Parameters: in_proj_weight [embed_dim + 2 num_kv_heads head_dim, embed_dim] and in_proj_bias,
     or q_proj_weight, k_proj_weight, v_proj_weight where kdim or vdim differs from embed_dim;
-    out_proj.weight, out_proj.bias. Stands in torch.nn.TransformerEncoderLayer as self_attn: it
-    never takes torch's fast path, which would leave the position out.
+    out_proj.weight, out_proj.bias. Stands in torch.nn.TransformerEncoderLayer as self_attn, with
+    that layer's batch_first: it never takes torch's fast path, which would leave the position out.
+
+    A call that torch's module would take means the same here or raises; docs/python.md lists what
+    differs. A position that does not fit the heads raises ValueError when the module is made.
     """
 
     # TransformerEncoderLayer and TransformerEncoder hand the weights to a fused kernel that knows
@@ -43,7 +47,7 @@ class MultiheadAttention(torch.nn.Module):
         num_kv_heads: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
-        batch_first: bool = True,
+        batch_first: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -66,6 +70,7 @@ class MultiheadAttention(torch.nn.Module):
         self.dropout = dropout
         self.batch_first = batch_first
         self.position = Sum(*position) if isinstance(position, (list, tuple)) else position
+        check_fits(self.position, num_heads, num_kv_heads, self.head_dim)
 
         factory = {"device": device, "dtype": dtype}
         kv_dim = num_kv_heads * self.head_dim
@@ -153,7 +158,7 @@ class MultiheadAttention(torch.nn.Module):
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
-        average_attn_weights: bool = False,
+        average_attn_weights: bool | None = None,
         is_causal: bool = False,
         window: tuple[int, int] | None = None,
         q_offset: int | Tensor | None = None,
@@ -163,18 +168,68 @@ class MultiheadAttention(torch.nn.Module):
         key_range: tuple[Tensor, Tensor] | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output like query, and the weights [B, H, Lq, Lk] ([B, Lq, Lk] averaged) or None.
+        """Output like query, and with need_weights the weights, else None.
 
         query [B, Lq, embed_dim], key [B, Lk, kdim], value [B, Lk, vdim] ([L, B, ...] without
         batch_first), or without the batch axis. key_padding_mask [B, Lk]: True, or -inf, is
         padding. attn_mask [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]: True is blocked, floats
         are added. cache takes the projected key and value and attends to all that it holds then:
-        Lk above counts those, and offsets come from it. The rest is as in relpos.attention.
+        Lk above counts those, and offsets come from it. is_causal is computed, with attn_mask or
+        without; where nothing but torch's arguments is given, both together must be what torch
+        takes them for: a mask that blocks every later key. The rest is as in relpos.attention.
+
+        The weights are [B, H, Lq, Lk], or [B, Lq, Lk] with average_attn_weights, after dropout and
+        without a gradient: a backward through them raises. Say average_attn_weights with
+        need_weights: left out it is False, with a warning, for torch's module would average.
         """
+        places = {
+            "q_offset": q_offset,
+            "k_offset": None if not isinstance(k_offset, Tensor) and k_offset == 0 else k_offset,
+            "q_positions": q_positions,
+            "k_positions": k_positions,
+        }
+        said = {name: place for name, place in places.items() if place is not None}
         if query.is_nested:
-            if cache is not None:
-                raise ValueError("cache: expected None for nested tensors")
+            weighed = {"need_weights": True} if need_weights else {}
+            others = {"key_padding_mask": key_padding_mask, "key_range": key_range, "cache": cache}
+            _refuse_for_nested(**said, **weighed, **others)
             return self._nested(query, key, value, attn_mask, is_causal, window), None
+        self._check_inputs(query, key, value, key_padding_mask)
+        batched = query.dim() == 3
+        q, k, v = (self._split(x, batched) for x in self._project(query, key, value))
+        if key_padding_mask is not None and not batched:
+            key_padding_mask = key_padding_mask.unsqueeze(0)
+        if is_causal and attn_mask is not None and cache is None and not said:
+            _check_causal_hint(attn_mask, q.shape[2], k.shape[2])
+        if need_weights and average_attn_weights is None:
+            _warn_of_average()
+        padding, mask = _padding(key_padding_mask, self._mask(attn_mask, q.shape[0]))
+        call = {
+            "position": self.position,
+            "attn_mask": mask,
+            "key_padding_mask": padding,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "is_causal": is_causal,
+            "enable_gqa": self.num_kv_heads != self.num_heads,
+            "window": window,
+            "key_range": key_range,
+            "return_weights": need_weights,
+        }
+        attend = attention if cache is None else cache.attend
+        out = attend(q, k, v, **call, **said)
+        out, weights = out if need_weights else (out, None)
+        if weights is not None:
+            weights = _without_gradient(weights, out)
+            weights = weights.mean(1) if average_attn_weights else weights
+        if not batched:
+            out = self.out_proj(out.squeeze(0).transpose(0, 1).flatten(1))
+            return out, None if weights is None else weights.squeeze(0)
+        order = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
+        return self.out_proj(out.permute(order).flatten(2)), weights
+
+    def _check_inputs(
+        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None
+    ) -> None:
         for name, tensor, width in (
             ("query", query, self.embed_dim),
             ("key", key, self.kdim),
@@ -187,48 +242,11 @@ class MultiheadAttention(torch.nn.Module):
                 )
             if tensor.shape[-1] != width:
                 raise ValueError(f"{name}: expected {width} features, got {tensor.shape[-1]}")
-        batched = query.dim() == 3
-        q, k, v = self._project(query, key, value)
-        if not batched:
-            q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask.unsqueeze(0)
-        elif not self.batch_first:
-            q, k, v = q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1)
-        mask = self._mask(attn_mask, q.shape[0])
-        padding, mask = _padding(key_padding_mask, mask)
-        q, k, v = self._split(q), self._split(k), self._split(v)
-        call = {
-            "position": self.position,
-            "attn_mask": mask,
-            "key_padding_mask": padding,
-            "dropout_p": self.dropout if self.training else 0.0,
-            "is_causal": is_causal,
-            "enable_gqa": self.num_kv_heads != self.num_heads,
-            "window": window,
-            "key_range": key_range,
-            "return_weights": need_weights,
-        }
-        places = {
-            "q_offset": q_offset,
-            "k_offset": k_offset,
-            "q_positions": q_positions,
-            "k_positions": k_positions,
-        }
-        if cache is None:
-            out = attention(q, k, v, **call, **places)
-        else:
-            if not isinstance(k_offset, Tensor) and k_offset == 0:
-                del places["k_offset"]
-            said = {name: place for name, place in places.items() if place is not None}
-            out = cache.attend(q, k, v, **call, **said)
-        out, weights = out if need_weights else (out, None)
-        out = self.out_proj(out.transpose(1, 2).flatten(2))
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
-        if not batched:
-            return out.squeeze(0), None if weights is None else weights.squeeze(0)
-        return (out if self.batch_first else out.transpose(0, 1)), weights
+        if key_padding_mask is not None and key_padding_mask.dim() != query.dim() - 1:
+            raise ValueError(
+                f"key_padding_mask: expected {'[B, Lk]' if query.dim() == 3 else '[Lk]'}, got "
+                f"{list(key_padding_mask.shape)}"
+            )
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         if self.in_proj_weight is not None and query is key and key is value:
@@ -242,8 +260,12 @@ class MultiheadAttention(torch.nn.Module):
         inputs = (query, key, value)
         return [functional.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+    def _split(self, x: Tensor, batched: bool) -> Tensor:
+        """A projection as [B, H, L, D]."""
+        heads = x.unflatten(-1, (-1, self.head_dim))
+        if not batched:
+            return heads.transpose(0, 1).unsqueeze(0)
+        return heads.transpose(1, 2) if self.batch_first else heads.permute(1, 2, 0, 3)
 
     def _mask(self, attn_mask: Tensor | None, batch: int) -> Tensor | None:
         """As relpos.attention takes it: True = attend, a batch of B * H split in two."""
@@ -270,6 +292,8 @@ class MultiheadAttention(torch.nn.Module):
         window: tuple[int, int] | None,
     ) -> Tensor:
         """Self-attention of the nested batch that TransformerEncoder makes of padded input."""
+        if not self.batch_first:
+            raise ValueError("query: expected no nested tensor without batch_first, got one")
         if query is not key or key is not value:
             raise ValueError("query: expected a nested tensor for self-attention only")
         padded = query.to_padded_tensor(0.0)
@@ -285,12 +309,81 @@ class MultiheadAttention(torch.nn.Module):
         return torch._nested_tensor_from_mask(out, visible, mask_check=False)
 
 
+class _WithoutGradient(torch.autograd.Function):
+    """Weights as they are, which a loss may not be made of in silence."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weights: Tensor, out: Tensor) -> Tensor:
+        return weights.view_as(weights)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            "relpos: the weights of MultiheadAttention have no gradient: detach() them, or "
+            "compute the loss from relpos.scores(...).softmax(-1), which has one"
+        )
+
+
+def _without_gradient(weights: Tensor, out: Tensor) -> Tensor:
+    # A compiled backward takes zeros for what is not used, and could not tell.
+    if torch.compiler.is_compiling() or not out.requires_grad:
+        return weights
+    return _WithoutGradient.apply(weights, out)
+
+
+def _warn_of_average() -> None:
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            "average_attn_weights: not given, the weights are [B, H, Lq, Lk]; "
+            "torch.nn.MultiheadAttention would average them over heads: say "
+            "average_attn_weights=False to keep them apart, or True for torch's",
+            stacklevel=5,
+        )
+
+
+def _refuse_for_nested(**options: Any) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise ValueError(f"{given[0]}: expected none with nested tensors, got one")
+
+
+def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
+    """torch's module takes is_causal for a promise about attn_mask, and may use either alone."""
+    if attn_mask.is_meta or attn_mask.shape[-2:] != (queries, keys):
+        return  # torch's module takes no mask of another shape
+    if attn_mask.dtype == torch.bool:
+        visible = attn_mask.logical_not()
+    elif attn_mask.is_floating_point():
+        visible = attn_mask > torch.finfo(attn_mask.dtype).min
+    else:
+        return
+    later = visible.triu(1).any()
+    text = (
+        "is_causal: expected an attn_mask that blocks every later key, for torch takes is_causal "
+        "as a hint that attn_mask is causal; to apply both, say window=(-1, 0) instead of is_causal"
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(later.logical_not(), text)
+    elif later:
+        raise ValueError(text)
+
+
 def _padding(
     key_padding_mask: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """Splits a floating key padding mask, torch's canonical form, into padding and the rest."""
     if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
         return key_padding_mask, mask
+    if not key_padding_mask.is_floating_point():
+        raise TypeError(
+            f"key_padding_mask: expected bool or a floating dtype, got {key_padding_mask.dtype}"
+        )
     padding = torch.isneginf(key_padding_mask)
     rest = key_padding_mask.masked_fill(padding, 0.0)
     if not torch.compiler.is_compiling() and not rest.any():
