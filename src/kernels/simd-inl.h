@@ -158,9 +158,9 @@ struct Store {
 // their products for the rows m that see them, sees(m, k). So the bits of all others do not depend on
 // what hides behind a zero of A.
 template <typename Sees>
-HWY_INLINE void guarded_gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
-                             int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
-                             const Sees& sees) {
+HWY_NOINLINE void guarded_gemm(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
+                               int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
+                               const Sees& sees) {
   constexpr int64_t kColumns = 2 * kLanes;
   HWY_ALIGN_MAX float clean[kRows * kColumns];
   for (int64_t n = 0; n < N; n += kColumns) {

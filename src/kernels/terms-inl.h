@@ -138,21 +138,26 @@ class Additions {
     } else {
       summed = summed || !panels.empty();
     }
-    if (scores && block.key_bias[group] != nullptr) {
-      add_key_bias(view, group);
-    }
+    const bool biased = scores && block.key_bias[group] != nullptr;
     if (scores && block.extra != nullptr) {
       for (int r = 0; r < kGroup; ++r) {
         at_[count_][r] = block.extra + (group + r) * block.extra_stride;
       }
       ++count_;
     }
-    if (!summed) return;
+    if (!summed) {
+      if (biased) share_key_bias(view, group);
+      return;
+    }
     for (int r = 0; r < kGroup; ++r) {
       float* sums = sums_ + r * kTile;
       at_[count_][r] = sums;
-      clear(sums, kTile);
       const int row = group + r;
+      if (biased && row < block.rows) {
+        load_key_bias(view, row, sums);
+      } else {
+        clear(sums, kTile);
+      }
       if (row >= block.rows) continue;
       if (scores) add_by_pair(view, row, sums);
       if (view.tile.run && panels.size() <= kMost) continue;
@@ -185,24 +190,21 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
-  // Key biases of the tile, less what the rows' scores are less by, in doubles: rows of one head and
-  // one shift share them.
-  HWY_INLINE void add_key_bias(const TileView& view, int group) {
+  // Key biases of the tile, less what the row's scores are less by.
+  static HWY_INLINE void load_key_bias(const TileView& view, int row, float* to) {
+    const double* from = view.block.key_bias[row] + view.t * kTile;
+    const double shift = view.block.key_shift[row];
+    for (int64_t c = 0; c < kTile; ++c) to[c] = static_cast<float>(from[c] - shift);
+  }
+  // Key biases alone: rows of one head and one shift share them.
+  HWY_INLINE void share_key_bias(const TileView& view, int group) {
     const Block& block = view.block;
     for (int r = 0; r < kGroup; ++r) {
       const int row = std::min(group + r, block.rows - 1), last = std::max(row - 1, group);
-      if (r > 0 && block.key_bias[row] == block.key_bias[last] &&
-          block.key_shift[row] == block.key_shift[last]) {
-        at_[count_][r] = at_[count_][r - 1];
-        continue;
-      }
-      const double* from = block.key_bias[row] + view.t * kTile;
-      const double shift = block.key_shift[row];
-      float* to = key_bias_ + r * kTile;
-      for (int64_t c = 0; c < kTile; ++c) {
-        to[c] = static_cast<float>(from[c] - shift);
-      }
-      at_[count_][r] = to;
+      const bool same = r > 0 && block.key_bias[row] == block.key_bias[last] &&
+                        block.key_shift[row] == block.key_shift[last];
+      at_[count_][r] = same ? at_[count_][r - 1] : sums_ + r * kTile;
+      if (!same) load_key_bias(view, row, sums_ + r * kTile);
     }
     ++count_;
   }
@@ -216,7 +218,6 @@ class Additions {
   int count_;
   const float* at_[kMost + 3][kGroup];
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
-  HWY_ALIGN_MAX float key_bias_[kGroup * kTile];
 };
 
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
