@@ -12,13 +12,14 @@ from relpos.hf._lazy import Bias, Mask
 
 
 class _Attention:
-    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes."""
+    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes. Without a mask
+    the model makes a tensor of its own, which is not read: keys then count from the first."""
 
     def forward(
         self,
         hidden_states: Tensor,
         residual: Tensor,
-        alibi: Bias,
+        alibi: Bias | Tensor,
         attention_mask: Mask | Tensor,
         layer_past: Any = None,
         use_cache: bool = False,
@@ -28,7 +29,7 @@ class _Attention:
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             key, value = layer_past.update(key, value, self.layer_idx)
-        positions = alibi.positions
+        positions = alibi.positions if isinstance(alibi, Bias) else None
         if positions is not None:
             positions = (positions[0][:, -query.shape[2] :], positions[1])
         out = attend(
