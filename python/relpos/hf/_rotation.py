@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from relpos._position import SchemePosition
@@ -141,7 +142,7 @@ def _forwards(
         (unrotated(own, **{_INTERFACE: kernel}), {"relpos_rotation": rotation}),
         (unrotated(own, **{_INTERFACE: plain}), {}),
     )
-    with _evaluating(module):
+    with _evaluating(module), _RankOne():
         outs = [
             torch.func.functional_call(_Trial(module), weights, (way, states), {**given, **more})
             for way, more in ways
@@ -160,6 +161,18 @@ class _Trial(nn.Module):
 
     def forward(self, way: Callable, *args: Any, **kwargs: Any) -> Any:
         return way(self.module, *args, **kwargs)
+
+
+class _RankOne(TorchFunctionMode):
+    """Multiplies by a weight of equal columns as the rank 1 that it is: a projection of a large
+    model would take a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        if function is nn.functional.linear and not kwargs and args[1].stride(-1) == 0:
+            states, weight, *bias = args
+            out = states.sum(-1, keepdim=True) * weight[:, 0]
+            return out if not bias or bias[0] is None else out + bias[0]
+        return function(*args, **(kwargs or {}))
 
 
 class _Interface:
@@ -190,7 +203,7 @@ def _plain(
 
 
 def _random(module: nn.Module, draw: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Floating parameters and buffers in float32, those of two axes of rank 1 to take no time."""
+    """Floating parameters and buffers in float32, those of two axes of rank 1."""
     for name, held in itertools.chain(module.named_parameters(), module.named_buffers()):
         if held.is_floating_point():
             *rows, last = held.shape or (1,)
