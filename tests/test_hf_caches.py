@@ -7,6 +7,8 @@ import relpos
 import torch
 import transformers
 from hf_models import FAMILIES, inputs
+from relpos.hf import _traced
+from transformers import masking_utils
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -154,3 +156,33 @@ def test_keys_that_a_mask_does_not_count_are_refused(keys):
     q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 2, keys, 8)
     with pytest.raises(ValueError, match=rf"5 queries and 5 keys, .* called with 5 and {keys}"):
         relpos.hf._interface.attend(q, k, k, mask)
+
+
+BOUNDS = {
+    "causal": (masking_utils.causal_mask_function, (None, 0)),
+    "all": (masking_utils.bidirectional_mask_function, (None, None)),
+    "window": (masking_utils.sliding_window_causal_mask_function(3), (2, 0)),
+    "two-sided": (masking_utils.sliding_window_bidirectional_mask_function(2), (2, 2)),
+    "shifted": (lambda b, h, q, k: k - 1 < q - 2, (None, -2)),
+    "every other key": (lambda b, h, q, k: k % 2 == 0, None),
+    "either": (masking_utils.or_masks(masking_utils.causal_mask_function), None),
+    "two keys": (lambda b, h, q, k: k > k - 2, None),
+}
+
+
+@pytest.mark.parametrize("kind", BOUNDS)
+def test_bounds_found_by_calling_a_mask_function(kind):
+    function, expected = BOUNDS[kind]
+    found = _traced.bounds(function)
+    assert (found and (found.left, found.right)) == expected
+
+
+@torch.no_grad()
+def test_compiles_without_a_mask_and_without_a_cache():
+    """transformers then looks for packed sequences, whose mask breaks the graph."""
+    model, fused = pair("Mistral, window")
+    ids = inputs(FAMILIES["Llama"])["input_ids"]
+    torch._dynamo.reset()
+    ours = torch.compile(fused, backend="eager")(ids, use_cache=False).logits
+    theirs = model(ids, use_cache=False).logits
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos.hf._lazy import Mask
+from relpos.hf._traced import bounds
 
 
 @dataclass
@@ -100,19 +101,12 @@ def _rules(function: Callable | None) -> _Rules:
     if function is None:
         return _Rules(right=0)
     if torch.compiler.is_compiling():
-        return _Rules(*_constant_bounds(function))
+        found = bounds(function)
+        if found is not None:
+            return _Rules(found.left, found.right)
     rules = _Rules()
     _read(function, rules)
     return rules
-
-
-@torch.compiler.assume_constant_result
-def _constant_bounds(function: Callable) -> tuple[int | None, int | None]:
-    """left and right of a mask function that holds numbers alone. Dynamo does not trace the cells
-    of a closure, and hands a function of constants over as it is."""
-    rules = _Rules()
-    _read(function, rules)
-    return rules.left, rules.right
 
 
 def _read(function: Callable, rules: _Rules) -> None:
