@@ -80,10 +80,10 @@ class _Index:
 class _Distance:
     """Key - query or query - key, of which the magnitude may be bounded."""
 
-    def __abs__(self) -> "_Distance":
+    def __abs__(self) -> "_Magnitude":
         return _Magnitude()
 
 
-class _Magnitude(_Distance):
+class _Magnitude:
     def __le__(self, reach: int) -> Bounds:
         return Bounds(reach, reach)

@@ -26,10 +26,7 @@ class _Attention:
         output_attentions: bool | None = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        rotation = self._relpos_rotation
-        sin, cos = self.embed_positions[position_ids].chunk(2, dim=-1)
-        if layer_past is not None or not gives(rotation, position_ids, cos, sin):
-            # Comes back to _attn.
+        if layer_past is not None or not self._relpos_rotates(position_ids):  # comes back to _attn
             return super().forward(hidden_states, layer_past, attention_mask, position_ids)
         heads = (self.num_attention_heads, self.head_dim)
         query, key, value = (
@@ -41,7 +38,7 @@ class _Attention:
             key,
             value,
             attention_mask,
-            position=rotation,
+            position=self._relpos_rotation,
             positions=both_at(position_ids),
             dropout=self.attn_dropout.p if self.training else 0.0,
             scale=1.0 / self.scale_attn,
@@ -49,6 +46,10 @@ class _Attention:
         )
         out, weights = out if output_attentions else (out, None)
         return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), weights
+
+    def _relpos_rotates(self, position_ids: Tensor) -> bool:
+        sin, cos = self.embed_positions[position_ids].chunk(2, dim=-1)
+        return gives(self._relpos_rotation, position_ids, cos, sin)
 
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
