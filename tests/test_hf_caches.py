@@ -186,3 +186,15 @@ def test_compiles_without_a_mask_and_without_a_cache():
     ours = torch.compile(fused, backend="eager")(ids, use_cache=False).logits
     theirs = model(ids, use_cache=False).logits
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["BLOOM", "MPT"])
+@torch.no_grad()
+def test_distances_do_not_grow_with_a_static_cache(name):
+    _, fused = pair(name)
+    caches = (
+        transformers.DynamicCache(config=fused.config),
+        transformers.StaticCache(fused.config, 2**15),
+    )
+    theirs, ours = (fed(fused, 1, 21, None, cache) for cache in caches)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())

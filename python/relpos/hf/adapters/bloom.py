@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._alibi import alibi_plan
+from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import attend
 from relpos.hf._lazy import Bias, Mask
 
@@ -39,7 +39,7 @@ class _Attention:
             attention_mask,
             position=self._relpos_position,
             positions=positions,
-            q_start=key.shape[2] - query.shape[2],
+            q_start=first_query(attention_mask, query, key),
             dropout=self.attention_dropout.p if self.training else 0.0,
             scale=self.inv_norm_factor,
             weights=output_attentions,
