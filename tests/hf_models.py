@@ -172,15 +172,20 @@ FAMILIES = {
 }
 
 
-def inputs(family: Family, length: int = 21, rows: int = 2) -> dict:
-    """Token ids [rows, length]: row 0 is padded on the left, row 1 on the right and in between."""
+def inputs(family: Family, length: int = 21, rows: int = 2, mask: str = "padded") -> dict:
+    """Token ids [rows, length]: row 0 is padded on the left, row 1 on the right and in between.
+
+    mask: "padded" so, "ones" for nothing padded, or "none", left out.
+    """
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 53, (rows, length), generator=draw)
     seen = torch.ones_like(ids)
     seen[0, : length // 4] = 0
     seen[1:, length - length // 5 :] = 0
     seen[1:, 7] = 0
-    found = {"attention_mask": seen}
+    found = {"attention_mask": seen if mask == "padded" else torch.ones_like(ids)}
+    if mask == "none":
+        del found["attention_mask"]
     if family.prompt == "embeddings":
         found["inputs_embeds"] = torch.randn(rows, length, 32, generator=draw)
     else:
@@ -197,7 +202,7 @@ def outputs(family: Family, model: torch.nn.Module, given: dict) -> tuple[torch.
     model.zero_grad(set_to_none=True)
     caches = {} if family.kind == "encoder" else {"use_cache": False}
     out = model(**given, **caches)[0]
-    if family.kind == "decoder":
+    if family.kind == "decoder" and "attention_mask" in given:
         out = out * (given["attention_mask"].cumsum(1) > 0)[..., None]
     weights = torch.sin(torch.arange(out.numel()) * 0.37).view_as(out).to(dtype)
     (out * weights).sum().backward()

@@ -43,12 +43,14 @@ PATTERNS = {
     "window": masking_utils.sliding_window_causal_mask_function(3),
     "two-sided window": masking_utils.sliding_window_bidirectional_mask_function(2),
     "chunks": masking_utils.chunked_causal_mask_function(4, torch.tensor([0, 2])),
+    "chunks of 6": masking_utils.chunked_causal_mask_function(6, torch.tensor([0, 1])),
 }
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize(
-    ("queries", "keys", "start", "first"), [(9, 9, 0, 0), (3, 9, 6, 0), (1, 4, 7, 4)]
+    ("queries", "keys", "start", "first"),
+    [(9, 9, 0, 0), (3, 9, 6, 0), (1, 4, 7, 4), (1, 6, 7, 2), (3, 7, 9, 5)],
 )
 @pytest.mark.parametrize("padded", [False, True])
 def test_masks_are_those_of_transformers(pattern, queries, keys, start, first, padded):

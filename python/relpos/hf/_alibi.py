@@ -3,11 +3,16 @@
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import relpos
 from relpos.hf._adapter import Plan
-from relpos.hf._lazy import Bias
+from relpos.hf._lazy import Bias, Mask
+
+
+def first_query(mask: Mask | Tensor | None, query: Tensor, key: Tensor) -> int | Tensor:
+    """Position of query 0: a cache of a fixed size has room for keys after the last query."""
+    return mask.q_start if isinstance(mask, Mask) else key.shape[2] - query.shape[2]
 
 
 def alibi_plan(

@@ -127,7 +127,7 @@ def attend(
     """
     options: dict[str, Any] = {}
     if isinstance(mask, Mask):
-        mask.check(query, key)
+        key, value = mask.fit(query, key, value)
         options["key_range"] = mask.key_range
         options["key_padding_mask"] = mask.padding
         q_start = mask.q_start if q_start is None else q_start

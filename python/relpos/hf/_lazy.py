@@ -40,7 +40,8 @@ class Mask(NotATensor):
     """Which keys each query sees, without an Lq x Lk tensor.
 
     Query i stands at q_start + i, counted from the first key. key_range is (lo, hi), int64 [Lq] or
-    [B, Lq], or None for all keys; padding is bool [B, Lk], True = hidden, or None.
+    [B, Lq], or None for all keys; padding is bool [B, Lk], True = hidden, or None. newest: a cache
+    may hold more keys, of which the mask means the last.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Mask(NotATensor):
         q_start: int | Tensor,
         key_range: tuple[Tensor, Tensor] | None,
         padding: Tensor | None,
+        *,
+        newest: bool = False,
     ) -> None:
         super().__init__("its attention mask")
         self.q_length = q_length
@@ -57,6 +60,7 @@ class Mask(NotATensor):
         self.q_start = q_start
         self.key_range = key_range
         self.padding = padding
+        self.newest = newest
 
     ndim = 0  # models that edit a dense mask ask whether it has 4 axes
 
@@ -66,12 +70,19 @@ class Mask(NotATensor):
 
     contiguous = to
 
-    def check(self, query: Tensor, key: Tensor) -> None:
-        if query.shape[2] != self.q_length or key.shape[2] != self.kv_length:
-            raise ValueError(
-                f"relpos.hf: the mask was made for {self.q_length} queries and {self.kv_length} "
-                f"keys, and attention was called with {query.shape[2]} and {key.shape[2]}"
-            )
+    def fit(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The keys and values that the mask is about; raises where sizes do not fit."""
+        queries, keys = query.shape[2], key.shape[2]
+        every = self.key_range is None and self.padding is None
+        more = self.newest and keys > self.kv_length
+        if queries == self.q_length and (every or more or keys == self.kv_length):
+            if more:
+                key, value = key[:, :, -self.kv_length :], value[:, :, -self.kv_length :]
+            return key, value
+        raise ValueError(
+            f"relpos.hf: the mask was made for {self.q_length} queries and {self.kv_length} "
+            f"keys, and attention was called with {queries} and {keys}"
+        )
 
 
 class Bias(NotATensor):

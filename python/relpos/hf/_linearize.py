@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from relpos.hf import _adapter, _interface
@@ -37,9 +38,10 @@ def linearize(model: nn.Module) -> nn.Module:
     owned: dict[Any, list[nn.Module]] = {}
     for _, module, owner in attention_modules(model):
         owned.setdefault(owner, []).append(module)
-    for owner, modules in owned.items():
-        if owner is not None:
-            _fuse(owner, modules)
+    with torch.device("cpu"):  # a model of meta tensors is often made under another device
+        for owner, modules in owned.items():
+            if owner is not None:
+                _fuse(owner, modules)
     for part in model.modules():  # a head reads its own config when it generates
         if isinstance(part, PreTrainedModel):
             owners = [owner for _, _, owner in attention_modules(part)]

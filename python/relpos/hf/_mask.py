@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos.hf._lazy import Mask
+from relpos.hf._traced import bounds
 
 
 @dataclass
@@ -41,24 +42,21 @@ def mask_function(
     """
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
-    rules = _Rules()
-    if mask_function is None:
-        _narrow(rules, None, 0)
-    else:
-        _read(mask_function, rules)
+    rules = _rules(mask_function)
     q_start = q_offset - kv_offset
     padding = None
     if attention_mask is not None:
         padding = _padding(attention_mask, kv_length, kv_offset)
-    key_range = _key_range(rules, q_length, kv_length, q_start, device)
-    return Mask(q_length, kv_length, q_start, key_range, padding)
+    key_range = _key_range(rules, q_length, kv_length, q_start, kv_offset, device)
+    own_key = rules.left == 0 and rules.right == 0
+    return Mask(q_length, kv_length, q_start, key_range, padding, newest=own_key)
 
 
 def window_mask(
     length: int, reach: int, attention_mask: Tensor | None, device: torch.device | str
 ) -> Mask:
     """Keys within `reach` of the query on both sides, in one sequence of queries and keys."""
-    key_range = _key_range(_Rules(reach, reach), length, length, 0, device)
+    key_range = _key_range(_Rules(reach, reach), length, length, 0, 0, device)
     padding = None if attention_mask is None else _padding(attention_mask, length, 0)
     return Mask(length, length, 0, key_range, padding)
 
@@ -74,15 +72,22 @@ def _padding(attention_mask: Tensor, keys: int, first: int) -> Tensor | None:
 
 
 def _key_range(
-    rules: _Rules, queries: int, keys: int, start: int | Tensor, device: torch.device | str
+    rules: _Rules,
+    queries: int,
+    keys: int,
+    start: int | Tensor,
+    dropped: int,
+    device: torch.device | str,
 ) -> tuple[Tensor, Tensor] | None:
+    """Bounds counted from the first key held. Before it a cache has dropped `dropped` keys, from
+    the first of which chunks are counted."""
     if rules == _Rules():
         return None
     at = torch.arange(queries, dtype=torch.int64, device=device) + start
     lo = torch.zeros_like(at) if rules.left is None else at - rules.left
     hi = torch.full_like(at, keys) if rules.right is None else at + rules.right + 1
     for size, pads in rules.chunks:
-        first = pads[:, None].to(torch.int64)
+        first = pads[:, None].to(torch.int64) - dropped
         first = first + (at - first).div(size, rounding_mode="floor") * size
         lo, hi = torch.maximum(lo, first), torch.minimum(hi, first + size)
     for numbers in rules.packed:
@@ -90,6 +95,18 @@ def _key_range(
         lo = torch.maximum(lo, torch.searchsorted(numbers, numbers))
         hi = torch.minimum(hi, torch.searchsorted(numbers, numbers, right=True))
     return lo.clamp(0, keys), hi.clamp(0, keys)
+
+
+def _rules(function: Callable | None) -> _Rules:
+    if function is None:
+        return _Rules(right=0)
+    if torch.compiler.is_compiling():
+        found = bounds(function)
+        if found is not None:
+            return _Rules(found.left, found.right)
+    rules = _Rules()
+    _read(function, rules)
+    return rules
 
 
 def _read(function: Callable, rules: _Rules) -> None:

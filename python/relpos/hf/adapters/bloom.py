@@ -6,19 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._alibi import alibi_plan
+from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import attend
 from relpos.hf._lazy import Bias, Mask
 
 
 class _Attention:
-    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes."""
+    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes. Without a mask
+    the model makes a tensor of its own, which is not read: keys then count from the first."""
 
     def forward(
         self,
         hidden_states: Tensor,
         residual: Tensor,
-        alibi: Bias,
+        alibi: Bias | Tensor,
         attention_mask: Mask | Tensor,
         layer_past: Any = None,
         use_cache: bool = False,
@@ -28,7 +29,7 @@ class _Attention:
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if layer_past is not None:
             key, value = layer_past.update(key, value, self.layer_idx)
-        positions = alibi.positions
+        positions = alibi.positions if isinstance(alibi, Bias) else None
         if positions is not None:
             positions = (positions[0][:, -query.shape[2] :], positions[1])
         out = attend(
@@ -38,7 +39,7 @@ class _Attention:
             attention_mask,
             position=self._relpos_position,
             positions=positions,
-            q_start=key.shape[2] - query.shape[2],
+            q_start=first_query(attention_mask, query, key),
             dropout=self.attention_dropout.p if self.training else 0.0,
             scale=self.inv_norm_factor,
             weights=output_attentions,

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import attend, both_at
 from relpos.hf._lazy import Mask
-from relpos.hf.adapters.rotary import ROTATE, rotation_of
+from relpos.hf._rotation import ROTATE, gives
+from relpos.hf.adapters.rotary import rotation_of
 
 
 class _Attention:
@@ -35,7 +36,11 @@ class _Attention:
         bias = position = positions = None
         if alibi is not None:
             bias = alibi.view(query.shape[0], self.num_heads, 1, -1) * self.inv_norm_factor
-        elif layer_past is None and self._relpos_rotation is not None:
+        elif (
+            layer_past is None
+            and self._relpos_rotation is not None
+            and gives(self._relpos_rotation, position_ids, *position_embeddings)
+        ):
             position, positions = self._relpos_rotation, both_at(position_ids)
         else:
             base = type(self).__bases__[1]
@@ -66,7 +71,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         what = "ALiBi as the model rounds it, a number for each head and key"
         return Plan(what, _Attention, {"_relpos_rotation": None})
     try:
-        rotation = rotation_of(module, owner)
+        rotation, _ = rotation_of(module, owner)
     except Unfused as error:
         return Plan(f"attention alone: {error}", _Attention, {"_relpos_rotation": None})
     what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"

@@ -1,5 +1,6 @@
 """GPT-J: neighbouring dimensions rotate in pairs. As for Llama, a cache holds rotated keys."""
 
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import relpos
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import attend, both_at
 from relpos.hf._lazy import Mask
+from relpos.hf._rotation import gives
 
 
 class _Attention:
@@ -24,7 +26,7 @@ class _Attention:
         output_attentions: bool | None = False,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if layer_past is not None:  # comes back to _attn
+        if layer_past is not None or not self._relpos_rotates(position_ids):  # comes back to _attn
             return super().forward(hidden_states, layer_past, attention_mask, position_ids)
         heads = (self.num_attention_heads, self.head_dim)
         query, key, value = (
@@ -45,6 +47,10 @@ class _Attention:
         out, weights = out if output_attentions else (out, None)
         return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), weights
 
+    def _relpos_rotates(self, position_ids: Tensor) -> bool:
+        sin, cos = self.embed_positions[position_ids].chunk(2, dim=-1)
+        return gives(self._relpos_rotation, position_ids, cos, sin)
+
     def _attn(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
     ) -> tuple[Tensor, None]:
@@ -59,10 +65,13 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     rotation = relpos.RoPE(
         module.head_dim, layout="interleaved", rotary_dim=module.rotary_dim, angle="float32"
     )
-    length = min(64, module.embed_positions.shape[0])
-    sin, cos = module.embed_positions[:length].chunk(2, dim=-1)
-    ours = [table[:, ::2] for table in rotation.tables(length, dtype=torch.float32)]
-    if not all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, (cos, sin), strict=True)):
+    table = module.embed_positions
+    length = min(64, table.shape[0])
+    if table.is_meta:  # its numbers are still to come
+        own = sys.modules[type(module).__module__]
+        table = own.create_sinusoidal_positions(length, module.rotary_dim)
+    sin, cos = table[None, :length].chunk(2, dim=-1)
+    if not gives(rotation, torch.arange(length)[None], cos, sin):
         raise Unfused("its angles are not those of relpos.RoPE", attention=False)
     what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
     return Plan(what, _Attention, {"_relpos_rotation": rotation})

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._alibi import alibi_plan
+from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import attend
 from relpos.hf._lazy import Bias, Mask
 
@@ -34,7 +34,7 @@ class _Attention:
             value,
             attention_mask,
             position=self._relpos_position,
-            q_start=key.shape[2] - query.shape[2],
+            q_start=first_query(attention_mask, query, key),
             dropout=self.attn_dropout_p if self.training else 0.0,
             scale=self.softmax_scale,
         )

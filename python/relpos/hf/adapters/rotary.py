@@ -4,7 +4,6 @@ Without a cache the rotation runs inside the kernel. With one, keys are stored r
 cache of transformers expects, so that a step of decoding rotates one key and not all of them.
 """
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,58 +15,46 @@ from relpos._position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
-
-ROTATE = "apply_rotary_pos_emb"
+from relpos.hf._rotation import gives, prove, unrotated
 
 
 class _FusedRotation:
-    """The class's own forward, with the rotation left to the kernel where there is no cache."""
+    """The class's own forward, with the rotation left to the kernel where there is no cache and
+    the tables that the model hands over are those of the rotation."""
 
     @staticmethod
     def _relpos_methods(base: type) -> dict[str, Callable]:
-        own = base.forward
-        unrotated = types.FunctionType(
-            own.__code__,
-            {**own.__globals__, ROTATE: _leave},
-            own.__name__,
-            own.__defaults__,
-            own.__closure__,
-        )
-        unrotated.__kwdefaults__ = own.__kwdefaults__
-        return {"_relpos_unrotated": unrotated}
+        return {"_relpos_unrotated": unrotated(base.forward)}
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         cached = any(kwargs.get(name) is not None for name in ("past_key_values", "layer_past"))
-        positions = kwargs.get("position_ids")
+        positions, tables = kwargs.get("position_ids"), kwargs.get("position_embeddings")
+        rotation = self._relpos_rotation
         if (
             args
             or cached
             or positions is None
+            or tables is None
             or not isinstance(kwargs.get("attention_mask"), Mask)
             or self.config._attn_implementation != NAME
+            or not gives(rotation, positions, *tables)
         ):
             return super().forward(hidden_states, *args, **kwargs)
-        rotation = self._relpos_rotation
         return self._relpos_unrotated(hidden_states, relpos_rotation=rotation, **kwargs)
-
-
-def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-    return query, key
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     if getattr(module, "attn_logit_softcapping", None) is not None:
         raise Unfused("a softcap on the scores, which relpos does not have", attention=False)
-    own = type(module).forward
-    if hasattr(own, "__wrapped__") or ROTATE not in own.__code__.co_names:
-        raise Unfused(f"its forward does not call {ROTATE}: the model rotates", attention=True)
-    rotation = rotation_of(module, owner)
+    rotation, rotate = rotation_of(module, owner)
+    prove(module, rotation, rotate)
     what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
     return Plan(what, _FusedRotation, {"_relpos_rotation": rotation})
 
 
-def rotation_of(module: nn.Module, owner: nn.Module) -> SchemePosition:
-    """The relpos.RoPE that gives the model's own cosines and sines; Unfused where none does."""
+def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Callable]:
+    """The relpos.RoPE that gives the model's own cosines and sines, and what computes these from
+    position_ids; Unfused where none does."""
     rotary = getattr(owner, "rotary_emb", None)
     parameters = getattr(owner.config, "rope_parameters", None)
     if rotary is None or not parameters:
@@ -81,9 +68,15 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> SchemePosition:
         raise Unfused(
             f"rope_type {kind!r} is not in relpos.RoPE: the model rotates", attention=True
         )
+    if any(buffer.is_meta for buffer in rotary.buffers()):  # its numbers are still to come
+        rotary = type(rotary)(rotary.config)
+
+    def rotate(position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            return rotary(torch.zeros(1, 1, 1), position_ids, *of_layer)
+
     position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
-    with torch.no_grad():
-        cos, sin = (table[0] for table in rotary(torch.zeros(1, 1, 1), position_ids, *of_layer))
+    cos, sin = rotate(position_ids)
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
     rotation = relpos.RoPE(
         head_dim,
@@ -92,10 +85,9 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> SchemePosition:
         rotary_dim=cos.shape[-1],
         angle="float32",
     )
-    ours = [torch.cat(t) for t in zip(rotation.tables(4), rotation.tables(4, 1000), strict=True)]
-    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(ours, (cos, sin), strict=True)):
+    if not gives(rotation, position_ids, cos, sin):
         raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
-    return rotation
+    return rotation, rotate
 
 
 ADAPTERS = [

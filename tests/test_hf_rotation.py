@@ -1,0 +1,224 @@
+"""relpos.hf rotates as the model does, or lets it: other layouts, edited modules, meta models."""
+
+import copy
+import sys
+import textwrap
+
+import pytest
+import relpos
+import torch
+import transformers
+from hf_models import FAMILIES, inputs, outputs
+from relpos.hf import adapters
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROTARY = [name for name, family in FAMILIES.items() if "Mistral" in name or "Qwen3" in name]
+ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rotary"]
+
+
+def same(ours, theirs):
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+
+
+def compare(family, ours, theirs):
+    given = inputs(family)
+    (a, gradients), (b, expected) = (outputs(family, m, given) for m in (ours, theirs))
+    same(a, b)
+    assert gradients.keys() == expected.keys()
+
+
+def random_model(kind, **options):
+    torch.manual_seed(0)
+    options = {**FAMILIES["Llama"].options, **options}
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+@pytest.fixture
+def claimed(tmp_path, monkeypatch):
+    """The adapter of Llama's kin claims further classes, by name alone."""
+
+    def claim(*classes):
+        text = f"""
+            from relpos.hf._adapter import Adapter
+            from relpos.hf.adapters.rotary import _plan
+
+            ADAPTERS = [Adapter({classes!r}, _plan)]
+            """
+        (tmp_path / "claimed_classes.py").write_text(textwrap.dedent(text))
+        monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
+        sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
+
+    yield claim
+    sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
+
+
+# Neighbouring pairs (GLM, Ernie, Helium), the other direction and a norm after it (NanoChat).
+OTHER_ROTATIONS = {
+    "Glm": {"pad_token_id": 0},
+    "Ernie4_5": {},
+    "Helium": {},
+    "NanoChat": {},
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_ROTATIONS)
+def test_a_class_that_rotates_in_another_way_is_not_fused(kind, claimed):
+    claimed(f"{kind}Attention")
+    model = random_model(kind, **OTHER_ROTATIONS[kind])
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    compare(FAMILIES["Llama"], fused, model)
+    for layer in relpos.hf.report(fused).layers:
+        assert layer.state == "attention"
+        assert "differs by" in layer.why, layer.why
+
+
+@pytest.mark.parametrize("kind", ["Olmo", "Cohere2", "SmolLM3"])
+def test_what_a_name_brings_along_is_the_module_s_choice(kind, claimed):
+    """Olmo rotates halves, Cohere neighbours, SmolLM3 in some layers only."""
+    claimed(f"{kind}Attention")
+    options = {"no_rope_layers": [1, 0], "sliding_window": 6} if kind == "SmolLM3" else {}
+    model = random_model(kind, **options)
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    compare(FAMILIES["Llama"], fused, model)
+    states = [layer.state for layer in relpos.hf.report(fused).layers]
+    expected = {"Olmo": ["fused"] * 2, "Cohere2": ["attention"] * 2}
+    assert states == expected.get(kind, ["fused", "attention"])
+
+
+def test_a_layer_that_is_changed_after_its_rotation_is_not_fused(monkeypatch):
+    """Numbers decide, not names: the same class with a norm between rotation and product."""
+    own = transformers.models.llama.modeling_llama
+    rotate = own.apply_rotary_pos_emb
+
+    def rotate_and_weigh(*args, **kwargs):
+        query, key = rotate(*args, **kwargs)
+        return query * torch.linspace(0.5, 1.5, query.shape[-1]), key
+
+    monkeypatch.setattr(own, "apply_rotary_pos_emb", rotate_and_weigh)
+    model = FAMILIES["Llama"].make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    assert {layer.state for layer in relpos.hf.report(fused).layers} == {"attention"}
+    compare(FAMILIES["Llama"], fused, model)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "GPT-NeoX"])
+def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
+    family = FAMILIES[name]
+    fused = relpos.hf.linearize(family.make())
+    own = sys.modules[type(fused).__module__]
+    expected, _ = outputs(family, fused, inputs(family))
+    monkeypatch.delattr(own, "apply_rotary_pos_emb")
+    assert torch.equal(outputs(family, fused, inputs(family))[0], expected)
+
+
+def edited(model, how):
+    """Changes the rotation of a model as a user may, after it was linearized."""
+    base = model.base_model
+    with torch.no_grad():
+        if hasattr(base, "rotary_emb"):
+            rotary = base.rotary_emb
+            names = [name for name, _ in rotary.named_buffers() if name.endswith("inv_freq")]
+            if how == "replaced":
+                base.rotary_emb = rotary = copy.deepcopy(rotary)
+            for name in names:
+                if how == "data":
+                    getattr(rotary, name).data.mul_(0.5)
+                else:
+                    getattr(rotary, name).mul_(0.5)
+        else:
+            for layer in base.h:
+                table = layer.attn.embed_positions
+                table = table.clone() if how == "replaced" else table
+                (table.data if how == "data" else table).copy_(table.roll(1, 0))
+                layer.attn.embed_positions = table
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "replaced"])
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_rotation_edited_after_linearize(name, how):
+    family = FAMILIES[name]
+    model = family.make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    before, _ = outputs(family, fused, inputs(family))
+    for each in (model, fused):
+        edited(each, how)
+    compare(family, fused, model)
+    assert (outputs(family, fused, inputs(family))[0] - before).abs().max() > 1e-2
+
+
+def test_a_factor_on_the_tables_reaches_the_scores():
+    """attention_scaling, and tables that a hook gives."""
+    family = FAMILIES["Llama"]
+    model = family.make()
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    for each in (model, fused):
+        each.model.rotary_emb.attention_scaling = 1.3
+    compare(family, fused, model)
+    for each in (model, fused):
+        each.model.rotary_emb.attention_scaling = 1.0
+        each.model.rotary_emb.register_forward_hook(lambda m, a, out: (out[0], -out[1]))
+    compare(family, fused, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_models_rotate_in_the_kernel(dtype, monkeypatch):
+    """Tables rounded to 16 bits are still those of the rotation."""
+    fused = relpos.hf.linearize(FAMILIES["Llama"].make()).to(dtype)
+    own = sys.modules[type(fused).__module__]
+    monkeypatch.delattr(own, "apply_rotary_pos_emb")
+    with torch.inference_mode():
+        assert fused(torch.arange(3, 40)[None], use_cache=False).logits.isfinite().all()
+
+
+def on_meta(family):
+    name = family.config or family.model.split("For")[0].removesuffix("Model") + "Config"
+    with torch.device("meta"):
+        return getattr(transformers, family.model)(getattr(transformers, name)(**family.options))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_meta_tensors(name, inside):
+    family = FAMILIES[name]
+    model, fused = family.make(), on_meta(family).eval()
+    if inside:
+        with torch.device("meta"):
+            relpos.hf.linearize(fused)
+    else:
+        relpos.hf.linearize(fused)
+    assert {layer.state for layer in relpos.hf.report(fused).layers} == {"fused"}
+    assert all(parameter.is_meta for parameter in fused.parameters())
+    fused.to_empty(device="cpu")
+    fused.load_state_dict(model.state_dict())
+    for (_, mine), (_, theirs) in zip(fused.named_buffers(), model.named_buffers(), strict=True):
+        mine.copy_(theirs)
+    given = inputs(family)
+    for part in fused.modules():  # what is no parameter and no buffer was made on meta, too
+        for key, value in vars(part).items():
+            assert not (isinstance(value, torch.Tensor) and value.is_meta), key
+    ours, theirs = (outputs(family, each, given)[0] for each in (fused, model))
+    same(ours, theirs)
+
+
+def test_a_trial_leaves_the_module_as_it_is():
+    model = FAMILIES["Llama"].make().train()
+    model.model.layers[0].self_attn.q_proj.eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [part.training for part in model.modules()]
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    relpos.hf.linearize(model)
+    assert torch.equal(torch.rand(3), drawn)
+    assert [part.training for part in model.modules()] == modes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
