@@ -11,7 +11,19 @@
 namespace relpos::io {
 namespace {
 
-constexpr int kMostNames = 1000;
+namespace fs = std::filesystem;
+
+constexpr int kMostNames = 1000, kMostLinks = 40;
+
+// What `path` leads to, which need not exist; "" for links that lead in a circle.
+std::string followed(fs::path path) {
+  for (int n = 0; n < kMostLinks; ++n) {
+    std::error_code code;
+    if (!fs::is_symlink(path, code)) return path.string();
+    path = path.parent_path() / fs::read_symlink(path, code);
+  }
+  return "";
+}
 
 // Calls make(name) with names beside `target` until one does not exist yet.
 template <typename Make>
@@ -28,11 +40,9 @@ std::string fresh_name(const std::string& target, Make make) {
 }  // namespace
 
 OutputFile::OutputFile(const std::string& path) : Sink(path, -1), target_(path) {
-  namespace fs = std::filesystem;
-  std::error_code code;
-  if (fs::is_symlink(path, code)) target_ = fs::weakly_canonical(path, code).string();
+  target_ = followed(path);
   if (target_.empty()) {
-    errno = code.value();
+    errno = ELOOP;
     fail("follow the link");
   }
   const std::string folder = fs::path(target_).parent_path().string();
@@ -80,8 +90,8 @@ OutputFile::~OutputFile() {
 
 bool OutputFile::same_file(const OutputFile& other) const {
   if (exists_ && other.exists_ && replaced_ == other.replaced_) return true;
-  return folder_ == other.folder_ && std::filesystem::path(target_).filename() ==
-                                         std::filesystem::path(other.target_).filename();
+  return folder_ == other.folder_ &&
+         fs::path(target_).filename() == fs::path(other.target_).filename();
 }
 
 void OutputFile::finish() {
