@@ -302,14 +302,14 @@ int attend(const AttendArguments& a) {
               "--backward and --grads go together: the gradient of the output, and a folder");
   check_streams(a);
   Inputs in(a);
+  Results results;
+  const double seconds = compute(a, in, results);
+  results.write();
   const std::string missing = in.parameters.missing_text();
   const std::string drawn = a.json ? "" : in.parameters.drawn_text(a.seed);
   for (const std::string& text : {missing, drawn}) {
     if (!text.empty() && !a.quiet) note("relpos attend: " + text);
   }
-  Results results;
-  const double seconds = compute(a, in, results);
-  results.write();
   if (a.json) {
     const Json report = report_json(a, in, results, seconds);
     results.uses_stdout() ? note(json_text(report)) : print_json(report);

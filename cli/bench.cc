@@ -203,7 +203,15 @@ Row measure(const BenchCase& about, const BenchSetup& setup) {
   return row;
 }
 
+void check_numbers(const BenchArguments& a) {
+  for (const double number : {a.budget.seconds, a.budget.patience, a.best_look}) {
+    check_value(std::isfinite(number), "--seconds, --patience: expected a finite number, got ",
+                number);
+  }
+}
+
 int bench(const BenchArguments& a) {
+  check_numbers(a);
   if (!a.target.empty()) ::setenv("RELPOS_TARGET", a.target.c_str(), 1);
   if (a.memory_probe > 0) {
     const MemoryProbe probe = probe_memory(a.memory_probe, a.threads);
