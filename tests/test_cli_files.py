@@ -234,8 +234,9 @@ def test_one_stream_has_one_use(tmp_path, words, part):
     assert part in refusal(*inputs(tmp_path), *words, cwd=tmp_path)
 
 
-def test_bench_writes_its_report_alone_to_standard_output():
-    json.loads(output("bench", "--machine", "--threads", 1, "--json", "-", "--quiet"))
+def test_bench_writes_its_report_alone_to_standard_output(tmp_path):
+    words = ["--machine", "--threads", 1, "--json", "-", "--quiet"]
+    json.loads(output("bench", *words, cwd=tmp_path))
 
 
 # ---- parameters
