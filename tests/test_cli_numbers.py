@@ -18,9 +18,11 @@ def test_numbers_of_heads_and_dims(words, number):
 
 
 @pytest.mark.parametrize("number", HUGE)
-@pytest.mark.parametrize("flag", ["--query", "--key", "--q-offset"])
-def test_sizes_of_what_is_shown(flag, number):
-    refusal("show", "t5", f"{flag}={number}", "--what", "steps", seconds=10)
+def test_sizes_of_what_is_shown(number):
+    for flag in ("--query", "--key"):
+        refusal("show", "t5", f"{flag}={number}", "--what", "steps", seconds=10)
+    far = call("show", "t5", f"--q-offset={number}", "--what", "steps", seconds=10)
+    assert far.returncode in (0, 2), far.stderr
 
 
 @pytest.mark.parametrize("number", [-(2**63), -1, *HUGE])
