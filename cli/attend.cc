@@ -2,6 +2,7 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <deque>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -14,8 +15,10 @@
 #include "common.h"
 #include "files.h"
 #include "help.h"
+#include "outputs.h"
 #include "parameters.h"
 #include "relpos/attention.h"
+#include "signals.h"
 
 namespace relpos::cli {
 namespace {
@@ -53,14 +56,20 @@ TensorView with_rank(const TensorView& view, int rank) {
   return result;
 }
 
-Tensor read_heads(const std::string& path, const char* name) {
-  Tensor tensor = read_tensor(path);
-  const int rank = tensor.view().rank;
-  check_value(rank >= 2 && rank <= 4, name, ": ", path,
-              ": expected rank 4 [B, H, L, D] (or 3, or 2), got shape ",
-              tensor.view().shape_text());
-  return tensor;
-}
+// An input with heads: as it was read, and with rank 4.
+struct Heads {
+  Tensor tensor;
+  TensorView view;
+
+  Heads() = default;
+  Heads(const std::string& path, const char* name) : tensor(read_tensor(path)) {
+    const int rank = tensor.view().rank;
+    check_value(rank >= 2 && rank <= 4, name, ": ", path,
+                ": expected rank 4 [B, H, L, D] (or 3, or 2), got shape ",
+                tensor.view().shape_text());
+    view = with_rank(tensor.view(), 4);
+  }
+};
 
 // `shape` without the leading axes that an input of rank `rank` did not have.
 std::vector<int64_t> trimmed(const std::vector<int64_t>& shape, int rank) {
@@ -68,7 +77,7 @@ std::vector<int64_t> trimmed(const std::vector<int64_t>& shape, int rank) {
 }
 
 Offset read_offset(const std::string& text, const char* flag, Tensor& rows) {
-  if (!has_extension(text, ".npy")) return parse_int(text, flag);
+  if (!is_npy(text)) return parse_int(text, flag);
   rows = read_tensor(text);
   return Offset(rows.view());
 }
@@ -108,7 +117,6 @@ Options make_call_options(const AttendArguments& a, OptionTensors& tensors) {
   read_into(a.k_positions, tensors.k_positions, options.k_positions);
   read_into(a.key_lo, tensors.key_lo, options.key_lo);
   read_into(a.key_hi, tensors.key_hi, options.key_hi);
-  options.cancel = &cancel_on_interrupt();
   return options;
 }
 
@@ -122,105 +130,191 @@ std::string gradient_path(const std::string& folder, const std::string& name, DT
          (dtype == DType::kBFloat16 ? ".safetensors" : ".npy");
 }
 
-// What attend writes besides out and lse: one tensor for each input that has a gradient.
-struct GradientFiles {
-  Gradients views;
-  std::vector<std::pair<std::string, Tensor>> tensors;
-
-  TensorView add(const std::string& name, const TensorView& of) {
-    return tensors.emplace_back(name, Tensor(of.dtype, of.dims())).second.view();
+void check_streams(const AttendArguments& a) {
+  const std::array<std::pair<const char*, const std::string*>, 13> inputs{
+      {{"--query", &a.query},
+       {"--key", &a.key},
+       {"--value", &a.value},
+       {"--params", &a.params},
+       {"--backward", &a.backward},
+       {"--mask", &a.mask},
+       {"--key-padding-mask", &a.padding},
+       {"--q-offset", &a.q_offset},
+       {"--k-offset", &a.k_offset},
+       {"--q-positions", &a.q_positions},
+       {"--k-positions", &a.k_positions},
+       {"--key-lo", &a.key_lo},
+       {"--key-hi", &a.key_hi}}};
+  const char* first = nullptr;
+  for (const auto& [flag, path] : inputs) {
+    if (*path != "-") continue;
+    check_value(first == nullptr, flag, ": standard input is ", first ? first : "",
+                " already: give one of both a file");
+    first = flag;
   }
+  check_value(a.grads != "-", "--grads: expected a folder, got -");
+}
+
+// The tensors that the command writes.
+class Results {
+ public:
+  TensorView add(const std::string& name, const std::string& path, DType dtype,
+                 const std::vector<int64_t>& shape) {
+    io::Sink& sink = outputs_.add_tensor(path, dtype);
+    return results_.emplace_back(Result{name, path, Tensor(dtype, shape), &sink}).tensor.view();
+  }
+  TensorView add_gradient(const std::string& folder, const std::string& name,
+                          const TensorView& of) {
+    const std::string path = gradient_path(folder, name, of.dtype);
+    gradients_[name] = path;
+    return add(name, path, of.dtype, of.dims());
+  }
+  void add_folder(const std::string& path) { outputs_.add_folder(path); }
+  void write() {
+    for (const Result& result : results_) {
+      write_tensor(*result.sink, result.path, result.tensor.view());
+    }
+    outputs_.commit();
+  }
+  const Json& gradients() const noexcept { return gradients_; }
+  bool uses_stdout() const noexcept { return outputs_.uses_stdout(); }
+
+ private:
+  struct Result {
+    std::string name, path;
+    Tensor tensor;
+    io::Sink* sink;
+  };
+  Outputs outputs_;
+  std::deque<Result> results_;
+  Json gradients_ = Json::object();
 };
+
+// What one call of attend reads.
+struct Inputs {
+  explicit Inputs(const AttendArguments& a)
+      : options(make_call_options(a, tensors)),
+        query(a.query, "query"),
+        key(a.key, "key"),
+        value(a.value, "value"),
+        position(make_position(a.position, query.view)),
+        parameters(position, a.params, a.seed, lse_dtype()) {
+    if (!a.backward.empty()) dout = Heads(a.backward, "backward");
+  }
+
+  DType dtype() const { return query.view.dtype; }
+  DType lse_dtype() const { return dtype() == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+  std::string position_name() const {
+    return position.parts.empty() ? "none" : position_text(position);
+  }
+
+  OptionTensors tensors;
+  Options options;
+  Heads query, key, value, dout;
+  Position position;
+  Parameters parameters;
+};
+
+Gradients add_gradients(const AttendArguments& a, const Inputs& in, Results& results) {
+  Gradients views;
+  const auto add = [&](const std::string& name, const TensorView& of) {
+    return results.add_gradient(a.grads, name, of);
+  };
+  views.query = with_rank(add("dq", in.query.tensor.view()), 4);
+  views.key = with_rank(add("dk", in.key.tensor.view()), 4);
+  views.value = with_rank(add("dv", in.value.tensor.view()), 4);
+  const TensorView& mask = in.options.attn_mask;
+  if (mask.given() && is_floating(mask.dtype)) views.attn_mask = add("dmask", mask);
+  for (const Part& part : in.position.parts) views.parameters.emplace_back(part.parameters.size());
+  for (const Parameter& item : in.parameters.items()) {
+    if (!item.spec.trainable) continue;
+    views.parameters[item.part][item.index] = add(item.name, item.tensor.view());
+  }
+  return views;
+}
+
+// Fills the results; returns the seconds that it took.
+double compute(const AttendArguments& a, Inputs& in, Results& results) {
+  in.options.cancel = &cancel_on_interrupt();
+  if (!a.grads.empty()) results.add_folder(a.grads);
+  const TensorView &query = in.query.view, &value = in.value.view;
+  const int rank = in.query.tensor.view().rank;
+  const std::vector<int64_t> rows{query.shape[0], query.shape[1], query.shape[2]};
+  std::vector<int64_t> shape = rows;
+  shape.push_back(value.shape[3]);
+  const TensorView out = with_rank(results.add("out", a.out, in.dtype(), trimmed(shape, rank)), 4);
+  Tensor unwritten;
+  TensorView lse;
+  if (a.lse.empty()) {
+    unwritten = Tensor(in.lse_dtype(), rows);
+    lse = unwritten.view();
+  } else {
+    lse = with_rank(results.add("lse", a.lse, in.lse_dtype(), trimmed(rows, rank)), 3);
+  }
+  Gradients gradients;
+  if (!a.grads.empty()) gradients = add_gradients(a, in, results);
+
+  const auto start = std::chrono::steady_clock::now();
+  attention(query, in.key.view, value, in.position, in.options, out, lse);
+  if (!a.grads.empty()) {
+    attention_backward(query, in.key.view, value, out, lse, in.dout.view, {}, in.position,
+                       in.options, gradients);
+  }
+  throw_if_interrupted();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+Json report_json(const AttendArguments& a, const Inputs& in, const Results& results,
+                 double seconds) {
+  Json parameters = Json::array();
+  for (const Parameter& item : in.parameters.items()) {
+    parameters.push_back({{"name", item.name},
+                          {"shape", item.spec.shape},
+                          {"dtype", dtype_name(item.tensor.view().dtype)},
+                          {"trainable", item.spec.trainable},
+                          {"from", item.from_file ? "file" : "init"}});
+  }
+  return {{"position", in.position_name()},
+          {"query", in.query.view.dims()},
+          {"key", in.key.view.dims()},
+          {"value", in.value.view.dims()},
+          {"dtype", dtype_name(in.dtype())},
+          {"path", a.path},
+          {"seconds", seconds},
+          {"out", a.out},
+          {"lse", a.lse.empty() ? Json(nullptr) : Json(a.lse)},
+          {"gradients", results.gradients()},
+          {"parameters", parameters},
+          {"drawn_at_random", in.parameters.drawn_at_random()}};
+}
+
+std::string report_text(const AttendArguments& a, const Inputs& in, double seconds) {
+  std::array<char, 64> time{};
+  std::snprintf(time.data(), time.size(), "%.1f ms", seconds * 1e3);
+  return "attend: query " + in.query.view.shape_text() + ", key " + in.key.view.shape_text() +
+         ", value " + in.value.view.shape_text() + ", " + dtype_name(in.dtype()) + ", position " +
+         in.position_name() + ", " + (a.backward.empty() ? "forward " : "forward and backward ") +
+         time.data() + ", path " + a.path + ", wrote " + (a.out == "-" ? "standard output" : a.out);
+}
 
 int attend(const AttendArguments& a) {
   check_value(a.backward.empty() == a.grads.empty(),
               "--backward and --grads go together: the gradient of the output, and a folder");
-  OptionTensors tensors;
-  const Options options = make_call_options(a, tensors);
-  const Tensor q = read_heads(a.query, "query"), k = read_heads(a.key, "key"),
-               v = read_heads(a.value, "value");
-  const TensorView query = with_rank(q.view(), 4), key = with_rank(k.view(), 4),
-                   value = with_rank(v.view(), 4);
-  const DType dtype = query.dtype;
-  const DType lse_dtype = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  check_writable(a.out, dtype);
-  if (!a.lse.empty()) check_writable(a.lse, lse_dtype);
-  Position position = make_position(a.position, query);
-  const Parameters parameters(position, a.params, a.seed, lse_dtype);
-  if (!parameters.missing_text().empty() && !a.quiet)
-    note("relpos attend: " + parameters.missing_text());
-
-  const std::vector<int64_t> shape{query.shape[0], query.shape[1], query.shape[2], value.shape[3]};
-  const Tensor out(dtype, shape), lse(lse_dtype, {shape[0], shape[1], shape[2]});
-  const Tensor dout = a.backward.empty() ? Tensor() : read_heads(a.backward, "backward");
-  throw_if_interrupted();
-  const auto start = std::chrono::steady_clock::now();
-  attention(query, key, value, position, options, out.view(), lse.view());
-
-  GradientFiles gradients;
-  gradients.tensors.reserve(4 + parameters.items().size());
-  if (!a.backward.empty()) {
-    Gradients& views = gradients.views;
-    views.query = with_rank(gradients.add("dq", q.view()), 4);
-    views.key = with_rank(gradients.add("dk", k.view()), 4);
-    views.value = with_rank(gradients.add("dv", v.view()), 4);
-    if (options.attn_mask.given() && is_floating(options.attn_mask.dtype)) {
-      views.attn_mask = gradients.add("dmask", options.attn_mask);
-    }
-    for (const Part& part : position.parts) views.parameters.emplace_back(part.parameters.size());
-    for (const Parameter& item : parameters.items()) {
-      if (!item.spec.trainable) continue;
-      views.parameters[item.part][item.index] = gradients.add(item.name, item.tensor.view());
-    }
-    attention_backward(query, key, value, out.view(), lse.view(), with_rank(dout.view(), 4), {},
-                       position, options, views);
+  check_streams(a);
+  Inputs in(a);
+  Results results;
+  const double seconds = compute(a, in, results);
+  results.write();
+  const std::string missing = in.parameters.missing_text();
+  const std::string drawn = a.json ? "" : in.parameters.drawn_text(a.seed);
+  for (const std::string& text : {missing, drawn}) {
+    if (!text.empty() && !a.quiet) note("relpos attend: " + text);
   }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  throw_if_interrupted();
-
-  write_tensor(a.out, TensorView(out.view().data, dtype, trimmed(shape, q.view().rank)));
-  if (!a.lse.empty()) {
-    const std::vector<int64_t> rows(shape.begin(), shape.end() - 1);
-    write_tensor(a.lse, TensorView(lse.view().data, lse_dtype, trimmed(rows, q.view().rank)));
-  }
-  Json written = Json::object();
-  if (!a.grads.empty()) std::filesystem::create_directories(a.grads);
-  for (const auto& [name, tensor] : gradients.tensors) {
-    const std::string path = gradient_path(a.grads, name, tensor.view().dtype);
-    write_tensor(path, tensor.view());
-    written[name] = path;
-  }
-
-  const std::string text = position.parts.empty() ? "none" : position_text(position);
   if (a.json) {
-    Json drawn = Json::array();
-    for (const Parameter& item : parameters.items()) {
-      drawn.push_back({{"name", item.name},
-                       {"shape", item.spec.shape},
-                       {"dtype", dtype_name(item.tensor.view().dtype)},
-                       {"trainable", item.spec.trainable},
-                       {"from", item.from_file ? "file" : "init"}});
-    }
-    Json result = {{"position", text},
-                   {"query", query.dims()},
-                   {"key", key.dims()},
-                   {"value", value.dims()},
-                   {"dtype", dtype_name(dtype)},
-                   {"path", a.path},
-                   {"seconds", seconds},
-                   {"out", a.out},
-                   {"lse", a.lse.empty() ? Json(nullptr) : Json(a.lse)},
-                   {"gradients", written},
-                   {"parameters", drawn}};
-    print_json(result);
+    const Json report = report_json(a, in, results, seconds);
+    results.uses_stdout() ? note(json_text(report)) : print_json(report);
   } else if (!a.quiet) {
-    std::array<char, 64> time{};
-    std::snprintf(time.data(), time.size(), "%.1f ms", seconds * 1e3);
-    note("attend: query " + query.shape_text() + ", key " + key.shape_text() + ", value " +
-         value.shape_text() + ", " + dtype_name(dtype) + ", position " + text + ", " +
-         (a.backward.empty() ? "forward " : "forward and backward ") + time.data() + ", path " +
-         a.path + ", wrote " + a.out);
+    note(report_text(a, in, seconds));
   }
   return kOk;
 }
@@ -237,10 +331,13 @@ void add_attend(CLI::App& tool, Run& run) {
       "  relpos attend --query q.npy --key k.npy --value v.npy --position "
       "'alibi(slopes=geometric)' "
       "\\\n    --causal --q-offset 96 --out o.npy --lse l.npy --backward dout.npy --grads grads\n\n"
-      "Arrays are [B, H, L, D], [H, L, D] or [L, D], in .npy or .safetensors. heads and head_dim "
-      "of\n"
-      "the schemes come from the query. Parameters go by their dotted names, PART.name where two\n"
-      "parts share one; gradients are written as dq, dk, dv and by those names.");
+      "Arrays are [B, H, L, D], [H, L, D] or [L, D], in .npy or .safetensors; - is .npy on "
+      "standard\n"
+      "input or output. heads and head_dim of the schemes come from the query. Parameters go by\n"
+      "their dotted names, PART.name where two parts share one; --params takes parts.PART.name, "
+      "too.\n"
+      "Gradients are written as dq, dk, dv and by those names. Files are replaced together, or "
+      "none.");
   auto arguments = std::make_shared<AttendArguments>();
   AttendArguments& a = *arguments;
   app->add_option("--query", a.query, "[B, H, Lq, D]")->type_name("FILE")->required();
@@ -272,7 +369,7 @@ void add_attend(CLI::App& tool, Run& run) {
   app->add_option("--threads", a.threads, "[the runtime's default]");
   add_choice(*app, "--path", a.path, {"auto", "fused", "reference"}, "which implementation [auto]");
   app->add_flag("--quiet", a.quiet, "no summary on stderr");
-  app->add_flag("--json", a.json, "the summary as JSON on stdout");
+  app->add_flag("--json", a.json, "the summary as JSON on stdout (stderr beside --out -)");
   app->callback([&run, arguments] { run = [arguments] { return attend(*arguments); }; });
 }
 

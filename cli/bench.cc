@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,6 +14,7 @@
 #include "bench_machine.h"
 #include "commands.h"
 #include "common.h"
+#include "outputs.h"
 #include "relpos/attention.h"
 #include "relpos/error.h"
 #include "relpos/version.h"
@@ -203,7 +203,15 @@ Row measure(const BenchCase& about, const BenchSetup& setup) {
   return row;
 }
 
+void check_numbers(const BenchArguments& a) {
+  for (const double number : {a.budget.seconds, a.budget.patience, a.best_look}) {
+    check_value(std::isfinite(number), "--seconds, --patience: expected a finite number, got ",
+                number);
+  }
+}
+
 int bench(const BenchArguments& a) {
+  check_numbers(a);
   if (!a.target.empty()) ::setenv("RELPOS_TARGET", a.target.c_str(), 1);
   if (a.memory_probe > 0) {
     const MemoryProbe probe = probe_memory(a.memory_probe, a.threads);
@@ -215,9 +223,8 @@ int bench(const BenchArguments& a) {
   std::vector<const BenchCase*> chosen;
   if (!a.machine) chosen = chosen_cases(a.only);
   if (a.list) return list_cases(chosen, a.wants_json);
-  if (!a.json.empty() && !std::ofstream(a.json, std::ios::app)) {  // known before minutes pass
-    throw_error(ErrorKind::kIo, a.json, ": cannot write");
-  }
+  Outputs outputs;
+  io::Sink* file = a.json.empty() ? nullptr : &outputs.add(a.json);
 
   BenchSetup setup{.target = "", .threads = a.threads, .budget = a.budget};
   for (const auto& [name, value] : show_config()) {
@@ -250,10 +257,11 @@ int bench(const BenchArguments& a) {
     print_json(report);
     return kOk;
   }
-  if (!a.json.empty()) {
-    std::ofstream file(a.json);
-    file << report.dump(1) << "\n";
-    if (!file.flush()) throw_error(ErrorKind::kIo, a.json, ": cannot write");
+  if (file != nullptr) {
+    const std::string text = report.dump(1) + "\n";
+    file->write(text.data(), text.size());
+    outputs.commit();
+    if (outputs.uses_stdout()) return kOk;
   }
   std::string text = "relpos " RELPOS_VERSION " on " + machine_text(machine);
   if (!rows.empty()) {
@@ -295,8 +303,12 @@ void add_bench(CLI::App& tool, Run& run) {
   app->add_flag("--quiet", a.quiet, "no progress on stderr");
   app->add_flag("--watch", a.watch, "a look of IssueSlots for each line of input")->group("");
   app->add_flag("--skip-once", a.skip_once, "leave out rows that need no second run")->group("");
-  app->add_option("--best-look", a.best_look, "of IssueSlots in earlier processes")->group("");
-  app->add_option("--memory-probe", a.memory_probe, "of one length")->group("");
+  app->add_option("--best-look", a.best_look, "of IssueSlots in earlier processes")
+      ->check(CLI::NonNegativeNumber)
+      ->group("");
+  app->add_option("--memory-probe", a.memory_probe, "of one length")
+      ->check(CLI::PositiveNumber)
+      ->group("");
   app->callback([&run, arguments, json] {
     arguments->wants_json = json->count() > 0;
     run = [arguments] { return bench(*arguments); };

@@ -11,6 +11,7 @@
 
 #include "common.h"
 #include "relpos/error.h"
+#include "signals.h"
 
 extern char** environ;
 

@@ -9,6 +9,7 @@
 
 #include "common.h"
 #include "random.h"
+#include "signals.h"
 
 namespace relpos::cli {
 namespace {

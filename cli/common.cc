@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -101,33 +100,10 @@ void print(std::string_view text) {
 
 void note(const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); }
 
-void print_json(const Json& value) {
-  print(value.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+std::string json_text(const Json& value) {
+  return value.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-namespace {
-
-CancelToken& token() {
-  static CancelToken instance;
-  return instance;
-}
-
-static_assert(std::atomic<bool>::is_always_lock_free, "set from a signal handler");
-extern "C" void on_interrupt(int) { token().requested.store(true); }
-
-}  // namespace
-
-CancelToken& cancel_on_interrupt() {
-  CancelToken& instance = token();  // constructed before the handler can run
-  struct sigaction action{};
-  action.sa_handler = on_interrupt;
-  action.sa_flags = static_cast<int>(SA_RESETHAND);
-  sigaction(SIGINT, &action, nullptr);
-  return instance;
-}
-
-void throw_if_interrupted() {
-  if (token().requested.load()) throw_error(ErrorKind::kCancelled, "interrupted");
-}
+void print_json(const Json& value) { print(json_text(value) + "\n"); }
 
 }  // namespace relpos::cli

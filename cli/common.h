@@ -1,4 +1,4 @@
-// What every command shares: exit codes, errors of one line, interruption, output.
+// What every command shares: exit codes, errors of one line, output.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "relpos/attention.h"
 #include "relpos/scheme.h"
 
 namespace relpos::cli {
@@ -30,11 +29,9 @@ nlohmann::ordered_json json_options(const OptionMap& options);
 void print(std::string_view text);
 // A line on stderr.
 void note(const std::string& text);
+// Indented.
+std::string json_text(const nlohmann::ordered_json& value);
 // stdout, indented.
 void print_json(const nlohmann::ordered_json& value);
-
-// From the first call on, Ctrl-C sets the token; a second Ctrl-C ends the process.
-CancelToken& cancel_on_interrupt();
-void throw_if_interrupted();
 
 }  // namespace relpos::cli

@@ -9,10 +9,10 @@
 namespace relpos::cli {
 namespace {
 
-constexpr const char* kNpy = ".npy";
 constexpr const char* kSafetensors = ".safetensors";
 
-[[noreturn]] void refuse_extension(const std::string& path) {
+void check_extension(const std::string& path) {
+  if (is_npy(path) || has_extension(path, kSafetensors)) return;
   throw_error(ErrorKind::kIo, path, ": expected a file name that ends in .npy or .safetensors");
 }
 
@@ -22,9 +22,11 @@ bool has_extension(const std::string& path, const char* extension) {
   return path.ends_with(extension);
 }
 
+bool is_npy(const std::string& path) { return path == "-" || has_extension(path, ".npy"); }
+
 Tensor read_tensor(const std::string& path) {
-  if (has_extension(path, kNpy)) return io::read_npy(path);
-  if (!has_extension(path, kSafetensors)) refuse_extension(path);
+  check_extension(path);
+  if (is_npy(path)) return io::read_npy(path);
   const io::SafetensorsFile file(path);
   if (file.entries().size() != 1) {
     throw_error(ErrorKind::kIo, path, ": expected exactly one tensor, the file has ",
@@ -33,22 +35,15 @@ Tensor read_tensor(const std::string& path) {
   return file.read(file.entries().front());
 }
 
-void write_tensor(const std::string& path, const TensorView& tensor) {
-  if (has_extension(path, kNpy)) return io::write_npy(path, tensor);
-  if (!has_extension(path, kSafetensors)) refuse_extension(path);
-  io::write_safetensors(path, {{std::filesystem::path(path).stem().string(), tensor}});
+void write_tensor(io::Sink& sink, const std::string& path, const TensorView& tensor) {
+  if (is_npy(path)) return io::write_npy(sink, tensor);
+  io::write_safetensors(sink, {{std::filesystem::path(path).stem().string(), tensor}});
 }
 
-void check_writable(const std::string& path, DType dtype) {
-  namespace fs = std::filesystem;
-  if (!has_extension(path, kNpy) && !has_extension(path, kSafetensors)) refuse_extension(path);
-  if (has_extension(path, kNpy) && dtype == DType::kBFloat16) {
+void check_format(const std::string& path, DType dtype) {
+  check_extension(path);
+  if (is_npy(path) && dtype == DType::kBFloat16) {
     throw_error(ErrorKind::kIo, path, ": .npy has no bfloat16: write .safetensors");
-  }
-  const fs::path folder = fs::path(path).parent_path();
-  std::error_code code;
-  if (!folder.empty() && !fs::is_directory(folder, code)) {
-    throw_error(ErrorKind::kIo, path, ": there is no folder ", folder.string());
   }
 }
 

@@ -22,17 +22,53 @@ constexpr const char* kExamples =
     "  relpos lab --schemes alibi,rope --steps 50\n"
     "  relpos lab --text FILE             the same on your own text\n";
 
+// The folder of a module that is run by name comes first on Python's path, and that of -c is the
+// current one: without it, nothing there takes the place of PyTorch. (-P is of Python 3.11.)
+constexpr const char* kStart =
+    "import sys\n"
+    "sys.path[:] = filter(None, sys.path)\n"
+    "import importlib.util, runpy\n"
+    "if importlib.util.find_spec('relpos') is None:\n"
+    "  print('relpos lab:', sys.executable, \"has no relpos: pip install 'relpos[torch]'\",\n"
+    "        file=sys.stderr)\n"
+    "  sys.exit(2)\n"
+    "runpy.run_module('relpos.lab', run_name='__main__', alter_sys=True)\n";
+
+bool runs(const fs::path& program) {
+  std::error_code code;
+  return fs::is_regular_file(program, code) && ::access(program.c_str(), X_OK) == 0;
+}
+
+// $RELPOS_PYTHON, else that of the environment of this tool: beside it, or, in a build folder, in
+// the .venv beside that. Never one of the current folder.
 std::string find_python() {
   if (const char* given = std::getenv("RELPOS_PYTHON"); given != nullptr && *given != '\0') {
     return given;
   }
   std::error_code code;
   const fs::path folder = fs::read_symlink("/proc/self/exe", code).parent_path();
-  for (const fs::path& python : {fs::path(".venv/bin/python"), folder / "python",
-                                 folder.parent_path() / ".venv/bin/python"}) {
-    if (::access(python.c_str(), X_OK) == 0) return python.string();
+  if (folder.empty()) return "";
+  for (const char* name : {"python", "python3"}) {
+    if (runs(folder / name)) return folder / name;
+  }
+  for (fs::path above = folder; above != above.root_path(); above = above.parent_path()) {
+    const fs::path python = above.parent_path() / ".venv/bin/python";
+    if (above.filename() == "build") return runs(python) ? python.string() : "";
   }
   return "";
+}
+
+// An empty entry of PYTHONPATH means the current folder.
+void drop_empty_entries(const char* variable) {
+  const char* given = std::getenv(variable);
+  if (given == nullptr) return;
+  std::vector<std::string> entries = split(given, ':');
+  std::erase(entries, "");
+  if (entries.empty()) {
+    ::unsetenv(variable);
+  } else {
+    ::setenv(variable, join(entries, ":").c_str(), 1);
+  }
 }
 
 }  // namespace
@@ -50,12 +86,13 @@ int run_lab(int argc, char** argv) {
   if (help) print(std::string("Examples:\n") + kExamples + "\n");
   if (python.empty()) {
     note(
-        "relpos lab: needs Python with relpos[torch]: set RELPOS_PYTHON, or make .venv here "
-        "(python3 "
-        "-m venv .venv && .venv/bin/pip install 'relpos[torch]')");
+        "relpos lab: needs Python with relpos[torch], and there is none beside this tool: install "
+        "it with pip install 'relpos[torch]' and call the relpos of that environment, or set "
+        "RELPOS_PYTHON to its Python");
     return help ? kOk : kBadInput;
   }
-  std::vector<std::string> words{python, "-m", "relpos.lab"};
+  drop_empty_entries("PYTHONPATH");
+  std::vector<std::string> words{python, "-c", kStart};
   words.insert(words.end(), argv, argv + argc);
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());

@@ -15,6 +15,7 @@ namespace relpos::cli {
 namespace {
 
 constexpr int64_t kMostNumbers = int64_t{1} << 31;
+constexpr size_t kMostNames = 8;  // of a file, in one line
 
 Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
   const int64_t count = checked_numel(spec.shape, spec.name.c_str());
@@ -70,6 +71,34 @@ Tensor transposed(const Tensor& tensor) {
   return out;
 }
 
+struct Found {
+  const io::SafetensorsFile::Entry* entry = nullptr;
+  bool turned = false;  // the last two axes are swapped
+};
+
+Found find(const io::SafetensorsFile& source, const Parameter& item) {
+  const std::string own = std::to_string(item.part) + "." + item.spec.name;
+  for (const std::string& name : {"parts." + own, own, item.name}) {
+    if (const auto* entry = source.find(name)) return {entry, false};
+  }
+  if (item.name != item.spec.name) return {};  // another part has such a parameter, too
+  for (const Origin& origin : item.spec.origins) {
+    if (const auto* entry = source.find(origin.name)) return {entry, origin.transposed};
+  }
+  return {};
+}
+
+std::string held_text(const io::SafetensorsFile& source) {
+  std::vector<std::string> names;
+  for (const auto& entry : source.entries()) {
+    if (names.size() == kMostNames) break;
+    names.push_back(io::printable(entry.name) + " " + shape_text(entry.shape));
+  }
+  const size_t more = source.entries().size() - names.size();
+  if (names.empty()) return "nothing";
+  return join(names) + (more > 0 ? " and " + std::to_string(more) + " more" : "");
+}
+
 }  // namespace
 
 Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype)
@@ -95,40 +124,38 @@ Parameters::Parameters(Position& position, const std::string& file, uint64_t see
 }
 
 void Parameters::load(const std::string& file) {
-  if (has_extension(file, ".npy")) {
-    check_value(items_.size() == 1, file, ": a .npy file holds one parameter, the position has ",
-                items_.size(), ": give .safetensors");
-    items_[0].tensor = io::read_npy(file);
-    check_fits(file, items_[0].name, items_[0].spec, items_[0].tensor.view());
-    items_[0].from_file = true;
-    return;
-  }
+  check_value(!items_.empty(), file, ": the position has no parameters to load");
+  if (!is_npy(file)) return load_safetensors(file);
+  check_value(items_.size() == 1, file, ": a .npy file holds one parameter, the position has ",
+              items_.size(), ": give .safetensors");
+  items_[0].tensor = io::read_npy(file);
+  check_fits(file, items_[0].name, items_[0].spec, items_[0].tensor.view());
+  items_[0].from_file = true;
+}
+
+void Parameters::load_safetensors(const std::string& file) {
   if (!has_extension(file, ".safetensors")) {
     throw_error(ErrorKind::kIo, file, ": expected a file name that ends in .npy or .safetensors");
   }
   const io::SafetensorsFile source(file);
-  std::vector<std::string> wanted;
+  held_ = held_text(source);
   bool any = false;
   for (Parameter& item : items_) {
-    const auto* entry = source.find(std::to_string(item.part) + "." + item.spec.name);
-    if (entry == nullptr) entry = source.find(item.name);
-    wanted.push_back(item.name);
-    bool turned = false;
-    for (const Origin& origin : item.spec.origins) {
-      if (entry != nullptr || item.name != item.spec.name) break;
-      entry = source.find(origin.name);
-      turned = entry != nullptr && origin.transposed;
-    }
-    if (entry == nullptr) continue;
-    const auto expected = turned ? last_two_swapped(item.spec.shape) : item.spec.shape;
-    check_value(entry->shape == expected, file, ": tensor ", io::printable(entry->name),
-                ": expected shape ", shape_text(expected), ", got ", shape_text(entry->shape));
-    item.tensor = turned ? transposed(source.read(*entry)) : source.read(*entry);
-    check_fits(file, entry->name, item.spec, item.tensor.view());
+    const Found found = find(source, item);
+    if (found.entry == nullptr) continue;
+    const auto expected = found.turned ? last_two_swapped(item.spec.shape) : item.spec.shape;
+    const std::string name = io::printable(found.entry->name);
+    check_value(found.entry->shape == expected, file, ": tensor ", name, ": expected shape ",
+                shape_text(expected), ", got ", shape_text(found.entry->shape));
+    item.tensor = source.read(*found.entry);
+    if (found.turned) item.tensor = transposed(item.tensor);
+    check_fits(file, found.entry->name, item.spec, item.tensor.view());
     item.from_file = any = true;
   }
-  check_value(!items_.empty(), file, ": the position has no parameters to load");
-  check_value(any, file, ": holds none of the position's parameters: ", join(wanted));
+  std::vector<std::string> wanted;
+  for (const Parameter& item : items_) wanted.push_back(item.name);
+  check_value(any, file, ": holds none of the position's parameters: ", join(wanted), "; it holds ",
+              held_);
 }
 
 std::string Parameters::missing_text() const {
@@ -137,7 +164,30 @@ std::string Parameters::missing_text() const {
     if (!item.from_file) names.push_back(item.name);
   }
   if (file_.empty() || names.empty()) return "";
-  return file_ + " has no " + join(names) + ": drawn from the initialisation";
+  return file_ + " has no " + join(names) + ": drawn from the initialisation; it holds " + held_;
+}
+
+std::vector<std::string> Parameters::drawn_at_random() const {
+  std::vector<std::string> names;
+  for (const Parameter& item : items_) {
+    if (!item.from_file && item.spec.init.kind != Init::Kind::kValues) names.push_back(item.name);
+  }
+  return names;
+}
+
+std::string Parameters::drawn_text(uint64_t seed) const {
+  if (!file_.empty()) return "";
+  std::vector<std::string> fixed, texts;
+  for (const Parameter& item : items_) {
+    if (item.spec.trainable && item.spec.init.kind == Init::Kind::kValues) {
+      fixed.push_back(item.name);
+    }
+  }
+  if (const std::vector<std::string> drawn = drawn_at_random(); !drawn.empty()) {
+    texts.push_back(join(drawn) + " drawn at random (--seed " + std::to_string(seed) + ")");
+  }
+  if (!fixed.empty()) texts.push_back(join(fixed) + " as initialised");
+  return texts.empty() ? "" : "no --params: " + join(texts, "; ");
 }
 
 }  // namespace relpos::cli

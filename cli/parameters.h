@@ -24,17 +24,23 @@ class Parameters {
   // Sets the views of every part. `file` is "", .safetensors with tensors by name (ours, or that of
   // one of the spec's origins where no other part has such a parameter), or .npy for a position
   // with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
+  // A part's own name may stand after "PART." or "parts.PART.", as in the state dict of a sum.
   // Throws Error on a shape or type that does not fit, on non-finite numbers, and on a file that
   // holds none of the names.
   Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype);
 
   const std::vector<Parameter>& items() const noexcept { return items_; }
-  // The drawn ones when there is a file, for a note; empty otherwise.
+  // What the file lacks, for a note; empty without a file.
   std::string missing_text() const;
+  // Names whose numbers are random.
+  std::vector<std::string> drawn_at_random() const;
+  // Without a file: which of the trainable ones are random, which as initialised; else empty.
+  std::string drawn_text(uint64_t seed) const;
 
  private:
   void load(const std::string& file);
-  std::string file_;
+  void load_safetensors(const std::string& file);
+  std::string file_, held_;
   std::vector<Parameter> items_;
 };
 

@@ -19,6 +19,7 @@
 #include "relpos/attention.h"
 #include "relpos/version.h"
 #include "scheme_options.h"
+#include "signals.h"
 
 namespace relpos::cli {
 namespace {

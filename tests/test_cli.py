@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cli_tool import ROOT, TOOL, call, npy_bytes, output, refusal, report, safetensors_bytes
 from notebook_prints import FIRST_FINAL_MAT, FOURTH_RELATIVE, LAST_BIASES_0, SECOND_INDICES
+from patience import timeout
 from safetensors.numpy import save_file
 
 T5 = ["show", "t5", "--heads", 4, "--buckets", 6, "--max-distance", 20, "--causal"]
@@ -323,7 +324,7 @@ def on_terminal(*words, size=None, **variables):
     process = subprocess.Popen([TOOL, *map(str, words)], stdout=side, env=environment)
     os.close(side)
     text = b""
-    while select.select([main], [], [], 60)[0]:
+    while select.select([main], [], [], timeout(20))[0]:
         try:
             part = os.read(main, 65536)
         except OSError:
@@ -332,7 +333,7 @@ def on_terminal(*words, size=None, **variables):
             break
         text += part
     os.close(main)
-    assert process.wait(60) == 0
+    assert process.wait(timeout(20)) == 0
     return text.decode().replace("\r\n", "\n")
 
 
@@ -375,7 +376,7 @@ def test_a_reader_that_leaves_is_no_error():
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()
-    process.wait(60)
+    process.wait(timeout(20))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
@@ -388,34 +389,79 @@ def test_a_full_disk_is_an_error():
     assert "stdout" in result.stderr
 
 
-def test_lab_becomes_python(tmp_path):
-    fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho "$@"\nexit 7\n')
-    fake.chmod(0o755)
-    result = call("lab", "--steps", "3", env={"RELPOS_PYTHON": str(fake)})
-    assert (result.stdout, result.returncode) == ("-m relpos.lab --steps 3\n", 7)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    fake.rename(tmp_path / ".venv" / "bin" / "python")
-    result = call("lab", "--text", "x y", cwd=tmp_path, env={"RELPOS_PYTHON": ""})
-    assert (result.stdout, result.returncode) == ("-m relpos.lab --text x y\n", 7)
+def copied_tool(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(TOOL.read_bytes())
+    path.chmod(0o755)
+    return path
+
+
+def lab(tool, *words, cwd, **env):
+    done = subprocess.run(
+        [tool, "lab", *words],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout(20),
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """Makes interpreters that print their name and the arguments after those of the start."""
+
+    def make(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#!/bin/sh\necho "$0 $1 $3 $4 $PYTHONPATH"\nexit 7\n')
+        path.chmod(0o755)
+        return path
+
+    return make
+
+
+def test_lab_takes_the_python_that_it_is_told(tmp_path, fake_python):
+    python = fake_python(tmp_path / "any")
+    status, out, _ = lab(TOOL, "--text", "x y", cwd=tmp_path, RELPOS_PYTHON=str(python))
+    assert (status, out) == (7, f"{python} -c --text x y \n")
+    status, out, _ = lab(TOOL, cwd=tmp_path, RELPOS_PYTHON=str(python), PYTHONPATH=":/a::/b:")
+    assert (status, out.split()[-1]) == (7, "/a:/b")
     assert "/no/such" in refusal("lab", env={"RELPOS_PYTHON": "/no/such"})
 
 
-def test_lab_says_what_is_missing(tmp_path):
-    lonely = tmp_path / "bin" / "relpos"
-    lonely.parent.mkdir()
-    lonely.write_bytes(TOOL.read_bytes())
-    lonely.chmod(0o755)
-    result = subprocess.run([lonely, "lab"], cwd=tmp_path, env={}, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "RELPOS_PYTHON" in result.stderr
-    assert ".venv" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
-    (lonely.parent / "python").symlink_to(sys.executable)
-    (tmp_path / "relpos").mkdir()
-    (tmp_path / "relpos" / "lab.py").write_text("print('here')")
-    result = subprocess.run([lonely, "lab"], cwd=tmp_path, env={}, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+def test_lab_takes_the_python_of_its_own_environment_and_no_other(tmp_path, fake_python):
+    here = tmp_path / "here"
+    for name in ("python", "python3", ".venv/bin/python", "build/.venv/bin/python"):
+        fake_python(here / name)
+    tool = copied_tool(tmp_path / "prefix" / "bin" / "relpos")
+    status, out, err = lab(tool, cwd=here)
+    assert (status, out) == (2, "")
+    assert "RELPOS_PYTHON" in err
+    assert "pip install" in err
+    assert len(err.splitlines()) == 1
+    for name in ("python3", "python"):
+        python = fake_python(tool.parent / name)
+        link = tmp_path / f"link-{name}"
+        link.symlink_to(tool)  # its own place counts, not that of the link
+        assert lab(link, cwd=here)[1].split()[0] == str(python)
+
+
+def test_lab_of_a_build_folder_takes_the_projects_environment(tmp_path, fake_python):
+    tool = copied_tool(tmp_path / "project" / "build" / "release" / "relpos")
+    assert lab(tool, cwd=tmp_path)[0] == 2
+    python = fake_python(tmp_path / "project" / ".venv" / "bin" / "python")
+    assert lab(tool, cwd=tmp_path)[1].split()[0] == str(python)
+    other = copied_tool(tmp_path / "project" / "bin" / "relpos")
+    assert lab(other, cwd=tmp_path / "project")[0] == 2
+
+
+def test_lab_says_that_relpos_is_not_installed_there(tmp_path):
+    base = os.path.realpath(sys.executable)
+    status, _, err = lab(TOOL, cwd=tmp_path, RELPOS_PYTHON=base)
+    assert status == 2, err
+    assert "has no relpos: pip install" in err
 
 
 def test_selftest_passes_and_reports():

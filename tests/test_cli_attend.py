@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from cli_tool import TOOL, call, npy_bytes, output, refusal, report, safetensors_bytes, save
+from patience import heed_interrupts, timeout
 from safetensors.numpy import load_file, save_file
 
 RNG = np.random.default_rng(7)
@@ -402,11 +403,14 @@ def test_an_interrupt_ends_with_130_and_writes_nothing(tmp_path):
     long = np.zeros((1, 8, 16384, 64), np.float32)
     words = inputs(tmp_path, query=long, key=long, value=long)
     process = subprocess.Popen(
-        [TOOL, *map(str, words), "--path", "reference"], stderr=subprocess.PIPE, text=True
+        [TOOL, *map(str, words), "--path", "reference"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
     )
-    time.sleep(2)
+    time.sleep(timeout(0.5))
     process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=20)
+    _, text = process.communicate(timeout=timeout(20))
     assert process.returncode == 130, text
     assert text == "relpos attend: interrupted\n"
     assert not os.path.exists(tmp_path / "o.npy")

@@ -1,10 +1,12 @@
 """The lab: its data, its MIDI, and whole runs as a user starts them."""
 
+import functools
 import hashlib
 import json
 import os
 import re
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from relpos.lab import chorales, cli, data, midi
+from cli_tool import TOOL
+from patience import heed_interrupts, timeout
+from relpos.lab import chorales, cli, data, midi, report
 from relpos.lab.chorales import FIRST_PITCH, HOLD, LOWEST_PITCH, REST, Note
 from relpos.lab.positions import RUNS
 
@@ -39,7 +43,9 @@ def command(*arguments, **sizes):
 
 
 def lab(sizes, *arguments):
-    done = subprocess.run(command(*arguments, **sizes), capture_output=True, text=True, timeout=900)
+    done = subprocess.run(
+        command(*arguments, **sizes), capture_output=True, text=True, timeout=timeout(200)
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -246,10 +252,9 @@ def notes_in_midi(raw):
     return sorted(notes, key=lambda n: (n.start, n.voice))
 
 
-def test_midi_holds_the_notes(tmp_path):
+def test_midi_holds_the_notes():
     notes = [Note(0, 60, 0, 4), Note(3, 40, 0, 300), Note(0, 60, 4, 1), Note(1, 70, 5, 2)]
-    midi.write_midi(tmp_path / "a.mid", notes, title="four notes")
-    assert notes_in_midi((tmp_path / "a.mid").read_bytes()) == notes
+    assert notes_in_midi(midi.midi_bytes(notes, title="four notes")) == notes
 
 
 # ---- whole runs
@@ -359,12 +364,13 @@ def test_ctrl_c_keeps_what_is_done(own, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_interrupts,
     ) as process:
         for line in process.stderr:
             if line.startswith("[2/3]"):
                 break
         os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=timeout(60))
     assert process.returncode == 130, err
     assert "alibi" in out
     result = json.loads((tmp_path / "results.json").read_text())
@@ -372,6 +378,71 @@ def test_ctrl_c_keeps_what_is_done(own, tmp_path):
     assert result["interrupted"]
     assert result["stopped"]["scheme"] == "none"
     assert "interrupted" in check_page(tmp_path, continuation="continuation.txt")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_leaves_nothing(own, tmp_path, number):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        command("--text", own, "--out", tmp_path / "out", "--schemes", "alibi", **SMALL),
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
+    ) as process:
+        for line in process.stderr:
+            if line.startswith("[1/1]"):
+                break
+        assert len(list(scratch.iterdir())) == 1
+        os.kill(process.pid, number)
+        process.communicate(timeout=timeout(60))
+    assert process.returncode == 128 + number
+    assert list(scratch.iterdir()) == []
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_nothing_in_the_current_folder_is_imported(own, tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("torch", "numpy", "json", "runpy"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the current folder')")
+    words = command("--text", own, "--out", tmp_path / "out", "--schemes", "none", **SMALL)[3:]
+    done = subprocess.run(
+        [TOOL, "lab", *words, "--compare", "off"],
+        cwd=here,
+        env={
+            **os.environ,
+            "RELPOS_PYTHON": sys.executable,
+            "PYTHONPATH": f":{os.environ.get('PYTHONPATH', '')}:",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout(200),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_replaced_report_keeps_its_modes_and_comes_whole(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "a").chmod(0o604)
+    report._put(tmp_path, {"a": b"new", "b": b"new"})
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o604
+    with pytest.raises(TypeError):
+        report._put(tmp_path, {"a": b"newer", "c": None})
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_folder_that_cannot_be_written_is_known_before_the_training(own, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert (
+        cli.main(["--text", str(own), "--tests", "128", "--out", str(tmp_path / "file" / "out")])
+        == 2
+    )
+    assert "--out" in capsys.readouterr().err
 
 
 def test_without_the_chorales_it_says_how_to_go_on(monkeypatch, capsys, tmp_path):

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <system_error>
 #include <vector>
 
@@ -39,23 +38,51 @@ std::string printable(std::string_view text) {
   return result + "'";
 }
 
-InputFile::InputFile(const std::string& path) : path_(path) {
+InputFile::InputFile(const std::string& path) : path_(path == "-" ? "standard input" : path) {
   // Non-blocking: opening a FIFO must not wait for a writer before it is refused.
-  descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  descriptor_ = path == "-" ? ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0)
+                            : ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor_ < 0) fail("cannot open for reading: ", system_text(errno));
   struct stat status{};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
+  const bool regular = ::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode);
+  if (path == "-" && (!regular || ::lseek(descriptor_, 0, SEEK_CUR) != 0)) {
+    read_to_end();
+  } else if (regular) {
+    size_ = status.st_size;
+  } else {
     ::close(descriptor_);
     fail("expected a regular file");
   }
-  size_ = status.st_size;
 }
 
 InputFile::~InputFile() { ::close(descriptor_); }
 
+void InputFile::read_to_end() {
+  held_ = true;
+  while (true) {
+    if (held_bytes_.size() < static_cast<size_t>(size_ + kChunk)) {
+      held_bytes_.resize(2 * held_bytes_.size() + kChunk);
+    }
+    const ssize_t got =
+        ::read(descriptor_, held_bytes_.data() + size_, static_cast<size_t>(kChunk));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      const int code = errno;
+      ::close(descriptor_);
+      fail("cannot read: ", system_text(code));
+    }
+    if (got == 0) return;
+    size_ += got;
+  }
+}
+
 void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
   if (offset < 0 || bytes < 0 || offset > size_ || bytes > size_ - offset) {
     fail("truncated: ", bytes, " bytes expected at byte ", offset, ", the file has ", size_);
+  }
+  if (held_) {
+    if (bytes > 0) std::memcpy(out, held_bytes_.data() + offset, static_cast<size_t>(bytes));
+    return;
   }
   auto* cursor = static_cast<std::byte*>(out);
   while (bytes > 0) {
@@ -69,31 +96,11 @@ void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
   }
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
-  namespace fs = std::filesystem;
-  std::error_code code;
-  if (fs::is_symlink(path, code)) target_ = fs::weakly_canonical(path, code).string();
-  if (fs::exists(target_, code) && !fs::is_regular_file(target_, code)) {
-    throw_error(ErrorKind::kIo, path_, ": cannot replace: it exists and is not a regular file");
-  }
-  for (int attempt = 0; descriptor_ < 0; ++attempt) {
-    temporary_ = target_ + ".tmp" + std::to_string(::getpid()) + "-" + std::to_string(attempt);
-    descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (descriptor_ < 0 && (errno != EEXIST || attempt == 999)) fail("open for writing");
-  }
-}
-
-OutputFile::~OutputFile() {
-  if (descriptor_ < 0) return;
-  ::close(descriptor_);
-  ::unlink(temporary_.c_str());
-}
-
-void OutputFile::fail(const char* action) const {
+void Sink::fail(const std::string& action) const {
   throw_error(ErrorKind::kIo, path_, ": cannot ", action, ": ", system_text(errno));
 }
 
-void OutputFile::write(const void* data, size_t bytes) {
+void Sink::write(const void* data, size_t bytes) {
   const auto* cursor = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const ssize_t done = ::write(descriptor_, cursor, bytes);
@@ -104,7 +111,7 @@ void OutputFile::write(const void* data, size_t bytes) {
   }
 }
 
-void OutputFile::write(const TensorView& view) {
+void Sink::write(const TensorView& view) {
   const int64_t item = item_size(view.dtype), count = view.numel();
   if (view.contiguous()) return write(view.data, static_cast<size_t>(count * item));
   std::vector<std::byte> chunk(static_cast<size_t>(std::min(count, kChunk) * item));
@@ -113,13 +120,6 @@ void OutputFile::write(const TensorView& view) {
     gather(view, first, length, chunk.data());
     write(chunk.data(), static_cast<size_t>(length * item));
   }
-}
-
-void OutputFile::commit() {
-  if (::fsync(descriptor_) != 0 && errno != EINVAL) fail("write");
-  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("rename into place");
-  ::close(descriptor_);
-  descriptor_ = -1;
 }
 
 void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out) {

@@ -1,11 +1,13 @@
-// What the readers and writers of this folder share: files whose size is known before the first
-// byte is trusted, and outputs that appear whole or not at all.
+// What the readers and writers of this folder share: inputs whose size is known before the first
+// byte is trusted, and sinks for bytes.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "relpos/error.h"
 #include "relpos/tensor.h"
@@ -15,7 +17,8 @@ namespace relpos::io {
 // Quoted, everything but plain ASCII escaped, about 80 characters: fit for one line of an error.
 std::string printable(std::string_view text);
 
-// A regular file, open for reading. Every failure is an Error of kind kIo that starts with the path.
+// A regular file, open for reading, or standard input ("-", which is read to its end at once where
+// it is no regular file). Every failure is an Error of kind kIo that starts with the path.
 class InputFile {
  public:
   explicit InputFile(const std::string& path);
@@ -34,28 +37,30 @@ class InputFile {
   }
 
  private:
+  void read_to_end();
   std::string path_;
   int descriptor_ = -1;
   int64_t size_ = 0;
+  bool held_ = false;  // the bytes are in held_bytes_, not behind the descriptor
+  std::vector<std::byte> held_bytes_;
 };
 
-// Writes beside `path` and renames in commit(); without commit() nothing is left behind.
-class OutputFile {
+// Bytes go one after the other to a descriptor that stays open.
+class Sink {
  public:
-  explicit OutputFile(const std::string& path);
-  ~OutputFile();
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
+  Sink(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
+  Sink(const Sink&) = delete;
+  Sink& operator=(const Sink&) = delete;
 
+  const std::string& path() const noexcept { return path_; }
   void write(const void* data, size_t bytes);
   // The elements of a view of any strides, in row-major order.
   void write(const TensorView& view);
-  void commit();
 
- private:
-  [[noreturn]] void fail(const char* action) const;
-  std::string path_, target_, temporary_;
-  int descriptor_ = -1;
+ protected:
+  [[noreturn]] void fail(const std::string& action) const;
+  std::string path_;  // as given, for errors
+  int descriptor_;
 };
 
 // Copies the elements of `view`, in row-major order, to contiguous bytes.

@@ -227,13 +227,13 @@ Tensor read_npy(const std::string& path) {
   return result;
 }
 
-void write_npy(const std::string& path, const TensorView& tensor) {
+void write_npy(Sink& sink, const TensorView& tensor) {
   const char* code = nullptr;
   for (const Type& type : kTypes) {
     if (type.dtype == tensor.dtype) code = type.code.data();
   }
   if (code == nullptr) {
-    throw_error(ErrorKind::kIo, path, ": .npy has no ", dtype_name(tensor.dtype),
+    throw_error(ErrorKind::kIo, sink.path(), ": .npy has no ", dtype_name(tensor.dtype),
                 ": write .safetensors");
   }
   std::string header = std::string("{'descr': '") + (tensor.dtype == DType::kBool ? '|' : '<') +
@@ -244,12 +244,10 @@ void write_npy(const std::string& path, const TensorView& tensor) {
   header += '\n';
   const std::array<char, 4> lead{1, 0, static_cast<char>(header.size() & 0xff),
                                  static_cast<char>(header.size() >> 8)};
-  OutputFile file(path);
-  file.write(kMagic.data(), kMagic.size());
-  file.write(lead.data(), lead.size());
-  file.write(header.data(), header.size());
-  file.write(tensor);
-  file.commit();
+  sink.write(kMagic.data(), kMagic.size());
+  sink.write(lead.data(), lead.size());
+  sink.write(header.data(), header.size());
+  sink.write(tensor);
 }
 
 }  // namespace relpos::io

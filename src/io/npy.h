@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "io/file.h"
 #include "relpos/tensor.h"
 
 namespace relpos::io {
@@ -12,7 +13,7 @@ namespace relpos::io {
 // Nothing is allocated before the header agrees with the file's size. Throws Error (kIo).
 Tensor read_npy(const std::string& path);
 
-// Version 1.0, any strides; replaces the file whole or not at all. bfloat16 has no .npy type.
-void write_npy(const std::string& path, const TensorView& tensor);
+// Version 1.0, any strides. bfloat16 has no .npy type.
+void write_npy(Sink& sink, const TensorView& tensor);
 
 }  // namespace relpos::io

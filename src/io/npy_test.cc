@@ -15,6 +15,9 @@ namespace {
 
 class NpyTest : public ScratchTest {
  protected:
+  void put_npy(const std::string& name, const TensorView& view) const {
+    put(name, [&](Sink& sink) { write_npy(sink, view); });
+  }
   static std::string file(const std::string& header, const std::string& data, int major = 1) {
     std::string bytes = "\x93NUMPY";
     bytes += static_cast<char>(major);
@@ -76,7 +79,7 @@ TEST_F(NpyTest, WritesWhatItReads) {
     for (int64_t n = 0; n < 24; ++n) {
       tensor.view().store(n, dtype == DType::kBool ? double(n % 2) : numbers[size_t(n)]);
     }
-    write_npy(path("x.npy"), tensor.view());
+    put_npy("x.npy", tensor.view());
     EXPECT_EQ(slurp("x.npy").find('\n') % 64, 63U);
     const Tensor back = read_npy(path("x.npy"));
     ASSERT_EQ(back.view().dtype, dtype);
@@ -88,27 +91,27 @@ TEST_F(NpyTest, WritesStridedViewsRowMajor) {
   std::vector<float> values{0, 1, 2, 3, 4, 5};
   // The transpose, last row first; and one row repeated.
   const TensorView flipped(values.data() + 2, DType::kFloat32, {3, 2}, {-1, 3});
-  write_npy(path("x.npy"), flipped);
+  put_npy("x.npy", flipped);
   const Tensor back = read_npy(path("x.npy"));
   const std::array<float, 6> expected{2, 5, 1, 4, 0, 3};
   EXPECT_EQ(std::memcmp(back.data<float>(), expected.data(), sizeof expected), 0);
-  write_npy(path("x.npy"), TensorView(values.data(), DType::kFloat32, {2, 3}, {0, 1}));
+  put_npy("x.npy", TensorView(values.data(), DType::kFloat32, {2, 3}, {0, 1}));
   EXPECT_EQ(read_npy(path("x.npy")).view().at({1, 2}), 2.0);
 }
 
 TEST_F(NpyTest, ReplacesWholeOrNotAtAll) {
   const Tensor tensor(DType::kFloat32, {4});
-  write_npy(path("x.npy"), tensor.view());
-  write_npy(path("x.npy"), tensor.view());
+  put_npy("x.npy", tensor.view());
+  put_npy("x.npy", tensor.view());
   EXPECT_EQ(file_count(), 1U);
   const Tensor odd(DType::kBFloat16, {4});
-  EXPECT_NE(error_of([&] { write_npy(path("x.npy"), odd.view()); }).find(".safetensors"),
+  EXPECT_NE(error_of([&] { put_npy("x.npy", odd.view()); }).find(".safetensors"),
             std::string::npos);
   EXPECT_EQ(read_npy(path("x.npy")).view().numel(), 4);
-  EXPECT_NE(error_of([&] { write_npy(path("no/x.npy"), tensor.view()); }).find("open"),
+  EXPECT_NE(error_of([&] { put_npy("no/x.npy", tensor.view()); }).find("folder"),
             std::string::npos);
   std::filesystem::create_directory(path("folder"));
-  EXPECT_NE(error_of([&] { write_npy(path("folder"), tensor.view()); }).find("regular file"),
+  EXPECT_NE(error_of([&] { put_npy("folder", tensor.view()); }).find("regular file"),
             std::string::npos);
   EXPECT_EQ(file_count(), 2U);
 }

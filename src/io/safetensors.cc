@@ -236,13 +236,12 @@ Tensor SafetensorsFile::read(const Entry& entry) const {
   return tensor;
 }
 
-void write_safetensors(const std::string& path,
-                       const std::vector<std::pair<std::string, TensorView>>& tensors) {
+void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   int64_t begin = 0;
   for (const auto& [name, view] : tensors) {
     if (name.empty() || name == "__metadata__" || header.contains(name)) {
-      throw_error(ErrorKind::kIo, path, ": name ", printable(name), " is taken or reserved");
+      throw_error(ErrorKind::kIo, sink.path(), ": name ", printable(name), " is taken or reserved");
     }
     const DType dtype = view.dtype;
     const auto type = std::ranges::find(kTypes, std::optional(dtype), &Type::dtype);
@@ -255,19 +254,18 @@ void write_safetensors(const std::string& path,
   try {
     text = header.dump();
   } catch (const Json::exception&) {
-    throw_error(ErrorKind::kIo, path, ": a tensor's name is not UTF-8");
+    throw_error(ErrorKind::kIo, sink.path(), ": a tensor's name is not UTF-8");
   }
   text.append((8 - text.size() % 8) % 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMaxHeader) {
-    throw_error(ErrorKind::kIo, path, ": header of ", text.size(), " bytes, at most ", kMaxHeader);
+    throw_error(ErrorKind::kIo, sink.path(), ": header of ", text.size(), " bytes, at most ",
+                kMaxHeader);
   }
   std::array<unsigned char, 8> lead{};
   for (size_t n = 0; n < 8; ++n) lead[n] = static_cast<unsigned char>(text.size() >> (8 * n));
-  OutputFile file(path);
-  file.write(lead.data(), lead.size());
-  file.write(text.data(), text.size());
-  for (const auto& entry : tensors) file.write(entry.second);
-  file.commit();
+  sink.write(lead.data(), lead.size());
+  sink.write(text.data(), text.size());
+  for (const auto& entry : tensors) sink.write(entry.second);
 }
 
 }  // namespace relpos::io

@@ -35,8 +35,7 @@ class SafetensorsFile {
   std::vector<Entry> entries_;
 };
 
-// Writes tensors of any strides in the given order; replaces the file whole or not at all.
-void write_safetensors(const std::string& path,
-                       const std::vector<std::pair<std::string, TensorView>>& tensors);
+// Writes tensors of any strides in the given order.
+void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors);
 
 }  // namespace relpos::io

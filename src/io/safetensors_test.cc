@@ -13,6 +13,9 @@ namespace {
 
 class SafetensorsTest : public ScratchTest {
  protected:
+  void put_safetensors(const std::vector<std::pair<std::string, TensorView>>& tensors) const {
+    put("x", [&](Sink& sink) { write_safetensors(sink, tensors); });
+  }
   static std::string file(const std::string& header, size_t data_bytes) {
     std::string bytes;
     for (int n = 0; n < 8; ++n) bytes += static_cast<char>(uint64_t{header.size()} >> (8 * n));
@@ -39,10 +42,10 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
   const Tensor half(DType::kBFloat16, {2});
   half.view().store(1, -1.5);
   const Tensor flags(DType::kBool, {1, 3}), empty(DType::kInt64, {0, 7});
-  write_safetensors(path("x"), {{"a.weight", transposed},
-                                {"b", half.view()},
-                                {"flags", flags.view()},
-                                {"empty", empty.view()}});
+  put_safetensors({{"a.weight", transposed},
+                   {"b", half.view()},
+                   {"flags", flags.view()},
+                   {"empty", empty.view()}});
   EXPECT_EQ(file_count(), 1U);
   const SafetensorsFile back(path("x"));
   ASSERT_EQ(back.entries().size(), 4U);
@@ -58,11 +61,10 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
 
 TEST_F(SafetensorsTest, RefusesNamesItCannotWrite) {
   const Tensor one(DType::kFloat32, {1});
-  EXPECT_NE(error_of([&] {
-              write_safetensors(path("x"), {{"a", one.view()}, {"a", one.view()}});
-            }).find("taken"),
-            std::string::npos);
-  EXPECT_NE(error_of([&] { write_safetensors(path("x"), {{"\xff", one.view()}}); }).find("UTF-8"),
+  EXPECT_NE(
+      error_of([&] { put_safetensors({{"a", one.view()}, {"a", one.view()}}); }).find("taken"),
+      std::string::npos);
+  EXPECT_NE(error_of([&] { put_safetensors({{"\xff", one.view()}}); }).find("UTF-8"),
             std::string::npos);
   EXPECT_EQ(file_count(), 0U);
 }

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 
+#include "io/outputs.h"
 #include "relpos/error.h"
 
 namespace relpos::io {
@@ -57,6 +58,14 @@ class ScratchTest : public testing::Test {
       refused += error_of([&] { read(name); }) != "(no error)";
     }
     EXPECT_GT(refused, count / 4);
+  }
+
+  // Gives `write` a sink; what it leaves becomes the file.
+  template <typename Write>
+  void put(const std::string& name, Write write) const {
+    OutputSet outputs;
+    write(outputs.add(path(name)));
+    outputs.commit();
   }
 
   // The text of the kIo error that `call` throws, after the file's path; checked to be one line.

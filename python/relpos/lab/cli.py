@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from relpos.lab import compare, data, experiment, report
@@ -97,16 +100,36 @@ def main(arguments: list[str] | None = None) -> int:
     if options.compare != "off" and options.compare not in RUNS:
         made.error(f"--compare: unknown scheme {options.compare!r}; known here: {', '.join(RUNS)}")
     try:
-        return _run(options)
-    except (data.MissingData, compare.NoBias) as error:
+        with _unwinding():
+            return _run(options)
+    except (data.MissingData, compare.NoBias, report.CannotWrite) as error:
         print(f"relpos lab: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
         return INTERRUPTED
 
 
+@contextlib.contextmanager
+def _unwinding() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the worker and remove its folder, too, then this process."""
+
+    def end(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _run(options: argparse.Namespace) -> int:
     plan = experiment.make_plan(options)
+    report.check_folder(options.out)
     with tempfile.TemporaryDirectory(prefix="relpos-lab-") as work:
         outcome = experiment.run(plan, Path(work))
     page = report.write(outcome, options.out)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 from relpos.lab.chorales import STEPS_PER_QUARTER, VOICES, Note
 
@@ -16,11 +15,11 @@ _PROGRAM = 19  # church organ, counted from 0
 _VELOCITY = (92, 78, 78, 86)
 
 
-def write_midi(path: Path, notes: Sequence[Note], *, title: str) -> None:
+def midi_bytes(notes: Sequence[Note], *, title: str) -> bytes:
     tracks = [_tempo_track(title)]
     tracks += [_voice_track([n for n in notes if n.voice == v], v) for v in range(VOICES)]
     header = struct.pack(">4sIHHH", b"MThd", 6, 1, len(tracks), TICKS_PER_QUARTER)
-    path.write_bytes(header + b"".join(_chunk(track) for track in tracks))
+    return header + b"".join(_chunk(track) for track in tracks)
 
 
 def _chunk(events: bytes) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 import os
+import stat
+import tempfile
 from html import escape
 from pathlib import Path
 from string import Template
@@ -21,11 +23,24 @@ from relpos.lab.progress import clock
 HOLDS, BENDS = 1.05, 1.25  # loss at the longest test over loss at the trained length
 
 
+class CannotWrite(OSError):
+    """The folder of the report cannot be made or written."""
+
+
+def check_folder(folder: Path) -> None:
+    """Makes `folder`; raises CannotWrite before minutes of training would be lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise CannotWrite(f"--out {folder}: cannot write there: {error.strerror}") from error
+
+
 def write(outcome: Outcome, folder: Path) -> Path:
-    """Everything the lab leaves in `folder`; the path of the page."""
+    """Everything the lab leaves in `folder`, together or not at all; the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    _put(folder / "results.json", json.dumps(outcome.as_json(), indent=1).encode())
-    music = _write_continuation(outcome, folder)
+    files = {"results.json": json.dumps(outcome.as_json(), indent=1).encode()}
+    music = _add_continuation(outcome, files)
     template = importlib.resources.files("relpos.lab").joinpath("page.html").read_text("utf-8")
     page = Template(template).substitute(
         setting=escape(setting(outcome)),
@@ -36,7 +51,8 @@ def write(outcome: Outcome, folder: Path) -> Path:
         comparison=_comparison(outcome),
         checks=_checks(outcome),
     )
-    _put(folder / "report.html", page.encode())
+    files["report.html"] = page.encode()
+    _put(folder, files)
     return folder / "report.html"
 
 
@@ -283,15 +299,15 @@ def _checks(outcome: Outcome) -> str:
     )
 
 
-def _write_continuation(outcome: Outcome, folder: Path) -> str:
-    """The continuation beside the page, and the section that shows it."""
+def _add_continuation(outcome: Outcome, files: dict[str, bytes]) -> str:
+    """Adds the continuation to the files; the section of the page that shows it."""
     if outcome.continuation is None:
         return ""
     corpus, by = outcome.plan.corpus, outcome.continued_by
     if corpus.kind == "text":
         name = "continuation.txt"
         whole = np.concatenate([corpus.prompt, outcome.continuation]).astype(np.uint8).tobytes()
-        _put(folder / name, whole)
+        files[name] = whole
         opening, rest = (
             escape(part.astype(np.uint8).tobytes().decode("utf-8", "replace"))
             for part in (corpus.prompt, outcome.continuation)
@@ -304,9 +320,7 @@ def _write_continuation(outcome: Outcome, folder: Path) -> str:
     grid = np.concatenate([corpus.prompt[chorales.VOICES :], outcome.continuation])
     grid = grid.reshape(-1, chorales.VOICES)
     notes = chorales.notes_of(grid)
-    temporary = folder / f"{name}.tmp"
-    midi.write_midi(temporary, notes, title=f"{corpus.prompt_name}, continued by {by}")
-    os.replace(temporary, folder / name)
+    files[name] = midi.midi_bytes(notes, title=f"{corpus.prompt_name}, continued by {by}")
     steps = len(grid)
     roll = charts.piano_roll(notes, PROMPT_STEPS, steps, 860, 300)
     small = charts.piano_roll(notes, PROMPT_STEPS, steps, 390, 300)
@@ -325,8 +339,19 @@ def _write_continuation(outcome: Outcome, folder: Path) -> str:
     )
 
 
-def _put(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+def _put(folder: Path, files: dict[str, bytes]) -> None:
+    """All of the files or none; a file that is replaced keeps its mode."""
+    temporaries = {}
+    try:
+        for name, data in files.items():
+            temporary = temporaries[name] = folder / f"{name}.tmp{os.getpid()}"
+            old = folder / name
+            if old.exists():
+                temporary.touch(mode=0o600)
+                temporary.chmod(stat.S_IMODE(old.stat().st_mode))
+            temporary.write_bytes(data)
+        for name, temporary in temporaries.items():
+            os.replace(temporary, folder / name)
+    finally:
+        for temporary in temporaries.values():
+            temporary.unlink(missing_ok=True)

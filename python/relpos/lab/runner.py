@@ -11,9 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
+import relpos
+
 # glibc hands large buffers back at once, and every step faults their pages in again: with these a
 # step of the default size takes 278 ms instead of 318 on one thread.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+
+# As `-m relpos.lab.worker`, but nothing in the current folder takes the place of a module.
+_ROOT = str(Path(relpos.__file__).parents[1])
+_START = (
+    f"import sys; sys.path[:] = [*filter(None, sys.path), {_ROOT!r}]; import runpy; "
+    "runpy.run_module('relpos.lab.worker', run_name='__main__', alter_sys=True)"
+)
 
 
 class JobFailed(RuntimeError):
@@ -34,7 +43,7 @@ def run_job(
     with (
         (folder / "stderr").open("wb") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "relpos.lab.worker", str(folder)],
+            [sys.executable, "-c", _START, str(folder)],
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**_ALLOCATOR, **os.environ, "OMP_NUM_THREADS": str(job["threads"])},

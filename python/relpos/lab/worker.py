@@ -1,4 +1,4 @@
-"""One job of the lab in a process of its own: `python -m relpos.lab.worker FOLDER`.
+"""One job of the lab in a process of its own, which runner.py starts with the job's folder.
 
 FOLDER holds job.json and the token streams; the job leaves result.json and arrays.npz there.
 Progress goes to stdout, one JSON object a line.

@@ -1,11 +1,16 @@
 #include "schemes/common/checks.h"
 
+#include <string_view>
+
 namespace relpos::common {
 
 int64_t size_option(const char* scheme, const OptionMap& options, const char* name, int64_t least) {
   const int64_t size = options.integer(name);
-  check_value(size >= least && size <= kLargestSize, scheme, ": ", name, ": expected ", least,
-              " to ", kLargestSize, ", got ", size);
+  const std::string_view text = name;
+  const bool of_call = text == "heads" || text.ends_with("_dim");
+  const int64_t largest = of_call ? kLargestHeads : kLargestSize;
+  check_value(size >= least && size <= largest, scheme, ": ", name, ": expected ", least, " to ",
+              largest, ", got ", size);
   return size;
 }
 

@@ -11,8 +11,10 @@ namespace relpos::common {
 
 // Sums and doubles of sizes up to this stay exact in int64 and in double.
 inline constexpr int64_t kLargestSize = int64_t{1} << 48;
+// Of heads and of a head's dims: some schemes compute a number for each when they are made.
+inline constexpr int64_t kLargestHeads = int64_t{1} << 20;
 
-// The option as a size; throws Error naming scheme and option below `least` or above kLargestSize.
+// The option as a size; throws Error naming scheme and option below `least` or above the largest.
 int64_t size_option(const char* scheme, const OptionMap& options, const char* name,
                     int64_t least = 1);
 

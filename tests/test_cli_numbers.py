@@ -1,0 +1,57 @@
+"""Absurd numbers on the command line are refused in one line, at once."""
+
+import numpy as np
+import pytest
+from cli_tool import call, refusal, save
+
+HUGE = [2**31, 2**62, 2**63 - 1]
+
+
+@pytest.mark.parametrize("number", [-1, 0, *HUGE, 2**64, "1e9", ""])
+@pytest.mark.parametrize(
+    "words", [["alibi", "--heads"], ["rope", "--layout", "half", "--head-dim"], ["shaw", "--heads"]]
+)
+def test_numbers_of_heads_and_dims(words, number):
+    assert words[-1].strip("-")[:4] in refusal(
+        "show", *words[:-1], f"{words[-1]}={number}", seconds=10
+    )
+
+
+@pytest.mark.parametrize("number", HUGE)
+def test_sizes_of_what_is_shown(number):
+    for flag in ("--query", "--key"):
+        refusal("show", "t5", f"{flag}={number}", "--what", "steps", seconds=10)
+    far = call("show", "t5", f"--q-offset={number}", "--what", "steps", seconds=10)
+    assert far.returncode in (0, 2), far.stderr
+
+
+@pytest.mark.parametrize("number", [-(2**63), -1, *HUGE])
+@pytest.mark.parametrize("flag", ["--q-offset", "--k-offset", "--window", "--dropout"])
+def test_numbers_of_a_call_end_it_in_order(tmp_path, flag, number):
+    words = ["attend", "--out", tmp_path / "o.npy"]
+    arrays = {name: np.ones((1, 2, 5, 4), np.float32) for name in ("query", "key", "value")}
+    for name, path in zip(arrays, save(tmp_path, **arrays), strict=True):
+        words += [f"--{name}", path]
+    value = f"{number},{number}" if flag == "--window" else number
+    for position in ("alibi", "rope(layout=half)+t5(buckets=6)"):
+        done = call(*words, f"{flag}={value}", "--position", position, "--causal", seconds=10)
+        assert done.returncode in (0, 2), done.stderr
+        assert len(done.stderr.splitlines()) <= 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--threads=-1"],
+        ["--threads=100000"],
+        ["--rounds=-1"],
+        ["--seconds=-1"],
+        ["--seconds=nan"],
+        ["--patience=-1"],
+        ["--memory-probe=-5"],
+        [f"--memory-probe={2**63 - 1}"],
+        ["--best-look=-1"],
+    ],
+)
+def test_numbers_of_the_bench(words):
+    refusal("bench", *words, seconds=10)
