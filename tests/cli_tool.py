@@ -7,13 +7,14 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+from patience import timeout
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = Path(os.environ.get("RELPOS_TOOL") or ROOT / "build" / "relpos")
 
 
-def call(*words, cwd=None, env=None, timeout=120):
-    """Runs relpos with its output on pipes."""
+def call(*words, cwd=None, env=None, seconds=60):
+    """Runs relpos with its output on pipes; `seconds` are those of an idle machine."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "RELPOS_TARGET")}
     environment.update(env or {})
     return subprocess.run(
@@ -22,7 +23,7 @@ def call(*words, cwd=None, env=None, timeout=120):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout(seconds),
         check=False,
     )
 
