@@ -138,6 +138,8 @@ struct TileKernels {
   // Writes dense weights (`lse` of the block in use) or dense scores of the tiles.
   void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
                const TensorView& dense, bool weights);
+  // factors[kTile]: 0 where dropout takes a key of tile t from a row, else 1 / (1 - p).
+  void (*dropout)(const Block& block, int row, int64_t t, float* factors);
 };
 
 // Every target that this build holds, best first, supported by this machine or not.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/angles.h"
+#include "base/parallel.h"
 #include "kernels/convert.h"
 
 namespace relpos {
@@ -101,12 +102,14 @@ Plan::Plan(const Problem& problem, bool backward)
     }
     key_bias = Buffer<float>(key_bias_rows * p.heads * tiles * kTile);
     std::fill_n(key_bias.get(), key_bias.size(), 0.0f);
+    CancelTicks tick;
     for (int64_t b = 0; b < key_bias_rows; ++b) {
       for (int64_t h = 0; h < p.heads; ++h) {
         float* row = key_bias.get() + (b * p.heads + h) * tiles * kTile;
         for (const KeyBias& term : p.terms.key_biases) {
           const TensorView& view = term.values.view;
           for (int64_t j = 0; j < p.keys; ++j) {
+            tick();
             const int64_t at = view.rank == 3 ? view.offset({b, h, j}) : view.offset({h, j});
             row[j] += static_cast<float>(view.load(at) * term.values.multiplier * kLog2e);
           }
@@ -150,6 +153,7 @@ void Plan::tabulate(const Rotation& rotation) {
     rotary.sin = Buffer<float>(rows * pairs);
   };
   const auto write = [&](int64_t row, int64_t position) {
+    if (row % kTile == 0) check_cancelled();
     table.write(position, rotary.cos.get() + row * pairs, rotary.sin.get() + row * pairs);
   };
   if (at.consecutive && at.shared()) {  // queries and keys at one position share a row
@@ -187,6 +191,7 @@ void Plan::find_peaks() {
   for (const BiasPlan& bias : biases) {
     if (bias.ramp) return;
     for (int64_t h = 0; h < p.heads; ++h) {
+      check_cancelled();
       const float* row = bias.cells.get() + h * bias.row_size();
       const auto [low, high] = std::minmax_element(row, row + bias.row_size());
       skips_tiles = skips_tiles || *high - *low > kUnderflow;
@@ -196,6 +201,7 @@ void Plan::find_peaks() {
     if (!skips_tiles) return;
     bias.peaks = Buffer<float>(p.heads * bias.peaks_per_head());
     for (int64_t h = 0; h < p.heads; ++h) {
+      check_cancelled();
       const float* row = bias.cells.get() + h * bias.row_size();
       for (int64_t n = 0; n < bias.peaks_per_head(); ++n) {
         float& peak = bias.peaks[h * bias.peaks_per_head() + n];
@@ -210,6 +216,7 @@ void Plan::find_peaks() {
 
 void Plan::expand_bias(const DistanceBias& term) {
   BiasPlan plan;
+  CancelTicks tick;
   const bool sloped = term.slopes.view.given();
   const int64_t span = range.second - range.first + 1;
   plan.ramp = sloped && (direct || span > kExpandFactor * (p.queries + p.keys) + kExpandFloor);
@@ -220,8 +227,10 @@ void Plan::expand_bias(const DistanceBias& term) {
     wide.width = span;
     wide.classes.assign(static_cast<size_t>(span), ClassMap::kNone);
     if (term.map) {
-      for (int64_t c = 0; c < span; ++c)
+      for (int64_t c = 0; c < span; ++c) {
+        tick();
         wide.classes[static_cast<size_t>(c)] = (*term.map)(wide.lo + c);
+      }
       wide.left = wide.classes.front();
       wide.right = wide.classes.back();
     }
@@ -243,6 +252,7 @@ void Plan::expand_bias(const DistanceBias& term) {
       float* row = plan.cells.get() + h * plan.row_size();
       std::fill_n(row, kPad, value(h, w.lo, w.left));
       for (int64_t c = 0; c < w.width; ++c) {
+        tick();
         row[kPad + c] = value(h, w.lo + c, w.classes[static_cast<size_t>(c)]);
       }
       std::fill_n(row + kPad + w.width, kPad, value(h, w.lo + w.width - 1, w.right));
