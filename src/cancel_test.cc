@@ -101,7 +101,8 @@ TEST_F(Cancelled, DenseForms) {
                    [&](CancelToken* token) { dense(t5.parts[0], grid, "key", bias, token); });
   expect_cancelled("dense rows",
                    [&](CancelToken* token) { dense(shaw.parts[0], rows, "key", gathered, token); });
-  expect_cancelled("steps", [&](CancelToken* token) { steps(t5.parts[0], grid, token); });
+  expect_cancelled("steps",
+                   [&](CancelToken* token) { steps(t5.parts[0], {15000, 15000, 0}, token); });
   expect_cancelled("indices", [&](CancelToken* token) {
     indices(t5.parts[0], grid, output.view({60000, 60000}, DType::kInt64), token);
   });
@@ -128,7 +129,7 @@ TEST_F(Cancelled, DenseGradients) {
 }
 
 TEST_F(Cancelled, Rotations) {
-  const Position rope = position("rope(64, layout=half)");
+  const Position rope = position("rope(head_dim=64, layout=half)");
   constexpr int64_t kLong = 10'000'000;
   expect_cancelled("tables", [&](CancelToken* token) {
     rotary_tables(rope.parts[0], kLong, 0, output.view({kLong, 64}), output.view({kLong, 64}),
@@ -164,9 +165,9 @@ TEST_F(Cancelled, Forward) {
   run("one thread", "", square, serial);
   run("reference", "t5(heads=2)", square, reference);
   run("decoding", "alibi(heads=2)", {.batch = 64, .queries = 1, .keys = 2'000'000}, {});
-  run("reference, few queries", "rope(16, layout=half)", {.queries = 2, .keys = 4'000'000},
+  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 2, .keys = 4'000'000},
       reference);
-  run("a plan's angles", "rope(64, layout=half)",
+  run("a plan's angles", "rope(head_dim=64, layout=half)",
       {.heads = 1, .queries = 1, .keys = 20'000'000, .dim = 64}, {});
   run("a plan's biases", "alibi(heads=64)", {.heads = 64, .queries = 3'000'000, .keys = 100}, {});
 }
@@ -225,7 +226,7 @@ TEST_F(Cancelled, Backward) {
   const Shape square{.queries = 60000, .keys = 60000};
   run("fused", "t5(heads=2)", square, {});
   run("reference", "t5(heads=2)", square, reference);
-  run("reference, few queries", "rope(16, layout=half)", {.queries = 2, .keys = 4'000'000},
+  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 2, .keys = 4'000'000},
       reference);
   run("a mask's gradient", "", {.queries = 20000, .keys = 20000}, {}, true);
 }

@@ -49,6 +49,15 @@ TEST(FloatControl, FlushesUnlessAPairIsTiny) {
   hidden.v.data<float>()[hidden.v.view().numel() - 1] = 1.0f;
   hidden.p.visible.span.assign(3, {0, 5});
   EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  hidden.p.visible.span.clear();
+  EXPECT_EQ(hidden.forward(), kFlushDenormals);
+  hidden.p.visible.key_bits = {0x3F, 0x1F};
+  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  const Tensor mask(DType::kBool, {1, 1, 1, 6});
+  std::fill_n(mask.data<bool>(), 5, true);
+  hidden.p.visible.key_bits.clear();
+  hidden.p.visible.mask = TensorView(mask.data<bool>(), DType::kBool, {2, 4, 3, 6}, {0, 0, 0, 1});
+  EXPECT_EQ(hidden.forward(), kKeepDenormals);
   for (Tensor Call::* tensor : {&Call::q, &Call::k, &Call::dout}) {
     Call tiny;
     Call::fill(tiny.*tensor, 1e-38f);
