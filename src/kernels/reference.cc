@@ -18,9 +18,9 @@ class HeadGradient {
  public:
   HeadGradient(Head& head, const ProblemGradients& gradients, TermGradients& terms)
       : x(head), m(head.m), p(head.p), out(gradients), t(terms) {
-    dk.assign(head.k.size(), 0.0);
-    dk_plain.assign(head.k_plain.size(), 0.0);
-    dv.assign(head.v.size(), 0.0);
+    dk = zeros(static_cast<int64_t>(head.k.size()));
+    dk_plain = zeros(static_cast<int64_t>(head.k_plain.size()));
+    dv = zeros(static_cast<int64_t>(head.v.size()));
     dq.resize(static_cast<size_t>(head.D));
   }
 

@@ -7,6 +7,7 @@
 
 #include "base/angles.h"
 #include "base/parallel.h"
+#include "base/zeros.h"
 #include "kernels/problem.h"
 
 namespace relpos::reference {
@@ -132,8 +133,8 @@ class Head {
         Dv(p.value_dim),
         stopper_(stopper),
         worker_(worker) {
-    k.resize(static_cast<size_t>(p.keys * D));
-    k_plain.resize(p.terms.column_tables.empty() ? 0 : k.size());
+    k = zeros(p.keys * D);
+    if (!p.terms.column_tables.empty()) k_plain = zeros(p.keys * D);
     for (int64_t j = 0; j < p.keys && !stopped(j); ++j) {
       load_row(p.key, b, hk, j, D, &k[static_cast<size_t>(j * D)]);
       if (!k_plain.empty())
@@ -141,7 +142,7 @@ class Head {
       m.rotate(&k[static_cast<size_t>(j * D)], p.positions.key(b, j), false);
     }
     if (p.value.given()) {
-      v.resize(static_cast<size_t>(p.keys * Dv));
+      v = zeros(p.keys * Dv);
       for (int64_t j = 0; j < p.keys && !stopped(j); ++j)
         load_row(p.value, b, hk, j, Dv, &v[static_cast<size_t>(j * Dv)]);
     }
