@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/parallel.h"
+#include "base/thread_grant.h"
 #include "bench_cases.h"
 #include "bench_machine.h"
 #include "commands.h"
@@ -229,10 +231,8 @@ int bench(const BenchArguments& a) {
   BenchSetup setup{.target = "", .threads = a.threads, .budget = a.budget};
   for (const auto& [name, value] : show_config()) {
     if (name == "target") setup.target = value;
-    if (name == "threads" && setup.threads == 0) {
-      setup.threads = static_cast<int>(parse_int(value, "threads"));
-    }
   }
+  setup.threads = granted_threads(thread_count(setup.threads));
   IssueSlots slots(setup.threads, a.best_look);
   if (a.watch) return watch(slots);
   setup.budget.slots = &slots;

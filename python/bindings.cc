@@ -10,7 +10,11 @@ nb::list list_steps(const std::string& text, const nb::handle& parameters, int64
                     int64_t keys, std::optional<int64_t> q_offset) {
   const Part part = to_part(text, to_views(parameters));
   nb::list list;
-  for (const Step& step : steps(part, make_grid(queries, keys, q_offset))) {
+  const Grid grid = make_grid(queries, keys, q_offset);
+  std::vector<Step> road;
+  Signals signals;
+  signals.run([&] { road = steps(part, grid, signals.token()); });
+  for (const Step& step : road) {
     const char* kind = step.kind == Step::Kind::kInteger ? "integer"
                        : step.kind == Step::Kind::kReal  ? "real"
                                                          : "boolean";
@@ -36,29 +40,37 @@ void bind_positions(nb::module_& module) {
                          int64_t q_offset, Text which, nb::handle out) {
     const Part part = to_part(text, to_views(parameters));
     const TensorView o = to_view(out);
-    Signals().run([&] { dense(part, {queries, keys, q_offset}, which, o); });
+    Signals signals;
+    signals.run([&] { dense(part, {queries, keys, q_offset}, which, o, signals.token()); });
   });
-  module.def(
-      "dense_backward", [](Text text, nb::handle parameters, int64_t queries, int64_t keys,
-                           int64_t q_offset, Text which, nb::handle dout, nb::handle gradients) {
-        const Part part = to_part(text, to_views(parameters));
-        const TensorView d = to_view(dout);
-        const std::vector<TensorView> wanted = to_views(gradients);
-        Signals().run([&] { dense_backward(part, {queries, keys, q_offset}, which, d, wanted); });
-      });
+  module.def("dense_backward",
+             [](Text text, nb::handle parameters, int64_t queries, int64_t keys, int64_t q_offset,
+                Text which, nb::handle dout, nb::handle gradients) {
+               const Part part = to_part(text, to_views(parameters));
+               const TensorView d = to_view(dout);
+               const std::vector<TensorView> wanted = to_views(gradients);
+               Signals signals;
+               signals.run([&] {
+                 dense_backward(part, {queries, keys, q_offset}, which, d, wanted, signals.token());
+               });
+             });
   module.def(
       "indices",
       [](Text text, nb::handle parameters, int64_t queries, int64_t keys, OptionalInt q_offset,
          nb::handle out) {
         const Part part = to_part(text, to_views(parameters));
-        indices(part, make_grid(queries, keys, q_offset), to_view(out));
+        const Grid grid = make_grid(queries, keys, q_offset);
+        const TensorView o = to_view(out);
+        Signals signals;
+        signals.run([&] { indices(part, grid, o, signals.token()); });
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
   module.def("rotary_tables", [](Text text, nb::handle parameters, int64_t length, int64_t offset,
                                  nb::handle cos, nb::handle sin) {
     const Part part = to_part(text, to_views(parameters));
     const TensorView c = to_view(cos), s = to_view(sin);
-    Signals().run([&] { rotary_tables(part, length, offset, c, s); });
+    Signals signals;
+    signals.run([&] { rotary_tables(part, length, offset, c, s, signals.token()); });
   });
   module.def(
       "rotate",
@@ -66,7 +78,8 @@ void bind_positions(nb::module_& module) {
          bool inverse, nb::handle out) {
         const Part part = to_part(text, to_views(parameters));
         const TensorView in = to_view(x), at = to_view(positions), o = to_view(out);
-        Signals().run([&] { rotate(part, in, offset, at, inverse, o); });
+        Signals signals;
+        signals.run([&] { rotate(part, in, offset, at, inverse, o, signals.token()); });
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
   // Throws where the grid's offset must be said and is not; else the offset.

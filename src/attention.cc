@@ -2,6 +2,7 @@
 #include "relpos/attention.h"
 
 #include "base/parallel.h"
+#include "base/zeros.h"
 #include "kernels/fused.h"
 #include "kernels/reference.h"
 #include "kernels/targets.h"
@@ -79,7 +80,7 @@ void with_gradients(Call& call, const Position& position, const Options& options
                 "attn_mask: only a floating mask has a gradient; this call has ",
                 options.attn_mask.given() ? "a bool mask" : "no mask");
     check_gradient(gradients.attn_mask, options.attn_mask, "dattn_mask");
-    mask.assign(static_cast<size_t>(options.attn_mask.numel()), 0.0);
+    mask = zeros(options.attn_mask.numel());
     inner.mask = &mask;
     inner.mask_index =
         broadcast_view(TensorView(nullptr, DType::kFloat32, options.attn_mask.dims()),
@@ -95,6 +96,7 @@ void with_gradients(Call& call, const Position& position, const Options& options
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,
                const TensorView& lse, const TensorView& softmax) {
+  const CallScope scope(options.cancel);
   check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
   const Call call = make_call(query, key, value, position, options);
   const Problem& p = call.problem;
@@ -115,6 +117,7 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
                         const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,
                         const Gradients& gradients) {
+  const CallScope scope(options.cancel);
   check_value(value.given(), "value: expected [B, Hk, Lk, Dv], got nothing");
   Call call = make_call(query, key, value, position, options, wanted(gradients, position));
   const Problem& p = call.problem;
@@ -135,6 +138,7 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
 void attention_weights(const TensorView& query, const TensorView& key, const TensorView& softmax,
                        const Position& position, const Options& options,
                        const TensorView& weights) {
+  const CallScope scope(options.cancel);
   const Call call = make_call(query, key, {}, position, options);
   const Problem& p = call.problem;
   check_softmax(softmax, p);
@@ -148,6 +152,7 @@ void attention_weights(const TensorView& query, const TensorView& key, const Ten
 
 void scores(const TensorView& query, const TensorView& key, const Position& position,
             const Options& options, const TensorView& out) {
+  const CallScope scope(options.cancel);
   const Call call = make_call(query, key, {}, position, options);
   const Problem& p = call.problem;
   check_output(out, score_shape(p), query.dtype, "out");
@@ -160,6 +165,7 @@ void scores(const TensorView& query, const TensorView& key, const Position& posi
 
 void scores_backward(const TensorView& query, const TensorView& key, const TensorView& dscores,
                      const Position& position, const Options& options, const Gradients& gradients) {
+  const CallScope scope(options.cancel);
   Call call = make_call(query, key, {}, position, options, wanted(gradients, position));
   check_input(dscores, score_shape(call.problem), "dscores");
   with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
@@ -169,6 +175,7 @@ void scores_backward(const TensorView& query, const TensorView& key, const Tenso
 
 int64_t workspace_bytes(const TensorView& query, const TensorView& key, const TensorView& value,
                         const Position& position, const Options& options, bool backward) {
+  const CallScope scope(options.cancel);
   std::vector<std::vector<bool>> wants;
   for (const Part& part : position.parts) wants.emplace_back(part.parameters.size(), backward);
   const Call call = make_call(query, key, value, position, options, wants);

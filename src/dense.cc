@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/parallel.h"
 #include "lower_part.h"
 #include "make_problem.h"
 #include "relpos/attention.h"
@@ -146,12 +147,15 @@ int64_t pair_offset(const TensorView& view, const Form& form, int64_t h, int64_t
 
 void dense_bias(const Form& form, const Grid& grid, const TensorView& out) {
   std::vector<double> values(static_cast<size_t>(diagonals(grid)));
+  CancelTicks tick;
   for (int64_t h = 0; h < form.heads; ++h) {
     for (size_t n = 0; n < values.size(); ++n) {
+      tick();
       values[n] = bias_at(*form.biases, h, diagonal_distance(grid, static_cast<int64_t>(n)));
     }
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
         out.store(out.offset({h, i, j}), values[static_cast<size_t>(diagonal(grid, i, j))]);
       }
     }
@@ -162,6 +166,7 @@ void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
   const TensorView& table = form.table->view;
   const int64_t step = table.strides[static_cast<size_t>(table.rank - 1)];
   const int64_t out_step = out.strides[static_cast<size_t>(out.rank - 1)];
+  CancelTicks tick;
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
@@ -169,6 +174,7 @@ void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
         const int64_t from = row == ClassMap::kNone ? 0 : row_offset(table, h, row);
         const int64_t to = pair_offset(out, form, h, i, j);
         for (int64_t c = 0; c < form.columns; ++c) {
+          tick();
           const double value =
               row == ClassMap::kNone ? 0.0 : form.table->multiplier * table.load(from + c * step);
           out.store(to + c * out_step, value);
@@ -181,10 +187,12 @@ void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
 void bias_backward(const Form& form, const Grid& grid, const TensorView& dout,
                    std::vector<TermGradients::Bias>& gradients) {
   std::vector<double> sums(static_cast<size_t>(diagonals(grid)));
+  CancelTicks tick;
   for (int64_t h = 0; h < form.heads; ++h) {
     std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
         sums[static_cast<size_t>(diagonal(grid, i, j))] += dout.at({h, i, j});
       }
     }
@@ -193,6 +201,7 @@ void bias_backward(const Form& form, const Grid& grid, const TensorView& dout,
       std::vector<double>& table = gradients[b].table;
       std::vector<double>& slopes = gradients[b].slopes;
       for (size_t n = 0; n < sums.size(); ++n) {
+        tick();
         const int64_t delta = diagonal_distance(grid, static_cast<int64_t>(n));
         const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
         if (!table.empty() && row != ClassMap::kNone) {
@@ -214,14 +223,17 @@ void rows_backward(const Form& form, const Grid& grid, const TensorView& dout,
   const TensorView& table = form.table->view;
   const int64_t rows = table.shape[static_cast<size_t>(table.rank - 2)];
   const int64_t step = dout.strides[static_cast<size_t>(dout.rank - 1)];
+  CancelTicks tick;
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
         const int64_t row = (*form.map)(distance(grid, i, j));
         if (row == ClassMap::kNone) continue;
         const int64_t from = pair_offset(dout, form, h, i, j);
         double* to = gradient.data() + (h * rows + row) * form.columns;
         for (int64_t c = 0; c < form.columns; ++c) {
+          tick();
           to[c] += form.table->multiplier * dout.load(from + c * step);
         }
       }
@@ -250,8 +262,10 @@ const ClassMap* first_map(const Terms& terms) {
 Step pair_step(const char* name, const Grid& grid, const ClassMap* map) {
   Step step{name, Step::Kind::kInteger, {grid.queries, grid.keys}, {}};
   step.values.reserve(static_cast<size_t>(checked_numel(step.shape, name)));
+  CancelTicks tick;
   for (int64_t i = 0; i < grid.queries; ++i) {
     for (int64_t j = 0; j < grid.keys; ++j) {
+      tick();
       const int64_t delta = distance(grid, i, j);
       step.values.push_back(static_cast<double>(map == nullptr ? delta : (*map)(delta)));
     }
@@ -279,7 +293,9 @@ std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string
   return shape;
 }
 
-void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out) {
+void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out,
+           CancelToken* cancel) {
+  const CallScope scope(cancel);
   check_grid(grid);
   const LoweredPart lowered = lower_part(part);
   const Form form = find_form(part, lowered.terms, which);
@@ -294,7 +310,9 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
 }
 
 void dense_backward(const Part& part, const Grid& grid, std::string_view which,
-                    const TensorView& dout, const std::vector<TensorView>& dparameters) {
+                    const TensorView& dout, const std::vector<TensorView>& dparameters,
+                    CancelToken* cancel) {
+  const CallScope scope(cancel);
   check_grid(grid);
   check_value(dparameters.size() == part.parameters.size(), "dparameters: expected ",
               part.parameters.size(), " views, got ", dparameters.size());
@@ -328,13 +346,16 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   }
 }
 
-void indices(const Part& part, const Grid& grid, const TensorView& out) {
+void indices(const Part& part, const Grid& grid, const TensorView& out, CancelToken* cancel) {
+  const CallScope scope(cancel);
   check_grid(grid);
   check_output(out, {grid.queries, grid.keys}, DType::kInt64, "out");
   const LoweredPart lowered = lower_structure(part);
   const ClassMap* map = first_map(lowered.terms);
+  CancelTicks tick;
   for (int64_t i = 0; i < grid.queries; ++i) {
     for (int64_t j = 0; j < grid.keys; ++j) {
+      tick();
       const int64_t delta = distance(grid, i, j);
       const int64_t value = map == nullptr ? delta : (*map)(delta);
       std::memcpy(
@@ -344,7 +365,8 @@ void indices(const Part& part, const Grid& grid, const TensorView& out) {
   }
 }
 
-std::vector<Step> steps(const Part& part, const Grid& grid) {
+std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel) {
+  const CallScope scope(cancel);
   check_grid(grid);
   const LoweredPart lowered = lower_part(part);
   if (part.scheme->steps != nullptr) return part.scheme->steps(lowered.setting(), grid);

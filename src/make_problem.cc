@@ -68,8 +68,10 @@ std::vector<int64_t> read_rows(const TensorView& view, int64_t batch, int64_t le
   rows = batched ? view.shape[0] : 1;
   std::vector<int64_t> values;
   values.reserve(static_cast<size_t>(rows * length));
+  CancelTicks tick;
   for (int64_t b = 0; b < rows; ++b) {
     for (int64_t i = 0; i < length; ++i) {
+      tick();
       values.push_back(view.load_int(batched ? view.offset({b, i}) : view.offset({i})));
     }
   }
@@ -180,8 +182,10 @@ void read_intervals(Problem& problem, const Options& options) {
   if (bounded) visible.rows = std::max({visible.rows, positions.q_rows, positions.k_rows});
   visible.rows = std::max({visible.rows, lo_rows, hi_rows});
   visible.span.resize(static_cast<size_t>(visible.rows * problem.queries));
+  CancelTicks tick;
   for (int64_t b = 0; b < visible.rows; ++b) {
     for (int64_t i = 0; i < problem.queries; ++i) {
+      tick();
       int64_t lo = 0, hi = problem.keys;
       if (bounded && problem.keys > 0) {
         const int64_t at = positions.query(b, i);
@@ -207,9 +211,11 @@ void read_padding(Problem& problem, const TensorView& padding) {
   }
   check_input(padding, {problem.batch, problem.keys}, "key_padding_mask");
   const int64_t words = problem.tiles();
+  CancelTicks tick;
   problem.visible.key_bits.assign(static_cast<size_t>(problem.batch * words), 0);
   for (int64_t b = 0; b < problem.batch; ++b) {
     for (int64_t j = 0; j < problem.keys; ++j) {
+      tick();
       if (padding.load_int(padding.offset({b, j})) == 0) {
         problem.visible.key_bits[static_cast<size_t>(b * words + j / kTile)] |= uint64_t{1}
                                                                                 << (j % kTile);
@@ -387,7 +393,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
   check_value(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
               "dropout_p: expected a probability in [0, 1], got ", options.dropout_p);
-  problem.dropout = Dropout(options.dropout_p, options.seed);
+  problem.dropout = Dropout(options.dropout_p, options.seed, problem.heads, problem.queries);
   problem.cancel = options.cancel;
   check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",
               options.threads);
@@ -430,7 +436,9 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
 
 void write_values(const std::vector<double>& values, const TensorView& view) {
   std::array<int64_t, kMaxRank> index{};
+  CancelTicks tick;
   for (double value : values) {
+    tick();
     int64_t at = 0;
     for (int axis = 0; axis < view.rank; ++axis) {
       at += index[static_cast<size_t>(axis)] * view.strides[static_cast<size_t>(axis)];

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/angles.h"
+#include "base/parallel.h"
 #include "lower_part.h"
 #include "make_problem.h"
 #include "relpos/attention.h"
@@ -86,6 +87,7 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, in
     std::fill_n(turned.begin() + rotation.start, rotation.dims, true);
   }
   std::vector<Turn<T>> turns(rotations.size());
+  CancelTicks tick;
   for (int64_t l = 0; l < length; ++l) {
     const int64_t position =
         positions.given() ? positions.load_int(positions.offset({l})) : offset + l;
@@ -94,6 +96,7 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, in
       const int64_t source = x_rows[row] + l * x.strides[row_axis];
       const int64_t target = out_rows[row] + l * out.strides[row_axis];
       for (int64_t d = 0; d < dims; ++d) {
+        tick();
         if (!turned[static_cast<size_t>(d)]) out.store(target + d * to, x.load(source + d * from));
       }
       for (size_t r = 0; r < rotations.size(); ++r) {
@@ -118,7 +121,8 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, in
 int64_t rotary_dims(const Part& part) { return total_dims(rotations_of(part)); }
 
 void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
-                   const TensorView& sin) {
+                   const TensorView& sin, CancelToken* cancel) {
+  const CallScope scope(cancel);
   const std::vector<Rotation> rotations = required_rotations(part);
   check_value(length >= 0 && length < kPositionLimit, "length: expected 0 or more, got ", length);
   check_position(offset, "offset");
@@ -131,11 +135,13 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
     }
   }
   Turn<double> turn;
+  CancelTicks tick;
   for (int64_t l = 0; l < length; ++l) {
     int64_t start = 0;
     for (const Rotation& rotation : rotations) {
       turn.set(rotation, offset + l);
       for (int64_t p = 0; p < rotation.dims / 2; ++p) {
+        tick();
         const auto [a, b] = pair_dims(rotation, p);
         for (int64_t d : {start + a, start + b}) {
           cos.store(cos.offset({l, d}), turn.cos[static_cast<size_t>(p)]);
@@ -148,7 +154,8 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
 }
 
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
-            bool inverse, const TensorView& out) {
+            bool inverse, const TensorView& out, CancelToken* cancel) {
+  const CallScope scope(cancel);
   check_value(x.given() && x.rank >= 2 && x.rank <= 4,
               "x: expected [..., L, D] of rank 2 to 4, got ",
               x.given() ? x.shape_text() : std::string("nothing"));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/zeros.h"
 #include "relpos/error.h"
 
 namespace relpos {
@@ -25,7 +26,7 @@ void extend(std::vector<T>& to, const std::vector<T>& from) {
 
 std::vector<double> zeros_like(const TermData& data) {
   if (!data.wants_gradient) return {};
-  return std::vector<double>(static_cast<size_t>(data.view.numel()));
+  return zeros(data.view.numel());
 }
 
 }  // namespace

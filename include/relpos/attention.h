@@ -17,8 +17,8 @@
 
 namespace relpos {
 
-// Ends a long call between tiles. `requested` may be set from any thread; `poll`, if given, is asked
-// on the calling thread at most every 50 ms and cancels by returning true.
+// Ends a long call. `requested` may be set from any thread; `poll`, if given, is asked on the calling
+// thread about every 50 ms and cancels by returning true; what it throws comes out of the call.
 struct CancelToken {
   std::atomic<bool> requested{false};
   std::function<bool()> poll;
@@ -53,7 +53,9 @@ struct Options {
   uint64_t seed = 0;                        // of dropout; counter = (b, h, i, j)
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;
-  int threads = 0;  // 0: the runtime's default; never changes a bit of the result
+  // 0: the runtime's default. At most the cores that this process may use, and what the system grants;
+  // never changes a bit of the result.
+  int threads = 0;
 };
 
 // out [B, H, Lq, Dv] in the dtype of query; lse [B, H, Lq] natural log, float32 (float64 for float64),
@@ -91,21 +93,24 @@ void scores_backward(const TensorView& query, const TensorView& key, const Tenso
 // Dense forms of one part on a grid. `which`: "key" (bias [H, Lq, Lk], or rows [(H,) Lq, Lk, r]) or
 // "value" (rows). dense_shape throws where a part has no such form.
 std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which);
-void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out);
+void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out,
+           CancelToken* cancel = nullptr);
 void dense_backward(const Part& part, const Grid& grid, std::string_view which,
-                    const TensorView& dout, const std::vector<TensorView>& dparameters);
+                    const TensorView& dout, const std::vector<TensorView>& dparameters,
+                    CancelToken* cancel = nullptr);
 // [Lq, Lk] int64: the class of each pair, -1 for none; the distance where the part has no classes.
-void indices(const Part& part, const Grid& grid, const TensorView& out);
-std::vector<Step> steps(const Part& part, const Grid& grid);
+void indices(const Part& part, const Grid& grid, const TensorView& out,
+             CancelToken* cancel = nullptr);
+std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel = nullptr);
 
 // Rotations of one part. cos, sin [L, dims] float32 or float64, each angle twice in the pair layout.
 int64_t rotary_dims(const Part& part);  // 0: the part has no rotation
 void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
-                   const TensorView& sin);
+                   const TensorView& sin, CancelToken* cancel = nullptr);
 // out = R(positions) x for x [..., L, D] of rank 2 to 4; positions int64 [L], or offset + row where
 // not given. `inverse` applies the transpose, which is the gradient.
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
-            bool inverse, const TensorView& out);
+            bool inverse, const TensorView& out, CancelToken* cancel = nullptr);
 
 // The grid rule of design: an offset must be said where Lq != Lk. Throws the error that names both
 // usual answers.

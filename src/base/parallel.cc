@@ -3,7 +3,12 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <memory>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <mutex>
+
+#include "base/thread_grant.h"
 
 #ifdef RELPOS_STD_THREADS
 #include <thread>
@@ -23,18 +28,23 @@ std::atomic<bool> forked{false};
 
 constexpr auto kPollInterval = std::chrono::milliseconds(50);
 
+thread_local CallScope* innermost = nullptr;
+
 }  // namespace
 
 Stopper::Stopper(CancelToken* token)
     : token_(token), last_poll_(std::chrono::steady_clock::now()) {}
 
 bool Stopper::stopped(int worker) {
+  if (abandoned_.load(std::memory_order_relaxed)) return true;
   if (token_ == nullptr) return false;
   if (token_->requested.load(std::memory_order_relaxed)) return true;
   if (worker != 0 || !token_->poll) return false;
   const auto now = std::chrono::steady_clock::now();
   if (now - last_poll_ < kPollInterval) return false;
   last_poll_ = now;
+  // The poll is the caller's code, a handler of Python's signals, say: it runs in the caller's mode.
+  const FloatMode mode(innermost != nullptr ? innermost->callers_ : read_float_control());
   if (token_->poll()) token_->requested.store(true, std::memory_order_relaxed);
   return token_->requested.load(std::memory_order_relaxed);
 }
@@ -45,55 +55,124 @@ void Stopper::check() const {
   }
 }
 
+CallScope::CallScope(CancelToken* token)
+    : stopper_(token),
+      outer_(innermost),
+      callers_(outer_ != nullptr ? outer_->callers_ : mode_.before()) {
+  innermost = this;
+}
+
+CallScope::~CallScope() { innermost = outer_; }
+
+void check_cancelled() {
+  for (CallScope* scope = innermost; scope != nullptr; scope = scope->outer_) {
+    if (scope->stopper_.stopped(0)) scope->stopper_.check();
+  }
+}
+
 bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
 
 #ifdef RELPOS_STD_THREADS
 
 const char* thread_backend() noexcept { return "std::thread"; }
 
-int thread_count(int requested) {
-  if (in_forked_child()) return 1;
-  if (requested > 0) return requested;
-  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-}
+namespace {
+int default_threads() { return std::numeric_limits<int>::max(); }
+int usable_cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
+}  // namespace
 
 #else
 
 const char* thread_backend() noexcept { return "OpenMP"; }
 
-int thread_count(int requested) {
-  if (in_forked_child()) return 1;
-  return std::max(1, requested > 0 ? requested : omp_get_max_threads());
-}
+namespace {
+int default_threads() { return omp_get_max_threads(); }
+// Not the affinity of this thread: where threads are bound (OMP_PROC_BIND) that is one core.
+int usable_cores() { return omp_get_num_procs(); }
+}  // namespace
 
 #endif
 
+int thread_count(int requested) {
+  if (in_forked_child()) return 1;
+  const int wanted = requested > 0 ? requested : default_threads();
+  if (wanted <= 1) return 1;
+  return std::min(wanted, std::max(1, usable_cores()));
+}
+
 namespace detail {
+
+namespace {
+
+// What the workers of one team threw: that of the first task is kept.
+class FirstError {
+ public:
+  void take(int64_t task) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (task >= task_) return;
+    task_ = task;
+    error_ = std::current_exception();
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  // A poll between two tasks counts as a task after all.
+  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  std::mutex mutex_;
+  int64_t task_ = kNone;
+  std::exception_ptr error_;
+};
+
+#ifdef RELPOS_STD_THREADS
+template <typename F>
+void run_team(int workers, const F& work) {
+  std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<size_t>(workers) - 1);
+  try {
+    for (int worker = 1; worker < workers; ++worker) helpers.emplace_back(std::cref(work), worker);
+  } catch (...) {  // no more threads are granted: these do
+  }
+  work(0);
+  for (std::thread& helper : helpers) helper.join();
+}
+#else
+template <typename F>
+void run_team(int workers, const F& work) {
+  const int team = granted_threads(workers);
+#pragma omp parallel num_threads(team)
+  work(omp_get_thread_num());
+}
+#endif
+
+}  // namespace
 
 void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction function, void* context) {
   std::atomic<int64_t> next{0};
+  FirstError error;
   const auto work = [&](int worker) {
-    while (!stopper.stopped(worker)) {
-      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks) return;
-      function(context, task, worker);
+    const FloatMode mode;
+    int64_t task = tasks;
+    try {
+      while (!stopper.stopped(worker)) {
+        task = next.fetch_add(1, std::memory_order_relaxed);
+        if (task >= tasks) return;
+        function(context, task, worker);
+        task = tasks;
+      }
+    } catch (...) {
+      stopper.abandon();
+      error.take(task);
     }
   };
   const int workers = static_cast<int>(std::min<int64_t>(threads, tasks));
   if (workers <= 1) {
     work(0);
-    return;
+  } else {
+    run_team(workers, work);
   }
-#ifdef RELPOS_STD_THREADS
-  std::vector<std::thread> helpers;
-  helpers.reserve(static_cast<size_t>(workers) - 1);
-  for (int worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
-  work(0);
-  for (std::thread& helper : helpers) helper.join();
-#else
-#pragma omp parallel num_threads(workers)
-  work(omp_get_thread_num());
-#endif
+  error.rethrow();
 }
 
 }  // namespace detail

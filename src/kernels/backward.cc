@@ -6,6 +6,7 @@
 #include "kernels/backward_sums.h"
 #include "kernels/block_setup.h"
 #include "kernels/columns.h"
+#include "kernels/denormals.h"
 #include "kernels/fused.h"
 #include "kernels/schedule.h"
 #include "kernels/skip.h"
@@ -379,8 +380,9 @@ void fused_backward(const Problem& p, const TensorView& out, const TensorView& s
       own.clear();
       const int64_t slot = task / chunks, chunk = task % chunks, pair = first + slot;
       const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
+      const FloatMode mode(float_control(p, b, kv_head, dout));
       for (int64_t g = 0; g < p.group(); ++g) {
-        for (int64_t n = chunk; n < blocks; n += chunks) {
+        for (int64_t n = chunk; n < blocks && !stopper.stopped(worker); n += chunks) {
           scratch[static_cast<size_t>(worker)].run(
               b, kv_head * p.group() + g, n * kRows, std::min(p.queries, (n + 1) * kRows),
               packed.head(slot), own, out, softmax, dout, dlse, gradients, stopper, worker);

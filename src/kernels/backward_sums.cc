@@ -96,13 +96,14 @@ void reduce_bias(const Plan& plan, size_t n, int64_t kv_head, const Sums& sums, 
 // Columns [from, to) of one table's gradient.
 void reduce_table(const Plan& plan, const TablePlan& table, const TermData& data,
                   const Buffer<float>& sums, int64_t kv_head, double scale, int64_t from,
-                  int64_t to, std::vector<double>& gradient) {
+                  int64_t to, Stopper& stopper, int worker, std::vector<double>& gradient) {
   if (sums.size() == 0) return;
   const int64_t heads = table.heads == 1 ? 1 : plan.p.group();
   const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
   for (int64_t g = 0; g < heads; ++g) {
     const int64_t h = table.heads == 1 ? 0 : kv_head * plan.p.group() + g;
     for (int64_t c = 0; c < table.entries(); ++c) {
+      if (c % kTile == 0 && stopper.stopped(worker)) return;
       const int64_t row = table.classes[static_cast<size_t>(c)];
       if (row == ClassMap::kNone) continue;
       const float* cell = sums.get() + (g * table.entries() + c) * table.padded_rank;
@@ -119,8 +120,10 @@ void reduce_table(const Plan& plan, const TablePlan& table, const TermData& data
 void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task,
                   int64_t count, int64_t chunks, int threads, Stopper& stopper, TermGradients& to) {
   const Problem& p = plan.p;
+  CancelTicks tick;
   const auto kv_head = [&](int64_t n) { return (first_task + n) / chunks % p.kv_heads; };
   for (int64_t n = 0; n < count; ++n) {
+    check_cancelled();
     const Sums& task = sums[static_cast<size_t>(n)];
     for (size_t t = 0; t < plan.biases.size(); ++t) reduce_bias(plan, t, kv_head(n), task, to);
     for (size_t t = 0; t < plan.row_tables.size(); ++t) {
@@ -138,6 +141,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
       for (int64_t g = 0; g < p.group(); ++g) {
         const int64_t h = kv_head(n) * p.group() + g;
         for (int64_t j = 0; j < p.keys; ++j) {
+          tick();
           gradient[static_cast<size_t>((b * p.heads + h) * p.keys + j)] +=
               static_cast<double>(task.key_bias[g * plan.tiles * kTile + j]) * data.multiplier;
         }
@@ -148,11 +152,12 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
     for (size_t t = 0; t < terms; ++t) {
       const TablePlan& table = plan_of(t);
       const int64_t rank = table.rank, strips = (rank + kLanes - 1) / kLanes;
-      parallel_for(strips, threads, stopper, [&](int64_t strip, int) {
+      parallel_for(strips, threads, stopper, [&](int64_t strip, int worker) {
         for (int64_t n = 0; n < count; ++n) {
           const auto [data, scale] = term(t);
           reduce_table(plan, table, *data, sum(sums[static_cast<size_t>(n)], t), kv_head(n), scale,
-                       strip * kLanes, std::min(rank, (strip + 1) * kLanes), gradient(t));
+                       strip * kLanes, std::min(rank, (strip + 1) * kLanes), stopper, worker,
+                       gradient(t));
         }
       });
     }

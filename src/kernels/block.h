@@ -177,6 +177,8 @@ struct TileKernels {
   // dense scores of the tiles.
   void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
                const TensorView& dense, const float* inverse_sum);
+  // factors[kTile]: 0 where dropout takes a key of tile t from a row, else 1 / (1 - p).
+  void (*dropout)(const Block& block, int row, int64_t t, float* factors);
 };
 
 // Every target that this build holds, best first, supported by this machine or not.

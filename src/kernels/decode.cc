@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "kernels/decode_tiles.h"
+#include "kernels/denormals.h"
 #include "kernels/forward_block.h"
 #include "kernels/softmax_state.h"
 
@@ -217,11 +218,9 @@ class DirectRows {
     const float factor = kernels_.softmax(terms, s, block.m[row], block.l + row * kLanes);
     if (factor != 1.0f) rescale(block, row, factor);
     if (p_.dropout.active()) {
-      const auto key =
-          p_.dropout.row_key(block.batch, block.head[row], block.index[row], t * kTile >> 32);
-      const auto keep = static_cast<float>(p_.dropout.keep_scale());
-      for (int64_t c = 0; c < kTile; ++c)
-        s[c] *= p_.dropout.keeps(key, t * kTile + c) ? keep : 0.0f;
+      alignas(64) float factors[kTile];
+      tile_kernels().dropout(block, row, t, factors);
+      for (int64_t c = 0; c < kTile; ++c) s[c] *= factors[c];
     }
     for (Panel& panel : block.values) {
       float* cells = panel.gradient[row];
@@ -354,6 +353,7 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
   parallel_for(groups * blocks * chunks, threads, stopper, [&](int64_t task, int worker) {
     const int64_t group = task / (blocks * chunks), block = task / chunks % blocks,
                   chunk = task % chunks;
+    const FloatMode mode(float_control(p, group / p.kv_heads, group % p.kv_heads));
     ForwardScratch& x = scratch[static_cast<size_t>(worker)];
     x.begin(group / p.kv_heads);
     for (int64_t row = block * kRows; row < std::min(rows, (block + 1) * kRows); ++row) {
@@ -390,6 +390,7 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
   });
   stopper.check();
   for (int64_t group = 0; chunks > 1 && group < groups; ++group) {
+    check_cancelled();
     for (int64_t row = 0; row < rows; ++row) {
       partials.merge(group, row);
       float* o = partials.at(group, 0, row);

@@ -1,61 +1,55 @@
-// Dropout as a pure function of (seed, b, h, i, j): the same in every path, tile order and thread.
+// Dropout as a pure function of (seed, row, column): the same in every path, tile order and thread.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/threefry.h"
+
 namespace relpos {
 
+// The key of Threefry4x32 is the seed. Its counter holds the row's number (batch heads + head) Lq + i,
+// below 2^63 as the output has so many rows, and a number for each four columns: no two pairs of
+// a call share a word, and no two seeds a key. The four words of a counter belong to columns 16 apart,
+// so that in lanes neighbours lie side by side.
 class Dropout {
  public:
   Dropout() = default;
-  Dropout(double p, uint64_t seed)
+  Dropout(double p, uint64_t seed, int64_t heads, int64_t queries)
       : active_(p > 0.0),
         seed_(seed),
+        heads_(heads),
+        queries_(queries),
         threshold_(static_cast<uint32_t>(std::min(std::round(p * 4294967296.0), 4294967295.0))),
         keep_scale_(p < 1.0 ? 1.0 / (1.0 - p) : 0.0) {}
 
   bool active() const noexcept { return active_; }
   // What a kept weight is multiplied by, 1 / (1 - p).
   double keep_scale() const noexcept { return keep_scale_; }
+  // Words below it are dropped.
   uint32_t threshold() const noexcept { return threshold_; }
 
-  // The two words of a row that mix with the key's index; `block` = j >> 32.
-  struct RowKey {
-    uint32_t a, b;
-  };
-  RowKey row_key(int64_t batch, int64_t head, int64_t i, int64_t block) const noexcept {
-    uint64_t x = seed_;
-    for (int64_t part : {batch, head, i, block}) {
-      x = mix(x + 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(part));
-    }
-    return {static_cast<uint32_t>(x), static_cast<uint32_t>(x >> 32)};
+  Threefry4x32::Words key() const noexcept { return {low(seed_), high(seed_), 0, 0}; }
+  // Of the columns 16 apart from `column` on, in the same 64.
+  Threefry4x32::Words counter(int64_t batch, int64_t head, int64_t i,
+                              int64_t column) const noexcept {
+    const auto row = static_cast<uint64_t>((batch * heads_ + head) * queries_ + i);
+    const auto at = static_cast<uint64_t>(column / 64 * 16 + column % 16);
+    return {low(at), high(at), low(row), high(row)};
   }
-  static uint32_t hash(RowKey key, uint32_t j) noexcept {
-    uint32_t u = j * 0x9E3779B9U + key.a;
-    u ^= u >> 16;
-    u *= 0x7FEB352DU;
-    u ^= u >> 15;
-    u += key.b;
-    u *= 0x846CA68BU;
-    u ^= u >> 16;
-    return u;
-  }
-  bool keeps(RowKey key, int64_t j) const noexcept {
-    return hash(key, static_cast<uint32_t>(j)) >= threshold_;
+  bool keeps(int64_t batch, int64_t head, int64_t i, int64_t j) const noexcept {
+    const Threefry4x32::Words words = Threefry4x32::words(counter(batch, head, i, j), key());
+    return words[static_cast<size_t>(j / 16 % 4)] >= threshold_;
   }
 
  private:
-  // splitmix64 (Steele, Lea, Flood 2014).
-  static uint64_t mix(uint64_t x) noexcept {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-    return x ^ (x >> 31);
-  }
+  static uint32_t low(uint64_t x) noexcept { return static_cast<uint32_t>(x); }
+  static uint32_t high(uint64_t x) noexcept { return static_cast<uint32_t>(x >> 32); }
 
   bool active_ = false;
   uint64_t seed_ = 0;
+  int64_t heads_ = 0, queries_ = 0;
   uint32_t threshold_ = 0;
   double keep_scale_ = 1.0;
 };

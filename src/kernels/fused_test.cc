@@ -122,8 +122,7 @@ Plain plain_forward(const Problem& p) {
             }
             double kept = 1.0;
             if (p.dropout.active()) {
-              kept =
-                  p.dropout.keeps(p.dropout.row_key(b, h, i, 0), j) ? p.dropout.keep_scale() : 0.0;
+              kept = p.dropout.keeps(b, h, i, j) ? p.dropout.keep_scale() : 0.0;
             }
             o += std::exp(s - top) / sum * kept * v;
           }

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "base/angles.h"
+#include "base/parallel.h"
 #include "kernels/convert.h"
 
 namespace relpos {
@@ -131,6 +132,7 @@ void Plan::tabulate(const Rotation& rotation) {
     rotary.sin = Buffer<float>(rows * pairs);
   };
   const auto write = [&](int64_t row, int64_t position) {
+    if (row % kTile == 0) check_cancelled();
     table.write(position, rotary.cos.get() + row * pairs, rotary.sin.get() + row * pairs);
   };
   if (at.consecutive && at.shared()) {  // queries and keys at one position share a row

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/parallel.h"
 #include "kernels/plan.h"
 
 namespace relpos {
@@ -13,8 +14,11 @@ constexpr int64_t kExpandFactor = 4, kExpandFloor = 4096;
 // Cells [kPad][width][kPad] of a row, each of value(c), c from -kPad on.
 template <typename F>
 void fill_cells(float* row, int64_t width, F&& value) {
-  for (int64_t c = -kPad; c < width + kPad; ++c)
+  CancelTicks tick;
+  for (int64_t c = -kPad; c < width + kPad; ++c) {
+    tick();
     row[kPad + c] = static_cast<float>(to_log2(value(c)));
+  }
 }
 
 BiasPlan expand_table(const Problem& p, size_t n, std::pair<int64_t, int64_t> range) {
@@ -73,10 +77,14 @@ void Plan::expand_key_biases() {
   }
   key_bias = Buffer<double>(key_bias_rows * p.heads * tiles * kTile);
   std::fill_n(key_bias.get(), key_bias.size(), 0.0);
+  CancelTicks tick;
   for (int64_t b = 0; b < key_bias_rows; ++b) {
     for (int64_t h = 0; h < p.heads; ++h) {
       double* row = key_bias.get() + (b * p.heads + h) * tiles * kTile;
-      for (int64_t j = 0; j < p.keys; ++j) row[j] = to_log2(shifts.key_bias(b, h, j));
+      for (int64_t j = 0; j < p.keys; ++j) {
+        tick();
+        row[j] = to_log2(shifts.key_bias(b, h, j));
+      }
     }
   }
 }
@@ -92,6 +100,7 @@ void Plan::find_peaks() {
   for (const BiasPlan& bias : biases) {
     if (bias.ramp) return;
     for (int64_t h = 0; h < p.heads; ++h) {
+      check_cancelled();
       const float* row = bias.cells.get() + h * bias.row_size();
       const auto [low, high] = std::minmax_element(row, row + bias.row_size());
       skips_tiles = skips_tiles || *high - *low > kUnderflow;
@@ -101,6 +110,7 @@ void Plan::find_peaks() {
     if (!skips_tiles) return;
     bias.peaks = Buffer<float>(p.heads * bias.peaks_per_head());
     for (int64_t h = 0; h < p.heads; ++h) {
+      check_cancelled();
       const float* row = bias.cells.get() + h * bias.row_size();
       for (int64_t n = 0; n < bias.peaks_per_head(); ++n) {
         float& peak = bias.peaks[h * bias.peaks_per_head() + n];

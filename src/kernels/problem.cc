@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/parallel.h"
+
 namespace relpos {
 
 uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept {
@@ -43,18 +45,21 @@ uint64_t Visibility::mask_bits(int64_t b, int64_t h, int64_t i, int64_t j,
   return word;
 }
 
-std::pair<int64_t, int64_t> Problem::distance_range() const noexcept {
+std::pair<int64_t, int64_t> Problem::distance_range() const {
+  CancelTicks tick;
   int64_t low = INT64_MAX, high = INT64_MIN;
   const int64_t rows = std::max({visible.rows, positions.q_rows, positions.k_rows});
   for (int64_t b = 0; b < rows; ++b) {
     int64_t k_low = INT64_MAX, k_high = INT64_MIN;
     if (!positions.consecutive) {
       for (int64_t j = 0; j < keys; ++j) {
+        tick();
         k_low = std::min(k_low, positions.key(b, j));
         k_high = std::max(k_high, positions.key(b, j));
       }
     }
     for (int64_t i = 0; i < queries; ++i) {
+      tick();
       const auto [lo, hi] = visible.interval(b, i);
       if (lo >= hi) continue;
       const int64_t at = positions.query(b, i);

@@ -86,7 +86,7 @@ struct Problem {
   int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }
   // Smallest and largest distance among pairs inside the intervals; {0, -1} when there is none.
-  std::pair<int64_t, int64_t> distance_range() const noexcept;
+  std::pair<int64_t, int64_t> distance_range() const;
 };
 
 // Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.

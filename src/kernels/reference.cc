@@ -21,9 +21,9 @@ class HeadGradient {
  public:
   HeadGradient(Head& head, const ProblemGradients& gradients, TermGradients& terms)
       : x(head), m(head.m), p(head.p), out(gradients), t(terms) {
-    dk.assign(head.k.size(), 0.0);
-    dk_plain.assign(head.k_plain.size(), 0.0);
-    dv.assign(head.v.size(), 0.0);
+    dk = zeros(static_cast<int64_t>(head.k.size()));
+    dk_plain = zeros(static_cast<int64_t>(head.k_plain.size()));
+    dv = zeros(static_cast<int64_t>(head.v.size()));
     dq.resize(static_cast<size_t>(head.D));
   }
 
@@ -112,7 +112,7 @@ class HeadGradient {
   }
 
   void store() {
-    for (int64_t j = 0; j < p.keys; ++j) {
+    for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
       double* row = &dk[static_cast<size_t>(j * x.D)];
       m.rotate(row, p.positions.key(x.b, j), true);
       if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[static_cast<size_t>(j * x.D)], x.D);
@@ -206,7 +206,7 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
     std::vector<TermGradients> own(static_cast<size_t>(count), TermGradients::zeros(p.terms));
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
-      Head head(model, task / p.kv_heads, task % p.kv_heads);
+      Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
       HeadGradient gradient(head, gradients, own[static_cast<size_t>(n)]);
       for (int64_t g = 0; g < p.group(); ++g) {
         for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
@@ -217,7 +217,10 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
       gradient.store();
     });
     stopper.check();
-    for (const TermGradients& part : own) add_all(*gradients.terms, part);
+    for (const TermGradients& part : own) {
+      check_cancelled();
+      add_all(*gradients.terms, part);
+    }
   }
 }
 
@@ -226,7 +229,7 @@ void for_each_row(const Problem& p, F&& body) {
   const Model model(p);
   Stopper stopper(p.cancel);
   parallel_for(p.batch * p.kv_heads, p.threads, stopper, [&](int64_t task, int worker) {
-    Head head(model, task / p.kv_heads, task % p.kv_heads);
+    Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
     for (int64_t g = 0; g < p.group(); ++g) {
       for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
         head.select(head.hk * p.group() + g, i);

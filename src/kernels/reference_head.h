@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/angles.h"
+#include "base/parallel.h"
+#include "base/zeros.h"
 #include "kernels/problem.h"
 
 namespace relpos::reference {
@@ -121,19 +123,27 @@ class Model {
 // The keys and values of one (b, kv head), and one query row at a time.
 class Head {
  public:
-  Head(const Model& model, int64_t batch, int64_t kv_head)
-      : m(model), p(model.p), b(batch), hk(kv_head), D(p.head_dim), Dv(p.value_dim) {
-    k.resize(static_cast<size_t>(p.keys * D));
-    k_plain.resize(p.terms.column_tables.empty() ? 0 : k.size());
-    for (int64_t j = 0; j < p.keys; ++j) {
+  // Once `stopper` stops, loops over keys end early and what they leave means nothing.
+  Head(const Model& model, int64_t batch, int64_t kv_head, Stopper& stopper, int worker)
+      : m(model),
+        p(model.p),
+        b(batch),
+        hk(kv_head),
+        D(p.head_dim),
+        Dv(p.value_dim),
+        stopper_(stopper),
+        worker_(worker) {
+    k = zeros(p.keys * D);
+    if (!p.terms.column_tables.empty()) k_plain = zeros(p.keys * D);
+    for (int64_t j = 0; j < p.keys && !stopped(j); ++j) {
       load_row(p.key, b, hk, j, D, &k[static_cast<size_t>(j * D)]);
       if (!k_plain.empty())
         std::copy_n(&k[static_cast<size_t>(j * D)], D, &k_plain[static_cast<size_t>(j * D)]);
       m.rotate(&k[static_cast<size_t>(j * D)], p.positions.key(b, j), false);
     }
     if (p.value.given()) {
-      v.resize(static_cast<size_t>(p.keys * Dv));
-      for (int64_t j = 0; j < p.keys; ++j)
+      v = zeros(p.keys * Dv);
+      for (int64_t j = 0; j < p.keys && !stopped(j); ++j)
         load_row(p.value, b, hk, j, Dv, &v[static_cast<size_t>(j * Dv)]);
     }
     for (auto* row : {&q, &q_plain, &decay}) row->resize(static_cast<size_t>(D));
@@ -150,11 +160,14 @@ class Head {
     m.rotate(q.data(), p.positions.query(b, i), false);
   }
 
+  // Asks at the first key of a tile.
+  bool stopped(int64_t j) const { return j % kTile == 0 && stopper_.stopped(worker_); }
+
   int64_t delta(int64_t j) const { return p.positions.key(b, j) - p.positions.query(b, i); }
 
   template <typename F>
   void for_visible(F&& f) const {
-    for (int64_t tile = 0; tile < p.tiles(); ++tile) {
+    for (int64_t tile = 0; tile < p.tiles() && !stopped(tile * kTile); ++tile) {
       const uint64_t bits = p.visible.bits(b, h, i, tile);
       for (int64_t c = 0; c < kTile; ++c) {
         if ((bits >> c) & 1U) f(tile * kTile + c);
@@ -267,7 +280,7 @@ class Head {
   // The factor of dropout: 0, or 1 / (1 - p).
   double kept(int64_t j) const {
     if (!p.dropout.active()) return 1.0;
-    return p.dropout.keeps(p.dropout.row_key(b, h, i, j >> 32), j) ? p.dropout.keep_scale() : 0.0;
+    return p.dropout.keeps(b, h, i, j) ? p.dropout.keep_scale() : 0.0;
   }
 
   // v_j + t[m(delta)].
@@ -285,6 +298,10 @@ class Head {
   int64_t h = 0, i = 0;
   double top = kHidden, sum = 0.0;
   std::vector<double> k, k_plain, v, q, q_plain, decay, score, weight, dscore;
+
+ private:
+  Stopper& stopper_;
+  int worker_;
 };
 
 }  // namespace relpos::reference

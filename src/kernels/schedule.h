@@ -76,14 +76,20 @@ class PackedHead {
   const KeyTile* tiles(int64_t first, int64_t end, float* row) {
     for (int64_t t = first; t < end; ++t) {
       std::atomic<uint8_t>& state = states_[t];
-      if (state.load(std::memory_order_acquire) == kPacked) continue;
-      uint8_t empty = kEmpty;
-      if (state.compare_exchange_strong(empty, kPacking, std::memory_order_acquire)) {
-        memory_.pack(pair_, t, t, row);
+      while (state.load(std::memory_order_acquire) != kPacked) {
+        uint8_t empty = kEmpty;
+        if (!state.compare_exchange_strong(empty, kPacking, std::memory_order_acquire)) {
+          std::this_thread::yield();
+          continue;
+        }
+        try {
+          memory_.pack(pair_, t, t, row);
+        } catch (...) {  // or others would wait for it
+          state.store(kEmpty, std::memory_order_release);
+          throw;
+        }
         state.store(kPacked, std::memory_order_release);
-        continue;
       }
-      while (state.load(std::memory_order_acquire) != kPacked) std::this_thread::yield();
     }
     return memory_.tiles() + first;
   }

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "base/parallel.h"
+
 namespace relpos {
 namespace {
 
@@ -130,9 +132,11 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
 
 std::pair<int64_t, int64_t> Shifts::range() const {
   int64_t low = INT64_MAX, high = INT64_MIN;
+  CancelTicks tick;
   const int64_t rows = std::max({p_.visible.rows, p_.positions.q_rows, p_.positions.k_rows});
   for (int64_t b = 0; b < rows; ++b) {
     for (int64_t i = 0; i < p_.queries; ++i) {
+      tick();
       const auto [lo, hi] = p_.visible.interval(b, i);
       if (lo >= hi) continue;
       const auto [first, last] = reach(b, lo, hi);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/parallel.h"
+
 namespace relpos {
 
 Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
@@ -9,7 +11,11 @@ Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
   lo = std::clamp(range.first, first, last);
   width = std::clamp(range.second, lo, last) - lo + 1;
   classes.reserve(static_cast<size_t>(width));
-  for (int64_t c = 0; c < width; ++c) classes.push_back(map(lo + c));
+  CancelTicks tick;
+  for (int64_t c = 0; c < width; ++c) {
+    tick();
+    classes.push_back(map(lo + c));
+  }
   left = map(first - 1);
   right = map(last + 1);
 }
@@ -46,6 +52,7 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
   std::vector<float> row(static_cast<size_t>(padded_rank), 0.0f);
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t c = 0; c < count; ++c) {
+      if (c % kTile == 0) check_cancelled();
       const int64_t m = classes[static_cast<size_t>(c)];
       for (int64_t x = 0; x < rank; ++x) {
         const int64_t at = m == ClassMap::kNone ? 0

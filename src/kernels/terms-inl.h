@@ -10,6 +10,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/block.h"
@@ -294,24 +295,55 @@ HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, 
   }
 }
 
-// The factor of dropout for each key of a row of tile t, 0 or 1 / (1 - p): Dropout::hash in lanes.
+// Threefry4x32::words in lanes: word n of lane i is word n of counter `first` with i added to its low
+// 32 bits, which must not carry.
+template <int kRound = 0, class D, class W>
+HWY_INLINE void threefry_rounds(D d, const std::array<uint32_t, 5>& keys, W& x0, W& x1, W& x2,
+                                W& x3) {
+  if constexpr (kRound < Threefry4x32::kRounds) {
+    constexpr int kTurn0 = 32 - Threefry4x32::kRotations[kRound % 8][0];
+    constexpr int kTurn1 = 32 - Threefry4x32::kRotations[kRound % 8][1];
+    W &first = kRound % 2 == 0 ? x1 : x3, &second = kRound % 2 == 0 ? x3 : x1;
+    x0 = hn::Add(x0, first);
+    first = hn::Xor(hn::RotateRight<kTurn0>(first), x0);
+    x2 = hn::Add(x2, second);
+    second = hn::Xor(hn::RotateRight<kTurn1>(second), x2);
+    if constexpr (kRound % 4 == 3) {
+      constexpr uint32_t kStep = kRound / 4 + 1;
+      x0 = hn::Add(x0, hn::Set(d, keys[kStep % 5]));
+      x1 = hn::Add(x1, hn::Set(d, keys[(kStep + 1) % 5]));
+      x2 = hn::Add(x2, hn::Set(d, keys[(kStep + 2) % 5]));
+      x3 = hn::Add(x3, hn::Set(d, keys[(kStep + 3) % 5] + kStep));
+    }
+    threefry_rounds<kRound + 1>(d, keys, x0, x1, x2, x3);
+  }
+}
+
+// The factor of dropout for each key of a row of tile t: 0, or 1 / (1 - p).
 HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* factors) {
   const F d;
   const hn::RebindToUnsigned<F> du;
   const Dropout& dropout = block.problem->dropout;
-  const int64_t first = t * kTile;
-  const Dropout::RowKey key =
-      dropout.row_key(block.batch, block.head[row], block.index[row], first >> 32);
+  const Threefry4x32::Words first =
+      dropout.counter(block.batch, block.head[row], block.index[row], t * kTile);
+  const std::array<uint32_t, 5> keys = Threefry4x32::schedule(dropout.key());
   const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
-  for (int64_t c = 0; c < kTile; c += kN) {
-    auto u = hn::Iota(du, static_cast<uint32_t>(first + c));
-    u = hn::Add(hn::Mul(u, hn::Set(du, 0x9E3779B9U)), hn::Set(du, key.a));
-    u = hn::Mul(hn::Xor(u, hn::ShiftRight<16>(u)), hn::Set(du, 0x7FEB352DU));
-    u = hn::Add(hn::Xor(u, hn::ShiftRight<15>(u)), hn::Set(du, key.b));
-    u = hn::Mul(u, hn::Set(du, 0x846CA68BU));
-    u = hn::Xor(u, hn::ShiftRight<16>(u));
-    const auto dropped = hn::Lt(u, hn::Set(du, dropout.threshold()));
-    hn::Store(hn::IfThenZeroElse(hn::RebindMask(d, dropped), scale), d, factors + c);
+  const auto threshold = hn::Set(du, dropout.threshold());
+  constexpr int64_t kApart = kTile / 4;  // of the columns whose words one counter gives
+  for (int64_t c = 0; c < kApart; c += kN) {
+    auto x0 = hn::Add(hn::Iota(du, first[0] + static_cast<uint32_t>(c)), hn::Set(du, keys[0]));
+    auto x1 = hn::Set(du, first[1] + keys[1]);
+    auto x2 = hn::Set(du, first[2] + keys[2]);
+    auto x3 = hn::Set(du, first[3] + keys[3]);
+    threefry_rounds(du, keys, x0, x1, x2, x3);
+    const auto store = [&](auto words, int64_t column) HWY_ATTR {
+      const auto dropped = hn::RebindMask(d, hn::Lt(words, threshold));
+      hn::Store(hn::IfThenZeroElse(dropped, scale), d, factors + column);
+    };
+    store(x0, c);
+    store(x1, c + kApart);
+    store(x2, c + 2 * kApart);
+    store(x3, c + 3 * kApart);
   }
 }
 

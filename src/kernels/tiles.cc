@@ -74,11 +74,15 @@ void emit(Block& block, const KeyTile* tiles, int64_t first, int64_t count, cons
   }
 }
 
+void dropout(const Block& block, int row, int64_t t, float* factors) {
+  dropout_factors(block, row, t, factors);
+}
+
 }  // namespace
 
 TileKernels kernels(const char* name) {
   return {name,   gemm,         scale,       rotate,  transpose, finite, largest_norm,
-          expand, read_columns, add_columns, forward, backward,  emit};
+          expand, read_columns, add_columns, forward, backward,  emit,   dropout};
 }
 
 }  // namespace HWY_NAMESPACE

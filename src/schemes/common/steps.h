@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/parallel.h"
 #include "relpos/scheme.h"
 
 namespace relpos::common {
@@ -18,7 +19,11 @@ inline Step empty_step(std::string name, Step::Kind kind, std::vector<int64_t> s
 // start, start + 1, ...: [count].
 inline Step arange(std::string name, int64_t start, int64_t count) {
   Step step = empty_step(std::move(name), Step::Kind::kInteger, {count});
-  for (int64_t i = 0; i < count; ++i) step.values.push_back(static_cast<double>(start + i));
+  CancelTicks tick;
+  for (int64_t i = 0; i < count; ++i) {
+    tick();
+    step.values.push_back(static_cast<double>(start + i));
+  }
   return step;
 }
 
@@ -26,8 +31,10 @@ inline Step arange(std::string name, int64_t start, int64_t count) {
 template <typename Cell>
 Step pairwise(std::string name, Step::Kind kind, const Grid& grid, Cell cell) {
   Step step = empty_step(std::move(name), kind, {grid.queries, grid.keys});
+  CancelTicks tick;
   for (int64_t i = 0; i < grid.queries; ++i) {
     for (int64_t j = 0; j < grid.keys; ++j) {
+      tick();
       step.values.push_back(static_cast<double>(cell(grid.q_offset + i, j)));
     }
   }
@@ -38,9 +45,11 @@ Step pairwise(std::string name, Step::Kind kind, const Grid& grid, Cell cell) {
 template <typename Cell>
 Step pairwise_per_head(std::string name, int64_t heads, const Grid& grid, Cell cell) {
   Step step = empty_step(std::move(name), Step::Kind::kReal, {heads, grid.queries, grid.keys});
+  CancelTicks tick;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
         step.values.push_back(cell(h, grid.q_offset + i, j));
       }
     }
@@ -52,7 +61,11 @@ Step pairwise_per_head(std::string name, int64_t heads, const Grid& grid, Cell c
 template <typename Cell>
 Step each(std::string name, Step::Kind kind, const Step& from, Cell cell) {
   Step step = empty_step(std::move(name), kind, from.shape);
-  for (double x : from.values) step.values.push_back(static_cast<double>(cell(x)));
+  CancelTicks tick;
+  for (double x : from.values) {
+    tick();
+    step.values.push_back(static_cast<double>(cell(x)));
+  }
   return step;
 }
 

@@ -1,0 +1,178 @@
+// Teams of threads: how many there are, what they throw, and the floating-point mode they compute in.
+#include "base/parallel.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/thread_grant.h"
+
+namespace relpos {
+namespace {
+
+TEST(Threads, AreAtMostTheCores) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  EXPECT_EQ(thread_count(1), 1);
+  EXPECT_GE(thread_count(0), 1);
+  for (const int asked : {0, 2, 60000, 100000, INT_MAX}) EXPECT_LE(thread_count(asked), cores);
+}
+
+// What a team of `threads` does with `tasks`, each counted.
+bool all_done_once(int64_t tasks, int threads) {
+  std::vector<std::atomic<int>> done(static_cast<size_t>(tasks));
+  Stopper stopper(nullptr);
+  parallel_for(tasks, threads, stopper,
+               [&](int64_t task, int) { done[static_cast<size_t>(task)].fetch_add(1); });
+  return std::all_of(done.begin(), done.end(), [](const auto& n) { return n.load() == 1; });
+}
+
+void limit(__rlimit_resource_t resource, rlim_t value) {
+  const rlimit both{value, value};
+  if (setrlimit(resource, &both) != 0) std::_Exit(3);
+}
+
+int64_t address_space() {
+  long pages = 0;
+  std::FILE* file = std::fopen("/proc/self/statm", "r");
+  if (file == nullptr || std::fscanf(file, "%ld", &pages) != 1) std::_Exit(4);
+  std::fclose(file);
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+constexpr int kMany = 64;
+
+// The tests below end their process, so that each has one of its own.
+class LimitedThreads : public testing::Test {
+ protected:
+  void SetUp() override {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    GTEST_SKIP() << "a sanitizer takes address space and threads of its own";
+#endif
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+  [[noreturn]] static void compute() {
+    const bool good = all_done_once(1000, kMany) && all_done_once(1000, kMany);
+    std::_Exit(good ? 0 : 5);
+  }
+};
+
+TEST_F(LimitedThreads, OfAnAddressSpaceComputeWithFewer) {
+  const auto body = [] {
+    limit(RLIMIT_AS, static_cast<rlim_t>(address_space() + (int64_t{40} << 20)));
+    if (granted_threads(kMany) >= kMany) std::_Exit(6);
+    compute();
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(LimitedThreads, OfAUserComputeWithFewer) {
+  const auto body = [] {
+    limit(RLIMIT_NPROC, 3);
+    constexpr uid_t kNobody = 65534;
+    if (geteuid() == 0 && setuid(kNobody) != 0) std::_Exit(7);  // root has no such limit
+    if (granted_threads(kMany) >= kMany) std::_Exit(6);
+    compute();
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+TEST_F(LimitedThreads, WithStacksThatNobodyGrantsComputeAlone) {
+  const auto body = [] {
+    setenv("OMP_STACKSIZE", "1000000G", 1);
+    if (granted_threads(kMany) != 1) std::_Exit(6);
+    std::_Exit(all_done_once(1000, 1) ? 0 : 5);
+  };
+  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+TEST(Tasks, ThrowToTheCaller) {
+  for (const int threads : {1, 2, 4}) {
+    SCOPED_TRACE(threads);
+    for (int round = 0; round < 50; ++round) {
+      Stopper stopper(nullptr);
+      std::atomic<int> after{0};
+      std::string thrown;
+      try {
+        parallel_for(100000, threads, stopper, [&](int64_t task, int) {
+          if (task == 3 || task == 5) throw std::runtime_error(std::to_string(task));
+          if (task > 5) ++after;
+        });
+      } catch (const std::runtime_error& error) {
+        thrown = error.what();
+      }
+      EXPECT_EQ(thrown, "3");
+      EXPECT_LT(after, 99000) << "the others went on";
+    }
+  }
+}
+
+TEST(Tasks, PassOnWhatAPollThrows) {
+  for (const int threads : {1, 2, 4}) {
+    CancelToken token;
+    token.poll = []() -> bool { throw std::runtime_error("of the poll"); };
+    Stopper stopper(&token);
+    EXPECT_THROW(parallel_for(100000, threads, stopper,
+                              [](int64_t, int) {
+                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                              }),
+                 std::runtime_error);
+  }
+}
+
+#if defined(__SSE__)
+constexpr FloatControl kUpwards = kKeepDenormals | 0x4000;
+#elif defined(__aarch64__)
+constexpr FloatControl kUpwards = FloatControl{1} << 22;
+#else
+constexpr FloatControl kUpwards = 0;
+#endif
+
+TEST(Tasks, ComputeInOneFloatingPointModeAndGiveBackTheCallers) {
+  for (const FloatControl callers : {kFlushDenormals, kUpwards, kKeepDenormals}) {
+    for (const int threads : {1, 2, 4}) {
+      const FloatMode mode(callers);
+      std::atomic<int> wrong{0};
+      Stopper stopper(nullptr);
+      parallel_for(1000, threads, stopper,
+                   [&](int64_t, int) { wrong += read_float_control() != kKeepDenormals; });
+      EXPECT_EQ(wrong, 0) << threads;
+      EXPECT_EQ(read_float_control(), callers);
+      EXPECT_THROW(parallel_for(10, threads, stopper, [](int64_t, int) { throw 1; }), int);
+      EXPECT_EQ(read_float_control(), callers) << "after a throw";
+    }
+  }
+}
+
+TEST(Calls, ComputeInOneFloatingPointModeAndPollInTheCallers) {
+  const FloatMode mode(kFlushDenormals);
+  {
+    CancelToken token;
+    FloatControl of_poll = 0;
+    token.poll = [&of_poll] {
+      of_poll = read_float_control();
+      return true;
+    };
+    const CallScope scope(&token);
+    const CallScope inner(nullptr);
+    EXPECT_EQ(read_float_control(), kKeepDenormals);
+    const auto wait = [] {
+      while (true) check_cancelled();
+    };
+    EXPECT_THROW(wait(), Error);
+    EXPECT_EQ(of_poll, kFlushDenormals);
+    EXPECT_EQ(read_float_control(), kKeepDenormals);
+  }
+  EXPECT_EQ(read_float_control(), kFlushDenormals);
+}
+
+}  // namespace
+}  // namespace relpos

@@ -1,0 +1,263 @@
+// Every long call asks its token, however its work is spread: each is far longer than the test lets it be.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <chrono>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "relpos/attention.h"
+
+namespace relpos {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int64_t kGigabyte = int64_t{1} << 30;
+// Of what an idle machine does in 60 ms; only what does not ask at all, or hardly, exceeds it.
+constexpr double kBound = 5.0;
+
+// Zeros that take memory only where they are written.
+class Region {
+ public:
+  explicit Region(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
+    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data_ == MAP_FAILED) throw std::runtime_error("no address space for the test");
+  }
+  ~Region() { munmap(data_, bytes_); }
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  TensorView view(std::vector<int64_t> shape, DType dtype = DType::kFloat32) const {
+    return TensorView(data_, dtype, shape);
+  }
+
+ private:
+  size_t bytes_;
+  void* data_;
+};
+
+// What happens while a call runs that is told to stop after a few answers.
+struct Outcome {
+  bool cancelled = false;
+  double longest_wait = 0.0;  // seconds between two answers, or from the last to the end
+};
+
+Outcome cancelled(const std::function<void(CancelToken*)>& call) {
+  CancelToken token;
+  Outcome outcome;
+  int asked = 0;
+  Clock::time_point last = Clock::now();
+  const auto wait = [&] {
+    const Clock::time_point now = Clock::now();
+    outcome.longest_wait =
+        std::max(outcome.longest_wait, std::chrono::duration<double>(now - last).count());
+    last = now;
+  };
+  token.poll = [&] {
+    wait();
+    return ++asked >= 3;
+  };
+  try {
+    call(&token);
+  } catch (const Error& error) {
+    outcome.cancelled = error.kind() == ErrorKind::kCancelled;
+  }
+  wait();
+  return outcome;
+}
+
+void expect_cancelled(const char* name, const std::function<void(CancelToken*)>& call) {
+  SCOPED_TRACE(name);
+  const Outcome outcome = cancelled(call);
+  EXPECT_TRUE(outcome.cancelled) << "it ran to its end";
+  EXPECT_LT(outcome.longest_wait, kBound);
+}
+
+class Cancelled : public testing::Test {
+ protected:
+  // A position whose parameters are zeros.
+  Position position(const char* text) const {
+    Position parsed = parse_position(text);
+    for (size_t n = 0; n < parsed.parts.size(); ++n) {
+      for (const ParameterSpec& spec : parsed.parameter_specs(n)) {
+        parsed.parts[n].parameters.push_back(zeros.view(spec.shape));
+      }
+    }
+    return parsed;
+  }
+
+  const Region zeros{16 * kGigabyte}, output{64 * kGigabyte};
+};
+
+TEST_F(Cancelled, DenseForms) {
+  const Grid grid{60000, 60000, 0}, wide{1, int64_t{1} << 33, 0}, rows{20000, 20000, 0};
+  const Position t5 = position("t5(heads=2)"), shaw = position("shaw(head_dim=16, max_distance=8)");
+  const TensorView bias = output.view({2, 60000, 60000});
+  const TensorView gathered = output.view({20000, 20000, 16});
+  expect_cancelled("dense bias",
+                   [&](CancelToken* token) { dense(t5.parts[0], grid, "key", bias, token); });
+  expect_cancelled("dense rows",
+                   [&](CancelToken* token) { dense(shaw.parts[0], rows, "key", gathered, token); });
+  expect_cancelled("steps",
+                   [&](CancelToken* token) { steps(t5.parts[0], {15000, 15000, 0}, token); });
+  expect_cancelled("indices", [&](CancelToken* token) {
+    indices(t5.parts[0], grid, output.view({60000, 60000}, DType::kInt64), token);
+  });
+  expect_cancelled("indices of one row", [&](CancelToken* token) {
+    indices(t5.parts[0], wide, output.view({1, wide.keys}, DType::kInt64), token);
+  });
+}
+
+TEST_F(Cancelled, DenseGradients) {
+  const Grid grid{40000, 40000, 0}, rows{12000, 12000, 0};
+  const Position t5 = position("t5(heads=2)"), shaw = position("shaw(head_dim=16, max_distance=8)");
+  const Tensor dtable(DType::kFloat32, {32, 2});
+  expect_cancelled("of a bias", [&](CancelToken* token) {
+    dense_backward(t5.parts[0], grid, "key", zeros.view({2, 40000, 40000}), {dtable.view()}, token);
+  });
+  std::vector<Tensor> held;
+  std::vector<TensorView> gradients;
+  for (const TensorView& parameter : shaw.parts[0].parameters) {
+    gradients.push_back(held.emplace_back(DType::kFloat32, parameter.dims()).view());
+  }
+  expect_cancelled("of rows", [&](CancelToken* token) {
+    dense_backward(shaw.parts[0], rows, "key", zeros.view({12000, 12000, 16}), gradients, token);
+  });
+}
+
+TEST_F(Cancelled, Rotations) {
+  const Position rope = position("rope(head_dim=64, layout=half)");
+  constexpr int64_t kLong = 10'000'000;
+  expect_cancelled("tables", [&](CancelToken* token) {
+    rotary_tables(rope.parts[0], kLong, 0, output.view({kLong, 64}), output.view({kLong, 64}),
+                  token);
+  });
+  expect_cancelled("rotate", [&](CancelToken* token) {
+    rotate(rope.parts[0], zeros.view({kLong, 64}), 0, {}, false, output.view({kLong, 64}), token);
+  });
+}
+
+// One call of attention, forward or backward.
+struct Shape {
+  int64_t batch = 1, heads = 2, queries = 0, keys = 0, dim = 16;
+};
+
+TEST_F(Cancelled, Forward) {
+  const auto run = [&](const char* name, const char* text, Shape s, Options options) {
+    const Position where = position(text);
+    const TensorView q = zeros.view({s.batch, s.heads, s.queries, s.dim});
+    const TensorView k = zeros.view({s.batch, s.heads, s.keys, s.dim});
+    options.q_offset = Offset(0);
+    expect_cancelled(name, [&](CancelToken* token) {
+      Options own = options;
+      own.cancel = token;
+      attention(q, k, k, where, own, output.view({s.batch, s.heads, s.queries, s.dim}));
+    });
+  };
+  Options serial, reference;
+  serial.threads = 1;
+  reference.path = Path::kReference;
+  const Shape square{.queries = 100000, .keys = 100000};
+  run("fused", "t5(heads=2)", square, {});
+  run("one thread", "", square, serial);
+  run("reference", "t5(heads=2)", square, reference);
+  run("decoding", "alibi(heads=2)", {.batch = 64, .queries = 1, .keys = 2'000'000}, {});
+  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 8, .keys = 1'000'000},
+      reference);
+  run("a plan's angles", "rope(head_dim=64, layout=half)",
+      {.heads = 1, .queries = 1, .keys = 20'000'000, .dim = 64}, {});
+  run("a plan's biases", "alibi(heads=64)", {.heads = 64, .queries = 3'000'000, .keys = 100}, {});
+}
+
+TEST_F(Cancelled, DenseScoresAndWeights) {
+  const Shape s{.queries = 40000, .keys = 40000};
+  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
+  const TensorView all = output.view({1, s.heads, s.queries, s.keys});
+  for (const Path path : {Path::kFused, Path::kReference}) {
+    Options options;
+    options.path = path;
+    const auto with = [&options](CancelToken* token) {
+      Options own = options;
+      own.cancel = token;
+      return own;
+    };
+    expect_cancelled("scores", [&](CancelToken* token) { scores(q, q, {}, with(token), all); });
+    expect_cancelled("weights", [&](CancelToken* token) {
+      attention_weights(q, q, zeros.view({1, s.heads, s.queries}), {}, with(token), all);
+    });
+  }
+}
+
+TEST_F(Cancelled, Backward) {
+  const auto run = [&](const char* name, const char* text, Shape s, Options options,
+                       bool mask = false) {
+    const Position where = position(text);
+    const TensorView q = zeros.view({s.batch, s.heads, s.queries, s.dim});
+    const TensorView k = zeros.view({s.batch, s.heads, s.keys, s.dim});
+    const TensorView lse = zeros.view({s.batch, s.heads, s.queries});
+    options.q_offset = Offset(0);
+    Gradients gradients;
+    const Region dq(4 * q.numel()), dk(4 * k.numel()), dv(4 * k.numel());
+    const Region dtable(kGigabyte);
+    gradients.query = dq.view(q.dims());
+    gradients.key = dk.view(k.dims());
+    gradients.value = dv.view(k.dims());
+    for (const Part& part : where.parts) {
+      gradients.parameters.emplace_back();
+      for (const TensorView& parameter : part.parameters) {
+        gradients.parameters.back().push_back(dtable.view(parameter.dims()));
+      }
+    }
+    if (mask) {
+      options.attn_mask = zeros.view({s.batch, s.heads, s.queries, s.keys});
+      gradients.attn_mask = output.view(options.attn_mask.dims());
+    }
+    expect_cancelled(name, [&](CancelToken* token) {
+      Options own = options;
+      own.cancel = token;
+      attention_backward(q, k, k, q, lse, q, {}, where, own, gradients);
+    });
+  };
+  Options reference;
+  reference.path = Path::kReference;
+  const Shape square{.queries = 60000, .keys = 60000};
+  run("fused", "t5(heads=2)", square, {});
+  run("reference", "t5(heads=2)", square, reference);
+  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 8, .keys = 1'000'000},
+      reference);
+  run("a mask's gradient", "", {.queries = 20000, .keys = 20000}, {}, true);
+}
+
+TEST_F(Cancelled, GradientOfScores) {
+  const Shape s{.queries = 20000, .keys = 20000};
+  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
+  Gradients gradients;
+  gradients.query = output.view(q.dims());
+  expect_cancelled("scores_backward", [&](CancelToken* token) {
+    Options options;
+    options.cancel = token;
+    scores_backward(q, q, zeros.view({1, s.heads, s.queries, s.keys}), {}, options, gradients);
+  });
+}
+
+TEST_F(Cancelled, WhatAPollThrowsComesOut) {
+  const Shape s{.queries = 60000, .keys = 60000};
+  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
+  CancelToken token;
+  token.poll = []() -> bool { throw std::runtime_error("of the poll"); };
+  for (const Path path : {Path::kFused, Path::kReference}) {
+    Options options;
+    options.path = path;
+    options.cancel = &token;
+    EXPECT_THROW(attention(q, q, q, {}, options, output.view(q.dims())), std::runtime_error);
+  }
+  const Position t5 = position("t5(heads=2)");
+  EXPECT_THROW(dense(t5.parts[0], {60000, 60000, 0}, "key", output.view({2, 60000, 60000}), &token),
+               std::runtime_error);
+}
+
+}  // namespace
+}  // namespace relpos
