@@ -16,7 +16,7 @@ import torch
 from accuracy_fuzz import DrawnCall
 from call import Call
 from oracle import allowed_pairs, oracle_of, positions, registry
-from promise import SENTENCE, missed, promised, ratio
+from promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from sample import trained
 
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000
@@ -157,6 +157,11 @@ def test_random_calls_keep_the_promise():
 def test_the_sentence_is_the_same_everywhere(page):
     text = " ".join((HERE.parent / page).read_text().split())
     assert SENTENCE in text
+
+
+def test_the_constants_are_the_same_in_the_kernels_tests():
+    text = (HERE.parent / "src/kernels/error_bound.h").read_text()
+    assert f"kRoundings = {ROUNDINGS}, kChain = {CHAIN};" in text
 
 
 def bfloat16_products(call):
