@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build demo test test-full test-tsan bench docs format lint clean
+.PHONY: help build demo test test-full test-tsan accuracy bench docs format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -31,6 +31,9 @@ test-full: test ## the same with the full product of cases
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan
+
+accuracy: build ## 20,000 random calls a SIMD target against the bound of docs/accuracy.md; ARGS="--seed 2"
+	@$(PY) tests/accuracy_fuzz.py --calls 20000 --target all $(ARGS)
 
 bench: build ## measure against the floors and against other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)

@@ -8,8 +8,6 @@ how to write one.
 from __future__ import annotations
 
 import importlib
-import itertools
-import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -118,11 +116,10 @@ def stacked_terms(part, pos_q, pos_k):
     found = [part.terms(pos_q[b], pos_k[b]) for b in rows]
     if not found:
         return {}
-    stacked = {
-        name: torch.stack([one[name] for one in found]) for name in found[0] if name != "rotate"
-    }
-    if "rotate" in found[0]:
-        stacked["rotate"] = found[0]["rotate"]
+    stacked = {}
+    for name, first in found[0].items():
+        turns = name.startswith("rotate")
+        stacked[name] = first if turns else torch.stack([one[name] for one in found])
     return stacked
 
 
@@ -135,107 +132,30 @@ def turned(x, rotate, position):
     return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
 
 
-class Way(NamedTuple):
-    """A way in which plain torch may compute the formula, with roundings of its own."""
-
-    scaled: str = "products"  # what takes the scale; "both": halves of it, as SDPA's math path
-    backwards: bool = False  # dot products from the last dimension to the first
-    unit: float = 1.0  # scores in units of 1 / unit: log2(e) for softmax in base 2
-
-
-ON_Q_AND_K = {
-    "products": lambda scale: (1.0, 1.0),
-    "q": lambda scale: (scale, 1.0),
-    "k": lambda scale: (1.0, scale),
-    "both": lambda scale: (math.sqrt(scale), math.sqrt(scale)),
-}
-LOG2_E = math.log2(math.e)
-WAYS = [Way(*way) for way in itertools.product(ON_Q_AND_K, (False, True), (1.0, LOG2_E))]
-
-
-def scores(q, k, terms, pos_q, pos_k, scale, way=WAYS[0]):
-    """[B, H, Lq, Lk] before masks, times way.unit; k has as many heads as q."""
-    on_q, on_k = ON_Q_AND_K[way.scaled](scale * way.unit)
-    q, k, scale = q * on_q, k * on_k, scale * way.unit / (on_q * on_k)
+def scores(q, k, terms, pos_q, pos_k, scale):
+    """[B, H, Lq, Lk] before masks; k has as many heads as q."""
     q_turned, k_turned = q, k
     for term in terms:
         if "rotate" in term and q.shape[0]:
             q_turned = turned(q_turned, term["rotate"], pos_q)
             k_turned = turned(k_turned, term["rotate"], pos_k)
-    if way.backwards:
-        q_turned, k_turned = q_turned.flip(-1), k_turned.flip(-1)
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
         if "key_rows" in term:
-            score = score + (q[:, :, :, None, :] * on_k * by_head(term["key_rows"])).sum(-1)
+            score = score + (q[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
         if "column_rows" in term:
-            score = score + (k[:, :, None, :, :] * on_q * by_head(term["column_rows"])).sum(-1)
+            score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
     score = scale * score
     for term in terms:
         if "bias" in term:
-            score = score + way.unit * term["bias"]
+            score = score + term["bias"]
     return score
 
 
-def softmax(score, unit):
-    """(weights, lse) over the last axis of scores in units of 1 / unit; lse in natural units."""
-    if score.shape[-1] == 0:
-        return score, score.new_zeros(score.shape[:-1])
-    if unit == 1.0:
-        return torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
-    top = score.detach().amax(dim=-1, keepdim=True)
-    weights = torch.exp2(score - top)
-    total = weights.sum(dim=-1, keepdim=True)
-    return weights / total, (top + torch.log2(total))[..., 0] / unit
-
-
-def weights_of(score, lse, unit):
-    """exp(score - lse) of scores in units of 1 / unit; the difference is rounded once."""
-    wide = score.double() - unit * lse.double()[..., None]
-    return torch.exp(wide.to(score.dtype)) if unit == 1.0 else torch.exp2(wide.to(score.dtype))
-
-
-@dataclass
-class Attended:
+class Attended(NamedTuple):
     out: torch.Tensor
     lse: torch.Tensor
-    score: torch.Tensor  # -inf where hidden, in units of 1 / way.unit
-    way: Way
-    weights: torch.Tensor  # after dropout
-    values: list  # value rows of the terms, [B | 1, H | 1, Lq, Lk, Dv]
-
-
-class FromLse(torch.autograd.Function):
-    """(out, lse, weights) of masked scores, with the backward that linear memory allows: P from the
-    stored lse, and D = dO.O in place of sum_j P dP. Its rounding is what the dtype can give."""
-
-    @staticmethod
-    def forward(ctx, score, unit, lse, allowed, kept, v, *values):
-        weights = weights_of(score, lse, unit).masked_fill(~allowed, 0.0)
-        ctx.unit = unit
-        out = mix(weights * kept, v, values)
-        ctx.save_for_backward(weights, kept, v, out, *values)
-        return out, lse, weights * kept
-
-    @staticmethod
-    def backward(ctx, dout, dlse, _):
-        weights, kept, v, out, *values = ctx.saved_tensors
-        dweights = dout @ v.transpose(-1, -2)
-        for rows in values:
-            dweights = dweights + (dout[..., None, :] * rows).sum(-1)
-        mean = (dout * out).sum(-1, keepdim=True) - dlse[..., None]
-        dscore = weights * (dweights * kept - mean) / ctx.unit
-        dropped = weights * kept
-        dv = dropped.transpose(-1, -2) @ dout
-        drows = [(dropped[..., None] * dout[..., None, :]).sum_to_size(r.shape) for r in values]
-        return dscore, None, None, None, None, dv, *drows
-
-
-def mix(weights, v, values):
-    out = weights @ v
-    for rows in values:
-        out = out + (weights[..., None] * rows).sum(-2)
-    return out
+    score: torch.Tensor  # -inf where hidden
 
 
 def attend(
@@ -251,50 +171,31 @@ def attend(
     added=None,
     keep=None,
     dropout_p=0.0,
-    from_lse=False,
-    way=WAYS[0],
 ):
     """The formula. `added` is a float mask [.., Lq, Lk]; `keep` bool [B, H, Lq, Lk] is the dropout.
 
-    A row with no allowed key gives output 0, lse -inf and no gradient. The gradients are those of
-    the plain softmax, or those of FromLse; `way` is one of WAYS.
+    A row with no allowed key gives output 0, lse -inf and no gradient.
     """
     groups = q.shape[1] // k.shape[1]
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)
     terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
     alive = allowed.any(dim=-1, keepdim=True)
-    score = scores(q, k, terms, pos_q, pos_k, scale, way)
+    score = scores(q, k, terms, pos_q, pos_k, scale)
     if added is not None:
-        score = score + way.unit * added.masked_fill(added == -torch.inf, 0.0)
+        score = score + added.masked_fill(added == -torch.inf, 0.0)
     score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
-    weights, lse = softmax(score, way.unit)
-    kept = torch.ones_like(score) if keep is None else keep.to(score.dtype) / (1.0 - dropout_p)
-    values = [by_head(term["value_rows"]) for term in terms if "value_rows" in term]
-    if way.backwards:
-        v, values = v.flip(-1), [rows.flip(-1) for rows in values]
-    if from_lse:
-        stored = (score, way.unit, lse.detach(), allowed, kept, v, *values)
-        out, lse, weights = FromLse.apply(*stored)
-    else:
-        weights = weights * alive * kept
-        out = mix(weights, v, values)
-    if way.backwards:
-        out, values = out.flip(-1), [rows.flip(-1) for rows in values]
+    weights, lse = score, score.new_zeros(score.shape[:-1])
+    if score.shape[-1]:
+        weights, lse = torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
+    weights = weights * alive
+    if keep is not None:
+        weights = weights * (keep.to(score.dtype) / (1.0 - dropout_p))
+    out = weights @ v
+    for rows in (by_head(term["value_rows"]) for term in terms if "value_rows" in term):
+        out = out + (weights[..., None] * rows).sum(-2)
     lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
-    score = score.masked_fill(~allowed, -torch.inf)
-    return Attended(out, lse, score, way, weights, values)
-
-
-def spread(attended, v, dout, dlse, groups):
-    """[B, H, Lq, Lk]: the sizes of the addends of dS = P (dP - D + dlse), before they cancel."""
-    v = v.repeat_interleave(groups, dim=1).abs()
-    weights = attended.weights.abs()
-    reach = dout.abs() @ v.transpose(-1, -2)
-    for rows in attended.values:
-        reach = reach + (dout.abs()[:, :, :, None, :] * rows.abs()).sum(-1)
-    row = (dout * attended.out).abs().sum(-1) + (0 if dlse is None else dlse.abs())
-    return (weights * (reach + row[..., None])).detach()
+    return Attended(out, lse, score.masked_fill(~allowed, -torch.inf))
 
 
 def gradients(outputs, seeds, leaves):

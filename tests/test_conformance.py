@@ -1,10 +1,8 @@
 """Every scheme and sum of schemes against its oracle, forward and backward.
 
 Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; RELPOS_FULL=1 draws 30
-times as many), run in one process per SIMD target, and are judged in `conformance_worker.py`: the
-error is at most twice (gradients: three times) that of the same formula in plain torch of the same
-dtype, plus 1e-6 of the largest value. 16-bit results add their own rounding; their outputs are
-compared with plain float32, in which they are promised to be computed.
+times as many), run in one process per SIMD target, and are judged in `conformance_worker.py` by the
+promise about errors (`promise.py`, docs/accuracy.md).
 """
 
 import json

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/parallel.h"
+#include "kernels/error_bound.h"
 #include "kernels/random_terms.h"
 #include "kernels/reference.h"
 
@@ -209,31 +210,18 @@ Results run_fused(const Case& c) {
   return r;
 }
 
-void expect_close(const Results& got, const Results& want, double tolerance, uint64_t seed) {
-  const auto a = got.all(), b = want.all();
+// |got - want| <= u |want| + bound, u being float32's rounding of the results it stores.
+void expect_within(const Results& got, const Results& want, const Results& bounds, uint64_t seed) {
+  const auto a = got.all(), b = want.all(), most = bounds.all();
   for (size_t n = 0; n < a.size(); ++n) {
     ASSERT_EQ(a[n].second.size(), b[n].second.size());
-    double largest = 1.0;
-    for (double x : b[n].second) {
-      if (std::isfinite(x)) largest = std::max(largest, std::fabs(x));
-    }
     for (size_t i = 0; i < a[n].second.size(); ++i) {
       const double x = a[n].second[i], y = b[n].second[i];
       if (x == y) continue;
-      ASSERT_NEAR(x, y, tolerance * largest) << a[n].first << "[" << i << "], seed " << seed;
+      ASSERT_NEAR(x, y, most[n].second[i] + error_bound::kEps * std::fabs(y))
+          << a[n].first << "[" << i << "], seed " << seed;
     }
   }
-}
-
-double largest_score(const Case& c) {
-  Tensor scores(DType::kFloat64, {c.p.batch, c.p.heads, c.p.queries, c.p.keys});
-  reference_scores(c.p, scores.view());
-  double largest = 0.0;
-  for (int64_t n = 0; n < scores.view().numel(); ++n) {
-    if (std::isfinite(scores.data<double>()[n]))
-      largest = std::max(largest, std::fabs(scores.data<double>()[n]));
-  }
-  return largest;
 }
 
 int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few; }
@@ -263,9 +251,10 @@ TEST(Terms, FusedEqualsReference) {
       continue;
     }
     c.p.threads = 2;
-    // A weight's relative error is a score's absolute error: a few units of float32 of the largest.
-    const double tolerance = 2e-6 * (10.0 + largest_score(c));
-    expect_close(run_fused(c), run_reference(c), tolerance, seed);
+    const Results exact = run_reference(c);
+    Results bounds(c, DType::kFloat64);
+    error_bound::fill(c, exact, bounds);
+    expect_within(run_fused(c), exact, bounds, seed);
     if (HasFatalFailure()) return;
   }
   EXPECT_LT(10 * unfused, cases(250));

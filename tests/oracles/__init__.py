@@ -19,11 +19,15 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         "column_rows" the same shapes                  scale * <k_j, row_ij> joins the scores
         "value_rows"  [Lq, Lk, Dv] or [H, Lq, Lk, Dv]  join v_j under the weights
         "rotate"      function (x [..., L, D], pos [L]) -> x turned; q and k both pass through it
+        "rotate_sizes"  with "rotate": the same with |cos| and |sin| and every sign positive
 
         Index the parameters with differentiable operations (`table[index]`), so that autograd gives
         the parameters' gradients. Keep angles and bucket edges in double or in integers.
 
-A module that rotates sets `ROTATES = True`: two of them are never summed.
+A module that rotates sets `ROTATES = True`: two of them are never summed. A module whose bias is
+linear in the distance sets `LINEAR = True`: it counts from each row's nearest visible key on when
+the sizes of the addends are summed (`tests/promise.py`). There `options` has "sizes" as well, and
+the parameters are the sizes of a module's own.
 
 A whole example, for a bias of one learned number per head for the past and one for the future:
 

@@ -35,15 +35,21 @@ def angles(options, dims, position):
 def terms(options, parameters, pos_q, pos_k):
     dims = options.get("rotary_dim") or options["head_dim"]
 
-    def rotate(x, position):
-        angle = angles(options, dims, position)
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    def pairs(x, cos, sin, minus):
         turned, rest = x[..., :dims], x[..., dims:]
         if options["layout"] == "half":
             a, b = turned[..., : dims // 2], turned[..., dims // 2 :]
-            return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+            return torch.cat([a * cos + minus * b * sin, b * cos + a * sin, rest], dim=-1)
         a, b = turned[..., 0::2], turned[..., 1::2]
-        pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        return torch.cat([pairs.flatten(-2), rest], dim=-1)
+        both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
+        return torch.cat([both.flatten(-2), rest], dim=-1)
 
-    return {"rotate": rotate}
+    def rotate(x, position):
+        angle = angles(options, dims, position)
+        return pairs(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype), -1)
+
+    def rotate_sizes(x, position):
+        angle = angles(options, dims, position)
+        return pairs(x, angle.cos().abs() + 2.0**-20, angle.sin().abs() + 2.0**-20, 1)
+
+    return {"rotate": rotate, "rotate_sizes": rotate_sizes}

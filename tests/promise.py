@@ -1,0 +1,299 @@
+"""The promise about errors, as code: exact results and how far from them a call may be.
+
+`promised` computes both in float64 from a call's inputs with dense formulas of plain torch. It
+shares nothing with the library: terms come from `oracles/NAME.py`. docs/accuracy.md derives the
+bound and says in words what the names below hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from oracle import Part, by_head, oracle_of, part_of, stacked_terms, turned
+
+ROUNDINGS, CHAIN = 64, 64
+SENTENCE = (
+    f"Every element of every result is within u |exact| + ({ROUNDINGS} + n/{CHAIN}) eps M of its "
+    "exact value, where u is the rounding of the result's type, eps that of float32 (2^-24; 2^-53 "
+    "for float64 inputs), n the larger of Lk and Lq H/Hk, and M the sum of the magnitudes that are "
+    "added up on the way to the element."
+)
+FLUSHED = 2.0**-100  # below this share of its row a weight may count as 0
+LEAST = 2.0**-126  # the least normal number of float32
+
+
+@dataclass
+class Bounded:
+    """A result as it should be, and the most by which a computed one may differ."""
+
+    exact: torch.Tensor
+    bound: torch.Tensor
+
+
+def eps_of(dtype):
+    return 2.0**-53 if dtype == torch.float64 else 2.0**-24
+
+
+def roundings(call):
+    """(C + n/chain) eps: what M is multiplied by."""
+    heads, key_heads = call.case["heads"]
+    longest = max(call.inputs[1].shape[2], call.inputs[0].shape[2] * heads // key_heads)
+    return (ROUNDINGS + longest / CHAIN) * eps_of(call.dtype)
+
+
+def rounding(exact, dtype):
+    """Half an ulp of `dtype` at each element."""
+    info = torch.finfo(dtype)
+    return 0.5 * info.eps * exact.abs().clamp(min=info.smallest_normal)
+
+
+def stored(exact, bound, dtype):
+    """The bound of a result that is rounded to `dtype` at the end."""
+    return Bounded(exact, bound + rounding(exact, dtype))
+
+
+def sizes(x):
+    """Absolute values, never 0, so that what a 0 is multiplied by counts; -inf only hides."""
+    return torch.where(x.isfinite(), x.abs(), 0.0).clamp(min=1e-30)
+
+
+class Side:
+    """The formula on one set of leaves: the inputs themselves, or their sizes."""
+
+    def __init__(self, call, sized):
+        take = sizes if sized else (lambda x: x)
+        self.call, self.sized = call, sized
+
+        def leaf(x):
+            return take(x.detach().double()).requires_grad_()
+
+        heads, key_heads = call.case["heads"]
+        self.leaves = [leaf(x) for x in call.inputs]
+        self.q = self.leaves[0]
+        self.k, self.v = (x.repeat_interleave(heads // key_heads, 1) for x in self.leaves[1:])
+        self.parts = []
+        for (name, options), module in zip(call.chosen, call.modules, strict=True):
+            part = part_of(name, options, module)
+            held = {n: leaf(x) for n, x in part.parameters.items()}
+            options = options | {"sizes": True} if sized else options
+            self.parts.append(Part(name, options, held))
+            self.leaves += [held[n] for n, _ in module.named_parameters()]
+        self.terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in self.parts]
+        self.added = None
+        if call.added is not None:
+            self.leaves.append(leaf(call.added))
+            self.added = torch.where(call.added == -torch.inf, 0.0, self.leaves[-1])
+        self.rows = [by_head(t["value_rows"]) for t in self.terms if "value_rows" in t]
+
+    def biases(self):
+        """What is added to the scores as it stands, one tensor an addend, and whether it is linear
+        in the distance."""
+        linear = [getattr(oracle_of(part.name), "LINEAR", False) for part in self.parts]
+        found = [
+            (t["bias"].abs() if self.sized else t["bias"], line)
+            for t, line in zip(self.terms, linear, strict=True)
+            if "bias" in t
+        ]
+        return found + ([(self.added, False)] if self.added is not None else [])
+
+    def products(self):
+        """What q and k give to the scores."""
+        q, k, call = self.q, self.k, self.call
+        for term in self.terms:
+            if "rotate" in term and q.shape[0]:
+                turn = term["rotate_sizes" if self.sized else "rotate"]
+                q, k = turned(q, turn, call.pos_q), turned(k, turn, call.pos_k)
+        score = q @ k.transpose(-1, -2)
+        if self.sized and q is not self.q:  # angles of double are off by 2^-53 of themselves
+            far = max((p.abs().max() for p in (call.pos_q, call.pos_k) if p.numel()), default=0)
+            score = score * (1.0 + float(far) * 2.0**-53 / eps_of(call.dtype))
+        for term in self.terms:
+            if "key_rows" in term:
+                score = score + row_products(self.q, by_head(term["key_rows"]))
+            if "column_rows" in term:
+                rows = by_head(term["column_rows"]).transpose(2, 3)
+                score = score + row_products(self.k, rows).transpose(2, 3)
+        return (abs(call.scale) if self.sized else call.scale) * score
+
+    def mixed(self, weights):
+        """Weights times values."""
+        out = weights @ self.v
+        for rows in self.rows:
+            out = out + (weights[..., None] * rows).sum(-2)
+        return out
+
+    def met(self, dout):
+        """<dout_i, v_j + t_ij>."""
+        found = dout @ self.v.transpose(-1, -2)
+        for rows in self.rows:
+            found = found + row_products(dout, rows)
+        return found
+
+    def pulled(self, dscore, weights, dout):
+        """Gradients of the leaves, from those of the scores and of the output."""
+        score = self.products()
+        for bias, _ in self.biases():
+            score = score + bias
+        pairs = [(score, dscore), (self.mixed(weights), dout)]
+        pairs = [pair for pair in pairs if pair[0].requires_grad]
+        outs, seeds = zip(*pairs, strict=True)
+        found = torch.autograd.grad(outs, self.leaves, seeds, allow_unused=True)
+        return [
+            torch.zeros_like(x) if g is None else g for x, g in zip(self.leaves, found, strict=True)
+        ]
+
+
+def row_products(x, rows):
+    """<x_i, rows_ij> as [B, H, Lq, Lk]; rows may be shared by batch rows and heads."""
+    return (rows @ x[..., None])[..., 0]
+
+
+def growth(error):
+    """exp(error) - 1, bounded where the promise has long become empty."""
+    return torch.expm1(error.clamp(max=60.0))
+
+
+class Softmax:
+    """Scores and weights of a call, and the sizes S and A of what is added up in a score."""
+
+    def __init__(self, call, signed, sized, c):
+        self.call, self.c = call, c
+        score = signed.products()
+        for bias, _ in signed.biases():
+            score = score + bias
+        score = score.detach()
+        self.allowed = call.allowed & (score > -torch.inf)
+        self.alive = self.allowed.any(-1, keepdim=True)
+        self.score = score.masked_fill(~self.allowed, -torch.inf)
+        self.top = self.highest(self.score)
+        weights = torch.exp(self.score - self.top).masked_fill(~self.allowed, 0.0)
+        total = weights.sum(-1, keepdim=True).clamp(min=1e-300)
+        self.weights = weights / total
+        self.lse = torch.where(self.alive, self.top + total.log(), -torch.inf)[..., 0]
+        self.size(signed, sized)
+
+    def highest(self, x):
+        if x.shape[-1] == 0:
+            return x.new_zeros(*x.shape[:-1], 1)
+        return x.amax(-1, keepdim=True).masked_fill(~self.alive, 0.0)
+
+    def size(self, signed, sized):
+        products = sized.products().detach()
+        whole, seen, largest = products, products, torch.zeros_like(products)
+        for (size, linear), (bias, _) in zip(sized.biases(), signed.biases(), strict=True):
+            size, bias = size.detach(), bias.detach()
+            whole, largest = whole + size, torch.maximum(largest, size.expand_as(largest))
+            seen = seen + ((bias - self.nearest(bias)).abs() if linear else size)
+        seen = seen + (self.score - self.top).abs()
+        swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
+        self.whole = whole.masked_fill(~self.allowed, 0.0)
+        self.seen = seen.masked_fill(swallowed | ~self.allowed, 0.0)
+
+    def nearest(self, bias):
+        """The bias of each row's visible key that is nearest."""
+        if self.score.shape[-1] == 0:
+            return 0.0
+        distance = (self.call.pos_k[:, None, :] - self.call.pos_q[:, :, None]).abs()[:, None]
+        far = torch.iinfo(torch.int64).max
+        at = distance.expand_as(self.score).masked_fill(~self.allowed, far).argmin(-1, keepdim=True)
+        return bias.expand_as(self.score).gather(-1, at)
+
+    def spread(self):
+        """R: a weight's error is at most c R times the weight. Float64 goes through lse."""
+        if self.call.dtype == torch.float64:
+            return 1.0 + self.whole + (self.weights * self.whole).sum(-1, keepdim=True)
+        error = growth(self.c * self.seen) / self.c
+        shares = self.weights * error
+        total = shares.sum(-1, keepdim=True)
+        others = (total - shares).clamp(min=0.0) + (1.0 - self.weights).clamp(min=0.0) * error
+        return 1.0 + others * torch.exp((self.c * total).clamp(max=60.0))
+
+
+def promised(call, keep=None):
+    """{name: Bounded} of every result of a call; gradients under the names of call.leaves()."""
+    c = roundings(call)
+    signed, sized = Side(call, False), Side(call, True)
+    at = Softmax(call, signed, sized, c)
+    kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
+    weights, spread = at.weights, at.spread()
+    dropped = weights * kept
+    flushed, least = (0.0, 0.0) if call.dtype == torch.float64 else (FLUSHED, LEAST)
+    heavy = (weights * spread + flushed).masked_fill(~at.allowed, 0.0)  # P R
+    with torch.no_grad():
+        out = signed.mixed(dropped)
+        out_size = sized.mixed(heavy * kept) + least
+        lse_size = 1.0 + (weights * (at.whole + growth(c * at.seen) / c)).sum(-1)
+        found = {
+            "out": stored(out, c * out_size * at.alive, call.dtype),
+            "lse": stored(at.lse, c * lse_size, work_type(call.dtype)),
+        }
+        dout = call.dout.double()
+        dlse = torch.zeros_like(at.lse) if call.dlse is None else call.dlse.double()
+        given = (dout * out).sum(-1)
+        dscore = weights * (kept * signed.met(dout) - (given - dlse)[..., None])
+        addends = (dout * out).abs().sum(-1) + dlse.abs()
+        addends = kept * sized.met(dout.abs()) + addends[..., None]
+        from_out = (dout.abs() * out_size).sum(-1)[..., None]
+        allowance = c * (heavy * addends + weights * from_out + least)
+        if call.dtype in (torch.bfloat16, torch.float16):  # the output is read as it was stored
+            from_stored = (dout.abs() * rounding(out, call.dtype)).sum(-1)
+            allowance += weights * from_stored[..., None]
+        allowance = allowance.masked_fill(~at.allowed, 0.0)
+    grads = signed.pulled(dscore, dropped, dout)
+    bounds = sized.pulled(allowance, c * (heavy * kept), dout.abs())
+    for (name, leaf), exact, bound in zip(call.leaves(), grads, bounds, strict=True):
+        if leaf.requires_grad:
+            found[f"gradient of {name}"] = stored(exact, bound, leaf.dtype)
+    return found, at
+
+
+def work_type(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def ratio(ours, promise):
+    """The largest |error| / bound; infinity where a result is finite and should not be, or is not
+    and should. Results too large for their type are no error."""
+    if ours.shape != promise.exact.shape:
+        return float("inf")
+    if ours.numel() == 0:
+        return 0.0
+    exact, bound, got = promise.exact, promise.bound, ours.detach().double()
+    special = ~exact.isfinite()
+    if not torch.equal(got[special], exact[special]):
+        return float("inf")
+    out_of_range = special | (exact.abs() + bound > torch.finfo(ours.dtype).max)
+    error = (got - exact).abs()
+    error = torch.where(out_of_range | (error == 0.0), 0.0, error / bound)
+    return float(error.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+
+
+def missed(name, ours, promise):
+    """None, or a line that says where a result breaks the promise."""
+    worst = ratio(ours, promise)
+    if worst <= 1.0:
+        return None
+    if ours.shape != promise.exact.shape:
+        return f"{name}: shape {tuple(ours.shape)}, expected {tuple(promise.exact.shape)}"
+    error = (ours.detach().double() - promise.exact).abs() / promise.bound
+    most = error.nan_to_num(nan=torch.inf, posinf=torch.inf).argmax()
+    at = [int(n) for n in torch.unravel_index(most, promise.exact.shape)]
+    return (
+        f"{name}: {worst:.3g} times the bound at {at}, {promise.bound.flatten()[most]:.3g}: "
+        f"ours {ours.flatten()[most]:.9g}, exact {promise.exact.flatten()[most]:.9g}"
+    )
+
+
+def promised_scores(call, at):
+    """relpos.scores: -inf where a pair is hidden."""
+    return stored(at.score, roundings(call) * at.whole, call.dtype)
+
+
+def promised_weights(call, at, lse, keep):
+    """return_weights: exp(score - lse) of the lse that the call returned, after dropout."""
+    lse = lse.detach().double()[..., None]
+    exact = torch.exp(at.score - lse).where(keep & at.allowed, 0.0) / (1.0 - call.case["dropout"])
+    error = growth(roundings(call) * (1.0 + at.whole + lse.abs().clamp(max=1e300))) * exact
+    error = error + (0.0 if call.dtype == torch.float64 else 4 * LEAST)
+    return stored(exact, error, call.dtype)
