@@ -393,7 +393,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
   check_value(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
               "dropout_p: expected a probability in [0, 1], got ", options.dropout_p);
-  problem.dropout = Dropout(options.dropout_p, options.seed, problem.heads, problem.queries);
+  problem.dropout = Dropout(options.dropout_p, options.seed);
   problem.cancel = options.cancel;
   check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",
               options.threads);

@@ -123,7 +123,7 @@ struct Call {
     p.terms.value_tables.resize(1);
     p.terms.value_tables[0].map = map;
     p.terms.value_tables[0].table = given(values, {kClasses, kDim});
-    p.dropout = Dropout(0.2, 5, p.heads, p.queries);
+    p.dropout = Dropout(0.2, 5);
   }
 
   int64_t of_forward() {

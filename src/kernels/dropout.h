@@ -9,18 +9,16 @@
 
 namespace relpos {
 
-// The key of Threefry4x32 is the seed. Its counter holds the row's number (batch heads + head) Lq + i,
-// below 2^63 as the output has so many rows, and a number for each four columns: no two pairs of
-// a call share a word, and no two seeds a key. The four words of a counter belong to columns 16 apart,
-// so that in lanes neighbours lie side by side.
+// The key of Threefry4x32 holds the seed, the batch row and the head (both below 2^32), its counter the
+// query and a number for each four columns, 64 bits each: no two pairs of a call share a word, no two
+// seeds a key, and a pair's word depends on no size of the call. The four words of a counter belong to
+// columns 16 apart, so that in lanes neighbours lie side by side.
 class Dropout {
  public:
   Dropout() = default;
-  Dropout(double p, uint64_t seed, int64_t heads, int64_t queries)
+  Dropout(double p, uint64_t seed)
       : active_(p > 0.0),
         seed_(seed),
-        heads_(heads),
-        queries_(queries),
         threshold_(static_cast<uint32_t>(std::min(std::round(p * 4294967296.0), 4294967295.0))),
         keep_scale_(p < 1.0 ? 1.0 / (1.0 - p) : 0.0) {}
 
@@ -30,16 +28,17 @@ class Dropout {
   // Words below it are dropped.
   uint32_t threshold() const noexcept { return threshold_; }
 
-  Threefry4x32::Words key() const noexcept { return {low(seed_), high(seed_), 0, 0}; }
+  Threefry4x32::Words key(int64_t batch, int64_t head) const noexcept {
+    return {low(seed_), high(seed_), static_cast<uint32_t>(batch), static_cast<uint32_t>(head)};
+  }
   // Of the columns 16 apart from `column` on, in the same 64.
-  Threefry4x32::Words counter(int64_t batch, int64_t head, int64_t i,
-                              int64_t column) const noexcept {
-    const auto row = static_cast<uint64_t>((batch * heads_ + head) * queries_ + i);
+  static Threefry4x32::Words counter(int64_t i, int64_t column) noexcept {
+    const auto row = static_cast<uint64_t>(i);
     const auto at = static_cast<uint64_t>(column / 64 * 16 + column % 16);
     return {low(at), high(at), low(row), high(row)};
   }
   bool keeps(int64_t batch, int64_t head, int64_t i, int64_t j) const noexcept {
-    const Threefry4x32::Words words = Threefry4x32::words(counter(batch, head, i, j), key());
+    const Threefry4x32::Words words = Threefry4x32::words(counter(i, j), key(batch, head));
     return words[static_cast<size_t>(j / 16 % 4)] >= threshold_;
   }
 
@@ -49,7 +48,6 @@ class Dropout {
 
   bool active_ = false;
   uint64_t seed_ = 0;
-  int64_t heads_ = 0, queries_ = 0;
   uint32_t threshold_ = 0;
   double keep_scale_ = 1.0;
 };

@@ -68,7 +68,7 @@ void expect_half(int64_t count, int64_t total, const std::string& what) {
 
 TEST(Dropout, KeepsAtItsRateInEveryRowAndColumn) {
   for (const double p : {0.01, 0.1, 0.5, 0.9}) {
-    const Dropout dropout(p, 7, kHeads, kQueries);
+    const Dropout dropout(p, 7);
     std::vector<int64_t> of_column(256);
     const int64_t rows = 2 * kHeads * kQueries;
     for (int64_t row = 0; row < rows; ++row) {
@@ -90,7 +90,7 @@ TEST(Dropout, KeepsAtItsRateInEveryRowAndColumn) {
 
 TEST(Dropout, RowsSeedsAndShiftsAgreeByChanceOnly) {
   const auto bits = [](uint64_t seed, int64_t b, int64_t h, int64_t i) {
-    return row_bits(Dropout(0.5, seed, kHeads, kQueries), b, h, i);
+    return row_bits(Dropout(0.5, seed), b, h, i);
   };
   constexpr uint64_t kSeed = 0x9E3779B97F4A7C15ULL;
   for (const uint64_t seed : {uint64_t{0}, uint64_t{41}, kSeed, ~uint64_t{0}}) {
@@ -120,7 +120,7 @@ TEST(Dropout, RowsSeedsAndShiftsAgreeByChanceOnly) {
 // Pairs of many rows, as the pairs that a 32-bit hash of a row brings close are one in thousands.
 TEST(Dropout, NoTwoOfManyRowsShareTheirStart) {
   constexpr int64_t kMany = 1 << 17;
-  const Dropout dropout(0.5, 3, 1, kMany);
+  const Dropout dropout(0.5, 3);
   std::vector<std::pair<uint64_t, int64_t>> starts;
   for (int64_t i = 0; i < kMany; ++i) {
     const uint64_t word = row_bits(dropout, 0, 0, i, 64)[0];
@@ -135,13 +135,13 @@ TEST(Dropout, NoTwoOfManyRowsShareTheirStart) {
 
 TEST(Dropout, CountersOfFarAwayPairsDiffer) {
   constexpr int64_t kFar = int64_t{1} << 40;
-  const Dropout dropout(0.5, 3, 16, kFar);
-  std::vector<Words> counters;
+  const Dropout dropout(0.5, 3);
+  std::vector<std::pair<Words, Words>> counters;
   for (const int64_t b : {int64_t{0}, int64_t{1}, int64_t{4095}}) {
     for (const int64_t h : {0, 1, 15}) {
       for (const int64_t i : {int64_t{0}, int64_t{1}, int64_t{1} << 32, kFar - 1}) {
         for (const int64_t j : {int64_t{0}, int64_t{1}, int64_t{64}, int64_t{1} << 34, kFar}) {
-          counters.push_back(dropout.counter(b, h, i, j));
+          counters.emplace_back(dropout.key(b, h), Dropout::counter(i, j));
         }
       }
     }
@@ -154,7 +154,7 @@ TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
   Problem p;
   p.heads = kHeads;
   p.queries = kQueries;
-  p.dropout = Dropout(0.3, 0x123456789ABCDEFULL, kHeads, kQueries);
+  p.dropout = Dropout(0.3, 0x123456789ABCDEFULL);
   Block block;
   block.problem = &p;
   block.batch = 5;

@@ -123,7 +123,7 @@ struct Row {
       heavy[j] = weight[j] * spread + kFlushed;
       if (!p.dropout.active()) continue;
       const auto key = static_cast<int64_t>(j);
-      kept[j] = p.dropout.keeps(p.dropout.row_key(b, h, i, 0), key) ? p.dropout.keep_scale() : 0.0;
+      kept[j] = p.dropout.keeps(b, h, i, key) ? p.dropout.keep_scale() : 0.0;
     }
   }
 };

@@ -21,7 +21,7 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     readers.emplace_back(plan);
   }
   for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
-    const FloatMode mode(float_control(p, at.batch, at.head / p.group()));
+    const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
     ForwardScratch& x = scratch[static_cast<size_t>(worker)];
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);

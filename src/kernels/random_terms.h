@@ -145,7 +145,7 @@ inline Case random_case(uint64_t seed) {
       if (shape[axis] == 1) visible.mask.strides[axis] = 0;
     }
   }
-  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng(), p.heads, p.queries);
+  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
 
   Terms& t = p.terms;
   if (p.head_dim >= 2 && chance(rng, 0.4)) {

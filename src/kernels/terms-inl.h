@@ -324,9 +324,9 @@ HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* f
   const F d;
   const hn::RebindToUnsigned<F> du;
   const Dropout& dropout = block.problem->dropout;
-  const Threefry4x32::Words first =
-      dropout.counter(block.batch, block.head[row], block.index[row], t * kTile);
-  const std::array<uint32_t, 5> keys = Threefry4x32::schedule(dropout.key());
+  const Threefry4x32::Words first = Dropout::counter(block.index[row], t * kTile);
+  const std::array<uint32_t, 5> keys =
+      Threefry4x32::schedule(dropout.key(block.batch, block.head[row]));
   const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
   const auto threshold = hn::Set(du, dropout.threshold());
   constexpr int64_t kApart = kTile / 4;  // of the columns whose words one counter gives
