@@ -139,6 +139,13 @@ class TestFarKeys:
         for mine, want in zip(got[2], (dq, dk, dv), strict=True):
             assert error(mine, want) < 3e-6
 
+    def test_no_keys(self):
+        q, k, v, _ = inputs(3, 0)
+        positions = {"q_positions": torch.arange(3), "k_positions": torch.arange(0)}
+        out, lse = relpos.attention(q, k, v, position=relpos.ALiBi(2), return_lse=True, **positions)
+        assert torch.equal(out, torch.zeros_like(out))
+        assert lse.eq(-torch.inf).all()
+
     def test_gradient_of_slopes(self):
         """The shift of a row is part of its lse: its gradient must not be lost."""
         far, queries, keys = 200_000, 70, 90

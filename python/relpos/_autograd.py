@@ -168,7 +168,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, want_weights, *rest = inputs
+        query, key, value, _, *rest = inputs
         tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
         ctx.save_for_backward(query, key, value, output[0], output[2], *tensors, *rest[_OPTIONS:])
         ctx.set_materialize_grads(False)

@@ -8,8 +8,7 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
   const int64_t keys = plan.tiles * kTile, group = plan.p.group();
   dk = Buffer<float>(keys * plan.Dp);
   dv = Buffer<float>(keys * plan.Dvp);
-  for (size_t n = 0; n < plan.biases.size(); ++n) {
-    const BiasPlan& own = plan.biases[n];
+  for (const BiasPlan& own : plan.biases) {
     const TermGradients::Bias& gradient = wants.biases[own.term];
     const bool wanted = !(own.sloped ? gradient.slopes : gradient.table).empty();
     bias.emplace_back(

@@ -21,7 +21,7 @@ constexpr double kLargestShift = 1e30;
 
 Shifts::Shifts(const Problem& problem) : p_(problem) {
   for (const DistanceBias& term : p_.terms.biases) sloped_ |= term.slopes.view.given();
-  if (!active() || p_.positions.consecutive || p_.keys == 0) return;
+  if (!active() || p_.positions.consecutive) return;
   for (int64_t b = 0; b < p_.positions.k_rows; ++b) {
     const int64_t* first = p_.positions.k.data() + b * p_.keys;
     ascending_.push_back(std::is_sorted(first, first + p_.keys) ? 1 : 0);
@@ -93,6 +93,7 @@ double Shifts::key_bias(int64_t b, int64_t h, int64_t j) const {
 
 RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
   RowShift shift;
+  if (!active()) return shift;
   if (sloped_ && !ascending(b)) {
     const auto [lo, hi] = p_.visible.interval(b, i);
     if (lo < hi) {

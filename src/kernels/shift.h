@@ -26,7 +26,7 @@ class Shifts {
   explicit Shifts(const Problem& problem);
 
   // False where every row's shift is 0.
-  bool active() const noexcept { return sloped_ || !p_.terms.key_biases.empty(); }
+  bool active() const noexcept { return p_.keys > 0 && (sloped_ || !p_.terms.key_biases.empty()); }
   RowShift of(int64_t b, int64_t h, int64_t i) const;
   // Smallest and largest of what linear biases are read at: distances of the pairs inside the
   // intervals, each less its row's shift. {0, -1} where there are no pairs.
