@@ -278,7 +278,7 @@ def usage(part, length, q_offset=0, **masks):
     terms = own.terms(pos_q[0], pos_k[0])
     read = 0.0
     for kind, term in terms.items():
-        if kind != "rotate":
+        if not kind.startswith("rotate"):
             read = read + (term * (seen if kind == "bias" else seen[..., None])).sum()
     leaves = [own.parameters[n] for n in wants]
     found = gradients([read], [torch.ones(())], leaves) if leaves else []

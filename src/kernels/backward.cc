@@ -355,7 +355,9 @@ int64_t backward_bytes(const Plan& plan, int threads) {
          4 * (threads * scratch + PackedHeads::floats(plan, wave));
 }
 
-void fused_backward(const Problem& p, const TensorView& out, const TensorView& softmax,
+namespace {
+
+void tiled_backward(const Problem& p, const TensorView& out, const TensorView& softmax,
                     const TensorView& dout, const TensorView& dlse,
                     const ProblemGradients& gradients) {
   const Plan plan(p, true);
@@ -394,6 +396,23 @@ void fused_backward(const Problem& p, const TensorView& out, const TensorView& s
     reduce_terms(plan, sums, first * chunks, count * chunks, chunks, threads, stopper,
                  *gradients.terms);
     stopper.check();
+  }
+}
+
+}  // namespace
+
+void fused_backward(const Problem& p, const TensorView& out, const TensorView& softmax,
+                    const TensorView& dout, const TensorView& dlse,
+                    const ProblemGradients& gradients) {
+  if (reads_in_place(p)) {
+    // Rows read in place sum their products in another order than tiles do, and eps |score| apart a
+    // sum does not fit these weights: it is found anew.
+    const Tensor again(p.query.dtype, {p.batch, p.heads, p.queries, p.value_dim});
+    const Tensor sums(DType::kFloat32, {p.batch, p.heads, p.queries, 2});
+    fused_forward(p, {again.view(), {}, sums.view()}, true);
+    tiled_backward(p, out, sums.view(), dout, dlse, gradients);
+  } else {
+    tiled_backward(p, out, softmax, dout, dlse, gradients);
   }
 }
 

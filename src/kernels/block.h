@@ -109,7 +109,7 @@ struct Block {
   std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,
                               // gradient takes weights
 
-  // Forward state: reference, an integer (-inf: nothing seen), partial sums, unnormalised output.
+  // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
   float* m = nullptr;  // [kRows]
   float* l = nullptr;  // [kRows, kLanes]
   float* o = nullptr;  // [kRows, Dvp]

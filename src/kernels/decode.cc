@@ -305,8 +305,8 @@ class Partials {
     return memory_.get() + ((group * chunks_ + chunk) * rows_ + row) * (plan_.Dvp + 2);
   }
 
-  // Sums the chunks of a row into those of chunk 0. Their references are integers: no factor rounds.
-  // The common one leaves every chunk a sum below 1, so that no sum of outputs overflows.
+  // Sums the chunks of a row into those of chunk 0. The common reference leaves every chunk a sum below
+  // 1, so that no sum of outputs overflows.
   void merge(int64_t group, int64_t row) const {
     float* o = at(group, 0, row);
     float m = -HUGE_VALF, l = 0.0f;

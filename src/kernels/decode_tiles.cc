@@ -23,7 +23,7 @@ namespace {
 
 // Accumulators of a register tile, of dots and of columns.
 constexpr int kSums = HWY_TARGET == HWY_AVX2 ? 8 : 16;
-// A row keeps its reference, an integer, until a score passes it by this much (block.h's units).
+// A row keeps its reference until a score passes it by this much (block.h's units).
 constexpr float kSlack = 60.0f;
 // kVectors vectors from the columns at `from`.
 struct Float32 {
@@ -250,7 +250,7 @@ HWY_NOINLINE float move_reference(const V* x, float& m) {
     if (old == -HUGE_VALF) m = 0.0f;
     return 1.0f;
   }
-  m = std::ceil(hn::GetLane(hn::MaxOfLanes(d, top)));
+  m = hn::GetLane(hn::MaxOfLanes(d, top));
   return old == -HUGE_VALF ? 1.0f : hn::GetLane(exp2(hn::Set(d, old - m)));
 }
 

@@ -19,7 +19,7 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A row keeps its reference, an integer, until a score passes it by this much: weights stay below 2^60
+// A row keeps its reference exponent until a score passes it by this much: weights stay below 2^60
 // and sums below 2^77, far inside float32, and almost no tile rescales.
 constexpr float kSlack = 60.0f;
 constexpr float kNothing = -HUGE_VALF;
@@ -38,7 +38,7 @@ HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, 
     }
     top = hn::Max(top, s);
   }
-  const float highest = std::ceil(hn::GetLane(hn::MaxOfLanes(d, top)));
+  const float highest = hn::GetLane(hn::MaxOfLanes(d, top));
   if (highest == kNothing) return old != kNothing;
   if (old != kNothing && highest <= old + kSlack) return true;
   block.m[row] = highest;
@@ -113,8 +113,7 @@ struct Softmax {
     V top = s[0];
     for (int v = 1; v < kVectors; ++v) top = hn::Max(s[v], top);
     const float value = hn::GetLane(hn::MaxOfLanes(F(), top));
-    // NaN: the row becomes that whatever its reference is.
-    return value == value ? std::ceil(value) : 0.0f;
+    return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
   }
 
   // The same from scores in p, where a reference must move first.

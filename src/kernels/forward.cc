@@ -76,8 +76,8 @@ bool fused_supports(const Problem& problem, std::string* why) {
   return reason == nullptr;
 }
 
-void fused_forward(const Problem& p, const ForwardResults& to) {
-  const Plan plan(p, false, to.softmax.given());
+void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
+  const Plan plan(p, false, packs);
   const TileKernels& kernels = tile_kernels();
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);

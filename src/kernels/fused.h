@@ -11,7 +11,8 @@ namespace relpos {
 // dtype is float64. `why`, if given, receives the reason.
 bool fused_supports(const Problem& problem, std::string* why = nullptr);
 
-void fused_forward(const Problem& problem, const ForwardResults& to);
+// `packs`: the scores have the bits of those of the backward pass, at any number of queries.
+void fused_forward(const Problem& problem, const ForwardResults& to, bool packs = false);
 // `softmax`: as read_softmax() takes it.
 void fused_backward(const Problem& problem, const TensorView& out, const TensorView& softmax,
                     const TensorView& dout, const TensorView& dlse,

@@ -68,17 +68,20 @@ class AngleTable {
 
 }  // namespace
 
-Plan::Plan(const Problem& problem, bool backward, bool trains)
+bool reads_in_place(const Problem& p) {
+  return p.group() * p.queries <= kDirectRows && p.terms.column_tables.empty() &&
+         std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
+                      [](const Rotation& r) { return !r.log_decay.empty(); });
+}
+
+Plan::Plan(const Problem& problem, bool backward, bool packs)
     : p(problem),
       D(p.head_dim),
       Dp(round_up(D, kLanes)),
       Dv(p.value_dim),
       Dvp(round_up(Dv, kLanes)),
       tiles(p.tiles()),
-      direct(!backward && !trains && p.group() * p.queries <= kDirectRows &&
-             p.terms.column_tables.empty() &&
-             std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                          [](const Rotation& r) { return !r.log_decay.empty(); })),
+      direct(!backward && !packs && reads_in_place(p)),
       range(p.distance_range()),
       shifts(p),
       backward_(backward) {

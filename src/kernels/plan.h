@@ -21,6 +21,9 @@ inline constexpr int64_t kDirectRows = 16;
 // Tiles that a block takes before the next ones are packed.
 inline constexpr int64_t kTilesAtATime = 8;
 
+// Whether a forward pass reads the rows of keys and values in place.
+bool reads_in_place(const Problem& p);
+
 // The table of a distance bias, or its slopes: a term that has both has two of these.
 struct BiasPlan {
   size_t term = 0;      // of Terms::biases
@@ -41,12 +44,12 @@ struct ColumnPlan {
 
 class Plan {
  public:
-  // `trains`: a backward pass will follow, whose scores must have the same bits.
-  Plan(const Problem& problem, bool backward, bool trains = false);
+  // `packs`: keys are packed even where their rows would be read in place.
+  Plan(const Problem& problem, bool backward, bool packs = false);
 
   const Problem& p;
   const int64_t D, Dp, Dv, Dvp, tiles;
-  const bool direct;  // a forward pass alone, of at most kDirectRows rows of a group
+  const bool direct;                  // a forward pass that reads rows in place
   std::pair<int64_t, int64_t> range;  // distances that occur
   const Shifts shifts;
   std::vector<BiasPlan> biases;
