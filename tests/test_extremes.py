@@ -50,12 +50,9 @@ class TestSaturatedRows:
         q, k, v, dout = inputs(queries, 160, scale=scores**0.5)
         out, lse, (dq, dk, dv, _) = exact(q, k, v, torch.zeros(()), dout)
         got_out, got_lse, (got_dq, got_dk, got_dv) = run(q, k, v, dout, q_offset=0)
-        plain = [x.detach().requires_grad_() for x in (q, k, v)]
-        weights = torch.softmax(plain[0] @ plain[1].mT * 32**-0.5, -1)
-        (_, _, plain_dv) = torch.autograd.grad(((weights @ plain[2]) * dout).sum(), plain)
         assert error(got_lse, lse) < 1e-6
-        # Of a weight whose score is s a float32 product leaves eps s: 2 times PyTorch's own error.
-        assert error(got_dv, dv) < 2 * error(plain_dv, dv) + 1e-6
+        # A score s leaves eps s in a weight, but for that of a key that has nearly all of its row.
+        assert error(got_dv, dv) < 2e-7 * min(scores, 100) + 1e-6
         assert error(got_out, out) < 2e-7 * scores + 1e-6
         # Where every row is saturated dq and dk cancel to nothing: relative to what cancels.
         dweight = (dout.double() @ v.double().mT).abs().amax() * 32**-0.5
@@ -67,6 +64,26 @@ class TestSaturatedRows:
         q, k, v, _ = inputs(40, 50, scale=100.0)
         weights = relpos.attention(q, k, v, q_offset=0, return_weights=True)[-1]
         assert (weights.double().sum(-1) - 1).abs().max() < 1e-6
+
+
+class TestRisingReferences:
+    """Scores that rise along a row by 55, then 77 powers of 2: what was summed before comes to a
+    factor of 2^-132, below float32's least number, and is 2^-77 of the sum in the end."""
+
+    @pytest.mark.parametrize("queries", [1, 20])
+    @pytest.mark.parametrize("keys", [300, 5000])
+    def test_small_weights_stay(self, keys, queries):
+        rises = torch.tensor([0.0, 55.0, 132.0]) * 0.6931471805599453
+        mask = torch.full((queries, keys), -torch.inf)
+        mask[:, [1, keys // 2, keys - 2]] = rises
+        q, k, v, dout = inputs(queries, keys, scale=0.0)
+        v[:, :, keys - 2] = 0.0
+        out, lse, (_, _, dv, _) = exact(q, k, v, mask, dout)
+        assert error(relpos.attention(q, k, v, attn_mask=mask, q_offset=0), out) < 2e-5
+        got = run(q, k, v, dout, attn_mask=mask, q_offset=0)
+        assert error(got[0], out) < 2e-5
+        assert error(got[1], lse) < 1e-6
+        assert error(got[2][2], dv) < 2e-5
 
 
 class TestFarKeys:

@@ -215,8 +215,9 @@ class DirectRows {
                          static_cast<int>(slopes_.size()),
                          static_cast<float>(sloped_delta),
                          visible};
-    const float factor = kernels_.softmax(terms, s, block.m[row], block.l + row * kLanes);
-    if (factor != 1.0f) rescale(block, row, factor);
+    const RowFactors risen = kernels_.softmax(terms, s, block.m[row], block.l + row * kLanes);
+    if (risen.first != 1.0f) rescale(block, row, risen.first);
+    if (risen.second != 1.0f) rescale(block, row, risen.second);
     if (p_.dropout.active()) {
       alignas(64) float factors[kTile];
       tile_kernels().dropout(block, row, t, factors);
@@ -317,10 +318,15 @@ class Partials {
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const float* part = at(group, chunk, row);
       const bool unseen = part[plan_.Dvp] == -HUGE_VALF;
-      const float factor = unseen ? 0.0f : std::exp2(part[plan_.Dvp] - m);
-      l += part[plan_.Dvp + 1] * factor;
+      // In double: sums of up to 2^60 and more may meet a factor below the least float.
+      const double factor =
+          unseen ? 0.0 : std::exp2(static_cast<double>(part[plan_.Dvp]) - static_cast<double>(m));
+      const auto scaled = [&](float x) {
+        return static_cast<float>(static_cast<double>(x) * factor);
+      };
+      l += scaled(part[plan_.Dvp + 1]);
       for (int64_t d = 0; d < plan_.Dv; ++d) {
-        const float value = unseen ? 0.0f : part[d] * factor;
+        const float value = unseen ? 0.0f : scaled(part[d]);
         o[d] = chunk == 0 ? value : o[d] + value;
       }
     }

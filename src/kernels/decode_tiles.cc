@@ -236,7 +236,7 @@ HWY_INLINE V sloped(const Slope& slope, V delta) {
 #endif
 }
 
-// The row's reference after scores x; returns the factor of earlier sums.
+// The row's reference after scores x; returns by how much it rises above that of earlier sums.
 HWY_NOINLINE float move_reference(const V* x, float& m) {
   const F d;
   const float old = m;
@@ -248,13 +248,13 @@ HWY_NOINLINE float move_reference(const V* x, float& m) {
   }
   if (!ordered) {  // the row becomes NaN whatever its reference is
     if (old == -HUGE_VALF) m = 0.0f;
-    return 1.0f;
+    return 0.0f;
   }
   m = hn::GetLane(hn::MaxOfLanes(d, top));
-  return old == -HUGE_VALF ? 1.0f : hn::GetLane(exp2(hn::Set(d, old - m)));
+  return old == -HUGE_VALF ? 0.0f : m - old;
 }
 
-float softmax(const RowTerms& terms, float* s, float& m, float* l) {
+RowFactors softmax(const RowTerms& terms, float* s, float& m, float* l) {
   const F d;
   V x[kTileVectors];
   auto within = hn::Le(hn::Zero(d), hn::Zero(d));
@@ -272,16 +272,18 @@ float softmax(const RowTerms& terms, float* s, float& m, float* l) {
     within = hn::And(within, hn::Le(sum, most));
     x[v] = sum;
   }
-  float factor = 1.0f;
+  RowFactors factors;
   if (m == -HUGE_VALF || !hn::AllTrue(d, within)) {
-    factor = move_reference(x, m);
+    const float rise = move_reference(x, m);
     if (m == -HUGE_VALF) {
       std::fill_n(s, kTile, 0.0f);
-      return factor;
+      return factors;
     }
-    for (int64_t c = 0; factor != 1.0f && c < kLanes; c += kN) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, l + c), hn::Set(d, factor)), d, l + c);
+    const Rescaling rescaled(rise);
+    for (int64_t c = 0; rise != 0.0f && c < kLanes; c += kN) {
+      hn::StoreU(rescaled(hn::LoadU(d, l + c)), d, l + c);
     }
+    factors = {hn::GetLane(rescaled.first), hn::GetLane(rescaled.second)};
   }
   const V reference = hn::Set(d, m);
   for (int v = 0; v < kTileVectors; ++v) {
@@ -290,7 +292,7 @@ float softmax(const RowTerms& terms, float* s, float& m, float* l) {
     hn::StoreU(hn::Add(hn::LoadU(d, sums), weight), d, sums);
     hn::StoreU(weight, d, s + v * kN);
   }
-  return factor;
+  return factors;
 }
 
 }  // namespace

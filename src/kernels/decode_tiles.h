@@ -33,6 +33,11 @@ struct RowTerms {
   uint64_t visible = 0;
 };
 
+// What the sums of a row are multiplied by, the one after the other, as its reference has risen.
+struct RowFactors {
+  float first = 1.0f, second = 1.0f;
+};
+
 struct DecodeKernels {
   const char* name;
   int64_t lanes;
@@ -40,7 +45,7 @@ struct DecodeKernels {
   void (*scores)(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
   // Scores of one row -> weights, in place; hidden ones 0. m: the row's reference (-inf: none yet);
   // l [kLanes]: its partial sums. Returns what the row's earlier sums were multiplied by.
-  float (*softmax)(const RowTerms& terms, float* s, float& m, float* l);
+  RowFactors (*softmax)(const RowTerms& terms, float* s, float& m, float* l);
   // o[row] += sum over the listed keys of p[row, key] v[key].
   void (*values)(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
                  float* o, int64_t ldo);

@@ -43,11 +43,11 @@ HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, 
   if (old != kNothing && highest <= old + kSlack) return true;
   block.m[row] = highest;
   if (old == kNothing) return true;
-  const V factor = exp2(hn::Set(d, old - highest));
+  const Rescaling rescaled(highest - old);
   const auto rescale = [&](float* x, int64_t count) HWY_ATTR {
     int64_t c = 0;
-    for (; c + kN <= count; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, x + c), factor), d, x + c);
-    for (; c < count; ++c) x[c] *= hn::GetLane(factor);
+    for (; c + kN <= count; c += kN) hn::StoreU(rescaled(hn::LoadU(d, x + c)), d, x + c);
+    for (; c < count; ++c) x[c] = hn::GetLane(rescaled(hn::Set(d, x[c])));
   };
   rescale(scores - before, before);
   rescale(block.l + row * kLanes, kLanes);

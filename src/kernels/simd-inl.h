@@ -48,6 +48,19 @@ HWY_INLINE V exp2(V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));
 }
 
+// What sums are multiplied by when their row's reference rises by `rise`: 2^-rise in two factors, for
+// weights of up to 2^60 may have been summed, and 2^-rise alone may be below what exp2 flushes.
+struct Rescaling {
+  V first, second;
+
+  HWY_INLINE explicit Rescaling(float rise) {
+    constexpr float kMost = 100.0f;
+    first = exp2(hn::Set(F(), -std::min(rise, kMost)));
+    second = exp2(hn::Set(F(), -std::max(rise - kMost, 0.0f)));
+  }
+  HWY_INLINE V operator()(V x) const { return hn::Mul(hn::Mul(x, first), second); }
+};
+
 // The most products summed in one register before they join the rest: the rounding of a chain grows
 // with its length, and at K = 130 one chain was off 4 times as much as a BLAS. Longer sums are cut
 // into chains of one length. Products that join a sum in memory, as a block's rows join a key's
