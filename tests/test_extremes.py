@@ -52,8 +52,8 @@ class TestSaturatedRows:
         got_out, got_lse, (got_dq, got_dk, got_dv) = run(q, k, v, dout, q_offset=0)
         assert error(got_lse, lse) < 1e-6
         # A score s leaves eps s in a weight, but for that of a key that has nearly all of its row.
-        assert error(got_dv, dv) < 2e-7 * min(scores, 100) + 1e-6
-        assert error(got_out, out) < 2e-7 * scores + 1e-6
+        assert error(got_dv, dv) < 4e-7 * min(scores, 100) + 1e-6
+        assert error(got_out, out) < 4e-7 * scores + 1e-6
         # Where every row is saturated dq and dk cancel to nothing: relative to what cancels.
         dweight = (dout.double() @ v.double().mT).abs().amax() * 32**-0.5
         for got, want, factor in ((got_dq, dq, k), (got_dk, dk, q)):

@@ -351,7 +351,10 @@ int64_t backward_bytes(const Plan& plan, int threads) {
   const TermGradients wants = TermGradients::zeros(plan.p.terms);
   const int64_t wave = backward_wave(plan);
   const int64_t scratch = BlockScratch::floats(plan) + BackwardScratch::floats(plan);
-  return plan.bytes() + wave * chunk_count(plan.p) * Sums(plan, wants).bytes() +
+  const int64_t anew = reads_in_place(plan.p) ? plan.p.batch * plan.p.heads * plan.p.queries *
+                                                    (item_size(plan.p.query.dtype) * plan.Dv + 8)
+                                              : 0;
+  return anew + plan.bytes() + wave * chunk_count(plan.p) * Sums(plan, wants).bytes() +
          4 * (threads * scratch + PackedHeads::floats(plan, wave));
 }
 
