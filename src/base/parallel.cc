@@ -87,8 +87,12 @@ const char* thread_backend() noexcept { return "OpenMP"; }
 
 namespace {
 int default_threads() { return omp_get_max_threads(); }
-// Not the affinity of this thread: where threads are bound (OMP_PROC_BIND) that is one core.
-int usable_cores() { return omp_get_num_procs(); }
+// Not the affinity of this thread: where threads are bound (OMP_PROC_BIND) that is one core. Asked once,
+// for it is a system call.
+int usable_cores() {
+  static const int cores = omp_get_num_procs();
+  return cores;
+}
 }  // namespace
 
 #endif

@@ -120,19 +120,17 @@ HWY_INLINE void key_gradients(Block& block, int64_t t, int groups, const uint64_
     while (begin < end && (group_any[begin] & bits) == 0) ++begin;
     while (end > begin && (group_any[end - 1] & bits) == 0) --end;
     const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
-    const auto product = [&](const float* a, const float* b, int64_t N, float* c) HWY_ATTR {
-      if (block_all || block.rows_finite) {
-        gemm(keys, N, rows, a + from * kTile + key, 1, kTile, b + from * N, N, c + key * N, N,
-             true);
-        return;
-      }
-      guarded_gemm(
-          keys, N, rows, a + from * kTile + key, 1, kTile, b + from * N, N, c + key * N, N,
-          [&](int64_t k, int64_t row) { return ((visible[from + row] >> (key + k)) & 1U) != 0; });
-    };
-    if (rows > 0) {
-      product(block.p, block.dout, block.Dvp, dv);
-      product(block.ds, block.q, block.Dp, dk);
+    if (rows > 0 && (block_all || block.rows_finite)) {
+      gemm(keys, block.Dvp, rows, block.p + from * kTile + key, 1, kTile,
+           block.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
+      gemm(keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
+           block.Dp, dk + key * block.Dp, block.Dp, true);
+    } else if (rows > 0) {
+      const Seen seen{visible + from, key, true};
+      guarded_gemm(gemm, keys, block.Dvp, rows, block.p + from * kTile + key, 1, kTile,
+                   block.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, seen);
+      guarded_gemm(gemm, keys, block.Dp, rows, block.ds + from * kTile + key, 1, kTile,
+                   block.q + from * block.Dp, block.Dp, dk + key * block.Dp, block.Dp, seen);
     }
     key += keys;
   }
@@ -205,10 +203,9 @@ void backward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) 
       }
       float* dq = block.dq + group * block.Dp;
       if (sight.all != kAll && !tile.k_finite) {
-        guarded_gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp,
-                     block.Dp, dq, block.Dp, [&](int64_t row, int64_t key) {
-                       return ((sight.visible[row] >> (from + key)) & 1U) != 0;
-                     });
+        guarded_gemm(gemm, kGroup, block.Dp, last - from, ds + from, kTile, 1,
+                     tile.k + from * block.Dp, block.Dp, dq, block.Dp,
+                     {sight.visible, from, false});
       } else {
         gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, tile.k + from * block.Dp, block.Dp,
              dq, block.Dp, true);

@@ -179,12 +179,17 @@ class BackwardScratch : public BlockScratch {
       const int64_t h = block.head[row], i = block.index[row], b = block.batch;
       Plan::load_row(dout, b, h, i, Dv, plan_.Dvp, go);
       Plan::load_row(out, b, h, i, Dv, plan_.Dvp, out_.get());
-      double delta = dlse.given() ? -dlse.at({b, h, i}) : 0.0;
-      for (int64_t d = 0; d < Dv; ++d)
-        delta += static_cast<double>(go[d]) * static_cast<double>(out_[d]);
+      double parts[4] = {dlse.given() ? -dlse.at({b, h, i})
+                                      : 0.0};       // one sum would wait for itself
+      for (int64_t d = 0; d < plan_.Dvp; d += 4) {  // both rows are padded with zeros
+        for (int64_t n = 0; n < 4; ++n) {
+          parts[n] += static_cast<double>(go[d + n]) * static_cast<double>(out_[d + n]);
+        }
+      }
+      const double delta = (parts[0] + parts[1]) + (parts[2] + parts[3]);
       const SoftmaxState state = read_softmax(softmax, b, h, i, block.score_shift[row]);
-      const auto sum = static_cast<float>(state.sum);
-      for (int64_t d = 0; d < Dv; ++d) go[d] /= sum;
+      const auto inverse = static_cast<float>(1.0 / state.sum);
+      kernels_.scale(1, plan_.Dvp, go, 0, &inverse, 0, go, 0);
       block.delta[row] = static_cast<float>(delta / state.sum);
       block.reference[row] = static_cast<float>(state.reference);
     }

@@ -131,27 +131,25 @@ void BlockScratch::slide(int64_t t, int64_t count) {
 
 void BlockScratch::attach_biases() {
   const Problem& p = plan_.p;
-  const bool shifts = plan_.shifts.active();
   int64_t nearest[kRows] = {};
   bool by_pair = false;  // a row sees far keys on both sides: slopes are evaluated pair by pair
   block.shifted = false;
-  for (int row = 0; row < block.rows; ++row) {
-    const RowShift shift =
-        shifts ? plan_.shifts.of(block.batch, block.head[row], block.index[row]) : RowShift();
+  std::fill_n(block.shift, block.rows, 0);
+  std::fill_n(block.score_shift, block.rows, 0.0);
+  std::fill_n(block.key_bias, kRows, nullptr);
+  for (int row = 0; row < block.rows && plan_.shifts.active(); ++row) {
+    const RowShift shift = plan_.shifts.of(block.batch, block.head[row], block.index[row]);
     nearest[row] = shift.distance;
     by_pair = by_pair || shift.both_sides;
     block.shift[row] = shift.both_sides ? 0 : shift.distance;
     block.shifted = block.shifted || block.shift[row] != 0;
     block.score_shift[row] = shift.total();
     block.key_shift[row] = shift.keys * kLog2e;
+    if (plan_.key_bias.size() == 0) continue;
+    const int64_t batch = plan_.key_bias_rows == 1 ? 0 : block.batch;
     block.key_bias[row] =
-        plan_.key_bias.size() == 0
-            ? nullptr
-            : plan_.key_bias.get() +
-                  ((plan_.key_bias_rows == 1 ? 0 : block.batch) * p.heads + block.head[row]) *
-                      plan_.tiles * kTile;
+        plan_.key_bias.get() + (batch * p.heads + block.head[row]) * plan_.tiles * kTile;
   }
-  std::fill(block.key_bias + block.rows, block.key_bias + kRows, nullptr);
   for (size_t n = 0; n < plan_.biases.size(); ++n) {
     const BiasPlan& bias = plan_.biases[n];
     const bool ramp = bias.sloped && (bias.ramp || by_pair);

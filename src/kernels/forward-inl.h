@@ -195,11 +195,9 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       float* weights = p + group * kTile;
       float* o = block.o + group * block.Dvp;
       if (sight.all != kAll && !tile.v_finite) {
-        guarded_gemm(std::min(kGroup, block.rows - group), block.Dvp, last - from, weights + from,
-                     kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
-                     [&](int64_t row, int64_t key) {
-                       return ((sight.visible[row] >> (from + key)) & 1U) != 0;
-                     });
+        guarded_gemm(gemm, std::min(kGroup, block.rows - group), block.Dvp, last - from,
+                     weights + from, kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
+                     {sight.visible, from, false});
       } else {
         gemm(std::min(kGroup, block.rows - group), block.Dvp, last - from, weights + from, kTile, 1,
              tile.v + from * block.Dvp, block.Dvp, o, block.Dvp, true);
