@@ -1,5 +1,5 @@
 // Threefry4x32, a counter-based generator: four words from a 128-bit counter and a 128-bit key.
-// Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), of Random123.
+// Salmon et al.: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), of Random123.
 // Additions, rotations and exclusive ors only: cheap in lanes on every target.
 #pragma once
 
