@@ -368,18 +368,11 @@ void run(const Plan& plan, const TileKernels& tiles, const Kernels& kernels, int
     x.start();
     workers[static_cast<size_t>(worker)].arrange_queries(x.block);
     const auto [first, end] = plan.tile_range(x.block);
-    const auto advance = [&, first = first, end = end] {
+    x.run([&, first = first, end = end] {
       workers[static_cast<size_t>(worker)].advance(
           x, group % p.kv_heads, std::max(first, chunk * kChunkTiles),
           std::min(end, (chunk + 1) * kChunkTiles), stopper, worker);
-      x.add_value_tables();
-    };
-    advance();
-    if (x.overflowed()) {
-      x.start_again();
-      advance();
-      x.finish_again();
-    }
+    });
     for (int row = 0; row < x.block.rows; ++row) {
       float* o = x.block.o + row * plan.Dvp;
       if (chunks == 1) {

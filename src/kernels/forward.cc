@@ -32,17 +32,10 @@ void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper&
     };
     TileReader& reader = readers[static_cast<size_t>(worker)];
     const int64_t start = x.start_tile(first, end);
-    const auto advance = [&, first = first, end = end] {
+    x.run([&, first = first, end = end] {
       reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
       reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
-      x.add_value_tables();
-    };
-    advance();
-    if (x.overflowed()) {
-      x.start_again();
-      advance();
-      x.finish_again();
-    }
+    });
     float sums[kRows];
     for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
     finish_rows(plan, at.batch, at.head, at.first_query, x.block.rows, x.block.m, sums, x.block.o,

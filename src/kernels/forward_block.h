@@ -19,13 +19,18 @@ class ForwardScratch : public BlockScratch {
 
   float* row() const noexcept { return row_.get(); }  // [max(Dp, Dvp)], for whoever needs one
   void start();
-  // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
-  // large that weights of up to 2^60 overflow.
-  bool overflowed() const;
-  // Starts again from references so high that no finite value overflows, and then gives the other
-  // rows back what they had.
-  void start_again();
-  void finish_again();
+  // Runs advance() over all tiles of a block that has started, then adds the value tables. Once more
+  // where outputs have overflowed.
+  template <typename F>
+  void run(F&& advance) {
+    advance();
+    add_value_tables();
+    if (!overflowed()) return;
+    start_again();
+    advance();
+    add_value_tables();
+    finish_again();
+  }
   // Advances the state over tiles [t, t + count).
   void forward(const KeyTile* tiles, int64_t t, int64_t count);
   // Where to start among tiles [first, end); the rest follows in ascending order.
@@ -40,6 +45,13 @@ class ForwardScratch : public BlockScratch {
 
  private:
   void clear_sums();
+  // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
+  // large that weights of up to 2^60 overflow.
+  bool overflowed() const;
+  // Starts again from references so high that no finite value overflows, and then gives the other
+  // rows back what they had.
+  void start_again();
+  void finish_again();
 
   const Plan& plan_;
   const TileKernels& kernels_;
