@@ -67,16 +67,19 @@ class TestSaturatedRows:
 
 
 class TestRisingReferences:
-    """Scores that rise along a row by 55, then 77 powers of 2: what was summed before comes to a
-    factor of 2^-132, below float32's least number, and is 2^-77 of the sum in the end."""
+    """Scores that rise along a row by 55, then 90 powers of 2: what was summed before comes to a
+    factor of 2^-145, below float32's least number, and is 2^-90 of the sum in the end. Where values
+    are large it has overflowed, too, before the reference rose."""
 
     @pytest.mark.parametrize("queries", [1, 20])
     @pytest.mark.parametrize("keys", [300, 5000])
-    def test_small_weights_stay(self, keys, queries):
-        rises = torch.tensor([0.0, 55.0, 132.0]) * 0.6931471805599453
+    @pytest.mark.parametrize("size", [1.0, 1e30])
+    def test_small_weights_stay(self, keys, queries, size):
+        rises = torch.tensor([0.0, 55.0, 145.0]) * 0.6931471805599453
         mask = torch.full((queries, keys), -torch.inf)
         mask[:, [1, keys // 2, keys - 2]] = rises
         q, k, v, dout = inputs(queries, keys, scale=0.0)
+        v *= size
         v[:, :, keys - 2] = 0.0
         out, lse, (_, _, dv, _) = exact(q, k, v, mask, dout)
         assert error(relpos.attention(q, k, v, attn_mask=mask, q_offset=0), out) < 2e-5

@@ -75,7 +75,7 @@ bool ForwardScratch::overflowed() const {
 }
 
 void ForwardScratch::start_again() {
-  constexpr float kHeadroom = 40.0f;  // weights are at most 2^-40 then, and 2^-85 of that is kept
+  constexpr float kHeadroom = 4.0f;  // all weights of a row sum to 2^-3 at most
   first_m_.assign(m_.get(), m_.get() + block.rows);
   first_l_.assign(l_.get(), l_.get() + block.rows * kLanes);
   first_o_.assign(o_.get(), o_.get() + block.rows * plan_.Dvp);
