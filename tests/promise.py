@@ -50,7 +50,8 @@ def rounding(exact, dtype):
 
 def stored(exact, bound, dtype):
     """The bound of a result that is rounded to `dtype` at the end."""
-    return Bounded(exact, bound + rounding(exact, dtype))
+    flushed = 0.0 if dtype == torch.float64 else LEAST
+    return Bounded(exact, bound + rounding(exact, dtype) + flushed)
 
 
 def sizes(x):
