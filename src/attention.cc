@@ -1,5 +1,6 @@
-// check -> lower -> kernels -> pull back: the only file that knows both positions and kernels.
+// check -> bind -> kernels -> pull back.
 #include "relpos/attention.h"
+#include "relpos/error.h"
 
 #include "base/parallel.h"
 #include "base/zeros.h"
@@ -43,7 +44,7 @@ std::vector<std::vector<bool>> wanted(const Gradients& gradients, const Position
   for (size_t n = 0; n < gradients.parameters.size(); ++n) {
     const auto& views = gradients.parameters[n];
     const auto& parameters = position.parts[n].parameters;
-    check_value(views.size() == parameters.size(), position.parts[n].scheme->name,
+    check_value(views.size() == parameters.size(), position.parts[n].scheme().name,
                 ": expected gradients of ", parameters.size(), " parameters, got ", views.size());
     for (size_t p = 0; p < views.size(); ++p) {
       wants[n].push_back(views[p].given());
@@ -88,7 +89,7 @@ void with_gradients(Call& call, const Position& position, const Options& options
   }
   body(inner);
   if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
-  pull_back_parts(call, position, terms, gradients.parameters);
+  pull_back_parts(call, position, std::move(terms), gradients.parameters);
 }
 
 }  // namespace
@@ -195,7 +196,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
       {"threads", std::to_string(thread_count(0))},
       {"thread backend", thread_backend()},
       {"after fork", in_forked_child() ? "yes: this child computes serially" : "no"},
-      {"fused", "rotation, distance bias, row table, value table, key bias"},
+      {"fused", "rotation, distance bias, row table, column table, value table, key bias"},
       {"reference path", "decaying rotation at explicit positions, float64, gradient of scores()"},
   };
 }

@@ -1,11 +1,13 @@
 // Dense forms of one part on a grid, written from its terms alone.
+#include "relpos/dense.h"
+#include "relpos/error.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "base/parallel.h"
-#include "lower_part.h"
+#include "bound_part.h"
 #include "make_problem.h"
-#include "relpos/attention.h"
 
 namespace relpos {
 namespace {
@@ -16,18 +18,6 @@ void check_grid(const Grid& grid) {
   check_value(grid.keys >= 0 && grid.keys < kPositionLimit,
               "keys: expected 0 or more, below 2^61, got ", grid.keys);
   check_position(grid.q_offset, "q_offset");
-}
-
-// key - query of the pair (i, j).
-int64_t distance(const Grid& grid, int64_t i, int64_t j) { return j - (grid.q_offset + i); }
-
-// Pairs of one distance form a diagonal: (i, j) lies on diagonal j - i + Lq - 1.
-int64_t diagonals(const Grid& grid) {
-  return grid.queries == 0 || grid.keys == 0 ? 0 : grid.queries + grid.keys - 1;
-}
-int64_t diagonal(const Grid& grid, int64_t i, int64_t j) { return j - i + grid.queries - 1; }
-int64_t diagonal_distance(const Grid& grid, int64_t n) {
-  return n - (grid.queries - 1) - grid.q_offset;
 }
 
 std::string describe(const Terms& terms) {
@@ -109,7 +99,7 @@ bool has_key_form(const Terms& terms) {
 }
 
 Form find_form(const Part& part, const Terms& terms, std::string_view which) {
-  const std::string& who = part.scheme->name;
+  const std::string& who = part.scheme().name;
   check_value(which == "key" || which == "value", who, ": which: expected 'key' or 'value', got '",
               which, "'");
   if (which == "value") {
@@ -145,24 +135,35 @@ int64_t pair_offset(const TensorView& view, const Form& form, int64_t h, int64_t
   return form.heads > 0 ? view.offset({h, i, j, 0}) : view.offset({i, j, 0});
 }
 
-void dense_bias(const Form& form, const Grid& grid, const TensorView& out) {
-  std::vector<double> values(static_cast<size_t>(diagonals(grid)));
+// What a bias adds at each distance of the grid, from the first on.
+std::vector<double> bias_by_distance(const Form& form, int64_t h,
+                                     std::pair<int64_t, int64_t> range) {
+  std::vector<double> values;
+  CancelTicks tick;
+  for (int64_t delta = range.first; delta <= range.second; ++delta) {
+    tick();
+    values.push_back(bias_at(*form.biases, h, delta));
+  }
+  return values;
+}
+
+void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
+                const TensorView& out) {
+  const auto range = at.distances();
   CancelTicks tick;
   for (int64_t h = 0; h < form.heads; ++h) {
-    for (size_t n = 0; n < values.size(); ++n) {
-      tick();
-      values[n] = bias_at(*form.biases, h, diagonal_distance(grid, static_cast<int64_t>(n)));
-    }
+    const std::vector<double> values = bias_by_distance(form, h, range);
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
-        out.store(out.offset({h, i, j}), values[static_cast<size_t>(diagonal(grid, i, j))]);
+        out.store(out.offset({h, i, j}), values[static_cast<size_t>(at.delta(i, j) - range.first)]);
       }
     }
   }
 }
 
-void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
+void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
+                const TensorView& out) {
   const TensorView& table = form.table->view;
   const int64_t step = table.strides[static_cast<size_t>(table.rank - 1)];
   const int64_t out_step = out.strides[static_cast<size_t>(out.rank - 1)];
@@ -170,7 +171,7 @@ void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
-        const int64_t row = (*form.map)(distance(grid, i, j));
+        const int64_t row = (*form.map)(at.delta(i, j));
         const int64_t from = row == ClassMap::kNone ? 0 : row_offset(table, h, row);
         const int64_t to = pair_offset(out, form, h, i, j);
         for (int64_t c = 0; c < form.columns; ++c) {
@@ -184,41 +185,45 @@ void dense_rows(const Form& form, const Grid& grid, const TensorView& out) {
   }
 }
 
-void bias_backward(const Form& form, const Grid& grid, const TensorView& dout,
-                   std::vector<TermGradients::Bias>& gradients) {
-  std::vector<double> sums(static_cast<size_t>(diagonals(grid)));
+// Adds what the pairs of each distance sum up to.
+void add_bias_gradient(const DistanceBias& bias, int64_t h, int64_t heads, int64_t first,
+                       const std::vector<double>& sums, TermGradients::Bias& gradient) {
   CancelTicks tick;
-  for (int64_t h = 0; h < form.heads; ++h) {
-    std::fill(sums.begin(), sums.end(), 0.0);
-    for (int64_t i = 0; i < grid.queries; ++i) {
-      for (int64_t j = 0; j < grid.keys; ++j) {
-        tick();
-        sums[static_cast<size_t>(diagonal(grid, i, j))] += dout.at({h, i, j});
-      }
+  for (size_t n = 0; n < sums.size(); ++n) {
+    tick();
+    const int64_t delta = first + static_cast<int64_t>(n);
+    const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
+    if (!gradient.table.empty() && row != ClassMap::kNone) {
+      gradient.table[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
+          bias.table.multiplier * sums[n];
     }
-    for (size_t b = 0; b < form.biases->size(); ++b) {
-      const DistanceBias& bias = (*form.biases)[b];
-      std::vector<double>& table = gradients[b].table;
-      std::vector<double>& slopes = gradients[b].slopes;
-      for (size_t n = 0; n < sums.size(); ++n) {
-        tick();
-        const int64_t delta = diagonal_distance(grid, static_cast<int64_t>(n));
-        const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
-        if (!table.empty() && row != ClassMap::kNone) {
-          table[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
-              bias.table.multiplier * sums[n];
-        }
-        if (!slopes.empty() && delta != 0) {
-          slopes[static_cast<size_t>((delta < 0 ? 0 : form.heads) + h)] +=
-              bias.slopes.multiplier * static_cast<double>(delta) * sums[n];
-        }
-      }
+    if (!gradient.slopes.empty() && delta != 0) {
+      gradient.slopes[static_cast<size_t>((delta < 0 ? 0 : heads) + h)] +=
+          bias.slopes.multiplier * static_cast<double>(delta) * sums[n];
     }
   }
 }
 
-void rows_backward(const Form& form, const Grid& grid, const TensorView& dout,
-                   std::vector<double>& gradient) {
+void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
+                   const TensorView& dout, std::vector<TermGradients::Bias>& gradients) {
+  const auto [first, last] = at.distances();
+  CancelTicks tick;
+  for (int64_t h = 0; h < form.heads; ++h) {
+    std::vector<double> sums(static_cast<size_t>(last - first + 1), 0.0);
+    for (int64_t i = 0; i < grid.queries; ++i) {
+      for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
+        sums[static_cast<size_t>(at.delta(i, j) - first)] += dout.at({h, i, j});
+      }
+    }
+    for (size_t b = 0; b < form.biases->size(); ++b) {
+      add_bias_gradient((*form.biases)[b], h, form.heads, first, sums, gradients[b]);
+    }
+  }
+}
+
+void rows_backward(const Form& form, const Grid& grid, const GridPositions& at,
+                   const TensorView& dout, std::vector<double>& gradient) {
   if (gradient.empty()) return;
   const TensorView& table = form.table->view;
   const int64_t rows = table.shape[static_cast<size_t>(table.rank - 2)];
@@ -228,7 +233,7 @@ void rows_backward(const Form& form, const Grid& grid, const TensorView& dout,
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
-        const int64_t row = (*form.map)(distance(grid, i, j));
+        const int64_t row = (*form.map)(at.delta(i, j));
         if (row == ClassMap::kNone) continue;
         const int64_t from = pair_offset(dout, form, h, i, j);
         double* to = gradient.data() + (h * rows + row) * form.columns;
@@ -259,20 +264,6 @@ const ClassMap* first_map(const Terms& terms) {
   return nullptr;
 }
 
-Step pair_step(const char* name, const Grid& grid, const ClassMap* map) {
-  Step step{name, Step::Kind::kInteger, {grid.queries, grid.keys}, {}};
-  step.values.reserve(static_cast<size_t>(checked_numel(step.shape, name)));
-  CancelTicks tick;
-  for (int64_t i = 0; i < grid.queries; ++i) {
-    for (int64_t j = 0; j < grid.keys; ++j) {
-      tick();
-      const int64_t delta = distance(grid, i, j);
-      step.values.push_back(static_cast<double>(map == nullptr ? delta : (*map)(delta)));
-    }
-  }
-  return step;
-}
-
 }  // namespace
 
 Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
@@ -287,8 +278,8 @@ Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
 
 std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which) {
   check_grid(grid);
-  const LoweredPart lowered = lower_structure(part);
-  std::vector<int64_t> shape = find_form(part, lowered.terms, which).shape(grid);
+  const BoundPart bound(part);
+  std::vector<int64_t> shape = find_form(part, bound.terms(), which).shape(grid);
   checked_numel(shape, "dense");
   return shape;
 }
@@ -297,15 +288,16 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
            CancelToken* cancel) {
   const CallScope scope(cancel);
   check_grid(grid);
-  const LoweredPart lowered = lower_part(part);
-  const Form form = find_form(part, lowered.terms, which);
+  const GridPositions at(part, grid);
+  const BoundPart bound(part, at.distances(), std::vector<bool>());
+  const Form form = find_form(part, bound.terms(), which);
   check_floating(out, form.shape(grid), "out");
   check_output(out, form.shape(grid), out.dtype, "out");
   if (out.numel() == 0) return;
   if (form.biases != nullptr) {
-    dense_bias(form, grid, out);
+    dense_bias(form, grid, at, out);
   } else {
-    dense_rows(form, grid, out);
+    dense_rows(form, grid, at, out);
   }
 }
 
@@ -318,31 +310,29 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
               part.parameters.size(), " views, got ", dparameters.size());
   std::vector<bool> wants;
   for (const TensorView& view : dparameters) wants.push_back(view.given());
-  const LoweredPart lowered = lower_part(part, wants);
-  const Form form = find_form(part, lowered.terms, which);
+  const GridPositions at(part, grid);
+  const BoundPart bound(part, at.distances(), wants);
+  const Form form = find_form(part, bound.terms(), which);
   check_floating(dout, form.shape(grid), "dout");
-  std::vector<std::vector<double>> pulled(wants.size());
   for (size_t p = 0; p < wants.size(); ++p) {
     if (!wants[p]) continue;
     check_output(dparameters[p], part.parameters[p].dims(), part.parameters[p].dtype,
                  "dparameters");
-    pulled[p].assign(static_cast<size_t>(part.parameters[p].numel()), 0.0);
   }
-  TermGradients gradients = TermGradients::zeros(lowered.terms);
+  TermGradients gradients = TermGradients::zeros(bound.terms());
   if (dout.numel() > 0) {
     if (form.biases != nullptr) {
-      bias_backward(form, grid, dout, gradients.biases);
+      bias_backward(form, grid, at, dout, gradients.biases);
     } else {
       rows_backward(
-          form, grid, dout,
+          form, grid, at, dout,
           which == "value" ? gradients.value_tables[0].table : gradients.row_tables[0].table);
     }
   }
-  if (part.scheme->pull_back != nullptr) {
-    part.scheme->pull_back(lowered.setting(), gradients, pulled);
-  }
+  ParameterSums sums = zero_sums(part, wants);
+  bound.pull_back(gradients, sums);
   for (size_t p = 0; p < wants.size(); ++p) {
-    if (wants[p]) write_values(pulled[p], dparameters[p]);
+    if (wants[p]) write_values(sums[p], dparameters[p]);
   }
 }
 
@@ -350,41 +340,20 @@ void indices(const Part& part, const Grid& grid, const TensorView& out, CancelTo
   const CallScope scope(cancel);
   check_grid(grid);
   check_output(out, {grid.queries, grid.keys}, DType::kInt64, "out");
-  const LoweredPart lowered = lower_structure(part);
-  const ClassMap* map = first_map(lowered.terms);
+  const GridPositions at(part, grid);
+  const BoundPart bound(part);
+  const ClassMap* map = part.recipe->reads_distances ? nullptr : first_map(bound.terms());
   CancelTicks tick;
   for (int64_t i = 0; i < grid.queries; ++i) {
     for (int64_t j = 0; j < grid.keys; ++j) {
       tick();
-      const int64_t delta = distance(grid, i, j);
+      const int64_t delta = at.delta(i, j);
       const int64_t value = map == nullptr ? delta : (*map)(delta);
       std::memcpy(
           static_cast<char*>(out.data) + out.offset({i, j}) * static_cast<int64_t>(sizeof value),
           &value, sizeof value);
     }
   }
-}
-
-std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel) {
-  const CallScope scope(cancel);
-  check_grid(grid);
-  const LoweredPart lowered = lower_part(part);
-  if (part.scheme->steps != nullptr) return part.scheme->steps(lowered.setting(), grid);
-  std::vector<Step> road{pair_step("distance", grid, nullptr)};
-  if (const ClassMap* map = first_map(lowered.terms)) {
-    road.push_back(pair_step("index", grid, map));
-  }
-  if (has_key_form(lowered.terms)) {
-    const Form form = find_form(part, lowered.terms, "key");
-    const Tensor values(DType::kFloat64, form.shape(grid));
-    dense(part, grid, "key", values.view());
-    const auto* begin = values.data<double>();
-    road.push_back({form.biases != nullptr ? "bias" : "rows",
-                    Step::Kind::kReal,
-                    form.shape(grid),
-                    {begin, begin + values.view().numel()}});
-  }
-  return road;
 }
 
 }  // namespace relpos

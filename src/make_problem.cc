@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <tuple>
 
 #include "base/parallel.h"
+#include "base/strided.h"
+#include "base/zeros.h"
+#include "relpos/error.h"
 
 namespace relpos {
 
@@ -99,7 +104,22 @@ std::vector<int64_t> read_offset(const Offset& offset, int64_t batch, int64_t le
   return values;
 }
 
-Positions read_positions(const Problem& problem, const Options& options, bool in_play) {
+// Positions of consecutive tokens, given by their starts, where the position places them.
+void place_tokens(const Position& position, Positions& positions) {
+  std::vector<int64_t> q, k;
+  for (const int64_t start : positions.q) {
+    append_places(position, start, positions.queries, "q_offset", q);
+  }
+  for (const int64_t start : positions.k) {
+    append_places(position, start, positions.keys, "k_offset", k);
+  }
+  positions.consecutive = false;
+  positions.q = std::move(q);
+  positions.k = std::move(k);
+}
+
+Positions read_positions(const Problem& problem, const Position& position, const Options& options) {
+  const bool in_play = !position.parts.empty() || options.is_causal || options.window;
   Positions positions;
   positions.queries = problem.queries;
   positions.keys = problem.keys;
@@ -133,6 +153,7 @@ Positions read_positions(const Problem& problem, const Options& options, bool in
                             "q_offset", positions.q_rows);
   positions.k =
       read_offset(options.k_offset, problem.batch, problem.keys, "k_offset", positions.k_rows);
+  if (places(position)) place_tokens(position, positions);
   return positions;
 }
 
@@ -275,6 +296,9 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
     }
     check_table(columns.table, heads, columns.map.classes(), rank, who);
   }
+  for (const TermData& added : terms.query_added) {
+    check_shape(added, {heads, problem.head_dim}, who + ": vector added to queries");
+  }
   for (const KeyBias& bias : terms.key_biases) {
     if (bias.values.view.rank == 2) {
       check_shape(bias.values, {heads, problem.keys}, who + ": key bias");
@@ -295,6 +319,28 @@ void check_rotations_disjoint(const Terms& terms) {
       check_value(x.start + x.dims <= y.start || y.start + y.dims <= x.start,
                   "position: two rotations turn the same dims of a head; give each its own slice");
     }
+  }
+}
+
+}  // namespace
+
+namespace {
+
+constexpr int64_t kUnknown = 0;  // of a size that a call without attention does not have
+
+// A size of a spec: its own, or the call's.
+int64_t size_of(int64_t size, const CallSizes& sizes) {
+  switch (size) {
+    case kBatch:
+      return sizes.batch;
+    case kHeads:
+      return sizes.heads;
+    case kQueries:
+      return sizes.queries;
+    case kKeys:
+      return sizes.keys;
+    default:
+      return size;
   }
 }
 
@@ -340,20 +386,104 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
   return wide;
 }
 
-void check_parameters(const Part& part) {
-  const auto specs = part.scheme->parameters(part.options);
-  check_value(specs.size() == part.parameters.size(), part.scheme->name, ": expected ",
-              specs.size(), " parameters, got ", part.parameters.size());
+bool places(const Position& position) {
+  return std::any_of(position.parts.begin(), position.parts.end(),
+                     [](const Part& part) { return part.recipe && part.recipe->place; });
+}
+
+void append_places(const Position& position, int64_t first, int64_t count, const char* name,
+                   std::vector<int64_t>& positions) {
+  const Part* placing = nullptr;
+  const size_t begin = positions.size();
+  CancelTicks tick;
+  for (const Part& part : position.parts) {
+    if (!part.recipe->place) continue;
+    for (int64_t n = 0; n < count; ++n) {
+      tick();
+      const int64_t at = part.recipe->place(first + n);
+      check_position(at, name);
+      if (placing == nullptr) {
+        positions.push_back(at);
+        continue;
+      }
+      check_value(positions[begin + static_cast<size_t>(n)] == at,
+                  "position: ", placing->scheme().name, " and ", part.scheme().name,
+                  " place token ", first + n, " at ", positions[begin + static_cast<size_t>(n)],
+                  " and at ", at, "; give q_positions and k_positions that serve both");
+    }
+    placing = &part;
+  }
+}
+
+void check_parameters(const Part& part, const CallSizes& sizes) {
+  const std::vector<ParameterSpec>& specs = part.specs();
+  const std::string& who = part.scheme().name;
+  if (part.parameters.size() < specs.size() && specs[part.parameters.size()].input) {
+    const ParameterSpec& missing = specs[part.parameters.size()];
+    throw_error(ErrorKind::kValue, who, ": ", missing.name,
+                ": missing; it is an input of each call (", missing.doc, "), given by position(",
+                missing.name, ") in Python and by --input ", missing.name,
+                "=FILE on the command line");
+  }
+  check_value(specs.size() == part.parameters.size(), who, ": expected ", specs.size(),
+              " parameters, got ", part.parameters.size());
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
-    check_value(view.given() && view.dims() == specs[n].shape, part.scheme->name, ": ",
-                specs[n].name, ": expected ", Dims{specs[n].shape}, ", got ", Shape{view});
+    bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());
+    for (size_t axis = 0; fits && axis < specs[n].shape.size(); ++axis) {
+      const int64_t size = size_of(specs[n].shape[axis], sizes);
+      fits = size == kUnknown || view.shape[axis] == size;
+    }
+    if (!fits) {
+      std::vector<int64_t> expected;
+      for (const int64_t size : specs[n].shape) expected.push_back(size_of(size, sizes));
+      throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ", Dims{expected},
+                  ", got ", Shape{view});
+    }
     if (!is_floating(view.dtype)) {
-      throw_error(ErrorKind::kType, part.scheme->name, ": ", specs[n].name,
-                  ": expected a floating dtype, got ", dtype_name(view.dtype));
+      throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected a floating dtype, got ",
+                  dtype_name(view.dtype));
     }
   }
 }
+
+ParameterSums zero_sums(const Part& part, const std::vector<bool>& wants) {
+  ParameterSums sums(part.parameters.size());
+  for (size_t p = 0; p < sums.size(); ++p) {
+    if (wants[p]) sums[p] = zeros(part.parameters[p].numel());
+  }
+  return sums;
+}
+
+namespace {
+
+// Binds every part to the call and joins their terms.
+void bind_parts(Call& call, const Position& position) {
+  Problem& problem = call.problem;
+  call.sizes = {problem.batch, problem.heads,    problem.queries,
+                problem.keys,  problem.head_dim, problem.value_dim};
+  call.sizes.in_double = problem.query.dtype == DType::kFloat64;
+  call.sizes.threads = problem.threads;
+  call.wants.resize(position.parts.size());
+  if (std::any_of(position.parts.begin(), position.parts.end(),
+                  [](const Part& part) { return part.recipe && part.recipe->reads_distances; })) {
+    std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
+  }
+  for (size_t n = 0; n < position.parts.size(); ++n) {
+    const Part& part = position.parts[n];
+    check_parameters(part, call.sizes);
+    call.wants[n].resize(part.parameters.size(), false);
+    Terms terms = part.recipe->bind({call.sizes, part.parameters, call.wants[n]});
+    check_terms(terms, problem, part.scheme().name);
+    call.counts.push_back({terms.biases.size(), terms.row_tables.size(), terms.column_tables.size(),
+                           terms.key_biases.size(), terms.value_tables.size(),
+                           terms.query_added.size()});
+    problem.terms.append(std::move(terms));
+  }
+  check_rotations_disjoint(problem.terms);
+}
+
+}  // namespace
 
 Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options,
@@ -399,8 +529,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
               options.threads);
   problem.threads = thread_count(options.threads);
 
-  problem.positions = read_positions(
-      problem, options, !position.parts.empty() || options.is_causal || options.window);
+  problem.positions = read_positions(problem, position, options);
   problem.visible.queries = problem.queries;
   problem.visible.keys = problem.keys;
   read_intervals(problem, options);
@@ -417,76 +546,48 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   }
 
   call.wants = std::move(wants);
-  call.wants.resize(position.parts.size());
-  for (size_t n = 0; n < position.parts.size(); ++n) {
-    const Part& part = position.parts[n];
-    check_parameters(part);
-    call.wants[n].resize(part.parameters.size(), false);
-    const Setting setting{part.options,  part.parameters,  call.wants[n],
-                          problem.heads, problem.head_dim, problem.value_dim};
-    Terms terms;
-    part.scheme->lower(setting, terms);
-    check_terms(terms, problem, part.scheme->name);
-    problem.terms.append(terms);
-    call.part_terms.push_back(std::move(terms));
-  }
-  check_rotations_disjoint(problem.terms);
+  bind_parts(call, position);
   return call;
 }
 
 void write_values(const std::vector<double>& values, const TensorView& view) {
-  std::array<int64_t, kMaxRank> index{};
   CancelTicks tick;
-  for (double value : values) {
+  size_t n = 0;
+  for_each_offset(view, [&](int64_t at) {
     tick();
-    int64_t at = 0;
-    for (int axis = 0; axis < view.rank; ++axis) {
-      at += index[static_cast<size_t>(axis)] * view.strides[static_cast<size_t>(axis)];
-    }
-    view.store(at, value);
-    for (int axis = view.rank - 1; axis >= 0; --axis) {
-      const auto a = static_cast<size_t>(axis);
-      if (++index[a] < view.shape[a]) break;
-      index[a] = 0;
-    }
-  }
+    view.store(at, values[n++]);
+  });
 }
 
 namespace {
 
 template <typename T>
-std::vector<T> take(const std::vector<T>& all, size_t& from, size_t count) {
-  std::vector<T> some(all.begin() + static_cast<std::ptrdiff_t>(from),
-                      all.begin() + static_cast<std::ptrdiff_t>(from + count));
+std::vector<T> take(std::vector<T>& all, size_t& from, size_t count) {
+  const auto begin = std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(from));
   from += count;
-  return some;
+  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
 
 }  // namespace
 
-void pull_back_parts(const Call& call, const Position& position, const TermGradients& gradients,
+void pull_back_parts(const Call& call, const Position& position, TermGradients gradients,
                      const std::vector<std::vector<TensorView>>& parameters) {
-  size_t bias = 0, row = 0, column = 0, key = 0, value = 0;
-  for (size_t n = 0; n < position.parts.size(); ++n) {
+  Call::TermCounts at{};
+  for (size_t n = 0; n < position.parts.size() && n < parameters.size(); ++n) {
     const Part& part = position.parts[n];
-    const Terms& terms = call.part_terms[n];
+    const Call::TermCounts& counts = call.counts[n];
     TermGradients own;
-    own.biases = take(gradients.biases, bias, terms.biases.size());
-    own.row_tables = take(gradients.row_tables, row, terms.row_tables.size());
-    own.column_tables = take(gradients.column_tables, column, terms.column_tables.size());
-    own.key_biases = take(gradients.key_biases, key, terms.key_biases.size());
-    own.value_tables = take(gradients.value_tables, value, terms.value_tables.size());
-    if (part.scheme->pull_back == nullptr || n >= parameters.size()) continue;
-    std::vector<std::vector<double>> pulled(part.parameters.size());
-    for (size_t p = 0; p < pulled.size(); ++p) {
-      if (call.wants[n][p]) pulled[p].assign(static_cast<size_t>(part.parameters[p].numel()), 0.0);
-    }
-    const Problem& problem = call.problem;
-    const Setting setting{part.options,  part.parameters,  call.wants[n],
-                          problem.heads, problem.head_dim, problem.value_dim};
-    part.scheme->pull_back(setting, own, pulled);
-    for (size_t p = 0; p < pulled.size(); ++p) {
-      if (call.wants[n][p]) write_values(pulled[p], parameters[n][p]);
+    own.biases = take(gradients.biases, at.biases, counts.biases);
+    own.row_tables = take(gradients.row_tables, at.row_tables, counts.row_tables);
+    own.column_tables = take(gradients.column_tables, at.column_tables, counts.column_tables);
+    own.key_biases = take(gradients.key_biases, at.key_biases, counts.key_biases);
+    own.value_tables = take(gradients.value_tables, at.value_tables, counts.value_tables);
+    own.query_added = take(gradients.query_added, at.query_added, counts.query_added);
+    const std::vector<bool>& wants = call.wants[n];
+    ParameterSums sums = zero_sums(part, wants);
+    part.recipe->pull_back({call.sizes, part.parameters, wants}, own, sums);
+    for (size_t p = 0; p < sums.size(); ++p) {
+      if (wants[p]) write_values(sums[p], parameters[n][p]);
     }
   }
 }

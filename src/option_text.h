@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "relpos/scheme.h"
+#include "relpos/options.h"
 
 namespace relpos {
 

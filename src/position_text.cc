@@ -12,8 +12,6 @@
 namespace relpos {
 namespace {
 
-using Given = std::vector<std::pair<std::string, OptionValue>>;
-
 bool in_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.' ||
          c == '+';
@@ -49,7 +47,7 @@ OptionValue word_value(const std::string& word) {
 
 class Parser {
  public:
-  Parser(std::string_view text, const Given& defaults) : text_(text), defaults_(defaults) {}
+  Parser(std::string_view text, const OptionValues& defaults) : text_(text), defaults_(defaults) {}
 
   Position parse() {
     Position position;
@@ -96,24 +94,22 @@ class Parser {
     skip_space();
     const size_t begin = at_;
     const std::string name = run(in_name, "the name of a scheme");
-    Part part;
-    part.scheme = find_scheme(name);
-    if (part.scheme == nullptr) {
+    const Scheme* scheme = find_scheme(name);
+    if (scheme == nullptr) {
       std::vector<std::string> names;
-      for (const Scheme& scheme : schemes()) names.push_back(scheme.name);
+      for (const Scheme& known : schemes()) names.push_back(known.name);
       throw_error(ErrorKind::kValue, "position: no scheme '", name, "' at character ", begin + 1,
                   " of \"", text_, "\"", suggestion(name, names));
     }
-    Given given;
+    OptionValues given;
     if (take('(') && !take(')')) {
       do {
         given.push_back(option());
       } while (take(','));
       if (!take(')')) fail("expected ',' or ')'");
     }
-    fill_required(*part.scheme, given);
-    part.options = make_options(*part.scheme, given);
-    return part;
+    fill_required(*scheme, given);
+    return make_part(*scheme, given);
   }
 
   std::pair<std::string, OptionValue> option() {
@@ -160,8 +156,8 @@ class Parser {
     return numbers;
   }
 
-  void fill_required(const Scheme& scheme, Given& given) const {
-    const auto names = [](const Given& items, const std::string& name) {
+  void fill_required(const Scheme& scheme, OptionValues& given) const {
+    const auto names = [](const OptionValues& items, const std::string& name) {
       return std::find_if(items.begin(), items.end(),
                           [&](const auto& item) { return item.first == name; });
     };
@@ -173,7 +169,7 @@ class Parser {
   }
 
   std::string_view text_;
-  const Given& defaults_;
+  const OptionValues& defaults_;
   size_t at_ = 0;
 };
 
@@ -212,24 +208,23 @@ std::string option_text(const OptionValue& value) {
   return "none";
 }
 
-Position parse_position(std::string_view text, const Given& defaults) {
+Position parse_position(std::string_view text, const OptionValues& defaults) {
   return Parser(text, defaults).parse();
 }
 
 std::string position_text(const Position& position) {
   std::string text;
   for (const Part& part : position.parts) {
-    check_value(part.scheme != nullptr, "position: a part has no scheme");
     std::string options;
-    for (const OptionSpec& spec : part.scheme->options) {
-      for (const auto& [name, value] : part.options.items()) {
+    for (const OptionSpec& spec : part.scheme().options) {
+      for (const auto& [name, value] : part.options().items()) {
         if (name != spec.name) continue;
         const std::string written = option_text(value);
         if (!spec.required && written == option_text(spec.fallback)) continue;
         options += (options.empty() ? "" : ", ") + name + "=" + written;
       }
     }
-    text += (text.empty() ? "" : "+") + part.scheme->name;
+    text += (text.empty() ? "" : "+") + part.scheme().name;
     if (!options.empty()) text += "(" + options + ")";
   }
   return text;

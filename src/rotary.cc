@@ -4,19 +4,20 @@
 
 #include "base/angles.h"
 #include "base/parallel.h"
-#include "lower_part.h"
+#include "bound_part.h"
 #include "make_problem.h"
-#include "relpos/attention.h"
+#include "relpos/dense.h"
+#include "relpos/error.h"
 
 namespace relpos {
 namespace {
 
 std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0) {
-  std::vector<Rotation> rotations = lower_structure(part, head_dim).terms.rotations;
+  std::vector<Rotation> rotations = BoundPart(part, {0, 0}, head_dim).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
                     static_cast<int64_t>(rotation.frequency.size()) == rotation.dims / 2,
-                part.scheme->name, ": expected one frequency for each pair of ", rotation.dims,
+                part.scheme().name, ": expected one frequency for each pair of ", rotation.dims,
                 " dims, got ", rotation.frequency.size());
   }
   return rotations;
@@ -24,7 +25,7 @@ std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0) {
 
 std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0) {
   std::vector<Rotation> rotations = rotations_of(part, head_dim);
-  check_value(!rotations.empty(), part.scheme->name, ": this position has no rotation");
+  check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
   return rotations;
 }
 
@@ -169,8 +170,8 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start <= dims && rotation.dims <= dims - rotation.start, "x: expected a ",
                 "last axis of at least ", rotation.start + rotation.dims, " for ",
-                part.scheme->name, ", got ", x.shape_text());
-    check_value(rotation.log_decay.empty(), part.scheme->name,
+                part.scheme().name, ", got ", x.shape_text());
+    check_value(rotation.log_decay.empty(), part.scheme().name,
                 ": decays with the distance, so that no rotation of one side stands for it");
   }
   if (positions.given()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "base/zeros.h"
@@ -20,8 +21,9 @@ int64_t row_count(int64_t lo, int64_t hi, const char* map) {
 }
 
 template <typename T>
-void extend(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
+void extend(std::vector<T>& to, std::vector<T>& from) {
+  if (to.empty()) return to.swap(from);
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
 
 std::vector<double> zeros_like(const TermData& data) {
@@ -97,20 +99,21 @@ TermData TermData::computed(std::vector<double> values, const std::vector<int64_
   check_value(static_cast<int64_t>(values.size()) == count, "computed: expected ", count,
               " values, got ", values.size());
   TermData data;
-  data.owned = std::make_shared<const std::vector<double>>(std::move(values));
-  data.view = TensorView(const_cast<double*>(data.owned->data()), DType::kFloat64, shape);
+  const auto owned = std::make_shared<std::vector<double>>(std::move(values));
+  data.view = TensorView(owned->data(), DType::kFloat64, shape);
+  data.owned = owned;
   data.wants_gradient = wants_gradient;
   return data;
 }
 
-void Terms::append(const Terms& other) {
-  if (&other == this) return append(Terms(other));
+void Terms::append(Terms other) {
   extend(rotations, other.rotations);
   extend(biases, other.biases);
   extend(row_tables, other.row_tables);
   extend(column_tables, other.column_tables);
   extend(key_biases, other.key_biases);
   extend(value_tables, other.value_tables);
+  extend(query_added, other.query_added);
 }
 
 TermGradients TermGradients::zeros(const Terms& terms) {
@@ -126,6 +129,7 @@ TermGradients TermGradients::zeros(const Terms& terms) {
   }
   for (const auto& t : terms.key_biases) zeros.key_biases.push_back({zeros_like(t.values)});
   for (const auto& t : terms.value_tables) zeros.value_tables.push_back({zeros_like(t.table)});
+  for (const auto& t : terms.query_added) zeros.query_added.push_back(zeros_like(t));
   return zeros;
 }
 

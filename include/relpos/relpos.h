@@ -3,7 +3,9 @@
 
 #include "relpos/attention.h"  // IWYU pragma: export
 #include "relpos/check.h"      // IWYU pragma: export
+#include "relpos/dense.h"      // IWYU pragma: export
 #include "relpos/error.h"      // IWYU pragma: export
+#include "relpos/position.h"   // IWYU pragma: export
 #include "relpos/scheme.h"     // IWYU pragma: export
 #include "relpos/tensor.h"     // IWYU pragma: export
 #include "relpos/terms.h"      // IWYU pragma: export

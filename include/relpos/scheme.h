@@ -1,185 +1,246 @@
-// What a scheme file exports, the registry of schemes, and positions built from them.
+// For authors of schemes: a scheme is a struct of options with one function that says its terms.
+//
+//   struct Toy {
+//     int64_t heads = 0, reach = 4;
+//     void options(OptionList& o) {
+//       o.required("heads", heads, "query heads");
+//       o.size("reach", reach, "distances up to it have a number of their own");
+//     }
+//     void terms(Builder& b) const {
+//       const Source table = b.parameter("table", {heads, 2 * reach + 1}, Init::constant(0), "...");
+//       b.bias(ClassMap::zero_outside(-reach, reach), table);
+//     }
+//   };
+//   RELPOS_SCHEME(toy, Toy, "Toy", "one line", "paper, section")
+//
+// `terms` runs once, when a position is made. The library binds what it said to the tensors of each
+// call, and gives every parameter its gradient back through the view by which a term took it.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "relpos/dual.h"
 #include "relpos/error.h"
-#include "relpos/tensor.h"
+#include "relpos/options.h"
+#include "relpos/position.h"
 #include "relpos/terms.h"
 
 namespace relpos {
 
-// None, bool, int, float, text, or a list of numbers.
-using OptionValue =
-    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+// Sums and doubles of sizes up to this stay exact in int64 and in double.
+inline constexpr int64_t kLargestSize = int64_t{1} << 48;
+// Of heads and of a head's dims: some schemes compute a number for each when they are made.
+inline constexpr int64_t kLargestHeads = int64_t{1} << 20;
 
-enum class OptionType { kBool, kInt, kFloat, kChoice, kChoiceOrValues };
-
-const char* option_type_name(OptionType type) noexcept;  // "bool", "choice or values", ...
-
-struct OptionSpec {
-  std::string name;
-  OptionType type;
-  OptionValue fallback{};  // monostate with required == false: None is the default
-  bool required = false;
-  bool positional = false;  // may be given by place in Python, in the order of the specs
-  std::vector<std::string> choices{};
-  std::string doc;
-};
-
-// Values by name, complete and checked against the specs (make_options).
-class OptionMap {
+// The options of a scheme, each bound to the member that holds it. A member's value is the default.
+// Options named `heads`, `head_dim` or `value_dim` must be those of every call, where given.
+class OptionList {
  public:
-  void set(const std::string& name, OptionValue value);
-  bool has(std::string_view name) const noexcept;  // present and not None
-  bool flag(std::string_view name) const;
-  int64_t integer(std::string_view name) const;
-  double number(std::string_view name) const;  // ints widen
-  const std::string& text(std::string_view name) const;
-  const std::vector<double>* values(std::string_view name) const noexcept;  // null unless a list
-  const std::vector<std::pair<std::string, OptionValue>>& items() const noexcept { return items_; }
+  using Choices = std::vector<std::string>;
+
+  void required(const char* name, int64_t& size, const char* doc, int64_t least = 1);
+  void required(const char* name, std::string& choice, const Choices& choices, const char* doc);
+  void required(const char* name, std::vector<double>& values, const char* doc);
+  void size(const char* name, int64_t& size, const char* doc, int64_t least = 1);
+  void size(const char* name, std::optional<int64_t>& size, const char* doc, int64_t least = 1);
+  void flag(const char* name, bool& flag, const char* doc);
+  void number(const char* name, double& number, const char* doc);
+  void choice(const char* name, std::string& choice, const Choices& choices, const char* doc);
+  void choice_or_values(const char* name, std::variant<std::string, std::vector<double>>& either,
+                        const Choices& choices, const char* doc);
+  // In Python, what follows is given by name alone.
+  void keyword_only() { positional_ = false; }
 
  private:
-  const OptionValue* find(std::string_view name) const noexcept;
-  std::vector<std::pair<std::string, OptionValue>> items_;
+  template <typename T>
+  friend std::vector<OptionSpec> list_options();
+  template <typename T>
+  friend T read_options(const Scheme& scheme, const OptionMap& values);
+
+  void add(OptionSpec spec);
+  int64_t checked(const char* name, int64_t size, int64_t least) const;
+
+  std::vector<OptionSpec> specs_;
+  const char* scheme_ = nullptr;
+  const OptionMap* values_ = nullptr;  // null: the specs are listed
+  bool positional_ = true;
 };
 
-struct Init {
-  enum class Kind { kValues, kUniform, kNormal };
-  Kind kind = Kind::kValues;
-  double spread = 0.0;         // bound of the uniform, standard deviation of the normal
-  std::vector<double> values;  // kValues: one number for all elements, or one for each
+// A parameter or an input, and how a term reads it.
+class Source {
+ public:
+  Source transposed() const;               // the last two axes change places
+  Source operator[](int64_t index) const;  // one entry of the first axis, which goes
+  // Read as if it were at least, or at most, this; the gradient passes as it is.
+  Source at_least(double least) const;
+  Source at_most(double most) const;
+  // Sums along the last axis up to and with each element, in double.
+  Source cumulative() const;
+  friend Source operator*(double factor, Source source) {
+    source.multiplier_ *= factor;
+    return source;
+  }
+  Source operator-() const { return -1.0 * *this; }
 
-  static Init constant(double value) { return {Kind::kValues, 0.0, {value}}; }
-  static Init each(std::vector<double> values) { return {Kind::kValues, 0.0, std::move(values)}; }
-  static Init uniform(double bound) { return {Kind::kUniform, bound, {}}; }
-  static Init normal(double deviation) { return {Kind::kNormal, deviation, {}}; }
-  // Glorot & Bengio 2010, for a table [fan_out, fan_in].
-  static Init glorot_uniform(int64_t fan_out, int64_t fan_in);
-  static Init glorot_normal(int64_t fan_out, int64_t fan_in);
+ private:
+  friend class Builder;
+  friend class SourceReader;
+  size_t index_ = 0;                             // among the specs
+  std::vector<int> axes_;                        // of the parameter, in the order of the view
+  std::vector<std::pair<int, int64_t>> chosen_;  // axes that went, with the entry that stayed
+  double multiplier_ = 1.0;
+  double least_ = -std::numeric_limits<double>::infinity();
+  double most_ = std::numeric_limits<double>::infinity();
+  bool cumulative_ = false;
 };
 
-// A name under which a parameter lives in other code.
-struct Origin {
-  std::string project;      // whose code: "tensor2tensor"
-  std::string name;         // beneath the place that the scheme takes there
-  bool transposed = false;  // the last two axes stand the other way round
+// A number for each head and distance, from a formula and the head's numbers.
+struct DistanceFormula {
+  std::function<double(double delta, const double* numbers)> value;
+  // Adds upstream * (derivatives of value) to `gradients`.
+  std::function<void(double delta, const double* numbers, double upstream, double* gradients)>
+      add_gradients;
 };
 
-struct ParameterSpec {
-  std::string name;  // dotted, as in the scheme's origin
-  std::vector<int64_t> shape;
-  Init init;
-  bool trainable = true;  // false: a non-persistent buffer in Python
-  std::string doc;
-  std::vector<Origin> origins{};  // where rows stand in the same order under these options
+struct RowOptions {
+  std::optional<Source> factor{}, added{};
+  std::optional<double> scale{};
 };
 
-// What `lower` and `pull_back` see of one call.
-struct Setting {
-  const OptionMap& options;
-  const std::vector<TensorView>& parameters;  // in the order of Scheme::parameters
-  const std::vector<bool>& wants_gradient;    // same order
-  int64_t heads = 0, head_dim = 0,
-          value_dim = 0;  // of the attention call; 0 where unknown (dense, indices)
+class Builder {
+ public:
+  explicit Builder(Recipe& recipe) : recipe_(recipe) {}
+
+  const char* scheme() const;  // for errors
+  // Throws Error "scheme: parts..." unless it holds.
+  template <typename... Parts>
+  void check(bool holds, const Parts&... parts) const {
+    check_value(holds, scheme(), ": ", parts...);
+  }
+  // Throws unless value heads of the call have this size, which `option` said.
+  void value_dim(int64_t size, const char* option);
+
+  Source parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
+                   const std::string& doc, std::vector<Origin> origins = {});
+  // A parameter that is not trained: its numbers follow from the options.
+  Source fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
+               const std::string& doc);
+  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys.
+  Source input(const std::string& name, const std::vector<int64_t>& shape, const std::string& doc);
+
+  // b[h, m(delta)] of a table [H, M].
+  void bias(const ClassMap& map, const Source& table);
+  // b[h, delta] = formula(delta, numbers of head h...), each of `numbers` one number a head. The
+  // formula takes (double, auto...) and works on double and Dual alike.
+  template <typename F, typename... Sources>
+  void bias(F formula, const Sources&... numbers) {
+    formula_bias(distance_formula<sizeof...(Sources)>(std::move(formula)), {numbers...});
+  }
+  // past[h] min(delta, 0) + future[h] max(delta, 0); a side that is not given adds nothing.
+  void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
+  // scale <a_i, r[m(delta)]>: terms.h.
+  void rows(const ClassMap& map, const Source& table, const RowOptions& options = {});
+  void columns(const ClassMap& map, const Source& table, const RowOptions& options = {});
+  // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width],
+  // and `features` writes `width` numbers.
+  using Features = std::function<void(int64_t delta, double* features)>;
+  void projected_rows(const Source& weight, int64_t width, Features features,
+                      const std::optional<Source>& added = {});
+  // scale <added[h], R k_j> joins the scores: [H, D].
+  void query_added(const Source& added);
+  void values(const ClassMap& map, const Source& table);
+  // values [H, Lk] or [B, H, Lk].
+  void key_bias(const Source& values);
+  void rotation(Rotation rotation);
+  // From the number of a token, its offset included, to its position, where a call gives none.
+  void place(std::function<int64_t(int64_t token)> place);
+
+ private:
+  template <size_t N, typename F>
+  static DistanceFormula distance_formula(F formula);
+  void formula_bias(DistanceFormula formula, std::vector<Source> numbers);
+  Source declare(ParameterSpec spec);
+
+  Recipe& recipe_;
 };
 
-// One matrix of the road from positions to terms, for `steps` and the command line.
-struct Step {
-  enum class Kind { kInteger, kReal, kBoolean };
-  std::string name;
-  Kind kind = Kind::kInteger;
-  std::vector<int64_t> shape;
-  std::vector<double> values;  // contiguous; -inf allowed
-};
+// A shape [rows, columns], or [heads, rows, columns] where heads are given.
+std::vector<int64_t> table_shape(const std::optional<int64_t>& heads, int64_t rows,
+                                 int64_t columns);
 
-// Positions of a `steps` or `dense` grid: query i at q_offset + i, key j at j.
-struct Grid {
-  int64_t queries = 0, keys = 0, q_offset = 0;
-};
+// Each of the numbers as a Dual with a slope of 1 along its own axis.
+template <size_t N, size_t... I>
+std::array<Dual<N>, N> duals(const double* numbers, std::index_sequence<I...>) {
+  std::array<Dual<N>, N> all{Dual<N>(numbers[I])...};
+  ((all[I].slope[I] = 1.0), ...);
+  return all;
+}
 
-// A tensor of other code, for `check`. Its axes of size 1 are gone unless that leaves no reading.
-struct Specimen {
-  std::string name;  // in its file; may be empty
-  TensorView values;
-  OptionMap given;  // only what the caller knows
-};
+template <size_t N, typename F>
+DistanceFormula Builder::distance_formula(F formula) {
+  DistanceFormula made;
+  made.value = [formula](double delta, const double* numbers) {
+    return [&]<size_t... I>(std::index_sequence<I...>) -> double {
+      return formula(delta, numbers[I]...);
+    }(std::make_index_sequence<N>());
+  };
+  made.add_gradients = [formula](double delta, const double* numbers, double upstream,
+                                 double* gradients) {
+    const auto with_slopes = duals<N>(numbers, std::make_index_sequence<N>());
+    const Dual<N> result = std::apply(
+        [&](const auto&... number) -> Dual<N> { return formula(delta, number...); }, with_slopes);
+    for (size_t n = 0; n < N; ++n) gradients[n] += upstream * result.slope[n];
+  };
+  return made;
+}
 
-// A number of a convention, and how far from it the rounding of other code may be, beyond that of the
-// specimen's dtype.
-struct Golden {
-  double value = 0.0, slack = 0.0;
-};
+std::shared_ptr<const Recipe> make_recipe(const Scheme& scheme, const OptionMap& options,
+                                          const std::function<void(Builder&)>& terms);
 
-// One convention that a specimen may follow.
-struct Reading {
-  std::string convention;  // "slopes, the paper's rule"
-  // With these the scheme means the same; empty where it cannot, and `note` says what to do.
-  std::vector<std::pair<std::string, OptionValue>> options{};
-  // At an index of the specimen. Empty: learned values, of which the shape alone speaks.
-  std::function<Golden(const std::vector<int64_t>& index)> expected{};
-  std::string note{};  // what else speaks for it or against it, and what to do with the tensor
-};
+template <typename T>
+std::vector<OptionSpec> list_options() {
+  OptionList list;
+  T defaults;
+  defaults.options(list);
+  return std::move(list.specs_);
+}
 
-// What `check` can tell about a scheme's tensors in other code.
-struct Recognition {
-  std::vector<std::string> names;  // last parts of the names that they have in checkpoints
-  std::string shapes;              // of what is known, for a reader: "slopes [heads]"
-  // The conventions that a tensor of this shape and kind of dtype may follow.
-  std::vector<Reading> (*readings)(const Specimen&) = nullptr;
-};
+template <typename T>
+T read_options(const Scheme& scheme, const OptionMap& values) {
+  OptionList list;
+  list.scheme_ = scheme.name.c_str();
+  list.values_ = &values;
+  T made;
+  made.options(list);
+  return made;
+}
 
-struct Scheme {
-  std::string name;        // the file's name, as on the command line: "t5"
-  std::string class_name;  // in Python: "T5Bias"
-  std::string summary;     // one line
-  std::string source;      // paper and section
-  std::vector<OptionSpec> options;
+template <typename T>
+Scheme make_scheme(std::string name, std::string class_name, std::string summary,
+                   std::string source) {
+  return {std::move(name),
+          std::move(class_name),
+          std::move(summary),
+          std::move(source),
+          list_options<T>(),
+          [](const Scheme& scheme, const OptionMap& values) {
+            const T made = read_options<T>(scheme, values);
+            return make_recipe(scheme, values, [&](Builder& b) { made.terms(b); });
+          }};
+}
 
-  // Checks the options against each other (throws Error) and names the parameters.
-  std::vector<ParameterSpec> (*parameters)(const OptionMap&) = nullptr;
-  void (*lower)(const Setting&, Terms&) = nullptr;
-  // `gradients` is of this scheme's own terms. Adds into `parameters[n]`, contiguous in the shape of
-  // parameter n, empty where not wanted. Null where a scheme has nothing to train.
-  void (*pull_back)(const Setting&, const TermGradients& gradients,
-                    std::vector<std::vector<double>>& parameters) = nullptr;
-  // The origin's intermediate matrices, in its order; null: indices and dense only.
-  std::vector<Step> (*steps)(const Setting&, const Grid&) = nullptr;
-  Recognition recognition{};  // without readings: `check` knows nothing to compare with
-};
-
-const std::vector<Scheme>& schemes();
-// nullptr when there is none of that name.
-const Scheme* find_scheme(std::string_view name);
-
-// Fills defaults, checks types, choices and names; throws Error naming the option and scheme.
-OptionMap make_options(const Scheme& scheme,
-                       const std::vector<std::pair<std::string, OptionValue>>& given);
-
-// A scheme with its options and its parameters as views; the caller owns the parameters.
-struct Part {
-  const Scheme* scheme = nullptr;
-  OptionMap options;
-  std::vector<TensorView> parameters;
-};
-
-// A scheme or a sum of schemes. Empty: attention without positions.
-struct Position {
-  std::vector<Part> parts;
-
-  std::vector<ParameterSpec> parameter_specs(size_t part) const;
-};
-
-// "rope(layout=half)+t5(buckets=32)". `defaults` serve required options that the text leaves out
-// (heads, head_dim). Parameters are left empty. Throws Error with the nearest scheme name.
-Position parse_position(std::string_view text,
-                        const std::vector<std::pair<std::string, OptionValue>>& defaults = {});
-// The canonical text: parse_position(position_text(p)) equals p.
-std::string position_text(const Position& position);
+// NAME is the file's name, TYPE the struct above it.
+#define RELPOS_SCHEME(NAME, TYPE, CLASS_NAME, SUMMARY, SOURCE)                    \
+  namespace schemes_impl {                                                        \
+  Scheme NAME() { return make_scheme<TYPE>(#NAME, CLASS_NAME, SUMMARY, SOURCE); } \
+  }
 
 }  // namespace relpos

@@ -50,7 +50,7 @@ struct TermData {
   TensorView view;
   double multiplier = 1.0;
   bool wants_gradient = false;
-  std::shared_ptr<const std::vector<double>> owned;  // keeps view.data alive when computed
+  std::shared_ptr<const void> owned;  // keeps view.data alive when computed
 
   static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
   static TermData computed(std::vector<double> values, const std::vector<int64_t>& shape,
@@ -114,8 +114,9 @@ struct Terms {
   std::vector<ColumnTable> column_tables;
   std::vector<KeyBias> key_biases;
   std::vector<ValueTable> value_tables;
+  std::vector<TermData> query_added;  // u, each [H, D]: scale <R (q_i + u_h), R k_j>
 
-  void append(const Terms& other);
+  void append(Terms other);
 };
 
 // Gradients with respect to TermData, each contiguous in the shape of its view, empty where not
@@ -133,6 +134,7 @@ struct TermGradients {
   std::vector<Bias> biases;
   std::vector<Rows> row_tables, column_tables;
   std::vector<Values> key_biases, value_tables;
+  std::vector<std::vector<double>> query_added;
 
   // Zeroed vectors for everything in `terms` that wants a gradient.
   static TermGradients zeros(const Terms& terms);

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "base/float_mode.h"
-#include "relpos/attention.h"
+#include "relpos/cancel.h"
 
 namespace relpos {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/dropout.h"
-#include "relpos/attention.h"
+#include "relpos/cancel.h"
 #include "relpos/tensor.h"
 #include "relpos/terms.h"
 

@@ -1,5 +1,3 @@
-#include "relpos/scheme.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,6 +5,7 @@
 #include <set>
 
 #include "base/nearest.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 namespace {

@@ -1,0 +1,55 @@
+// The options of schemes: their types, their values by name, and the checks of both.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace relpos {
+
+struct Scheme;
+
+// None, bool, int, float, text, or a list of numbers.
+using OptionValue =
+    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+// What a user gave, by name.
+using OptionValues = std::vector<std::pair<std::string, OptionValue>>;
+
+enum class OptionType { kBool, kInt, kFloat, kChoice, kChoiceOrValues, kValues };
+
+const char* option_type_name(OptionType type) noexcept;  // "bool", "choice or values", ...
+
+struct OptionSpec {
+  std::string name;
+  OptionType type;
+  OptionValue fallback{};  // monostate with required == false: None is the default
+  bool required = false;
+  bool positional = false;  // may be given by place in Python, in the order of the specs
+  std::vector<std::string> choices{};
+  std::string doc;
+};
+
+// Values by name, complete and checked against the specs (make_options).
+class OptionMap {
+ public:
+  void set(const std::string& name, OptionValue value);
+  bool has(std::string_view name) const noexcept;  // present and not None
+  bool flag(std::string_view name) const;
+  int64_t integer(std::string_view name) const;
+  double number(std::string_view name) const;  // ints widen
+  const std::string& text(std::string_view name) const;
+  const std::vector<double>* values(std::string_view name) const noexcept;  // null unless a list
+  const OptionValues& items() const noexcept { return items_; }
+
+ private:
+  const OptionValue* find(std::string_view name) const noexcept;
+  OptionValues items_;
+};
+
+// Fills defaults, checks types, choices and names; throws Error naming the option and scheme.
+OptionMap make_options(const Scheme& scheme, const OptionValues& given);
+
+}  // namespace relpos

@@ -1,0 +1,92 @@
+// Positions for their users: the registry of schemes, and schemes with options and parameters.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "relpos/options.h"
+#include "relpos/tensor.h"
+
+namespace relpos {
+
+class Recipe;  // what a scheme's options decided, once
+
+struct Scheme {
+  std::string name;        // the file's name, as on the command line: "t5"
+  std::string class_name;  // in Python: "T5Bias"
+  std::string summary;     // one line
+  std::string source;      // paper and section
+  std::vector<OptionSpec> options;
+  // Checks the options against each other (throws Error) and decides everything they decide.
+  std::shared_ptr<const Recipe> (*make)(const Scheme&, const OptionMap&) = nullptr;
+};
+
+const std::vector<Scheme>& schemes();
+// nullptr when there is none of that name.
+const Scheme* find_scheme(std::string_view name);
+
+struct Init {
+  enum class Kind { kValues, kUniform, kNormal };
+  Kind kind = Kind::kValues;
+  double low = 0.0, high = 0.0;  // kUniform
+  double deviation = 0.0;        // kNormal, about 0
+  std::vector<double> values{};  // kValues: one number for all elements, or one for each
+
+  static Init constant(double value) { return {.values = {value}}; }
+  static Init each(std::vector<double> values) { return {.values = std::move(values)}; }
+  static Init uniform(double low, double high) { return {Kind::kUniform, low, high}; }
+  static Init normal(double deviation) { return {Kind::kNormal, 0, 0, deviation}; }
+  // Glorot & Bengio 2010, for a table [fan_out, fan_in].
+  static Init glorot_uniform(int64_t fan_out, int64_t fan_in);
+  static Init glorot_normal(int64_t fan_out, int64_t fan_in);
+};
+
+// A name under which a parameter lives in other code.
+struct Origin {
+  std::string project;      // whose code: "tensor2tensor"
+  std::string name;         // beneath the place that the scheme takes there
+  bool transposed = false;  // the last two axes stand the other way round
+};
+
+// Sizes of an input that each call decides.
+inline constexpr int64_t kBatch = -1, kHeads = -2, kQueries = -3, kKeys = -4;
+
+struct ParameterSpec {
+  std::string name;            // dotted, as in the scheme's origin
+  std::vector<int64_t> shape;  // of an input: kBatch, kHeads, kQueries and kKeys among them
+  Init init;
+  bool trainable = true;  // false: a non-persistent buffer in Python
+  std::string doc;
+  std::vector<Origin> origins{};  // where rows stand in the same order under these options
+  bool input = false;             // given with each call; inputs follow the parameters
+};
+
+// A scheme with its options and its parameters as views; the caller owns the parameters.
+struct Part {
+  std::shared_ptr<const Recipe> recipe;
+  std::vector<TensorView> parameters;  // in the order of specs(), inputs at the end
+
+  const Scheme& scheme() const;  // throws Error where the part was not made by make_part
+  const OptionMap& options() const;
+  const std::vector<ParameterSpec>& specs() const;
+};
+
+// Options are those of the scheme, any subset with the required ones; throws Error as make_options.
+Part make_part(const Scheme& scheme, const OptionValues& options);
+
+// A scheme or a sum of schemes. Empty: attention without positions.
+struct Position {
+  std::vector<Part> parts;
+};
+
+// "rope(layout=half)+t5(buckets=32)". `defaults` serve required options that the text leaves out
+// (heads, head_dim). Parameters are left empty. Throws Error with the nearest scheme name.
+Position parse_position(std::string_view text, const OptionValues& defaults = {});
+// The canonical text: parse_position(position_text(p)) equals p.
+std::string position_text(const Position& position);
+
+}  // namespace relpos

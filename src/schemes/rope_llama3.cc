@@ -1,0 +1,54 @@
+// Llama 3.1: RoPE whose slow pairs turn `factor` times slower, so that more positions fit.
+//
+//   wavelength = 2 pi / w;   high = original / high_freq_factor;   low = original / low_freq_factor
+//   w' = w  where wavelength < high,   w / factor  where wavelength > low,
+//        (1 - s) w / factor + s w  between, s = (original / wavelength - low_freq_factor)
+//                                             / (high_freq_factor - low_freq_factor)
+#include <numbers>
+
+#include "schemes/common/rotary.h"
+
+namespace relpos {
+
+namespace {
+
+struct Llama3RoPE : common::Rotary {
+  double factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+
+  Llama3RoPE() { base = 500000.0; }
+
+  void options(OptionList& o) {
+    Rotary::options(o);
+    o.number("factor", factor, "slow pairs turn so many times slower");
+    o.number("low_freq_factor", low_freq_factor,
+             "slow: fewer turns than this in the original context");
+    o.number("high_freq_factor", high_freq_factor,
+             "fast, left as they are: more turns than this in the original context");
+    o.size("original_max_position_embeddings", original_max_position_embeddings,
+           "the original context, in positions");
+  }
+
+  void terms(Builder& b) const {
+    b.check(factor > 0, "factor: expected a number above 0, got ", factor);
+    b.check(low_freq_factor > 0 && high_freq_factor > low_freq_factor,
+            "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
+            ", which is above 0, got ", high_freq_factor);
+    const auto original = static_cast<double>(original_max_position_embeddings);
+    Rotary::terms(b, [&](double w) {
+      const double turns = original * w / (2.0 * std::numbers::pi);  // in the original context
+      if (turns > high_freq_factor) return w;
+      if (turns < low_freq_factor) return w / factor;
+      const double s = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+      return (1.0 - s) * w / factor + s * w;
+    });
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(rope_llama3, Llama3RoPE, "Llama3RoPE",
+              "RoPE for longer contexts: slow pairs turn slower, fast ones as before",
+              "Llama Team 2024, The Llama 3 Herd of Models; Hugging Face rope_type llama3")
+
+}  // namespace relpos

@@ -1,0 +1,58 @@
+// Dai et al. 2019 (Transformer-XL): projected sinusoids of the distance join the keys.
+//
+//   score[h,i,j] = scale (<q_i + u_h, k_j> + <q_i + w_h, W_h R(n)>),   n = pos_q - pos_k
+//   R(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
+#include <algorithm>
+#include <cmath>
+
+#include "relpos/scheme.h"
+#include "schemes/common/frequencies.h"
+
+namespace relpos {
+
+namespace {
+
+struct TransformerXL {
+  int64_t heads = 0, head_dim = 0, width = 0;
+  std::optional<int64_t> clamp_len;
+
+  void options(OptionList& o) {
+    o.required("heads", heads, "query heads");
+    o.required("head_dim", head_dim, "size of a query and key head");
+    o.required("width", width, "sines and cosines of a distance, an even number (d_model)", 2);
+    o.keyword_only();
+    o.size("clamp_len", clamp_len, "the past from it on counts as it; None: no limit");
+  }
+
+  void terms(Builder& b) const {
+    b.check(width % 2 == 0, "width: expected an even number, got ", width);
+    const Source weight = b.parameter("r_net.weight", {heads * head_dim, width}, Init::normal(0.02),
+                                      "projects the sinusoids of a distance to each head");
+    const Source u = b.parameter("r_w_bias", {heads, head_dim}, Init::normal(0.02),
+                                 "joins the queries where they meet keys");
+    const Source w = b.parameter("r_r_bias", {heads, head_dim}, Init::normal(0.02),
+                                 "joins the queries where they meet distances");
+    b.query_added(u);
+    b.projected_rows(
+        weight, width,
+        [frequencies = common::rotary_frequencies(width, 10000.0), farthest = clamp_len](
+            int64_t delta, double* features) {
+          const int64_t n = farthest ? std::min(-delta, *farthest) : -delta;
+          const size_t half = frequencies.size();
+          for (size_t p = 0; p < half; ++p) {
+            const double angle = static_cast<double>(n) * frequencies[p];
+            features[p] = std::sin(angle);
+            features[half + p] = std::cos(angle);
+          }
+        },
+        w);
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(transformer_xl, TransformerXL, "TransformerXL",
+              "projected sinusoids of the distance join the keys, with two learned query biases",
+              "Dai et al. 2019, Transformer-XL, section 3.3")
+
+}  // namespace relpos

@@ -1,0 +1,132 @@
+#include "source.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/parallel.h"
+#include "base/strided.h"
+
+namespace relpos {
+
+Source Source::transposed() const {
+  Source turned = *this;
+  check_value(axes_.size() >= 2, "transposed: expected two axes or more, got ", axes_.size());
+  std::swap(turned.axes_[axes_.size() - 2], turned.axes_[axes_.size() - 1]);
+  return turned;
+}
+
+Source Source::operator[](int64_t index) const {
+  Source entry = *this;
+  check_value(!axes_.empty(), "[]: expected an axis, got a number");
+  entry.chosen_.emplace_back(axes_.front(), index);
+  entry.axes_.erase(entry.axes_.begin());
+  return entry;
+}
+
+Source Source::at_least(double least) const {
+  Source bounded = *this;
+  bounded.least_ = least;
+  return bounded;
+}
+
+Source Source::at_most(double most) const {
+  Source bounded = *this;
+  bounded.most_ = most;
+  return bounded;
+}
+
+Source Source::cumulative() const {
+  Source sums = *this;
+  sums.cumulative_ = true;
+  return sums;
+}
+
+TensorView SourceReader::view_of(const TensorView& whole, int64_t& offset) const {
+  TensorView view = whole;
+  view.rank = 0;
+  offset = 0;
+  for (const auto& [axis, entry] : source_.chosen_) {
+    offset += entry * whole.strides[static_cast<size_t>(axis)];
+  }
+  for (const int axis : source_.axes_) {
+    const auto to = static_cast<size_t>(view.rank++), from = static_cast<size_t>(axis);
+    view.shape[to] = whole.shape[from];
+    view.strides[to] = whole.strides[from];
+  }
+  if (view.data != nullptr) {
+    view.data = static_cast<char*>(view.data) + offset * item_size(view.dtype);
+  }
+  return view;
+}
+
+bool SourceReader::plain() const {
+  return !source_.cumulative_ && !std::isfinite(source_.least_) && !std::isfinite(source_.most_);
+}
+
+std::vector<double> SourceReader::computed(const PartCall& call, TensorView& view) const {
+  int64_t offset = 0;
+  view = view_of(call.parameters[source_.index_], offset);
+  std::vector<double> values;
+  values.reserve(static_cast<size_t>(view.numel()));
+  CancelTicks tick;
+  for_each_offset(view, [&](int64_t at) {
+    tick();
+    values.push_back(std::min(std::max(view.load(at), source_.least_), source_.most_));
+  });
+  if (source_.cumulative_) {
+    const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
+    for (size_t n = 0; n < values.size(); ++n) {
+      if (n % length != 0) values[n] += values[n - 1];
+    }
+  }
+  return values;
+}
+
+TermData SourceReader::read(const PartCall& call) const {
+  if (plain()) {
+    int64_t offset = 0;
+    return TermData::parameter(view_of(call.parameters[source_.index_], offset), wanted(call),
+                               source_.multiplier_);
+  }
+  TensorView view;
+  std::vector<double> values = computed(call, view);
+  TermData data = TermData::computed(std::move(values), view.dims(), wanted(call));
+  data.multiplier = source_.multiplier_;
+  return data;
+}
+
+std::vector<double> SourceReader::numbers(const PartCall& call) const {
+  TensorView view;
+  std::vector<double> values = computed(call, view);
+  for (double& value : values) value *= source_.multiplier_;
+  return values;
+}
+
+void SourceReader::add_gradient(const PartCall& call, std::vector<double> gradient,
+                                ParameterSums& sums) const {
+  std::vector<double>& sum = sums[source_.index_];
+  if (sum.empty()) return;
+  int64_t offset = 0;
+  const TensorView& parameter = call.parameters[source_.index_];
+  const TensorView view = view_of(TensorView(nullptr, DType::kFloat64, parameter.dims()), offset);
+  if (source_.cumulative_) {
+    const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
+    for (size_t n = gradient.size(); n-- > 0;) {
+      if ((n + 1) % length != 0) gradient[n] += gradient[n + 1];
+    }
+  }
+  size_t n = 0;
+  CancelTicks tick;
+  for_each_offset(view, [&](int64_t at) {
+    tick();
+    sum[static_cast<size_t>(offset + at)] += gradient[n++];
+  });
+}
+
+void SourceReader::add_gradient_of_numbers(const PartCall& call, std::vector<double> gradient,
+                                           ParameterSums& sums) const {
+  for (double& value : gradient) value *= source_.multiplier_;
+  add_gradient(call, std::move(gradient), sums);
+}
+
+}  // namespace relpos
