@@ -111,6 +111,7 @@ void Terms::append(const Terms& other) {
   extend(column_tables, other.column_tables);
   extend(key_biases, other.key_biases);
   extend(value_tables, other.value_tables);
+  extend(query_added, other.query_added);
 }
 
 TermGradients TermGradients::zeros(const Terms& terms) {
@@ -126,6 +127,7 @@ TermGradients TermGradients::zeros(const Terms& terms) {
   }
   for (const auto& t : terms.key_biases) zeros.key_biases.push_back({zeros_like(t.values)});
   for (const auto& t : terms.value_tables) zeros.value_tables.push_back({zeros_like(t.table)});
+  for (const auto& t : terms.query_added) zeros.query_added.push_back(zeros_like(t));
   return zeros;
 }
 
