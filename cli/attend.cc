@@ -27,6 +27,7 @@ using Json = nlohmann::ordered_json;
 
 struct AttendArguments {
   std::string query, key, value, position, params, out, lse, backward, grads;
+  std::vector<std::string> inputs;
   std::string mask, padding, q_offset, k_offset, q_positions, k_positions, key_lo, key_hi;
   std::string window, path = "auto";
   std::optional<double> scale;
@@ -198,7 +199,13 @@ struct Inputs {
         key(a.key, "key"),
         value(a.value, "value"),
         position(make_position(a.position, query.view)),
-        parameters(position, a.params, a.seed, lse_dtype()) {
+        parameters(position, a.params, a.seed, lse_dtype(),
+                   {query.view.shape[0], query.view.shape[1], query.view.shape[2], key.view.shape[2]},
+                   a.inputs) {
+    for (const Parameter& item : parameters.items()) {
+      check_value(!item.spec.input || item.from_file, "--input: ", item.name,
+                  " is missing: ", item.spec.doc, "; give --input ", item.name, "=FILE.npy");
+    }
     if (!a.backward.empty()) dout = Heads(a.backward, "backward");
   }
 
@@ -344,6 +351,8 @@ void add_attend(CLI::App& tool, Run& run) {
   app->add_option("--key", a.key, "[B, Hk, Lk, D]")->type_name("FILE")->required();
   app->add_option("--value", a.value, "[B, Hk, Lk, Dv]")->type_name("FILE")->required();
   app->add_option("--position", a.position, "a scheme or a sum [none]")->type_name("TEXT");
+  app->add_option("--input", a.inputs, "an input of the position, for each call")
+      ->type_name("NAME=FILE");
   app->add_option("--params", a.params, "parameters [drawn with --seed]")->type_name("FILE");
   app->add_option("--out", a.out, "the output, [B, H, Lq, Dv]")->type_name("FILE")->required();
   app->add_option("--lse", a.lse, "write the log-sum-exp, [B, H, Lq]")->type_name("FILE");

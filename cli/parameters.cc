@@ -1,5 +1,6 @@
 #include "parameters.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -30,10 +31,10 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
         value = values.size() == 1 ? values[0] : values[static_cast<size_t>(n)];
         break;
       case Init::Kind::kUniform:
-        value = (2.0 * random.uniform() - 1.0) * spec.init.spread;
+        value = spec.init.low + random.uniform() * (spec.init.high - spec.init.low);
         break;
       case Init::Kind::kNormal:
-        value = random.normal() * spec.init.spread;
+        value = random.normal() * spec.init.deviation;
         break;
     }
     tensor.view().store(n, value);
@@ -88,6 +89,22 @@ Found find(const io::SafetensorsFile& source, const Parameter& item) {
   return {};
 }
 
+// A size of a spec, or the one that the call decides.
+int64_t size_in(const InputSizes& sizes, int64_t size) {
+  switch (size) {
+    case kBatch:
+      return sizes.batch;
+    case kHeads:
+      return sizes.heads;
+    case kQueries:
+      return sizes.queries;
+    case kKeys:
+      return sizes.keys;
+    default:
+      return size;
+  }
+}
+
 std::string held_text(const io::SafetensorsFile& source) {
   std::vector<std::string> names;
   for (const auto& entry : source.entries()) {
@@ -101,13 +118,15 @@ std::string held_text(const io::SafetensorsFile& source) {
 
 }  // namespace
 
-Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype)
+Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype,
+                       const InputSizes& sizes, const std::vector<std::string>& inputs)
     : file_(file) {
   std::map<std::string, int> uses;
   for (size_t part = 0; part < position.parts.size(); ++part) {
-    auto specs = position.parameter_specs(part);
+    std::vector<ParameterSpec> specs = position.parts[part].specs();
     for (size_t index = 0; index < specs.size(); ++index) {
       ++uses[specs[index].name];
+      for (int64_t& size : specs[index].shape) size = size_in(sizes, size);
       items_.push_back({part, index, specs[index].name, std::move(specs[index]), {}, false});
     }
   }
@@ -115,6 +134,7 @@ Parameters::Parameters(Position& position, const std::string& file, uint64_t see
     if (uses[item.spec.name] > 1) item.name = std::to_string(item.part) + "." + item.spec.name;
   }
   if (!file.empty()) load(file);
+  if (!inputs.empty()) load_inputs(inputs);
   Random seeds(seed);
   for (Parameter& item : items_) {
     const Random random(seeds.bits());  // drawn for all, so that a file changes no other parameter
@@ -131,6 +151,26 @@ void Parameters::load(const std::string& file) {
   items_[0].tensor = io::read_npy(file);
   check_fits(file, items_[0].name, items_[0].spec, items_[0].tensor.view());
   items_[0].from_file = true;
+}
+
+void Parameters::load_inputs(const std::vector<std::string>& inputs) {
+  std::vector<std::string> names;
+  for (const Parameter& item : items_) {
+    if (item.spec.input) names.push_back(item.name);
+  }
+  for (const std::string& input : inputs) {
+    const size_t equals = input.find('=');
+    const std::string name = input.substr(0, equals);
+    check_value(equals != std::string::npos, "--input: expected NAME=FILE.npy, got ", input);
+    const auto item = std::ranges::find_if(
+        items_, [&](const Parameter& p) { return p.spec.input && p.name == name; });
+    check_value(item != items_.end(), "--input: the position has no input '", name, "'; ",
+                names.empty() ? std::string("it has none") : "it has " + join(names));
+    const std::string file = input.substr(equals + 1);
+    item->tensor = io::read_npy(file);
+    check_fits(file, name, item->spec, item->tensor.view());
+    item->from_file = true;
+  }
 }
 
 void Parameters::load_safetensors(const std::string& file) {

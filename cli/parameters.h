@@ -5,10 +5,15 @@
 #include <string>
 #include <vector>
 
-#include "relpos/scheme.h"
+#include "relpos/position.h"
 #include "relpos/tensor.h"
 
 namespace relpos::cli {
+
+// Sizes of the call that inputs have.
+struct InputSizes {
+  int64_t batch = 1, heads = 1, queries = 1, keys = 1;
+};
 
 struct Parameter {
   size_t part = 0, index = 0;
@@ -26,8 +31,10 @@ class Parameters {
   // with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
   // A part's own name may stand after "PART." or "parts.PART.", as in the state dict of a sum.
   // Throws Error on a shape or type that does not fit, on non-finite numbers, and on a file that
-  // holds none of the names.
-  Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype);
+  // holds none of the names. Inputs of the call have the sizes of `sizes`; `inputs` are NAME=FILE.npy
+  // for each, or empty: then they are drawn as their scheme's example says.
+  Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype,
+             const InputSizes& sizes = {}, const std::vector<std::string>& inputs = {});
 
   const std::vector<Parameter>& items() const noexcept { return items_; }
   // What the file lacks, for a note; empty without a file.
@@ -40,6 +47,7 @@ class Parameters {
  private:
   void load(const std::string& file);
   void load_safetensors(const std::string& file);
+  void load_inputs(const std::vector<std::string>& inputs);
   std::string file_, held_;
   std::vector<Parameter> items_;
 };

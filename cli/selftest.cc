@@ -123,7 +123,7 @@ Tensor normal_tensor(DType dtype, const std::vector<int64_t>& shape, Random& ran
 
 // The options of variant `n`: bools, choices and optional head counts take turns; a combination
 // that the scheme refuses falls back to its defaults.
-Part make_part(const Scheme& scheme, const Case& c, size_t n) {
+Part make_variant(const Scheme& scheme, const Case& c, size_t n) {
   GivenOptions required, varied;
   size_t turn = n;
   for (const OptionSpec& spec : scheme.options) {
@@ -140,16 +140,17 @@ Part make_part(const Scheme& scheme, const Case& c, size_t n) {
     } else if (spec.type == OptionType::kBool) {
       varied.emplace_back(spec.name, turn++ % 2 == 1);
     } else if (spec.required && spec.type == OptionType::kInt) {
-      // Every second variant has a table shorter than the sequence.
-      required.emplace_back(spec.name, n % 2 == 0 ? std::max(c.queries, c.keys) + 1 : int64_t{5});
+      // Even, for widths; every second variant has a table shorter than the sequence.
+      const int64_t longer = (std::max(c.queries, c.keys) + 2) / 2 * 2;
+      required.emplace_back(spec.name, n % 2 == 0 ? longer : int64_t{6});
+    } else if (spec.required && spec.type == OptionType::kValues) {
+      required.emplace_back(spec.name, std::vector<double>{3.0, 4.0});
     }
   }
   varied.insert(varied.end(), required.begin(), required.end());
   for (const GivenOptions& given : {varied, required}) {
     try {
-      Part part{&scheme, make_options(scheme, given), {}};
-      scheme.parameters(part.options);
-      return part;
+      return make_part(scheme, given);
     } catch (const Error&) {
       if (&given == &required || given.size() == required.size()) throw;
     }
@@ -168,7 +169,8 @@ class Trial {
         key_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.dim}, random_)),
         value_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.value_dim}, random_)),
         dout_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.value_dim}, random_)),
-        parameters_(position, "", random_.bits(), DType::kFloat32) {
+        parameters_(position, "", random_.bits(), DType::kFloat32,
+                    {c.batch, c.heads, c.queries, c.keys}) {
     for (const Parameter& item : parameters_.items()) {
       // Some schemes start at zero: a table that does nothing would hide mistakes.
       for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
@@ -279,7 +281,7 @@ Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
   try {
     const Case& c = cases()[n];
     Position position;
-    if (scheme != nullptr) position.parts.push_back(make_part(*scheme, c, n));
+    if (scheme != nullptr) position.parts.push_back(make_variant(*scheme, c, n));
     outcome.position = scheme != nullptr ? position_text(position) : "none";
     Trial trial(c, position, seed + n);
     const std::vector<Tensor> out = trial.forward(Path::kReference, 0),

@@ -63,9 +63,7 @@ Position to_position(const std::string& text, const std::vector<TensorView>& par
   auto found = cache.find(text);
   if (found == cache.end()) {
     Position parsed = parse_position(text);
-    for (size_t p = 0; p < parsed.parts.size(); ++p) {
-      parsed.parts[p].parameters.resize(parsed.parameter_specs(p).size());
-    }
+    for (Part& part : parsed.parts) part.parameters.resize(part.specs().size());
     if (cache.size() >= 1024) cache.clear();
     found = cache.emplace(text, std::move(parsed)).first;
   }

@@ -44,9 +44,20 @@ std::vector<std::pair<std::string, OptionValue>> to_given(const nb::dict& option
   return given;
 }
 
-Part to_part(const std::string& scheme, const nb::dict& options) {
-  const Scheme& found = to_scheme(scheme);
-  return {&found, make_options(found, to_given(options)), {}};
+// A size of an input by name, where each call decides it.
+nb::object to_size(int64_t size) {
+  switch (size) {
+    case kBatch:
+      return nb::str("batch");
+    case kHeads:
+      return nb::str("heads");
+    case kQueries:
+      return nb::str("queries");
+    case kKeys:
+      return nb::str("keys");
+    default:
+      return nb::int_(size);
+  }
 }
 
 nb::list list_schemes() {
@@ -78,21 +89,26 @@ nb::list list_schemes() {
 // The canonical text, the complete options, the parameters and the rotated size of a scheme.
 nb::dict describe(const std::string& scheme, const nb::dict& given) {
   Position position;
-  position.parts.push_back(to_part(scheme, given));
+  position.parts.push_back(make_part(to_scheme(scheme), to_given(given)));
   nb::dict options;
-  for (const auto& [name, value] : position.parts[0].options.items()) {
+  for (const auto& [name, value] : position.parts[0].options().items()) {
     options[name.c_str()] = to_python(value);
   }
   nb::list parameters;
-  for (const ParameterSpec& spec : position.parameter_specs(0)) {
+  for (const ParameterSpec& spec : position.parts[0].specs()) {
     const char* kind = spec.init.kind == Init::Kind::kUniform  ? "uniform"
                        : spec.init.kind == Init::Kind::kNormal ? "normal"
                                                                : "values";
     nb::dict parameter;
     parameter["name"] = spec.name;
-    parameter["shape"] = nb::tuple(nb::cast(spec.shape));
+    nb::list shape;
+    for (const int64_t size : spec.shape) shape.append(to_size(size));
+    parameter["shape"] = nb::tuple(shape);
+    parameter["input"] = spec.input;
     parameter["init"] = kind;
-    parameter["spread"] = spec.init.spread;
+    parameter["low"] = spec.init.low;
+    parameter["high"] = spec.init.high;
+    parameter["deviation"] = spec.init.deviation;
     parameter["values"] = nb::tuple(nb::cast(spec.init.values));
     parameter["trainable"] = spec.trainable;
     parameter["doc"] = spec.doc;

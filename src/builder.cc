@@ -219,13 +219,14 @@ class Rows : public RowKind {
 
 class ProjectedRows : public RowKind {
  public:
-  ProjectedRows(size_t at, std::string scheme, const Source& weight, int64_t rows, int64_t width,
-                Builder::Features features, Made added)
+  ProjectedRows(size_t at, std::string scheme, int64_t heads, const Source& weight,
+                const std::vector<int64_t>& shape, Builder::Features features, Made added)
       : at_(at),
         scheme_(std::move(scheme)),
+        heads_(heads),
         weight_(weight),
-        rows_(rows),
-        width_(width),
+        rows_(shape.at(0)),
+        width_(shape.at(1)),
         features_(std::move(features)),
         added_(std::move(added)) {}
 
@@ -249,21 +250,14 @@ class ProjectedRows : public RowKind {
 
  private:
   Projection of(const PartCall& call) const {
-    const int64_t heads = std::max<int64_t>(call.sizes.heads, 1);
-    check_value(rows_ % heads == 0, scheme_, ": its projection has ", rows_,
-                " rows, which are not those of ", heads, " heads");
-    return {call.sizes.heads == 0 ? 1 : heads,
-            rows_ / heads,
-            width_,
-            call.sizes.first_distance,
-            span_of(call, rows_ + width_, scheme_),
-            call.sizes.in_double,
-            call.sizes.threads,
-            features_};
+    const CallSizes& sizes = call.sizes;
+    return {heads_,  rows_ / heads_,       width_, sizes.first_distance, span_of(call, rows_ + width_, scheme_),
+            sizes.in_double, sizes.threads, features_};
   }
 
   size_t at_;
   std::string scheme_;
+  int64_t heads_;
   SourceReader weight_;
   int64_t rows_, width_;
   Builder::Features features_;
@@ -368,6 +362,14 @@ Source Builder::declare(ParameterSpec spec) {
   return source;
 }
 
+int64_t Builder::size_of(const Source& source) const {
+  int64_t size = 1;
+  for (const int axis : source.axes_) {
+    size *= recipe_.specs[source.index_].shape[static_cast<size_t>(axis)];
+  }
+  return size;
+}
+
 const char* Builder::scheme() const { return recipe_.scheme->name.c_str(); }
 
 void Builder::value_dim(int64_t size, const char* option) {
@@ -385,8 +387,8 @@ Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape
 }
 
 Source Builder::input(const std::string& name, const std::vector<int64_t>& shape,
-                      const std::string& doc) {
-  return declare({name, shape, {}, true, doc, {}, true});
+                      Init example, const std::string& doc) {
+  return declare({name, shape, std::move(example), true, doc, {}, true});
 }
 
 void Builder::bias(const ClassMap& map, const Source& table) {
@@ -394,10 +396,9 @@ void Builder::bias(const ClassMap& map, const Source& table) {
 }
 
 void Builder::formula_bias(DistanceFormula formula, std::vector<Source> numbers) {
-  const int64_t heads = checked_numel(recipe_.specs[numbers.at(0).index_].shape, scheme());
+  const int64_t heads = size_of(numbers.at(0));
   for (const Source& source : numbers) {
-    check(checked_numel(recipe_.specs[source.index_].shape, scheme()) == heads,
-          "a formula's parameters have one number for each head");
+    check(size_of(source) == heads, "a formula's parameters have one number for each head");
   }
   recipe_.terms.push_back(std::make_unique<FormulaBias>(count<BiasKind>(recipe_), scheme(),
                                                         std::move(formula), heads, numbers));
@@ -416,10 +417,10 @@ void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& o
   recipe_.terms.push_back(std::make_unique<Rows>(count<RowKind>(recipe_), map, table, options));
 }
 
-void Builder::projected_rows(const Source& weight, int64_t width, Features features,
+void Builder::projected_rows(int64_t heads, const Source& weight, Features features,
                              const std::optional<Source>& added) {
   recipe_.terms.push_back(std::make_unique<ProjectedRows>(
-      count<RowKind>(recipe_), scheme(), weight, recipe_.specs[weight.index_].shape.at(0), width,
+      count<RowKind>(recipe_), scheme(), heads, weight, recipe_.specs[weight.index_].shape,
       std::move(features), reader(added)));
   recipe_.reads_distances = true;
 }

@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "relpos/attention.h"
+#include "relpos/dense.h"
+#include "relpos/error.h"
 
 namespace relpos {
 namespace {
@@ -97,9 +99,9 @@ class Cancelled : public testing::Test {
   // A position whose parameters are zeros.
   Position position(const char* text) const {
     Position parsed = parse_position(text);
-    for (size_t n = 0; n < parsed.parts.size(); ++n) {
-      for (const ParameterSpec& spec : parsed.parameter_specs(n)) {
-        parsed.parts[n].parameters.push_back(zeros.view(spec.shape));
+    for (Part& part : parsed.parts) {
+      for (const ParameterSpec& spec : part.specs()) {
+        part.parameters.push_back(zeros.view(spec.shape));
       }
     }
     return parsed;

@@ -24,8 +24,8 @@ std::string describe(const Terms& terms) {
   std::string text;
   const auto add = [&](size_t count, const char* name) {
     if (count == 0) return;
-    text +=
-        (text.empty() ? "" : ", ") + std::to_string(count) + " " + name + (count > 1 ? "s" : "");
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
+    if (count > 1) text += text.back() == 's' ? "es" : "s";
   };
   add(terms.rotations.size(), "rotation");
   add(terms.biases.size(), "distance bias");
@@ -33,12 +33,14 @@ std::string describe(const Terms& terms) {
   add(terms.column_tables.size(), "column table");
   add(terms.key_biases.size(), "key bias");
   add(terms.value_tables.size(), "value table");
+  add(terms.query_added.size(), "vector added to the query");
   return text.empty() ? "no term" : text;
 }
 
 // A bias of every head and pair, or a row of every pair.
 struct Form {
   const std::vector<DistanceBias>* biases = nullptr;  // null: rows
+  const std::vector<KeyBias>* key_biases = nullptr;   // beside biases
   const ClassMap* map = nullptr;                      // of rows
   const TermData* table = nullptr;                    // of rows, [M, r] or [H, M, r]
   int64_t heads = 0;                                  // 0: rows that all heads share
@@ -52,16 +54,17 @@ struct Form {
   }
 };
 
-Form bias_form(const std::string& who, const std::vector<DistanceBias>& biases) {
+Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
   Form form;
-  form.biases = &biases;
+  form.biases = &terms.biases;
+  form.key_biases = &terms.key_biases;
   form.heads = -1;
   const auto agree = [&](int64_t heads) {
     check_value(form.heads == -1 || form.heads == heads, who,
-                ": its distance biases disagree about heads: ", form.heads, " and ", heads);
+                ": its biases disagree about heads: ", form.heads, " and ", heads);
     form.heads = heads;
   };
-  for (const DistanceBias& bias : biases) {
+  for (const DistanceBias& bias : terms.biases) {
     if (bias.map) {
       const TensorView& table = bias.table.view;
       check_value(table.rank == 2 && table.shape[1] >= bias.map->classes(), who,
@@ -75,6 +78,14 @@ Form bias_form(const std::string& who, const std::vector<DistanceBias>& biases) 
                   ": expected slopes [2, heads], got ", slopes.shape_text());
       agree(slopes.shape[1]);
     }
+  }
+  for (const KeyBias& bias : terms.key_biases) {
+    const TensorView& values = bias.values.view;
+    const bool batched = values.rank == 3;
+    check_value(values.shape[batched ? 2 : 1] == grid.keys && (!batched || values.shape[0] == 1),
+                who, ": expected a key bias of one batch row and ", grid.keys, " keys, got ",
+                values.shape_text());
+    agree(values.shape[batched ? 1 : 0]);
   }
   check_value(form.heads >= 0, who, ": its distance bias has neither a table nor slopes");
   return form;
@@ -94,11 +105,11 @@ Form rows_form(const std::string& who, const ClassMap& map, const TermData& tabl
 }
 
 bool has_key_form(const Terms& terms) {
-  return (!terms.biases.empty() && terms.row_tables.empty()) ||
-         (terms.biases.empty() && terms.row_tables.size() == 1);
+  const bool biases = !terms.biases.empty() || !terms.key_biases.empty();
+  return biases ? terms.row_tables.empty() : terms.row_tables.size() == 1;
 }
 
-Form find_form(const Part& part, const Terms& terms, std::string_view which) {
+Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which) {
   const std::string& who = part.scheme().name;
   check_value(which == "key" || which == "value", who, ": which: expected 'key' or 'value', got '",
               which, "'");
@@ -108,9 +119,8 @@ Form find_form(const Part& part, const Terms& terms, std::string_view which) {
     return rows_form(who, terms.value_tables[0].map, terms.value_tables[0].table);
   }
   check_value(has_key_form(terms), who,
-              ": which='key' needs distance biases or one row table; this position has ",
-              describe(terms));
-  if (!terms.biases.empty()) return bias_form(who, terms.biases);
+              ": which='key' needs biases or one row table; this position has ", describe(terms));
+  if (terms.row_tables.empty()) return bias_form(who, terms, grid);
   return rows_form(who, terms.row_tables[0].map, terms.row_tables[0].table);
 }
 
@@ -125,6 +135,11 @@ double bias_at(const std::vector<DistanceBias>& biases, int64_t h, int64_t delta
     }
   }
   return sum;
+}
+
+// Of a key bias: [H, Lk], or [1, H, Lk].
+int64_t key_offset(const TensorView& view, int64_t h, int64_t j) {
+  return view.rank == 3 ? view.offset({0, h, j}) : view.offset({h, j});
 }
 
 int64_t row_offset(const TensorView& view, int64_t h, int64_t row) {
@@ -156,7 +171,12 @@ void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
-        out.store(out.offset({h, i, j}), values[static_cast<size_t>(at.delta(i, j) - range.first)]);
+        double sum = values[static_cast<size_t>(at.delta(i, j) - range.first)];
+        for (const KeyBias& bias : *form.key_biases) {
+          sum += bias.values.multiplier *
+                 bias.values.view.load(key_offset(bias.values.view, h, j));
+        }
+        out.store(out.offset({h, i, j}), sum);
       }
     }
   }
@@ -205,7 +225,7 @@ void add_bias_gradient(const DistanceBias& bias, int64_t h, int64_t heads, int64
 }
 
 void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
-                   const TensorView& dout, std::vector<TermGradients::Bias>& gradients) {
+                   const TensorView& dout, TermGradients& gradients) {
   const auto [first, last] = at.distances();
   CancelTicks tick;
   for (int64_t h = 0; h < form.heads; ++h) {
@@ -213,11 +233,18 @@ void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
-        sums[static_cast<size_t>(at.delta(i, j) - first)] += dout.at({h, i, j});
+        const double upstream = dout.at({h, i, j});
+        sums[static_cast<size_t>(at.delta(i, j) - first)] += upstream;
+        for (size_t n = 0; n < form.key_biases->size(); ++n) {
+          std::vector<double>& own = gradients.key_biases[n].table;
+          if (own.empty()) continue;
+          own[static_cast<size_t>(h * grid.keys + j)] +=
+              (*form.key_biases)[n].values.multiplier * upstream;
+        }
       }
     }
     for (size_t b = 0; b < form.biases->size(); ++b) {
-      add_bias_gradient((*form.biases)[b], h, form.heads, first, sums, gradients[b]);
+      add_bias_gradient((*form.biases)[b], h, form.heads, first, sums, gradients.biases[b]);
     }
   }
 }
@@ -279,7 +306,7 @@ Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
 std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which) {
   check_grid(grid);
   const BoundPart bound(part);
-  std::vector<int64_t> shape = find_form(part, bound.terms(), which).shape(grid);
+  std::vector<int64_t> shape = find_form(part, bound.terms(), grid, which).shape(grid);
   checked_numel(shape, "dense");
   return shape;
 }
@@ -290,7 +317,7 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
   check_grid(grid);
   const GridPositions at(part, grid);
   const BoundPart bound(part, at.distances(), std::vector<bool>());
-  const Form form = find_form(part, bound.terms(), which);
+  const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(out, form.shape(grid), "out");
   check_output(out, form.shape(grid), out.dtype, "out");
   if (out.numel() == 0) return;
@@ -312,7 +339,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   for (const TensorView& view : dparameters) wants.push_back(view.given());
   const GridPositions at(part, grid);
   const BoundPart bound(part, at.distances(), wants);
-  const Form form = find_form(part, bound.terms(), which);
+  const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(dout, form.shape(grid), "dout");
   for (size_t p = 0; p < wants.size(); ++p) {
     if (!wants[p]) continue;
@@ -322,7 +349,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   TermGradients gradients = TermGradients::zeros(bound.terms());
   if (dout.numel() > 0) {
     if (form.biases != nullptr) {
-      bias_backward(form, grid, at, dout, gradients.biases);
+      bias_backward(form, grid, at, dout, gradients);
     } else {
       rows_backward(
           form, grid, at, dout,

@@ -6,7 +6,8 @@
 #include <functional>
 #include <optional>
 
-#include "relpos/attention.h"
+#include "relpos/dense.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 namespace {
@@ -15,79 +16,47 @@ constexpr int64_t kHeads = 2, kRows = 4, kDim = 3;
 const Grid kGrid{3, 5, 1};
 
 // A bias with a table (clamped to [-2, 1]) and slopes, each with a multiplier.
-void lower_bias(const Setting& setting, Terms& terms) {
-  DistanceBias bias;
-  bias.map = ClassMap::clamp(-2, 1);
-  bias.table = TermData::parameter(setting.parameters[0], setting.wants_gradient[0], 2.0);
-  bias.slopes = TermData::parameter(setting.parameters[1], setting.wants_gradient[1], 3.0);
-  terms.biases.push_back(bias);
-}
+struct Bias {
+  void options(OptionList&) {}
+  void terms(Builder& b) const {
+    b.bias(ClassMap::clamp(-2, 1),
+           2.0 * b.parameter("table", {kHeads, kRows}, Init::constant(0), ""));
+    const Source slopes = b.parameter("slopes", {2, kHeads}, Init::constant(1), "");
+    b.slopes(3.0 * slopes[0], 3.0 * slopes[1]);
+  }
+};
 
-// Rows for keys, shared or per head as the parameter is, none outside [-2, 1]; rows for values.
-void lower_rows(const Setting& setting, Terms& terms) {
-  RowTable rows;
-  rows.map = ClassMap::zero_outside(-2, 1);
-  rows.table = TermData::parameter(setting.parameters[0], setting.wants_gradient[0], 0.5);
-  terms.row_tables.push_back(rows);
-  ValueTable values;
-  values.map = ClassMap::clamp(-2, 1, true);
-  values.table = TermData::parameter(setting.parameters[1], setting.wants_gradient[1]);
-  terms.value_tables.push_back(values);
-}
+// Rows for keys, shared or per head, none outside [-2, 1]; rows for values.
+template <bool per_head>
+struct Rows {
+  void options(OptionList&) {}
+  void terms(Builder& b) const {
+    const auto heads = per_head ? std::optional<int64_t>(kHeads) : std::nullopt;
+    b.rows(ClassMap::zero_outside(-2, 1),
+           0.5 * b.parameter("keys", table_shape(heads, kRows, kDim), Init::normal(1), ""));
+    b.values(ClassMap::clamp(-2, 1, true),
+             b.parameter("values", {kRows, kDim}, Init::normal(1), ""));
+  }
+};
 
-void lower_both(const Setting& setting, Terms& terms) {
-  lower_bias(setting, terms);
-  terms.row_tables.resize(1);
-}
+struct Both {
+  void options(OptionList&) {}
+  void terms(Builder& b) const {
+    Bias().terms(b);
+    b.rows(ClassMap::clamp(0, 0), b.parameter("row", {1, kDim}, Init::constant(0), ""));
+  }
+};
 
-void lower_nothing(const Setting&, Terms&) {}
+struct Nothing {
+  void options(OptionList&) {}
+  void terms(Builder&) const {}
+};
 
-void add(std::vector<double>& to, const std::vector<double>& from) {
-  for (size_t n = 0; n < to.size(); ++n) to[n] += from[n];
-}
-
-void pull_bias(const Setting&, const TermGradients& gradients,
-               std::vector<std::vector<double>>& sums) {
-  add(sums[0], gradients.biases[0].table);
-  add(sums[1], gradients.biases[0].slopes);
-}
-
-void pull_rows(const Setting&, const TermGradients& gradients,
-               std::vector<std::vector<double>>& sums) {
-  add(sums[0], gradients.row_tables[0].table);
-  add(sums[1], gradients.value_tables[0].table);
-}
-
-Scheme scheme(void (*lower)(const Setting&, Terms&),
-              std::vector<ParameterSpec> (*specs)(const OptionMap&),
-              decltype(Scheme::pull_back) pull_back) {
-  Scheme toy;
-  toy.name = "toy";
-  toy.parameters = specs;
-  toy.lower = lower;
-  toy.pull_back = pull_back;
-  return toy;
-}
-
-std::vector<ParameterSpec> bias_specs(const OptionMap&) {
-  return {{"table", {kHeads, kRows}, Init::constant(0), true, ""},
-          {"slopes", {2, kHeads}, Init::constant(1), true, ""}};
-}
-std::vector<ParameterSpec> shared_specs(const OptionMap&) {
-  return {{"keys", {kRows, kDim}, Init::normal(1), true, ""},
-          {"values", {kRows, kDim}, Init::normal(1), true, ""}};
-}
-std::vector<ParameterSpec> per_head_specs(const OptionMap&) {
-  return {{"keys", {kHeads, kRows, kDim}, Init::normal(1), true, ""},
-          {"values", {kRows, kDim}, Init::normal(1), true, ""}};
-}
-std::vector<ParameterSpec> no_specs(const OptionMap&) { return {}; }
-
-const Scheme kBias = scheme(lower_bias, bias_specs, pull_bias);
-const Scheme kShared = scheme(lower_rows, shared_specs, pull_rows);
-const Scheme kPerHead = scheme(lower_rows, per_head_specs, pull_rows);
-const Scheme kBoth = scheme(lower_both, bias_specs, nullptr);
-const Scheme kNothing = scheme(lower_nothing, no_specs, nullptr);
+const Scheme kBias = make_scheme<Bias>("toy", "Toy", "", "");
+const Scheme kShared = make_scheme<Rows<false>>("toy", "Toy", "", "");
+const Scheme kPerHead = make_scheme<Rows<true>>("toy", "Toy", "", "");
+const Scheme kBoth = make_scheme<Both>("toy", "Toy", "", "");
+const Scheme kNothing = make_scheme<Nothing>("toy", "Toy", "", "");
 
 double number(size_t n) { return std::sin(1.0 + 0.7 * static_cast<double>(n)); }
 
@@ -104,9 +73,8 @@ struct Made {
   Part part;
   std::vector<Tensor> memory;
 
-  explicit Made(const Scheme& s, DType dtype = DType::kFloat64) {
-    part.scheme = &s;
-    for (const ParameterSpec& spec : s.parameters(part.options)) {
+  explicit Made(const Scheme& s, DType dtype = DType::kFloat64) : part(make_part(s, {})) {
+    for (const ParameterSpec& spec : part.specs()) {
       memory.push_back(numbers(spec.shape, dtype));
     }
     for (const Tensor& tensor : memory) part.parameters.push_back(tensor.view());
@@ -243,12 +211,11 @@ TEST(Dense, ErrorsSayWhatThePartHas) {
   EXPECT_EQ(error([&] { dense_shape(nothing.part, kGrid, "key"); }),
             "toy: which='key' needs distance biases or one row table; this position has no term");
   EXPECT_EQ(error([&] { dense_shape(both.part, kGrid, "key"); }),
-            "toy: which='key' needs distance biases or one row table; this position has 1 distance "
-            "bias, 1 row table");
+            "toy: which='key' needs biases or one row table; this position has 2 distance biases, "
+            "1 row table");
   EXPECT_EQ(error([&] { dense_shape(bias.part, kGrid, "query"); }),
             "toy: which: expected 'key' or 'value', got 'query'");
-  Part bare;
-  bare.scheme = &kBias;
+  const Part bare = make_part(kBias, {});
   const Tensor out(DType::kFloat64, {kHeads, 3, 5});
   EXPECT_EQ(error([&] { dense(bare, kGrid, "key", out.view()); }),
             "toy: expected 2 parameters, got 0");
@@ -265,13 +232,13 @@ TEST(Indices, ClassesOrDistances) {
     for (int64_t n = 0; n < 15; ++n) values.push_back(out.view().load_int(n));
     return values;
   };
-  bare.scheme = &kShared;
+  bare = make_part(kShared, {});
   indices(bare, kGrid, out.view());
   EXPECT_EQ(list(), (std::vector<int64_t>{1, 2, 3, -1, -1, 0, 1, 2, 3, -1, -1, 0, 1, 2, 3}));
-  bare.scheme = &kBias;
+  bare = make_part(kBias, {});
   indices(bare, kGrid, out.view());
   EXPECT_EQ(list(), (std::vector<int64_t>{1, 2, 3, 3, 3, 0, 1, 2, 3, 3, 0, 0, 1, 2, 3}));
-  bare.scheme = &kNothing;
+  bare = make_part(kNothing, {});
   const int64_t far = (int64_t{1} << 60) + 1;  // float64 has no room for it
   indices(bare, {3, 5, far}, out.view());
   EXPECT_EQ(list()[0], -far);

@@ -9,6 +9,7 @@
 #include "base/strided.h"
 #include "base/zeros.h"
 #include "relpos/error.h"
+#include "relpos/error.h"
 
 namespace relpos {
 
@@ -261,6 +262,29 @@ void check_shape(const TermData& data, const std::vector<int64_t>& shape, const 
               Shape{data.view});
 }
 
+void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
+  check_value(rotation.log_decay.empty(), who,
+              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
+  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
+              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
+              " pairs, got ", rotation.axis.size());
+  const Coordinates& at = *rotation.coordinates;
+  for (const int axis : rotation.axis) {
+    check_value(axis >= 0 && axis < at.axes, who, ": expected axes from 0 to ", at.axes - 1,
+                ", got ", axis);
+  }
+  const auto check_side = [&](const std::vector<int64_t>& values, int64_t rows, int64_t length,
+                              int64_t wanted, const char* side) {
+    check_value((rows == 1 || rows == problem.batch) && length == wanted &&
+                    std::ssize(values) == at.axes * rows * length,
+                who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", problem.batch,
+                ", ", wanted, "], got ", values.size(), " numbers in ", rows, " rows of ", length);
+    for (const int64_t value : values) check_position(value, "coordinates");
+  };
+  check_side(at.q, at.q_rows, at.queries, problem.queries, "queries");
+  check_side(at.k, at.k_rows, at.keys, problem.keys, "keys");
+}
+
 void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
   const int64_t heads = problem.heads;
   for (const Rotation& rotation : terms.rotations) {
@@ -268,6 +292,10 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
                     rotation.start + rotation.dims <= problem.head_dim,
                 who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
                 " but query has head size ", problem.head_dim);
+    if (!rotation.axis.empty()) check_coordinates(rotation, problem, who);
+  }
+  for (const TermData& added : terms.query_added) {
+    check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");
   }
   for (const DistanceBias& bias : terms.biases) {
     if (bias.map) {
@@ -295,9 +323,6 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
                   who + ": column factor");
     }
     check_table(columns.table, heads, columns.map.classes(), rank, who);
-  }
-  for (const TermData& added : terms.query_added) {
-    check_shape(added, {heads, problem.head_dim}, who + ": vector added to queries");
   }
   for (const KeyBias& bias : terms.key_biases) {
     if (bias.values.view.rank == 2) {

@@ -121,9 +121,9 @@ TEST(OptionMap, SaysWhatIsMissing) {
 TEST(Init, Glorot) {
   const Init uniform = Init::glorot_uniform(5, 7), normal = Init::glorot_normal(6, 2);
   EXPECT_EQ(uniform.kind, Init::Kind::kUniform);
-  EXPECT_DOUBLE_EQ(uniform.spread, 0.70710678118654757);
+  EXPECT_DOUBLE_EQ(uniform.high, 0.70710678118654757);
   EXPECT_EQ(normal.kind, Init::Kind::kNormal);
-  EXPECT_DOUBLE_EQ(normal.spread, 0.5);
+  EXPECT_DOUBLE_EQ(normal.deviation, 0.5);
   EXPECT_THROW(Init::glorot_uniform(0, 4), Error);
 }
 

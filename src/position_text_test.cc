@@ -23,8 +23,8 @@ std::string error(std::string_view text) {
 void expect_equal(const Position& a, const Position& b) {
   ASSERT_EQ(a.parts.size(), b.parts.size());
   for (size_t n = 0; n < a.parts.size(); ++n) {
-    EXPECT_EQ(a.parts[n].scheme, b.parts[n].scheme);
-    EXPECT_EQ(a.parts[n].options.items(), b.parts[n].options.items());
+    EXPECT_EQ(&a.parts[n].scheme(), &b.parts[n].scheme());
+    EXPECT_EQ(a.parts[n].options().items(), b.parts[n].options().items());
   }
 }
 
@@ -32,20 +32,20 @@ TEST(ParsePosition, Sum) {
   const Position position =
       parse_position(" rope( head_dim = 64,layout=half ,base=5e5)\n+ t5(heads=8, buckets=16)");
   ASSERT_EQ(position.parts.size(), 2U);
-  EXPECT_EQ(position.parts[0].scheme, find_scheme("rope"));
-  EXPECT_EQ(position.parts[0].options.integer("head_dim"), 64);
-  EXPECT_EQ(position.parts[0].options.text("layout"), "half");
-  EXPECT_EQ(position.parts[0].options.number("base"), 5e5);
+  EXPECT_EQ(&position.parts[0].scheme(), find_scheme("rope"));
+  EXPECT_EQ(position.parts[0].options().integer("head_dim"), 64);
+  EXPECT_EQ(position.parts[0].options().text("layout"), "half");
+  EXPECT_EQ(position.parts[0].options().number("base"), 5e5);
   EXPECT_TRUE(position.parts[0].parameters.empty());
-  EXPECT_EQ(position.parts[1].scheme, find_scheme("t5"));
-  EXPECT_EQ(position.parts[1].options.integer("buckets"), 16);
+  EXPECT_EQ(&position.parts[1].scheme(), find_scheme("t5"));
+  EXPECT_EQ(position.parts[1].options().integer("buckets"), 16);
   EXPECT_TRUE(parse_position("").parts.empty());
   EXPECT_TRUE(parse_position(" \t").parts.empty());
 }
 
 TEST(ParsePosition, Values) {
   const auto options = [](const std::string& text) {
-    return parse_position(text).parts[0].options;
+    return parse_position(text).parts[0].options();
   };
   EXPECT_FALSE(options("alibi(heads=2, symmetric=false)").flag("symmetric"));
   EXPECT_TRUE(options("alibi(heads=2, learned=True)").flag("learned"));
@@ -63,11 +63,11 @@ TEST(ParsePosition, DefaultsServeRequiredOptionsOnly) {
   const Given defaults{{"heads", int64_t{8}}, {"head_dim", int64_t{32}}, {"unknown", 1.0}};
   const Position position =
       parse_position("t5+rope(layout=half)+shaw(max_distance=3)+t5(heads=2)", defaults);
-  EXPECT_EQ(position.parts[0].options.integer("heads"), 8);
-  EXPECT_EQ(position.parts[1].options.integer("head_dim"), 32);
-  EXPECT_EQ(position.parts[2].options.integer("head_dim"), 32);
-  EXPECT_FALSE(position.parts[2].options.has("heads"));  // optional there
-  EXPECT_EQ(position.parts[3].options.integer("heads"), 2);
+  EXPECT_EQ(position.parts[0].options().integer("heads"), 8);
+  EXPECT_EQ(position.parts[1].options().integer("head_dim"), 32);
+  EXPECT_EQ(position.parts[2].options().integer("head_dim"), 32);
+  EXPECT_FALSE(position.parts[2].options().has("heads"));  // optional there
+  EXPECT_EQ(position.parts[3].options().integer("heads"), 2);
 }
 
 TEST(ParsePosition, ErrorsNameThePlace) {
@@ -136,13 +136,11 @@ TEST(PositionText, DoublesComeBackBitForBit) {
     if (std::isfinite(value)) slopes.push_back(value);
   }
   Position position;
-  position.parts.resize(1);
-  position.parts[0].scheme = scheme;
-  position.parts[0].options =
-      make_options(*scheme, {{"heads", static_cast<int64_t>(slopes.size())}, {"slopes", slopes}});
+  position.parts.push_back(
+      make_part(*scheme, {{"heads", static_cast<int64_t>(slopes.size())}, {"slopes", slopes}}));
   const Position back = parse_position(position_text(position));
   expect_equal(back, position);
-  EXPECT_TRUE(std::signbit((*back.parts[0].options.values("slopes"))[4]));
+  EXPECT_TRUE(std::signbit((*back.parts[0].options().values("slopes"))[4]));
 }
 
 TEST(OptionText, QuotesWhatIsNoBareWord) {

@@ -3,7 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "relpos/attention.h"
+#include "relpos/dense.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 namespace {
@@ -13,44 +14,41 @@ constexpr double kFrequency[] = {1.0, 0.01};
 constexpr double kMagnitude = 1.25;
 
 template <PairLayout layout, bool float32_angles>
-void lower(const Setting& setting, Terms& terms) {
-  check_value(setting.head_dim != 99, "toy: not made for heads of 99");
-  Rotation turn;
-  turn.start = kStart;
-  turn.dims = kDims;
-  turn.layout = layout;
-  turn.frequency = {kFrequency[0], kFrequency[1]};
-  turn.float32_angles = float32_angles;
-  turn.magnitude = kMagnitude;
-  terms.rotations.push_back(turn);
+struct Toy {
+  void options(OptionList& o) {
+    o.keyword_only();
+    o.size("head_dim", head_dim, "");
+  }
+  void terms(Builder& b) const {
+    Rotation turn;
+    turn.start = kStart;
+    turn.dims = kDims;
+    turn.layout = layout;
+    turn.frequency = {kFrequency[0], kFrequency[1]};
+    turn.float32_angles = float32_angles;
+    turn.magnitude = kMagnitude;
+    b.rotation(turn);
+  }
+  std::optional<int64_t> head_dim;
+};
+
+struct Nothing {
+  void options(OptionList&) {}
+  void terms(Builder&) const {}
+};
+
+template <typename T>
+Part made(const OptionValues& options = {}) {
+  static const Scheme scheme = make_scheme<T>("toy", "Toy", "", "");
+  return make_part(scheme, options);
 }
 
 template <PairLayout layout, bool float32_angles = false>
 Part part() {
-  static const Scheme scheme = [] {
-    Scheme made;
-    made.name = "toy";
-    made.parameters = [](const OptionMap&) { return std::vector<ParameterSpec>(); };
-    made.lower = lower<layout, float32_angles>;
-    return made;
-  }();
-  Part made;
-  made.scheme = &scheme;
-  return made;
+  return made<Toy<layout, float32_angles>>();
 }
 
-Part no_rotation() {
-  static const Scheme scheme = [] {
-    Scheme made;
-    made.name = "toy";
-    made.parameters = [](const OptionMap&) { return std::vector<ParameterSpec>(); };
-    made.lower = [](const Setting&, Terms&) {};
-    return made;
-  }();
-  Part made;
-  made.scheme = &scheme;
-  return made;
-}
+Part no_rotation() { return made<Nothing>(); }
 
 const Part kHalf = part<PairLayout::kHalf>(), kInterleaved = part<PairLayout::kInterleaved>();
 
@@ -159,8 +157,9 @@ TEST(Rotary, RefusesBadArguments) {
   EXPECT_THROW(rotate(kHalf, line.view(), 0, {}, false, line.view()), Error);
   EXPECT_THROW(rotate(kHalf, narrow.view(), 0, {}, false, narrow.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, {}, false, other.view()), Error);
-  const Tensor wide(DType::kFloat32, {3, 99});  // the scheme sees the head size
-  EXPECT_THROW(rotate(kHalf, wide.view(), 0, {}, false, wide.view()), Error);
+  const Part of_six = made<Toy<PairLayout::kHalf, false>>({{"head_dim", int64_t{6}}});
+  const Tensor wide(DType::kFloat32, {3, 99});
+  EXPECT_THROW(rotate(of_six, wide.view(), 0, {}, false, wide.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, line.view(), false, x.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), int64_t{1} << 61, {}, false, x.view()), Error);
   EXPECT_THROW(rotate(no_rotation(), x.view(), 0, {}, false, x.view()), Error);

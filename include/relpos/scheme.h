@@ -133,8 +133,10 @@ class Builder {
   // A parameter that is not trained: its numbers follow from the options.
   Source fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
                const std::string& doc);
-  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys.
-  Source input(const std::string& name, const std::vector<int64_t>& shape, const std::string& doc);
+  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys. `example` says what
+  // to draw where nobody gives one, for pictures and self-tests.
+  Source input(const std::string& name, const std::vector<int64_t>& shape, Init example,
+               const std::string& doc);
 
   // b[h, m(delta)] of a table [H, M].
   void bias(const ClassMap& map, const Source& table);
@@ -152,7 +154,7 @@ class Builder {
   // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width],
   // and `features` writes `width` numbers.
   using Features = std::function<void(int64_t delta, double* features)>;
-  void projected_rows(const Source& weight, int64_t width, Features features,
+  void projected_rows(int64_t heads, const Source& weight, Features features,
                       const std::optional<Source>& added = {});
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
@@ -168,6 +170,7 @@ class Builder {
   static DistanceFormula distance_formula(F formula);
   void formula_bias(DistanceFormula formula, std::vector<Source> numbers);
   Source declare(ParameterSpec spec);
+  int64_t size_of(const Source& source) const;  // elements of what a term reads
 
   Recipe& recipe_;
 };

@@ -1,8 +1,8 @@
 // The six terms that every relative position lowers to. Kernels know these and nothing else.
 //
 //   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
-//   score[i,j] = scale <R q_i, R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]> + b[h, m(delta)]
-//                + key_bias[h, j]
+//   score[i,j] = scale <R (q_i + u), R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]>
+//                + b[h, m(delta)] + key_bias[h, j]
 //   out[i]     = sum_j softmax_j(score)[i,j] (v_j + t[m(delta)])
 //
 // Shapes: B batch, H query heads, Lq and Lk lengths, D head size, M classes, r rank of a table.
@@ -59,8 +59,23 @@ struct TermData {
 
 enum class PairLayout { kHalf, kInterleaved };  // pairs (p, p + dims/2), or (2p, 2p + 1)
 
+// Integers that tokens have beside their position, such as the row and the column of a patch.
+struct Coordinates {
+  int64_t axes = 0, queries = 0, keys = 0;
+  int64_t q_rows = 1, k_rows = 1;  // 1 or B
+  std::vector<int64_t> q, k;       // [axes, rows, queries or keys]
+
+  int64_t query(int64_t axis, int64_t b, int64_t i) const noexcept {
+    return q[static_cast<size_t>((axis * q_rows + (q_rows == 1 ? 0 : b)) * queries + i)];
+  }
+  int64_t key(int64_t axis, int64_t b, int64_t j) const noexcept {
+    return k[static_cast<size_t>((axis * k_rows + (k_rows == 1 ? 0 : b)) * keys + j)];
+  }
+};
+
 // R(pos): pair p of head slice [start, start + dims) turns by pos * frequency[p] radians. The angle
-// is a double product rounded once; kFloat32 multiplies in float32 as most frameworks do.
+// is a double product rounded once; kFloat32 multiplies in float32 as most frameworks do. With `axis`,
+// pos is coordinate axis[p] of the token instead of its position.
 struct Rotation {
   int64_t start = 0, dims = 0;
   PairLayout layout = PairLayout::kHalf;
@@ -68,6 +83,8 @@ struct Rotation {
   bool float32_angles = false;
   double magnitude = 1.0;         // multiplies cos and sin of queries and of keys
   std::vector<double> log_decay;  // [dims / 2] or empty: pair p scales by exp(delta * log_decay[p])
+  std::vector<int> axis;          // [dims / 2] or empty; not beside log_decay
+  std::shared_ptr<const Coordinates> coordinates;  // with axis
 };
 
 // b[h, m(delta)], added after the scale. `slopes` [2, H] adds slopes[0, h] * min(delta, 0) +
@@ -114,7 +131,9 @@ struct Terms {
   std::vector<ColumnTable> column_tables;
   std::vector<KeyBias> key_biases;
   std::vector<ValueTable> value_tables;
-  std::vector<TermData> query_added;  // u, each [H, D]: scale <R (q_i + u_h), R k_j>
+  // u[h], [H, D] each: their sum joins the query in the content product alone, so that row tables see
+  // the query as it is.
+  std::vector<TermData> query_added;
 
   void append(Terms other);
 };

@@ -69,7 +69,7 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 struct Call {
   static constexpr int64_t kHeads = 2, kDim = 16, kReach = 4, kClasses = 2 * kReach + 1;
   Problem p;
-  Tensor q, k, v, dout, out, lse, dq, dk, dv, bias, slopes, rows, values, columns, keys;
+  Tensor q, k, v, dout, out, lse, dq, dk, dv, bias, slopes, rows, values, columns, keys, added;
   TermGradients terms;
 
   Call(Kind kind, int64_t length) {
@@ -123,6 +123,7 @@ struct Call {
     p.terms.value_tables.resize(1);
     p.terms.value_tables[0].map = map;
     p.terms.value_tables[0].table = given(values, {kClasses, kDim});
+    p.terms.query_added = {given(added, {kHeads, kDim})};
     p.dropout = Dropout(0.2, 5);
   }
 

@@ -302,6 +302,9 @@ class BackwardScratch : public BlockScratch {
       float* dq = dq_.get() + row * plan_.Dp;
       for (int64_t d = 0; d < plan_.D; ++d) dq[d] *= scale;
       plan_.unrotate_query(block.batch, block.index[row], dq);
+      for (int64_t d = 0; !sums.query_added.empty() && d < plan_.D; ++d) {
+        sums.query_added[static_cast<size_t>(g * plan_.D + d)] += static_cast<double>(dq[d]);
+      }
     }
     for (size_t n = 0; n < plan_.row_tables.size(); ++n) {
       const TablePlan& table = plan_.row_tables[n];

@@ -33,6 +33,9 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
     const bool wanted = !own || !wants.column_tables[n].factor.empty();
     factors.emplace_back(wanted ? keys * plan.columns[n].table.padded_rank : 0);
   }
+  for (const auto& g : wants.query_added) {
+    if (!g.empty()) query_added.resize(static_cast<size_t>(group * plan.D));
+  }
   bool key = false;
   for (const auto& g : wants.key_biases) key = key || !g.table.empty();
   if (key) key_bias = Buffer<float>(group * keys);
@@ -40,6 +43,7 @@ Sums::Sums(const Plan& plan, const TermGradients& wants) {
 
 int64_t Sums::bytes() const {
   int64_t floats = dk.size() + dv.size() + key_bias.size(), doubles = 0;
+  doubles += static_cast<int64_t>(query_added.size());
   for (const auto* list : {&rows, &values, &columns, &factors}) {
     for (const auto& b : *list) floats += b.size();
   }
@@ -54,6 +58,7 @@ void Sums::clear() {
   zero(dk);
   zero(dv);
   zero(key_bias);
+  std::fill(query_added.begin(), query_added.end(), 0.0);
   for (auto* list : {&bias, &ramp, &added}) {
     for (auto& sums : *list) std::fill(sums.begin(), sums.end(), 0.0);
   }
@@ -130,6 +135,13 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
         to.row_tables[t]
             .added[static_cast<size_t>(kv_head(n) * p.group() * plan.row_tables[t].rank) + d] +=
             task.added[t][d];
+      }
+    }
+    for (size_t t = 0; t < p.terms.query_added.size(); ++t) {
+      if (to.query_added[t].empty()) continue;
+      double* gradient = &to.query_added[t][static_cast<size_t>(kv_head(n) * p.group() * plan.D)];
+      for (size_t d = 0; d < task.query_added.size(); ++d) {
+        gradient[d] += task.query_added[d] * p.terms.query_added[t].multiplier;
       }
     }
     for (size_t t = 0; t < p.terms.key_biases.size(); ++t) {

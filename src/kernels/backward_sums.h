@@ -15,6 +15,7 @@ struct Sums {
   std::vector<std::vector<double>> ramp;    // the same, where sloped: [group * 2]
   std::vector<Buffer<float>> rows, values;  // [term][heads of the task, width, padded rank]
   std::vector<std::vector<double>> added;   // [term][group * rank]
+  std::vector<double> query_added;          // [group * D]
   Buffer<float> key_bias;                   // [group, tiles * kTile]
   std::vector<Buffer<float>> columns;       // [term][heads of the task, runs, padded rank]
   std::vector<Buffer<float>> factors;       // [term][tiles * kTile, padded rank], of c_j / s2

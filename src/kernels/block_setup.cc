@@ -191,7 +191,7 @@ void BlockScratch::load_queries() {
   }
   const auto scale = static_cast<float>(p.scale * kLog2e);
   const bool in_place = p.terms.rotations.empty() && plan_.row_tables.empty() &&
-                        plan_.D == plan_.Dp &&
+                        p.terms.query_added.empty() && plan_.D == plan_.Dp &&
                         Plan::rows_in_place(p.query, block.batch, 0, 0) != nullptr;
   for (int row = 0; row < padded_rows(); ++row) {
     float* raw = raw_.get() + row * plan_.Dp;
@@ -205,6 +205,10 @@ void BlockScratch::load_queries() {
       Plan::load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, plan_.Dp,
                      raw);
       std::copy_n(raw, plan_.Dp, q);
+      if (plan_.query_added.size() > 0) {
+        const float* added = plan_.query_added.get() + block.head[row] * plan_.Dp;
+        for (int64_t d = 0; d < plan_.D; ++d) q[d] += added[d];
+      }
       plan_.rotate_query(block.batch, block.index[row], q);
     }
   }

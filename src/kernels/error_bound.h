@@ -29,6 +29,7 @@ class Sizes {
   explicit Sizes(const random_terms::Case& c) : p(c.p) {
     p.query = turned(c.q.view());
     p.key = turned(c.k.view());
+    for (TermData& u : p.terms.query_added) u.view = turned(u.view);
     std::vector<Rotation> decaying;
     for (Rotation& r : p.terms.rotations) {
       std::fill(r.frequency.begin(), r.frequency.end(), 0.0);

@@ -24,8 +24,15 @@ double table_at(const TermData& data, int64_t h, int64_t m, int64_t d) {
   return data.multiplier * (data.view.rank == 3 ? data.view.at({h, m, d}) : data.view.at({m, d}));
 }
 
-double angle_part(const Problem& p, int64_t position, const TensorView& x, int64_t b, int64_t h,
-                  int64_t i, int64_t d) {
+// x[b, h, i] of queries with what is added to them, or of keys.
+double content(const Problem& p, bool query, int64_t b, int64_t h, int64_t i, int64_t d) {
+  if (!query) return p.key.at({b, h, i, d});
+  double x = p.query.at({b, h, i, d});
+  for (const TermData& u : p.terms.query_added) x += u.multiplier * u.view.at({h, d});
+  return x;
+}
+
+double angle_part(const Problem& p, bool query, int64_t b, int64_t h, int64_t i, int64_t d) {
   for (const Rotation& r : p.terms.rotations) {
     const int64_t n = d - r.start;
     if (n < 0 || n >= r.dims) continue;
@@ -33,11 +40,17 @@ double angle_part(const Problem& p, int64_t position, const TensorView& x, int64
     const int64_t pair = half ? n % (r.dims / 2) : n / 2;
     const bool second = half ? n >= r.dims / 2 : n % 2 == 1;
     const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
+    int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
+    if (!r.axis.empty()) {
+      const int axis = r.axis[static_cast<size_t>(pair)];
+      position = query ? r.coordinates->query(axis, b, i) : r.coordinates->key(axis, b, i);
+    }
     const double angle = static_cast<double>(position) * r.frequency[static_cast<size_t>(pair)];
-    const double other = x.at({b, h, i, partner}) * std::sin(angle);
-    return r.magnitude * (x.at({b, h, i, d}) * std::cos(angle) + (second ? other : -other));
+    const double other = content(p, query, b, h, i, partner) * std::sin(angle);
+    const double own = content(p, query, b, h, i, d) * std::cos(angle);
+    return r.magnitude * (own + (second ? other : -other));
   }
-  return x.at({b, h, i, d});
+  return content(p, query, b, h, i, d);
 }
 
 // The equation of terms.h, written out.
@@ -57,7 +70,7 @@ Plain plain_forward(const Problem& p) {
           const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
           if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0)
             continue;
-          const int64_t pq = p.positions.query(b, i), pk = p.positions.key(b, j), delta = pk - pq;
+          const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
           double s = 0.0;
           for (int64_t d = 0; d < p.head_dim; ++d) {
             double factor = 1.0;
@@ -65,8 +78,7 @@ Plain plain_forward(const Problem& p) {
               if (r.log_decay.empty() || d < r.start || d >= r.start + r.dims) continue;
               factor = std::exp(static_cast<double>(delta) * r.log_decay[0]);
             }
-            s += factor * angle_part(p, pq, p.query, b, h, i, d) *
-                 angle_part(p, pk, p.key, b, hk, j, d);
+            s += factor * angle_part(p, true, b, h, i, d) * angle_part(p, false, b, hk, j, d);
           }
           s *= p.scale;
           for (const RowTable& t : p.terms.row_tables) {
@@ -191,6 +203,7 @@ struct Results {
     }
     for (const auto& g : terms.key_biases) list.emplace_back("key bias", g.table);
     for (const auto& g : terms.value_tables) list.emplace_back("value table", g.table);
+    for (const auto& g : terms.query_added) list.emplace_back("query added", g);
     list.emplace_back("mask", mask);
     return list;
   }
@@ -375,6 +388,9 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
     }
     for (size_t n = 0; n < t.value_tables.size(); ++n) {
       probe("value table", t.value_tables[n].table.view, r.terms.value_tables[n].table);
+    }
+    for (size_t n = 0; n < t.query_added.size(); ++n) {
+      probe("query added", t.query_added[n].view, r.terms.query_added[n]);
     }
   }
 }

@@ -88,6 +88,7 @@ Plan::Plan(const Problem& problem, bool backward, bool packs)
   if (range.first > range.second) range = {0, 0};
   for (size_t n = 0; n < p.terms.biases.size(); ++n) expand_bias(n);
   expand_key_biases();
+  sum_query_added();
   for (const RowTable& term : p.terms.row_tables) {
     Window window(term.map, range);
     const bool by_runs = Runs(window).classes.size() * 4 < window.classes.size() * 3;
@@ -121,19 +122,16 @@ Plan::Plan(const Problem& problem, bool backward, bool packs)
             rotation.log_decay[static_cast<size_t>(n)];
       }
     }
-    tabulate(rotation);
+    rotary_.push_back(tabulate(rotation));
   }
 }
 
-void Plan::tabulate(const Rotation& rotation) {
-  Rotary rotary{&rotation, {}, {}, 0, 0};
+Plan::Rotary Plan::tabulate(const Rotation& rotation) const {
+  if (!rotation.axis.empty()) return tabulate_axes(rotation);
+  const Positions& at = p.positions;
+  Rotary rotary{&rotation, {}, {}, 0, at.q_rows * p.queries, at.q_rows, at.k_rows};
   AngleTable table(rotation);
   const int64_t pairs = rotation.dims / 2;
-  const Positions& at = p.positions;
-  const auto size = [&](int64_t rows) {
-    rotary.cos = Buffer<float>(rows * pairs);
-    rotary.sin = Buffer<float>(rows * pairs);
-  };
   const auto write = [&](int64_t row, int64_t position) {
     if (row % kTile == 0) check_cancelled();
     table.write(position, rotary.cos.get() + row * pairs, rotary.sin.get() + row * pairs);
@@ -145,25 +143,59 @@ void Plan::tabulate(const Rotation& rotation) {
       const int64_t low = std::min(q, k), high = std::max(q + p.queries, k + p.keys);
       rotary.queries_at = q - low;
       rotary.keys_at = k - low;
-      size(high - low);
+      rotary.allot(high - low);
       for (int64_t row = 0; row < high - low; ++row) write(row, low + row);
-      rotary_.push_back(std::move(rotary));
-      return;
+      return rotary;
     }
   }
-  rotary.keys_at = at.q_rows * p.queries;
-  size(rotary.keys_at + at.k_rows * p.keys);
+  rotary.allot(rotary.keys_at + at.k_rows * p.keys);
   for (int64_t b = 0; b < at.q_rows; ++b) {
     for (int64_t i = 0; i < p.queries; ++i) write(b * p.queries + i, at.query(b, i));
   }
   for (int64_t b = 0; b < at.k_rows; ++b) {
     for (int64_t j = 0; j < p.keys; ++j) write(rotary.keys_at + b * p.keys + j, at.key(b, j));
   }
-  rotary_.push_back(std::move(rotary));
+  return rotary;
+}
+
+// The pairs of one axis at a time, as a rotation of their own.
+Plan::Rotary Plan::tabulate_axes(const Rotation& rotation) const {
+  const Coordinates& at = *rotation.coordinates;
+  Rotary rotary{&rotation, {}, {}, 0, at.q_rows * p.queries, at.q_rows, at.k_rows};
+  const int64_t keys = at.k_rows * p.keys;
+  rotary.allot(rotary.keys_at + keys);
+  for (int64_t axis = 0; axis < at.axes; ++axis) {
+    Rotation own;
+    own.float32_angles = rotation.float32_angles;
+    own.magnitude = rotation.magnitude;
+    std::vector<size_t> pairs;
+    for (size_t n = 0; n < rotation.axis.size(); ++n) {
+      if (rotation.axis[n] != axis) continue;
+      pairs.push_back(n);
+      own.frequency.push_back(rotation.frequency[n]);
+    }
+    own.dims = 2 * std::ssize(pairs);
+    AngleTable table(own);
+    std::vector<float> cos(pairs.size()), sin(pairs.size());
+    const auto write = [&](const std::vector<int64_t>& coordinates, int64_t count, int64_t first) {
+      for (int64_t row = 0; row < count; ++row) {
+        if (row % kTile == 0) check_cancelled();
+        table.write(coordinates[static_cast<size_t>(axis * count + row)], cos.data(), sin.data());
+        const int64_t to = (first + row) * std::ssize(rotation.axis);
+        for (size_t n = 0; n < pairs.size(); ++n) {
+          rotary.cos[to + static_cast<int64_t>(pairs[n])] = cos[n];
+          rotary.sin[to + static_cast<int64_t>(pairs[n])] = sin[n];
+        }
+      }
+    };
+    write(at.q, rotary.keys_at, 0);
+    write(at.k, keys, rotary.keys_at);
+  }
+  return rotary;
 }
 
 int64_t Plan::bytes() const noexcept {
-  int64_t floats = 2 * key_bias.size();
+  int64_t floats = 2 * key_bias.size() + query_added.size();
   for (const BiasPlan& bias : biases) {
     floats += bias.cells.size() + bias.peaks.size() +
               2 * static_cast<int64_t>(bias.window.classes.size());
@@ -216,7 +248,7 @@ void Plan::rotate(bool query, int64_t b, int64_t i, float* row, float direction)
   for (const Rotary& rotary : rotary_) {
     const Rotation& r = *rotary.rotation;
     const int64_t pairs = r.dims / 2;
-    const int64_t rows = query ? p.positions.q_rows : p.positions.k_rows;
+    const int64_t rows = query ? rotary.q_rows : rotary.k_rows;
     const int64_t at = (query ? rotary.queries_at : rotary.keys_at) +
                        (rows == 1 ? 0 : b) * (query ? p.queries : p.keys) + i;
     tile_kernels().rotate(row + r.start, pairs, r.layout == PairLayout::kInterleaved,

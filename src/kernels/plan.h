@@ -55,7 +55,8 @@ class Plan {
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
   std::vector<ColumnPlan> columns;
-  Buffer<double> key_bias;  // [B or 1, H, tiles * kTile] times log2(e); empty: none
+  Buffer<float> query_added;  // [H, Dp], summed; empty: none
+  Buffer<double> key_bias;    // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
   // Of each dim, empty where nothing decays. A query and a key of a decaying rotation are scaled to
   // meet at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
@@ -103,11 +104,18 @@ class Plan {
   struct Rotary {
     const Rotation* rotation;
     Buffer<float> cos, sin;
-    int64_t queries_at, keys_at;
+    int64_t queries_at, keys_at, q_rows, k_rows;
+
+    void allot(int64_t rows) {
+      cos = Buffer<float>(rows * rotation->dims / 2);
+      sin = Buffer<float>(rows * rotation->dims / 2);
+    }
   };
-  void tabulate(const Rotation& rotation);
+  Rotary tabulate(const Rotation& rotation) const;
+  Rotary tabulate_axes(const Rotation& rotation) const;
   void expand_bias(size_t n);
   void expand_key_biases();
+  void sum_query_added();
   void find_peaks();
   void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;
   void rotate(bool query, int64_t b, int64_t i, float* row, float direction) const;

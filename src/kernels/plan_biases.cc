@@ -89,6 +89,19 @@ void Plan::expand_key_biases() {
   }
 }
 
+void Plan::sum_query_added() {
+  if (p.terms.query_added.empty()) return;
+  query_added = Buffer<float>(p.heads * Dp);
+  std::fill_n(query_added.get(), query_added.size(), 0.0f);
+  for (int64_t h = 0; h < p.heads; ++h) {
+    for (int64_t d = 0; d < D; ++d) {
+      double sum = 0.0;
+      for (const TermData& u : p.terms.query_added) sum += u.view.at({h, d}) * u.multiplier;
+      query_added[h * Dp + d] = static_cast<float>(sum);
+    }
+  }
+}
+
 void Plan::find_peaks() {
   constexpr float kUnderflow = 126.0f;
   const bool decays = std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),

@@ -89,6 +89,15 @@ struct Problem {
   std::pair<int64_t, int64_t> distance_range() const;
 };
 
+// What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
+inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, bool query,
+                        int64_t b, int64_t i) noexcept {
+  if (rotation.axis.empty()) return query ? p.positions.query(b, i) : p.positions.key(b, i);
+  const int axis = rotation.axis[static_cast<size_t>(n)];
+  const Coordinates& at = *rotation.coordinates;
+  return query ? at.query(axis, b, i) : at.key(axis, b, i);
+}
+
 // Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.
 struct ForwardResults {
   TensorView out, lse, softmax;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <set>
 #include <vector>
@@ -70,6 +71,22 @@ inline std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassM
   const int64_t rows = std::max<int64_t>(map.classes(), 1) + draw(rng, 0, 2);
   if (chance(rng, 0.5)) return {p.heads, rows, columns};
   return {rows, columns};
+}
+
+// Pairs turn by two coordinates of each token.
+inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
+  auto at = std::make_shared<Coordinates>();
+  at->axes = 2;
+  at->queries = p.queries;
+  at->keys = p.keys;
+  at->q_rows = chance(rng, 0.5) ? 1 : p.batch;
+  at->k_rows = chance(rng, 0.5) ? 1 : p.batch;
+  for (int64_t n = 0; n < 2 * at->q_rows * p.queries; ++n) at->q.push_back(draw(rng, -99, 99));
+  for (int64_t n = 0; n < 2 * at->k_rows * p.keys; ++n) at->k.push_back(draw(rng, -99, 99));
+  for (size_t n = 0; n < rotation.frequency.size(); ++n) {
+    rotation.axis.push_back(static_cast<int>(draw(rng, 0, 1)));
+  }
+  rotation.coordinates = std::move(at);
 }
 
 inline Case random_case(uint64_t seed) {
@@ -196,6 +213,8 @@ inline Case random_case(uint64_t seed) {
       t.rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : at.q) x %= 1000;
     for (int64_t& x : at.k) x %= 1000;
+  } else if (!t.rotations.empty() && chance(rng, 0.6)) {
+    add_axes(rng, p, t.rotations[0]);
   }
   if (chance(rng, 0.3)) {
     t.key_biases.push_back({chance(rng, 0.5) ? c.term(rng, {p.heads, p.keys})
@@ -206,6 +225,11 @@ inline Case random_case(uint64_t seed) {
     values.map = random_map(rng);
     values.table = c.term(rng, table_shape(rng, p, values.map, p.value_dim));
     t.value_tables.push_back(values);
+  }
+  if (chance(rng, 0.3)) {
+    for (int64_t n = draw(rng, 1, 2); n > 0; --n) {
+      t.query_added.push_back(c.term(rng, {p.heads, p.head_dim}));
+    }
   }
   return c;
 }

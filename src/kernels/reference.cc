@@ -78,7 +78,12 @@ class HeadGradient {
         (*out.mask)[static_cast<size_t>(out.mask_index.offset({x.b, x.h, x.i, j}))] += ds;
       }
     });
-    m.rotate(dq.data(), p.positions.query(x.b, x.i), true);
+    m.rotate(dq.data(), true, x.b, x.i, true);
+    for (size_t n = 0; n < t.query_added.size(); ++n) {
+      if (t.query_added[n].empty()) continue;
+      add_scaled(&t.query_added[n][static_cast<size_t>(x.h * D)], p.terms.query_added[n].multiplier,
+                 dq.data(), D);
+    }
     for (size_t n = 0; n < a.size(); ++n) {
       const RowTable& term = p.terms.row_tables[n];
       const auto r = static_cast<int64_t>(a[n].size());
@@ -114,7 +119,7 @@ class HeadGradient {
   void store() {
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
       double* row = &dk[static_cast<size_t>(j * x.D)];
-      m.rotate(row, p.positions.key(x.b, j), true);
+      m.rotate(row, false, x.b, j, true);
       if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[static_cast<size_t>(j * x.D)], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
       if (out.value.given())
@@ -190,6 +195,9 @@ void add_all(TermGradients& sum, const TermGradients& part) {
   }
   for (size_t n = 0; n < sum.value_tables.size(); ++n) {
     add_all(sum.value_tables[n].table, part.value_tables[n].table);
+  }
+  for (size_t n = 0; n < sum.query_added.size(); ++n) {
+    add_all(sum.query_added[n], part.query_added[n]);
   }
 }
 

@@ -73,22 +73,21 @@ class Model {
     }
     for (const auto& t : p.terms.column_tables) column_tables.emplace_back(t.table);
     for (const auto& t : p.terms.value_tables) value_tables.emplace_back(t.table);
+    for (const auto& t : p.terms.query_added) query_added.emplace_back(t);
   }
 
-  // x <- R(position) x, or its transpose.
-  void rotate(double* x, int64_t position, bool transpose) const {
-    std::vector<double> cos, sin;
+  // x <- R x of query or key i, or its transpose.
+  void rotate(double* x, bool query, int64_t b, int64_t i, bool transpose) const {
     for (const Rotation& r : p.terms.rotations) {
       const int64_t pairs = r.dims / 2;
-      cos.resize(static_cast<size_t>(pairs));
-      sin.resize(static_cast<size_t>(pairs));
-      angle_table(r, position, cos.data(), sin.data());
       for (int64_t n = 0; n < pairs; ++n) {
+        const double angle =
+            rotation_angle(r, turns_by(p, r, n, query, b, i), static_cast<size_t>(n));
         const bool half = r.layout == PairLayout::kHalf;
         double& first = x[r.start + (half ? n : 2 * n)];
         double& second = x[r.start + (half ? n + pairs : 2 * n + 1)];
-        const double c = r.magnitude * cos[static_cast<size_t>(n)];
-        const double s = r.magnitude * sin[static_cast<size_t>(n)] * (transpose ? -1.0 : 1.0);
+        const double c = r.magnitude * std::cos(angle);
+        const double s = r.magnitude * std::sin(angle) * (transpose ? -1.0 : 1.0);
         const double turned = first * c - second * s;
         second = second * c + first * s;
         first = turned;
@@ -117,7 +116,8 @@ class Model {
   }
 
   const Problem& p;
-  std::vector<Loaded> bias_tables, bias_slopes, row_tables, row_added, column_tables, value_tables;
+  std::vector<Loaded> bias_tables, bias_slopes, row_tables, row_added, column_tables, value_tables,
+      query_added;
 };
 
 // The keys and values of one (b, kv head), and one query row at a time.
@@ -139,7 +139,7 @@ class Head {
       load_row(p.key, b, hk, j, D, &k[static_cast<size_t>(j * D)]);
       if (!k_plain.empty())
         std::copy_n(&k[static_cast<size_t>(j * D)], D, &k_plain[static_cast<size_t>(j * D)]);
-      m.rotate(&k[static_cast<size_t>(j * D)], p.positions.key(b, j), false);
+      m.rotate(&k[static_cast<size_t>(j * D)], false, b, j, false);
     }
     if (p.value.given()) {
       v = zeros(p.keys * Dv);
@@ -157,7 +157,8 @@ class Head {
     i = query;
     load_row(p.query, b, h, i, D, q_plain.data());
     q = q_plain;
-    m.rotate(q.data(), p.positions.query(b, i), false);
+    for (const Loaded& added : m.query_added) add_scaled(q.data(), 1.0, added.row(0, h), D);
+    m.rotate(q.data(), true, b, i, false);
   }
 
   // Asks at the first key of a tile.

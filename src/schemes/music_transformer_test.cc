@@ -59,7 +59,7 @@ TEST(MusicTransformer, Parameter) {
   EXPECT_EQ(spec.name, "Er");
   EXPECT_EQ(spec.shape, (std::vector<int64_t>{kHeads, 16, kHeadDim}));
   EXPECT_EQ(spec.init.kind, Init::Kind::kNormal);
-  EXPECT_DOUBLE_EQ(spec.init.spread, 1 / std::sqrt(3.0));
+  EXPECT_DOUBLE_EQ(spec.init.deviation, 1 / std::sqrt(3.0));
 }
 
 TEST(MusicTransformer, SkewAndWhatItWrapsAround) {

@@ -96,7 +96,6 @@ TEST(RoPE, StepsAreTheNotebooksTables) {
 
 TEST(RoPE, HasNoParameters) {
   EXPECT_TRUE(Made("rope", options(8, "half")).specs().empty());
-  EXPECT_EQ(find_scheme("rope")->pull_back, nullptr);
 }
 
 TEST(RoPE, Refuses) {

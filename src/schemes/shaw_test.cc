@@ -68,17 +68,17 @@ TEST(Shaw, Parameters) {
   EXPECT_EQ(specs[1].name, "value_table");
   EXPECT_EQ(specs[1].shape, (std::vector<int64_t>{15, kValueDim}));
   EXPECT_EQ(specs[0].init.kind, Init::Kind::kUniform);
-  EXPECT_DOUBLE_EQ(specs[0].init.spread, std::sqrt(6.0 / (15 + kHeadDim)));
+  EXPECT_DOUBLE_EQ(specs[0].init.high, std::sqrt(6.0 / (15 + kHeadDim)));
   const auto per_head = Made("shaw", options(7, true, "key-query")).specs();
   EXPECT_EQ(per_head[0].shape, (std::vector<int64_t>{kHeads, 15, kHeadDim}));
-  EXPECT_EQ(per_head[0].init.spread, specs[0].init.spread);
+  EXPECT_EQ(per_head[0].init.high, specs[0].init.high);
   const Made keys("shaw", {{"max_distance", int64_t{7}},
                            {"head_dim", kHeadDim},
                            {"values", false},
                            {"init", "xavier_normal"}});
   ASSERT_EQ(keys.specs().size(), 1U);
   EXPECT_EQ(keys.specs()[0].init.kind, Init::Kind::kNormal);
-  EXPECT_DOUBLE_EQ(keys.specs()[0].init.spread, std::sqrt(2.0 / (15 + kHeadDim)));
+  EXPECT_DOUBLE_EQ(keys.specs()[0].init.deviation, std::sqrt(2.0 / (15 + kHeadDim)));
   const Terms terms = keys.lower(kHeads, kHeadDim, 99);
   EXPECT_TRUE(terms.value_tables.empty());
   EXPECT_EQ(keys.pull_back(TermGradients::zeros(terms)).size(), 1U);

@@ -34,7 +34,7 @@ struct TransformerXL {
                                  "joins the queries where they meet distances");
     b.query_added(u);
     b.projected_rows(
-        weight, width,
+        heads, weight,
         [frequencies = common::rotary_frequencies(width, 10000.0), farthest = clamp_len](
             int64_t delta, double* features) {
           const int64_t n = farthest ? std::min(-delta, *farthest) : -delta;

@@ -6,42 +6,46 @@
 #include <random>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "relpos/scheme.h"
+#include "recipe.h"
+#include "relpos/dense.h"
+#include "relpos/error.h"
 
 namespace relpos::plain {
 
 // A scheme with options and random float64 parameters, all of which want a gradient.
 class Made {
  public:
-  Made(std::string_view name, const std::vector<std::pair<std::string, OptionValue>>& given)
-      : scheme_(*find_scheme(name)), options_(make_options(scheme_, given)) {
+  Made(std::string_view name, const OptionValues& given)
+      : part_(make_part(*find_scheme(name), given)) {
     std::mt19937_64 random(7);
     std::normal_distribution<double> normal;
-    for (const ParameterSpec& spec : scheme_.parameters(options_)) {
+    for (const ParameterSpec& spec : specs()) {
       tensors_.emplace_back(DType::kFloat64, spec.shape);
-      views_.push_back(tensors_.back().view());
-      wants_.push_back(true);
-      for (int64_t i = 0; i < views_.back().numel(); ++i) views_.back().store(i, normal(random));
+      part_.parameters.push_back(tensors_.back().view());
+      for (int64_t i = 0; i < parameters().back().numel(); ++i) {
+        parameters().back().store(i, normal(random));
+      }
     }
+    wants_.assign(specs().size(), true);
   }
   Made(const Made&) = delete;
   Made& operator=(const Made&) = delete;
 
-  const OptionMap& options() const { return options_; }
-  const std::vector<TensorView>& parameters() const { return views_; }
-  std::vector<ParameterSpec> specs() const { return scheme_.parameters(options_); }
-  Setting setting(int64_t heads = 0, int64_t head_dim = 0, int64_t value_dim = 0) const {
-    return {options_, views_, wants_, heads, head_dim, value_dim};
-  }
+  const OptionMap& options() const { return part_.options(); }
+  const std::vector<TensorView>& parameters() const { return part_.parameters; }
+  const std::vector<ParameterSpec>& specs() const { return part_.specs(); }
   Terms lower(int64_t heads = 0, int64_t head_dim = 0, int64_t value_dim = 0) const {
-    Terms terms;
-    scheme_.lower(setting(heads, head_dim, value_dim), terms);
-    return terms;
+    return part_.recipe->bind({sizes(heads, head_dim, value_dim), parameters(), wants_});
   }
-  std::vector<Step> steps(const Grid& grid) const { return scheme_.steps(setting(), grid); }
+  // With these parameters frozen.
+  Terms lower(int64_t heads, const std::vector<bool>& wants) const {
+    return part_.recipe->bind({sizes(heads, 0, 0), parameters(), wants});
+  }
+  std::vector<Step> steps(const Grid& grid) const { return relpos::steps(part_, grid); }
   Step step(const Grid& grid, const std::string& name) const {
     for (Step& step : steps(grid)) {
       if (step.name == name) return std::move(step);
@@ -49,20 +53,29 @@ class Made {
     throw_error(ErrorKind::kValue, "no step ", name);
   }
   // Gradients of the parameters for those of the terms.
-  std::vector<std::vector<double>> pull_back(const TermGradients& gradients) const {
-    std::vector<std::vector<double>> sums;
-    for (const TensorView& view : views_) {
+  ParameterSums pull_back(const TermGradients& gradients) const {
+    ParameterSums sums;
+    for (const TensorView& view : parameters()) {
       sums.emplace_back(static_cast<size_t>(view.numel()), 0.0);
     }
-    scheme_.pull_back(setting(), gradients, sums);
+    part_.recipe->pull_back({sizes(0, 0, 0), parameters(), wants_}, gradients, sums);
     return sums;
   }
+  // The distances of a call, where the scheme computes a table for them.
+  std::pair<int64_t, int64_t> distances{0, -1};
 
  private:
-  Scheme scheme_;
-  OptionMap options_;
+  CallSizes sizes(int64_t heads, int64_t head_dim, int64_t value_dim) const {
+    CallSizes sizes;
+    sizes.heads = heads;
+    sizes.head_dim = head_dim;
+    sizes.value_dim = value_dim;
+    std::tie(sizes.first_distance, sizes.last_distance) = distances;
+    return sizes;
+  }
+
+  Part part_;
   std::vector<Tensor> tensors_;
-  std::vector<TensorView> views_;
   std::vector<bool> wants_;
 };
 
