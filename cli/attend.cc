@@ -199,9 +199,10 @@ struct Inputs {
         key(a.key, "key"),
         value(a.value, "value"),
         position(make_position(a.position, query.view)),
-        parameters(position, a.params, a.seed, lse_dtype(),
-                   {query.view.shape[0], query.view.shape[1], query.view.shape[2], key.view.shape[2]},
-                   a.inputs) {
+        parameters(
+            position, a.params, a.seed, lse_dtype(),
+            {query.view.shape[0], query.view.shape[1], query.view.shape[2], key.view.shape[2]},
+            a.inputs) {
     for (const Parameter& item : parameters.items()) {
       check_value(!item.spec.input || item.from_file, "--input: ", item.name,
                   " is missing: ", item.spec.doc, "; give --input ", item.name, "=FILE.npy");

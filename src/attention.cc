@@ -1,6 +1,5 @@
 // check -> bind -> kernels -> pull back.
 #include "relpos/attention.h"
-#include "relpos/error.h"
 
 #include "base/parallel.h"
 #include "base/zeros.h"
@@ -8,6 +7,7 @@
 #include "kernels/reference.h"
 #include "kernels/targets.h"
 #include "make_problem.h"
+#include "relpos/error.h"
 #include "relpos/version.h"
 
 namespace relpos {

@@ -251,8 +251,14 @@ class ProjectedRows : public RowKind {
  private:
   Projection of(const PartCall& call) const {
     const CallSizes& sizes = call.sizes;
-    return {heads_,  rows_ / heads_,       width_, sizes.first_distance, span_of(call, rows_ + width_, scheme_),
-            sizes.in_double, sizes.threads, features_};
+    return {heads_,
+            rows_ / heads_,
+            width_,
+            sizes.first_distance,
+            span_of(call, rows_ + width_, scheme_),
+            sizes.in_double,
+            sizes.threads,
+            features_};
   }
 
   size_t at_;
@@ -386,8 +392,8 @@ Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape
   return declare({name, shape, std::move(init), false, doc});
 }
 
-Source Builder::input(const std::string& name, const std::vector<int64_t>& shape,
-                      Init example, const std::string& doc) {
+Source Builder::input(const std::string& name, const std::vector<int64_t>& shape, Init example,
+                      const std::string& doc) {
   return declare({name, shape, std::move(example), true, doc, {}, true});
 }
 

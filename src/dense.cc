@@ -1,6 +1,5 @@
 // Dense forms of one part on a grid, written from its terms alone.
 #include "relpos/dense.h"
-#include "relpos/error.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,6 +7,7 @@
 #include "base/parallel.h"
 #include "bound_part.h"
 #include "make_problem.h"
+#include "relpos/error.h"
 
 namespace relpos {
 namespace {
@@ -173,8 +173,7 @@ void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
         tick();
         double sum = values[static_cast<size_t>(at.delta(i, j) - range.first)];
         for (const KeyBias& bias : *form.key_biases) {
-          sum += bias.values.multiplier *
-                 bias.values.view.load(key_offset(bias.values.view, h, j));
+          sum += bias.values.multiplier * bias.values.view.load(key_offset(bias.values.view, h, j));
         }
         out.store(out.offset({h, i, j}), sum);
       }

@@ -1,4 +1,6 @@
 // Dense forms against formulas written pair by pair; the schemes here exist in this test only.
+#include "relpos/dense.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <functional>
 #include <optional>
 
-#include "relpos/dense.h"
 #include "relpos/scheme.h"
 
 namespace relpos {

@@ -9,7 +9,6 @@
 #include "base/strided.h"
 #include "base/zeros.h"
 #include "relpos/error.h"
-#include "relpos/error.h"
 
 namespace relpos {
 

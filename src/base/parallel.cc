@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "base/thread_grant.h"
+#include "relpos/error.h"
 
 #ifdef RELPOS_STD_THREADS
 #include <thread>

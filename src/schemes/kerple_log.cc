@@ -3,32 +3,17 @@
 //   score[h,i,j] += -p_h ln(1 + a_h n),   n = |pos_k - pos_q|; with symmetric=False 0 for the future
 //
 // As in gpt-neox, p and a are read as at least 0.01, and their gradients pass as they are.
-#include "relpos/scheme.h"
+#include "schemes/common/kerple.h"
 
 namespace relpos {
 
 namespace {
 
-struct KerpleLog {
-  int64_t heads = 0;
-  bool symmetric = true;
-
-  void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.keyword_only();
-    o.flag("symmetric", symmetric, "the future is penalised as the past; else its bias is 0");
-  }
-
+struct KerpleLog : common::Kerple {
   void terms(Builder& b) const {
-    const Source p = b.parameter("bias_p", {heads, 1, 1}, Init::uniform(0, 2),
-                                 "how much each head's penalty weighs");
-    const Source a = b.parameter("bias_a", {heads, 1, 1}, Init::uniform(0, 1),
-                                 "how fast it grows near distance 0");
-    const auto penalty = [both = symmetric](double delta, auto p_h, auto a_h) {
-      const double n = both ? std::abs(delta) : std::max(-delta, 0.0);
-      return -p_h * ln(1.0 + a_h * n);
-    };
-    b.bias(penalty, p.at_least(0.01), a.at_least(0.01));
+    const Source p_h = p(b), a_h = a(b);
+    b.bias([*this](double delta, auto p, auto a) { return -p * ln(1.0 + a * distance(delta)); },
+           p_h.at_least(0.01), a_h.at_least(0.01));
   }
 };
 

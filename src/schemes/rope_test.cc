@@ -94,9 +94,7 @@ TEST(RoPE, StepsAreTheNotebooksTables) {
   }
 }
 
-TEST(RoPE, HasNoParameters) {
-  EXPECT_TRUE(Made("rope", options(8, "half")).specs().empty());
-}
+TEST(RoPE, HasNoParameters) { EXPECT_TRUE(Made("rope", options(8, "half")).specs().empty()); }
 
 TEST(RoPE, Refuses) {
   const auto made = [](int64_t head_dim, const char* name, const OptionValue& value) {

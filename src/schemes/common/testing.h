@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -61,6 +62,7 @@ class Made {
     part_.recipe->pull_back({sizes(0, 0, 0), parameters(), wants_}, gradients, sums);
     return sums;
   }
+  std::function<int64_t(int64_t)> place() const { return part_.recipe->place; }
   // The distances of a call, where the scheme computes a table for them.
   std::pair<int64_t, int64_t> distances{0, -1};
 
