@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "perceptron.h"
 #include "projection.h"
 #include "recipe.h"
 #include "relpos/scheme.h"
@@ -142,6 +143,24 @@ class FormulaBias : public BiasKind {
   DistanceFormula formula_;
   int64_t heads_;
   std::vector<SourceReader> numbers_;
+};
+
+class PerceptronBias : public BiasKind {
+ public:
+  PerceptronBias(size_t at, const ClassMap& map, PerceptronTable table)
+      : at_(at), map_(map), table_(std::move(table)) {}
+  void bind(const PartCall& call, Terms& terms) const override {
+    terms.biases.push_back({map_, table_.table(call), {}});
+  }
+  void pull_back(const PartCall& call, const TermGradients& gradients,
+                 ParameterSums& sums) const override {
+    table_.pull_back(call, gradients.biases[at_].table, sums);
+  }
+
+ private:
+  size_t at_;
+  ClassMap map_;
+  PerceptronTable table_;
 };
 
 class Slopes : public BiasKind {
@@ -399,6 +418,14 @@ Source Builder::input(const std::string& name, const std::vector<int64_t>& shape
 
 void Builder::bias(const ClassMap& map, const Source& table) {
   recipe_.terms.push_back(std::make_unique<TableBias>(count<BiasKind>(recipe_), map, table));
+}
+
+void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
+  const std::vector<int64_t>& first = recipe_.specs[perceptron.first_weight.index_].shape;
+  const std::vector<int64_t>& second = recipe_.specs[perceptron.second_weight.index_].shape;
+  recipe_.terms.push_back(std::make_unique<PerceptronBias>(
+      count<BiasKind>(recipe_), map,
+      PerceptronTable(perceptron, first.at(1), first.at(0), second.at(0), map.classes())));
 }
 
 void Builder::formula_bias(DistanceFormula formula, std::vector<Source> numbers) {

@@ -110,6 +110,13 @@ struct DistanceFormula {
       add_gradients;
 };
 
+// Numbers of an entry of a table, from features of the entry: two layers with a ReLU between them.
+struct Perceptron {
+  Source first_weight, first_bias, second_weight;  // [hidden, width], [hidden], [H, hidden]
+  std::function<void(int64_t entry, double* features)> features;  // writes `width` numbers
+  double sigmoid = 0.0;  // not 0: the result is this times its sigmoid
+};
+
 struct RowOptions {
   std::optional<Source> factor{}, added{};
   std::optional<double> scale{};
@@ -146,6 +153,8 @@ class Builder {
   void bias(F formula, const Sources&... numbers) {
     formula_bias(distance_formula<sizeof...(Sources)>(std::move(formula)), {numbers...});
   }
+  // b[h, m(delta)] of a table [H, M] that a perceptron computes.
+  void bias(const ClassMap& map, const Perceptron& perceptron);
   // past[h] min(delta, 0) + future[h] max(delta, 0); a side that is not given adds nothing.
   void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
   // scale <a_i, r[m(delta)]>: terms.h.
