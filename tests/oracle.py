@@ -35,6 +35,13 @@ def oracle_of(name):
         raise LookupError(f"scheme {name}: write its oracle in tests/oracles/{name}.py") from error
 
 
+def exclusive(name):
+    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it may
+    place tokens."""
+    found = {"rotates": "ROTATES", "places": "place"}
+    return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
+
+
 @dataclass
 class Part:
     """A scheme with constructor options, and its numbers by dotted name."""
