@@ -21,8 +21,8 @@ import relpos
 import torch
 from cases import all_cases
 from conftest import SUMMARY
-from oracle import gradients
-from sample import configurations, trained
+from oracle import gradients, place_of, positions
+from sample import UNBOUND, configurations, trained
 
 WORKER = Path(__file__).with_name("conformance_worker.py")
 CHUNK = 100
@@ -116,11 +116,12 @@ def test_equals_the_formula(workers, target, chunk):
 GRIDS = [(7, 7, None), (1, 9, 8), (5, 9, 0), (9, 4, -20), (3, 200, 150)]
 
 
-@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5))
+@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5, UNBOUND))
 def test_dense_forms_equal_the_formula(name, number):
     module, part = trained(name, number, 4, 6, 5, torch.float64)
     for queries, keys, q_offset in GRIDS:
-        pos_q, pos_k = torch.arange(queries) + (q_offset or 0), torch.arange(keys)
+        place = place_of([(name, part.options)])
+        pos_q, pos_k = (p[0] for p in positions(1, queries, keys, q_offset or 0, place=place))
         terms = part.terms(pos_q, pos_k)
         if "rotate" in terms:
             x = torch.randn(2, queries, 6, dtype=torch.float64)
