@@ -18,8 +18,8 @@ from collections import defaultdict
 
 import relpos
 import torch
-from call import Call, Draw, laid_out, modules_of
-from oracle import allowed_pairs, oracle_of, positions, registry
+from call import Call, Draw, inputs_of, laid_out, modules_of
+from oracle import allowed_pairs, exclusive, oracle_of, place_of, positions, registry
 from promise import SENTENCE, missed, promised, ratio, work_type
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
@@ -48,7 +48,7 @@ def drawn_case(seed):
     case["queries"], case["keys"] = (draw.randint(*ends) for ends in SIZES[case["kind"]])
     if draw.random() < 0.4 and case["kind"] != "decode":
         case["keys"] = case["queries"]
-    rows = any(name in ("shaw", "music_transformer") for name, _ in parts)
+    rows = any("head_dim" in options and not exclusive(name) for name, options in parts)
     width = (case["head_dim"] + case["value_dim"]) * len(parts) if rows else 1
     while True:
         pairs = case["queries"] * case["keys"] * case["heads"][0] * case["batch"]
@@ -60,7 +60,9 @@ def drawn_case(seed):
     case["dtype"] = draw.choices(kinds, [11, 4, 3, 2])[0]
     case["tables"] = draw.choice(["own", "float32"])
     case["mask"] = draw.choice(MASKS)
-    case["offsets"] = draw.choice(["aligned", "zero", "far", "far both", "scattered", "far keys"])
+    offsets = ["aligned", "zero", "far", "far both", "scattered", "far keys"]
+    spans = any(hasattr(oracle_of(name), "SPANS") for name, _ in parts)
+    case["offsets"] = draw.choice(offsets[: 5 if spans else 6])
     case["numbers"] = draw.choice(["normal", "normal", "normal", "constant", "uniform", "one key"])
     case["deviation"] = draw.choice([1, 1, 1, 100, 1e3, 1e4])
     scales = [1.0, 1e-2, 100.0] if case["dtype"] == "float16" else [1.0, 1.0, 1e-6, 1e3, 1e30]
@@ -75,14 +77,14 @@ def drawn_case(seed):
 
 
 def drawn_parts(draw, case):
-    """[(scheme, options)] of a sum of up to 3, at most one of which rotates."""
+    """[(scheme, options)] of a sum of up to 3."""
     sizes = case["heads"][0], case["head_dim"], case["value_dim"]
     parts = []
     for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3])):
         name = draw.choice(sorted(registry()))
-        turning = [n for n, _ in parts if getattr(oracle_of(n), "ROTATES", False)]
+        taken = {kind for n, _ in parts for kind in exclusive(n)}
         options = draw.choice(oracle_of(name).configs(*sizes))
-        if options is not None and not (turning and getattr(oracle_of(name), "ROTATES", False)):
+        if options is not None and not taken & exclusive(name):
             parts.append((name, options))
     return parts
 
@@ -110,6 +112,7 @@ class DrawnCall(Call):
             x = laid_out((times * x).to(self.dtype), case["strides"])
             self.inputs.append(x.requires_grad_())
         self.chosen, self.modules = modules_of(case, case["parts"], draw, self.dtype)
+        self.given = inputs_of(case, self.chosen, draw, self.dtype)
         self.places = self.drawn_places(draw)
         self.masks = self.drawn_masks(draw)
         self.added = self.masks.get("attn_mask")
@@ -120,7 +123,8 @@ class DrawnCall(Call):
         shape = (batch, heads, queries, case["value_dim"])
         self.dout = numbered(draw.normal(*shape), case["numbers"], 3, draw).to(self.dtype)
         self.dlse = draw.normal(*shape[:3]).to(work_type(self.dtype)) if case["lse"] else None
-        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places)
+        place = place_of(self.chosen)
+        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places, place=place)
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
 
     def drawn_places(self, draw):

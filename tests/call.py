@@ -5,7 +5,16 @@ import random
 import relpos
 import torch
 from cases import configuration
-from oracle import allowed_pairs, attend, gradients, part_of, positions, registry
+from oracle import (
+    allowed_pairs,
+    attend,
+    gradients,
+    oracle_of,
+    part_of,
+    place_of,
+    positions,
+    registry,
+)
 from promise import work_type
 
 
@@ -118,11 +127,28 @@ def modules_of(case, chosen, draw, dtype):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.copy_(size * draw.normal(*parameter.shape))
-        keeps = case["tables"] == "float32" and dtype != torch.float64
-        modules.append(module if keeps else module.to(dtype))
+        modules.append(module.to(table_dtype(case, dtype)))
         for parameter in module.parameters():
             parameter.requires_grad_(case["wants"] in ("all", "tables"))
     return chosen, modules
+
+
+def table_dtype(case, dtype):
+    """Of tables and of a position's inputs: that of query, or float32 beside it."""
+    return torch.float32 if case["tables"] == "float32" and dtype != torch.float64 else dtype
+
+
+def inputs_of(case, chosen, draw, dtype):
+    """{name: tensor} of what each part of the position takes by call."""
+    sizes = case["batch"], case["heads"][0], case["queries"], case["keys"]
+    given = []
+    for name, options in chosen:
+        drawn = getattr(oracle_of(name), "inputs", lambda *_: {})(options, *sizes, draw.normal)
+        own = {n: x.to(table_dtype(case, dtype)) for n, x in drawn.items()}
+        given.append(own)
+        for x in own.values():
+            x.requires_grad_(case["wants"] in ("all", "tables"))
+    return given
 
 
 class Call:
@@ -143,6 +169,7 @@ class Call:
             wanted = {"all": "qkv", "inputs": "qkv", "key": "k", "tables": ""}[case["wants"]]
             x.requires_grad_(name in wanted)
         self.chosen, self.modules = modules_of(case, configuration(case), draw, self.dtype)
+        self.given = inputs_of(case, self.chosen, draw, self.dtype)
         self.masks, self.places = boundaries(case, draw, self.dtype), places(case, draw)
         self.added = self.masks.get("attn_mask")
         if self.added is None or self.added.dtype == torch.bool:
@@ -153,16 +180,18 @@ class Call:
         self.dout = draw.strided(out_shape, case["strides"], self.dtype)
         self.dlse = draw.normal(*out_shape[:3]).to(work_type(self.dtype)) if case["lse"] else None
         self.scale = case["scale"] or case["head_dim"] ** -0.5
-        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places)
+        place = place_of(self.chosen)
+        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places, place=place)
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
 
     def position(self):
-        if len(self.modules) < 2:
-            return self.modules[0] if self.modules else None
-        total = self.modules[0]
-        for module in self.modules[1:]:
-            total = total + module
-        return total
+        """A sum of the modules; a list where one of them takes inputs."""
+        if not self.modules:
+            return None
+        if any(self.given):
+            pairs = zip(self.modules, self.given, strict=True)
+            return [module(*given.values()) if given else module for module, given in pairs]
+        return sum(self.modules)
 
     def keywords(self):
         heads, key_heads = self.case["heads"]
@@ -177,8 +206,9 @@ class Call:
     def leaves(self):
         """[(name, tensor)] of everything that may want a gradient."""
         named = list(zip("qkv", self.inputs, strict=True))
-        for index, module in enumerate(self.modules):
-            named += [(f"part {index} {name}", x) for name, x in module.named_parameters()]
+        for index, (module, given) in enumerate(zip(self.modules, self.given, strict=True)):
+            held = [*module.named_parameters(), *given.items()]
+            named += [(f"part {index} {name}", x) for name, x in held]
         return named + ([("attn_mask", self.added)] if self.added is not None else [])
 
     def computed(self):
@@ -222,10 +252,13 @@ class Call:
         """The same of the formula in plain torch, computed in the type of the inputs."""
         q, k, v = (x.detach().clone().requires_grad_(x.requires_grad) for x in self.inputs)
         leaves, parts = [q, k, v], []
-        for (name, options), module in zip(self.chosen, self.modules, strict=True):
-            wants = {n for n, x in module.named_parameters() if x.requires_grad}
-            part = part_of(name, options, module).cast(self.dtype, wants)
-            leaves += [part.parameters[n] for n, _ in module.named_parameters()]
+        for (name, options), module, given in zip(
+            self.chosen, self.modules, self.given, strict=True
+        ):
+            held = dict(module.named_parameters()) | given
+            wants = {n for n, x in held.items() if x.requires_grad}
+            part = part_of(name, options, module, given).cast(self.dtype, wants)
+            leaves += [(part.parameters | part.inputs)[n] for n in held]
             parts.append(part)
         added = self.added
         if added is not None:

@@ -8,7 +8,8 @@ import os
 import random
 from functools import cache
 
-from oracle import oracle_of, registry
+from allpairspy import AllPairs
+from oracle import exclusive, oracle_of, registry
 
 SEED = 20261121
 DRAWN = 5_000  # cases in all: the cover, then random draws up to here
@@ -16,33 +17,42 @@ SWEEP = 30 * DRAWN  # with RELPOS_FULL=1
 LENGTHS = [0, 1, 2, 3, 5, 7, 16, 17, 31, 40, 63, 64, 65, 127, 128, 129, 130]
 HEAD_SIZES = [1, 2, 3, 4, 8, 15, 16, 33, 64, 65, 96, 128, 130]
 ELEMENTS = 400_000  # of the largest dense array that the oracle makes
+MOST_PARTS = 5
 
 
+@cache
 def positions_to_try():
-    """Scheme configurations as "name#index" joined by "+"; "" is attention without positions."""
+    """{scheme, "none" or "sum": its positions}. A position is scheme configurations as
+    "name#index" joined by "+"; "" is attention without positions. Each scheme stands in every
+    configuration alone, beside each of two others, and in one sum of three to five."""
     draw = random.Random(SEED)
     counts = {name: len(oracle_of(name).configs(1, 2, 2)) for name in sorted(registry())}
-    single = [f"{name}#{n}" for name, count in counts.items() for n in range(count)]
+    found = {"none": [""]} | {n: [f"{n}#{i}" for i in range(counts[n])] for n in counts}
 
-    def pick(name):
-        return f"{name}#{draw.randrange(counts[name])}"
+    def total(name, others):
+        """A sum of the scheme and so many others that may stand beside it."""
+        chosen = [name]
+        for other in draw.sample(sorted(counts), len(counts)):
+            taken = {kind for each in chosen for kind in exclusive(each)}
+            if len(chosen) <= others and not taken & exclusive(other):
+                chosen.append(other)
+        return "+".join(f"{each}#{draw.randrange(counts[each])}" for each in chosen)
 
-    turning = {name for name in counts if getattr(oracle_of(name), "ROTATES", False)}
-    pairs = [
-        f"{pick(a)}+{pick(b)}"
-        for a, b in itertools.combinations_with_replacement(counts, 2)
-        if not (a in turning and b in turning)
-    ]
-    everything = "+".join(pick(name) for name in counts if name not in turning)
-    return ["", *single, *pairs, everything]
+    sizes = itertools.cycle(range(2, MOST_PARTS))
+    found["sum"] = [total(name, n) for name in counts for n in (1, 1, next(sizes))]
+    return found
 
 
 @cache
 def factors(targets):
     return {
-        "position": positions_to_try(),
-        "dtype": ["float32", "float64", "bfloat16", "float16"],
-        "tables": ["own", "float32"],
+        "queries": LENGTHS,
+        "keys": LENGTHS,
+        "heads": [(1, 1), (4, 4), (4, 2), (6, 1), (3, 3)],
+        "head_dim": HEAD_SIZES,
+        "value_dim": HEAD_SIZES,
+        "batch": [1, 2, 3],
+        "scheme": list(positions_to_try()),
         "mask": [
             "",
             "causal",
@@ -67,91 +77,90 @@ def factors(targets):
             "scattered",
             "shuffled",
         ],
-        "heads": [(1, 1), (4, 4), (4, 2), (6, 1), (3, 3)],
-        "queries": LENGTHS,
-        "keys": LENGTHS,
-        "head_dim": HEAD_SIZES,
-        "value_dim": HEAD_SIZES,
-        "batch": [1, 2, 3],
+        "dtype": ["float32", "float64", "bfloat16", "float16"],
+        "tables": ["own", "float32"],
         "strides": ["plain", "blhd", "sliced", "stepped", "expanded"],
         "scale": [None, 1.0, 0.37],
         "lse": [False, True],
-        "dropout": [0.0, 0.0, 0.0, 0.3],
+        "dropout": [0.0, 0.3],
         "wants": ["all", "inputs", "tables", "key"],
         "target": list(targets),
     }
 
 
-def configuration(case):
-    """[(scheme, constructor options)] of a case; None where a scheme has none at these sizes."""
+def options_of(position, heads, head_dim, value_dim):
+    """[(scheme, constructor options)]; None where a scheme has none at these sizes."""
     chosen = []
-    for text in filter(None, case["position"].split("+")):
+    for text in filter(None, position.split("+")):
         name, index = text.split("#")
-        options = oracle_of(name).configs(case["heads"][0], case["head_dim"], case["value_dim"])
-        if options[int(index)] is None:
+        options = oracle_of(name).configs(heads, head_dim, value_dim)[int(index)]
+        if options is None:
             return None
-        chosen.append((name, options[int(index)]))
+        chosen.append((name, options))
     return chosen
+
+
+def configuration(case):
+    """options_of a case."""
+    return options_of(case["position"], case["heads"][0], case["head_dim"], case["value_dim"])
+
+
+@cache
+def fitting(scheme, *sizes):
+    """The scheme's positions that there are at these sizes."""
+    found = positions_to_try()[scheme]
+    return [position for position in found if options_of(position, *sizes) is not None]
+
+
+def elements(case):
+    """Of the largest array that the dense oracle makes."""
+    grid = case["batch"] * case["heads"][0] * case["queries"] * case["keys"]
+    parts = case["position"].count("+") + 1 if "position" in case else MOST_PARTS
+    return grid * parts * (1 + case["head_dim"] + case["value_dim"])
 
 
 def fitted(case):
     """The case with sizes that its schemes take and that the dense oracle can hold."""
-    case = dict(case)
     while configuration(case) is None:
         case["head_dim"] += 1
-    heads = case["heads"][0]
-
-    def elements():
-        grid = case["batch"] * heads * case["queries"] * case["keys"]
-        return grid * (1 + case["position"].count("+")) * (1 + case["head_dim"] + case["value_dim"])
-
     for shrink in ("batch", "head_dim", "value_dim", "keys"):
-        while elements() > ELEMENTS and case[shrink] > 2:
+        while elements(case) > ELEMENTS and case[shrink] > 2:
             case[shrink] = case[shrink] // 2 if shrink != "keys" else case[shrink] - 1
             while configuration(case) is None:
                 case["head_dim"] += 1
     return case
 
 
-def pairs_of(case, names):
-    return {((a, case[a]), (b, case[b])) for a, b in itertools.combinations(names, 2)}
+def pairs_of(case):
+    return set(itertools.combinations(case.items(), 2))
 
 
 def cover(levels, draw):
-    """Greedy pairwise cover: (cases, pairs covered, pairs that no fitted case can hold)."""
-    names = list(levels)
-    open_pairs = sorted(
-        {
-            ((a, x), (b, y))
-            for a, b in itertools.combinations(names, 2)
-            for x in levels[a]
-            for y in levels[b]
-        },
-        key=repr,
-    )
-    draw.shuffle(open_pairs)
-    waiting = dict.fromkeys(open_pairs)
-    cases, covered, impossible = [], 0, 0
-    while waiting:
-        (a, x), (b, y) = next(iter(waiting))
-        best, gain = None, 0
-        for _ in range(12):
-            trial = {name: draw.choice(values) for name, values in levels.items()}
-            trial |= {a: x, b: y}
-            trial = fitted(trial)
-            gained = sum(pair in waiting for pair in pairs_of(trial, names))
-            if ((a, x), (b, y)) in pairs_of(trial, names) and gained > gain:
-                best, gain = trial, gained
-        if best is None:
-            del waiting[((a, x), (b, y))]
-            impossible += 1
-            continue
-        for pair in pairs_of(best, names):
-            if pair in waiting:
-                del waiting[pair]
-                covered += 1
-        cases.append(best)
-    return cases, covered, impossible
+    """(cases, note): every two values of different factors that fit together meet in a case."""
+    least = {name: values[0] for name, values in levels.items()}
+
+    def fits(case):
+        sizes = case["heads"][0], case["head_dim"], case["value_dim"]
+        return elements(case) <= ELEMENTS and fitting(case["scheme"], *sizes)
+
+    def row_fits(row):
+        return fits(least | dict(zip(levels, row, strict=False)))
+
+    cases = [
+        dict(zip(levels, row, strict=True))
+        for row in AllPairs(list(levels.values()), filter_func=row_fits)
+    ]
+    every = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(levels, 2)
+        for x, y in itertools.product(levels[a], levels[b])
+    }
+    wanted = {pair for pair in every if fits(least | dict(pair))}
+    for pair in sorted(wanted.difference(*map(pairs_of, cases)), key=repr):
+        drawn = ({n: draw.choice(v) for n, v in levels.items()} | dict(pair) for _ in iter(int, 1))
+        cases.append(next(filter(fits, drawn)))
+    note = f"{len(cases)} cases cover all {len(wanted)} pairs that fit together"
+    return cases, f"{note}, {len(every) - len(wanted)} do not"
 
 
 @cache
@@ -159,11 +168,16 @@ def all_cases(targets):
     """(cases, note): the cover first, then random draws; the same list in every process."""
     draw = random.Random(SEED)
     levels = factors(targets)
-    cases, covered, impossible = cover(levels, draw)
-    note = f"{len(cases)} cases cover {covered} pairs, {impossible} pairs do not fit together"
+    cases, note = cover(levels, draw)
+    for number, case in enumerate(cases):
+        sizes = case["heads"][0], case["head_dim"], case["value_dim"]
+        found = fitting(case.pop("scheme"), *sizes)
+        case["position"] = found[number % len(found)]
     total = SWEEP if os.environ.get("RELPOS_FULL") == "1" else DRAWN
+    positions = [position for found in positions_to_try().values() for position in found]
     while len(cases) < total:
-        cases.append(fitted({name: draw.choice(values) for name, values in levels.items()}))
+        case = {name: draw.choice(values) for name, values in levels.items() if name != "scheme"}
+        cases.append(fitted(case | {"position": positions[len(cases) % len(positions)]}))
     for number, case in enumerate(cases):
         case["seed"] = SEED + number
     return cases, note

@@ -1,7 +1,7 @@
 """Runs conformance cases in a process of its own, because RELPOS_TARGET is read at first use.
 
 RELPOS_TARGET=avx2 python tests/conformance_worker.py --case "{...}"      one case, printed
-... --targets baseline,avx2 --chunks 0,3 --chunk-size 100                 a line of JSON a chunk
+... < FILE    each line of FILE is a list of cases, a chunk; prints a line of JSON a chunk
 """
 
 import argparse
@@ -13,7 +13,6 @@ import traceback
 import relpos
 import torch
 from call import Call
-from cases import all_cases
 from promise import missed, promised, promised_scores, promised_weights, work_type
 
 
@@ -59,22 +58,16 @@ def attempt(case):
 def main():
     parse = argparse.ArgumentParser(description=__doc__)
     parse.add_argument("--case")
-    parse.add_argument("--targets", help="all targets of the run, to build the same list of cases")
-    parse.add_argument("--mine", help="the target of this process")
-    parse.add_argument("--chunks")
-    parse.add_argument("--chunk-size", type=int)
     given = parse.parse_args()
     torch.set_num_threads(1)
     if given.case:
         problems = attempt(ast.literal_eval(given.case))
         print("\n".join(problems) or "no problem")
         return 1 if problems else 0
-    cases, _ = all_cases(tuple(given.targets.split(",")))
-    mine = [case for case in cases if case["target"] == given.mine]
-    for chunk in map(int, given.chunks.split(",")):
-        todo = mine[chunk * given.chunk_size : (chunk + 1) * given.chunk_size]
-        problems = [line for case in todo for line in attempt(case)]
-        print(json.dumps({"chunk": chunk, "count": len(todo), "problems": problems}), flush=True)
+    for line in sys.stdin:
+        cases = ast.literal_eval(line)
+        problems = [found for case in cases for found in attempt(case)]
+        print(json.dumps({"count": len(cases), "problems": problems}), flush=True)
     return 0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import relpos
@@ -35,39 +36,61 @@ def oracle_of(name):
         raise LookupError(f"scheme {name}: write its oracle in tests/oracles/{name}.py") from error
 
 
+def exclusive(name):
+    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it may
+    place tokens."""
+    found = {"rotates": "ROTATES", "places": "place"}
+    return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
+
+
 @dataclass
 class Part:
-    """A scheme with constructor options, and its numbers by dotted name."""
+    """A scheme with constructor options, its numbers by dotted name, and the inputs of the call,
+    which have a batch axis in front."""
 
     name: str
     options: dict
     parameters: dict = field(default_factory=dict)
+    inputs: dict = field(default_factory=dict)
 
     def cast(self, dtype, wants):
         """Leaves of `dtype` that hold the same numbers; `wants` names those that need gradients."""
-        copies = {
-            name: value.detach().to(dtype).requires_grad_(name in wants)
-            for name, value in self.parameters.items()
-        }
-        return Part(self.name, self.options, copies)
 
-    def terms(self, pos_q, pos_k):
-        return oracle_of(self.name).terms(self.options, self.parameters, pos_q, pos_k)
+        def copies(held):
+            return {n: x.detach().to(dtype).requires_grad_(n in wants) for n, x in held.items()}
+
+        return Part(self.name, self.options, copies(self.parameters), copies(self.inputs))
+
+    def terms(self, pos_q, pos_k, row=0):
+        """The oracle's terms in one batch row."""
+        held = self.parameters | {name: x[row] for name, x in self.inputs.items()}
+        return oracle_of(self.name).terms(self.options, held, pos_q, pos_k)
 
 
-def part_of(name, options, module):
+def part_of(name, options, module, inputs=None):
     held = dict(module.named_parameters()) | dict(module.named_buffers())
-    return Part(name, options, held)
+    return Part(name, options, held, inputs or {})
 
 
-def positions(batch, queries, keys, q_offset=0, k_offset=0, q_positions=None, k_positions=None):
+def place_of(chosen):
+    """From token numbers to positions, as the one of [(name, options)] that places them says."""
+    for name, options in chosen:
+        if hasattr(oracle_of(name), "place"):
+            return partial(oracle_of(name).place, options)
+    return None
+
+
+def positions(
+    batch, queries, keys, q_offset=0, k_offset=0, q_positions=None, k_positions=None, place=None
+):
     """int64 [B, Lq] and [B, Lk] by the rules of the public call."""
     if q_positions is not None:
         return q_positions.expand(batch, queries), k_positions.expand(batch, keys)
 
     def shifted(offset, length):
         start = torch.as_tensor(offset).reshape(-1, 1).expand(batch, 1)
-        return start + torch.arange(length)
+        tokens = start + torch.arange(length)
+        return place(tokens) if place else tokens
 
     return shifted(q_offset, queries), shifted(k_offset, keys)
 
@@ -110,10 +133,10 @@ def allowed_pairs(
 
 
 def stacked_terms(part, pos_q, pos_k):
-    """The terms with a batch axis in front, of size 1 where all rows share their positions."""
+    """The terms with a batch axis in front, of size 1 where all rows share them."""
     shared = bool((pos_q == pos_q[:1]).all() and (pos_k == pos_k[:1]).all())
-    rows = range(1) if shared else range(pos_q.shape[0])
-    found = [part.terms(pos_q[b], pos_k[b]) for b in rows]
+    rows = range(1) if shared and not part.inputs else range(pos_q.shape[0])
+    found = [part.terms(pos_q[b], pos_k[b], b) for b in rows]
     if not found:
         return {}
     stacked = {}
@@ -128,13 +151,20 @@ def by_head(rows):
     return rows[:, None] if rows.dim() == 4 else rows
 
 
+def with_added(x, terms, name):
+    """x [B, H, L, D] plus the vectors [H, D] of that name."""
+    for term in terms:
+        x = x + term[name][:, :, None, :] if name in term else x
+    return x
+
+
 def turned(x, rotate, position):
     return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
 
 
 def scores(q, k, terms, pos_q, pos_k, scale):
     """[B, H, Lq, Lk] before masks; k has as many heads as q."""
-    q_turned, k_turned = q, k
+    q_turned, k_turned = with_added(q, terms, "query_added"), k
     for term in terms:
         if "rotate" in term and q.shape[0]:
             q_turned = turned(q_turned, term["rotate"], pos_q)
@@ -142,7 +172,8 @@ def scores(q, k, terms, pos_q, pos_k, scale):
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
         if "key_rows" in term:
-            score = score + (q[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
+            factor = with_added(q, [term], "key_rows_added")
+            score = score + (factor[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
         if "column_rows" in term:
             score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
     score = scale * score

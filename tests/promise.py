@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from oracle import Part, by_head, oracle_of, part_of, stacked_terms, turned
+from oracle import Part, by_head, oracle_of, part_of, stacked_terms, turned, with_added
 
 ROUNDINGS, CHAIN = 64, 64
 SENTENCE = (
@@ -63,10 +63,9 @@ class Side:
     """The formula on one set of leaves: the inputs themselves, or their sizes."""
 
     def __init__(self, call, sized):
-        take = sizes if sized else (lambda x: x)
         self.call, self.sized = call, sized
 
-        def leaf(x):
+        def leaf(x, take=sizes if sized else torch.clone):
             return take(x.detach().double()).requires_grad_()
 
         heads, key_heads = call.case["heads"]
@@ -74,12 +73,16 @@ class Side:
         self.q = self.leaves[0]
         self.k, self.v = (x.repeat_interleave(heads // key_heads, 1) for x in self.leaves[1:])
         self.parts = []
-        for (name, options), module in zip(call.chosen, call.modules, strict=True):
-            part = part_of(name, options, module)
-            held = {n: leaf(x) for n, x in part.parameters.items()}
-            options = options | {"sizes": True} if sized else options
-            self.parts.append(Part(name, options, held))
-            self.leaves += [held[n] for n, _ in module.named_parameters()]
+        for (name, options), module, given in zip(
+            call.chosen, call.modules, call.given, strict=True
+        ):
+            part = part_of(name, options, module, given)
+            form = [torch.clone] if getattr(oracle_of(name), "NONLINEAR", False) else []
+            held = {n: leaf(x, *form) for n, x in part.parameters.items()}
+            inputs = {n: leaf(x, *form) for n, x in given.items()}
+            options = options | {"sizes": eps_of(call.dtype)} if sized else options
+            self.parts.append(Part(name, options, held, inputs))
+            self.leaves += [held[n] for n, _ in module.named_parameters()] + [*inputs.values()]
         self.terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in self.parts]
         self.added = None
         if call.added is not None:
@@ -100,18 +103,19 @@ class Side:
 
     def products(self):
         """What q and k give to the scores."""
-        q, k, call = self.q, self.k, self.call
-        for term in self.terms:
-            if "rotate" in term and q.shape[0]:
-                turn = term["rotate_sizes" if self.sized else "rotate"]
-                q, k = turned(q, turn, call.pos_q), turned(k, turn, call.pos_k)
+        q, k, call = with_added(self.q, self.terms, "query_added"), self.k, self.call
+        turning = [term for term in self.terms if "rotate" in term and q.shape[0]]
+        for term in turning:
+            turn = term["rotate_sizes" if self.sized else "rotate"]
+            q, k = turned(q, turn, call.pos_q), turned(k, turn, call.pos_k)
         score = q @ k.transpose(-1, -2)
-        if self.sized and q is not self.q:  # angles of double are off by 2^-53 of themselves
+        if self.sized and turning:  # angles of double are off by 2^-53 of themselves
             far = max((p.abs().max() for p in (call.pos_q, call.pos_k) if p.numel()), default=0)
             score = score * (1.0 + float(far) * 2.0**-53 / eps_of(call.dtype))
         for term in self.terms:
             if "key_rows" in term:
-                score = score + row_products(self.q, by_head(term["key_rows"]))
+                factor = with_added(self.q, [term], "key_rows_added")
+                score = score + row_products(factor, by_head(term["key_rows"]))
             if "column_rows" in term:
                 rows = by_head(term["column_rows"]).transpose(2, 3)
                 score = score + row_products(self.k, rows).transpose(2, 3)

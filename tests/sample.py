@@ -1,17 +1,20 @@
 """Positions and tensors that several tests share; the schemes are those of the registry."""
 
 import torch
-from oracle import oracle_of, part_of, registry
+from cases import MOST_PARTS
+from oracle import exclusive, oracle_of, part_of, registry
 
 HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 6
-NAMES = ["none", *registry(), "sum"]  # of `position`
+UNBOUND = [name for name in registry() if not hasattr(oracle_of(name), "inputs")]
+PLAIN = [name for name in UNBOUND if "places" not in exclusive(name)]  # tokens at their numbers
+NAMES = ["none", *PLAIN, "sum"]  # of `position`
 
 
-def configurations(heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM):
+def configurations(heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, names=PLAIN):
     """(scheme, number) of every configuration at these sizes."""
     return [
         (name, number)
-        for name in registry()
+        for name in names
         for number, options in enumerate(oracle_of(name).configs(heads, head_dim, value_dim))
         if options is not None
     ]
@@ -30,17 +33,28 @@ def trained(name, number=0, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM,
 
 
 def position(name, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, dtype=None):
-    """(position, oracle parts) of "none", of a scheme's first configuration, or of all summed."""
+    """(position, oracle parts) of "none", of a scheme's first configuration, or of a sum."""
     sizes = (heads, head_dim, value_dim, dtype)
     if name == "none":
         return None, []
     if name != "sum":
         module, part = trained(name, 0, *sizes)
         return module, [part]
-    turning = [other for other in registry() if getattr(oracle_of(other), "ROTATES", False)]
-    chosen = [other for other in registry() if other not in turning[1:]]
-    modules, parts = zip(*(trained(other, 0, *sizes) for other in chosen), strict=True)
+    modules, parts = zip(*(trained(other, 0, *sizes) for other in summed()), strict=True)
     return sum(modules), list(parts)
+
+
+def summed():
+    """Five schemes: first those that bring a term of a kind that those before them lack."""
+    kinds, first, others = set(), [], []
+    for name in PLAIN:
+        found = set(trained(name)[1].terms(torch.arange(1), torch.arange(1)))
+        if not found <= kinds:
+            first.append(name)
+        elif "rotate" not in found:
+            others.append(name)
+        kinds |= found
+    return (first + others)[:MOST_PARTS]
 
 
 def tensors(

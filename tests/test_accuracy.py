@@ -14,8 +14,16 @@ import pytest
 import relpos
 import torch
 from accuracy_fuzz import DrawnCall
-from call import Call
-from oracle import allowed_pairs, oracle_of, positions, registry
+from call import Call, Draw, inputs_of
+from oracle import (
+    allowed_pairs,
+    oracle_of,
+    part_of,
+    place_of,
+    positions,
+    registry,
+    stacked_terms,
+)
 from promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from sample import trained
 
@@ -79,22 +87,28 @@ class Hard(Call):
         self.dout, self.dlse, self.dtype = drawn[3], None, torch.float32
         self.case = {"heads": (HEADS, HEADS), "dropout": 0.0, "scale": SCALE, "seed": 5}
         self.scale, self.places, self.masks, self.added = SCALE, {}, {"is_causal": causal}, None
-        self.pos_q, self.pos_k = positions(1, LENGTH, LENGTH)
-        self.chosen, self.modules = [], []
+        self.chosen, self.modules, self.given = [], [], []
         if name != "none":
             module, part = trained(name, 0, HEADS, DIM, DIM)
             self.chosen, self.modules = [(name, part.options)], [module]
+            sizes = {"batch": 1, "queries": LENGTH, "keys": LENGTH, "tables": "own", "wants": "all"}
+            self.given = inputs_of(self.case | sizes, self.chosen, Draw(5), self.dtype)
+        self.pos_q, self.pos_k = positions(1, LENGTH, LENGTH, place=place_of(self.chosen))
         if kind is hidden_by_bias:
             hidden = torch.rand(LENGTH, LENGTH, generator=draw) < 0.3
             hidden.fill_diagonal_(False)
             self.added = torch.randn(LENGTH, LENGTH, generator=draw)
             self.added[hidden] = -torch.inf
             self.masks["attn_mask"] = self.added.requires_grad_()
-            if name != "none" and part.terms(self.pos_q[0], self.pos_k[0]).keys() == {"bias"}:
+            linear = name != "none" and not hasattr(oracle_of(name), "NONLINEAR")
+            if linear and set(stacked_terms(self.part(), self.pos_q, self.pos_k)) == {"bias"}:
                 with torch.no_grad():
                     for table in module.parameters():
                         table.view(-1)[-1] = -torch.inf
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=HEADS, **self.masks)
+
+    def part(self):
+        return part_of(*self.chosen[0], self.modules[0], self.given[0])
 
     def problems(self):
         found = self.computed()[0]
@@ -184,7 +198,7 @@ def lost_key(call):
 
 
 def lost_term(call):
-    call.chosen, call.modules = call.chosen[:1], call.modules[:1]
+    call.chosen, call.modules, call.given = call.chosen[:1], call.modules[:1], call.given[:1]
 
 
 def scale_off_by_a_thousandth(call):

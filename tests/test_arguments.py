@@ -3,8 +3,7 @@
 import pytest
 import relpos
 import torch
-from oracle import registry
-from sample import HEADS, position, tensors, trained
+from sample import HEADS, UNBOUND, position, tensors, trained
 
 NAN = float("nan")
 B, L = 2, 5
@@ -119,7 +118,7 @@ def test_positions_that_decrease_under_a_boundary():
             relpos.attention(*base().values(), **place, **boundary)
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", UNBOUND)
 def test_a_position_made_for_other_sizes(name):
     """Each scheme refuses at least one call of other sizes, in words that name its own option."""
     refusals = []
@@ -163,7 +162,7 @@ def test_a_shifted_key_alone_asks_even_when_lengths_agree():
     refuses(relpos.attention, *base().values(), k_offset=1)
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", UNBOUND)
 def test_every_position_asks_for_the_offset(name):
     module, _ = trained(name)
     q, k, v, _ = tensors(batch=B, queries=3, keys=L)

@@ -9,9 +9,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,58 +21,63 @@ import relpos
 import torch
 from cases import all_cases
 from conftest import SUMMARY
-from oracle import gradients
-from sample import configurations, trained
+from oracle import gradients, place_of, positions
+from sample import UNBOUND, configurations, trained
 
 WORKER = Path(__file__).with_name("conformance_worker.py")
 CHUNK = 100
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
 
 
+@cache
 def chunks():
-    cases, _ = all_cases(TARGETS)
-    counts = Counter(case["target"] for case in cases)
-    return [(t, n) for t in TARGETS for n in range(-(-counts[t] // CHUNK))]
+    """{(target, number): cases}"""
+    mine = {t: [case for case in all_cases(TARGETS)[0] if case["target"] == t] for t in TARGETS}
+    starts = {t: range(0, len(mine[t]), CHUNK) for t in TARGETS}
+    return {(t, n // CHUNK): mine[t][n : n + CHUNK] for t in TARGETS for n in starts[t]}
 
 
 class Workers:
     """One process per target, as many at a time as there are cores; results by (target, chunk)."""
 
     def __init__(self, wanted):
-        self.results, self.arrived, self.ended = {}, threading.Condition(), set()
+        self.results, self.arrived, self.ended = {}, threading.Condition(), {}
         self.processes = []
         self.pool = ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0)))
         for target in dict.fromkeys(t for t, _ in wanted):
             self.pool.submit(self.run, target, [n for t, n in wanted if t == target])
 
     def run(self, target, numbers):
-        command = [sys.executable, str(WORKER), "--targets", ",".join(TARGETS), "--mine", target]
-        command += ["--chunks", ",".join(map(str, numbers)), "--chunk-size", str(CHUNK)]
         own = {"RELPOS_TARGET": target, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | own
-        )
-        self.processes.append(process)
-        errors = []
-        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
-        reader.start()
-        for line in process.stdout:
-            found = json.loads(line)
-            with self.arrived:
-                self.results[target, found["chunk"]] = found
-                self.arrived.notify_all()
-        process.wait()
-        reader.join()
+        with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+") as errors:
+            given.writelines(f"{chunks()[target, number]!r}\n" for number in numbers)
+            given.seek(0)
+            process = subprocess.Popen(
+                [sys.executable, str(WORKER)],
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | own,
+            )
+            self.processes.append(process)
+            for number, line in zip(numbers, process.stdout, strict=False):
+                with self.arrived:
+                    self.results[target, number] = json.loads(line)
+                    self.arrived.notify_all()
+            process.wait()
+            errors.seek(0)
+            why = f"exit status {process.returncode}: {errors.read()[-2000:]}"
         with self.arrived:
-            self.ended.add((target, f"exit status {process.returncode}: {errors[0][-2000:]}"))
+            self.ended[target] = why
             self.arrived.notify_all()
 
     def wait(self, target, number):
         with self.arrived:
             while (target, number) not in self.results:
-                for ended, why in self.ended:
-                    if ended == target:
-                        return {"count": 0, "problems": [f"the worker of {target} ended: {why}"]}
+                if target in self.ended:
+                    why = self.ended[target]
+                    return {"count": 0, "problems": [f"the worker of {target} ended: {why}"]}
                 self.arrived.wait()
             return self.results[target, number]
 
@@ -109,11 +116,12 @@ def test_equals_the_formula(workers, target, chunk):
 GRIDS = [(7, 7, None), (1, 9, 8), (5, 9, 0), (9, 4, -20), (3, 200, 150)]
 
 
-@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5))
+@pytest.mark.parametrize(("name", "number"), configurations(4, 6, 5, UNBOUND))
 def test_dense_forms_equal_the_formula(name, number):
     module, part = trained(name, number, 4, 6, 5, torch.float64)
     for queries, keys, q_offset in GRIDS:
-        pos_q, pos_k = torch.arange(queries) + (q_offset or 0), torch.arange(keys)
+        place = place_of([(name, part.options)])
+        pos_q, pos_k = (p[0] for p in positions(1, queries, keys, q_offset or 0, place=place))
         terms = part.terms(pos_q, pos_k)
         if "rotate" in terms:
             x = torch.randn(2, queries, 6, dtype=torch.float64)

@@ -163,7 +163,8 @@ def test_poisoned_table_rows(name, number):
             terms = part.terms(torch.arange(LENGTH), torch.arange(LENGTH))
             spoiled = torch.zeros(HEADS, LENGTH, LENGTH, dtype=torch.bool)
             for kind, term in terms.items():
-                spoiled |= term.isnan() if kind == "bias" else term.isnan().any(-1)
+                wrong = term.isnan() if kind == "bias" else term.isnan().any(-1)
+                spoiled |= wrong[:, None, None] if kind.endswith("added") else wrong
             try:
                 out = relpos.attention(q, k, v, position=module, is_causal=True)
             except ValueError as error:  # a scheme may refuse such a number, by name

@@ -6,8 +6,8 @@ import warnings
 import pytest
 import relpos
 import torch
-from oracle import allowed_pairs, attend, gradients, oracle_of, positions, registry
-from sample import HEADS, NAMES, configurations, position, tensors, trained
+from oracle import allowed_pairs, attend, exclusive, gradients, oracle_of, positions
+from sample import HEADS, NAMES, UNBOUND, configurations, position, tensors, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -278,7 +278,9 @@ def usage(part, length, q_offset=0, **masks):
     terms = own.terms(pos_q[0], pos_k[0])
     read = 0.0
     for kind, term in terms.items():
-        if not kind.startswith("rotate"):
+        if kind.endswith("added"):
+            read = read + term.sum()
+        elif not kind.startswith("rotate"):
             read = read + (term * (seen if kind == "bias" else seen[..., None])).sum()
     leaves = [own.parameters[n] for n in wants]
     found = gradients([read], [torch.ones(())], leaves) if leaves else []
@@ -287,7 +289,7 @@ def usage(part, length, q_offset=0, **masks):
 
 
 def test_tables_may_be_wider_than_the_inputs():
-    for name in registry():
+    for name in UNBOUND:
         module, _ = trained(name)
         for dtype in (torch.bfloat16, torch.float16):
             q, k, v, dout = tensors(queries=9, keys=9, dtype=dtype)
@@ -313,7 +315,7 @@ def test_far_positions_shift_nothing(name, far):
     inputs = tensors(queries=70, keys=80)
     near = run(*inputs, module, q_offset=10, is_causal=True)
     moved = run(*inputs, module, q_offset=far + 10, k_offset=far, is_causal=True)
-    turns = name == "sum" or (name != "none" and getattr(oracle_of(name), "ROTATES", False))
+    turns = name == "sum" or (name != "none" and "rotates" in exclusive(name))
     if not turns:
         same_bits(near, moved)
     tolerance = {"rtol": 1e-5, "atol": 2e-6 if far == FAR[0] else 2e-3}
@@ -321,13 +323,18 @@ def test_far_positions_shift_nothing(name, far):
         torch.testing.assert_close(one, other, **tolerance)
 
 
-STILL = [c for c in configurations() if not getattr(oracle_of(c[0]), "ROTATES", False)]
+STILL = [
+    (name, number)
+    for name, number in configurations()
+    if "rotates" not in exclusive(name) and not hasattr(oracle_of(name), "SPANS")
+]
 
 
 @pytest.mark.parametrize(("name", "number"), STILL)
 def test_far_apart_positions(name, number):
     """Positions with gaps of 2^40, in double, to the rounding of the largest score. Not for
-    rotations: a double knows an angle of 2^40 radians to 1e-4."""
+    rotations: a double knows an angle of 2^40 radians to 1e-4. Nor for a table with a row for each
+    distance."""
     module, part = trained(name, number, dtype=torch.float64)
     inputs = tensors(queries=4, keys=6, dtype=torch.float64)[:3]
     place = {

@@ -21,19 +21,23 @@ def configs(heads, head_dim, value_dim):
     ]
 
 
-def angles(options, dims, position):
-    """[L, dims / 2] in double. "float32" rounds each step of 1 / base^(2p/dims) * position to
+def dims_of(options):
+    return options.get("rotary_dim") or options["head_dim"]
+
+
+def inverse_frequencies(options, dims):
+    """base^(-2p/dims) [dims / 2], in double. "float32" rounds each step of 1 / base^(2p/dims) to
     float32, as Hugging Face's Llama does."""
     pair = torch.arange(0, dims, 2, dtype=torch.float64)
     base = options.get("base", 10000.0)
     if options.get("angle", "double") == "float32":
-        power = (base ** (pair / dims).float().double()).float()
-        return (position.float()[:, None] * (1.0 / power)[None, :]).double()
-    return position.double()[:, None] * (base ** (-pair / dims))[None, :]
+        return 1.0 / (base ** (pair / dims).float().double()).float()
+    return base ** (-pair / dims)
 
 
-def terms(options, parameters, pos_q, pos_k):
-    dims = options.get("rotary_dim") or options["head_dim"]
+def rotation(options, frequency):
+    """The terms of a rotation by position * frequency, the product in the frequency's dtype."""
+    dims = dims_of(options)
 
     def pairs(x, cos, sin, minus):
         turned, rest = x[..., :dims], x[..., dims:]
@@ -44,12 +48,19 @@ def terms(options, parameters, pos_q, pos_k):
         both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
         return torch.cat([both.flatten(-2), rest], dim=-1)
 
+    def angles(position):
+        return (position.to(frequency.dtype)[:, None] * frequency[None, :]).double()
+
     def rotate(x, position):
-        angle = angles(options, dims, position)
+        angle = angles(position)
         return pairs(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype), -1)
 
     def rotate_sizes(x, position):
-        angle = angles(options, dims, position)
+        angle = angles(position)
         return pairs(x, angle.cos().abs() + 2.0**-20, angle.sin().abs() + 2.0**-20, 1)
 
     return {"rotate": rotate, "rotate_sizes": rotate_sizes}
+
+
+def terms(options, parameters, pos_q, pos_k):
+    return rotation(options, inverse_frequencies(options, dims_of(options)))
