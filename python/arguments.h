@@ -1,12 +1,12 @@
-// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or (address,
-// dtype code, shape, strides in elements); a position is its canonical text and a flat list of
-// parameter tensors.
+// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or a
+// torch.Tensor; a position is its canonical text and a flat list of parameter tensors.
 #pragma once
 
 #include <Python.h>
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -23,8 +23,15 @@ namespace relpos {
 
 namespace nb = nanobind;
 
+// Takes DLPack's table of functions on the type of tensors (a capsule named dlpack_exchange_api), by
+// which PyTorch 2.10 and later show a tensor without a call of Python; None reads attributes.
+void use_exchange_api(nb::handle capsule);
 TensorView to_view(nb::handle tensor);
 std::vector<TensorView> to_views(nb::handle tensors);
+// Zeros of float64, of no memory: for what depends on shapes alone.
+TensorView blank_view(const std::vector<int64_t>& shape);
+// What a part wants, in the order of the flat list: its parameters, then the inputs of each call.
+std::vector<ParameterSpec> specs_of(const Position& position, size_t part);
 // Fills in the parameters of `text`, parsed once. Needs the GIL.
 Position to_position(const std::string& text, const std::vector<TensorView>& parameters);
 Part to_part(const std::string& text, const std::vector<TensorView>& parameters);

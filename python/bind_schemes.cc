@@ -21,6 +21,20 @@ nb::object to_python(const OptionValue& value) {
       value);
 }
 
+// Sizes of an input that the call decides stand by name.
+nb::tuple to_python(const std::vector<int64_t>& shape) {
+  constexpr const char* kOfCall[] = {"batch", "heads", "queries", "keys"};  // -1, -2, -3, -4
+  nb::list sizes;
+  for (int64_t size : shape) {
+    if (size < 0) {
+      sizes.append(kOfCall[-1 - size]);
+    } else {
+      sizes.append(size);
+    }
+  }
+  return nb::tuple(sizes);
+}
+
 OptionValue to_option(nb::handle value) {
   if (value.is_none()) return std::monostate{};
   if (PyBool_Check(value.ptr())) return nb::cast<bool>(value);
@@ -75,6 +89,27 @@ nb::list list_schemes() {
   return list;
 }
 
+// How a parameter starts, and whether it is an input of each call.
+template <typename Spec>
+void add_initial(const Spec& spec, nb::dict& parameter) {
+  const auto& init = spec.init;
+  parameter["init"] = init.kind == Init::Kind::kUniform  ? "uniform"
+                      : init.kind == Init::Kind::kNormal ? "normal"
+                                                         : "values";
+  parameter["values"] = nb::tuple(nb::cast(init.values));
+  if constexpr (requires { spec.input; }) {
+    parameter["low"] = init.low;
+    parameter["high"] = init.high;
+    parameter["deviation"] = init.deviation;
+    parameter["input"] = spec.input;
+  } else {
+    parameter["low"] = -init.spread;
+    parameter["high"] = init.spread;
+    parameter["deviation"] = init.spread;
+    parameter["input"] = false;
+  }
+}
+
 // The canonical text, the complete options, the parameters and the rotated size of a scheme.
 nb::dict describe(const std::string& scheme, const nb::dict& given) {
   Position position;
@@ -84,16 +119,11 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
     options[name.c_str()] = to_python(value);
   }
   nb::list parameters;
-  for (const ParameterSpec& spec : position.parameter_specs(0)) {
-    const char* kind = spec.init.kind == Init::Kind::kUniform  ? "uniform"
-                       : spec.init.kind == Init::Kind::kNormal ? "normal"
-                                                               : "values";
+  for (const ParameterSpec& spec : specs_of(position, 0)) {
     nb::dict parameter;
     parameter["name"] = spec.name;
-    parameter["shape"] = nb::tuple(nb::cast(spec.shape));
-    parameter["init"] = kind;
-    parameter["spread"] = spec.init.spread;
-    parameter["values"] = nb::tuple(nb::cast(spec.init.values));
+    parameter["shape"] = to_python(spec.shape);
+    add_initial(spec, parameter);
     parameter["trainable"] = spec.trainable;
     parameter["doc"] = spec.doc;
     nb::list origins;
