@@ -15,9 +15,49 @@ struct ExchangeApi {
   int (*show)(void* tensor, nb::dlpack::dltensor* shown);  // -1 with Python's error set
 };
 
-const ExchangeApi*& exchange_api() {
-  static const ExchangeApi* api = nullptr;
-  return api;
+struct Torch {
+  const ExchangeApi* api = nullptr;
+  nb::tuple types, observers;
+  nb::object grad_enabled;
+  nb::object requires_grad = nb::steal(PyUnicode_InternFromString("requires_grad"));
+  nb::object is_neg = nb::steal(PyUnicode_InternFromString("is_neg"));
+};
+
+// Never destroyed: at exit Python is gone before the library.
+Torch& torch() {
+  static auto* known = new Torch;
+  return *known;
+}
+
+bool is_true(PyObject* value) {
+  const nb::object held = nb::steal(value);
+  const int truth = value == nullptr ? -1 : PyObject_IsTrue(value);
+  if (truth < 0) throw nb::python_error();
+  return truth > 0;
+}
+
+bool shows(nb::handle tensor, nb::dlpack::dltensor& shown) {
+  const ExchangeApi* api = torch().api;
+  if (api == nullptr || api->show == nullptr) return false;
+  if (api->show(tensor.ptr(), &shown) == 0) return true;
+  PyErr_Clear();  // not dense, or without memory: its attributes tell
+  return false;
+}
+
+bool is_on_cpu(const nb::dlpack::dltensor& shown) {
+  return shown.device.device_type == nb::device::cpu::value;
+}
+
+// Whether a value of a call is no tensor, or one that is memory of the CPU and records nothing.
+bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
+  if (value.is_none()) return true;
+  bool known = false;
+  for (nb::handle type : torch().types) {
+    known = known || reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == type.ptr();
+  }
+  return known && shows(value, shown) && is_on_cpu(shown) &&
+         !(grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr()))) &&
+         !is_true(PyObject_CallMethodNoArgs(value.ptr(), torch().is_neg.ptr()));
 }
 
 std::string attribute_text(nb::handle tensor, const char* name) {
@@ -88,29 +128,58 @@ void check_on_cpu(bool on_cpu, nb::handle tensor) {
 
 }  // namespace
 
-void use_exchange_api(nb::handle capsule) {
+void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers) {
   const ExchangeApi* api = nullptr;
-  if (!capsule.is_none()) {
-    api =
-        static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  if (!exchange.is_none()) {
+    api = static_cast<const ExchangeApi*>(
+        PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
     if (api == nullptr) throw nb::python_error();
     if (api->major != 1) api = nullptr;
   }
-  exchange_api() = api;
+  torch().api = api;
+  torch().types = std::move(types);
+  torch().grad_enabled = std::move(grad_enabled);
+  torch().observers = std::move(observers);
+}
+
+bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call) {
+  const bool grad = is_true(PyObject_CallNoArgs(torch().grad_enabled.ptr()));
+  nb::dlpack::dltensor first, shown;
+  for (nb::handle tensor : {query, key, value}) {
+    if (tensor.is_none() || !is_plain(tensor, grad, shown)) return false;
+    if (tensor.is(query)) first = shown;
+    const auto code = static_cast<nb::dlpack::dtype_code>(shown.dtype.code);
+    if (shown.ndim != 4 || shown.dtype != first.dtype) return false;
+    if (code != nb::dlpack::dtype_code::Float && code != nb::dlpack::dtype_code::Bfloat) {
+      return false;
+    }
+  }
+  for (nb::handle field : call) {
+    PyObject* held = field.ptr();
+    if (PyBool_Check(held) || PyFloat_Check(held) || PyLong_Check(held) || PyUnicode_Check(held)) {
+      continue;
+    }
+    if (!PyTuple_Check(held) && !PyList_Check(held)) {
+      if (!is_plain(field, grad, shown)) return false;
+      continue;
+    }
+    for (nb::handle item : nb::borrow<nb::sequence>(field)) {
+      if (!PyLong_Check(item.ptr()) && !is_plain(item, grad, shown)) return false;
+    }
+  }
+  for (nb::handle observer : torch().observers) {
+    if (is_true(PyObject_CallNoArgs(observer.ptr()))) return false;
+  }
+  return true;
 }
 
 TensorView to_view(nb::handle tensor) {
   if (tensor.is_none()) return {};
-  const ExchangeApi* api = exchange_api();
-  if (api != nullptr && api->show != nullptr) {
-    nb::dlpack::dltensor shown;
-    if (api->show(tensor.ptr(), &shown) != 0) {
-      PyErr_Clear();  // the attributes say what it is
-    } else {
-      check_on_cpu(shown.device.device_type == nb::device::cpu::value, tensor);
-      return make_view(static_cast<char*>(shown.data) + shown.byte_offset,
-                       to_dtype(tensor, shown.dtype), shown.ndim, shown.shape, shown.strides);
-    }
+  nb::dlpack::dltensor shown;
+  if (shows(tensor, shown)) {
+    check_on_cpu(is_on_cpu(shown), tensor);
+    return make_view(static_cast<char*>(shown.data) + shown.byte_offset,
+                     to_dtype(tensor, shown.dtype), shown.ndim, shown.shape, shown.strides);
   }
   check_on_cpu(nb::cast<bool>(tensor.attr("is_cpu")), tensor);
   const auto shape = nb::cast<std::vector<int64_t>>(tensor.attr("shape"));

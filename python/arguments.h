@@ -23,9 +23,14 @@ namespace relpos {
 
 namespace nb = nanobind;
 
-// Takes DLPack's table of functions on the type of tensors (a capsule named dlpack_exchange_api), by
-// which PyTorch 2.10 and later show a tensor without a call of Python; None reads attributes.
-void use_exchange_api(nb::handle capsule);
+// What is asked of PyTorch, given once. `exchange` is None or the capsule by which a type of tensors
+// shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
+// `types`: tensors that are memory and no more. `grad_enabled` and `observers` take no arguments.
+void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers);
+// Whether an operator of these may be left out unseen: no gradient is to be recorded, no observer
+// says yes, and all tensors are memory of the CPU; query, key and value of rank 4 and one floating
+// dtype.
+bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
 TensorView to_view(nb::handle tensor);
 std::vector<TensorView> to_views(nb::handle tensors);
 // Zeros of float64, of no memory: for what depends on shapes alone.

@@ -117,7 +117,9 @@ NB_MODULE(_core, module) {
     }
   });
   module.attr("__version__") = RELPOS_VERSION;
-  module.def("use_exchange_api", &relpos::use_exchange_api, nb::arg().none());
+  module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
+  module.def("unobserved", &relpos::unobserved, nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg());
   relpos::bind_attention(module);
   relpos::bind_schemes(module);
   relpos::bind_positions(module);

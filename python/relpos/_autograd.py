@@ -7,6 +7,7 @@ Eager calls go to the Functions directly, which saves a hop. Compiled ones go to
 Dynamo leaves those whole, so that transforms inside a compiled region meet the kernels too.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,12 +20,10 @@ from relpos._call import RANKS, Call
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, want_lse: bool, want_weights: bool, call: Call
-) -> tuple[Tensor | None, ...]:
-    """(out, lse), and the weights where wanted; lse may be None where it is not."""
+    query: Tensor, key: Tensor, value: Tensor, want_weights: bool, call: Call
+) -> tuple[Tensor, ...]:
+    """(out, lse), and the weights where wanted."""
     if not torch.compiler.is_compiling():
-        if not want_weights and unobserved(query, key, value, *call.tensors()):
-            return _ops.run_attention(query, key, value, call, want_lse, want_softmax=False)[:2]
         results = _apply(Attention, query, key, value, want_weights, *call.flat())
         return (*results[:2], *results[3:])
     out, lse, softmax = _ops.attention(query, key, value, *call)
@@ -53,30 +52,22 @@ def rotate(*args: Any) -> Tensor:
     return _ops.rotate(*args)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def unobserved(*tensors: Tensor | None) -> bool:
-    """Whether nobody would see the operator: no gradient, transform, mode, trace or profiler, and
-    tensors that are memory of the CPU and no more. Its dispatch costs 25 us."""
-    grad = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in _PLAIN
-            or not tensor.is_cpu
-            or (grad and tensor.requires_grad)
-            or tensor.layout is not torch.strided
-            or tensor.is_neg()
-        ):
-            return False
-    return not (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state()
-        or torch.autograd._profiler_enabled()
-        or forward_ad._current_level >= 0
-    )
+# What must be false, asked without arguments, where an operator may be left out unseen.
+_OBSERVERS = (
+    torch._C._are_functorch_transforms_active,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._get_tracing_state,
+    torch.autograd._profiler_enabled,
+    partial(torch.is_autocast_enabled, "cpu"),
+    lambda: forward_ad._current_level >= 0,
+)
+_core.use_torch(
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    (Tensor, torch.nn.Parameter),
+    torch.is_grad_enabled,
+    _OBSERVERS,
+)
 
 
 def _apply(function: Any, *args: Any) -> Any:

@@ -61,46 +61,44 @@ class Call(NamedTuple):
         k_positions: Any = None,
         key_range: Any = None,
     ) -> "Call":
-        """Checks the arguments of relpos.attention and lays them out."""
-        text, parameters = flat(position)
-        for parameter in parameters:
-            if not parameter.is_cpu and parameter.device.type not in DEVICES:
-                raise ValueError(
-                    f"position: expected its tensors on the CPU, got {parameter.device}"
-                )
+        """Checks the arguments of relpos.attention; what is not said costs nothing."""
+        said: dict[str, Any] = {}
+        if position is not None:
+            said["position"], said["parameters"] = flat(position)
+            for parameter in said["parameters"]:
+                if not parameter.is_cpu and parameter.device.type not in DEVICES:
+                    raise ValueError(
+                        f"position: expected its tensors on the CPU, got {parameter.device}"
+                    )
         if attn_mask is not None:
-            _check_tensor("attn_mask", attn_mask, (torch.bool, *FLOATING))
+            said["attn_mask"] = _tensor("attn_mask", attn_mask, (torch.bool, *FLOATING))
         if key_padding_mask is not None:
-            _check_tensor("key_padding_mask", key_padding_mask, (torch.bool,))
-        q_offsets, q_start = _offset("q_offset", q_offset, query)
-        k_offsets, k_start = _offset("k_offset", k_offset, query)
-        lo = hi = None
-        if key_range is not None:
-            lo, hi = _pair("key_range", key_range, "(lo, hi)")
-            lo, hi = _integers("key_range", lo), _integers("key_range", hi)
+            said["key_padding_mask"] = _tensor("key_padding_mask", key_padding_mask, (torch.bool,))
+        if seed is not None:
+            said["seed"] = seed
+        if dropout_p:
+            said["dropout_p"] = float(dropout_p)
+        if is_causal:
+            said["is_causal"] = True
+        if scale is not None:
+            said["scale"] = number("scale", scale)
+        if enable_gqa:
+            said["enable_gqa"] = True
         if window is not None:
-            window = _pair("window", window, "(left, right)")
-            window = [integer("window", bound) for bound in window]
-        return cls(
-            attn_mask,
-            key_padding_mask,
-            q_offsets,
-            k_offsets,
-            None if q_positions is None else _integers("q_positions", q_positions),
-            None if k_positions is None else _integers("k_positions", k_positions),
-            lo,
-            hi,
-            seed,
-            position=text,
-            dropout_p=float(dropout_p),
-            is_causal=bool(is_causal),
-            scale=None if scale is None else number("scale", scale),
-            enable_gqa=bool(enable_gqa),
-            window=window,
-            q_offset=q_start,
-            k_offset=k_start,
-            parameters=parameters,
-        )
+            pair = _pair("window", window, "(left, right)")
+            said["window"] = [_integer("window", bound) for bound in pair]
+        if q_offset is not None:
+            said.update(_offset("q_offset", q_offset, query))
+        if type(k_offset) is not int or k_offset:
+            said.update(_offset("k_offset", k_offset, query))
+        if q_positions is not None:
+            said["q_positions"] = _integers("q_positions", q_positions)
+        if k_positions is not None:
+            said["k_positions"] = _integers("k_positions", k_positions)
+        if key_range is not None:
+            pair = _pair("key_range", key_range, "(lo, hi)")
+            said["key_lo"], said["key_hi"] = (_integers("key_range", bound) for bound in pair)
+        return cls(**said)
 
     def flat(self) -> tuple[Any, ...]:
         """All of it, the parameters one by one: a Function of autograd looks into no list."""
@@ -144,7 +142,6 @@ RANKS: dict[str, int] = {
 _TENSORS = [name for name in Call._fields if _HINTS[name] == Tensor | None]
 _SINGLE = len(Call._fields) - 1  # fields besides the parameters
 _core.read_fields(Call._fields)
-_core.use_exchange_api(getattr(Tensor, "__dlpack_c_exchange_api__", None))
 
 
 def flatten(position: Any) -> list[Any]:
@@ -172,7 +169,7 @@ def flat(position: Any) -> tuple[str, Sequence[Tensor]]:
     return text, [value for part in parts for value in part._values()]
 
 
-def _check_tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:
     expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a {expected} tensor, got {type(tensor).__name__}")
@@ -180,11 +177,11 @@ def _check_tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> No
         raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
     if tensor.device.type not in DEVICES:
         raise ValueError(f"{name}: expected a tensor on the CPU, got {tensor.device}")
+    return tensor
 
 
 def _integers(name: str, tensor: Any) -> Tensor:
-    _check_tensor(name, tensor, (torch.int64, torch.int32))
-    return tensor.to(torch.int64)
+    return _tensor(name, tensor, (torch.int64, torch.int32)).to(torch.int64)
 
 
 def _pair(name: str, pair: Any, what: str) -> Sequence[Any]:
@@ -193,7 +190,7 @@ def _pair(name: str, pair: Any, what: str) -> Sequence[Any]:
     return pair
 
 
-def integer(name: str, value: Any) -> Any:
+def _integer(name: str, value: Any) -> Any:
     if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
         try:
             value = operator.index(value)
@@ -212,11 +209,11 @@ def number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _offset(name: str, offset: Any, query: Tensor) -> tuple[Tensor | None, Any]:
+def _offset(name: str, offset: Any, query: Any) -> dict[str, Any]:
     """One offset for each batch row, or one number."""
     if not isinstance(offset, Tensor):
-        if offset is None and name == "k_offset":
-            raise TypeError("k_offset: expected an int or an int64 tensor, got None")
-        return None, None if offset is None else integer(name, offset)
+        if offset is None:
+            raise TypeError(f"{name}: expected an int or an int64 tensor, got None")
+        return {name: _integer(name, offset)}
     rows = _integers(name, offset)
-    return (rows if rows.dim() else rows.expand(query.shape[0])), None if name == "q_offset" else 0
+    return {f"{name}s": rows if rows.dim() else rows.expand(len(query))}
