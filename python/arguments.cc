@@ -1,60 +1,203 @@
 #include "arguments.h"
 
-#include <array>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 
 namespace relpos {
 namespace {
 
-constexpr Py_ssize_t kUsualRank = 4;
+// The part of DLPack's DLPackExchangeAPI that is used here (dlpack.h, version 1.3).
+struct ExchangeApi {
+  uint32_t major, minor;
+  void* previous;
+  void *allocate, *to_managed, *from_managed;
+  int (*show)(void* tensor, nb::dlpack::dltensor* shown);  // -1 with Python's error set
+};
 
-// Reads a tuple of `rank` ints; false where it is none, or holds what TensorView's constructor has to
-// judge: a negative or large one. Offsets of kUsualRank small sizes and strides stay below 2^61 bytes.
-bool read_small(nb::handle from, Py_ssize_t rank, std::array<int64_t, kMaxRank>& to) {
-  constexpr int64_t kLarge = int64_t{1} << 28;
-  if (!PyTuple_Check(from.ptr()) || PyTuple_GET_SIZE(from.ptr()) != rank) return false;
-  for (Py_ssize_t n = 0; n < rank; ++n) {
-    const int64_t value = PyLong_AsLongLong(PyTuple_GET_ITEM(from.ptr(), n));
-    if (value < 0 || value >= kLarge) {
-      PyErr_Clear();
-      return false;
-    }
-    to[static_cast<size_t>(n)] = value;
+struct Torch {
+  const ExchangeApi* api = nullptr;
+  nb::tuple types, observers;
+  nb::object grad_enabled;
+  nb::object requires_grad = nb::steal(PyUnicode_InternFromString("requires_grad"));
+  nb::object is_neg = nb::steal(PyUnicode_InternFromString("is_neg"));
+};
+
+// Never destroyed: at exit Python is gone before the library.
+Torch& torch() {
+  static auto* known = new Torch;
+  return *known;
+}
+
+bool is_true(PyObject* value) {
+  const nb::object held = nb::steal(value);
+  const int truth = value == nullptr ? -1 : PyObject_IsTrue(value);
+  if (truth < 0) throw nb::python_error();
+  return truth > 0;
+}
+
+bool shows(nb::handle tensor, nb::dlpack::dltensor& shown) {
+  const ExchangeApi* api = torch().api;
+  if (api == nullptr || api->show == nullptr) return false;
+  if (api->show(tensor.ptr(), &shown) == 0) return true;
+  PyErr_Clear();  // not dense, or without memory: its attributes tell
+  return false;
+}
+
+bool is_on_cpu(const nb::dlpack::dltensor& shown) {
+  return shown.device.device_type == nb::device::cpu::value;
+}
+
+// Whether a value of a call is no tensor, or one that is memory of the CPU and records nothing.
+bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
+  if (value.is_none()) return true;
+  bool known = false;
+  for (nb::handle type : torch().types) {
+    known = known || reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == type.ptr();
   }
-  return true;
+  return known && shows(value, shown) && is_on_cpu(shown) &&
+         !(grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr()))) &&
+         !is_true(PyObject_CallMethodNoArgs(value.ptr(), torch().is_neg.ptr()));
+}
+
+std::string attribute_text(nb::handle tensor, const char* name) {
+  const nb::object value = tensor.attr(name);
+  return nb::str(value).c_str();
+}
+
+DType to_dtype(nb::handle tensor) {
+  const std::string name = attribute_text(tensor, "dtype");
+  for (int code = 0; code <= static_cast<int>(DType::kBool); ++code) {
+    const auto dtype = static_cast<DType>(code);
+    if (name == std::string("torch.") + dtype_name(dtype)) return dtype;
+  }
+  throw Error(ErrorKind::kType, "expected a floating, integer or bool tensor, got " + name);
+}
+
+DType to_dtype(nb::handle tensor, nb::dlpack::dtype shown) {
+  using Code = nb::dlpack::dtype_code;
+  constexpr std::tuple<Code, int, DType> kKnown[] = {
+      {Code::Float, 32, DType::kFloat32},   {Code::Float, 64, DType::kFloat64},
+      {Code::Bfloat, 16, DType::kBFloat16}, {Code::Float, 16, DType::kFloat16},
+      {Code::Int, 64, DType::kInt64},       {Code::Int, 32, DType::kInt32},
+      {Code::Bool, 8, DType::kBool},
+  };
+  for (const auto& [code, bits, dtype] : kKnown) {
+    if (static_cast<Code>(shown.code) == code && shown.bits == bits) return dtype;
+  }
+  return to_dtype(tensor);
+}
+
+// As TensorView's constructor, which judges what is negative or large and is slower. Offsets of four
+// small sizes and strides stay below 2^61 bytes.
+TensorView make_view(void* data, DType dtype, int rank, const int64_t* shape,
+                     const int64_t* strides) {
+  constexpr uint64_t kLarge = uint64_t{1} << 28;
+  constexpr int kUsualRank = 4;
+  TensorView view;
+  view.data = data;
+  view.dtype = dtype;
+  view.rank = rank;
+  int64_t numel = 1;
+  bool small = rank <= kUsualRank;
+  for (int n = 0; n < rank && small; ++n) {
+    small = static_cast<uint64_t>(shape[n]) < kLarge &&
+            static_cast<uint64_t>(strides[n]) < kLarge &&
+            !__builtin_mul_overflow(numel, shape[n], &numel);
+    view.shape[static_cast<size_t>(n)] = shape[n];
+    view.strides[static_cast<size_t>(n)] = strides[n];
+  }
+  if (small) return view;
+  return TensorView(data, dtype, {shape, shape + rank}, {strides, strides + rank});
+}
+
+template <typename P>
+std::vector<ParameterSpec> specs_in(const P& position, size_t part) {
+  if constexpr (requires { position.parts[part].specs(); }) {
+    return position.parts[part].specs();
+  } else {
+    return position.parameter_specs(part);
+  }
+}
+
+void check_on_cpu(bool on_cpu, nb::handle tensor) {
+  if (on_cpu) return;
+  check_value(false, "expected a tensor on the CPU, got ", attribute_text(tensor, "device"),
+              ": move it with .cpu()");
 }
 
 }  // namespace
 
+void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers) {
+  const ExchangeApi* api = nullptr;
+  if (!exchange.is_none()) {
+    api = static_cast<const ExchangeApi*>(
+        PyCapsule_GetPointer(exchange.ptr(), "dlpack_exchange_api"));
+    if (api == nullptr) throw nb::python_error();
+    if (api->major != 1) api = nullptr;
+  }
+  torch().api = api;
+  torch().types = std::move(types);
+  torch().grad_enabled = std::move(grad_enabled);
+  torch().observers = std::move(observers);
+}
+
+bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call) {
+  const bool grad = is_true(PyObject_CallNoArgs(torch().grad_enabled.ptr()));
+  nb::dlpack::dltensor first, shown;
+  for (nb::handle tensor : {query, key, value}) {
+    if (tensor.is_none() || !is_plain(tensor, grad, shown)) return false;
+    if (tensor.is(query)) first = shown;
+    const auto code = static_cast<nb::dlpack::dtype_code>(shown.dtype.code);
+    if (shown.ndim != 4 || shown.dtype != first.dtype) return false;
+    if (code != nb::dlpack::dtype_code::Float && code != nb::dlpack::dtype_code::Bfloat) {
+      return false;
+    }
+  }
+  for (nb::handle field : call) {
+    PyObject* held = field.ptr();
+    if (PyBool_Check(held) || PyFloat_Check(held) || PyLong_Check(held) || PyUnicode_Check(held)) {
+      continue;
+    }
+    if (!PyTuple_Check(held) && !PyList_Check(held)) {
+      if (!is_plain(field, grad, shown)) return false;
+      continue;
+    }
+    for (nb::handle item : nb::borrow<nb::sequence>(field)) {
+      if (!PyLong_Check(item.ptr()) && !is_plain(item, grad, shown)) return false;
+    }
+  }
+  for (nb::handle observer : torch().observers) {
+    if (is_true(PyObject_CallNoArgs(observer.ptr()))) return false;
+  }
+  return true;
+}
+
 TensorView to_view(nb::handle tensor) {
   if (tensor.is_none()) return {};
-  const auto fields = nb::cast<nb::tuple>(tensor);
-  const auto code = nb::cast<int>(fields[1]);
-  check_value(code >= 0 && code <= static_cast<int>(DType::kBool), "dtype code: got ", code);
-  TensorView view;
-  const Py_ssize_t rank = PyTuple_Check(fields[2].ptr()) ? PyTuple_GET_SIZE(fields[2].ptr()) : -1;
-  if (rank >= 0 && rank <= kUsualRank && read_small(fields[2], rank, view.shape) &&
-      read_small(fields[3], rank, view.strides)) {
-    view.data = reinterpret_cast<void*>(nb::cast<uintptr_t>(fields[0]));
-    view.dtype = static_cast<DType>(code);
-    view.rank = static_cast<int>(rank);
-    int64_t numel = 1;
-    bool fits = true;
-    for (Py_ssize_t n = 0; n < rank; ++n) {
-      fits = fits && !__builtin_mul_overflow(numel, view.shape[static_cast<size_t>(n)], &numel);
-    }
-    if (fits) return view;
+  nb::dlpack::dltensor shown;
+  if (shows(tensor, shown)) {
+    check_on_cpu(is_on_cpu(shown), tensor);
+    return make_view(static_cast<char*>(shown.data) + shown.byte_offset,
+                     to_dtype(tensor, shown.dtype), shown.ndim, shown.shape, shown.strides);
   }
-  return TensorView(reinterpret_cast<void*>(nb::cast<uintptr_t>(fields[0])),
-                    static_cast<DType>(code), nb::cast<std::vector<int64_t>>(fields[2]),
-                    nb::cast<std::vector<int64_t>>(fields[3]));
+  check_on_cpu(nb::cast<bool>(tensor.attr("is_cpu")), tensor);
+  const auto shape = nb::cast<std::vector<int64_t>>(tensor.attr("shape"));
+  const auto strides = nb::cast<std::vector<int64_t>>(tensor.attr("stride")());
+  check_value(shape.size() == strides.size(), "tensor: expected one stride for each axis");
+  return make_view(reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")())),
+                   to_dtype(tensor), static_cast<int>(shape.size()), shape.data(), strides.data());
 }
 
 std::vector<TensorView> to_views(nb::handle tensors) {
   std::vector<TensorView> views;
   for (nb::handle tensor : tensors) views.push_back(to_view(tensor));
   return views;
+}
+
+TensorView blank_view(const std::vector<int64_t>& shape) {
+  static double zero = 0.0;
+  return TensorView(&zero, DType::kFloat64, shape, std::vector<int64_t>(shape.size()));
 }
 
 Position to_position(const std::string& text, const std::vector<TensorView>& parameters) {

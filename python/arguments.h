@@ -1,12 +1,12 @@
-// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or (address,
-// dtype code, shape, strides in elements); a position is its canonical text and a flat list of
-// parameter tensors.
+// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or a
+// torch.Tensor; a position is its canonical text and a flat list of parameter tensors.
 #pragma once
 
 #include <Python.h>
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow"
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -23,8 +23,18 @@ namespace relpos {
 
 namespace nb = nanobind;
 
+// What is asked of PyTorch, given once. `exchange` is None or the capsule by which a type of tensors
+// shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
+// `types`: tensors that are memory and no more. `grad_enabled` and `observers` take no arguments.
+void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers);
+// Whether an operator of these may be left out unseen: no gradient is to be recorded, no observer
+// says yes, and all tensors are memory of the CPU; query, key and value of rank 4 and one floating
+// dtype.
+bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
 TensorView to_view(nb::handle tensor);
 std::vector<TensorView> to_views(nb::handle tensors);
+// Zeros of float64, of no memory: for what depends on shapes alone.
+TensorView blank_view(const std::vector<int64_t>& shape);
 // Fills in the parameters of `text`, parsed once. Needs the GIL.
 Position to_position(const std::string& text, const std::vector<TensorView>& parameters);
 Part to_part(const std::string& text, const std::vector<TensorView>& parameters);

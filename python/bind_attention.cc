@@ -1,5 +1,7 @@
 // Attention and scores, forward and backward.
-#include <optional>
+#include <algorithm>
+#include <iterator>
+#include <string_view>
 #include <utility>
 
 #include "arguments.h"
@@ -12,117 +14,165 @@ Path& forced_path() {
   return path;
 }
 
-std::optional<Offset> to_offset(nb::handle rows, nb::handle number) {
-  if (!rows.is_none()) return Offset(to_view(rows));
-  if (!number.is_none()) return Offset(nb::cast<int64_t>(number));
-  return std::nullopt;
+Offset& q_offset(Options& options) {
+  return options.q_offset ? *options.q_offset : options.q_offset.emplace();
 }
 
-// The order is that of relpos._ops.OPTIONS.
-Options to_options(const nb::tuple& given, Signals& signals) {
-  Options options;
-  options.attn_mask = to_view(given[0]);
-  options.key_padding_mask = to_view(given[1]);
-  options.q_offset = to_offset(given[2], given[15]);
-  if (auto offset = to_offset(given[3], given[16])) options.k_offset = *offset;
-  options.q_positions = to_view(given[4]);
-  options.k_positions = to_view(given[5]);
-  options.key_lo = to_view(given[6]);
-  options.key_hi = to_view(given[7]);
-  if (const TensorView seed = to_view(given[8]); seed.given()) {
-    options.seed = static_cast<uint64_t>(seed.load_int(0));
-  }
-  options.dropout_p = nb::cast<double>(given[10]);
-  options.is_causal = nb::cast<bool>(given[11]);
-  options.scale = nb::cast<std::optional<double>>(given[12]);
-  options.enable_gqa = nb::cast<bool>(given[13]);
-  options.window = nb::cast<std::optional<std::pair<int64_t, int64_t>>>(given[14]);
-  options.cancel = signals.token();
-  options.path = forced_path();
-  return options;
-}
-
-// One call's position and options, read from the tuple of options.
-struct Call {
-  Call(const nb::tuple& given, const nb::handle& parameters)
-      : options(to_options(given, signals)),
-        position(to_position(nb::cast<std::string>(given[9]), to_views(parameters))) {}
-  Call(const Call&) = delete;
-  Call& operator=(const Call&) = delete;
+// One call's options and position, read from a relpos._call.Call. No value below is None.
+struct Bound {
+  explicit Bound(const nb::tuple& call);
+  Bound(const Bound&) = delete;
+  Bound& operator=(const Bound&) = delete;
 
   // Deals a flat list of gradients, None where not wanted, to the parts.
-  std::vector<std::vector<TensorView>> deal(const nb::handle& gradients) const {
-    const std::vector<TensorView> views = to_views(gradients);
+  std::vector<std::vector<TensorView>> deal(const std::vector<TensorView>& gradients,
+                                            size_t first) const {
     std::vector<std::vector<TensorView>> dealt;
-    size_t next = 0;
     for (const Part& part : position.parts) {
       dealt.emplace_back();
-      for (size_t n = 0; n < part.parameters.size(); ++n) dealt.back().push_back(views.at(next++));
+      for (size_t n = 0; n < part.parameters.size(); ++n) {
+        dealt.back().push_back(gradients.at(first++));
+      }
     }
     return dealt;
   }
 
   Signals signals;
   Options options;
+  std::string text;
+  std::vector<TensorView> parameters;
   Position position;
 };
+
+using Reader = void (*)(nb::handle value, Bound& to);
+
+constexpr std::pair<std::string_view, Reader> kReaders[] = {
+    {"attn_mask", [](nb::handle v, Bound& to) { to.options.attn_mask = to_view(v); }},
+    {"key_padding_mask", [](nb::handle v, Bound& to) { to.options.key_padding_mask = to_view(v); }},
+    {"q_offsets", [](nb::handle v, Bound& to) { q_offset(to.options).per_row = to_view(v); }},
+    {"k_offsets", [](nb::handle v, Bound& to) { to.options.k_offset.per_row = to_view(v); }},
+    {"q_positions", [](nb::handle v, Bound& to) { to.options.q_positions = to_view(v); }},
+    {"k_positions", [](nb::handle v, Bound& to) { to.options.k_positions = to_view(v); }},
+    {"key_lo", [](nb::handle v, Bound& to) { to.options.key_lo = to_view(v); }},
+    {"key_hi", [](nb::handle v, Bound& to) { to.options.key_hi = to_view(v); }},
+    {"seed", [](nb::handle v,
+                Bound& to) { to.options.seed = static_cast<uint64_t>(to_view(v).load_int(0)); }},
+    {"position", [](nb::handle v, Bound& to) { to.text = nb::cast<std::string>(v); }},
+    {"dropout_p", [](nb::handle v, Bound& to) { to.options.dropout_p = nb::cast<double>(v); }},
+    {"is_causal", [](nb::handle v, Bound& to) { to.options.is_causal = nb::cast<bool>(v); }},
+    {"scale", [](nb::handle v, Bound& to) { to.options.scale = nb::cast<double>(v); }},
+    {"enable_gqa", [](nb::handle v, Bound& to) { to.options.enable_gqa = nb::cast<bool>(v); }},
+    {"window",
+     [](nb::handle v, Bound& to) { to.options.window = nb::cast<std::pair<int64_t, int64_t>>(v); }},
+    {"q_offset",
+     [](nb::handle v, Bound& to) { q_offset(to.options).value = nb::cast<int64_t>(v); }},
+    {"k_offset", [](nb::handle v, Bound& to) { to.options.k_offset.value = nb::cast<int64_t>(v); }},
+    {"parameters", [](nb::handle v, Bound& to) { to.parameters = to_views(v); }},
+};
+
+// The readers in the order of the fields of relpos._call.Call.
+std::vector<Reader>& readers() {
+  static std::vector<Reader> ordered;
+  return ordered;
+}
+
+void read_fields(const std::vector<std::string>& names) {
+  readers().clear();
+  for (const std::string& name : names) {
+    const auto* found = std::find_if(std::begin(kReaders), std::end(kReaders),
+                                     [&](const auto& entry) { return entry.first == name; });
+    check_value(found != std::end(kReaders), "Call: nothing here reads its field ", name);
+    readers().push_back(found->second);
+  }
+  check_value(names.size() == std::size(kReaders), "Call: expected ", std::size(kReaders),
+              " fields, got ", names.size());
+}
+
+Bound::Bound(const nb::tuple& call) {
+  check_value(call.size() == readers().size(), "call: expected relpos._call.Call");
+  size_t n = 0;
+  for (nb::handle value : call) {
+    const Reader read = readers()[n++];
+    if (!value.is_none()) read(value, *this);
+  }
+  options.cancel = signals.token();
+  options.path = forced_path();
+  position = to_position(text, parameters);
+}
+
+constexpr int64_t kHeadsOfCall = -2;  // a size of an input; batch, queries and keys are 1 here
+
+// Throws where no call with these heads would take the position.
+void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+  Position position = parse_position(text);
+  for (size_t p = 0; p < position.parts.size(); ++p) {
+    for (const ParameterSpec& spec : specs_of(position, p)) {
+      std::vector<int64_t> shape = spec.shape;
+      for (int64_t& size : shape) size = size == kHeadsOfCall ? heads : size < 0 ? 1 : size;
+      position.parts[p].parameters.push_back(blank_view(shape));
+    }
+  }
+  const TensorView query = blank_view({1, heads, 1, head_dim});
+  const TensorView key = blank_view({1, kv_heads, 1, head_dim});
+  Options options;
+  options.enable_gqa = true;
+  workspace_bytes(query, key, key, position, options, false);
+}
 
 }  // namespace
 
 void bind_attention(nb::module_& module) {
+  module.def("read_fields", &read_fields);
+  module.def("check_fits", &check_fits);
   module.def(
       "attention",
       [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
-         nb::handle parameters, nb::handle out, nb::handle lse, nb::handle softmax) {
-        Call call(options, parameters);
+         nb::handle out, nb::handle lse, nb::handle softmax) {
+        Bound call(options);
         const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
         const TensorView o = to_view(out), l = to_view(lse), s = to_view(softmax);
         call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l, s); });
       },
-      nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("options"), nb::arg("parameters"),
-      nb::arg("out"), nb::arg("lse").none(), nb::arg("softmax").none());
-  // tensors: query, key, value, out, softmax, dout, dlse; gradients: query, key, value, attn_mask.
-  module.def("attention_backward", [](const nb::tuple& tensors, const nb::tuple& options,
-                                      nb::handle parameters, const nb::tuple& gradients,
-                                      nb::handle parameter_gradients) {
-    Call call(options, parameters);
-    const std::vector<TensorView> t = to_views(tensors);
-    const Gradients wanted{to_view(gradients[0]), to_view(gradients[1]), to_view(gradients[2]),
-                           call.deal(parameter_gradients), to_view(gradients[3])};
-    call.signals.run([&] {
-      attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6),
-                         call.position, call.options, wanted);
-    });
+      nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("call"), nb::arg("out"),
+      nb::arg("lse").none(), nb::arg("softmax").none());
+  // tensors: query, key, value, out, softmax, dout, dlse; gradients: of query, key, value, attn_mask
+  // and the parameters.
+  module.def("attention_backward",
+             [](nb::handle tensors, const nb::tuple& options, nb::handle gradients) {
+               Bound call(options);
+               const std::vector<TensorView> t = to_views(tensors), g = to_views(gradients);
+               const Gradients wanted{g.at(0), g.at(1), g.at(2), call.deal(g, 4), g.at(3)};
+               call.signals.run([&] {
+                 attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6),
+                                    call.position, call.options, wanted);
+               });
+             });
+  module.def("attention_weights", [](nb::handle query, nb::handle key, nb::handle softmax,
+                                     const nb::tuple& options, nb::handle weights) {
+    Bound call(options);
+    const TensorView q = to_view(query), k = to_view(key);
+    const TensorView s = to_view(softmax), w = to_view(weights);
+    call.signals.run([&] { attention_weights(q, k, s, call.position, call.options, w); });
   });
-  module.def(
-      "attention_weights", [](nb::handle query, nb::handle key, nb::handle softmax,
-                              const nb::tuple& options, nb::handle parameters, nb::handle weights) {
-        Call call(options, parameters);
-        const TensorView q = to_view(query), k = to_view(key);
-        const TensorView s = to_view(softmax), w = to_view(weights);
-        call.signals.run([&] { attention_weights(q, k, s, call.position, call.options, w); });
-      });
-  module.def("scores", [](nb::handle query, nb::handle key, const nb::tuple& options,
-                          nb::handle parameters, nb::handle out) {
-    Call call(options, parameters);
-    const TensorView q = to_view(query), k = to_view(key), o = to_view(out);
-    call.signals.run([&] { scores(q, k, call.position, call.options, o); });
-  });
-  module.def("scores_backward", [](nb::handle query, nb::handle key, nb::handle dscores,
-                                   const nb::tuple& options, nb::handle parameters,
-                                   const nb::tuple& gradients, nb::handle parameter_gradients) {
-    Call call(options, parameters);
-    const TensorView q = to_view(query), k = to_view(key), d = to_view(dscores);
-    const Gradients wanted{to_view(gradients[0]),
-                           to_view(gradients[1]),
-                           {},
-                           call.deal(parameter_gradients),
-                           to_view(gradients[2])};
-    call.signals.run([&] { scores_backward(q, k, d, call.position, call.options, wanted); });
-  });
+  module.def("scores",
+             [](nb::handle query, nb::handle key, const nb::tuple& options, nb::handle out) {
+               Bound call(options);
+               const TensorView q = to_view(query), k = to_view(key), o = to_view(out);
+               call.signals.run([&] { scores(q, k, call.position, call.options, o); });
+             });
+  // tensors: query, key, dscores; gradients: of query, key, attn_mask and the parameters.
+  module.def("scores_backward",
+             [](nb::handle tensors, const nb::tuple& options, nb::handle gradients) {
+               Bound call(options);
+               const std::vector<TensorView> t = to_views(tensors), g = to_views(gradients);
+               const Gradients wanted{g.at(0), g.at(1), {}, call.deal(g, 3), g.at(2)};
+               call.signals.run([&] {
+                 scores_backward(t.at(0), t.at(1), t.at(2), call.position, call.options, wanted);
+               });
+             });
   module.def("workspace_bytes", [](nb::handle query, nb::handle key, nb::handle value,
-                                   const nb::tuple& options, nb::handle parameters, bool backward) {
-    const Call call(options, parameters);
+                                   const nb::tuple& options, bool backward) {
+    const Bound call(options);
     return workspace_bytes(to_view(query), to_view(key), to_view(value), call.position,
                            call.options, backward);
   });

@@ -21,6 +21,20 @@ nb::object to_python(const OptionValue& value) {
       value);
 }
 
+// Sizes of an input that the call decides stand by name.
+nb::tuple to_python(const std::vector<int64_t>& shape) {
+  constexpr const char* kOfCall[] = {"batch", "heads", "queries", "keys"};  // -1, -2, -3, -4
+  nb::list sizes;
+  for (int64_t size : shape) {
+    if (size < 0) {
+      sizes.append(kOfCall[-1 - size]);
+    } else {
+      sizes.append(size);
+    }
+  }
+  return nb::tuple(sizes);
+}
+
 OptionValue to_option(nb::handle value) {
   if (value.is_none()) return std::monostate{};
   if (PyBool_Check(value.ptr())) return nb::cast<bool>(value);
@@ -42,22 +56,6 @@ std::vector<std::pair<std::string, OptionValue>> to_given(const nb::dict& option
     given.emplace_back(nb::cast<std::string>(name), to_option(value));
   }
   return given;
-}
-
-// A size of an input by name, where each call decides it.
-nb::object to_size(int64_t size) {
-  switch (size) {
-    case kBatch:
-      return nb::str("batch");
-    case kHeads:
-      return nb::str("heads");
-    case kQueries:
-      return nb::str("queries");
-    case kKeys:
-      return nb::str("keys");
-    default:
-      return nb::int_(size);
-  }
 }
 
 nb::list list_schemes() {
@@ -86,6 +84,19 @@ nb::list list_schemes() {
   return list;
 }
 
+// How a parameter starts, and whether it is an input of each call.
+void add_initial(const ParameterSpec& spec, nb::dict& parameter) {
+  const Init& init = spec.init;
+  parameter["init"] = init.kind == Init::Kind::kUniform  ? "uniform"
+                      : init.kind == Init::Kind::kNormal ? "normal"
+                                                         : "values";
+  parameter["values"] = nb::tuple(nb::cast(init.values));
+  parameter["low"] = init.low;
+  parameter["high"] = init.high;
+  parameter["deviation"] = init.deviation;
+  parameter["input"] = spec.input;
+}
+
 // The canonical text, the complete options, the parameters and the rotated size of a scheme.
 nb::dict describe(const std::string& scheme, const nb::dict& given) {
   Position position;
@@ -96,20 +107,10 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   }
   nb::list parameters;
   for (const ParameterSpec& spec : position.parts[0].specs()) {
-    const char* kind = spec.init.kind == Init::Kind::kUniform  ? "uniform"
-                       : spec.init.kind == Init::Kind::kNormal ? "normal"
-                                                               : "values";
     nb::dict parameter;
     parameter["name"] = spec.name;
-    nb::list shape;
-    for (const int64_t size : spec.shape) shape.append(to_size(size));
-    parameter["shape"] = nb::tuple(shape);
-    parameter["input"] = spec.input;
-    parameter["init"] = kind;
-    parameter["low"] = spec.init.low;
-    parameter["high"] = spec.init.high;
-    parameter["deviation"] = spec.init.deviation;
-    parameter["values"] = nb::tuple(nb::cast(spec.init.values));
+    parameter["shape"] = to_python(spec.shape);
+    add_initial(spec, parameter);
     parameter["trainable"] = spec.trainable;
     parameter["doc"] = spec.doc;
     nb::list origins;

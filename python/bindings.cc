@@ -6,15 +6,18 @@
 namespace relpos {
 namespace {
 
-nb::list list_steps(const std::string& text, const nb::handle& parameters, int64_t queries,
-                    int64_t keys, std::optional<int64_t> q_offset) {
+using Text = const std::string&;
+using OptionalInt = std::optional<int64_t>;
+
+nb::list list_steps(Text text, int64_t queries, int64_t keys, OptionalInt q_offset,
+                    nb::handle parameters) {
   const Part part = to_part(text, to_views(parameters));
   nb::list list;
   const Grid grid = make_grid(queries, keys, q_offset);
-  std::vector<Step> road;
+  std::vector<Step> found;
   Signals signals;
-  signals.run([&] { road = steps(part, grid, signals.token()); });
-  for (const Step& step : road) {
+  signals.run([&] { found = steps(part, grid, signals.token()); });
+  for (const Step& step : found) {
     const char* kind = step.kind == Step::Kind::kInteger ? "integer"
                        : step.kind == Step::Kind::kReal  ? "real"
                                                          : "boolean";
@@ -24,28 +27,37 @@ nb::list list_steps(const std::string& text, const nb::handle& parameters, int64
   return list;
 }
 
+bool takes_inputs(Text text) {
+  const Position position = parse_position(text);
+  for (size_t part = 0; part < position.parts.size(); ++part) {
+    for (const ParameterSpec& spec : specs_of(position, part)) {
+      for (int64_t size : spec.shape) {
+        if (size < 0) return true;
+      }
+    }
+  }
+  return false;
+}
+
 void bind_positions(nb::module_& module) {
-  using Text = const std::string&;
-  using OptionalInt = std::optional<int64_t>;
-  module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def(
-      "dense_shape",
-      [](Text text, nb::handle parameters, int64_t queries, int64_t keys, OptionalInt q_offset,
-         Text which) {
-        const Part part = to_part(text, to_views(parameters));
-        return dense_shape(part, make_grid(queries, keys, q_offset), which);
-      },
-      nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
-  module.def("dense", [](Text text, nb::handle parameters, int64_t queries, int64_t keys,
-                         int64_t q_offset, Text which, nb::handle out) {
+  module.def("takes_inputs", &takes_inputs);
+  module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
+  module.def("dense_shape", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
+                               Text which, const std::vector<std::vector<int64_t>>& shapes) {
+    std::vector<TensorView> parameters;
+    for (const std::vector<int64_t>& shape : shapes) parameters.push_back(blank_view(shape));
+    return dense_shape(to_part(text, parameters), {queries, keys, q_offset}, which);
+  });
+  module.def("dense", [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
+                         nb::handle parameters, nb::handle out) {
     const Part part = to_part(text, to_views(parameters));
     const TensorView o = to_view(out);
     Signals signals;
     signals.run([&] { dense(part, {queries, keys, q_offset}, which, o, signals.token()); });
   });
   module.def("dense_backward",
-             [](Text text, nb::handle parameters, int64_t queries, int64_t keys, int64_t q_offset,
-                Text which, nb::handle dout, nb::handle gradients) {
+             [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
+                nb::handle parameters, nb::handle dout, nb::handle gradients) {
                const Part part = to_part(text, to_views(parameters));
                const TensorView d = to_view(dout);
                const std::vector<TensorView> wanted = to_views(gradients);
@@ -54,34 +66,30 @@ void bind_positions(nb::module_& module) {
                  dense_backward(part, {queries, keys, q_offset}, which, d, wanted, signals.token());
                });
              });
-  module.def(
-      "indices",
-      [](Text text, nb::handle parameters, int64_t queries, int64_t keys, OptionalInt q_offset,
-         nb::handle out) {
-        const Part part = to_part(text, to_views(parameters));
-        const Grid grid = make_grid(queries, keys, q_offset);
-        const TensorView o = to_view(out);
-        Signals signals;
-        signals.run([&] { indices(part, grid, o, signals.token()); });
-      },
-      nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
-  module.def("rotary_tables", [](Text text, nb::handle parameters, int64_t length, int64_t offset,
-                                 nb::handle cos, nb::handle sin) {
+  module.def("indices", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
+                           nb::handle parameters, nb::handle out) {
     const Part part = to_part(text, to_views(parameters));
-    const TensorView c = to_view(cos), s = to_view(sin);
+    const TensorView o = to_view(out);
     Signals signals;
-    signals.run([&] { rotary_tables(part, length, offset, c, s, signals.token()); });
+    signals.run([&] { indices(part, {queries, keys, q_offset}, o, signals.token()); });
   });
+  module.def("rotary_tables",
+             [](Text text, int64_t offset, nb::handle parameters, nb::handle cos, nb::handle sin) {
+               const Part part = to_part(text, to_views(parameters));
+               const TensorView c = to_view(cos), s = to_view(sin);
+               Signals signals;
+               signals.run([&] { rotary_tables(part, c.shape[0], offset, c, s, signals.token()); });
+             });
   module.def(
       "rotate",
-      [](Text text, nb::handle parameters, nb::handle x, int64_t offset, nb::handle positions,
-         bool inverse, nb::handle out) {
+      [](nb::handle x, Text text, int64_t offset, nb::handle positions, bool inverse,
+         nb::handle parameters, nb::handle out) {
         const Part part = to_part(text, to_views(parameters));
         const TensorView in = to_view(x), at = to_view(positions), o = to_view(out);
         Signals signals;
         signals.run([&] { rotate(part, in, offset, at, inverse, o, signals.token()); });
       },
-      nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+      nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
   // Throws where the grid's offset must be said and is not; else the offset.
   module.def(
       "grid_offset",
@@ -109,6 +117,9 @@ NB_MODULE(_core, module) {
     }
   });
   module.attr("__version__") = RELPOS_VERSION;
+  module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
+  module.def("unobserved", &relpos::unobserved, nb::arg().none(), nb::arg().none(),
+             nb::arg().none(), nb::arg());
   relpos::bind_attention(module);
   relpos::bind_schemes(module);
   relpos::bind_positions(module);

@@ -7,6 +7,7 @@ import pytest
 import relpos
 import torch
 from relpos import _ops
+from relpos._call import Call
 from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, bound, build, randomised, tensors
 
 every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
@@ -134,24 +135,30 @@ def op_call(name):
     position = randomised(relpos.BiasRPE(HEADS, 4))
     table = position.biases
     mask = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
-    options = (mask, *[None] * 8, position._text, 0.0, True, 0.5, False, [3, 1], 0, 0)
+    call = Call(
+        attn_mask=mask,
+        position=position._text,
+        is_causal=True,
+        scale=0.5,
+        window=[3, 1],
+        q_offset=0,
+        parameters=[table],
+    )
     with torch.no_grad():
-        out, lse, softmax = _ops.attention(query, key, value, [table], *options)
+        out, lse, softmax = _ops.attention(query, key, value, *call)
+    grid = (position._text, 5, 5, 0, "key", [table])
     calls = {
-        "attention": (query, key, value, [table], *options),
+        "attention": (query, key, value, *call),
         "attention_backward": (
             *(query, key, value, out, softmax, torch.ones_like(out), torch.ones_like(lse)),
-            *([True, False, True, True, True], [table], *options),
+            *([True, False, True, True, True], *call),
         ),
-        "weights": (query, key, softmax, [table], *options),
-        "scores": (query, key, [table], *options),
-        "scores_backward": (query, key, mask.new_ones(2, 2, 5, 5), [True] * 4, [table], *options),
-        "dense": ([table], position._text, 5, 5, 0, "key"),
-        "dense_backward": (
-            *(mask.new_ones(HEADS, 5, 5), [True], [table]),
-            *(position._text, 5, 5, 0, "key"),
-        ),
-        "rotate": (query, [], relpos.RoPE(4, layout="half")._text, 3, None, False),
+        "weights": (query, key, softmax, *call),
+        "scores": (query, key, *call),
+        "scores_backward": (query, key, mask.new_ones(2, 2, 5, 5), [True] * 4, *call),
+        "dense": grid,
+        "dense_backward": (mask.new_ones(HEADS, 5, 5), [True], *grid),
+        "rotate": (query, relpos.RoPE(4, layout="half")._text, 3, None, False, []),
     }
     return getattr(_ops, name), calls[name]
 

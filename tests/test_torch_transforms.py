@@ -8,6 +8,7 @@ import pytest
 import relpos
 import torch
 from relpos import _ops
+from relpos._call import Call
 from scheme_variants import HEADS, IDS, VARIANTS, build, randomised, tensors
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
@@ -77,8 +78,8 @@ def test_second_derivatives_raise_under_functorch(table):
 
 def test_the_operators_are_differentiable_themselves(table):
     query, key, value = tensors()
-    options = (*[None] * 9, table._text, 0.0, False, None, False, None, 0, 0)
-    out, lse, _ = torch.ops.relpos.attention(query, key, value, [table.biases], *options)
+    call = Call(position=table._text, parameters=[table.biases])
+    out, lse, _ = torch.ops.relpos.attention(query, key, value, *call)
     got = torch.autograd.grad(out.sum() + lse.sum(), (query, key, value, table.biases))
     out, lse = relpos.attention(query, key, value, position=table, return_lse=True)
     want = torch.autograd.grad(out.sum() + lse.sum(), (query, key, value, table.biases))

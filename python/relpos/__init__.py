@@ -17,6 +17,7 @@ __all__ = [
     "attention",
     "attention_varlen",
     "check",
+    "compat",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "hf",
@@ -52,9 +53,9 @@ else:
     from relpos._merge import merge
     from relpos._position import CLASSES as _classes
     from relpos._position import Sum
-    from relpos._shims import flash_attn_func, flash_attn_varlen_func, sdpa
     from relpos._tools import rope_permute, skew
     from relpos._varlen import attention_varlen
+    from relpos.compat import flash_attn_func, flash_attn_varlen_func, sdpa
 
     globals().update(_classes)
     del _torch

@@ -7,7 +7,7 @@ Eager calls go to the Functions directly, which saves a hop. Compiled ones go to
 Dynamo leaves those whole, so that transforms inside a compiled region meet the kernels too.
 """
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,82 +15,59 @@ from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from relpos import _ops
-
-_OPTIONS = len(_ops.OPTIONS)
-_DROPOUT = [name for name, _ in _ops.OPTIONS].index("dropout_p")
-# Of the option tensors that may have a batch axis, in order: their rank with it.
-_BATCHED_RANKS = (4, 2, 1, 1, 2, 2, 2, 2)
+from relpos import _core, _ops
+from relpos._call import RANKS, Call
 
 
 def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    want_lse: bool,
-    want_weights: bool,
-    options: Sequence[Any],
-    parameters: Sequence[Tensor],
-) -> tuple[Tensor | None, ...]:
-    """(out, lse), and the weights where wanted; lse may be None where it is not."""
+    query: Tensor, key: Tensor, value: Tensor, want_weights: bool, call: Call
+) -> tuple[Tensor, ...]:
+    """(out, lse), and the weights where wanted."""
     if not torch.compiler.is_compiling():
-        tensors = (query, key, value, *options[: _ops.OPTION_TENSORS], *parameters)
-        if not want_weights and _unobserved(tensors):
-            return _ops.run_attention(
-                query, key, value, parameters, *options, want_lse=want_lse, want_softmax=False
-            )[:2]
-        results = _apply(Attention, query, key, value, want_weights, *options, *parameters)
+        results = _apply(Attention, query, key, value, want_weights, *call.flat())
         return (*results[:2], *results[3:])
-    out, lse, softmax = _ops.attention(query, key, value, parameters, *options)
+    out, lse, softmax = _ops.attention(query, key, value, *call)
     if not want_weights:
         return out, lse
-    return out, lse, _ops.weights(query, key, softmax, parameters, *options)
+    return out, lse, _ops.weights(query, key, softmax, *call)
 
 
-def scores(
-    query: Tensor, key: Tensor, options: Sequence[Any], parameters: Sequence[Tensor]
-) -> Tensor:
+def scores(query: Tensor, key: Tensor, call: Call) -> Tensor:
     if not torch.compiler.is_compiling():
-        return _apply(Scores, query, key, *options, *parameters)
-    return _ops.scores(query, key, parameters, *options)
+        return _apply(Scores, query, key, *call.flat())
+    return _ops.scores(query, key, *call)
 
 
-def dense(parameters: Sequence[Tensor], *grid: Any) -> Tensor:
+def dense(*args: Any) -> Tensor:
+    """Of (position, queries, keys, q_offset, which, parameters)."""
     if not torch.compiler.is_compiling():
-        return _apply(Dense, *grid, *parameters)
-    return _ops.dense(parameters, *grid)
+        return _apply(Dense, *args[:-1], *args[-1])
+    return _ops.dense(*args)
 
 
-def rotate(x: Tensor, parameters: Sequence[Tensor], *setting: Any) -> Tensor:
+def rotate(*args: Any) -> Tensor:
+    """Of (x, position, offset, positions, inverse, parameters)."""
     if not torch.compiler.is_compiling():
-        return _apply(Rotate, x, *setting, *parameters)
-    return _ops.rotate(x, parameters, *setting)
+        return _apply(Rotate, *args[:-1], *args[-1])
+    return _ops.rotate(*args)
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def _unobserved(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether nobody would see the operator: no gradient, transform, mode, trace or profiler, and
-    tensors that are memory of the CPU and no more. Its dispatch costs 25 us."""
-    grad = torch.is_grad_enabled()
-    for tensor in tensors:
-        if tensor is not None and (
-            type(tensor) not in _PLAIN
-            or not tensor.is_cpu
-            or (grad and tensor.requires_grad)
-            or tensor.layout is not torch.strided
-            or tensor.is_neg()
-        ):
-            return False
-    return not (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state()
-        or torch.autograd._profiler_enabled()
-        or forward_ad._current_level >= 0
-    )
+# What must be false, asked without arguments, where an operator may be left out unseen.
+_OBSERVERS = (
+    torch._C._are_functorch_transforms_active,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._get_tracing_state,
+    torch.autograd._profiler_enabled,
+    partial(torch.is_autocast_enabled, "cpu"),
+    lambda: forward_ad._current_level >= 0,
+)
+_core.use_torch(
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    (Tensor, torch.nn.Parameter),
+    torch.is_grad_enabled,
+    _OBSERVERS,
+)
 
 
 def _apply(function: Any, *args: Any) -> Any:
@@ -120,25 +97,22 @@ def _below(operator: Any, *args: Any) -> Any:
         return operator(*args)
 
 
-class _Once(torch.autograd.Function):
-    """A gradient operator, on what `build` makes of its flat arguments; its gradient raises."""
+class Final(torch.autograd.Function):
+    """run(*args), a tensor or a tuple of them; a derivative of it raises `message`."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(operator: Any, build: Any, *args: Any) -> tuple[Tensor, ...]:
-        return tuple(_below(operator, *build(args)))
+    def forward(run: Any, message: str, *args: Any) -> Any:
+        return run(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
+        ctx.message = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "relpos: second derivatives are not implemented; compute them without relpos, "
-            "from a dense formula"
-        )
+        raise RuntimeError(ctx.message)
 
 
 def _gradient(operator: Any, *args: Any) -> Any:
@@ -154,40 +128,41 @@ def _deal(needs: Any, gradients: Any) -> list[Tensor | None]:
 
 class Attention(torch.autograd.Function):
     """(out, lse, softmax), and the weights where `want_weights`, of (query, key, value,
-    want_weights, *options, *parameters); options as in _ops.OPTIONS."""
+    want_weights, *call.flat())."""
 
     @staticmethod
     def forward(
-        query: Tensor, key: Tensor, value: Tensor, want_weights: bool, *rest: Any
+        query: Tensor, key: Tensor, value: Tensor, want_weights: bool, *flat: Any
     ) -> tuple[Tensor, ...]:
-        options, parameters = rest[:_OPTIONS], list(rest[_OPTIONS:])
-        results = _below(_ops.attention, query, key, value, parameters, *options)
+        call = Call.unflat(flat)
+        results = _below(_ops.attention, query, key, value, *call)
         if not want_weights:
             return tuple(results)
-        return *results, _below(_ops.weights, query, key, results[2], parameters, *options)
+        return *results, _below(_ops.weights, query, key, results[2], *call)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, _, *rest = inputs
-        tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
-        ctx.save_for_backward(query, key, value, output[0], output[2], *tensors, *rest[_OPTIONS:])
+        query, key, value, _, *flat = inputs
+        call = Call.unflat(flat)
+        ctx.call = call.without_tensors()
+        ctx.save_for_backward(query, key, value, output[0], output[2], *call.tensors())
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*output[2:])
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any, *_: Any) -> Any:
-        query, key, value, out, softmax, *rest = ctx.saved_tensors
-        tensors, parameters = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS :]
+        query, key, value, out, softmax, *tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        needs = [*wanted[:3], wanted[4], *wanted[4 + _OPTIONS :]]
         if dout is None and dlse is None:
             return (None,) * len(wanted)
         if dout is None:
             dout = torch.zeros_like(out)
+        shared = Call.unflat(wanted[4:])
+        needs = [*wanted[:3], shared.attn_mask, *shared.parameters]
         head = (query, key, value, out, softmax, dout, dlse, needs)
-        gradients = _gradient(_ops.attention_backward, *head, parameters, *tensors, *ctx.scalars)
-        dq, dk, dv, dmask, *dparameters = _deal(needs, gradients)
-        return dq, dk, dv, None, dmask, *[None] * (_OPTIONS - 1), *dparameters
+        call = ctx.call.with_tensors(tensors)
+        dq, dk, dv, *others = _deal(needs, _gradient(_ops.attention_backward, *head, *call))
+        return dq, dk, dv, None, *_to_call(*others)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
@@ -195,40 +170,49 @@ class Attention(torch.autograd.Function):
 
 
 class Scores(torch.autograd.Function):
-    """Dense scores of (query, key, *options, *parameters)."""
+    """Dense scores of (query, key, *call.flat())."""
 
     @staticmethod
-    def forward(query: Tensor, key: Tensor, *rest: Any) -> Tensor:
-        return _below(_ops.scores, query, key, list(rest[_OPTIONS:]), *rest[:_OPTIONS])
+    def forward(query: Tensor, key: Tensor, *flat: Any) -> Tensor:
+        return _below(_ops.scores, query, key, *Call.unflat(flat))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, *rest = inputs
-        tensors, ctx.scalars = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS : _OPTIONS]
-        ctx.save_for_backward(query, key, *tensors, *rest[_OPTIONS:])
+        call = Call.unflat(inputs[2:])
+        ctx.call = call.without_tensors()
+        ctx.save_for_backward(*inputs[:2], *call.tensors())
 
     @staticmethod
     def backward(ctx: Any, dscores: Tensor) -> Any:
-        query, key, *rest = ctx.saved_tensors
-        tensors, parameters = rest[: _ops.OPTION_TENSORS], rest[_ops.OPTION_TENSORS :]
-        wanted = ctx.needs_input_grad
-        needs = [*wanted[:3], *wanted[2 + _OPTIONS :]]
+        query, key, *tensors = ctx.saved_tensors
+        shared = Call.unflat(ctx.needs_input_grad[2:])
+        needs = [*ctx.needs_input_grad[:2], shared.attn_mask, *shared.parameters]
         head = (query, key, dscores, needs)
-        gradients = _gradient(_ops.scores_backward, *head, parameters, *tensors, *ctx.scalars)
-        dq, dk, dmask, *dparameters = _deal(needs, gradients)
-        return dq, dk, dmask, *[None] * (_OPTIONS - 1), *dparameters
+        call = ctx.call.with_tensors(tensors)
+        dq, dk, *others = _deal(needs, _gradient(_ops.scores_backward, *head, *call))
+        return dq, dk, *_to_call(*others)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         return _fold(Scores, 2, 2, info, in_dims, args)
 
 
-def _fold(function: Any, tensors: int, options_at: int, info: Any, in_dims: Any, args: Any) -> Any:
+_NOTHING = Call(*[None] * (len(Call._fields) - 1), parameters=())
+
+
+def _to_call(dmask: Tensor | None, *dparameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients at their places in call.flat()."""
+    return _NOTHING._replace(attn_mask=dmask, parameters=dparameters).flat()
+
+
+def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
     """Folds the mapped axis into the batch. Mapped parameters, and dropout, whose mask depends on
-    the batch row, take one call for each slice."""
+    the batch row, take one call for each slice; so do inputs, which have a batch axis of their
+    own."""
     n = info.batch_size
-    mapped_parameters = any(dim is not None for dim in in_dims[options_at + _OPTIONS :])
-    if mapped_parameters or args[options_at + _DROPOUT] > 0:
+    call, dims = Call.unflat(args[call_at:]), Call.unflat(in_dims[call_at:])
+    mapped_parameters = any(dim is not None for dim in dims.parameters)
+    if mapped_parameters or call.dropout_p > 0 or _core.takes_inputs(call.position):
         calls = []
         for i in range(n):
             slices = (
@@ -240,29 +224,29 @@ def _fold(function: Any, tensors: int, options_at: int, info: Any, in_dims: Any,
         columns = [torch.stack(column) for column in zip(*calls, strict=True)]
         return tuple(columns), (0,) * len(columns)
 
-    def lead(at: int) -> Tensor:
-        return args[at].unsqueeze(0) if in_dims[at] is None else args[at].movedim(in_dims[at], 0)
+    def lead(tensor: Tensor, dim: int | None) -> Tensor:
+        return tensor.unsqueeze(0) if dim is None else tensor.movedim(dim, 0)
 
-    def fold(at: int, rank: int) -> Tensor:
+    batch = lead(args[0], in_dims[0]).shape[1]
+
+    def fold(tensor: Tensor, dim: int | None, rank: int) -> Tensor:
         """[n, batch, ...] as [n * batch, ...], from a tensor whose batch axis may be missing."""
-        whole = lead(at)
+        whole = lead(tensor, dim)
         while whole.dim() < rank + 1:
             whole = whole.unsqueeze(1)
         return whole.expand(n, batch, *whole.shape[2:]).flatten(0, 1)
 
-    batch = lead(0).shape[1]
-    folded = list(args)
-    for at in range(tensors):
-        folded[at] = fold(at, 4)
-    for at, rank in enumerate(_BATCHED_RANKS, options_at):
-        if args[at] is None:
-            continue
-        alike = in_dims[at] is None and (
-            args[at].dim() < rank or (rank == 4 and args[at].shape[0] == 1)
+    folded = {}
+    for name, rank in RANKS.items():
+        tensor, dim = getattr(call, name), getattr(dims, name)
+        alike = tensor is None or (
+            dim is None and (tensor.dim() < rank or (rank == 4 and tensor.shape[0] == 1))
         )
         if not alike:
-            folded[at] = fold(at, rank)
-    results = function.apply(*folded)
+            folded[name] = fold(tensor, dim, rank)
+    inputs = [fold(args[at], in_dims[at], 4) for at in range(tensors)]
+    rest = args[tensors:call_at]
+    results = function.apply(*inputs, *rest, *call._replace(**folded).flat())
     if isinstance(results, Tensor):
         return results.unflatten(0, (n, batch)), 0
     return tuple(r.unflatten(0, (n, batch)) for r in results), (0,) * len(results)
@@ -274,11 +258,8 @@ class Dense(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        position: str, queries: int, keys: int, q_offset: int, which: str, *parameters: Tensor
-    ) -> Tensor:
-        grid = (position, queries, keys, q_offset, which)
-        return _below(_ops.dense, list(parameters), *grid)
+    def forward(*args: Any) -> Tensor:
+        return _below(_ops.dense, *args[:5], args[5:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -287,22 +268,20 @@ class Dense(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        parameters = list(ctx.saved_tensors)
         needs = list(ctx.needs_input_grad[5:])
-        gradients = _gradient(_ops.dense_backward, dout, needs, parameters, *ctx.grid)
+        gradients = _gradient(_ops.dense_backward, dout, needs, *ctx.grid, ctx.saved_tensors)
         return *[None] * 5, *_deal(needs, gradients)
 
 
 class Rotate(torch.autograd.Function):
-    """R(positions) x; linear in x, so that it may be differentiated again."""
+    """R(positions) x of (x, position, offset, positions, inverse, *parameters); linear in x, so
+    that it may be differentiated again."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        x: Tensor, position: str, offset: int, positions: Tensor | None, inverse: bool, *rest: Any
-    ) -> Tensor:
-        return _below(_ops.rotate, x, list(rest), position, offset, positions, inverse)
+    def forward(x: Tensor, *args: Any) -> Tensor:
+        return _below(_ops.rotate, x, *args[:4], args[4:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -312,41 +291,48 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
         positions, *parameters = ctx.saved_tensors
-        setting = (ctx.position, ctx.offset, positions, not ctx.inverse)
-        return _gradient(_ops.rotate, dout, parameters, *setting), *[None] * (4 + len(parameters))
+        setting = (ctx.position, ctx.offset, positions, not ctx.inverse, parameters)
+        return _gradient(_ops.rotate, dout, *setting), *[None] * (4 + len(parameters))
 
 
-def _attention_kernel(query: Any, key: Any, value: Any, parameters: Any, *options: Any) -> Any:
-    return _record(Attention, query, key, value, False, *options, *parameters)
+_NO_SECOND = (
+    "relpos: second derivatives are not implemented; compute them without relpos, from a dense "
+    "formula"
+)
 
 
-def _once_kernel(operator: Any, list_at: int) -> Any:
-    """`list_at`: where the operator takes its list of parameters."""
+def _flat_kernel(function: Any) -> Any:
+    """The Function of an operator whose last argument is a list."""
+    return lambda *args: _record(function, *args[:-1], *args[-1])
+
+
+def _final_kernel(operator: Any) -> Any:
+    """A gradient operator, whose last argument is a list; its gradient raises."""
 
     def kernel(*args: Any) -> list[Tensor]:
-        count = len(args[list_at])
+        single = len(args) - 1
 
-        def build(flat: Any) -> list[Any]:
-            at = list_at + count
-            return [*flat[:list_at], list(flat[list_at:at]), *flat[at:]]
+        def run(*flat: Any) -> tuple[Tensor, ...]:
+            return tuple(_below(operator, *flat[:single], flat[single:]))
 
-        flat = (*args[:list_at], *args[list_at], *args[list_at + 1 :])
-        return list(_record(_Once, operator, build, *flat))
+        return list(_record(Final, run, _NO_SECOND, *args[:-1], *args[-1]))
 
     return kernel
 
 
+def _attention_kernel(query: Tensor, key: Tensor, value: Tensor, *call: Any) -> Any:
+    return _record(Attention, query, key, value, False, *Call(*call).flat())
+
+
 for _name, _kernel in {
     "attention": _attention_kernel,
-    "scores": lambda query, key, parameters, *options: _record(
-        Scores, query, key, *options, *parameters
-    ),
-    "dense": lambda parameters, *grid: _record(Dense, *grid, *parameters),
-    "rotate": lambda x, parameters, *setting: _record(Rotate, x, *setting, *parameters),
+    "scores": _flat_kernel(Scores),
+    "dense": _flat_kernel(Dense),
+    "rotate": _flat_kernel(Rotate),
     "weights": lambda *args: _below(_ops.weights, *args),
     "rotary_tables": lambda *args: _below(_ops.rotary_tables, *args),
-    "attention_backward": _once_kernel(_ops.attention_backward, 8),
-    "scores_backward": _once_kernel(_ops.scores_backward, 4),
-    "dense_backward": _once_kernel(_ops.dense_backward, 2),
+    "attention_backward": _final_kernel(_ops.attention_backward),
+    "scores_backward": _final_kernel(_ops.scores_backward),
+    "dense_backward": _final_kernel(_ops.dense_backward),
 }.items():
     _ops.LIBRARY.impl(_name, _kernel, "Autograd")

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._ops import view
 from relpos._position import plain_option
 
 
@@ -81,5 +80,5 @@ def _report(scheme: str, given: dict[str, Any], tensor: Tensor, name: str) -> Ch
     tensor = tensor.detach().cpu()
     if tensor.dtype in (torch.int8, torch.int16, torch.uint8):
         tensor = tensor.long()
-    verdict, comparisons = _core.check(scheme, given, view(tensor), name)
+    verdict, comparisons = _core.check(scheme, given, tensor, name)
     return CheckReport(verdict, tuple(Comparison(**entry) for entry in comparisons))

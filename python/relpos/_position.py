@@ -2,30 +2,31 @@
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Sequence
 from inspect import Parameter, Signature
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from relpos import _autograd, _core, _ops
+from relpos._call import flatten
 from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
 
 
-class Position(torch.nn.Module):
-    """A relative position: give it to relpos.attention(position=...), add it to another."""
+class Composed:
+    """What may be added up and given to relpos.attention(position=...)."""
 
-    def __add__(self, other: Any) -> "Sum":
-        return Sum(self, other) if isinstance(other, Position) else NotImplemented
+    def __add__(self, other: "Composed") -> "Composed":
+        return GivenSum(self, other) if isinstance(other, Composed) else NotImplemented
 
-    def __radd__(self, other: Any) -> "Position":
+    def __radd__(self, other: Any) -> "Composed":
         if isinstance(other, numbers.Integral) and other == 0:  # sum() starts there
             return self
         return NotImplemented
 
-    def _parts(self) -> list["SchemePosition"]:
+    def _parts(self) -> list["OnePart"]:
         raise NotImplementedError
 
     def dense(
@@ -48,7 +49,54 @@ class Position(torch.nn.Module):
         raise NotImplementedError
 
 
-class SchemePosition(Position):
+class OnePart(Composed):
+    """One scheme by its canonical text, with its tensors."""
+
+    _text: str
+    _rotary_dims: int
+
+    def _parts(self) -> list["OnePart"]:
+        return [self]
+
+    def _values(self) -> list[Tensor]:
+        """The tensors of a call: parameters, then inputs."""
+        raise NotImplementedError
+
+    def dense(
+        self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
+    ) -> Any:
+        offset = _grid_offset(queries, keys, q_offset)
+        if self._rotary_dims:
+            if which != "key":
+                raise ValueError(f"which: expected 'key' for a rotation, got {which!r}")
+            return self.tables(queries, offset), self.tables(keys)
+        return _autograd.dense(self._text, queries, keys, offset, which, self._values())
+
+    def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Tensor:
+        offset = _grid_offset(queries, keys, q_offset)
+        out = torch.empty(queries, keys, dtype=torch.int64, device="cpu")
+        _core.indices(self._text, queries, keys, offset, self._values(), out)
+        return out
+
+    def steps(
+        self, queries: int, keys: int, q_offset: int | None = None
+    ) -> list[tuple[str, Tensor]]:
+        found = _core.steps(self._text, queries, keys, q_offset, self._values())
+        return [(name, _matrix(kind, shape, values)) for name, kind, shape, values in found]
+
+
+class Position(Composed, torch.nn.Module):
+    """A relative position: give it to relpos.attention(position=...), add it to another."""
+
+    @overload
+    def __add__(self, other: "Position") -> "Sum": ...
+    @overload
+    def __add__(self, other: Composed) -> Composed: ...
+    def __add__(self, other: Any) -> Any:
+        return Sum(self, other) if isinstance(other, Position) else super().__add__(other)
+
+
+class SchemePosition(OnePart, Position):
     """A position of one scheme. Fixed values are buffers outside the state dict, always float32
     or float64, and follow the module's device."""
 
@@ -60,7 +108,9 @@ class SchemePosition(Position):
             options[option.name] = plain_option(option.name, options[option.name])
         description = self.scheme.describe(**options)
         self._text = description.text
-        self._specs = description.parameters
+        self._specs = [spec for spec in description.parameters if not spec.input]
+        self._inputs = [spec for spec in description.parameters if spec.input]
+        self._places = [(*spec.name.rpartition("."), spec.trainable) for spec in self._specs]
         self._rotary_dims = description.rotary_dims
         for spec in self._specs:
             owner, name = self._owner(spec.name)
@@ -83,17 +133,46 @@ class SchemePosition(Position):
             owner = owner._modules[step]
         return owner, name
 
-    def _parts(self) -> list["SchemePosition"]:
-        return [self]
+    def _held(self) -> list[Tensor]:
+        """Parameters and fixed values. Read past Module.__getattr__, which is slow."""
+        found = []
+        for path, _, name, trainable in self._places:
+            owner: torch.nn.Module = self
+            for step in path.split(".") if path else ():
+                owner = owner._modules[step]
+            value = (owner._parameters if trainable else owner._buffers).get(name)
+            found.append(getattr(owner, name) if value is None else value)
+        return found
 
     def _values(self) -> list[Tensor]:
-        found = []
-        for spec in self._specs:
-            value: Any = self
-            for step in spec.name.split("."):
-                value = getattr(value, step)
-            found.append(value)
-        return found
+        if self._inputs:
+            raise ValueError(f"position: {self._wanted()}, got the position alone")
+        return self._held()
+
+    def _wanted(self) -> str:
+        names = ", ".join(spec.name for spec in self._inputs)
+        sizes = ", ".join(f"{spec.name} {_sizes(spec.shape)}" for spec in self._inputs)
+        return (
+            f"{type(self).__name__} needs {sizes} for each call: expected it called, as in "
+            f"position=position({names})"
+        )
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> "Given":
+        """The position of one call: its inputs by place or by name, as describe() lists them."""
+        if not self._inputs:
+            raise ValueError(
+                f"{type(self).__name__}: has no inputs of a call; expected position=position, got "
+                "it called"
+            )
+        names = [spec.name for spec in self._inputs]
+        given = {**dict(zip(names, inputs, strict=False)), **named}
+        if len(inputs) + len(named) != len(names) or given.keys() != set(names):
+            got = [f"{len(inputs)} by place", *named]
+            raise ValueError(f"position: {self._wanted()}, got {', '.join(got)}")
+        for name, tensor in given.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        return Given(self._text, [*self._held(), *[given[name] for name in names]])
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SchemePosition":
         super()._apply(fn, recurse)
@@ -125,7 +204,7 @@ class SchemePosition(Position):
         parameter under these options.
         """
         state = {}
-        for spec, value in zip(self._specs, self._values(), strict=True):
+        for spec, value in zip(self._specs, self._held(), strict=True):
             if not spec.trainable:
                 continue
             named = [origin for origin in spec.origins if origin.project == project]
@@ -142,45 +221,20 @@ class SchemePosition(Position):
     def reset_parameters(self) -> None:
         """Draws the trainable parameters anew."""
         with torch.no_grad():
-            for spec, value in zip(self._specs, self._values(), strict=True):
+            for spec, value in zip(self._specs, self._held(), strict=True):
                 value.copy_(_initial(spec))
-
-    def dense(
-        self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
-    ) -> Any:
-        offset = _grid_offset(queries, keys, q_offset)
-        if self._rotary_dims:
-            if which != "key":
-                raise ValueError(f"which: expected 'key' for a rotation, got {which!r}")
-            return self.tables(queries, offset), self.tables(keys)
-        return _autograd.dense(self._values(), self._text, queries, keys, offset, which)
-
-    def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Tensor:
-        offset = _grid_offset(queries, keys, q_offset)
-        out = torch.empty(queries, keys, dtype=torch.int64, device="cpu")
-        views = _ops.views(self._values())
-        _core.indices(self._text, views, queries, keys, offset, _ops.view(out))
-        return out
-
-    def steps(
-        self, queries: int, keys: int, q_offset: int | None = None
-    ) -> list[tuple[str, Tensor]]:
-        views = _ops.views(self._values())
-        return [
-            (name, _matrix(kind, shape, values))
-            for name, kind, shape, values in _core.steps(self._text, views, queries, keys, q_offset)
-        ]
 
     def describe(self) -> str:
         lines = [f"{self._text}: {self.scheme.summary}", f"  from {self.scheme.source}"]
-        for spec, value in zip(self._specs, self._values(), strict=True):
+        for spec, value in zip(self._specs, self._held(), strict=True):
             kind = "parameter" if isinstance(value, torch.nn.Parameter) else "fixed"
-            shape = list(value.shape)
             dtype = str(value.dtype).removeprefix("torch.")
-            lines.append(f"  {kind} {spec.name} {shape} {dtype}: {spec.doc}")
+            lines.append(f"  {kind} {spec.name} {_sizes(value.shape)} {dtype}: {spec.doc}")
             for origin in spec.origins:
                 form = ", transposed" if origin.transposed else ""
                 lines.append(f"    in {origin.project}: {origin.name}{form}")
+        for spec in self._inputs:
+            lines.append(f"  input {spec.name} {_sizes(spec.shape)}, of each call: {spec.doc}")
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
@@ -199,43 +253,41 @@ class _Rotary:
             wide = torch.get_default_dtype() == torch.float64
             dtype = torch.float64 if wide else torch.float32
         return _ops.rotary_tables(
-            self._values(), self._text, length, offset, self._rotary_dims, dtype
+            self._text, length, offset, self._rotary_dims, dtype, self._values()
         )
 
     def rotate(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
         """R x for x [..., L, D], row n at position offset + n, or at positions [L] int64."""
         check_rank("x", x, 2, "[..., L, D]", or_more=True)
         folded = x.flatten(0, -4) if x.dim() > 4 else x
-        out = _autograd.rotate(folded, self._values(), self._text, offset, positions, False)
+        out = _autograd.rotate(folded, self._text, offset, positions, False, self._values())
         return out.view(x.shape) if x.dim() > 4 else out
 
 
-class Given:
-    """One part by its canonical text, with parameters that the caller holds."""
+class Given(OnePart):
+    """A part whose tensors the caller holds: those of a model of other code, or the parameters of
+    a position and the inputs of one call."""
 
-    def __init__(self, text: str, values: list[Tensor]) -> None:
+    _rotary_dims = 0
+
+    def __init__(self, text: str, values: Sequence[Tensor]) -> None:
         self._text = text
-        self._held = values
-
-    def _parts(self) -> list["Given"]:
-        return [self]
+        self._tensors = list(values)
 
     def _values(self) -> list[Tensor]:
-        return self._held
+        return self._tensors
+
+    def describe(self) -> str:
+        return self._text
 
 
-class Sum(Position):
-    """Several positions at once: their terms stand together in the scores.
+class Several(Composed):
+    """Several parts. dense and indices return one entry for each part, steps and describe all of
+    them in order."""
 
-    relpos.Sum(a, b), a + b, sum([a, b]) and a list given to attention mean the same. dense and
-    indices return one entry for each part, steps and describe all of them in order.
-    """
+    parts: Any
 
-    def __init__(self, *parts: Any) -> None:
-        super().__init__()
-        self.parts = torch.nn.ModuleList(flatten(parts))
-
-    def _parts(self) -> list[SchemePosition]:
+    def _parts(self) -> list[OnePart]:
         return list(self.parts)
 
     def dense(
@@ -259,27 +311,38 @@ class Sum(Position):
         return "\n".join(part.describe() for part in self.parts)
 
 
-def flatten(position: Any) -> list[Any]:
-    """The parts of None, a position, or a list of them."""
-    if position is None:
-        return []
-    if isinstance(position, (Position, Given)):
-        return position._parts()
-    if isinstance(position, Iterable) and not isinstance(position, (str, Tensor)):
-        return [part for member in position for part in flatten(member)]
-    raise TypeError(
-        "position: expected None, a relpos position or a list of them, got "
-        f"{type(position).__name__}"
-    )
+class GivenSum(Several):
+    """Several positions of one call, some of them with its inputs."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = flatten(parts)
 
 
-def flat(position: Any) -> tuple[str, list[Tensor]]:
-    """The canonical text of a position and its parameters, as the operators take them."""
-    parts = flatten(position)
-    if len(parts) == 1:
-        return parts[0]._text, parts[0]._values()
-    text = "+".join([part._text for part in parts])
-    return text, [value for part in parts for value in part._values()]
+class Sum(Several, Position):
+    """Several positions at once: their terms stand together in the scores.
+
+    relpos.Sum(a, b), a + b, sum([a, b]) and a list given to attention mean the same. dense and
+    indices return one entry for each part, steps and describe all of them in order. Called, it
+    takes the inputs of all its parts, in their order.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(flatten(parts))
+
+    def forward(self, *inputs: Tensor) -> GivenSum:
+        """The position of one call: the inputs of the parts that have some, in their order."""
+        wanted = [spec.name for part in self.parts for spec in part._inputs]
+        if not wanted or len(inputs) != len(wanted):
+            names = ", ".join(wanted) or "none, position=position"
+            raise ValueError(f"position: expected its inputs {names}, got {len(inputs)}")
+        following = iter(inputs)
+        return GivenSum(
+            *(
+                part(*(next(following) for _ in part._inputs)) if part._inputs else part
+                for part in self.parts
+            )
+        )
 
 
 def plain_option(name: str, value: Any) -> Any:
@@ -314,8 +377,12 @@ def _initial(spec: ParameterSpec, dtype: torch.dtype = torch.float32) -> Tensor:
         )
     values = torch.empty(spec.shape, dtype=dtype)
     if spec.init == "uniform":
-        return values.uniform_(-spec.spread, spec.spread)
-    return values.normal_(0.0, spec.spread)
+        return values.uniform_(spec.low, spec.high)
+    return values.normal_(0.0, spec.deviation)
+
+
+def _sizes(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _grid_offset(queries: int, keys: int, q_offset: int | None) -> int:
@@ -348,26 +415,30 @@ def _class_of(scheme: Scheme) -> type[SchemePosition]:
     own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = Signature([own, *signature.parameters.values()])
     __init__.__qualname__ = f"{scheme.class_name}.__init__"
-    rotary = scheme.describe(**scheme.example()).rotary_dims > 0
-    bases = (_Rotary, SchemePosition) if rotary else (SchemePosition,)
+    description = scheme.describe(**scheme.example())
+    bases = (_Rotary, SchemePosition) if description.rotary_dims else (SchemePosition,)
     return type(
         scheme.class_name,
         bases,
         {
             "__init__": __init__,
             "__module__": "relpos",
-            "__doc__": _doc(scheme),
+            "__doc__": _doc(scheme, [s for s in description.parameters if s.input]),
             "__signature__": signature,
             "scheme": scheme,
         },
     )
 
 
-def _doc(scheme: Scheme) -> str:
+def _doc(scheme: Scheme, inputs: list[ParameterSpec]) -> str:
     lines = [scheme.summary, "", f"Source: {scheme.source}.", "", "Options:"]
     for option in scheme.options:
         choices = f" One of {', '.join(map(repr, option.choices))}." if option.choices else ""
         lines.append(f"  {option.name}: {option.doc}{choices}")
+    if inputs:
+        names = ", ".join(spec.name for spec in inputs)
+        lines += ["", f"Inputs of each call, position({names}):"]
+        lines += [f"  {spec.name} {_sizes(spec.shape)}: {spec.doc}" for spec in inputs]
     lines += ["", "dense, indices, steps and describe print it; a + b composes it."]
     return "\n".join(lines)
 

@@ -34,13 +34,16 @@ class ParameterSpec:
     """One parameter of a scheme under given options."""
 
     name: str  # dotted, as in the scheme's origin
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]  # of an input: "batch", "heads", "queries", "keys" of the call
     init: str  # "values", "uniform", "normal"
-    spread: float
+    low: float  # bounds of the uniform
+    high: float
+    deviation: float  # of the normal
     values: tuple[float, ...]
     trainable: bool
     doc: str
     origins: tuple[Origin, ...]
+    input: bool  # given with each call: position(tensor)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Scheme:
 
     def example(self) -> dict[str, Any]:
         """The smallest options that construct it: required ones only."""
-        stand_ins = {"bool": False, "int": 8, "float": 1.0}
+        stand_ins = {"bool": False, "int": 8, "float": 1.0, "values": [8.0]}
         return {
             o.name: o.choices[0] if o.choices else stand_ins[o.type]
             for o in self.options

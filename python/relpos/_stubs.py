@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from relpos import compat as compat
 from relpos import hf as hf
 from relpos import nn as nn
 from relpos._attention import attention as attention
@@ -22,12 +23,12 @@ from relpos._position import SchemePosition, _Rotary
 from relpos._position import Sum as Sum
 from relpos._registry import schemes as schemes
 from relpos._registry import show_config as show_config
-from relpos._shims import flash_attn_func as flash_attn_func
-from relpos._shims import flash_attn_varlen_func as flash_attn_varlen_func
-from relpos._shims import sdpa as sdpa
 from relpos._tools import rope_permute as rope_permute
 from relpos._tools import skew as skew
 from relpos._varlen import attention_varlen as attention_varlen
+from relpos.compat import flash_attn_func as flash_attn_func
+from relpos.compat import flash_attn_varlen_func as flash_attn_varlen_func
+from relpos.compat import sdpa as sdpa
 
 __version__: str
 '''

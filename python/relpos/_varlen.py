@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
-from relpos._position import Position
+from relpos._position import Composed
 from relpos._rank import check_rank
 
 _FAR = 2**61  # beyond every distance, and its sums stay below 2^63
@@ -20,7 +20,7 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    position: Position | Sequence[Position] | None = None,
+    position: Composed | Sequence[Composed] | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,

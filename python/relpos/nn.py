@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from relpos._attention import attention, check_fits
+from relpos._autograd import Final
 from relpos._cache import KVCache
-from relpos._position import Position, Sum
+from relpos._position import Composed, Sum
 
 __all__ = ["MultiheadAttention"]
 
@@ -43,7 +44,7 @@ class MultiheadAttention(torch.nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         *,
-        position: Position | Sequence[Position] | None = None,
+        position: Composed | Sequence[Composed] | None = None,
         num_kv_heads: int | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
@@ -93,7 +94,7 @@ class MultiheadAttention(torch.nn.Module):
         cls,
         module: torch.nn.MultiheadAttention,
         *,
-        position: Position | Sequence[Position] | None = None,
+        position: Composed | Sequence[Composed] | None = None,
     ) -> "MultiheadAttention":
         """A module with the sizes, layout, mode and a copy of the weights of torch's.
 
@@ -309,32 +310,18 @@ class MultiheadAttention(torch.nn.Module):
         return torch._nested_tensor_from_mask(out, visible, mask_check=False)
 
 
-class _WithoutGradient(torch.autograd.Function):
-    """Weights as they are, which a loss may not be made of in silence."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(weights: Tensor, out: Tensor) -> Tensor:
-        return weights.view_as(weights)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            "relpos: the weights of MultiheadAttention have no gradient: detach() them, or "
-            "compute the loss from relpos.scores(...).softmax(-1), which has one"
-        )
+_NO_GRADIENT = (
+    "relpos: the weights of MultiheadAttention have no gradient: detach() them, or compute the "
+    "loss from relpos.scores(...).softmax(-1), which has one"
+)
 
 
 def _without_gradient(weights: Tensor, out: Tensor) -> Tensor:
+    """Weights as they are, which a loss may not be made of in silence."""
     # A compiled backward takes zeros for what is not used, and could not tell.
     if torch.compiler.is_compiling() or not out.requires_grad:
         return weights
-    return _WithoutGradient.apply(weights, out)
+    return Final.apply(lambda weights, _: weights.view_as(weights), _NO_GRADIENT, weights, out)
 
 
 def _warn_of_average() -> None:

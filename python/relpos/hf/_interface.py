@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
-from relpos._position import Position
+from relpos._position import Composed
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import mask_function
 from relpos.hf._transformers import interfaces
@@ -51,7 +51,7 @@ def attention_function(
     is_causal: bool | None = None,
     position_bias: Bias | Tensor | None = None,
     output_attentions: bool = False,
-    relpos_rotation: Position | None = None,
+    relpos_rotation: Composed | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -110,7 +110,7 @@ def attend(
     value: Tensor,
     mask: Mask | Tensor | None,
     *,
-    position: Position | None = None,
+    position: Composed | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
     q_start: int | Tensor | None = None,
     bias: Tensor | None = None,

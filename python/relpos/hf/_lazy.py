@@ -1,11 +1,11 @@
 """Objects that travel through a model in place of Lq x Lk tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from relpos._position import Position, SchemePosition
+from relpos._position import Composed
 
 
 class NotATensor:
@@ -94,7 +94,7 @@ class Bias(NotATensor):
 
     def __init__(
         self,
-        make: Callable[[], Position | None] | None = None,
+        make: Callable[[], Composed | None] | None = None,
         q_start: int | Tensor = 0,
         positions: tuple[Tensor, Tensor] | None = None,
     ) -> None:
@@ -103,20 +103,5 @@ class Bias(NotATensor):
         self.q_start = q_start
         self.positions = positions
 
-    def make(self) -> Position | None:
+    def make(self) -> Composed | None:
         return None if self._make is None else self._make()
-
-
-class Bound(Position):
-    """A scheme's position that reads a model's own tensors in place of its parameters."""
-
-    def __init__(self, position: SchemePosition, values: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._text = position._text
-        self._bound = tuple(values)
-
-    def _parts(self) -> list:
-        return [self]
-
-    def _values(self) -> list[Tensor]:
-        return list(self._bound)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import relpos
+from relpos._position import Given
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import attend
-from relpos.hf._lazy import Bias, Bound, Mask
+from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import window_mask
 from relpos.hf.adapters.t5 import buckets
 
@@ -126,10 +127,10 @@ def _bias(module: nn.Module, table: str) -> Bias:
     return Bias(functools.partial(_bound, module, table))
 
 
-def _bound(module: nn.Module, table: str) -> Bound | None:
+def _bound(module: nn.Module, table: str) -> Given | None:
     if not module.has_relative_attention_bias:
         return None
-    return Bound(module._relpos_position, [getattr(module, table).weight])
+    return Given(module._relpos_position._text, [getattr(module, table).weight])
 
 
 _NUMBER_BLOCKS = "_make_global_fixed_block_ids"

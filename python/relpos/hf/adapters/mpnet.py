@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import relpos
+from relpos._position import Given
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import attend
-from relpos.hf._lazy import Bias, Bound, Mask
+from relpos.hf._lazy import Bias, Mask
 
 _BUCKETS, _REACH = 32, 128  # what the encoder uses, whatever its config says
 
@@ -48,8 +49,8 @@ def _lazy_bias(encoder: nn.Module, position: Any, x: Tensor, *_: Any, **__: Any)
     return Bias(functools.partial(_bound, encoder, position))
 
 
-def _bound(encoder: nn.Module, position: Any) -> Bound:
-    return Bound(position, [encoder.relative_attention_bias.weight])
+def _bound(encoder: nn.Module, position: Any) -> Given:
+    return Given(position._text, [encoder.relative_attention_bias.weight])
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:

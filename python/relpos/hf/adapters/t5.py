@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos._position import SchemePosition
+from relpos._position import Given, SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._lazy import Bias, Bound
+from relpos.hf._lazy import Bias
 
 
 class _BucketBias:
@@ -31,8 +31,8 @@ class _BucketBias:
         return Bias(functools.partial(_bound, self), past_seen_tokens)
 
 
-def _bound(module: nn.Module) -> Bound:
-    return Bound(module._relpos_position, [module.relative_attention_bias.weight])
+def _bound(module: nn.Module) -> Given:
+    return Given(module._relpos_position._text, [module.relative_attention_bias.weight])
 
 
 def buckets(module: nn.Module, bidirectional: bool) -> SchemePosition:

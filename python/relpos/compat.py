@@ -1,4 +1,5 @@
-"""Neighbours' calls, with their arguments, layouts and alignments, on relpos."""
+"""Calls of PyTorch and FlashAttention with their own arguments, layouts and alignments, computed by
+relpos; each is also relpos.<its name>."""
 
 import math
 import sys
@@ -11,6 +12,8 @@ from relpos._attention import attention
 from relpos._position import Given
 from relpos._rank import check_rank
 from relpos._varlen import attention_varlen
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "sdpa"]
 
 
 def sdpa(

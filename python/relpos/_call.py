@@ -1,0 +1,219 @@
+"""What every call of the operators shares, by name.
+
+Call is their schema, the order of their flat arguments, the rule of their vmap and what
+relpos._core reads: an option is one field here, one reader in python/bind_attention.cc, and an
+argument of relpos.attention.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DEVICES = ("cpu", "meta")
+
+
+class Call(NamedTuple):
+    """The options of one call and its position. Annotated tensors may have a batch axis: the
+    number is their rank with it."""
+
+    attn_mask: Annotated[Tensor | None, 4] = None
+    key_padding_mask: Annotated[Tensor | None, 2] = None
+    q_offsets: Annotated[Tensor | None, 1] = None
+    k_offsets: Annotated[Tensor | None, 1] = None
+    q_positions: Annotated[Tensor | None, 2] = None
+    k_positions: Annotated[Tensor | None, 2] = None
+    key_lo: Annotated[Tensor | None, 2] = None
+    key_hi: Annotated[Tensor | None, 2] = None
+    seed: Tensor | None = None
+    position: str = ""  # its canonical text
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    window: Sequence[int] | None = None
+    q_offset: int | None = None
+    k_offset: int = 0
+    parameters: Sequence[Tensor] = ()  # of each part of the position: parameters, then inputs
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        *,
+        position: Any = None,
+        attn_mask: Any = None,
+        key_padding_mask: Any = None,
+        seed: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        window: Any = None,
+        q_offset: Any = None,
+        k_offset: Any = 0,
+        q_positions: Any = None,
+        k_positions: Any = None,
+        key_range: Any = None,
+    ) -> "Call":
+        """Checks the arguments of relpos.attention; what is not said costs nothing."""
+        said: dict[str, Any] = {}
+        if position is not None:
+            said["position"], said["parameters"] = flat(position)
+            for parameter in said["parameters"]:
+                if not parameter.is_cpu and parameter.device.type not in DEVICES:
+                    raise ValueError(
+                        f"position: expected its tensors on the CPU, got {parameter.device}"
+                    )
+        if attn_mask is not None:
+            said["attn_mask"] = _tensor("attn_mask", attn_mask, (torch.bool, *FLOATING))
+        if key_padding_mask is not None:
+            said["key_padding_mask"] = _tensor("key_padding_mask", key_padding_mask, (torch.bool,))
+        if seed is not None:
+            said["seed"] = seed
+        if dropout_p:
+            said["dropout_p"] = float(dropout_p)
+        if is_causal:
+            said["is_causal"] = True
+        if scale is not None:
+            said["scale"] = number("scale", scale)
+        if enable_gqa:
+            said["enable_gqa"] = True
+        if window is not None:
+            pair = _pair("window", window, "(left, right)")
+            said["window"] = [_integer("window", bound) for bound in pair]
+        if q_offset is not None:
+            said.update(_offset("q_offset", q_offset, query))
+        if type(k_offset) is not int or k_offset:
+            said.update(_offset("k_offset", k_offset, query))
+        if q_positions is not None:
+            said["q_positions"] = _integers("q_positions", q_positions)
+        if k_positions is not None:
+            said["k_positions"] = _integers("k_positions", k_positions)
+        if key_range is not None:
+            pair = _pair("key_range", key_range, "(lo, hi)")
+            said["key_lo"], said["key_hi"] = (_integers("key_range", bound) for bound in pair)
+        return cls(**said)
+
+    def flat(self) -> tuple[Any, ...]:
+        """All of it, the parameters one by one: a Function of autograd looks into no list."""
+        return (*self[:-1], *self.parameters)
+
+    @classmethod
+    def unflat(cls, flat: Sequence[Any]) -> "Call":
+        """The inverse of flat; of anything that there is for each argument."""
+        return cls(*flat[:_SINGLE], tuple(flat[_SINGLE:]))
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors in their order, for with_tensors."""
+        return (*[getattr(self, name) for name in _TENSORS], *self.parameters)
+
+    def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Call":
+        named = dict(zip(_TENSORS, tensors, strict=False))
+        return self._replace(**named, parameters=tuple(tensors[len(_TENSORS) :]))
+
+    def without_tensors(self) -> "Call":
+        return self.with_tensors([None] * len(_TENSORS))
+
+
+_SCHEMA_TYPES = {
+    Tensor | None: "Tensor?",
+    str: "str",
+    float: "float",
+    float | None: "float?",
+    bool: "bool",
+    int: "SymInt",
+    int | None: "SymInt?",
+    Sequence[int] | None: "SymInt[]?",
+    Sequence[Tensor]: "Tensor[]",
+}
+_HINTS = get_type_hints(Call)
+SCHEMA = ", ".join(f"{_SCHEMA_TYPES[_HINTS[name]]} {name}" for name in Call._fields)
+RANKS: dict[str, int] = {
+    name: get_args(hint)[-1]
+    for name, hint in get_type_hints(Call, include_extras=True).items()
+    if hint is not _HINTS[name] and get_args(hint)[-1:] and isinstance(get_args(hint)[-1], int)
+}
+_TENSORS = [name for name in Call._fields if _HINTS[name] == Tensor | None]
+_SINGLE = len(Call._fields) - 1  # fields besides the parameters
+_core.read_fields(Call._fields)
+
+
+def flatten(position: Any) -> list[Any]:
+    """The parts of None, a position, or a list of them."""
+    if position is None:
+        return []
+    if hasattr(position, "_parts"):
+        return position._parts()
+    if isinstance(position, Iterable) and not isinstance(position, (str, Tensor)):
+        return [part for member in position for part in flatten(member)]
+    raise TypeError(
+        "position: expected None, a relpos position or a list of them, got "
+        f"{type(position).__name__}"
+    )
+
+
+def flat(position: Any) -> tuple[str, Sequence[Tensor]]:
+    """The canonical text of a position and its tensors, as the operators take them."""
+    if position is None:
+        return "", ()
+    parts = flatten(position)
+    if len(parts) == 1:
+        return parts[0]._text, parts[0]._values()
+    text = "+".join([part._text for part in parts])
+    return text, [value for part in parts for value in part._values()]
+
+
+def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a {expected} tensor, got {type(tensor).__name__}")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
+    if tensor.device.type not in DEVICES:
+        raise ValueError(f"{name}: expected a tensor on the CPU, got {tensor.device}")
+    return tensor
+
+
+def _integers(name: str, tensor: Any) -> Tensor:
+    return _tensor(name, tensor, (torch.int64, torch.int32)).to(torch.int64)
+
+
+def _pair(name: str, pair: Any, what: str) -> Sequence[Any]:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"{name}: expected a pair {what}, got {pair!r}")
+    return pair
+
+
+def _integer(name: str, value: Any) -> Any:
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if not torch.compiler.is_compiling() and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name}: expected an int of 64 bits, got {value}")
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and (
+        isinstance(value, (str, bytes)) or not hasattr(value, "__float__")
+    ):
+        raise TypeError(f"{name}: expected a number, got {value!r}")
+    return float(value)
+
+
+def _offset(name: str, offset: Any, query: Any) -> dict[str, Any]:
+    """One offset for each batch row, or one number."""
+    if not isinstance(offset, Tensor):
+        if offset is None:
+            raise TypeError(f"{name}: expected an int or an int64 tensor, got None")
+        return {name: _integer(name, offset)}
+    rows = _integers(name, offset)
+    return {f"{name}s": rows if rows.dim() else rows.expand(len(query))}
