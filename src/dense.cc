@@ -259,20 +259,6 @@ const ClassMap* first_map(const Terms& terms) {
   return nullptr;
 }
 
-Step pair_step(const char* name, const Grid& grid, const ClassMap* map) {
-  Step step{name, Step::Kind::kInteger, {grid.queries, grid.keys}, {}};
-  step.values.reserve(static_cast<size_t>(checked_numel(step.shape, name)));
-  CancelTicks tick;
-  for (int64_t i = 0; i < grid.queries; ++i) {
-    for (int64_t j = 0; j < grid.keys; ++j) {
-      tick();
-      const int64_t delta = distance(grid, i, j);
-      step.values.push_back(static_cast<double>(map == nullptr ? delta : (*map)(delta)));
-    }
-  }
-  return step;
-}
-
 }  // namespace
 
 Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
@@ -363,28 +349,6 @@ void indices(const Part& part, const Grid& grid, const TensorView& out, CancelTo
           &value, sizeof value);
     }
   }
-}
-
-std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel) {
-  const CallScope scope(cancel);
-  check_grid(grid);
-  const LoweredPart lowered = lower_part(part);
-  if (part.scheme->steps != nullptr) return part.scheme->steps(lowered.setting(), grid);
-  std::vector<Step> road{pair_step("distance", grid, nullptr)};
-  if (const ClassMap* map = first_map(lowered.terms)) {
-    road.push_back(pair_step("index", grid, map));
-  }
-  if (has_key_form(lowered.terms)) {
-    const Form form = find_form(part, lowered.terms, "key");
-    const Tensor values(DType::kFloat64, form.shape(grid));
-    dense(part, grid, "key", values.view());
-    const auto* begin = values.data<double>();
-    road.push_back({form.biases != nullptr ? "bias" : "rows",
-                    Step::Kind::kReal,
-                    form.shape(grid),
-                    {begin, begin + values.view().numel()}});
-  }
-  return road;
 }
 
 }  // namespace relpos

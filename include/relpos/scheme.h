@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -103,37 +102,6 @@ struct Grid {
   int64_t queries = 0, keys = 0, q_offset = 0;
 };
 
-// A tensor of other code, for `check`. Its axes of size 1 are gone unless that leaves no reading.
-struct Specimen {
-  std::string name;  // in its file; may be empty
-  TensorView values;
-  OptionMap given;  // only what the caller knows
-};
-
-// A number of a convention, and how far from it the rounding of other code may be, beyond that of the
-// specimen's dtype.
-struct Golden {
-  double value = 0.0, slack = 0.0;
-};
-
-// One convention that a specimen may follow.
-struct Reading {
-  std::string convention;  // "slopes, the paper's rule"
-  // With these the scheme means the same; empty where it cannot, and `note` says what to do.
-  std::vector<std::pair<std::string, OptionValue>> options{};
-  // At an index of the specimen. Empty: learned values, of which the shape alone speaks.
-  std::function<Golden(const std::vector<int64_t>& index)> expected{};
-  std::string note{};  // what else speaks for it or against it, and what to do with the tensor
-};
-
-// What `check` can tell about a scheme's tensors in other code.
-struct Recognition {
-  std::vector<std::string> names;  // last parts of the names that they have in checkpoints
-  std::string shapes;              // of what is known, for a reader: "slopes [heads]"
-  // The conventions that a tensor of this shape and kind of dtype may follow.
-  std::vector<Reading> (*readings)(const Specimen&) = nullptr;
-};
-
 struct Scheme {
   std::string name;        // the file's name, as on the command line: "t5"
   std::string class_name;  // in Python: "T5Bias"
@@ -148,9 +116,6 @@ struct Scheme {
   // parameter n, empty where not wanted. Null where a scheme has nothing to train.
   void (*pull_back)(const Setting&, const TermGradients& gradients,
                     std::vector<std::vector<double>>& parameters) = nullptr;
-  // The origin's intermediate matrices, in its order; null: indices and dense only.
-  std::vector<Step> (*steps)(const Setting&, const Grid&) = nullptr;
-  Recognition recognition{};  // without readings: `check` knows nothing to compare with
 };
 
 const std::vector<Scheme>& schemes();

@@ -9,8 +9,6 @@
 
 #include "relpos/scheme.h"
 #include "schemes/common/checks.h"
-#include "schemes/common/readings.h"
-#include "schemes/common/steps.h"
 
 namespace relpos {
 
@@ -18,7 +16,6 @@ namespace {
 
 constexpr const char* kName = "shaw";
 constexpr size_t kKeyTable = 0, kValueTable = 1;
-constexpr int64_t kSmall = 4096;  // numbers of gathered rows that `steps` still lists
 
 int64_t max_distance(const OptionMap& options) {
   return common::size_option(kName, options, "max_distance", 0);
@@ -92,122 +89,6 @@ void pull_back(const Setting& setting, const TermGradients& gradients,
   }
 }
 
-// [(H,) Lq, Lk, D]: the row of each pair.
-Step gathered(const TensorView& table, const Step& classes) {
-  const bool per_head = table.rank == 3;
-  const int64_t heads = per_head ? table.shape[0] : 1;
-  const int64_t columns = table.shape[static_cast<size_t>(table.rank - 1)];
-  std::vector<int64_t> shape = {classes.shape[0], classes.shape[1], columns};
-  if (per_head) shape.insert(shape.begin(), heads);
-  Step step = common::empty_step(
-      per_head ? "embeddings_table[:, final_mat]" : "embeddings_table[final_mat]",
-      Step::Kind::kReal, std::move(shape));
-  for (int64_t h = 0; h < heads; ++h) {
-    for (double row : classes.values) {
-      const auto m = static_cast<int64_t>(row);
-      for (int64_t c = 0; c < columns; ++c) {
-        step.values.push_back(per_head ? table.at({h, m, c}) : table.at({m, c}));
-      }
-    }
-  }
-  return step;
-}
-
-std::vector<Step> steps(const Setting& setting, const Grid& grid) {
-  const OptionMap& options = setting.options;
-  const auto m = static_cast<double>(max_distance(options));
-  const bool reversed = query_minus_key(options);
-  const ClassMap map = class_map(options);
-  std::vector<Step> road = {
-      common::arange("range_vec_q", grid.q_offset, grid.queries),
-      common::arange("range_vec_k", 0, grid.keys),
-      common::pairwise("distance_mat", Step::Kind::kInteger, grid,
-                       [&](int64_t q, int64_t k) { return reversed ? q - k : k - q; }),
-  };
-  road.push_back(common::each("distance_mat_clipped", Step::Kind::kInteger, road.back(),
-                              [&](double x) { return std::clamp(x, -m, m); }));
-  road.push_back(common::pairwise("final_mat", Step::Kind::kInteger, grid,
-                                  [&](int64_t q, int64_t k) { return map(k - q); }));
-  const int64_t heads = options.has("heads") ? options.integer("heads") : 1;
-  if (grid.queries * grid.keys <= kSmall / (heads * options.integer("head_dim"))) {
-    road.push_back(gathered(setting.parameters[kKeyTable], road.back()));
-  }
-  return road;
-}
-
-constexpr int64_t kW2vBertRows = 73;  // distances -64 to 8
-
-// What the name of a tensor says of its row order; null: nothing.
-const char* order_of(const std::string& name) {
-  if (name.find("distance_embedding") != std::string::npos) return "query-key";  // BERT's own
-  if (name.find("relative_positions_") != std::string::npos) return "key-query";
-  return nullptr;
-}
-
-std::vector<Reading> table_readings(const Specimen& specimen) {
-  const OptionMap& given = specimen.given;
-  const int rank = specimen.values.rank;
-  std::vector<Reading> readings;
-  const int64_t heads = rank == 3 ? common::size(specimen, 0) : 0;
-  if (given.has("heads") && given.integer("heads") != heads) return readings;
-  for (const bool transposed : {false, true}) {
-    const int64_t rows = common::size(specimen, transposed ? -1 : -2);
-    const int64_t columns = common::size(specimen, transposed ? -2 : -1);
-    const int64_t farthest = rows / 2;
-    const bool told = given.has("max_distance") || given.has("head_dim");
-    // Without either, heads of an even size are likelier than tables of an even number of rows.
-    if (rows % 2 == 0 || (!told && transposed && columns % 2 != 0) ||
-        !common::agrees(given, "max_distance", farthest) ||
-        !common::agrees(given, "head_dim", columns)) {
-      continue;
-    }
-    const char* named = order_of(specimen.name);
-    const std::string first = named == nullptr ? "key-query" : named;
-    for (const std::string& order :
-         {first, std::string(first[0] == 'k' ? "query-key" : "key-query")}) {
-      if (!common::agrees(given, "distance", order.c_str())) continue;
-      Reading reading;
-      reading.convention = std::string("table ") + (rank == 3 ? "[heads, " : "[") +
-                           (transposed ? "head_dim, 2 max_distance + 1] (transposed), "
-                                       : "2 max_distance + 1, head_dim], ") +
-                           (order == "key-query" ? "farthest past first (key - query)"
-                                                 : "farthest future first (query - key)");
-      reading.options = {{"max_distance", farthest}, {"head_dim", columns}, {"distance", order}};
-      if (rank == 3) reading.options.insert(reading.options.begin() + 2, {"heads", heads});
-      reading.note = transposed ? "transpose it first; " : "";
-      reading.note += named == nullptr ? "values cannot tell the order of the rows"
-                      : order == first ? "the order of code that has tensors of this name"
-                                       : "but code with tensors of this name has the other order";
-      readings.push_back(std::move(reading));
-    }
-    if (rows == kW2vBertRows && !transposed) {
-      readings.push_back({"table of distances -64 to 8 (w2v-BERT 2.0, Seamless)",
-                          {},
-                          {},
-                          "shaw clips both sides alike: it has no option for this one"});
-    }
-  }
-  return readings;
-}
-
-std::vector<Reading> readings(const Specimen& specimen) {
-  const TensorView& values = specimen.values;
-  if (!common::is_integer(specimen)) {
-    return values.rank == 2 || values.rank == 3 ? table_readings(specimen) : std::vector<Reading>();
-  }
-  std::vector<Reading> readings;
-  for (const auto& [lay, m] : common::lays_by_zero(values)) {
-    if (!common::agrees(specimen.given, "max_distance", m)) continue;
-    for (const char* order : {"key-query", "query-key"}) {
-      if (!common::agrees(specimen.given, "distance", order)) continue;
-      readings.push_back({std::string("rows ") + lay.text + ", counted by " + order,
-                          {{"max_distance", m}, {"distance", order}},
-                          common::classes(lay, ClassMap::clamp(-m, m, order[0] == 'q'))});
-    }
-  }
-  return readings;
-}
-
 }  // namespace
 
 namespace schemes_impl {
@@ -254,15 +135,6 @@ Scheme shaw() {
   scheme.parameters = parameters;
   scheme.lower = lower;
   scheme.pull_back = pull_back;
-  scheme.steps = steps;
-  scheme.recognition = {
-      .names = {"key_table", "value_table", "relative_positions_keys/embeddings",
-                "relative_positions_values/embeddings", "distance_embedding.weight",
-                "embeddings_table"},
-      .shapes =
-          "table [(heads,) 2 max_distance + 1, head_dim] or its transpose; integer rows "
-          "[Lq, Lk]",
-      .readings = readings};
   return scheme;
 }
 

@@ -41,13 +41,6 @@ class Made {
     scheme_.lower(setting(heads, head_dim, value_dim), terms);
     return terms;
   }
-  std::vector<Step> steps(const Grid& grid) const { return scheme_.steps(setting(), grid); }
-  Step step(const Grid& grid, const std::string& name) const {
-    for (Step& step : steps(grid)) {
-      if (step.name == name) return std::move(step);
-    }
-    throw_error(ErrorKind::kValue, "no step ", name);
-  }
   // Gradients of the parameters for those of the terms.
   std::vector<std::vector<double>> pull_back(const TermGradients& gradients) const {
     std::vector<std::vector<double>> sums;
