@@ -1,6 +1,4 @@
 // relpos check SCHEME: which convention tensors of a file follow.
-#include "relpos/check.h"
-
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -15,7 +13,8 @@
 #include "io/file.h"
 #include "io/safetensors.h"
 #include "option_text.h"
-#include "relpos/scheme.h"
+#include "relpos/conventions.h"
+#include "relpos/position.h"
 #include "scheme_options.h"
 
 namespace relpos::cli {
@@ -29,6 +28,7 @@ constexpr size_t kMostListNumbers = 16;  // of one option, as text
 
 struct CheckArguments {
   const Scheme* scheme = nullptr;
+  const Conventions* known = nullptr;
   std::unique_ptr<SchemeOptions> options;
   std::string file, tensor;
   bool json = false;
@@ -64,8 +64,7 @@ std::vector<Named> tensors_of(const CheckArguments& arguments) {
                 near.empty() ? "" : "; did you mean " + io::printable(near) + "?");
   }
   check_value(!tensors.empty(), path, ": none of its ", names.size(), " tensors has a name of ",
-              arguments.scheme->name, "'s (", join(arguments.scheme->recognition.names),
-              "): give --tensor");
+              arguments.scheme->name, "'s (", join(arguments.known->names), "): give --tensor");
   return tensors;
 }
 
@@ -119,7 +118,9 @@ const char* headline(Verdict verdict) {
   return "fits no convention of the scheme";
 }
 
-std::string report_text(const Scheme& scheme, const Named& named, const CheckReport& report) {
+std::string report_text(const CheckArguments& arguments, const Named& named,
+                        const CheckReport& report) {
+  const Scheme& scheme = *arguments.scheme;
   std::string text = (named.name.empty() ? "" : io::printable(named.name) + " ") +
                      named.tensor.view().shape_text() + " " +
                      dtype_name(named.tensor.view().dtype) + ": " + headline(report.verdict) + "\n";
@@ -136,7 +137,7 @@ std::string report_text(const Scheme& scheme, const Named& named, const CheckRep
   if (report.verdict == Verdict::kNone) {
     if (others.empty()) {
       return text + "  nothing to compare with in this shape, dtype and options; known are " +
-             scheme.recognition.shapes + "\n";
+             arguments.known->shapes + "\n";
     }
     text += "compared with, closest first:\n";
     for (size_t n = 0; n < std::min(others.size(), kMostDiffering); ++n) {
@@ -194,7 +195,7 @@ int run_check(const CheckArguments& arguments) {
     if (arguments.json) {
       list.push_back(report_json(named, report));
     } else {
-      text += report_text(scheme, named, report);
+      text += report_text(arguments, named, report);
     }
   }
   if (arguments.json) {
@@ -205,15 +206,15 @@ int run_check(const CheckArguments& arguments) {
   return known ? kOk : kFailedCheck;
 }
 
-void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
+void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme, const Conventions& known) {
   CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
   app->footer("  relpos check " + scheme.name + " tensor.npy\n  relpos check " + scheme.name +
-              " model.safetensors --tensor " + scheme.recognition.names.front() +
-              " --json\n\nKnown: " + scheme.recognition.shapes +
-              ".\nIn a checkpoint, names that end in " + join(scheme.recognition.names) +
-              ".\nOptions that you give narrow what is compared.");
+              " model.safetensors --tensor " + known.names.front() +
+              " --json\n\nKnown: " + known.shapes + ".\nIn a checkpoint, names that end in " +
+              join(known.names) + ".\nOptions that you give narrow what is compared.");
   auto arguments = std::make_shared<CheckArguments>();
   arguments->scheme = &scheme;
+  arguments->known = &known;
   arguments->options = std::make_unique<SchemeOptions>(*app, scheme);
   CheckArguments& a = *arguments;
   app->add_option("file", a.file, "a .npy, or a .safetensors")->required();
@@ -237,7 +238,7 @@ void add_check(CLI::App& tool, Run& run) {
       "Exit codes: 0 a convention fits (or the shape of learned values does), 1 none does.");
   app->require_subcommand(1);
   for (const Scheme& scheme : schemes()) {
-    if (scheme.recognition.readings != nullptr) add_scheme(*app, run, scheme);
+    if (const Conventions* known = conventions_of(scheme)) add_scheme(*app, run, scheme, *known);
   }
 }
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "relpos/scheme.h"
+#include "relpos/position.h"
 
 namespace relpos::cli {
 

@@ -6,7 +6,7 @@
 
 #include "commands.h"
 #include "common.h"
-#include "relpos/scheme.h"
+#include "relpos/position.h"
 #include "scheme_options.h"
 
 namespace relpos::cli {

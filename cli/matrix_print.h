@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "relpos/scheme.h"
+#include "relpos/dense.h"
 
 namespace relpos::cli {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "relpos/scheme.h"
+#include "relpos/position.h"
 
 namespace relpos::cli {
 

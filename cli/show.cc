@@ -10,10 +10,10 @@
 #include "commands.h"
 #include "common.h"
 #include "help.h"
-#include "lower_part.h"
+#include "bound_part.h"
 #include "matrix_print.h"
 #include "parameters.h"
-#include "relpos/attention.h"
+#include "relpos/dense.h"
 #include "scheme_options.h"
 
 namespace relpos::cli {
@@ -100,8 +100,9 @@ void append_heads(const Step& stack, size_t matrix_rank, std::optional<int64_t> 
 
 // Which matrices there are decides the terms, not the scheme's name.
 std::vector<Step> matrices_of(const ShowArguments& arguments, const Part& part, const Grid& grid) {
-  const Terms terms = lower_part(part).terms;
-  const bool has_bias = !terms.biases.empty();
+  const BoundPart bound(part);
+  const Terms& terms = bound.terms();
+  const bool has_bias = !terms.biases.empty() || !terms.key_biases.empty();
   const bool key_rows = !terms.row_tables.empty(), value_rows = !terms.value_tables.empty();
   const std::string what = !arguments.what.empty() ? arguments.what : has_bias ? "bias" : "index";
   const std::string hint = ": try --what index or --what steps";
@@ -112,12 +113,12 @@ std::vector<Step> matrices_of(const ShowArguments& arguments, const Part& part, 
     return steps(part, grid);
   }
   if (what == "bias") {
-    check_value(has_bias, "--what bias: ", part.scheme->name, " adds no bias", hint);
+    check_value(has_bias, "--what bias: ", part.scheme().name, " adds no bias", hint);
     append_heads(dense_matrix("bias", part, grid, "key"), 2, arguments.head, matrices);
     return matrices;
   }
   if (what == "rows") {
-    check_value(key_rows || value_rows, "--what rows: ", part.scheme->name, " has no rows", hint);
+    check_value(key_rows || value_rows, "--what rows: ", part.scheme().name, " has no rows", hint);
     if (key_rows)
       append_heads(dense_matrix("key rows", part, grid, "key"), 3, arguments.head, matrices);
     if (value_rows) {
@@ -140,10 +141,11 @@ int show(const ShowArguments& arguments) {
   fill_required(scheme, std::max<int64_t>({queries, keys, 1}), given);
 
   Position position;
-  position.parts.push_back({&scheme, make_options(scheme, given), {}});
+  position.parts.push_back(make_part(scheme, given));
   const Part& part = position.parts.front();
   const Grid grid = make_grid(queries, keys, arguments.q_offset);
-  const Parameters parameters(position, arguments.params, arguments.seed, DType::kFloat32);
+  const Parameters parameters(position, arguments.params, arguments.seed, DType::kFloat32,
+                              {.queries = queries, .keys = keys});
   if (!parameters.missing_text().empty()) note("relpos show: " + parameters.missing_text());
 
   const std::vector<Step> matrices = matrices_of(arguments, part, grid);
@@ -151,7 +153,7 @@ int show(const ShowArguments& arguments) {
     Json list = Json::array();
     for (const Step& matrix : matrices) list.push_back(matrix_json(matrix));
     print_json({{"scheme", scheme.name},
-                {"options", json_options(part.options)},
+                {"options", json_options(part.options())},
                 {"query", grid.queries},
                 {"key", grid.keys},
                 {"q_offset", grid.q_offset},

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "relpos/attention.h"
+#include "relpos/cancel.h"
 
 namespace relpos::cli {
 

@@ -111,15 +111,6 @@ TensorView make_view(void* data, DType dtype, int rank, const int64_t* shape,
   return TensorView(data, dtype, {shape, shape + rank}, {strides, strides + rank});
 }
 
-template <typename P>
-std::vector<ParameterSpec> specs_in(const P& position, size_t part) {
-  if constexpr (requires { position.parts[part].specs(); }) {
-    return position.parts[part].specs();
-  } else {
-    return position.parameter_specs(part);
-  }
-}
-
 void check_on_cpu(bool on_cpu, nb::handle tensor) {
   if (on_cpu) return;
   check_value(false, "expected a tensor on the CPU, got ", attribute_text(tensor, "device"),

@@ -373,10 +373,10 @@ class Turns : public RecipeTerm {
 
 Source Builder::declare(ParameterSpec spec) {
   for (const int64_t size : spec.shape) {
-    check(size >= 0 || spec.input, spec.name, ": only inputs have sizes that a call decides");
+    require(size >= 0 || spec.input, spec.name, ": only inputs have sizes that a call decides");
   }
   if (!spec.input) checked_numel(spec.shape, scheme());
-  check(spec.input || recipe_.specs.empty() || !recipe_.specs.back().input, spec.name,
+  require(spec.input || recipe_.specs.empty() || !recipe_.specs.back().input, spec.name,
         ": parameters are declared before inputs");
   Source source;
   source.index_ = recipe_.specs.size();
@@ -431,7 +431,7 @@ void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
 void Builder::formula_bias(DistanceFormula formula, std::vector<Source> numbers) {
   const int64_t heads = size_of(numbers.at(0));
   for (const Source& source : numbers) {
-    check(size_of(source) == heads, "a formula's parameters have one number for each head");
+    require(size_of(source) == heads, "a formula's parameters have one number for each head");
   }
   recipe_.terms.push_back(std::make_unique<FormulaBias>(count<BiasKind>(recipe_), scheme(),
                                                         std::move(formula), heads, numbers));
@@ -439,7 +439,7 @@ void Builder::formula_bias(DistanceFormula formula, std::vector<Source> numbers)
 }
 
 void Builder::slopes(const std::optional<Source>& past, const std::optional<Source>& future) {
-  check(past || future, "slopes: expected one side or both");
+  require(past || future, "slopes: expected one side or both");
   const Source& any = past ? *past : *future;
   recipe_.terms.push_back(std::make_unique<Slopes>(count<BiasKind>(recipe_), scheme(),
                                                    recipe_.specs[any.index_].shape.at(0),

@@ -1,5 +1,3 @@
-#include "relpos/check.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "relpos/conventions.h"
 #include "schemes/common/testing.h"
 
 namespace relpos {
@@ -137,7 +136,7 @@ TEST(Check, Refusals) {
             std::string::npos);
   EXPECT_NE(error_of([] { check(*find_scheme("t5"), {}, {}); }).find("tensor"), std::string::npos);
   Scheme mute = *find_scheme("t5");
-  mute.recognition = {};
+  mute.name = "mute";
   std::vector<double> one = {1};
   EXPECT_NE(error_of([&] {
               check(mute, {}, TensorView(one.data(), DType::kFloat64, {1}));

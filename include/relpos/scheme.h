@@ -129,7 +129,7 @@ class Builder {
   const char* scheme() const;  // for errors
   // Throws Error "scheme: parts..." unless it holds.
   template <typename... Parts>
-  void check(bool holds, const Parts&... parts) const {
+  void require(bool holds, const Parts&... parts) const {
     check_value(holds, scheme(), ": ", parts...);
   }
   // Throws unless value heads of the call have this size, which `option` said.

@@ -25,7 +25,7 @@ struct ALiBi {
 
   std::vector<double> initial(const Builder& b) const {
     if (const auto* numbers = std::get_if<std::vector<double>>(&slopes)) {
-      b.check(static_cast<int64_t>(numbers->size()) == heads,
+      b.require(static_cast<int64_t>(numbers->size()) == heads,
               "slopes: expected one number for each of heads=", heads, ", got ", numbers->size());
       return *numbers;
     }

@@ -51,22 +51,6 @@ TEST(ALiBi, SlopesTrainOnlyWhereLearned) {
   EXPECT_TRUE(Made("alibi", {{"heads", int64_t{2}}, {"learned", true}}).specs()[0].trainable);
 }
 
-TEST(ALiBi, MatrixOfTheNotebook) {
-  const Made alibi("alibi", {{"heads", int64_t{8}}, {"slopes", "geometric"}});
-  for (int64_t h = 0; h < 8; ++h) {
-    alibi.parameters()[0].store(h, alibi.specs()[0].init.values[static_cast<size_t>(h)]);
-  }
-  const Grid grid{4, 4, 0};
-  const Step biases = alibi.step(grid, "biases");
-  EXPECT_EQ(biases.shape, (std::vector<int64_t>{8, 4, 4}));
-  EXPECT_EQ(std::vector<double>(biases.values.begin(), biases.values.begin() + 16),
-            (std::vector<double>{0.0, -0.5, -1.0, -1.5, -0.5, 0.0, -0.5, -1.0,  //
-                                 -1.0, -0.5, 0.0, -0.5, -1.5, -1.0, -0.5, 0.0}));
-  EXPECT_EQ(alibi.step({1, 4, 2}, "distance_matrix").values, (std::vector<double>{-2, -1, 0, -1}));
-  const Made past("alibi", {{"heads", int64_t{8}}, {"symmetric", false}});
-  EXPECT_EQ(past.step({1, 4, 2}, "distance_matrix").values, (std::vector<double>{-2, -1, 0, 0}));
-}
-
 TEST(ALiBi, Refuses) {
   const double nan = std::nan(""), inf = std::numeric_limits<double>::infinity();
   const std::vector<double> short_list = {1.0}, with_nan = {1.0, nan};

@@ -35,21 +35,13 @@ TEST(BiasRPE, BiasAndGradientAreTheNotebooks) {
   }
 }
 
-TEST(BiasRPE, ParameterAndSteps) {
+TEST(BiasRPE, Parameter) {
   const Made rpe("bias_rpe", {{"heads", int64_t{2}}, {"max_distance", int64_t{3}}});
   const ParameterSpec spec = rpe.specs()[0];
   EXPECT_EQ(spec.name, "biases");
   EXPECT_EQ(spec.shape, (std::vector<int64_t>{2, 5}));
   EXPECT_EQ(spec.init.values, (std::vector<double>{0.0}));
   EXPECT_TRUE(spec.trainable);
-  const Grid grid{2, 4, 0};
-  EXPECT_EQ(rpe.step(grid, "rel_pos").values, (std::vector<double>{0, -1, -2, -3, 1, 0, -1, -2}));
-  EXPECT_EQ(rpe.step(grid, "rel_pos.clamp(-r_max + 1, r_max - 1) + r_max - 1").values,
-            (std::vector<double>{2, 1, 0, 0, 3, 2, 1, 0}));
-  const Step gathered = rpe.step(grid, "biases[:, rel_pos]");
-  EXPECT_EQ(gathered.shape, (std::vector<int64_t>{2, 2, 4}));
-  EXPECT_EQ(gathered.values[8], rpe.parameters()[0].at({1, 2}));
-  EXPECT_EQ(gathered.values[12], rpe.parameters()[0].at({1, 3}));
 }
 
 TEST(BiasRPE, Refuses) {

@@ -62,48 +62,6 @@ TEST(MusicTransformer, Parameter) {
   EXPECT_DOUBLE_EQ(spec.init.deviation, 1 / std::sqrt(3.0));
 }
 
-TEST(MusicTransformer, SkewAndWhatItWrapsAround) {
-  const Made music("music_transformer", options(5, false, false));
-  const Grid grid{5, 5, 0};
-  EXPECT_EQ(music.step(grid, "S_rel").values,
-            (std::vector<double>{5, 0,  6,  7,  8,  9,  10, 0,  11, 12, 13, 14, 15,
-                                 0, 16, 17, 18, 19, 20, 0,  21, 22, 23, 24, 25}));
-  EXPECT_EQ(music.step(grid, "S_rel.tril()").values,
-            (std::vector<double>{5, 0, 0,  0,  0,  9,  10, 0,  0,  0,  13, 14, 15,
-                                 0, 0, 17, 18, 19, 20, 0,  21, 22, 23, 24, 25}));
-  EXPECT_EQ(music.step(grid, "padded_QEr").shape, (std::vector<int64_t>{5, 6}));
-  EXPECT_EQ(music.step(grid, "reshaped_QEr").shape, (std::vector<int64_t>{6, 5}));
-  EXPECT_EQ(music.step(grid, "rows of Er, -1 for none").values,
-            (std::vector<double>{4,  -1, -1, -1, -1, 3, 4,  -1, -1, -1, 2, 3, 4,
-                                 -1, -1, 1,  2,  3,  4, -1, 0,  1,  2,  3, 4}));
-}
-
-// At and below the diagonal the skew's product for query i and row r is i * L + (its column), and row
-// r of a table of fewer rows stands L - rows columns further right.
-TEST(MusicTransformer, SkewIsTheIndexFormula) {
-  for (const int64_t length : {3, 7, 12}) {
-    const Made music("music_transformer", options(length, false, false));
-    const int64_t n = 7;
-    const Step skewed = music.step({n, n, 0}, "S_rel.tril()");
-    const Step row = music.step({n, n, 0}, "rows of Er, -1 for none");
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j <= i; ++j) {
-        const auto at = static_cast<size_t>(i * n + j);
-        const double column = row.values[at] + static_cast<double>(n - length);
-        EXPECT_EQ(skewed.values[at],
-                  row.values[at] < 0 ? 0.0 : static_cast<double>(i * n) + column + 1);
-      }
-    }
-  }
-}
-
-TEST(MusicTransformer, NoSkewWhereItDoesNotHold) {
-  const auto count = [](const Made& music, const Grid& grid) { return music.steps(grid).size(); };
-  EXPECT_EQ(count(Made("music_transformer", options(5, false, false)), {3, 5, 2}), 3U);
-  EXPECT_EQ(count(Made("music_transformer", options(5, false, true)), {5, 5, 0}), 3U);
-  EXPECT_EQ(count(Made("music_transformer", options(5, false, false)), {0, 0, 0}), 8U);
-}
-
 TEST(MusicTransformer, Refuses) {
   EXPECT_NE(
       error_of([] { Made("music_transformer", options(0, false, false)); }).find("max_length"),

@@ -30,8 +30,8 @@ struct Llama3RoPE : common::Rotary {
   }
 
   void terms(Builder& b) const {
-    b.check(factor > 0, "factor: expected a number above 0, got ", factor);
-    b.check(low_freq_factor > 0 && high_freq_factor > low_freq_factor,
+    b.require(factor > 0, "factor: expected a number above 0, got ", factor);
+    b.require(low_freq_factor > 0 && high_freq_factor > low_freq_factor,
             "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
             ", which is above 0, got ", high_freq_factor);
     const auto original = static_cast<double>(original_max_position_embeddings);

@@ -68,32 +68,6 @@ TEST(RoPE, Float32Frequencies) {
   EXPECT_DOUBLE_EQ(exact.frequency[32], 0.01);
 }
 
-TEST(RoPE, StepsAreTheNotebooksTables) {
-  const int64_t d = 6;
-  for (const bool half : {false, true}) {
-    const Made rope("rope", options(d, half ? "half" : "interleaved"));
-    const Grid grid{4, 4, 0};
-    std::vector<std::string> names;
-    for (const Step& step : rope.steps(grid)) names.push_back(step.name);
-    EXPECT_EQ(names, (std::vector<std::string>{"theta", "positions", "freqs", "freqs_twice", "cos",
-                                               "sin"}));
-    const Step cos = rope.step(grid, "cos"), sin = rope.step(grid, "sin");
-    EXPECT_EQ(cos.shape, (std::vector<int64_t>{4, d}));
-    for (int64_t position = 0; position < 4; ++position) {
-      for (int64_t c = 0; c < d; ++c) {
-        const int64_t pair = half ? c % (d / 2) : c / 2;
-        const double theta = std::pow(1e4, -2.0 * static_cast<double>(pair) / d);
-        const auto at = static_cast<size_t>(position * d + c);
-        EXPECT_NEAR(cos.values[at], std::cos(static_cast<double>(position) * theta), 1e-15);
-        EXPECT_NEAR(sin.values[at], std::sin(static_cast<double>(position) * theta), 1e-15);
-      }
-    }
-    EXPECT_EQ(rope.step({2, 4, 7}, "positions_q").values, (std::vector<double>{7, 8}));
-    EXPECT_EQ(rope.step({2, 4, 7}, "cos_q").shape, (std::vector<int64_t>{2, d}));
-    EXPECT_EQ(rope.steps({2, 4, 2}).size(), 6U);
-  }
-}
-
 TEST(RoPE, HasNoParameters) { EXPECT_TRUE(Made("rope", options(8, "half")).specs().empty()); }
 
 TEST(RoPE, Refuses) {

@@ -84,31 +84,6 @@ TEST(Shaw, Parameters) {
   EXPECT_EQ(keys.pull_back(TermGradients::zeros(terms)).size(), 1U);
 }
 
-TEST(Shaw, MatricesOfTheNotebooks) {
-  const Grid grid{3, 3, 0};
-  const Made notebook("shaw", options(2, false, "query-key"));
-  EXPECT_EQ(notebook.step(grid, "distance_mat").values,
-            (std::vector<double>{0, -1, -2, 1, 0, -1, 2, 1, 0}));
-  EXPECT_EQ(notebook.step(grid, "final_mat").values,
-            (std::vector<double>{2, 1, 0, 3, 2, 1, 4, 3, 2}));
-  const Made paper("shaw", options(2, false, "key-query"));
-  EXPECT_EQ(paper.step(grid, "final_mat").values, (std::vector<double>{2, 3, 4, 1, 2, 3, 0, 1, 2}));
-  const Step rows = notebook.step(grid, "embeddings_table[final_mat]");
-  EXPECT_EQ(rows.shape, (std::vector<int64_t>{3, 3, kHeadDim}));
-  EXPECT_EQ(rows.values[static_cast<size_t>(3 * kHeadDim + 1)],
-            notebook.parameters()[0].at({3, 1}));
-  EXPECT_EQ(Made("shaw", options(2, true, "query-key"))
-                .step(grid, "embeddings_table[:, final_mat]")
-                .shape,
-            (std::vector<int64_t>{kHeads, 3, 3, kHeadDim}));
-
-  const Made clipped("shaw", options(7, false, "query-key"));
-  const Step last = clipped.step({12, 12, 0}, "distance_mat_clipped");
-  EXPECT_EQ(std::vector<double>(last.values.end() - 12, last.values.end()),
-            (std::vector<double>{7, 7, 7, 7, 7, 6, 5, 4, 3, 2, 1, 0}));
-  EXPECT_EQ(clipped.steps({700, 800, 0}).back().name, "final_mat");
-}
-
 TEST(Shaw, Refuses) {
   const Made shaw("shaw", options(2, true, "key-query"));
   EXPECT_NE(error_of([&] { shaw.lower(3, kHeadDim, kValueDim); }).find("heads"), std::string::npos);

@@ -25,7 +25,7 @@ struct TransformerXL {
   }
 
   void terms(Builder& b) const {
-    b.check(width % 2 == 0, "width: expected an even number, got ", width);
+    b.require(width % 2 == 0, "width: expected an even number, got ", width);
     const Source weight = b.parameter("r_net.weight", {heads * head_dim, width}, Init::normal(0.02),
                                       "projects the sinusoids of a distance to each head");
     const Source u = b.parameter("r_w_bias", {heads, head_dim}, Init::normal(0.02),

@@ -17,12 +17,12 @@ void Rotary::options(OptionList& o) {
 }
 
 void Rotary::terms(Builder& b, const std::function<double(double)>& rescaled) const {
-  b.check(base > 0, "base: expected a number above 0, got ", base);
+  b.require(base > 0, "base: expected a number above 0, got ", base);
   if (!rotary_dim) {
-    b.check(head_dim % 2 == 0, "head_dim: expected an even number, got ", head_dim,
+    b.require(head_dim % 2 == 0, "head_dim: expected an even number, got ", head_dim,
             "; give an even rotary_dim to turn a part of the head");
   } else {
-    b.check(*rotary_dim % 2 == 0 && *rotary_dim <= head_dim,
+    b.require(*rotary_dim % 2 == 0 && *rotary_dim <= head_dim,
             "rotary_dim: expected an even number up to head_dim=", head_dim, ", got ", *rotary_dim);
   }
   Rotation turn;

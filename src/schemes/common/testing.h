@@ -46,13 +46,6 @@ class Made {
   Terms lower(int64_t heads, const std::vector<bool>& wants) const {
     return part_.recipe->bind({sizes(heads, 0, 0), parameters(), wants});
   }
-  std::vector<Step> steps(const Grid& grid) const { return relpos::steps(part_, grid); }
-  Step step(const Grid& grid, const std::string& name) const {
-    for (Step& step : steps(grid)) {
-      if (step.name == name) return std::move(step);
-    }
-    throw_error(ErrorKind::kValue, "no step ", name);
-  }
   // Gradients of the parameters for those of the terms.
   ParameterSums pull_back(const TermGradients& gradients) const {
     ParameterSums sums;

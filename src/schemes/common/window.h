@@ -19,7 +19,7 @@ struct Window {
     const bool whole = std::all_of(sides.begin(), sides.end(), [](double side) {
       return side >= 1 && side <= kMost && side == std::floor(side);
     });
-    b.check(whole && (sides.size() == 1 || sides.size() == 2), option,
+    b.require(whole && (sides.size() == 1 || sides.size() == 2), option,
             ": expected one or two whole numbers of 1 to 2^20");
     height = static_cast<int64_t>(sides.front());
     width = static_cast<int64_t>(sides.back());

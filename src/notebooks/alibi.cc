@@ -1,0 +1,21 @@
+#include <algorithm>
+#include <cstdlib>
+
+#include "notebooks/common.h"
+
+namespace relpos::notebooks {
+
+std::vector<Step> alibi(const Part& part, const Grid& grid) {
+  const TensorView& values = part.parameters[0];
+  const bool symmetric = part.options().flag("symmetric");
+  Step slopes = empty_step("slopes", Step::Kind::kReal, values.dims());
+  for (int64_t h = 0; h < values.shape[0]; ++h) slopes.values.push_back(values.at({h}));
+  return {std::move(slopes),
+          pairwise("distance_matrix", grid,
+                   [&](int64_t q, int64_t k) {
+                     return symmetric ? -std::abs(q - k) : std::min<int64_t>(k - q, 0);
+                   }),
+          dense_step("biases", part, grid)};
+}
+
+}  // namespace relpos::notebooks
