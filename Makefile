@@ -35,7 +35,7 @@ test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 accuracy: build ## 20,000 random calls a SIMD target against the bound of docs/accuracy.md; ARGS="--seed 2"
 	@$(PY) tests/accuracy_fuzz.py --calls 20000 --target all $(ARGS)
 
-bench: build ## measure against the floors and against other libraries; ARGS="--case TEXT --runs 5"
+bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
 
 docs: build ## the API reference of Python and C++, in build/docs

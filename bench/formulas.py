@@ -15,6 +15,8 @@ from torch.nn import functional
 
 CLIP = 64
 Shape = tuple[int, int, int, int, int]
+FULL = (1, 8, 2048, 2048, 64)
+LONG = (1, 8, 4096, 4096, 64)
 
 
 @dataclass

@@ -10,18 +10,18 @@ Memory is the peak of resident bytes above what was resident before.
 """
 
 import argparse
-import json
+import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import relpos
 import torch
+from case import growth
 from transformers import T5Config, T5EncoderModel
 
 WAYS = ("eager", "sdpa", "relpos")
@@ -29,17 +29,11 @@ WAYS = ("eager", "sdpa", "relpos")
 
 def encoder(layers: int, way: str, width: int = 768, heads: int = 12) -> T5EncoderModel:
     torch.manual_seed(0)
+    sizes = {"d_model": width, "d_kv": 64, "d_ff": 4 * width, "num_heads": heads}
     config = T5Config(
-        vocab_size=1000,
-        d_model=width,
-        d_kv=64,
-        d_ff=4 * width,
-        num_layers=layers,
-        num_heads=heads,
-        dropout_rate=0.0,
-        use_cache=False,
+        vocab_size=1000, num_layers=layers, dropout_rate=0.0, use_cache=False, **sizes,
         attn_implementation="eager" if way == "relpos" else way,
-    )
+    )  # fmt: skip
     model = T5EncoderModel(config)
     table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     torch.nn.init.normal_(table)
@@ -56,8 +50,12 @@ def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": seen}
 
 
+def hidden_states(model: T5EncoderModel, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(**given).last_hidden_state * given["attention_mask"][..., None]
+
+
 def loss(model: T5EncoderModel, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    hidden = model(**given).last_hidden_state * given["attention_mask"][..., None]
+    hidden = hidden_states(model, given)
     return (hidden * torch.linspace(-1, 1, hidden.shape[2])).mean()
 
 
@@ -67,25 +65,18 @@ def prove() -> str:
     for way in WAYS:
         model = encoder(2, way, width=128, heads=2)
         loss(model, given).backward()
-        hidden = model(**given).last_hidden_state.detach() * given["attention_mask"][..., None]
-        found[way] = (hidden, [p.grad for p in model.parameters()])
+        found[way] = [hidden_states(model, given).detach(), *(p.grad for p in model.parameters())]
     lines = []
     for way in WAYS[1:]:
-        (out, gradients), (eager, theirs) = found[way], found["eager"]
-        pairs = [(out, eager), *zip(gradients, theirs, strict=True)]
+        pairs = zip(found[way], found["eager"], strict=True)
         errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in pairs]
         assert max(errors) < 1e-5, (way, errors)
         lines.append(f"{way} is eager to {errors[0]:.1e}, gradients {max(errors[1:]):.1e}")
     return "; ".join(lines)
 
 
-def resident(field: str) -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition(f"{field}:")[2].split()[0])
-
-
-def measure(way: str, step: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Seconds and peak bytes, in this process alone."""
+def measure(way: str, step: str, arguments: argparse.Namespace) -> str:
+    """A row of the table, measured in this process alone."""
     model = encoder(arguments.layers, way)
     given = batch(arguments.batch, arguments.length)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -103,34 +94,21 @@ def measure(way: str, step: str, arguments: argparse.Namespace) -> dict[str, flo
     if step == "training step":  # the optimizer's state and the gradients stand in all three ways
         loss(model, batch(1, 8)).backward()
         optimizer.step()
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    run()
-    peak = resident("VmHWM") - before
-    times, busy = [], []
+    peak, times, busy = growth(run), [], []
     for _ in range(arguments.rounds):
         start, cpu = time.perf_counter(), time.process_time()
         run()
         times.append(time.perf_counter() - start)
         busy.append(time.process_time() - cpu)
-    return {
-        "seconds": statistics.median(times),
-        "cpu_seconds": statistics.median(busy),
-        "bytes": peak,
-    }
+    seconds, cpu_seconds = statistics.median(times), statistics.median(busy)
+    return f"| {step} | {way} | {seconds:.2f} s | {cpu_seconds:.2f} s | {peak / 2**20:.0f} MiB |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--length", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs=2, help=argparse.SUPPRESS)
+    for name, default in (("length", 2048), ("batch", 2), ("layers", 4), ("rounds", 5)):
+        parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
-    if arguments.only:
-        print(json.dumps(measure(*arguments.only, arguments)))
-        return
     print(prove(), file=sys.stderr)
     print(
         f"T5-base encoder, {arguments.layers} layers, B {arguments.batch}, L {arguments.length}, "
@@ -139,11 +117,8 @@ def main() -> None:
     print("| | way | time | CPU time | peak memory |\n|---|---|---|---|---|")
     for step in ("forward", "training step"):
         for way in WAYS:
-            command = [sys.executable, __file__, *sys.argv[1:], "--only", way, step]
-            found = json.loads(subprocess.check_output(command, text=True))
-            size = found["bytes"] / 2**20
-            times = f"{found['seconds']:.2f} s | {found['cpu_seconds']:.2f} s"
-            print(f"| {step} | {way} | {times} | {size:.0f} MiB |", flush=True)
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                print(pool.submit(measure, way, step, arguments).result(), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from case import first_line
 from torch import Tensor
 from torch.nn import functional
 
 
-class Refused(Exception):
+class Refused(RuntimeError):
     """Not installed, not for this machine, or no such operation."""
 
 
@@ -116,11 +117,6 @@ def onnx_runtime(q: Tensor, k: Tensor, v: Tensor, causal: bool, bias: Tensor | N
         return torch.from_numpy(result[0]).view(batch, -1, heads, dim).transpose(1, 2)
 
     return lambda: session.run(None, feed), show
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 TORCH = "torch SDPA"

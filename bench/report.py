@@ -1,186 +1,132 @@
-"""Rows of several runs joined, printed as a Markdown table, kept as JSON."""
+"""Rows of several runs joined, and printed as a Markdown table."""
 
 import statistics
 from typing import Any
 
-from clock import counted, quartiles
+from clock import counted, machine_text, quartiles, void_reason
 
 Row = dict[str, Any]
 
 
-def joined(runs: list[list[Row]]) -> list[Row]:
-    """Each row once, by place: `value` is the median of the runs' medians; `low` and `high` their
+def join(same: list[Row], best: float) -> Row:
+    """One row of several runs. `value` is the median of the runs' medians; `low` and `high` their
     range, or the quartiles of the rounds where there is one run."""
-    by_name: dict[str, list[Row]] = {}
-    for run in runs:
-        for row in run:
-            by_name.setdefault(row["name"], []).append(row)
-    rows = [join(same) for same in by_name.values()]
-    return sorted(rows, key=lambda row: row["place"])
-
-
-def join(same: list[Row]) -> Row:
     measured = [row for row in same if "values" in row]
     if not measured:
         return same[-1]
-    measured = [row for row in measured if not row.get("noisy")] or measured
-    medians = [statistics.median(row["values"]) for row in measured]
-    row = {key: value for key, value in measured[-1].items() if key != "values"}
-    row["value"], row["runs"] = statistics.median(medians), medians
-    row["rounds"] = sum(len(one["values"]) for one in measured)
-    if len(medians) > 1:
-        row["low"], row["high"] = min(medians), max(medians)
-    else:
-        row["low"], _, row["high"] = quartiles(measured[0]["values"])
-    times = [one["milliseconds"] for one in measured]
-    # The best peer need not be the same in every run.
-    sides = dict.fromkeys(side for one in times for side in one)
-    row["milliseconds"] = {
-        side: statistics.median(one[side] for one in times if side in one) for side in sides
-    }
+    kept = [(row, *counted(row["values"], row["rates"], best)) for row in measured]
+    kept = [one for one in kept if not one[2]] or kept
+    medians = [statistics.median(values) for _, values, _ in kept]
+    row = {k: v for k, v in kept[-1][0].items() if k not in ("values", "rates", "seconds")}
+    row["value"], row["runs"], row["noisy"] = statistics.median(medians), medians, kept[0][2]
+    row["low"], row["high"] = min(medians), max(medians)
+    if len(kept) == 1:
+        row["low"], _, row["high"] = quartiles(kept[0][1])
+    times: dict[str, list[float]] = {}  # the best peer need not be the same in every run
+    for one, _, _ in kept:
+        for side, seconds in one["seconds"].items():
+            middle = statistics.median(counted(list(seconds), one["rates"], best)[0])
+            times.setdefault(side, []).append(1e3 * middle)
+    row["milliseconds"] = {side: statistics.median(all_runs) for side, all_runs in times.items()}
     return row
 
 
-def judged(row: Row, best: float) -> Row:
-    """A row whose values are those of quiet rounds, by the best look of all processes."""
-    if "values" not in row:
-        return row
-    values, noisy = counted(row["values"], row.get("looks", []), best)
-    return {**row, "values": values, "noisy": noisy, "looks": []}
+def joined(runs: list[Row]) -> list[Row]:
+    """Each row once. Of rows that some run measured, runs that do not count are left out."""
+    best = max(run["machine"]["best_rate"] for run in runs)
+    by_name: dict[str, list[tuple[bool, Row]]] = {}
+    for run in runs:
+        counts = not void_reason(run["machine"])
+        for row in run["rows"]:
+            by_name.setdefault(row["name"], []).append((counts, row))
+    return [
+        join([row for counts, row in same if counts] or [row for _, row in same], best)
+        for same in by_name.values()
+    ]
 
 
-def later_too(machine: Row, later: Row) -> Row:
-    """The machine of a run, measured again at its end: its best, and the mean of what was ours."""
-    bests = {
-        key: max(machine[key], later[key])
-        for key in ("peak_one", "peak_all", "read_bandwidth", "best_look")
-    }
-    look = (machine["look"] + later["look"]) / 2
-    share = look / bests["best_look"]
-    verdict = machine if later["counts"] else later
-    return {**verdict, **bests, "look": look, "issue_share": share}
-
-
-def add_limits(rows: list[Row], peak: float) -> None:
-    """What a ratio would be if our side ran at the machine's peak, GFLOP/s."""
-    for row in rows:
-        if "flops" in row:
-            theirs = list(row["milliseconds"].values())[-1]
-            row["at_peak"] = theirs / (1e-6 * row["flops"] / peak)
-
-
-def merged(rows: list[Row], kept: list[Row]) -> list[Row]:
-    """`rows`, and what else an earlier report has."""
+def merged(rows: list[Row], kept: list[Row], order: list[str]) -> list[Row]:
+    """`rows`, and what else an earlier report has, in the order of these names."""
     names = {row["name"] for row in rows}
-    return sorted(
-        [*rows, *(row for row in kept if row["name"] not in names)], key=lambda row: row["place"]
-    )
+    every = [*rows, *(row for row in kept if row["name"] not in names)]
+    places = {name: n for n, name in enumerate(order)}
+    return sorted(every, key=lambda row: places.get(row["name"], len(places)))
 
 
 def reached(row: Row) -> str:
-    if row.get("floor") is None:
-        # There is still winning and losing.
-        return "" if "faster" not in row["unit"] else "won" if row["value"] >= 1 else "lost"
+    if "error" in row:
+        return "not measured"
+    floor, stretch = row["floor"], row["stretch"]
+    if floor is None:  # there is still winning and losing
+        return "" if "faster" not in row["unit"] else "won" if row["value"] >= 1 else "**lost**"
     sign = 1 if row["better"] == "higher" else -1
-    if sign * row["value"] >= sign * row["stretch"]:
+    if stretch is not None and sign * row["value"] >= sign * stretch:
         return "stretch"
-    return "floor" if sign * row["value"] >= sign * row["floor"] else "**missed**"
+    return "floor" if sign * row["value"] >= sign * floor else "**missed**"
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return ""
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
 
 
-def line(row: Row) -> str:
-    bars = [number(row.get("floor")), number(row.get("stretch"))]
+def line(row: Row, targets: bool) -> str:
+    bars = [number(row["floor"]), number(row["stretch"]), reached(row)] if targets else []
     if "error" in row:
-        return cells([row["name"], *bars, "not measured", "", "", row["error"]])
-    times = ", ".join(f"{side} {number(ms)}" for side, ms in row["milliseconds"].items())
-    if limit := row.get("at_peak"):
-        times += f"; at the peak it would be {number(limit)}"
-    if note := row.get("note"):
-        times += f"; {note}"
-    if row.get("noisy"):
-        times += "; noisy"
-    measured = f"{number(row['value'])} {row['unit']}"
-    spread = f"{number(row['low'])} to {number(row['high'])}"
-    return cells([row["name"], *bars, measured, spread, reached(row), times])
+        return cells([row["name"], "not measured", "", *bars, row["error"]])
+    times = [", ".join(f"{side} {number(ms)}" for side, ms in row["milliseconds"].items())]
+    times += [row.get("note"), "noisy" if row["noisy"] else ""]
+    digits = 4 if row["unit"].startswith("x of") else 3
+    measured = f"{number(row['value'], digits)} {row['unit']}"
+    spread = f"{number(row['low'], digits)} to {number(row['high'], digits)}"
+    return cells([row["name"], measured, spread, *bars, "; ".join(filter(None, times))])
 
 
 def cells(texts: list[str]) -> str:
     return "| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in texts) + " |"
 
 
-HEAD = [
-    "| case | floor | stretch | measured | spread | reached | milliseconds |",
-    "|---|---|---|---|---|---|---|",
-]
-
-
-def table(rows: list[Row]) -> str:
-    return "\n".join([*HEAD, *map(line, rows)])
-
-
-def machine_text(machine: Row) -> str:
-    counts = "It counts." if machine["counts"] else f"**It is void: {machine['void']}.**"
-    share = machine.get("issue_share")  # older reports have none
-    issue = "" if share is None else f", {100 * share:.0f} % of the issue slots ours"
-    return (
-        f"{machine['date']}: {machine['cpu']}, family {machine['family']} model "
-        f"{machine['model']}, target {machine['target']}, {machine['threads']} threads: "
-        f"{machine['peak_all']:.0f} GFLOP/s of multiply-adds with all threads, "
-        f"{machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.1f} GB/s read{issue}. "
-        f"{counts}"
-    )
+def table(rows: list[Row], targets: bool) -> str:
+    bars = ["floor", "stretch", "reached"] if targets else []
+    head = ["case", "measured", "spread", *bars, "milliseconds"]
+    return "\n".join([cells(head), "|---" * len(head) + "|", *(line(row, targets) for row in rows)])
 
 
 def summary(rows: list[Row]) -> str:
-    floors = [row for row in rows if row.get("floor") is not None]
-    words = [reached(row) if "error" not in row else "not measured" for row in floors]
-    lost = [row for row in rows if "error" not in row and reached(row) == "lost"]
+    words = [reached(row) for row in rows if row["floor"] is not None]
+    lost = sum(reached(row) == "**lost**" for row in rows)
     return (
-        f"Of {len(floors)} rows with a floor {words.count('stretch')} reach the stretch, "
+        f"Of {len(words)} rows with a floor {words.count('stretch')} reach the stretch, "
         f"{words.count('floor')} the floor, {words.count('**missed**')} miss it, "
-        f"{words.count('not measured')} were not measured. Of the rows without one we "
-        f"lose {len(lost)}."
+        f"{words.count('not measured')} were not measured. Of the others {lost} lose to a peer."
     )
 
 
-def page(report: Row) -> str:
-    """docs/benchmarks.md."""
+EXPLAINED = """\
+float32, B 1, H 8, D 64, L 2048, full unless a row says otherwise; calls go through Python. % of \
+peak: 4 B H Lq Lk D flops forward, 10 backward, half when causal, of the multiply-adds that the \
+machine does in the same run, measured before and after; the higher one counts. x of plain: times \
+the same call without a position. x faster: the other side's time over ours, outputs compared \
+first. Sides take turns in one process. A row is the median of its runs, each the median of its \
+rounds; spread is the range of the runs, or the quartiles of the rounds where there is one run. \
+Instructions: no-ops that our threads execute, against the best rate seen; they halve where \
+another program, or another machine, uses our cores. A round counts that found 85 % of them before \
+and after each of its calls; a row with fewer than three such rounds says noisy and shows all."""
+
+
+def page(report: Row, targets: bool) -> str:
+    """The whole report; without targets it is docs/benchmarks.md."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    machines = [machine_text(machine) for machine in report["machines"]]
+    machines = [f"{n}. {machine_text(one)}" for n, one in enumerate(report["machines"], 1)]
     lines = [
-        "# Benchmarks",
-        "",
-        f"Written by `{report['command']}` on {report['date']}, with {versions}.",
-        "",
-        "float32, B 1, H 8, D 64, L 2048, full unless a row says otherwise. % of peak: "
-        "4 B H Lq Lk D flops forward, 10 backward, half when causal, of the multiply-adds that the "
-        "machine does in the same run, measured before and after; the higher one counts. Issue "
-        "slots: no-ops that our threads retire, against the best moment seen; where neighbours run "
-        "on the other half of our cores, they fall to 50 % while multiply-adds alone hardly "
-        "notice. A round counts that found 85 % of them ours before and after each of its "
-        "calls; a row that has fewer than three such rounds in every run says noisy and shows all "
-        "its rounds. Against "
-        "others: one process, sides take turns, outputs compared first; \"x faster\" is their time "
-        "over ours. A row is the median of its runs, each the median of its rounds; spread is the "
-        "range of the runs, or the quartiles of the rounds where there is one run. Rows without a "
-        "floor are there because a reader would ask.",
-        "",
-        summary(report["rows"]),
-        "",
-        "The machine, run by run:",
-        "",
-        *(f"{n}. {text}" for n, text in enumerate(machines, 1)),
-        "",
-        table(report["rows"]),
-        "",
+        "# Benchmarks", "",
+        f"Written by `{report['command']}` on {report['date']}, with {versions}.", "",
+        EXPLAINED, "", *([summary(report["rows"]), ""] if targets else []),
+        "The machine, run by run:", "", *machines, "", table(report["rows"], targets), "",
     ]  # fmt: skip
-    kept = sorted({row["date"] for row in report["rows"]} - {report["date"]})
+    kept = [row["date"] for row in report["rows"] if row["date"] != report["date"]]
     if kept:
-        count = sum(row["date"] != report["date"] for row in report["rows"])
-        lines += [f"{count} rows are kept from earlier: {', '.join(kept)}.", ""]
+        dates = ", ".join(sorted(set(kept)))
+        lines += [f"{len(kept)} rows are kept from earlier: {dates}.", ""]
     return "\n".join(lines)

@@ -1,202 +1,229 @@
-"""The rows of the bench that need Python: relpos against others, and relpos under PyTorch.
+"""Every row of the bench: what each compares, and what this project wants it to reach.
 
-A case yields one row or several: where several peers meet, one for the best of them, which is the
-one that counts, and one for each.
+The rows of schemes come from the registry; CHOSEN has at most a line for each.
 """
 
-import statistics
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import contests
 import formulas
-import proof
 import relpos
 import torch
-from clock import Budget, counted, take_turns
-from formulas import Match, Shape
-from peers import PEERS, TORCH, Refused, first_line
+from case import NO_TARGET, PEAK, Call, Case, Row, Sides, Target, compare, growth, ratio, speedup
+from clock import Budget, timer
+from formulas import FULL, LONG, Shape
 from torch import Tensor, nn
 from torch.nn import functional
 
-Row = dict[str, Any]
-FULL = (1, 8, 2048, 2048, 64)
-LONG = (1, 8, 4096, 4096, 64)
+TINY = (1, 1, 12, 12, 64)
+CACHE = (1, 32, 1, 32768, 128)
+PLAIN = "x of plain"
 
 
 @dataclass
-class Case:
-    place: int  # in the whole table, that of `relpos bench` included
-    name: str
-    unit: str
-    floor: float | None
-    stretch: float | None
-    run: Callable[["Case", Budget], list[Row]]
-    better: str = "higher"
-    parts: list[str] = field(default_factory=list)  # names of the rows beside its own
-
-    def names(self) -> list[str]:
-        return [self.name, *self.parts]
-
-    def row(self, name: str | None = None, **measured: Any) -> Row:
-        named = name is not None and name != self.name
-        return {
-            "place": self.place,
-            "name": name or self.name,
-            "unit": self.unit,
-            "better": self.better,
-            "floor": None if named else self.floor,
-            "stretch": None if named else self.stretch,
-            **measured,
-        }
+class Chosen:
+    options: dict[str, Any] = field(default_factory=dict)  # beside the required ones
+    causal: bool = False
+    shape: Shape = FULL
+    forward: Target = NO_TARGET  # times plain
+    backward: Target = NO_TARGET
 
 
-@dataclass
-class Side:
-    name: str
-    call: Callable[[], Any]
-    show: Callable[[Any], list[Tensor]]
+# A scheme that the registry lacks is a row that says so.
+CHOSEN = {
+    "t5": Chosen(forward=(1.04, 1.01), backward=(1.06, 1.02)),
+    "rope": Chosen({"layout": "half"}, forward=(1.06, 1.03), backward=(1.06, 1.03)),
+    "shaw": Chosen({"max_distance": 64}, forward=(1.2, 1.1), backward=(1.4, 1.25)),
+    "music_transformer": Chosen(causal=True, forward=(1.65, 1.53), backward=(1.8, 1.62)),
+    "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
+}
 
 
-def ratios(ours: list[float], theirs: list[float]) -> list[float]:
-    return [b / a for a, b in zip(ours, theirs, strict=True)]
+def construct(name: str, shape: Shape, chosen: dict[str, Any]) -> Any:
+    """A position of the scheme; sizes that must be given are those of the call, else its length."""
+    scheme = next((s for s in relpos.schemes() if s.name == name), None)
+    if scheme is None:
+        raise ValueError(f"no scheme {name} in this build's registry")
+    sizes = {"heads": shape[1], "head_dim": shape[4]}
+    options = {
+        o.name: o.choices[0] if o.choices else sizes.get(o.name, shape[3])
+        for o in scheme.options
+        if o.required
+    }
+    return getattr(relpos, scheme.class_name)(**{**options, **chosen})
 
 
-def contest(
-    case: Case,
-    ours: Side,
-    others: list[Side],
-    refused: dict[str, str],
-    flops: float,
-    budget: Budget,
-) -> list[Row]:
-    """Equal first, then turn by turn; a row for each other side and, of several, for the best."""
-    mine = ours.show(ours.call())
-    differences, ready = {}, []
-    for side in others:
-        try:
-            differences[side.name] = proof.difference(mine, side.show(side.call()))
-            ready.append(side)
-        except Exception as error:  # whatever a peer's compiler may raise
-            why = str(error) if isinstance(error, proof.Unequal) else first_line(error)
-            refused[side.name] = why
-    del mine
-    rows, best = [], None
-    if ready:
-        turns = take_turns([ours.call, *(side.call for side in ready)], budget)
-        times = turns.seconds
-        for n, side in enumerate(ready, 1):
-            values = ratios(times[0], times[n])
-            row = case.row(
-                f"{case.name}: {side.name}",
-                values=values,
-                milliseconds={"relpos": turns.median_ms(0), side.name: turns.median_ms(n)},
-                note=f"differs by {differences[side.name]:.0e}",
-                flops=flops,
-                looks=turns.looks,
-            )
-            rows.append(row)
-            middle = statistics.median(counted(values, turns.looks, turns.best)[0])
-            if best is None or middle < best[0]:
-                best = middle, row
-    rows += [case.row(f"{case.name}: {name}", error=why) for name, why in refused.items()]
-    if len(others) + len(refused) == 1:
-        rows[0].update(name=case.name, floor=case.floor, stretch=case.stretch)
-        return rows
-    if best is None:
-        return [case.row(error="no peer ran"), *rows]
-    same = {k: best[1][k] for k in ("values", "milliseconds", "note", "flops", "looks")}
-    return [case.row(**same), *rows]
+def against_plain(
+    name: str, make: Callable[[], Any], shape: Shape, target: Target, *,
+    backward: bool = False, is_causal: bool = False, **options: Any,
+) -> Case:  # fmt: skip
+    def sides() -> Sides:
+        ours = Call(shape, make(), is_causal=is_causal, **options)
+        plain = Call(shape, is_causal=is_causal)
+        return {"relpos": ours.side(backward), "plain": plain.side(backward)}
+
+    return Case(name, PLAIN, target, compare(sides, ratio), better="lower")
+
+
+def scheme_cases() -> list[Case]:
+    cases = []
+    for name in dict.fromkeys([*(s.name for s in relpos.schemes()), *CHOSEN]):
+        chosen = CHOSEN.get(name, Chosen())
+        said = [f"{option}={value}" for option, value in chosen.options.items()]
+        label = ", ".join([name, *said, *(["causal"] if chosen.causal else [])])
+        make = functools.partial(construct, name, chosen.shape, chosen.options)
+        for end, target in (("forward", chosen.forward), ("backward", chosen.backward)):
+            both = {"backward": end == "backward", "is_causal": chosen.causal}
+            cases.append(against_plain(f"{label}, {end}", make, chosen.shape, target, **both))
+    return cases
+
+
+def position_cases() -> list[Case]:
+    """Positions that are no run: documents that each start at 0; windows of 12 x 12 patches."""
+    patches = torch.arange(144)
+    rows = (
+        ("t5, packed positions, forward", lambda: relpos.T5Bias(8), FULL,
+         torch.arange(2048) % 701),
+        ("bias_rpe, windows of 12 x 12, forward", lambda: relpos.BiasRPE(8, 265),
+         (16, 8, 144, 144, 64), patches // 12 * 23 + patches % 12),
+    )  # fmt: skip
+    return [
+        against_plain(name, make, shape, (1.25, 1.05), q_positions=ids, k_positions=ids)
+        for name, make, shape, ids in rows
+    ]
 
 
 def flops_of(shape: Shape, causal: bool, backward: bool) -> float:
-    """Of plain attention: 4 B H Lq Lk D forward, 10 more backward, half when causal."""
+    """Of plain attention: 4 B H Lq Lk D forward, 10 backward, half when causal."""
     batch, heads, queries, keys, dim = shape
-    return (14 if backward else 4) * batch * heads * queries * keys * dim / (2 if causal else 1)
+    return (10 if backward else 4) * batch * heads * queries * keys * dim / (2 if causal else 1)
 
 
-def against_peers(build: Callable[[Shape, torch.dtype], Match], shape: Shape, names: list[str],
-                  dtype: torch.dtype = torch.float32):  # fmt: skip
-    """Forward, without gradients; a bias reaches the peers as a ready mask."""
-
-    def run(case: Case, budget: Budget) -> list[Row]:
-        proof.prove(build, shape)
-        torch.compiler.reset()  # else the runs add up to its limit of recompilations
-        torch.manual_seed(0)
-        match = build(shape, dtype)
-        q, k, v = (x.detach() for x in match.leaves[:3])
-        others, refused = [], {}
-        with torch.no_grad():
-            bias = match.bias().contiguous() if match.bias else None
-            for name in names:
-                try:
-                    call, show = PEERS[name](q, k, v, match.causal, bias)
-                    others.append(Side(name, call, lambda result, show=show: [show(result)]))
-                except Refused as error:
-                    refused[name] = str(error)
-            ours = Side("relpos", match.ours, lambda result: [result])
-            flops = flops_of(shape, match.causal, backward=False)
-            return contest(case, ours, others, refused, flops, budget)
-
-    return run
+def peak_case(
+    name: str, shape: Shape, target: Target, causal=False, backward=False, **more
+) -> Case:
+    """Values are GFLOP/s; the peak of the run makes them percentages."""
+    run = compare(
+        lambda: {"relpos": Call(shape, is_causal=causal).side(backward)},
+        lambda seconds: 1e-9 * flops_of(shape, causal, backward) / seconds,
+    )
+    return Case(name, PEAK, target, run, **more)
 
 
-def against_formula(build: Callable[[Shape, torch.dtype], Match], shape: Shape, backward: bool,
-                    ready_mask: bool = False):  # fmt: skip
-    """The formula in eager torch. Backward: one forward and the gradients of all leaves.
-    ready_mask: the mask itself is the leaf, already gathered, and its table gets no gradient."""
-
-    def run(case: Case, budget: Budget) -> list[Row]:
-        proof.prove(build, shape)
-        torch.manual_seed(0)
-        match = build(shape, torch.float32)
-        formula, leaves = match.formula, match.leaves
-        shown = slice(None)
-        if ready_mask:
-            q, k, v, _ = leaves
-            mask = match.bias().detach().contiguous().requires_grad_()
-            leaves, shown = [q, k, v, mask], slice(4)  # the mask's gradient is no table's
-
-            def formula():
-                return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-        dout = torch.randn(match.leaves[0].shape)
-
-        def steps(call, inputs):
-            out = call()
-            if not backward:
-                return [out]
-            return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
-
-        with torch.set_grad_enabled(backward):
-            ours = Side("relpos", lambda: steps(match.ours, match.leaves), lambda r: r[shown])
-            other = Side("torch", lambda: steps(formula, leaves), lambda r: r[shown])
-            flops = flops_of(shape, match.causal, backward)
-            return contest(case, ours, [other], {}, flops, budget)
-
-    return run
+def peak_cases() -> list[Case]:
+    cases = []
+    full = {1024: (70, 80), 2048: (77, 85), 4096: (79, 87), 8192: (79, 87)}
+    causal = {1024: (60, 72), 2048: (70, 80), 4096: (75, 84), 8192: (77, 85)}
+    backward = dict.fromkeys((2048, 4096), (74, 84))
+    causal_backward = dict.fromkeys((2048, 4096), (68, 80))
+    for name, targets, options in (
+        ("forward", full, {}),
+        ("forward, causal", causal, {"causal": True}),
+        ("backward", backward, {"backward": True}),
+        ("backward, causal", causal_backward, {"causal": True, "backward": True}),
+    ):
+        for n, target in targets.items():
+            cases.append(peak_case(f"{name}, L {n}", (1, 8, n, n, 64), target, **options))
+    for dim, target in {32: (66, 78), 80: (70, 80), 128: (79, 87), 256: (76, 84)}.items():
+        cases.append(peak_case(f"forward, D {dim}", (1, 8, 2048, 2048, dim), target))
+    cases.append(peak_case("short: B 8, H 8, L 128, D 64", (8, 8, 128, 128, 64), (55, 68)))
+    apart = {"environment": {"RELPOS_TARGET": "avx2"}}
+    cases.append(peak_case("AVX2 target, L 4096, forward", LONG, (76, 82), **apart))
+    name = "AVX2 target, L 4096, backward"
+    cases.append(peak_case(name, LONG, (70, 80), backward=True, **apart))
+    return cases
 
 
-def overhead(case: Case, budget: Budget) -> list[Row]:
-    q, k, v = (torch.randn(1, 1, 12, 64) for _ in range(3))
-    with torch.no_grad():
-        turns = take_turns(
-            [
-                lambda: relpos.attention(q, k, v),
-                lambda: functional.scaled_dot_product_attention(q, k, v),
-            ],
-            budget,
-        )
-    milliseconds = {"relpos": turns.median_ms(0), TORCH: turns.median_ms(1)}
-    values = [1e6 * t for t in turns.seconds[0]]
-    return [case.row(values=values, milliseconds=milliseconds, looks=turns.looks)]
+def cache_call(dtype: torch.dtype = torch.float32) -> Call:
+    return Call(CACHE, relpos.ALiBi(CACHE[1]), dtype, q_offset=CACHE[3] - 1)
 
 
-def training_loop(case: Case, budget: Budget) -> list[Row]:
-    """Four blocks of linear layers and attention, forward and backward, against the linear layers
-    alone plus attention alone, on the same shapes and with ready gradients."""
+def decode() -> Sides:
+    """Both read the same memory: another block may lie farther away and read half as fast."""
+    call, threads = cache_call(), torch.get_num_threads()
+
+    def read() -> None:
+        for x in call.qkv[1:]:
+            timer().relpos_bench_read(threads, x.data_ptr(), x.numel())
+
+    return {"relpos": call.forward, "plain reading": read}
+
+
+def narrow(dtype: torch.dtype, make: Callable[[torch.dtype], Call]):
+    """The same call in 16 bits and in float32."""
+    name = str(dtype).removeprefix("torch.")
+    return compare(
+        lambda: {name: make(dtype).forward, "float32": make(torch.float32).forward}, speedup
+    )
+
+
+def two_threads() -> Sides:
+    before, call = torch.get_num_threads(), Call(FULL)
+    if before < 2:
+        raise ValueError("needs two threads, has one")
+
+    def on(count: int) -> None:
+        torch.set_num_threads(count)
+        try:
+            call.forward()
+        finally:
+            torch.set_num_threads(before)
+
+    return {"two threads": lambda: on(2), "one thread": lambda: on(1)}
+
+
+def falling_bias() -> Sides:
+    shape = (1, 8, 16384, 16384, 64)
+    plain, alibi = Call(shape, is_causal=True), Call(shape, relpos.ALiBi(8), is_causal=True)
+    return {"ALiBi": alibi.forward, "plain": plain.forward}
+
+
+def tiny_call(position: Any = None) -> Sides:
+    """The cost of a call that computes next to nothing."""
+    q, k, v = formulas.inputs(TINY, torch.float32)
+
+    def ours() -> Tensor:
+        return relpos.attention(q, k, v, position=position)
+
+    def sdpa() -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    if position is None:
+        contests.difference([ours()], [sdpa()])
+    return {"relpos": ours, "torch SDPA": sdpa}
+
+
+def tiny_call_of_cpp() -> Sides:
+    q, k, v = formulas.inputs(TINY, torch.float32)
+    out = torch.empty_like(q)
+
+    def calls(count: int) -> None:
+        pointers = [x.data_ptr() for x in (q, k, v, out)]
+        timer().relpos_bench_call(*pointers, TINY[2], TINY[4], count)
+
+    calls(1)
+    contests.difference([out], [functional.scaled_dot_product_attention(q, k, v)])
+    return {"1000 calls": lambda: calls(1000)}
+
+
+def memory(case: Case, _: Budget) -> list[Row]:
+    """The peak of a forward and a backward pass beyond their inputs and results."""
+    results: list[Tensor] = []
+    for length in (256, 131072):  # the first: stacks of threads, and code
+        call = Call((1, 1, length, length, 64), relpos.T5Bias(1), is_causal=True)
+        grown = growth(lambda call=call: results.extend([call.graph[0], *call.backward()]))
+    beyond = grown - sum(x.nbytes for x in (*results[-5:], call.graph[1]))
+    value = beyond / sum(x.nbytes for x in call.qkv)
+    return [case.row(values=[value], seconds={}, rates=[], note=f"{1e-6 * beyond:.1f} MB")]
+
+
+def training_loop() -> Sides:
+    """Four blocks of linear layers and attention, forward and backward, beside the linear layers
+    alone and attention alone, on the same shapes and with ready gradients."""
     batch, length, heads, width, blocks = 8, 256, 8, 512, 4
-    torch.manual_seed(0)
     layers = [nn.ModuleList(nn.Linear(width, width) for _ in range(4)) for _ in range(blocks)]
     positions = [relpos.T5Bias(heads) for _ in range(blocks)]
     x = torch.randn(batch, length, width, requires_grad=True)
@@ -231,71 +258,43 @@ def training_loop(case: Case, budget: Budget) -> list[Row]:
         for position in positions:
             relpos.attention(*qkv, position=position).backward(dheads)
 
-    turns = take_turns([loop, linear_alone, attention_alone], budget)
-    whole, linear, attention = turns.seconds
-    values = [100 * (w / (a + b) - 1) for w, a, b in zip(whole, linear, attention, strict=True)]
-    names = ("loop", "linear alone", "attention alone")
-    milliseconds = {name: turns.median_ms(n) for n, name in enumerate(names)}
-    return [case.row(values=values, milliseconds=milliseconds, looks=turns.looks)]
+    return {"loop": loop, "linear alone": linear_alone, "attention alone": attention_alone}
 
 
-ALL = list(PEERS)
-FASTER = "x faster"
+def call_cases() -> list[Case]:
+    def long_call(dtype: torch.dtype) -> Call:
+        return Call(LONG, dtype=dtype)
 
+    def python_call(make: Callable[[], Any]):
+        return torch.no_grad()(compare(lambda: tiny_call(make()), ratio))
 
-def peer_case(place, name, floor, stretch, run, peers=()):
-    parts = [f"{name}: {peer}" for peer in peers] if len(peers) > 1 else []
-    return Case(place, name, FASTER, floor, stretch, run, parts=parts)
+    low: dict[str, Any] = {"better": "lower"}
+    return [
+        Case("decode, cache 32768, ALiBi", "% of read bandwidth", (75, 90),
+             compare(decode, lambda ours, reading: 100 * reading / ours)),
+        Case("decode, bfloat16 cache against float32", "x", (1.5, 1.9),
+             narrow(torch.bfloat16, cache_call)),
+        Case("bfloat16 forward, L 4096, against our float32", "x", (0.95, 1),
+             narrow(torch.bfloat16, long_call)),
+        Case("float16 forward, L 4096, against our float32", "x", (0.95, 1),
+             narrow(torch.float16, long_call)),
+        Case("two threads against one", "x", (1.88, 1.95), compare(two_threads, speedup)),
+        Case("ALiBi, causal, L 16384, against plain causal", "x faster", (1.7, 2.5),
+             compare(falling_bias, speedup)),
+        Case("training loop of linear layers and attention", "% over its parts", (8, 3),
+             compare(training_loop, lambda whole, a, b: 100 * (whole / (a + b) - 1)), **low),
+        Case("L 131072, H 1, causal, trained bias, forward + backward: memory", "x of q, k and v",
+             (2, 1), memory, environment={}, once=True, **low),
+        Case("call, B 1, H 1, L 12, C++", "us", (2.5, None),
+             compare(tiny_call_of_cpp, lambda seconds: 1e3 * seconds), **low),
+        Case("call, B 1, H 1, L 12, Python", "x of SDPA", (1.5, None),
+             python_call(lambda: None), **low),
+        Case("call, B 1, H 1, L 12, t5, Python", "x of SDPA without a bias", (1.8, None),
+             python_call(lambda: relpos.T5Bias(1)), **low),
+    ]  # fmt: skip
 
 
 def all_cases() -> list[Case]:
-    bias, gathered = formulas.trained_bias, "torch, mask gathered from the trained table"
-    ready = "torch, ready mask that needs a gradient"
-    cases = [
-        peer_case(11, "plain forward, L 4096, against the best peer", 1.35, 1.5,
-                  against_peers(formulas.plain, LONG, ALL), ALL),
-        peer_case(11, "causal forward, L 4096, against the best peer", None, None,
-                  against_peers(formulas.causal, LONG, ALL), ALL),
-        peer_case(12, "distance bias, forward, L 4096, against the best peer with a ready mask",
-                  1.7, 1.9, against_peers(bias, LONG, ALL), ALL),
-        peer_case(13, "plain, forward + backward, L 2048, against torch SDPA", None, None,
-                  against_formula(formulas.plain, FULL, True)),
-        peer_case(13, "causal, forward + backward, L 2048, against torch SDPA", None, None,
-                  against_formula(formulas.causal, FULL, True)),
+    return [
+        *peak_cases(), *scheme_cases(), *position_cases(), *call_cases(), *contests.cases(),
     ]  # fmt: skip
-    for shape, floor, stretch in ((FULL, 4.5, 6), (LONG, 5.5, 7)):
-        for side, is_ready in ((gathered, False), (ready, True)):
-            name = f"trained distance bias, forward + backward, L {shape[2]}, against {side}"
-            run = against_formula(bias, shape, True, is_ready)
-            cases.append(peer_case(13, name, floor, stretch, run))
-    notebooks = [
-        ("bias RPE (32, 8, 700 x 800, 64)", formulas.bias_rpe, (32, 8, 700, 800, 64), 12, 17),
-        ("Shaw gather, L 2048", formulas.shaw_gather, FULL, 8, 12),
-        ("Shaw einsum, L 2048", formulas.shaw_einsum, FULL, 22, 30),
-        ("Music skew, L 2048", formulas.music_skew, FULL, 8, 11),
-    ]
-    for name, build, shape, floor, stretch in notebooks:
-        run = against_formula(build, shape, False)
-        cases.append(peer_case(14, f"notebooks' code, forward: {name}", floor, stretch, run))
-    short = (64, 4, 32, 32, 32)
-    cases += [
-        peer_case(16, "short: B 64, H 4, L 32, D 32, against torch SDPA", 2, 4,
-                  against_peers(formulas.plain, short, [TORCH])),
-        Case(17, "call overhead, B 1, H 1, L 12, Python without grad", "us", 20, 12, overhead,
-             better="lower"),
-        Case(21, "training loop of linear layers and attention", "% over its parts", 8, 3,
-             training_loop, better="lower"),
-    ]  # fmt: skip
-    for dtype in (torch.bfloat16, torch.float16):
-        name = f"{str(dtype).removeprefix('torch.')} forward, L 4096, against torch SDPA"
-        run = against_peers(formulas.plain, LONG, [TORCH], dtype)
-        cases.append(peer_case(18, name, 2.2, 2.6, run))
-    return cases
-
-
-def measure(case: Case, budget: Budget) -> list[Row]:
-    """A case that fails is a row that says why."""
-    try:
-        return case.run(case, budget)
-    except (proof.Unequal, Refused, RuntimeError, ValueError) as error:
-        return [case.row(error=first_line(error))]

@@ -1,10 +1,10 @@
-// relpos bench: the C++ side measured on this machine, against the floors of the speed targets.
+// relpos bench: every scheme, forward and backward, against attention without positions.
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
-#include <iostream>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -12,307 +12,257 @@
 
 #include "base/parallel.h"
 #include "base/thread_grant.h"
-#include "bench_cases.h"
 #include "bench_machine.h"
 #include "commands.h"
 #include "common.h"
-#include "outputs.h"
+#include "parameters.h"
+#include "random.h"
 #include "relpos/attention.h"
 #include "relpos/error.h"
 #include "relpos/version.h"
+#include "scheme_options.h"
+#include "signals.h"
 
 namespace relpos::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+constexpr int64_t kHeads = 8, kDim = 64;
 
 struct BenchArguments {
-  std::string json, only, target;
-  bool wants_json = false, list = false, machine = false, skip_once = false, quiet = false,
-       watch = false;
+  std::string scheme;
+  int64_t length = 2048;
+  bool causal = false, json = false;
   int threads = 0;
-  int64_t memory_probe = 0;
-  double best_look = 0;
-  Budget budget;
+  double seconds = 2;
 };
 
-struct Row {
-  const BenchCase* about = nullptr;
-  Measured measured;
-  std::string error;  // instead of a measurement
+struct Inputs {
+  std::vector<int64_t> shape;
+  Tensor query = normal(1), key = normal(2), value = normal(3), dout = normal(4);
+  Options options;
+
+  explicit Inputs(const BenchArguments& a) : shape{1, kHeads, a.length, kDim} {
+    options.is_causal = a.causal;
+    options.threads = a.threads;
+    options.cancel = &cancel_on_interrupt();
+  }
+  Tensor normal(uint64_t seed) const {
+    Random random(seed);
+    Tensor tensor(DType::kFloat32, shape);
+    std::generate_n(tensor.data<float>(), tensor.view().numel(),
+                    [&] { return static_cast<float>(random.normal()); });
+    return tensor;
+  }
 };
 
-std::string lower_case(std::string text) {
-  for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  return text;
-}
-
-std::vector<const BenchCase*> chosen_cases(const std::string& only) {
-  std::vector<const BenchCase*> chosen;
-  for (const BenchCase& one : bench_cases()) {
-    if (lower_case(one.name).find(lower_case(only)) != std::string::npos) chosen.push_back(&one);
+// Attention with one position, and the memory of its results.
+class Call {
+ public:
+  Call(const Inputs& inputs, Position position)
+      : inputs_(inputs),
+        position_(std::move(position)),
+        parameters_(position_, "", 1, DType::kFloat32),
+        out_(inputs.query),
+        softmax_(DType::kFloat32, {1, kHeads, inputs.shape[2], 2}),
+        dquery_(inputs.query),
+        dkey_(inputs.key),
+        dvalue_(inputs.value) {
+    gradients_ = {dquery_.view(), dkey_.view(), dvalue_.view(), {}, {}};
+    for (const Part& part : position_.parts) {
+      gradients_.parameters.emplace_back(part.parameters.size());
+    }
+    for (const Parameter& item : parameters_.items()) {
+      if (!item.spec.trainable) continue;
+      const Tensor& gradient = parameter_gradients_.emplace_back(item.tensor);
+      gradients_.parameters[item.part][item.index] = gradient.view();
+    }
   }
-  check_value(!chosen.empty(), "--case: no row's name contains ", only,
-              "; relpos bench --list names them");
-  return chosen;
-}
+  Call(Call&&) = delete;
 
-std::string number(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.4g", value);
-  return text.data();
-}
-
-// Shares of the machine become percentages.
-void settle(Row& row, const Machine& machine) {
-  if (!row.measured.of_peak) return;
-  for (double& value : row.measured.values) value *= 100 / machine.peak_all;
-  row.measured.of_peak = false;
-}
-
-Counted counted(const Row& row, const IssueSlots& slots) {
-  return counted(row.measured.values, row.measured.looks, &slots);
-}
-
-std::string verdict(const BenchCase& about, double value) {
-  if (std::isinf(about.floor)) return "";
-  const auto reaches = [&](double bar) { return about.higher_wins ? value >= bar : value <= bar; };
-  return reaches(about.stretch) ? "stretch" : reaches(about.floor) ? "floor" : "missed";
-}
-
-Json bar_json(double bar) { return std::isinf(bar) ? Json() : Json(bar); }
-
-std::string bar_text(double bar) { return std::isinf(bar) ? "" : number(bar); }
-
-Json about_json(const BenchCase& about) {
-  return {{"place", about.place},
-          {"name", about.name},
-          {"unit", about.unit},
-          {"better", about.higher_wins ? "higher" : "lower"},
-          {"floor", bar_json(about.floor)},
-          {"stretch", bar_json(about.stretch)}};
-}
-
-Json row_json(const Row& row, const IssueSlots& slots) {
-  Json object = about_json(*row.about);
-  if (!row.error.empty()) {
-    object["error"] = row.error;
-    return object;
+  void forward() {
+    attention(inputs_.query.view(), inputs_.key.view(), inputs_.value.view(), position_,
+              inputs_.options, out_.view(), {}, softmax_.view());
   }
-  const Counted kept = counted(row, slots);
-  object["value"] = quantile(kept.values, 0.5);
-  object["low"] = quantile(kept.values, 0.25);
-  object["high"] = quantile(kept.values, 0.75);
-  object["noisy"] = kept.noisy;
-  object["values"] = row.measured.values;
-  object["looks"] = row.measured.looks;
-  object["milliseconds"] = Json::object();
-  for (const auto& [side, time] : row.measured.milliseconds) object["milliseconds"][side] = time;
-  if (!row.measured.note.empty()) object["note"] = row.measured.note;
-  return object;
-}
-
-Json machine_json(const Machine& machine) {
-  const std::string reason = void_reason(machine);
-  return {{"cpu", machine.cpu},
-          {"family", machine.family},
-          {"model", machine.model},
-          {"target", machine.target},
-          {"threads", machine.threads},
-          {"peak_one", machine.peak_one},
-          {"peak_all", machine.peak_all},
-          {"read_bandwidth", machine.bandwidth},
-          {"look", machine.look},
-          {"best_look", machine.best_look},
-          {"issue_share", machine.issue_share()},
-          {"counts", reason.empty()},
-          {"void", reason}};
-}
-
-std::string machine_text(const Machine& machine) {
-  const std::string reason = void_reason(machine);
-  std::array<char, 256> numbers{};
-  std::snprintf(numbers.data(), numbers.size(),
-                "family %d model %d, target %s, %d threads: %.0f GFLOP/s of multiply-adds (one "
-                "thread %.0f), %.1f GB/s read, %.0f %% of the issue slots ours",
-                machine.family, machine.model, machine.target.c_str(), machine.threads,
-                machine.peak_all, machine.peak_one, machine.bandwidth, 100 * machine.issue_share());
-  return machine.cpu + ", " + numbers.data() + "\n" +
-         (reason.empty() ? "The run counts.\n" : "The run is void: " + reason + ".\n");
-}
-
-std::string table_line(const std::vector<std::string>& cells) {
-  constexpr std::array<int, 5> kWidths{9, 9, 11, 20, 9};
-  std::array<char, 160> text{};
-  std::string line;
-  for (size_t n = 1; n < cells.size(); ++n) {
-    std::snprintf(text.data(), text.size(), "%-*s", kWidths[n - 1], cells[n].c_str());
-    line += text.data();
+  // After forward(): the gradients of query, key, value and every trained parameter.
+  void backward() {
+    attention_backward(inputs_.query.view(), inputs_.key.view(), inputs_.value.view(), out_.view(),
+                       softmax_.view(), inputs_.dout.view(), {}, position_, inputs_.options,
+                       gradients_);
   }
-  return line + cells[0] + "\n";
-}
 
-std::string row_text(const Row& row, const IssueSlots& slots) {
-  const BenchCase& about = *row.about;
-  const std::string name = about.name + " [" + about.unit + "]";
-  const std::string floor = bar_text(about.floor), stretch = bar_text(about.stretch);
-  if (!row.error.empty())
-    return table_line({name + ": " + row.error, floor, stretch, "-", "", "-"});
-  const Counted kept = counted(row, slots);
-  const std::vector<double>& values = kept.values;
-  const double value = quantile(values, 0.5);
-  std::string times;
-  for (const auto& [side, time] : row.measured.milliseconds) {
-    times += (times.empty() ? "; " : ", ") + side + " " + number(time) + " ms";
+ private:
+  const Inputs& inputs_;
+  Position position_;
+  Parameters parameters_;
+  Tensor out_, softmax_, dquery_, dkey_, dvalue_;
+  std::vector<Tensor> parameter_gradients_;
+  Gradients gradients_;
+};
+
+// [call][round]: milliseconds of calls that take turns, in opposite order every other round.
+std::vector<std::vector<double>> take_turns(const std::vector<std::function<void()>>& calls,
+                                            double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr size_t kLeastRounds = 3, kMostRounds = 99;
+  std::vector<std::vector<double>> times(calls.size());
+  for (const auto& call : calls) call();  // the first call of a kind is slower
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  for (size_t round = 0; round < kMostRounds; ++round) {
+    if (round >= kLeastRounds && Clock::now() >= end) break;
+    for (size_t n = 0; n < calls.size(); ++n) {
+      throw_if_interrupted();
+      const size_t at = round % 2 == 0 ? n : calls.size() - 1 - n;
+      const auto start = Clock::now();
+      calls[at]();
+      times[at].push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+    }
   }
-  if (!row.measured.note.empty()) times += "; " + row.measured.note;
-  if (kept.noisy) times += "; noisy";
-  return table_line({name + times, floor, stretch, number(value),
-                     number(quantile(values, 0.25)) + " to " + number(quantile(values, 0.75)),
-                     verdict(about, value)});
+  return times;
 }
 
-int list_cases(const std::vector<const BenchCase*>& chosen, bool json) {
-  if (json) {
-    Json rows = Json::array();
-    for (const BenchCase* one : chosen) rows.push_back(about_json(*one));
-    print_json({{"rows", rows}});
-    return kOk;
+// The q quantile, interpolated; `values` is not empty.
+double quantile(std::vector<double> values, double q) {
+  std::ranges::sort(values);
+  const double place = q * static_cast<double>(values.size() - 1);
+  const auto low = static_cast<size_t>(place);
+  const size_t high = std::min(low + 1, values.size() - 1);
+  return std::lerp(values[low], values[high], place - static_cast<double>(low));
+}
+
+Json comparison_json(const std::vector<double>& plain, const std::vector<double>& scheme) {
+  std::vector<double> ratios;
+  for (size_t n = 0; n < plain.size(); ++n) ratios.push_back(scheme[n] / plain[n]);
+  return {{"ms", quantile(scheme, 0.5)},          {"plain_ms", quantile(plain, 0.5)},
+          {"ratio", quantile(ratios, 0.5)},       {"ratio_low", quantile(ratios, 0.25)},
+          {"ratio_high", quantile(ratios, 0.75)}, {"rounds", ratios.size()}};
+}
+
+// The scheme with its defaults; sizes that must be given are those of the call, else its length.
+Position smallest_position(const Scheme& scheme, int64_t length) {
+  GivenOptions given;
+  for (const OptionSpec& spec : scheme.options) {
+    if (!spec.required) continue;
+    OptionValue value = spec.name == "heads" ? kHeads : spec.name == "head_dim" ? kDim : length;
+    if (!spec.choices.empty()) value = spec.choices.front();
+    given.emplace_back(spec.name, value);
   }
-  std::string text = table_line({"row [unit]", "floor", "stretch"});
-  for (const BenchCase* one : chosen) {
-    text += table_line(
-        {one->name + " [" + one->unit + "]", bar_text(one->floor), bar_text(one->stretch)});
-  }
-  print(text);
-  return kOk;
+  return parse_position(scheme.name, given);
 }
 
-// For another process that times calls of its own.
-int watch(IssueSlots& slots) {
-  for (std::string line; std::getline(std::cin, line);) print(number(slots.look()) + "\n");
-  return kOk;
-}
-
-Row measure(const BenchCase& about, const BenchSetup& setup) {
-  Row row{&about, {}, ""};
+// A scheme that these sizes do not fit says why in place of its times.
+Json measure(const Scheme& scheme, const Inputs& inputs, const BenchArguments& a) {
+  Json row = {{"scheme", scheme.name}};
   try {
-    row.measured = about.run(setup);
+    Position position = smallest_position(scheme, a.length);
+    row["position"] = position_text(position);
+    Call with(inputs, std::move(position)), plain(inputs, {});
+    const auto times = take_turns({[&] { plain.forward(); }, [&] { with.forward(); },
+                                   [&] { plain.backward(); }, [&] { with.backward(); }},
+                                  a.seconds);
+    row["forward"] = comparison_json(times[0], times[1]);
+    row["backward"] = comparison_json(times[2], times[3]);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kCancelled) throw;
-    row.error = error.what();
+    row["error"] = error.what();
   }
   return row;
 }
 
-void check_numbers(const BenchArguments& a) {
-  for (const double number : {a.budget.seconds, a.budget.patience, a.best_look}) {
-    check_value(std::isfinite(number), "--seconds, --patience: expected a finite number, got ",
-                number);
+template <typename... T>
+std::string text_of(const char* format, T... values) {
+  std::array<char, 256> text{};
+  std::snprintf(text.data(), text.size(), format, values...);
+  return text.data();
+}
+
+std::string head_text(const Json& report) {
+  const Json& machine = report.at("machine");
+  return "relpos " RELPOS_VERSION " on " + machine.at("cpu").get<std::string>() + "\nSIMD target " +
+         machine.at("target").get<std::string>() +
+         text_of(", %d threads: %.0f GFLOP/s of multiply-adds, %.1f GB/s read\n\n",
+                 machine.at("threads").get<int>(), machine.at("peak_gflops").get<double>(),
+                 machine.at("read_gb_per_s").get<double>()) +
+         text_of("float32, B 1, H %d, L %d, D %d%s. Plain: the same call without a position.\n",
+                 static_cast<int>(kHeads), report.at("length").get<int>(), static_cast<int>(kDim),
+                 report.at("causal").get<bool>() ? ", causal" : "") +
+         "Milliseconds and their ratio are medians of rounds, in brackets quartiles.\n\n" +
+         text_of("%-50s%-9s%9s%9s%7s\n", "position", "pass", "ms", "plain", "ratio");
+}
+
+std::string row_text(const Json& row) {
+  if (row.contains("error")) {
+    return row.at("scheme").get<std::string>() + ": " + row.at("error").get<std::string>() + "\n";
   }
+  std::string text, name = row.at("position").get<std::string>();
+  for (const char* pass : {"forward", "backward"}) {
+    const auto number = [&](const char* field) { return row.at(pass).at(field).get<double>(); };
+    text += text_of("%-50s%-9s%9.2f%9.2f%7.2f (%.2f to %.2f)\n", name.c_str(), pass, number("ms"),
+                    number("plain_ms"), number("ratio"), number("ratio_low"), number("ratio_high"));
+    name.clear();
+  }
+  return text;
+}
+
+std::vector<const Scheme*> chosen_schemes(const std::string& name) {
+  std::vector<const Scheme*> chosen;
+  std::vector<std::string> names;
+  for (const Scheme& scheme : schemes()) {
+    if (name.empty() || scheme.name == name) chosen.push_back(&scheme);
+    names.push_back(scheme.name);
+  }
+  check_value(!chosen.empty(), "--scheme: expected one of ", join(names), "; got ", name);
+  return chosen;
 }
 
 int bench(const BenchArguments& a) {
-  check_numbers(a);
-  if (!a.target.empty()) ::setenv("RELPOS_TARGET", a.target.c_str(), 1);
-  if (a.memory_probe > 0) {
-    const MemoryProbe probe = probe_memory(a.memory_probe, a.threads);
-    print_json({{"peak_bytes", probe.peak_bytes},
-                {"input_bytes", probe.input_bytes},
-                {"seconds", probe.seconds}});
-    return kOk;
-  }
-  std::vector<const BenchCase*> chosen;
-  if (!a.machine) chosen = chosen_cases(a.only);
-  if (a.list) return list_cases(chosen, a.wants_json);
-  Outputs outputs;
-  io::Sink* file = a.json.empty() ? nullptr : &outputs.add(a.json);
-
-  BenchSetup setup{.target = "", .threads = a.threads, .budget = a.budget};
+  check_value(std::isfinite(a.seconds), "--seconds: expected a finite number, got ", a.seconds);
+  const std::vector<const Scheme*> chosen = chosen_schemes(a.scheme);
+  std::string target;
   for (const auto& [name, value] : show_config()) {
-    if (name == "target") setup.target = value;
+    if (name == "target") target = value;
   }
-  setup.threads = granted_threads(thread_count(setup.threads));
-  IssueSlots slots(setup.threads, a.best_look);
-  if (a.watch) return watch(slots);
-  setup.budget.slots = &slots;
-  Machine machine = measure_machine(setup.target, setup.threads, slots);
-  std::vector<Row> rows;
-  for (const BenchCase* one : chosen) {
-    if (one->once && a.skip_once) continue;
-    rows.push_back(measure(*one, setup));
-    if (a.quiet) continue;
-    Row row = rows.back();
-    settle(row, machine);
-    note(one->name + ": " +
-         (row.error.empty() ? number(quantile(counted(row, slots).values, 0.5)) : row.error));
+  const int threads = granted_threads(thread_count(a.threads));
+  const Inputs inputs(a);
+  Json report = {{"version", RELPOS_VERSION},
+                 {"machine",
+                  {{"cpu", cpu_name()},
+                   {"target", target},
+                   {"threads", threads},
+                   {"peak_gflops", peak_gflops(target, threads)},
+                   {"read_gb_per_s", read_bandwidth(target, threads)}}},
+                 {"length", a.length},
+                 {"causal", a.causal},
+                 {"schemes", Json::array()}};
+  if (!a.json) print(head_text(report));
+  for (const Scheme* scheme : chosen) {
+    const Json& row = report["schemes"].emplace_back(measure(*scheme, inputs, a));
+    if (!a.json) print(row_text(row));
   }
-  keep_higher(machine, measure_machine(setup.target, setup.threads, slots));
-  for (Row& row : rows) settle(row, machine);
-
-  Json report = {{"version", RELPOS_VERSION}, {"machine", machine_json(machine)}};
-  report["rows"] = Json::array();
-  for (const Row& row : rows) report["rows"].push_back(row_json(row, slots));
-  if (a.wants_json && a.json.empty()) {
-    print_json(report);
-    return kOk;
-  }
-  if (file != nullptr) {
-    const std::string text = report.dump(1) + "\n";
-    file->write(text.data(), text.size());
-    outputs.commit();
-    if (outputs.uses_stdout()) return kOk;
-  }
-  std::string text = "relpos " RELPOS_VERSION " on " + machine_text(machine);
-  if (!rows.empty()) {
-    text += "\n" + table_line({"row [unit]; medians", "floor", "stretch", "measured", "quartiles",
-                               "reached"});
-  }
-  for (const Row& row : rows) text += row_text(row, slots);
-  print(text);
+  if (a.json) print_json(report);
   return kOk;
 }
 
 }  // namespace
 
 void add_bench(CLI::App& tool, Run& run) {
-  CLI::App* app = tool.add_subcommand("bench", "Measure this machine and what relpos makes of it");
+  CLI::App* app = tool.add_subcommand("bench", "Time every scheme against attention without one");
   app->footer(
-      "  relpos bench                            every row, a few minutes\n"
-      "  relpos bench --list                     their names, floors and stretches\n"
-      "  relpos bench --case 'forward, causal' --seconds 5\n"
-      "  relpos bench --target avx2 --threads 1 --json bench.json");
+      "  relpos bench                            every scheme, 2 seconds each\n"
+      "  relpos bench --scheme t5 --length 4096 --causal\n"
+      "  RELPOS_TARGET=avx2 relpos bench         another SIMD target of this machine\n"
+      "  relpos bench --threads 1 --json >bench.json");
   auto arguments = std::make_shared<BenchArguments>();
   BenchArguments& a = *arguments;
-  CLI::Option* json =
-      app->add_option("--json", a.json, "the report as JSON: into FILE beside the table, or alone")
-          ->expected(0, 1)
-          ->type_name("[FILE]");
-  app->add_option("--case", a.only, "rows whose name contains this [all]");
-  app->add_option("--target", a.target, "SIMD target, avx512 or avx2 [the best here]");
+  app->add_option("--scheme", a.scheme, "only this one, of `relpos list` [all]")->type_name("NAME");
+  app->add_option("--length", a.length, "of queries and keys [2048]")
+      ->check(CLI::Range(1, 1 << 20));
+  app->add_flag("--causal", a.causal, "hide the future");
   app->add_option("--threads", a.threads, "of every call [all]")->check(CLI::Range(0, 4096));
-  app->add_option("--seconds", a.budget.seconds, "to spend on each row [2]")
+  app->add_option("--seconds", a.seconds, "for each scheme; three rounds at least [2]")
       ->check(CLI::PositiveNumber);
-  app->add_option("--rounds", a.budget.rounds, "of each row at most; 0: what --seconds allows [0]")
-      ->check(CLI::Range(0, 1000));
-  app->add_option("--patience", a.budget.patience,
-                  "seconds of a row to wait for neighbours to be quiet [10]")
-      ->check(CLI::NonNegativeNumber);
-  app->add_flag("--list", a.list, "name the rows, measure nothing");
-  app->add_flag("--machine", a.machine, "the machine alone, no row");
-  app->add_flag("--quiet", a.quiet, "no progress on stderr");
-  app->add_flag("--watch", a.watch, "a look of IssueSlots for each line of input")->group("");
-  app->add_flag("--skip-once", a.skip_once, "leave out rows that need no second run")->group("");
-  app->add_option("--best-look", a.best_look, "of IssueSlots in earlier processes")
-      ->check(CLI::NonNegativeNumber)
-      ->group("");
-  app->add_option("--memory-probe", a.memory_probe, "of one length")
-      ->check(CLI::PositiveNumber)
-      ->group("");
-  app->callback([&run, arguments, json] {
-    arguments->wants_json = json->count() > 0;
-    run = [arguments] { return bench(*arguments); };
-  });
+  app->add_flag("--json", a.json, "the report as JSON");
+  app->callback([&run, arguments] { run = [arguments] { return bench(*arguments); }; });
 }
 
 }  // namespace relpos::cli

@@ -34,7 +34,7 @@ int run_tool(int argc, char** argv) {
       "--causal --out o.npy\n"
       "  relpos check t5 model.safetensors\n"
       "  relpos selftest\n"
-      "  relpos bench --case 'forward, L'");
+      "  relpos bench --scheme t5");
   tool.set_version_flag("--version", "relpos " RELPOS_VERSION);
   tool.require_subcommand(1);
   Run run;

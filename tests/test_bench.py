@@ -1,103 +1,160 @@
-"""The bench: its rows, its proofs, its report. What it measures is no matter of tests."""
+"""The benches: their rows, their proofs, their reports. What they measure is no matter of tests."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+import relpos
 import torch
-from cli_tool import ROOT, call, output, refusal, report
+from cli_tool import ROOT, TOOL, output, refusal, report
+from patience import heed_interrupts, timeout
 
 sys.path.insert(0, str(ROOT / "bench"))
 
+import case as cases
 import clock
+import contests
 import formulas
 import peers
-import proof
 import report as pages
 import rows as bench_rows
 
 import bench as program
 
-PLACES = set(range(1, 24))  # lines of the table of targets
-QUICK = ["--seconds", "0.01", "--rounds", "1", "--patience", "0"]
 SHORT = clock.Budget(0.01)
+SMALL = (1, 2, 64, 64, 16)
+
+# ---- relpos bench
 
 
-def test_tool_lists_rows():
-    rows = report("bench", "--list")["rows"]
-    text = output("bench", "--list")
-    assert all(row["name"] in text for row in rows)
-    assert len({row["name"] for row in rows}) == len(rows)
-    for scheme in report("list")["schemes"]:
-        assert any(row["name"].startswith(scheme["name"]) for row in rows)
-    for row in rows:
-        if row["floor"] is None:
-            continue
-        worse, better = sorted((row["floor"], row["stretch"]), reverse=row["better"] == "lower")
-        assert worse == row["floor"] != better, row
+def test_tool_times_every_scheme():
+    found = report("bench", "--length", 70, "--seconds", 0.001, "--threads", 1)
+    assert [row["scheme"] for row in found["schemes"]] == [s.name for s in relpos.schemes()]
+    for row in found["schemes"]:
+        assert ("error" in row) != ("forward" in row), row
+        for name in ("forward", "backward"):
+            timed = row.get(name, {"rounds": 3, "ratio_low": 1, "ratio": 1, "ratio_high": 1})
+            assert timed["rounds"] >= 3
+            assert timed["ratio_low"] <= timed["ratio"] <= timed["ratio_high"]
+    assert found["machine"]["peak_gflops"] > 1
+    assert found["machine"]["read_gb_per_s"] > 0.1
+    assert found["machine"]["threads"] == 1
+    assert found["machine"]["target"] == relpos.show_config()["target"]
 
 
-def test_every_line_of_the_targets_has_a_row():
-    listed = report("bench", "--list")["rows"]
-    ours = {row["place"] for row in listed if row["floor"] is not None}
-    theirs = {case.place for case in bench_rows.all_cases() if case.floor is not None}
-    assert ours | theirs == PLACES
-    names = [case.name for case in bench_rows.all_cases()]
-    assert len(set(names)) == len(names)
-
-
-def test_tool_measures_the_machine_and_rows(tmp_path):
-    words = ["bench", "--case", "call overhead", *QUICK]
-    path = tmp_path / "bench.json"
-    result = call(*words, "--json", path)
-    assert result.returncode == 0, result.stderr
-    assert "call overhead, B 1, H 1, L 12, C++ [us]" in result.stdout
-    assert "GFLOP/s" in result.stdout
-    found = json.loads(path.read_text())
-    machine, (row,) = found["machine"], found["rows"]
-    assert machine["peak_all"] > 1
-    assert machine["peak_one"] > 1
-    assert machine["read_bandwidth"] > 0.1
-    assert 0 < machine["issue_share"] <= 1
-    assert machine["counts"] == (machine["void"] == "")
-    assert row["low"] <= row["value"] <= row["high"]
-    assert row["values"] == [row["value"]]
-    assert row["value"] == pytest.approx(1e3 * row["milliseconds"]["relpos"])
-
-
-def test_tool_shares_of_peak_are_percentages():
-    found = report("bench", "--case", "short: B 8", "--threads", 1, *QUICK)
-    (row,), machine = found["rows"], found["machine"]
-    assert machine["threads"] == 1
-    flops = 4 * 8 * 8 * 128 * 128 * 64
-    expected = 100 * flops / (1e6 * row["milliseconds"]["relpos"]) / machine["peak_all"]
-    assert row["value"] == pytest.approx(expected)
-
-
-def test_tool_measures_another_target_and_the_machine_alone(tmp_path):
-    path = tmp_path / "bench.json"
-    text = output("bench", "--target", "baseline", "--machine", "--threads", 1, "--json", path)
-    assert "target baseline, 1 threads" in text
-    assert "GB/s read" in text
-    assert "row" not in text
-    found = json.loads(path.read_text())
-    assert found["machine"]["target"] == "baseline"
-    assert found["rows"] == []
-
-
-def test_tool_probes_memory():
-    found = report("bench", "--memory-probe", 2048)
-    assert found["input_bytes"] == 3 * 2048 * 64 * 4
-    assert 0 < found["peak_bytes"] < 2048 * 2048 * 4
+def test_tool_prints_a_table_as_long_as_it_is_read():
+    words = f"{TOOL} bench --scheme t5 --length 70 --seconds 0.001 --causal | head -8"
+    environment = {**cases.os.environ, "RELPOS_TARGET": "baseline"}
+    run = subprocess.run(
+        words, shell=True, capture_output=True, text=True, env=environment, timeout=timeout(60)
+    )
+    for part in ("SIMD target baseline", "L 70, D 64, causal", "\nt5(heads=8)"):
+        assert part in run.stdout
+    assert run.stderr == ""
+    assert "floor" not in run.stdout + output("bench", "--help")
 
 
 def test_tool_refuses():
-    assert "no row's name contains nonsense" in refusal("bench", "--case", "nonsense")
-    assert "RELPOS_TARGET" in refusal("bench", "--target", "nonsense", "--machine")
-    assert "--seconds" in refusal("bench", "--seconds", "0")
-    assert "/nowhere/x: cannot write" in refusal("bench", "--json", "/nowhere/x")
+    assert "one of alibi, bias_rpe" in refusal("bench", "--scheme", "t6")
+    for words in (["--seconds", "0"], ["--seconds", "nan"], ["--length", "0"], ["--case", "x"]):
+        assert words[0] in refusal("bench", *words)
+
+
+def test_tool_ends_at_an_interrupt():
+    process = subprocess.Popen(
+        [TOOL, "bench", "--length", "16384", "--seconds", "600"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    process.stdout.readline()  # the machine is measured
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=timeout(60))
+    assert (process.returncode, errors) == (130, "relpos bench: interrupted\n")
+
+
+# ---- rows
+
+
+def test_schemes_have_rows_by_themselves():
+    every = bench_rows.all_cases()
+    names = [name for case in every for name in case.names()]
+    assert len(set(names)) == len(names)
+    for scheme in relpos.schemes():
+        for end in ("forward", "backward"):
+            assert any(n.startswith(scheme.name) and n.endswith(end) for n in names), scheme.name
+    for case in every:
+        floor, stretch = case.target
+        better = sorted((floor or 0, stretch or floor or 0), reverse=case.better == "lower")
+        assert better[0] == (floor or 0), case.name
+
+
+def test_a_scheme_that_is_missing_says_so(monkeypatch):
+    monkeypatch.setitem(bench_rows.CHOSEN, "nonsense", bench_rows.Chosen(forward=(2, 1)))
+    (case, _) = (c for c in bench_rows.scheme_cases() if c.name.startswith("nonsense"))
+    (row,) = cases.measure(case, SHORT)
+    assert "no scheme nonsense" in row["error"]
+    assert row["floor"] == 2
+
+
+def test_a_scheme_is_timed_against_plain():
+    make = bench_rows.construct
+    for scheme in relpos.schemes():
+        position = make(scheme.name, SMALL, {})
+        case = bench_rows.against_plain("x", lambda p=position: p, SMALL, (2, 1), backward=True)
+        (row,) = cases.measure(case, SHORT)
+        seconds = zip(*row["seconds"].values(), strict=True)
+        assert row["values"] == [ours / plain for ours, plain in seconds]
+
+
+@pytest.mark.parametrize("end", ["C++", "Python", "t5, Python"])
+def test_calls_that_compute_nothing_are_timed(end):
+    (case,) = (c for c in bench_rows.all_cases() if c.name == f"call, B 1, H 1, L 12, {end}")
+    (row,) = cases.measure(case, SHORT)
+    assert min(row["values"]) > 0, row
+    assert list(row["seconds"]) in (["1000 calls"], ["relpos", "torch SDPA"])
+
+
+def test_shares_of_the_peak_are_percentages():
+    shape = (2, 1, 100, 100, 16)
+    assert bench_rows.flops_of(shape, causal=False, backward=False) == 4 * 2 * 100 * 100 * 16
+    assert bench_rows.flops_of(shape, causal=True, backward=True) == 5 * 2 * 100 * 100 * 16
+    (row,) = cases.measure(bench_rows.peak_case("x", SMALL, (70, 80)), SHORT)
+    gflops = list(row["values"])
+    for _ in range(2):
+        cases.of_peak([row], 50.0)
+        assert row["values"] == pytest.approx([2 * value for value in gflops])
+
+
+def test_a_row_may_need_a_process_of_its_own(monkeypatch):
+    (case,) = (c for c in bench_rows.all_cases() if c.name.startswith("L 131072"))
+    assert case.environment == {}
+    environment = dict(cases.os.environ)
+    (row,) = cases.measure_apart(
+        cases.replace(case, name="call, B 1, H 1, L 12, Python", environment={"RELPOS_X": "1"}),
+        SHORT,
+    )
+    assert row["values"]
+    assert dict(cases.os.environ) == environment
+    grown = cases.growth(lambda: environment.update(x=torch.ones(8 << 20)))
+    assert grown == pytest.approx(32 << 20, rel=0.1)
+
+
+# ---- contests
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "causal", "trained_bias", "bias_rpe", "shaw_einsum", "shaw_gather", "music_skew"],
+)
+def test_formulas_are_equal_to_relpos(name):
+    shape = (2, 2, 70, 80 if name == "bias_rpe" else 70, 16)
+    run = contests.against_formula(getattr(formulas, name), shape, True)
+    (row,) = cases.measure(contests.peer_case(name, (1, 2), run), SHORT)
+    assert len(row["values"]) >= 3, row
+    assert (row["name"], row["floor"]) == (name, 1)
 
 
 def test_unequal_sides_are_not_timed():
@@ -106,34 +163,10 @@ def test_unequal_sides_are_not_timed():
         match.ours = lambda: formulas.relpos.attention(*match.leaves, scale=0.13)
         return match
 
-    shape = (1, 2, 64, 64, 16)
-    proof.prove(formulas.plain, shape)
-    with pytest.raises(proof.Unequal, match="not timed"):
-        proof.prove(wrong, shape)
-    case = bench_rows.peer_case(1, "wrong", 1, 2, bench_rows.against_formula(wrong, shape, True))
-    (row,) = bench_rows.measure(case, SHORT)
+    run = contests.against_formula(wrong, SMALL, True)
+    (row,) = cases.measure(contests.peer_case("wrong", (1, 2), run), SHORT)
     assert "not timed" in row["error"]
     assert row["floor"] == 1
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        formulas.plain,
-        formulas.causal,
-        formulas.trained_bias,
-        formulas.bias_rpe,
-        formulas.shaw_einsum,
-        formulas.shaw_gather,
-        formulas.music_skew,
-    ],
-)
-def test_formulas_are_proved(build):
-    proof.prove(build, (2, 2, 70, 70, 16))
-
-
-def test_bias_rpe_takes_queries_fewer_than_keys():
-    proof.prove(formulas.bias_rpe, (2, 2, 70, 80, 16))
 
 
 def test_a_contest_has_a_row_for_each_peer(monkeypatch):
@@ -146,18 +179,16 @@ def test_a_contest_has_a_row_for_each_peer(monkeypatch):
     monkeypatch.setitem(peers.PEERS, "wrong", wrong)
     monkeypatch.setitem(peers.PEERS, "absent", absent)
     names = [peers.TORCH, "wrong", "absent"]
-    shape = (1, 2, 64, 64, 16)
-    run = bench_rows.against_peers(formulas.trained_bias, shape, names)
-    best, *rows = bench_rows.measure(bench_rows.peer_case(1, "all", 1, 2, run, names), SHORT)
-    assert best["name"] == "all"
-    assert best["floor"] == 1
+    run = contests.against_peers(formulas.trained_bias, SMALL, names)
+    best, *others = cases.measure(contests.peer_case("all", (1, 2), run, names), SHORT)
+    assert (best["name"], best["floor"]) == ("all", 1)
     assert len(best["values"]) >= 3
-    by_name = {row["name"]: row for row in rows}
+    by_name = {row["name"]: row for row in others}
     assert set(by_name) == {f"all: {name}" for name in names}
     assert by_name[f"all: {peers.TORCH}"]["values"] == best["values"]
     assert "not timed" in by_name["all: wrong"]["error"]
     assert by_name["all: absent"]["error"] == "not installed"
-    assert all(row["floor"] is None for row in rows)
+    assert all(row["floor"] is None for row in others)
 
 
 def test_peers_that_are_not_installed_say_so(monkeypatch):
@@ -170,227 +201,174 @@ def test_peers_that_are_not_installed_say_so(monkeypatch):
     assert peers.version("no-such-package") == "not installed"
 
 
-def test_training_loop_is_compared_with_its_parts(monkeypatch):
-    def turns(calls, _):
-        for part in calls:
-            part()
-        return clock.Turns([[0.3, 0.4], [0.1, 0.1], [0.1, 0.1]])
+# ---- the clock
 
-    monkeypatch.setattr(bench_rows, "take_turns", turns)
-    (case,) = (c for c in bench_rows.all_cases() if "training loop" in c.name)
-    (row,) = bench_rows.measure(case, SHORT)
-    assert row["values"] == pytest.approx([50, 100])
-    expected = {"loop": 350, "linear alone": 100, "attention alone": 100}
-    assert row["milliseconds"] == pytest.approx(expected)
+
+class Written(clock.Interference):
+    """Rates that a test has written down; 10 is the best."""
+
+    def __init__(self, *rates):
+        super().__init__(10.0)
+        self.rates = iter(rates)
+
+    def rate(self):
+        return next(self.rates)
+
+
+def two_calls():
+    """Calls that take 6 ms and say that they ran."""
+    order = []
+    return order, [lambda n=n: (order.append(n), time.sleep(0.006)) for n in range(2)]
 
 
 def test_turns_alternate():
-    order = []
-
-    def turn(n):
-        order.append(n)
-        end = clock.time.perf_counter() + 0.006
-        while clock.time.perf_counter() < end:
-            pass
-
-    turns = clock.take_turns([lambda: turn(0), lambda: turn(1)], clock.Budget(0.001))
+    order, calls = two_calls()
+    turns = clock.take_turns(calls, clock.Budget(0.001))
     assert order == [0, 1, 0, 1, 0, 1, 1, 0, 0, 1]
-    assert [len(t) for t in turns.seconds] == [3, 3]
+    assert [len(times) for times in turns.rounds] == [2, 2, 2]
 
 
-class Script:
-    """IssueSlots whose looks a test has written down."""
-
-    best = 10.0
-
-    def __init__(self, *looks):
-        self.looks = iter(looks)
-
-    def look(self):
-        return next(self.looks)
-
-    def quiet(self, looked):
-        return looked >= 8.5
-
-
-def test_rounds_beside_neighbours_do_not_count():
-    order = []
-
-    def call(n):
-        order.append(n)
-        time.sleep(0.006)
-
-    calls = [lambda: call(0), lambda: call(1)]
-    # The first turn's look; then of each round one before, again until it is quiet, one between the
-    # calls and one after.
-    slots = Script(5, 9, 5, 9, 6, 9, 9, 9, 9, 10, 9, 10, 10, 10)
-    turns = clock.take_turns(calls, clock.Budget(0.001, slots, 60))
-    assert turns.looks == [5, 9, 9, 10]
-    # Turns that warm up; a round that does not count, one in the same order, one in the other.
+def test_rounds_that_others_disturb_do_not_count():
+    # The first turn; then of each round one before, again until it is quiet, one after each call.
+    rates = Written(5, 9, 5, 9, 6, 9, 9, 9, 9, 10, 9, 10, 10, 10)
+    order, calls = two_calls()
+    turns = clock.take_turns(calls, clock.Budget(0.001, 60, rates))
+    assert turns.rates == [5, 9, 9, 10]
+    # Two turns that warm up; a disturbed round, one in the same order, one in the other.
     assert order == [0, 1, 0, 1, 0, 1, 0, 1, 1, 0, 0, 1]
-    values, noisy = clock.counted([1, 2, 3, 4], turns.looks, turns.best)
-    assert (values, noisy) == ([2, 3, 4], False)
-    assert turns.median_ms(0) == 1e3 * sorted(turns.seconds[0][1:])[1]
+    assert clock.counted([1, 2, 3, 4], turns.rates, 10.0) == ([2, 3, 4], False)
 
-    # Without patience: rounds that were not quiet before do not count either.
-    slots = Script(5, 5, 10, 10, 5, 10, 10, 5, 10, 10)
-    turns = clock.take_turns(calls, clock.Budget(0.001, slots, 0))
-    assert turns.looks == [5, 5, 5]
-    assert clock.counted(turns.seconds[0], turns.looks, 10.0) == (turns.seconds[0], True)
+    rates = Written(5, 5, 10, 10, 5, 10, 10, 5, 10, 10)  # without waiting
+    turns = clock.take_turns(calls, clock.Budget(0.001, 0, rates))
+    assert turns.rates == [5, 5, 5]
+    assert clock.counted([1, 2, 3], turns.rates, 10.0) == ([1, 2, 3], True)
 
 
-def test_issue_slots_are_those_of_the_tool():
-    with clock.IssueSlots(program.TOOL, best=1e-3) as slots:
-        looked = slots.look()
-        assert slots.best == looked > 1e-3
-        assert slots.quiet(looked)
-        assert not slots.quiet(0.8 * looked)
-        slots._tool.kill()
-        with pytest.raises(clock.Lost, match="ended early"):
-            [slots.look() for _ in range(2)]
+# ---- the report
+
+MACHINE = {
+    "cpu": "a CPU", "target": "avx2", "threads": 2, "peak_one": 60.0, "peak_all": 119.0,
+    "read_bandwidth": 20.0, "rate": 9.0, "best_rate": 10.0, "date": "then",
+}  # fmt: skip
+SHARED = {**MACHINE, "peak_all": 61.0}
 
 
-ROW = {"place": 1, "name": "x", "unit": "% of peak", "better": "higher", "floor": 70, "stretch": 80}
+def measured(*values, name="x", rates=(), **more):
+    return {
+        "name": name, "unit": "% of peak", "better": "higher", "floor": 70, "stretch": 80,
+        "values": list(values), "seconds": {"relpos": [0.001] * len(values)},
+        "rates": list(rates), **more,
+    }  # fmt: skip
 
 
-def measured(values, **more):
-    return {**ROW, "values": values, "milliseconds": {"relpos": 1.0}, **more}
+def run_of(*rows, machine=MACHINE):
+    return {"machine": machine, "rows": list(rows)}
 
 
 def test_runs_are_joined_by_their_medians():
-    one = pages.joined([[measured([60, 71, 90])]])[0]
-    assert (one["value"], one["runs"]) == (71, [71])
-    assert one["low"] < 71 < one["high"]
-    runs = [[measured([v, v, 99])] for v in (71, 75, 69, 80, 78)]
-    five = pages.joined(runs)[0]
-    assert (five["value"], five["low"], five["high"], five["rounds"]) == (75, 69, 80, 15)
+    (one,) = pages.joined([run_of(measured(60, 71, 90))])
+    assert (one["value"], one["low"] < 71 < one["high"]) == (71, True)
+    (five,) = pages.joined([run_of(measured(v, v, 99)) for v in (71, 75, 69, 80, 78)])
+    assert (five["value"], five["low"], five["high"]) == (75, 69, 80)
+    assert five["milliseconds"] == {"relpos": 1.0}
 
 
-def test_noisy_rows_do_not_count_beside_quiet_ones():
-    quiet = pages.judged(measured([75, 76, 77, 1], looks=[9, 9, 10, 5]), 10)
-    assert (quiet["values"], quiet["noisy"]) == ([75, 76, 77], False)
-    noisy = pages.judged(measured([10, 75], looks=[5, 10]), 10)
-    assert (noisy["values"], noisy["noisy"]) == ([10, 75], True)
-    quiet, noisy = measured([75]), measured([10], noisy=True)
-    assert pages.join([noisy, quiet])["value"] == 75
-    alone = pages.join([noisy])
-    assert alone["value"] == 10
-    assert "noisy" in pages.line(alone)
+def test_disturbed_rounds_and_runs_do_not_count_beside_others():
+    quiet, noisy = measured(75, 76, 77, 1, rates=(9, 9, 10, 5)), measured(10, 75, rates=(5, 10))
+    (row,) = pages.joined([run_of(noisy), run_of(quiet)])
+    assert (row["value"], row["noisy"]) == (76, False)
+    (row,) = pages.joined([run_of(noisy)])
+    assert (row["value"], row["noisy"]) == (42.5, True)
+    assert "noisy" in pages.line(row, True)
+    shared = run_of(measured(10), measured(3, name="y"), machine=SHARED)
+    found = pages.joined([shared, run_of(measured(71)), run_of(measured(75))])
+    assert {row["name"]: row["value"] for row in found} == {"x": 73, "y": 3}
+    failed = {**measured(), "error": "no"}
+    del failed["values"]
+    assert pages.join([measured(75), failed], 10.0)["value"] == 75
+    assert pages.join([failed], 10.0)["error"] == "no"
 
 
-def test_failures_do_not_hide_measurements():
-    failed = {**ROW, "error": "no"}
-    assert pages.join([measured([75]), failed])["value"] == 75
-    assert pages.join([failed])["error"] == "no"
+def test_threads_that_share_a_core_make_a_run_void():
+    assert "share a core" in clock.void_reason(SHARED)
+    assert clock.void_reason(MACHINE) == ""
+    assert clock.void_reason({**SHARED, "threads": 1}) == ""
+    wide = {**MACHINE, "target": "avx512", "peak_one": 250.0}
+    assert clock.void_reason({**wide, "peak_all": 379.0})
+    assert not clock.void_reason({**wide, "peak_all": 381.0})
+    later = {**SHARED, "read_bandwidth": 25.0, "rate": 5.0}
+    both = clock.joined_machine(MACHINE, later)
+    assert [both[k] for k in ("peak_all", "read_bandwidth", "rate")] == [119.0, 25.0, 7.0]
 
 
-def test_verdicts():
-    assert pages.reached({**ROW, "value": 81}) == "stretch"
-    assert pages.reached({**ROW, "value": 75}) == "floor"
-    assert pages.reached({**ROW, "value": 69}) == "**missed**"
-    lower = {**ROW, "better": "lower", "floor": 4, "stretch": 1}
-    assert [pages.reached({**lower, "value": v}) for v in (0, 2, 5)] == [
-        "stretch",
-        "floor",
-        "**missed**",
-    ]
-    free = {**ROW, "floor": None, "unit": "x faster"}
-    assert [pages.reached({**free, "value": v}) for v in (0.9, 1.1)] == ["lost", "won"]
+def test_what_a_row_reaches():
+    def words(values, **more):
+        return [pages.reached({**measured(), **more, "value": value}) for value in values]
+
+    assert words((81, 75, 69)) == ["stretch", "floor", "**missed**"]
+    assert words((0, 2), better="lower", floor=4, stretch=1) == ["stretch", "floor"]
+    assert words((2, 5), better="lower", floor=4, stretch=None) == ["floor", "**missed**"]
+    assert words((0.9, 1.1), floor=None, unit="x faster") == ["**lost**", "won"]
 
 
-def test_merging_replaces_rows_by_name():
-    kept = pages.joined([[measured([1]), measured([2], name="y", place=2)]])
-    rows = pages.merged(pages.joined([[measured([5])]]), kept)
-    assert [(row["name"], row["value"]) for row in rows] == [("x", 5), ("y", 2)]
-
-
-def test_limits_are_of_the_peak():
-    row = measured([1.2], flops=1e9, milliseconds={"relpos": 8.0, "torch": 10.0})
-    pages.add_limits([row], 200.0)
-    assert row["at_peak"] == pytest.approx(2.0)
-
-
-MACHINE = {
-    "cpu": "a CPU", "family": 1, "model": 2, "target": "avx2", "threads": 2, "peak_one": 60.0,
-    "peak_all": 119.0, "read_bandwidth": 20.0, "look": 39.6, "best_look": 40.0,
-    "issue_share": 0.99,
-    "counts": True, "void": "",
-}  # fmt: skip
-VOID = {**MACHINE, "peak_all": 61.0, "counts": False, "void": "they share a core"}
-
-
-def test_the_end_of_a_run_may_make_it_void():
-    later = {**VOID, "look": 20.4, "best_look": 50.0, "read_bandwidth": 25.0}
-    for pair in ((MACHINE, later), (later, MACHINE)):
-        both = pages.later_too(*pair)
-        assert (both["counts"], both["void"]) == (False, "they share a core")
-        assert (both["peak_all"], both["read_bandwidth"]) == (119.0, 25.0)
-        assert both["issue_share"] == 0.6
-    assert pages.later_too(MACHINE, MACHINE) == pytest.approx(MACHINE)
-
-
-def test_page_has_every_row_and_the_command():
-    run = {"machine": {**MACHINE, "date": "then"}, "rows": [measured([75])]}
-    old = {**ROW, "name": "gone", "error": "not installed", "date": "long ago"}
-    found = program.result([run], {"machines": [], "rows": [old]})
-    text = pages.page(found)
-    assert "| x | 70 | 80 | 75 % of peak |" in text
-    assert "| gone | 70 | 80 | not measured |" in text
+def test_the_page_has_every_row_and_no_floors(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["bench.py", "--case", "x"])
+    old = {**measured(name="gone"), "error": "not installed", "date": "long ago"}
+    found = program.result([run_of(measured(75))], {"machines": [], "rows": [old]})
+    text = pages.page(found, targets=False)
+    assert "| x | 75 % of peak | 75 to 75 | relpos 1 |" in text
+    assert "| gone | not measured |  | not installed |" in text
     assert "1 rows are kept from earlier: long ago." in text
-    assert "`make bench" in text
+    assert '`make bench ARGS="--case x"`' in text
     assert "a CPU" in text
+    assert "floor" not in text
+    assert "| x | 75 % of peak | 75 to 75 | 70 | 80 | floor |" in pages.page(found, targets=True)
 
 
-def test_limits_are_those_of_the_medians():
-    def run(ms):
-        row = measured([1.0], name="z", flops=1e9, milliseconds={"relpos": 8.0, "torch": ms})
-        return {"machine": {**MACHINE, "peak_all": 200.0, "date": "now"}, "rows": [row]}
-
-    found = program.result([run(ms) for ms in (10.0, 20.0, 90.0)], {"machines": [], "rows": []})
-    assert found["rows"][0]["at_peak"] == pytest.approx(4.0)
+def test_merging_replaces_rows_by_name_and_keeps_their_order():
+    rows = [{"name": name, "n": 1} for name in "ca"]
+    kept = [{"name": name, "n": 0} for name in "zab"]
+    found = pages.merged(rows, kept, ["a", "b", "c"])
+    assert [(row["name"], row["n"]) for row in found] == [("a", 1), ("b", 0), ("c", 1), ("z", 0)]
 
 
-def test_void_runs_do_not_count():
-    void = {"machine": {**VOID, "date": "now"}, "rows": [measured([10]), measured([3], name="y")]}
-    runs = [void] + [
-        {"machine": {**MACHINE, "date": "now"}, "rows": [measured([v])]} for v in (71, 75)
-    ]
-    found = program.result(runs, {"machines": [], "rows": []})
-    assert {row["name"]: row["value"] for row in found["rows"]} == {"x": 73, "y": 3}
-    assert "void: they share a core" in pages.page(found)
-    alone = program.result([void], {"machines": [], "rows": []})
-    assert alone["rows"][0]["value"] == 10
+# ---- the program
 
 
-def run_program(monkeypatch, *words):
+def run_program(monkeypatch, capfd, *words):
     monkeypatch.setattr(sys, "argv", [program.__file__, *map(str, words)])
     program.main()
+    return capfd.readouterr().out
 
 
 def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
     out = tmp_path / "bench.json"
-    for name in ("call overhead, B 1, H 1, L 12, C++", "short: B 8, H 8"):
-        merge = ["--merge", out] if out.exists() else []
-        run_program(monkeypatch, "--quick", "--out", out, "--case", name, *merge)
-    found = json.loads(out.read_text())
-    assert [row["place"] for row in found["rows"]] == [16, 17]
+    quick = ["--seconds", 0.01, "--wait", 0, "--out", out, "--case"]
+    page = run_program(monkeypatch, capfd, *quick, "L 12, C++")
+    assert "| call, B 1, H 1, L 12, C++ |" in page
+    text = run_program(monkeypatch, capfd, *quick, "short: B 8", "--merge", out, "--json")
+    found = json.loads(text)
+    assert found == json.loads(out.read_text())
+    assert [row["name"][:5] for row in found["rows"]] == ["short", "call,"]
     assert len(found["machines"]) == 2
-    page = capfd.readouterr().out
-    assert all(row["name"] in page for row in found["rows"])
 
 
-def test_program_lists_every_row():
-    run = subprocess.run(
-        [sys.executable, program.__file__, "--list"], capture_output=True, text=True, check=True
-    )
-    listed = [line.rsplit(" [", 1)[0] for line in run.stdout.splitlines()]
-    for row in report("bench", "--list")["rows"]:
-        assert row["name"] in listed
-    for case in bench_rows.all_cases():
-        assert case.name in listed
+def test_program_lists_and_refuses(monkeypatch, capfd):
+    listed = run_program(monkeypatch, capfd, "--list")
+    assert all(f"{case.name} [{case.unit}]" in listed for case in bench_rows.all_cases())
+    for words in (["--case", "nonsense"], ["--write-docs", "--case", "x"], ["--seconds", "nan"]):
+        with pytest.raises(SystemExit) as end:
+            run_program(monkeypatch, capfd, *words)
+        assert words[0] in f"{end.value} {capfd.readouterr().err}"
 
 
-def test_program_refuses_a_page_with_holes(monkeypatch, capfd):
-    with pytest.raises(SystemExit, match="2"):
-        run_program(monkeypatch, "--case", "overhead", "--write-docs")
-    assert "--merge" in capfd.readouterr().err
+def test_program_ends_at_an_interrupt(tmp_path):
+    words = ["--case", "forward, L 8192", "--seconds", "600", "--out", tmp_path / "bench.json"]
+    process = subprocess.Popen(
+        [sys.executable, program.__file__, *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
+    )  # fmt: skip
+    process.stderr.readline()  # run 1 of 1
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=timeout(60))
+    assert (process.returncode, errors) == (130, "interrupted\n")

@@ -1,4 +1,4 @@
-"""What relpos attend and relpos bench leave in files, and on standard streams, however they end."""
+"""What relpos attend leaves in files, and on standard streams, however it ends."""
 
 import functools
 import io
@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from cli_tool import TOOL, call, output, refusal, report, save
-from patience import heed_interrupts, timeout
+from patience import timeout
 from safetensors.numpy import save_file
 
 RNG = np.random.default_rng(11)
@@ -85,23 +85,6 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout(60)) == 0
     assert names(tmp_path / "out") == ["o.npy"]
-
-
-def test_bench_leaves_no_file_when_it_is_interrupted(tmp_path):
-    out = tmp_path / "out"
-    out.mkdir()
-    process = subprocess.Popen(
-        [TOOL, "bench", "--json", out / "bench.json", "--seconds", "60", "--case", "forward"],
-        stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
-    )
-    until = time.monotonic() + timeout(30)
-    while not names(out) and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=timeout(60))
-    assert process.returncode in (130, -signal.SIGINT)  # before its first row, the signal itself
-    assert names(out) == []
 
 
 def test_a_replaced_file_keeps_its_mode(tmp_path):
@@ -232,11 +215,6 @@ def test_a_bad_stream_is_refused(tmp_path, data):
 )
 def test_one_stream_has_one_use(tmp_path, words, part):
     assert part in refusal(*inputs(tmp_path), *words, cwd=tmp_path)
-
-
-def test_bench_writes_its_report_alone_to_standard_output(tmp_path):
-    words = ["--machine", "--threads", 1, "--json", "-", "--quiet"]
-    json.loads(output("bench", *words, cwd=tmp_path))
 
 
 # ---- parameters

@@ -115,17 +115,6 @@ def test_a_thread_count_beyond_the_cores_is_the_cores():
 
 
 def test_the_bench_takes_any_number_of_threads():
-    found = report(
-        "bench",
-        "--case",
-        "short: B 8",
-        "--threads",
-        4096,
-        "--seconds",
-        0.01,
-        "--rounds",
-        1,
-        "--patience",
-        0,
-    )
+    words = ["--scheme", "alibi", "--length", 64, "--seconds", 0.01, "--threads", 4096]
+    found = report("bench", *words)
     assert found["machine"]["threads"] <= CORES

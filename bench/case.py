@@ -1,0 +1,156 @@
+"""A case of the bench: sides that take turns, and the value of each round."""
+
+import functools
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import formulas
+import relpos
+import torch
+from clock import Budget, Turns, measured_machine, take_turns
+from formulas import Shape
+
+Row = dict[str, Any]
+Sides = dict[str, Callable[[], Any]]
+Target = tuple[float | None, float | None]  # floor and stretch
+NO_TARGET = None, None
+PEAK = "% of peak"
+STATUS = Path("/proc/self/status")
+
+
+@dataclass
+class Case:
+    """Yields one row or several; a row of another name than the case's has no target."""
+
+    name: str
+    unit: str
+    target: Target
+    run: Callable[["Case", Budget], list[Row]]
+    better: str = "higher"
+    parts: list[str] = field(default_factory=list)  # names of the rows beside its own
+    environment: dict[str, str] | None = None  # of the process of its own that it needs
+    once: bool = False  # long, and the same every time: later runs leave it out
+
+    def names(self) -> list[str]:
+        return [self.name, *self.parts]
+
+    def row(self, name: str | None = None, **measured: Any) -> Row:
+        floor, stretch = self.target if name in (None, self.name) else NO_TARGET
+        about = {"name": name or self.name, "unit": self.unit, "better": self.better}
+        return {**about, "floor": floor, "stretch": stretch, **measured}
+
+    def timed(
+        self, sides: list[str], turns: Turns, value: Callable[..., float], **more: Any
+    ) -> Row:
+        seconds = dict(zip(sides, zip(*turns.rounds, strict=True), strict=True))
+        values = [value(*times) for times in turns.rounds]
+        return self.row(**more, values=values, seconds=seconds, rates=turns.rates)
+
+
+def compare(make: Callable[[], Sides], value: Callable[..., float]):
+    """value(seconds of each side), for each round."""
+
+    def run(case: Case, budget: Budget) -> list[Row]:
+        sides = make()
+        return [case.timed(list(sides), take_turns(list(sides.values()), budget), value)]
+
+    return run
+
+
+def ratio(ours: float, other: float) -> float:
+    return ours / other
+
+
+def speedup(ours: float, other: float) -> float:
+    return other / ours
+
+
+class Call:
+    """One call of relpos.attention: forward without gradients, or backward alone, which gives the
+    gradients of query, key, value and the position's parameters."""
+
+    def __init__(self, shape: Shape, position: Any = None, dtype=torch.float32, **options: Any):
+        self.qkv = formulas.inputs(shape, dtype)
+        self.attend = functools.partial(relpos.attention, *self.qkv, position=position, **options)
+        self.leaves = [*self.qkv, *(position.parameters() if position else [])]
+
+    def forward(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.attend()
+
+    @functools.cached_property
+    def graph(self) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.attend()
+        return out, torch.randn_like(out)
+
+    def backward(self) -> tuple[torch.Tensor, ...]:
+        out, dout = self.graph
+        return torch.autograd.grad(out, self.leaves, dout, retain_graph=True)
+
+    def side(self, backward: bool) -> Callable[[], Any]:
+        return self.backward if backward else self.forward
+
+
+def growth(run: Callable[[], Any]) -> int:
+    """Bytes by which resident memory grew while it ran, at its peak."""
+
+    def resident(name: str) -> int:
+        return 1024 * int(STATUS.read_text().partition(f"{name}:")[2].split()[0])
+
+    before = resident("VmRSS")
+    STATUS.with_name("clear_refs").write_text("5")  # VmHWM starts anew
+    run()
+    return resident("VmHWM") - before
+
+
+def first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def measure(case: Case, budget: Budget) -> list[Row]:
+    """A case that fails is a row that says why."""
+    try:
+        if case.environment is not None:
+            return measure_apart(case, budget)
+        torch.manual_seed(0)
+        return case.run(case, budget)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        return [case.row(error=first_line(error))]
+
+
+def of_peak(rows: list[Row], peak: float) -> None:
+    """GFLOP/s become percentages of the machine's peak, once."""
+    for row in rows:
+        if row["unit"] == PEAK and "values" in row and "peak" not in row:
+            row["values"] = [100 * value / peak for value in row["values"]]
+            row["peak"] = peak
+
+
+def measure_apart(case: Case, budget: Budget) -> list[Row]:
+    """In a new process with the environment of the case."""
+    before = dict(os.environ)
+    os.environ.update(case.environment)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(measure_named, case.name, budget).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def measure_named(name: str, budget: Budget) -> list[Row]:
+    from rows import all_cases
+
+    (case,) = (case for case in all_cases() if case.name == name)
+    rows = measure(replace(case, environment=None), budget)
+    if case.unit == PEAK:
+        peak = measured_machine(budget.interference)["peak_all"]
+        of_peak(rows, peak)
+        rows[0]["note"] = f"of that target's peak, {peak:.0f} GFLOP/s"
+    return rows

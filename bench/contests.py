@@ -1,0 +1,162 @@
+"""Rows against other libraries and against formulas in torch: proved equal, then timed in turns."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import formulas
+import torch
+from case import NO_TARGET, Case, Row, Target, first_line, speedup
+from clock import Budget, Turns, counted, take_turns
+from formulas import FULL, LONG, Match, Shape
+from peers import PEERS, TORCH, Refused
+from torch import Tensor
+from torch.nn import functional
+
+Build = Callable[[Shape, torch.dtype], Match]
+# Largest difference of two sides, of the largest value.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
+    """Of the largest value; raises ValueError where it is more than rounding."""
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        apart = ((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
+        if not apart <= TOLERANCE[a.dtype]:
+            raise ValueError(f"differs by {apart:.2g} of the largest value: not timed")
+        worst = max(worst, apart)
+    return worst
+
+
+@dataclass
+class Side:
+    name: str
+    call: Callable[[], Any]
+    show: Callable[[Any], list[Tensor]]
+
+
+def contest(
+    case: Case, ours: Side, others: list[Side], refused: dict[str, str], budget: Budget
+) -> list[Row]:
+    """A row for each other side and, of several, first one for the best."""
+    mine = ours.show(ours.call())
+    notes, ready = {}, []
+    for side in others:
+        try:
+            apart = difference(mine, side.show(side.call()))
+            notes[side.name] = f"differs by {apart:.0e}"
+            ready.append(side)
+        except Exception as error:  # whatever a peer's compiler may raise
+            refused[side.name] = first_line(error)
+    del mine
+    rows, medians = [], []
+    turns = take_turns([ours.call, *(side.call for side in ready)], budget) if ready else Turns()
+    for n, side in enumerate(ready, 1):
+        pair = Turns([[times[0], times[n]] for times in turns.rounds], turns.rates)
+        name = f"{case.name}: {side.name}"
+        sides = ["relpos", side.name]
+        rows.append(case.timed(sides, pair, speedup, name=name, note=notes[side.name]))
+        best_rate = budget.interference.best if budget.interference else 0.0
+        medians.append(statistics.median(counted(rows[-1]["values"], turns.rates, best_rate)[0]))
+    best = rows[medians.index(min(medians))] if rows else case.row(error="no peer ran")
+    rows += [case.row(f"{case.name}: {name}", error=why) for name, why in refused.items()]
+    if len(rows) == 1:
+        return [{**rows[0], **case.row()}]
+    return [{**best, **case.row()}, *rows]
+
+
+def against_peers(build: Build, shape: Shape, names: list[str], dtype=torch.float32):
+    """Forward, without gradients; a bias reaches the peers as a ready mask."""
+
+    def run(case: Case, budget: Budget) -> list[Row]:
+        torch.compiler.reset()  # else the runs add up to its limit of recompilations
+        match = build(shape, dtype)
+        q, k, v = (x.detach() for x in match.leaves[:3])
+        others, refused = [], {}
+        with torch.no_grad():
+            bias = match.bias().contiguous() if match.bias else None
+            for name in names:
+                try:
+                    call, show = PEERS[name](q, k, v, match.causal, bias)
+                    others.append(Side(name, call, lambda result, show=show: [show(result)]))
+                except Refused as error:
+                    refused[name] = str(error)
+            ours = Side("relpos", match.ours, lambda result: [result])
+            return contest(case, ours, others, refused, budget)
+
+    return run
+
+
+def against_formula(build: Build, shape: Shape, backward: bool, ready_mask: bool = False):
+    """The formula in eager torch. Backward: one forward and the gradients of all leaves.
+    ready_mask: the mask itself is the leaf, already gathered, and its table gets no gradient."""
+
+    def run(case: Case, budget: Budget) -> list[Row]:
+        match = build(shape, torch.float32)
+        formula, leaves = match.formula, match.leaves
+        shown = slice(None)
+        if ready_mask:
+            q, k, v, _ = leaves
+            mask = match.bias().detach().contiguous().requires_grad_()
+            leaves, shown = [q, k, v, mask], slice(4)  # the mask's gradient is no table's
+
+            def formula():
+                return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+        dout = torch.randn(match.leaves[0].shape)
+
+        def steps(call, inputs):
+            out = call()
+            if not backward:
+                return [out]
+            return [out.detach(), *torch.autograd.grad(out, inputs, dout)]
+
+        with torch.set_grad_enabled(backward):
+            ours = Side("relpos", lambda: steps(match.ours, match.leaves), lambda r: r[shown])
+            other = Side("torch", lambda: steps(formula, leaves), lambda r: r[shown])
+            return contest(case, ours, [other], {}, budget)
+
+    return run
+
+
+def peer_case(name: str, target: Target, run: Any, peers: list[str] | None = None) -> Case:
+    parts = [f"{name}: {peer}" for peer in peers or []]
+    return Case(name, "x faster", target, run, parts=parts)
+
+
+def cases() -> list[Case]:
+    bias, every = formulas.trained_bias, list(PEERS)
+    rows = [
+        peer_case(name, target, against_peers(build, LONG, every), every)
+        for name, target, build in (
+            ("plain forward, L 4096, against the best peer", (1.35, 1.5), formulas.plain),
+            ("causal forward, L 4096, against the best peer", NO_TARGET, formulas.causal),
+            ("distance bias, forward, L 4096, against the best peer with a ready mask",
+             (1.7, 1.9), bias),
+        )
+    ]  # fmt: skip
+    for build in (formulas.plain, formulas.causal):
+        name = f"{build.__name__}, forward + backward, L 2048, against torch SDPA"
+        rows.append(peer_case(name, NO_TARGET, against_formula(build, FULL, True)))
+    sides = "torch, mask gathered from the trained table", "torch, ready mask that needs a gradient"
+    for shape, target in ((FULL, (4.5, 6)), (LONG, (5.5, 7))):
+        for ready, side in enumerate(sides):
+            name = f"trained distance bias, forward + backward, L {shape[2]}, against {side}"
+            rows.append(peer_case(name, target, against_formula(bias, shape, True, bool(ready))))
+    for name, build, shape, target in (
+        ("bias RPE (32, 8, 700 x 800, 64)", formulas.bias_rpe, (32, 8, 700, 800, 64), (12, 17)),
+        ("Shaw gather, L 2048", formulas.shaw_gather, FULL, (8, 12)),
+        ("Shaw einsum, L 2048", formulas.shaw_einsum, FULL, (22, 30)),
+        ("Music skew, L 2048", formulas.music_skew, FULL, (8, 11)),
+    ):
+        run = against_formula(build, shape, False)
+        rows.append(peer_case(f"notebooks' code, forward: {name}", target, run))
+    run = against_peers(formulas.plain, (64, 4, 32, 32, 32), [TORCH])
+    rows.append(peer_case("short: B 64, H 4, L 32, D 32, against torch SDPA", (2, 4), run))
+    for dtype in (torch.bfloat16, torch.float16):
+        name = f"{str(dtype).removeprefix('torch.')} forward, L 4096, against torch SDPA"
+        run = against_peers(formulas.plain, LONG, [TORCH], dtype)
+        rows.append(peer_case(name, (2.2, 2.6), run))
+    return rows
