@@ -52,8 +52,14 @@ std::vector<Rule> rules(const CheckedTensor& tensor, int64_t heads, bool with_mi
   return open;
 }
 
-ExpectedValue rounded(double value) {
-  return {value, 1e-6 * std::abs(value)};  // float32 powers differ so
+// The slope of an index's head times a factor of the index. Other code's float32 powers differ by
+// as much as the slack.
+template <typename Factor>
+Expected scaled(const Rule& rule, Factor factor) {
+  return [slopes = rule.slopes, factor](const std::vector<int64_t>& index) {
+    const double value = slopes[static_cast<size_t>(index[0]) % slopes.size()] * factor(index);
+    return ExpectedValue{value, 1e-6 * std::abs(value)};
+  };
 }
 
 std::vector<Convention> of_slopes(const CheckedTensor& tensor) {
@@ -61,9 +67,7 @@ std::vector<Convention> of_slopes(const CheckedTensor& tensor) {
   for (const Rule& rule : rules(tensor, tensor.size(0), true)) {
     for (const double sign : {1.0, -1.0}) {
       found.push_back({"slopes, " + rule.text + (sign < 0 ? ", negated" : ""), rule.options(),
-                       [slopes = rule.slopes, sign](const std::vector<int64_t>& index) {
-                         return rounded(sign * slopes[static_cast<size_t>(index[0])]);
-                       },
+                       scaled(rule, [sign](const auto&) { return sign; }),
                        sign < 0 ? "negate it first: slopes are positive here" : ""});
     }
   }
@@ -90,10 +94,7 @@ std::vector<Convention> of_keys(const CheckedTensor& tensor) {
           {std::string("bias [heads, keys], slope * ") + (zero == 0 ? "k" : "(k - last k)") + ", " +
                rule.text,
            options,
-           [slopes = rule.slopes, zero](const std::vector<int64_t>& index) {
-             const size_t head = static_cast<size_t>(index[0]) % slopes.size();
-             return rounded(slopes[head] * static_cast<double>(index[1] - zero));
-           },
+           scaled(rule, [zero](const auto& index) { return static_cast<double>(index[1] - zero); }),
            "equal under a causal mask only, up to a constant for each query: log-sum-exps differ"});
     }
   }
@@ -128,12 +129,12 @@ std::vector<Convention> of_biases(const CheckedTensor& tensor) {
         found.push_back(
             {"bias [heads, ...], " + arrangement.text + ", " + sides.text + ", " + rule.text,
              options,
-             [slopes = rule.slopes, past = sides.past, future = sides.future,
-              arrangement](const std::vector<int64_t>& index) {
-               const auto delta = static_cast<double>(arrangement.distance(index[1], index[2]));
-               return rounded(slopes[static_cast<size_t>(index[0])] * std::abs(delta) *
-                              (delta < 0 ? past : future));
-             },
+             scaled(rule,
+                    [=](const auto& index) {
+                      const auto delta =
+                          static_cast<double>(arrangement.distance(index[1], index[2]));
+                      return std::abs(delta) * (delta < 0 ? sides.past : sides.future);
+                    }),
              turn + (!turn.empty() && *sides.note != '\0' ? "; " : "") + sides.note});
       }
     }

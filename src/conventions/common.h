@@ -1,5 +1,5 @@
-// What the conventions of several schemes share: how a matrix of pairs lies on positions, the classes
-// that a scheme gives to distances, the axes of learned tables.
+// What the conventions of several schemes share: how a matrix of pairs lies on positions, the
+// classes that a scheme gives to distances, the axes of learned tables.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct Arrangement {
 // [query, key] and, with `transposed`, as [key, query].
 std::vector<Arrangement> arrangements(int64_t rows, int64_t columns, bool transposed);
 
-// The arrangements, none transposed, in which an integer matrix holds a size at distance 0, each with
-// that size; none of another rank than 2.
+// The arrangements, none transposed, in which an integer matrix holds a size at distance 0, each
+// with that size; none of another rank than 2.
 std::vector<std::pair<Arrangement, int64_t>> arrangements_by_zero(const TensorView& matrix);
 
 // The classes that a scheme gives to the distances -reach to reach; a matrix has none beyond

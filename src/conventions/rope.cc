@@ -10,8 +10,8 @@ namespace {
 constexpr double kBases[] = {1e4, 5e5, 1e6, 1.5e5, 1.6e5, 100.0};  // of published models
 constexpr const char* kEitherLayout = "frequencies do not tell the layout: see its rotation code";
 
-// The base left open: what the frequency of pair 1 says, rounded as people choose bases, and those of
-// published models.
+// The base left open: what the frequency of pair 1 says, rounded as people choose bases, and those
+// of published models.
 std::vector<double> bases(const CheckedTensor& tensor, int64_t dims, double frequency) {
   if (tensor.given.has("base")) return {tensor.given.number("base")};
   std::vector<double> open;

@@ -6,8 +6,8 @@
 namespace relpos::conventions {
 namespace {
 
-// Buckets and max_distance of published models (T5 and its kin, LayoutLM's two axes, WavLM, CPM-Ant),
-// and of the notebooks.
+// Buckets and max_distance of published models (T5 and its kin, LayoutLM's two axes, WavLM,
+// CPM-Ant), and of the notebooks.
 constexpr std::pair<int64_t, int64_t> kSizes[] = {
     {32, 128}, {64, 256}, {320, 800}, {512, 2048}, {6, 20}};
 

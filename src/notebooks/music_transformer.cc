@@ -3,8 +3,9 @@
 namespace relpos::notebooks {
 namespace {
 
-// The skew of the paper on Q Er^T of `length` queries, every product shown by its place 1, 2, ... in
-// the matrix: above the diagonal S_rel holds 0 and then the next query's products, wrapped around.
+// The skew of the paper on Q Er^T of `length` queries, every product shown by its place 1, 2, ...
+// in the matrix: above the diagonal S_rel holds 0 and then the next query's products, wrapped
+// around.
 void append_skew(std::vector<Step>& list, int64_t length, int64_t rows) {
   const auto add = [&](const char* name, int64_t height, int64_t width, auto cell) {
     list.push_back(matrix(name, Step::Kind::kInteger, height, width, cell));

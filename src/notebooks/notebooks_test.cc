@@ -170,8 +170,8 @@ TEST(Notebooks, MusicTransformerSkewAndWhatItWrapsAround) {
                     -1, -1, 1,  2,  3,  4, -1, 0,  1,  2,  3, 4}));
 }
 
-// At and below the diagonal the skew's product for query i and row r is i * L + (its column), and row
-// r of a table of fewer rows stands L - rows columns further right.
+// At and below the diagonal the skew's product for query i and row r is i * L + (its column), and
+// row r of a table of fewer rows stands L - rows columns further right.
 TEST(Notebooks, MusicTransformerSkewIsTheIndexFormula) {
   for (const int64_t length : {3, 7, 12}) {
     const Drawn music("music_transformer(head_dim=3, max_length=" + std::to_string(length) + ")");
