@@ -16,18 +16,38 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
 
         "bias"        [H, Lq, Lk]                      added to the scores after the scale
         "key_rows"    [Lq, Lk, D] or [H, Lq, Lk, D]    scale * <q_i, row_ij> joins the scores
-        "column_rows" the same shapes                  scale * <k_j, row_ij> joins the scores
+        "key_rows_added"  with "key_rows": [H, D]      is added to q_i in that product
+        "column_rows" the shapes of "key_rows"         scale * <k_j, row_ij> joins the scores
         "value_rows"  [Lq, Lk, Dv] or [H, Lq, Lk, Dv]  join v_j under the weights
+        "query_added" [H, D]                           is added to q_i in scale * <q_i, k_j>
         "rotate"      function (x [..., L, D], pos [L]) -> x turned; q and k both pass through it
         "rotate_sizes"  with "rotate": the same with |cos| and |sin| and every sign positive
 
         Index the parameters with differentiable operations (`table[index]`), so that autograd gives
         the parameters' gradients. Keep angles and bucket edges in double or in integers.
 
-A module that rotates sets `ROTATES = True`: two of them are never summed. A module whose bias is
-linear in the distance sets `LINEAR = True`: it counts from each row's nearest visible key on when
-the sizes of the addends are summed (`tests/promise.py`). There `options` has "sizes" as well, and
-the parameters are the sizes of a module's own.
+Two more functions where a scheme has what they stand for:
+
+    def inputs(options, batch, heads, queries, keys, normal) -> dict
+        What the position takes by call: tensors with a batch axis by name, in the order in which
+        they are given. `normal(*shape)` draws numbers. `terms` finds those of one batch row among
+        its parameters.
+
+    def place(options, tokens) -> positions
+        The positions of tokens by number, int64 of any shape, where the call gives none.
+
+What else the tests must know of a scheme, as attributes of the module:
+
+    ROTATES    True where it rotates: two that do are never summed; nor are two that place tokens.
+    LINEAR     True where its bias is linear in the distance: it counts from each row's nearest
+               visible key on when the sizes of the addends are summed (`tests/promise.py`).
+    NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are
+               those of the formula's values and derivatives.
+    SPANS      True where a number is computed for each distance between the least and the greatest
+               of a call: its tests keep positions together.
+
+Where sizes are summed, `options` has "sizes", the rounding of the computation, and the parameters
+are the sizes of a module's own (themselves, if NONLINEAR).
 
 A whole example, for a bias of one learned number per head for the past and one for the future:
 

@@ -30,11 +30,11 @@ def buckets_of_distances(buckets, far):
     mid = buckets // 2
     found = list(range(mid + 1))
     k = 0
-    while found[-1] < buckets and len(found) <= max(far, mid + 1):
+    while mid > 1 and found[-1] < buckets:
         x = len(found)
         while (far - 1) ** k * mid ** (mid - 1) < x ** (mid - 1) * mid**k:
             k += 1
-        found.append(mid + (k if mid > 1 else 0))
+        found.append(mid + k)
     return torch.tensor(found)
 
 
