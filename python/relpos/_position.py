@@ -13,6 +13,7 @@ from relpos import _autograd, _core, _ops
 from relpos._call import flatten
 from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
+from relpos._rope import from_config
 
 
 class Composed:
@@ -243,6 +244,8 @@ class SchemePosition(OnePart, Position):
 
 class _Rotary:
     """What a position with a rotation can do besides."""
+
+    from_config = staticmethod(from_config)
 
     def tables(
         self, length: int, offset: int = 0, *, dtype: torch.dtype | None = None
