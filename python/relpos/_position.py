@@ -245,7 +245,19 @@ class SchemePosition(OnePart, Position):
 class _Rotary:
     """What a position with a rotation can do besides."""
 
-    from_config = staticmethod(from_config)
+    @staticmethod
+    def from_config(config: Any, *, layer_type: str | None = None) -> SchemePosition:
+        """The rotation that a model with this configuration of transformers applies.
+
+        Args:
+          config: a text configuration, with rope_parameters, or rope_theta and rope_scaling as
+            before transformers 5.
+          layer_type: of the layers meant, where the configuration has a rotation for each type.
+
+        Returns the class of relpos that the configuration's rope_type means, with angles computed
+        as transformers computes them. Raises ValueError where relpos has none.
+        """
+        return from_config(config, layer_type)
 
     def tables(
         self, length: int, offset: int = 0, *, dtype: torch.dtype | None = None

@@ -43,16 +43,8 @@ def rotation(
     )
 
 
-def from_config(config: Any, *, layer_type: str | None = None) -> Any:
-    """The rotation that a model with this configuration of transformers applies.
-
-    Args:
-      config: a text configuration, with rope_parameters, or rope_theta and rope_scaling as before
-        transformers 5.
-      layer_type: of the layers meant, where the configuration has a rotation for each type.
-
-    Raises ValueError where the configuration names a rotation that relpos does not have, or none.
-    """
+def from_config(config: Any, layer_type: str | None) -> Any:
+    """As RoPE.from_config says."""
     parameters = getattr(config, "rope_parameters", None)
     if not parameters and getattr(config, "rope_theta", None) is not None:
         parameters = {
