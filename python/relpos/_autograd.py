@@ -7,7 +7,6 @@ Eager calls go to the Functions directly, which saves a hop. Compiled ones go to
 Dynamo leaves those whole, so that transforms inside a compiled region meet the kernels too.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ _OBSERVERS = (
     torch._C._len_torch_function_stack,
     torch._C._get_tracing_state,
     torch.autograd._profiler_enabled,
-    partial(torch.is_autocast_enabled, "cpu"),
+    torch._C._is_any_autocast_enabled,
     lambda: forward_ad._current_level >= 0,
 )
 _core.use_torch(
@@ -197,7 +196,7 @@ class Scores(torch.autograd.Function):
         return _fold(Scores, 2, 2, info, in_dims, args)
 
 
-_NOTHING = Call(*[None] * (len(Call._fields) - 1), parameters=())
+_NOTHING: Call = Call(*[None] * (len(Call._fields) - 1), parameters=())
 
 
 def _to_call(dmask: Tensor | None, *dparameters: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -13,6 +13,7 @@ from relpos import _autograd, _core, _ops
 from relpos._call import flatten
 from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
+from relpos._rope import from_config
 
 
 class Composed:
@@ -243,6 +244,20 @@ class SchemePosition(OnePart, Position):
 
 class _Rotary:
     """What a position with a rotation can do besides."""
+
+    @staticmethod
+    def from_config(config: Any, *, layer_type: str | None = None) -> SchemePosition:
+        """The rotation that a model with this configuration of transformers applies.
+
+        Args:
+          config: a text configuration, with rope_parameters, or rope_theta and rope_scaling as
+            before transformers 5.
+          layer_type: of the layers meant, where the configuration has a rotation for each type.
+
+        Returns the class of relpos that the configuration's rope_type means, with angles computed
+        as transformers computes them. Raises ValueError where relpos has none.
+        """
+        return from_config(config, layer_type)
 
     def tables(
         self, length: int, offset: int = 0, *, dtype: torch.dtype | None = None

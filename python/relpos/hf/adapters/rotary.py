@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import relpos
 from relpos._position import SchemePosition
+from relpos._rope import rotation
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
@@ -46,15 +46,15 @@ class _FusedRotation:
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     if getattr(module, "attn_logit_softcapping", None) is not None:
         raise Unfused("a softcap on the scores, which relpos does not have", attention=False)
-    rotation, rotate = rotation_of(module, owner)
-    prove(module, rotation, rotate)
-    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
-    return Plan(what, _FusedRotation, {"_relpos_rotation": rotation})
+    found, rotate = rotation_of(module, owner)
+    prove(module, found, rotate)
+    what = f"{found._text} in the kernel; with a cache keys are stored rotated"
+    return Plan(what, _FusedRotation, {"_relpos_rotation": found})
 
 
 def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Callable]:
-    """The relpos.RoPE that gives the model's own cosines and sines, and what computes these from
-    position_ids; Unfused where none does."""
+    """The rotation of relpos that gives the model's own cosines and sines, and what computes these
+    from position_ids; Unfused where none does."""
     rotary = getattr(owner, "rotary_emb", None)
     parameters = getattr(owner.config, "rope_parameters", None)
     if rotary is None or not parameters:
@@ -63,11 +63,6 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Ca
     if "rope_type" not in parameters:  # a rotation for each type of layer
         of_layer = (module.layer_type,)
         parameters = parameters[module.layer_type]
-    kind = parameters["rope_type"]
-    if kind != "default":
-        raise Unfused(
-            f"rope_type {kind!r} is not in relpos.RoPE: the model rotates", attention=True
-        )
     if any(buffer.is_meta for buffer in rotary.buffers()):  # its numbers are still to come
         rotary = type(rotary)(rotary.config)
 
@@ -78,16 +73,13 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Ca
     position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
     cos, sin = rotate(position_ids)
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
-    rotation = relpos.RoPE(
-        head_dim,
-        layout="half",
-        base=parameters["rope_theta"],
-        rotary_dim=cos.shape[-1],
-        angle="float32",
-    )
-    if not gives(rotation, position_ids, cos, sin):
+    try:
+        found = rotation(parameters, head_dim, cos.shape[-1], "half")
+    except ValueError as error:
+        raise Unfused(f"{error}: the model rotates", attention=True) from None
+    if not gives(found, position_ids, cos, sin):
         raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
-    return rotation, rotate
+    return found, rotate
 
 
 ADAPTERS = [

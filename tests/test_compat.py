@@ -263,7 +263,7 @@ ALL = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_shims_under_compile_and_transforms(name):
+def test_calls_under_compile_and_transforms(name):
     torch._dynamo.reset()
     leaves = draw(*[(2, 4, 4, 8)] * 3, dtype=torch.float32)
     compiled = torch.compile(ALL[name], fullgraph=True, backend="aot_eager")
