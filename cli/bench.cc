@@ -62,7 +62,8 @@ class Call {
   Call(const Inputs& inputs, Position position)
       : inputs_(inputs),
         position_(std::move(position)),
-        parameters_(position_, "", 1, DType::kFloat32),
+        parameters_(position_, "", 1, DType::kFloat32,
+                    {1, kHeads, inputs.shape[2], inputs.shape[2]}),
         out_(inputs.query),
         softmax_(DType::kFloat32, {1, kHeads, inputs.shape[2], 2}),
         dquery_(inputs.query),
@@ -145,6 +146,8 @@ Position smallest_position(const Scheme& scheme, int64_t length) {
     if (!spec.required) continue;
     OptionValue value = spec.name == "heads" ? kHeads : spec.name == "head_dim" ? kDim : length;
     if (!spec.choices.empty()) value = spec.choices.front();
+    if (spec.type == OptionType::kValues)
+      value = std::floor(std::sqrt(static_cast<double>(length)));
     given.emplace_back(spec.name, value);
   }
   return parse_position(scheme.name, given);

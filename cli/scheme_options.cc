@@ -31,6 +31,8 @@ const char* type_label(OptionType type) {
       return "";
     case OptionType::kChoiceOrValues:
       return "|N,N,...";
+    case OptionType::kValues:
+      return "N,N,...";
   }
   return "";
 }
@@ -39,6 +41,7 @@ const char* type_label(OptionType type) {
 int64_t filled_size(const OptionSpec& spec, int64_t length) {
   return spec.name == "heads" ? 4 : spec.name.ends_with("_dim") ? 8 : length;
 }
+constexpr double kFilledValue = 4.0;
 
 bool is_filled(const OptionSpec& spec) { return spec.required && spec.type == OptionType::kInt; }
 
@@ -49,7 +52,16 @@ std::string description(const OptionSpec& spec) {
     const int64_t size = filled_size(spec, kAnyLength);
     fallback = size == kAnyLength ? "the longer of query and key" : std::to_string(size);
   }
+  if (spec.required && spec.type == OptionType::kValues) {
+    fallback = std::to_string(static_cast<int>(kFilledValue));
+  }
   return spec.doc + (fallback.empty() ? "" : " [" + fallback + "]");
+}
+
+std::vector<double> parse_numbers(const std::string& text, const std::string& flag) {
+  std::vector<double> numbers;
+  for (const std::string& word : split(text, ',')) numbers.push_back(parse_number(word, flag));
+  return numbers;
 }
 
 bool is_given(const GivenOptions& given, const std::string& name) {
@@ -78,9 +90,9 @@ OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
       return text;  // make_options knows the choices
     case OptionType::kChoiceOrValues:
       if (text.find_first_of("0123456789,") == std::string::npos) return text;
-      std::vector<double> numbers;
-      for (const std::string& word : split(text, ',')) numbers.push_back(parse_number(word, flag));
-      return numbers;
+      return parse_numbers(text, flag);
+    case OptionType::kValues:
+      return parse_numbers(text, flag);
   }
   throw_error(ErrorKind::kValue, flag, ": takes no value, got ", io::printable(text));
 }
@@ -115,6 +127,9 @@ void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given) {
   for (const OptionSpec& spec : scheme.options) {
     if (is_filled(spec) && !is_given(given, spec.name)) {
       given.emplace_back(spec.name, filled_size(spec, length));
+    }
+    if (spec.required && spec.type == OptionType::kValues && !is_given(given, spec.name)) {
+      given.emplace_back(spec.name, std::vector<double>{kFilledValue});
     }
   }
 }

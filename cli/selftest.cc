@@ -17,6 +17,7 @@
 #include "parameters.h"
 #include "random.h"
 #include "relpos/attention.h"
+#include "relpos/error.h"
 #include "relpos/version.h"
 #include "scheme_options.h"
 #include "signals.h"

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "bound_part.h"
 #include "commands.h"
 #include "common.h"
 #include "help.h"
-#include "bound_part.h"
 #include "matrix_print.h"
 #include "parameters.h"
 #include "relpos/dense.h"
+#include "relpos/error.h"
 #include "scheme_options.h"
 
 namespace relpos::cli {

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <csignal>
 
+#include "relpos/error.h"
+
 namespace relpos::cli {
 namespace {
 

@@ -100,15 +100,13 @@ Bound::Bound(const nb::tuple& call) {
   position = to_position(text, parameters);
 }
 
-constexpr int64_t kHeadsOfCall = -2;  // a size of an input; batch, queries and keys are 1 here
-
-// Throws where no call with these heads would take the position.
+// Throws where no call with these heads (one batch row, query and key) would take the position.
 void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_t head_dim) {
   Position position = parse_position(text);
   for (size_t p = 0; p < position.parts.size(); ++p) {
-    for (const ParameterSpec& spec : specs_of(position, p)) {
+    for (const ParameterSpec& spec : position.parts[p].specs()) {
       std::vector<int64_t> shape = spec.shape;
-      for (int64_t& size : shape) size = size == kHeadsOfCall ? heads : size < 0 ? 1 : size;
+      for (int64_t& size : shape) size = size == kHeads ? heads : size < 0 ? 1 : size;
       position.parts[p].parameters.push_back(blank_view(shape));
     }
   }

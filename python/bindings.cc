@@ -1,4 +1,5 @@
 // relpos._core: the C++ API on borrowed memory, and what a position is in numbers.
+#include <algorithm>
 #include <optional>
 
 #include "arguments.h"
@@ -29,14 +30,9 @@ nb::list list_steps(Text text, int64_t queries, int64_t keys, OptionalInt q_offs
 
 bool takes_inputs(Text text) {
   const Position position = parse_position(text);
-  for (size_t part = 0; part < position.parts.size(); ++part) {
-    for (const ParameterSpec& spec : specs_of(position, part)) {
-      for (int64_t size : spec.shape) {
-        if (size < 0) return true;
-      }
-    }
-  }
-  return false;
+  return std::any_of(position.parts.begin(), position.parts.end(), [](const Part& part) {
+    return !part.specs().empty() && part.specs().back().input;
+  });
 }
 
 void bind_positions(nb::module_& module) {

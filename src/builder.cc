@@ -377,7 +377,7 @@ Source Builder::declare(ParameterSpec spec) {
   }
   if (!spec.input) checked_numel(spec.shape, scheme());
   require(spec.input || recipe_.specs.empty() || !recipe_.specs.back().input, spec.name,
-        ": parameters are declared before inputs");
+          ": parameters are declared before inputs");
   Source source;
   source.index_ = recipe_.specs.size();
   for (size_t axis = 0; axis < spec.shape.size(); ++axis) {

@@ -163,11 +163,11 @@ TEST(Check, OriginsAreLookedFor) {
            {"music_transformer(max_length=4, head_dim=4)", 1}}) {
     const Position position = parse_position(text);
     int found = 0;
-    for (const ParameterSpec& spec : position.parameter_specs(0)) {
-      EXPECT_TRUE(is_held_as(*position.parts[0].scheme, spec.name)) << spec.name;
+    for (const ParameterSpec& spec : position.parts[0].specs()) {
+      EXPECT_TRUE(is_held_as(position.parts[0].scheme(), spec.name)) << spec.name;
       for (const Origin& origin : spec.origins) {
         ++found;
-        EXPECT_NE(is_held_as(*position.parts[0].scheme, origin.name),
+        EXPECT_NE(is_held_as(position.parts[0].scheme(), origin.name),
                   origin.name == "embedding.weight")
             << origin.name;
       }

@@ -147,8 +147,7 @@ TEST(Registry, IsComplete) {
     EXPECT_EQ(find_scheme(scheme.name), &scheme);
     EXPECT_FALSE(scheme.summary.empty());
     EXPECT_FALSE(scheme.source.empty());
-    EXPECT_NE(scheme.parameters, nullptr);
-    EXPECT_NE(scheme.lower, nullptr);
+    EXPECT_NE(scheme.make, nullptr);
     std::set<std::string> options;
     for (const OptionSpec& spec : scheme.options) {
       EXPECT_TRUE(options.insert(spec.name).second) << spec.name;

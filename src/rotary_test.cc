@@ -91,7 +91,7 @@ double expected(const Part& p, const TensorView& x, int64_t b, int64_t l, int64_
                 double position, bool inverse) {
   if (d < kStart || d >= kStart + kDims) return x.at({b, l, d});
   const int64_t e = d - kStart;
-  const bool half = p.scheme == kHalf.scheme;
+  const bool half = p.recipe == kHalf.recipe;
   const int64_t pair = half ? e % 2 : e / 2;
   const bool second = half ? e >= 2 : e % 2 == 1;
   const int64_t other = half ? (second ? d - 2 : d + 2) : (second ? d - 1 : d + 1);

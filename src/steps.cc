@@ -63,9 +63,10 @@ std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel)
       notebooks::pairwise("distance", grid, [](int64_t q, int64_t k) { return k - q; })};
   const bool has_biases = !terms.biases.empty() || !terms.key_biases.empty();
   const bool has_classes =
-      !part.recipe->reads_distances && (std::ranges::any_of(terms.biases,
-                          [](const DistanceBias& bias) { return bias.map.has_value(); }) ||
-      !terms.row_tables.empty() || !terms.column_tables.empty() || !terms.value_tables.empty());
+      !part.recipe->reads_distances &&
+      (std::ranges::any_of(terms.biases,
+                           [](const DistanceBias& bias) { return bias.map.has_value(); }) ||
+       !terms.row_tables.empty() || !terms.column_tables.empty() || !terms.value_tables.empty());
   if (has_classes) list.push_back(notebooks::index_step("index", part, grid));
   if (has_biases ? terms.row_tables.empty() : terms.row_tables.size() == 1) {
     list.push_back(notebooks::dense_step(has_biases ? "bias" : "rows", part, grid));

@@ -38,6 +38,8 @@ _TYPES = {"bool": "bool", "int": "int", "float": "float", "choice": "str"}
 def _annotation(option: Option) -> str:
     if option.type == "choice or values":
         return "str | Sequence[float] | Tensor"
+    if option.type == "values":
+        return "float | Sequence[float]"
     return _TYPES[option.type] + (
         "" if option.required or option.default is not None else " | None"
     )

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/thread_grant.h"
+#include "relpos/error.h"
 
 namespace relpos {
 namespace {

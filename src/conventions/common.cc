@@ -65,7 +65,7 @@ std::vector<std::pair<Arrangement, int64_t>> arrangements_by_zero(const TensorVi
 
 Classes classes_of(const char* scheme, const OptionValues& options, int64_t reach) {
   const Scheme& found = *find_scheme(scheme);
-  const Part part{&found, with_stand_ins(found, options), {}};
+  const Part part = make_part(found, with_stand_ins(found, options).items());
   const int64_t count = 2 * reach + 1;
   Classes classes(static_cast<size_t>(count));
   indices(part, {1, count, reach}, TensorView(classes.data(), DType::kInt64, {1, count}));

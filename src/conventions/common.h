@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "relpos/conventions.h"
+#include "relpos/error.h"
 
 namespace relpos::conventions {
 

@@ -22,7 +22,7 @@ class Drawn {
   explicit Drawn(const std::string& text) : position_(parse_position(text)) {
     std::mt19937_64 random(7);
     std::normal_distribution<double> normal;
-    for (const ParameterSpec& spec : position_.parameter_specs(0)) {
+    for (const ParameterSpec& spec : position_.parts[0].specs()) {
       const TensorView view = tensors_.emplace_back(DType::kFloat64, spec.shape).view();
       for (int64_t n = 0; n < view.numel(); ++n) {
         view.store(n, spec.trainable ? normal(random) : spec.init.values[static_cast<size_t>(n)]);

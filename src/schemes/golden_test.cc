@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <optional>
 
 #include "relpos/attention.h"
 #include "schemes/common/testing.h"
@@ -18,17 +19,21 @@ struct Result {
 };
 
 // q = k = [[1, 0], [0, 1], [1, 1]], v = [[1, 2], [3, 4], [5, 6]], scale 1 / sqrt(2).
-Result attend(const char* text, const std::vector<std::vector<double>>& parameters, bool causal) {
+Result attend(const char* text, const std::vector<std::vector<double>>& parameters, bool causal,
+              std::optional<double> scale = {}) {
   std::vector<double> qk = {1, 0, 0, 1, 1, 1}, v = {1, 2, 3, 4, 5, 6};
   Position position = parse_position(text);
   std::vector<std::vector<double>> owned = parameters;
-  const std::vector<ParameterSpec> specs = position.parameter_specs(0);
+  const std::vector<ParameterSpec>& specs = position.parts[0].specs();
   for (size_t n = 0; n < specs.size(); ++n) {
     if (n >= owned.size()) owned.push_back(specs[n].init.values);
-    position.parts[0].parameters.emplace_back(owned[n].data(), DType::kFloat64, specs[n].shape);
+    std::vector<int64_t> shape = specs[n].shape;
+    for (int64_t& size : shape) size = size == kKeys ? 3 : size < 0 ? 1 : size;
+    position.parts[0].parameters.emplace_back(owned[n].data(), DType::kFloat64, shape);
   }
   Options options;
   options.is_causal = causal;
+  options.scale = scale;
   Result result;
   const TensorView queries(qk.data(), DType::kFloat64, {1, 1, 3, 2});
   const TensorView values(v.data(), DType::kFloat64, {1, 1, 3, 2});
@@ -67,6 +72,18 @@ TEST(Golden, RowsForKeysAndValues) {
   expect_rows(attend("shaw(max_distance=1, head_dim=2, distance=query-key)",
                      {keys_back, values_back}, false),
               {2.942899, 4.524688, 3.679194, 4.917523, 3.901237, 4.351855});
+}
+
+TEST(Golden, QueriesAndKeysMeetRows) {
+  const Result result = attend("deberta(heads=1, head_dim=2, buckets=0, max_distance=2)",
+                               {{.1, 0, 0, .1, .2, .1, .3, -.2}, {0, .3, .1, .1, -.2, 0, .1, .2}},
+                               false, 1 / std::sqrt(6.0));
+  expect_rows(result, {3.123620, 4.123620, 3.350206, 4.350206, 3.254762, 4.254762});
+}
+
+TEST(Golden, ForgetGates) {
+  const Result result = attend("forgetting", {{-.1, -.2, -.3}}, true);
+  expect_rows(result, {1, 2, 2.424816, 3.424816, 3.842305, 4.842305});
 }
 
 }  // namespace

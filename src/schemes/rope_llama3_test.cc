@@ -8,7 +8,7 @@ namespace {
 using plain::error_of;
 using plain::Made;
 
-// Frequencies of Llama 3.1 (head size 128), as its published code computes them.
+// Frequencies of Llama 3.1 (head size 128), as its published code computes them in float32.
 TEST(Llama3, GoldenFrequencies) {
   const Made made("rope_llama3", {{"head_dim", int64_t{128}}, {"layout", "half"}});
   const std::vector<double> w = made.lower(0, 128).rotations[0].frequency;
@@ -16,7 +16,7 @@ TEST(Llama3, GoldenFrequencies) {
       {28, .00321144611},  {29, .00216657063},   {30, .00137189368},
       {31, .00085675146},  {32, .000524846022},  {33, .00031269365},
       {34, .000178507791}, {35, 9.55621217e-05}, {63, 3.06892588e-07}};
-  for (const auto& [pair, frequency] : golden) EXPECT_NEAR(w[pair], frequency, 1e-8 * frequency);
+  for (const auto& [pair, frequency] : golden) EXPECT_NEAR(w[pair], frequency, 4e-7 * frequency);
   EXPECT_EQ(w[0], 1.0);
 }
 
@@ -25,7 +25,7 @@ TEST(Llama3, GoldenFrequenciesOfVersionTwo) {
   const std::vector<double> w = made.lower(0, 64).rotations[0].frequency;
   const std::pair<size_t, double> golden[] = {
       {15, .00129054801}, {16, .000429556705}, {17, 9.70828623e-05}};
-  for (const auto& [pair, frequency] : golden) EXPECT_NEAR(w[pair], frequency, 1e-8 * frequency);
+  for (const auto& [pair, frequency] : golden) EXPECT_NEAR(w[pair], frequency, 4e-7 * frequency);
 }
 
 TEST(Llama3, Refuses) {

@@ -89,7 +89,7 @@ TEST(T5, FirstBucketAheadIsNeverUsed) {
 
 TEST(T5, FrozenTableAsksForNoWork) {
   const Made t5("t5", {{"heads", kHeads}});
-  EXPECT_FALSE(t5.lower(kHeads, {false}).biases[0].table.wants_gradient);
+  EXPECT_FALSE(t5.lower(kHeads, std::vector<bool>{false}).biases[0].table.wants_gradient);
 }
 
 TEST(T5, Refuses) {

@@ -13,18 +13,20 @@ namespace relpos {
 namespace {
 
 struct TransformerXL {
-  int64_t heads = 0, head_dim = 0, width = 0;
-  std::optional<int64_t> clamp_len;
+  int64_t heads = 0, head_dim = 0;
+  std::optional<int64_t> model_width, clamp_len;
 
   void options(OptionList& o) {
     o.required("heads", heads, "query heads");
     o.required("head_dim", head_dim, "size of a query and key head");
-    o.required("width", width, "sines and cosines of a distance, an even number (d_model)", 2);
+    o.size("width", model_width,
+           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
     o.keyword_only();
     o.size("clamp_len", clamp_len, "the past from it on counts as it; None: no limit");
   }
 
   void terms(Builder& b) const {
+    const int64_t width = model_width.value_or(heads * head_dim);
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
     const Source weight = b.parameter("r_net.weight", {heads * head_dim, width}, Init::normal(0.02),
                                       "projects the sinusoids of a distance to each head");
