@@ -208,9 +208,9 @@ TEST(Dense, EmptyGrids) {
 TEST(Dense, ErrorsSayWhatThePartHas) {
   const Made bias(kBias), shared(kShared), both(kBoth), nothing(kNothing);
   EXPECT_EQ(error([&] { dense_shape(bias.part, kGrid, "value"); }),
-            "toy: which='value' needs one value table; this position has 1 distance bias");
+            "toy: which='value' needs one value table; this position has 2 distance biases");
   EXPECT_EQ(error([&] { dense_shape(nothing.part, kGrid, "key"); }),
-            "toy: which='key' needs distance biases or one row table; this position has no term");
+            "toy: which='key' needs biases or one row table; this position has no term");
   EXPECT_EQ(error([&] { dense_shape(both.part, kGrid, "key"); }),
             "toy: which='key' needs biases or one row table; this position has 2 distance biases, "
             "1 row table");
