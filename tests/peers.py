@@ -100,7 +100,7 @@ def deberta_v2(length, buckets, shared=False, **own):
         parameters[name] = heads_of(project(rows))
     qkv = [heads_of(p(hidden)) for p in (module.query_proj, module.key_proj, module.value_proj)]
     call = {"scale": root(1 + len(config.pos_att_type))}
-    options = options_of_deberta(config, buckets if buckets > 0 else None)
+    options = options_of_deberta(config, max(buckets, 0))
     return Peer("deberta", options, qkv, out, [hidden, rows], parameters, call=call)
 
 

@@ -28,7 +28,7 @@ def test_deberta():
         "pos_key": [[[0.1, 0.0], [0.0, 0.1], [0.2, 0.1], [0.3, -0.2]]],
         "pos_query": [[[0.0, 0.3], [0.1, 0.1], [-0.2, 0.0], [0.1, 0.2]]],
     }
-    options = {"heads": 1, "head_dim": 2, "buckets": None, "max_distance": 2}
+    options = {"heads": 1, "head_dim": 2, "buckets": 0, "max_distance": 2}
     found = attended("deberta", options, tables, causal=False, scale=6**-0.5)
     check(found, [[3.123620, 4.123620], [3.350206, 4.350206], [3.254762, 4.254762]])
 

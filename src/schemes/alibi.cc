@@ -26,7 +26,7 @@ struct ALiBi {
   std::vector<double> initial(const Builder& b) const {
     if (const auto* numbers = std::get_if<std::vector<double>>(&slopes)) {
       b.require(static_cast<int64_t>(numbers->size()) == heads,
-              "slopes: expected one number for each of heads=", heads, ", got ", numbers->size());
+                "slopes: expected one number for each of heads=", heads, ", got ", numbers->size());
       return *numbers;
     }
     return std::get<std::string>(slopes) == "paper" ? common::paper_slopes(heads)

@@ -36,16 +36,19 @@ struct DeBERTa {
     return half + static_cast<int64_t>(std::ceil(share * (middle - 1.0)));
   }
 
+  static constexpr int64_t kNever = int64_t{1} << 62;  // beyond every distance
+
   ClassMap map(const Builder& b) const {
     if (buckets == 0) return ClassMap::clamp(1 - max_distance, max_distance, /*reversed=*/true);
     b.require(buckets >= 4 && buckets % 2 == 0 && buckets <= kLargestHeads,
-            "buckets: expected 0 or an even number of 4 or more, got ", buckets);
+              "buckets: expected 0 or an even number of 4 or more, got ", buckets);
     b.require(max_distance > buckets / 2 + 1,
-            "max_distance: expected more than buckets / 2 + 1 = ", buckets / 2 + 1, ", got ",
-            max_distance);
+              "max_distance: expected more than buckets / 2 + 1 = ", buckets / 2 + 1, ", got ",
+              max_distance);
     std::vector<int64_t> first;  // of each bucket v: the least n with bucket(n) >= v
     for (int64_t v = 0; v <= buckets; ++v) {
       int64_t below = v == 0 ? -1 : first.back() - 1, reached = max_distance;
+      if (bucket(max_distance) < v) below = reached = kNever;
       while (reached - below > 1) {
         const int64_t middle = below + (reached - below) / 2;
         (bucket(middle) >= v ? reached : below) = middle;

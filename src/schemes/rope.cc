@@ -8,7 +8,9 @@ namespace relpos {
 
 namespace {
 
-struct RoPE : common::Rotary {};
+struct RoPE : common::Rotary {
+  void terms(Builder& b) const { b.rotation(rotation(b)); }
+};
 
 }  // namespace
 

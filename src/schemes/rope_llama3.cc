@@ -32,15 +32,19 @@ struct Llama3RoPE : common::Rotary {
   void terms(Builder& b) const {
     b.require(factor > 0, "factor: expected a number above 0, got ", factor);
     b.require(low_freq_factor > 0 && high_freq_factor > low_freq_factor,
-            "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
-            ", which is above 0, got ", high_freq_factor);
-    const auto original = static_cast<double>(original_max_position_embeddings);
-    Rotary::terms(b, [&](double w) {
-      const double turns = original * w / (2.0 * std::numbers::pi);  // in the original context
-      if (turns > high_freq_factor) return w;
-      if (turns < low_freq_factor) return w / factor;
-      const double s = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-      return (1.0 - s) * w / factor + s * w;
+              "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
+              ", which is above 0, got ", high_freq_factor);
+    // In the order in which PyTorch computes it: a number over x is the number times 1 / x.
+    rescaled_terms(b, [this](auto w) {
+      using Real = decltype(w);
+      const auto original = static_cast<Real>(original_max_position_embeddings);
+      const auto low = static_cast<Real>(low_freq_factor),
+                 high = static_cast<Real>(high_freq_factor);
+      const Real wave = 1 / w * static_cast<Real>(2.0 * std::numbers::pi);
+      if (wave < original / high) return w;
+      if (wave > original / low) return w / static_cast<Real>(factor);
+      const Real s = (1 / wave * original - low) / (high - low);
+      return (1 - s) * w / static_cast<Real>(factor) + s * w;
     });
   }
 };

@@ -27,7 +27,8 @@ struct SwinV2Bias {
 
   void terms(Builder& b) const {
     const common::Window tokens(b, "window", window);
-    b.require(hidden <= kLargestHeads, "hidden: expected at most ", kLargestHeads, ", got ", hidden);
+    b.require(hidden <= kLargestHeads, "hidden: expected at most ", kLargestHeads, ", got ",
+              hidden);
     const ClassMap map = tokens.map();
     const auto logarithm = [](int64_t offset, int64_t side) {
       const double share =

@@ -22,7 +22,8 @@ struct TransformerXL {
     o.size("width", model_width,
            "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
     o.keyword_only();
-    o.size("clamp_len", clamp_len, "the past from it on counts as it; None: no limit");
+    o.size("clamp_len", clamp_len,
+           "distances from it on, on either side, count as it; None: no limit");
   }
 
   void terms(Builder& b) const {
@@ -39,7 +40,7 @@ struct TransformerXL {
         heads, weight,
         [frequencies = common::rotary_frequencies(width, 10000.0), farthest = clamp_len](
             int64_t delta, double* features) {
-          const int64_t n = farthest ? std::min(-delta, *farthest) : -delta;
+          const int64_t n = farthest ? std::clamp(-delta, -*farthest, *farthest) : -delta;
           const size_t half = frequencies.size();
           for (size_t p = 0; p < half; ++p) {
             const double angle = static_cast<double>(n) * frequencies[p];

@@ -28,7 +28,7 @@ TEST(TransformerXL, RowsAreProjectedSinusoids) {
   std::vector<double> expected(static_cast<size_t>(weight.numel()), 0.0);
   for (int64_t h = 0; h < kHeads; ++h) {
     for (int64_t delta = -100; delta <= 60; ++delta) {
-      const int64_t n = std::min<int64_t>(-delta, 9);
+      const int64_t n = std::clamp<int64_t>(-delta, -9, 9);
       for (int64_t d = 0; d < kHeadDim; ++d) {
         double sum = 0;
         const double upstream = plain::weight(h, d, delta);

@@ -16,11 +16,11 @@ def configs(heads, head_dim, value_dim):
     return [
         sizes,
         sizes | {"buckets": 6, "max_distance": 20},
-        sizes | {"buckets": None, "max_distance": 5},
+        sizes | {"buckets": 0, "max_distance": 5},
         sizes | {"buckets": 32, "max_distance": 128, "terms": "c2p"},
         sizes | {"buckets": 64, "max_distance": 100, "terms": "p2c"},
         sizes | {"buckets": 2, "max_distance": 10, "terms": "both"},
-        sizes | {"buckets": None, "max_distance": 140, "terms": "p2c"},
+        sizes | {"buckets": 0, "max_distance": 140, "terms": "p2c"},
     ]
 
 

@@ -16,14 +16,15 @@ void Rotary::options(OptionList& o) {
            "precision of frequencies and angles; float32 repeats Hugging Face's rounding");
 }
 
-void Rotary::terms(Builder& b, const std::function<double(double)>& rescaled) const {
+Rotation Rotary::rotation(const Builder& b) const {
   b.require(base > 0, "base: expected a number above 0, got ", base);
   if (!rotary_dim) {
     b.require(head_dim % 2 == 0, "head_dim: expected an even number, got ", head_dim,
-            "; give an even rotary_dim to turn a part of the head");
+              "; give an even rotary_dim to turn a part of the head");
   } else {
     b.require(*rotary_dim % 2 == 0 && *rotary_dim <= head_dim,
-            "rotary_dim: expected an even number up to head_dim=", head_dim, ", got ", *rotary_dim);
+              "rotary_dim: expected an even number up to head_dim=", head_dim, ", got ",
+              *rotary_dim);
   }
   Rotation turn;
   turn.dims = rotary_dim.value_or(head_dim);
@@ -31,12 +32,7 @@ void Rotary::terms(Builder& b, const std::function<double(double)>& rescaled) co
   turn.float32_angles = angle == "float32";
   turn.frequency = turn.float32_angles ? rotary_frequencies_float32(turn.dims, base)
                                        : rotary_frequencies(turn.dims, base);
-  for (double& frequency : turn.frequency) {
-    if (!rescaled) break;
-    frequency = rescaled(frequency);
-    if (turn.float32_angles) frequency = static_cast<double>(static_cast<float>(frequency));
-  }
-  b.rotation(std::move(turn));
+  return turn;
 }
 
 }  // namespace relpos::common

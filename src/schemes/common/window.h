@@ -20,7 +20,7 @@ struct Window {
       return side >= 1 && side <= kMost && side == std::floor(side);
     });
     b.require(whole && (sides.size() == 1 || sides.size() == 2), option,
-            ": expected one or two whole numbers of 1 to 2^20");
+              ": expected one or two whole numbers of 1 to 2^20");
     height = static_cast<int64_t>(sides.front());
     width = static_cast<int64_t>(sides.back());
   }
