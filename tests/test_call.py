@@ -244,3 +244,24 @@ def test_inputs_that_are_missing_or_too_many(position, slopes):
         (table + position)()
     with pytest.raises(ValueError, match="expected its inputs none"):
         (table + table)(slopes)
+
+
+@pytest.mark.skipif(not hasattr(relpos, "ForgettingGate"), reason="this build has no such scheme")
+def test_inputs_with_a_batch_axis_under_vmap():
+    position = relpos.ForgettingGate()
+    x = torch.randn(3, 2, 2, 5, 4)
+    log_f = torch.nn.functional.logsigmoid(torch.randn(3, 2, 2, 5)).requires_grad_()
+
+    def run(x, log_f):
+        return relpos.attention(x, x, x, position=position(log_f), is_causal=True)
+
+    def formula(x, log_f):
+        mask = -log_f.cumsum(-1)[:, :, None, :]
+        return relpos.attention(x, x, x, attn_mask=mask, is_causal=True)
+
+    for dims in ((0, 0), (0, None), (None, 0)):
+        args = [each if dim == 0 else each[0] for each, dim in zip((x, log_f), dims, strict=True)]
+        got, want = (torch.vmap(f, in_dims=dims)(*args) for f in (run, formula))
+        torch.testing.assert_close(got, want)
+        found, expected = (torch.autograd.grad(y.square().sum(), log_f)[0] for y in (got, want))
+        torch.testing.assert_close(found, expected)
