@@ -121,7 +121,7 @@ def deberta_v1(length, **own):
     )
     found = {"pos_key": "pos_proj", "pos_query": "pos_q_proj"}
     parameters = {n: heads_of(getattr(module, p)(rows)) for n, p in found.items()}
-    options = options_of_deberta(config, None)
+    options = options_of_deberta(config, 0)
     call = {"scale": root(3)}
     return Peer("deberta", options, [q, k, v], out, [hidden, rows], parameters, call=call)
 

@@ -101,7 +101,7 @@ def test_wrong_inputs_are_refused_by_name():
             relpos.attention(q, k, v, position=gate(wrong))
     with pytest.raises((TypeError, ValueError), match="log_f"):
         relpos.attention(q, k, v, position=gate)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="log_f"):
         gate()
 
 

@@ -102,6 +102,12 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
     x.load_queries();
     float inverse_sum[kRows];
     std::fill(x.block.reference, x.block.reference + kRows, -HUGE_VALF);
+    const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
+    for (int row = 0; row < x.block.rows && unshift; ++row) {
+      // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
+      x.block.score_shift[row] -= x.block.key_shift[row] / kLog2e;
+      x.block.key_shift[row] = 0.0;
+    }
     for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
       const SoftmaxState state =
           read_softmax(softmax, at.batch, at.head, x.block.index[row], x.block.score_shift[row]);

@@ -40,8 +40,8 @@ struct DeBERTa {
 
   ClassMap map(const Builder& b) const {
     if (buckets == 0) return ClassMap::clamp(1 - max_distance, max_distance, /*reversed=*/true);
-    b.require(buckets >= 4 && buckets % 2 == 0 && buckets <= kLargestHeads,
-              "buckets: expected 0 or an even number of 4 or more, got ", buckets);
+    b.require(buckets % 2 == 0 && buckets <= kLargestHeads,
+              "buckets: expected 0 or an even number, got ", buckets);
     b.require(max_distance > buckets / 2 + 1,
               "max_distance: expected more than buckets / 2 + 1 = ", buckets / 2 + 1, ", got ",
               max_distance);

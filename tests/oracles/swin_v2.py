@@ -21,6 +21,27 @@ def logarithm(offset, side):
     return share.sign() * torch.log2(share.abs() + 1.0) / 3.0
 
 
+def network(offsets, first, first_bias, second):
+    hidden = torch.relu(offsets @ first.mT + first_bias)
+    return 16.0 * torch.sigmoid(hidden @ second.mT)
+
+
+def sizes_of_changes(offsets, first, first_bias, second):
+    """0, with the derivatives of the network's bias as sums of magnitudes: heads that share a
+    hidden number pull it in two directions."""
+    bias = network(offsets, first, first_bias, second).detach()
+    slope = bias * (1.0 - bias / 16.0)
+    hidden = torch.relu(offsets @ first.mT + first_bias).detach()
+    first, first_bias, second, held = (
+        first - first.detach(),
+        first_bias - first_bias.detach(),
+        second - second.detach(),
+        second.detach().abs(),
+    )
+    changed = (hidden > 0) * (offsets.abs() @ first.mT + first_bias)
+    return slope * (changed @ held.mT + hidden @ second.mT)
+
+
 def terms(options, parameters, pos_q, pos_k):
     height, width = swin.sides(options)
     stride = 2 * width - 1
@@ -31,7 +52,10 @@ def terms(options, parameters, pos_q, pos_k):
     name = "continuous_position_bias_mlp."
     first = parameters[name + "0.weight"]
     offsets = torch.stack([logarithm(y, side or height), logarithm(x, side or width)], dim=-1)
-    hidden = torch.relu(offsets.to(first.dtype) @ first.mT + parameters[name + "0.bias"])
-    bias = 16.0 * torch.sigmoid(hidden @ parameters[name + "2.weight"].mT)
+    offsets = offsets.to(first.dtype)
+    parts = [first, parameters[name + "0.bias"], parameters[name + "2.weight"]]
+    bias = network(offsets, *parts)
+    if "sizes" in options:
+        bias = bias.detach() + sizes_of_changes(offsets, *parts)
     held = (y.abs() < height)[None]
     return {"bias": torch.where(held, bias.permute(2, 0, 1), bias.new_zeros(()))}
