@@ -10,7 +10,13 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 ROOMS = {
     "include/relpos/terms.h": {"relpos/tensor.h"},
     "src/base": {"relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"},
-    "src/kernels": {"base/", "relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"},
+    "src/kernels": {
+        "base/",
+        "relpos/cancel.h",
+        "relpos/error.h",
+        "relpos/tensor.h",
+        "relpos/terms.h",
+    },
     "src/io": {"base/", "relpos/error.h", "relpos/tensor.h"},
     "src/schemes": {"base/", "relpos/scheme.h", "relpos/error.h", "relpos/terms.h"},
 }

@@ -45,9 +45,8 @@ struct CheckReport {
 // required ones may be missing). `name` is the tensor's name in its file, if it has one. Time: one
 // pass over the tensor for each convention that fits. Throws Error on an option that make_options
 // would refuse, and where the scheme has no conventions to compare with.
-CheckReport check(const Scheme& scheme,
-                  const OptionValues& given,
-                  const TensorView& tensor, std::string_view name = "");
+CheckReport check(const Scheme& scheme, const OptionValues& given, const TensorView& tensor,
+                  std::string_view name = "");
 
 // Whether a tensor of this name in a checkpoint is one of the scheme's: the name or its last dotted
 // parts are among Conventions::names.

@@ -12,7 +12,7 @@ std::vector<Convention> of_tables(const CheckedTensor& tensor) {
     for (const bool both : {false, true}) {
       if (both && table.rows % 2 == 0) continue;
       OptionValues options = {{"max_length", both ? (table.rows + 1) / 2 : table.rows},
-                            {"head_dim", table.columns}};
+                              {"head_dim", table.columns}};
       if (table.heads > 0) options.emplace_back("heads", table.heads);
       options.emplace_back("bidirectional", both);
       const std::string text = table.text + (both ? "two directions, " : "the past alone, ");

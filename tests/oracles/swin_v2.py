@@ -1,4 +1,4 @@
-"""Liu et al. 2022 (Swin V2), section 3.3: the bias of an offset is 16 sigmoid of a small network."""
+"""Liu et al. 2022 (Swin V2), section 3.3: the bias of an offset is 16 sigmoid of a network."""
 
 import torch
 
