@@ -55,7 +55,7 @@ std::vector<Rule> rules(const CheckedTensor& tensor, int64_t heads, bool with_mi
 // The slope of an index's head times a factor of the index. Other code's float32 powers differ by
 // as much as the slack.
 template <typename Factor>
-Expected scaled(const Rule& rule, Factor factor) {
+Expected scaled(const Rule& rule, const Factor& factor) {
   return [slopes = rule.slopes, factor](const std::vector<int64_t>& index) {
     const double value = slopes[static_cast<size_t>(index[0]) % slopes.size()] * factor(index);
     return ExpectedValue{value, 1e-6 * std::abs(value)};

@@ -12,14 +12,13 @@ namespace relpos {
 
 namespace {
 
-struct Llama3RoPE : common::Rotary {
+struct Llama3RoPE {
+  common::Rotary rotary{.base = 500000.0};
   double factor = 8.0, low_freq_factor = 1.0, high_freq_factor = 4.0;
   int64_t original_max_position_embeddings = 8192;
 
-  Llama3RoPE() { base = 500000.0; }
-
   void options(OptionList& o) {
-    Rotary::options(o);
+    rotary.options(o);
     o.number("factor", factor, "slow pairs turn so many times slower");
     o.number("low_freq_factor", low_freq_factor,
              "slow: fewer turns than this in the original context");
@@ -35,7 +34,7 @@ struct Llama3RoPE : common::Rotary {
               "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
               ", which is above 0, got ", high_freq_factor);
     // In the order in which PyTorch computes it: a number over x is the number times 1 / x.
-    rescaled_terms(b, [this](auto w) {
+    rotary.rescaled_terms(b, [this](auto w) {
       using Real = decltype(w);
       const auto original = static_cast<Real>(original_max_position_embeddings);
       const auto low = static_cast<Real>(low_freq_factor),

@@ -11,9 +11,9 @@ namespace relpos::common {
 
 struct Rotary {
   int64_t head_dim = 0;
-  std::string layout, angle = "double";
+  std::string layout{}, angle = "double";
   double base = 10000.0;
-  std::optional<int64_t> rotary_dim;
+  std::optional<int64_t> rotary_dim{};
 
   void options(OptionList& o);
   // Pairs that turn by base^(-2 p / rotary_dim) a position, as a rotation that is not yet a term.
