@@ -162,20 +162,24 @@ TEST(Allocations, OfACallDoNotGrowWithItsLength) {
 }
 
 // Allocations of one block over its tiles, once its lists have grown.
-int64_t of_block(const Call& call, const TileKernels& kernels) {
-  const Plan plan(call.p, false);
-  ForwardScratch x(plan, kernels);
-  PackedHead head(plan);
+int64_t of_block(const Call& call, const Kernels& kernels) {
+  Workspace memory;
+  const Plan plan(call.p, false, memory, false, kernels);
+  ForwardBlock x(plan, memory);
+  TileCache cache(plan, 1, 1, memory);
+  Stopper stopper(nullptr);
   int64_t counted = 0;
   for (int turn = 0; turn < 2; ++turn) {
     const int64_t before = so_far();
-    head.start(0);
+    cache.start(0);
     x.begin(0);
     for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
     x.start();
-    const auto [first, end] = plan.tile_range(x.block);
-    x.forward(head.tiles(first, end, x.row()), first, end - first);
-    x.add_value_tables();
+    const auto [first, end] = x.tile_range();
+    x.run([&, first = first, end = end] {
+      cache.read(0, 0, first, end, stopper, 0,
+                 [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+    });
     counted = so_far() - before;
   }
   return counted;
@@ -183,7 +187,7 @@ int64_t of_block(const Call& call, const TileKernels& kernels) {
 
 TEST(Allocations, ABlockMakesNoneOnAnyTarget) {
   const std::vector<std::string>& here = current_target().available;
-  for (const TileKernels& kernels : compiled_kernels()) {
+  for (const Kernels& kernels : compiled_kernels()) {
     if (std::find(here.begin(), here.end(), kernels.name) == here.end()) continue;
     for (const Kind kind : kKinds) {
       EXPECT_EQ(of_block(Call(kind, kShort), kernels), 0)

@@ -1,4 +1,4 @@
-// The contract between the drivers (plain C++) and the tile kernels (compiled once a SIMD target).
+// What tile kernels work on.
 //
 // A block is up to kRows query rows of one batch row that share a key head. A tile is kTile keys.
 // Every additive term of a tile is read as kTile floats at a pointer; every gradient of one is added
@@ -9,6 +9,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -45,10 +46,20 @@ inline constexpr int64_t kLanes = 16;   // row lengths are multiples of the wide
 // keys is kTile cells at one offset, wherever it lies.
 struct Panel {
   int64_t lo = 0, width = 0;
-  float* cells[kRows] = {};        // read: per row, start of the left pad; null: nothing to read
-  float* gradient[kRows] = {};     // added to; null: nothing to add
-  const int64_t* shift = nullptr;  // per row, taken from its distances; null: nothing
+  // Rows of cells start `stride` apart with their left pad.
+  int64_t stride = 0;
+  const float* cells = nullptr;     // read; null: nothing to read
+  float* gradient = nullptr;        // added to; null: nothing to add
+  const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
+  bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
+  const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
 
+  const float* row_cells(int row) const noexcept {
+    return cells + (row_of == nullptr ? row : row_of[row]) * stride;
+  }
+  float* row_gradient(int row) const noexcept {
+    return gradient + (takes_turns ? row % kGroup : row) * stride;
+  }
   int64_t offset(int64_t distance) const noexcept {
     const int64_t at = distance - lo + kPad;
     return at < 0 ? 0 : at > width + kPad ? width + kPad : at;
@@ -61,7 +72,7 @@ struct Panel {
 // past * min(delta, 0) + future * max(delta, 0), less its value at the row's shift: for distances too
 // far apart for a window, and for rows that see far keys on both sides.
 struct Ramp {
-  size_t bias = 0;                                      // of Plan::biases
+  int64_t bias = 0;                                     // of Plan::biases
   double past[kRows] = {}, future[kRows] = {};          // times log2(e)
   double shift[kRows] = {};                             // the value that is taken off
   double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
@@ -97,25 +108,29 @@ struct Block {
   double score_shift[kRows];  // what all scores of the row are less by, natural units
   bool shifted = false;       // a row's `shift` is not 0
 
-  float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
-  std::vector<Panel> scores;  // added to scores; gradient takes dscore
+  std::pair<int64_t, int64_t> range;  // distances of its visible pairs
+  float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
+  std::vector<Panel> scores;          // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
   // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
   const float* extra = nullptr;
   int64_t extra_stride = kTile;
   const double* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
   double key_shift[kRows];             // taken from it
-  float* key_bias_gradient[kRows] = {};
-  std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,
-                              // gradient takes weights
+  std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
+};
 
-  // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
-  float* m = nullptr;  // [kRows]
-  float* l = nullptr;  // [kRows, kLanes]
-  float* o = nullptr;  // [kRows, Dvp]
+// The running softmax of a block's rows.
+struct ForwardState {
+  float* m = nullptr;  // [kRows], the reference exponent; -inf: nothing seen
+  float* l = nullptr;  // [kRows, kLanes], partial sums
+  float* o = nullptr;  // [kRows, Dvp], unnormalised output
+};
 
-  // Backward. A weight is exp2(score - reference) / sum with the sum in [1, 2): dout and delta come
-  // divided by it, so that the kernels work with exp2(score - reference) alone.
+// What the backward pass knows of a block's rows, and where their gradients go. A weight is
+// exp2(score - reference) / sum with the sum in [1, 2): dout and delta come divided by it, so that the
+// kernels work with exp2(score - reference) alone. All rows are of one head.
+struct BackwardState {
   const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
   float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing
   float delta[kRows];           // (<dout, out> - dlse) / sum
@@ -125,6 +140,7 @@ struct Block {
   float* dv = nullptr;          // [tiles * kTile, Dvp]
   float* p = nullptr;           // [kRows, kTile] scratch
   float* ds = nullptr;          // [kRows, kTile] scratch
+  float* key_bias = nullptr;    // [tiles * kTile], takes dscore; null: not wanted
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
 };
@@ -139,51 +155,5 @@ void for_each_head(const Block& block, F&& f) {
     row = end;
   }
 }
-
-struct TileKernels {
-  const char* name;
-  // C[M, N] = (accumulate ? C : 0) + A B; A at a[m * row_stride + k * k_stride]; N, ldb and ldc are
-  // multiples of kLanes, B and C aligned to them.
-  void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
-               int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
-               bool accumulate);
-  // Rows of `to` [rows, n] = rows of `from` times factors[row * factor_stride]; strides between rows,
-  // neither need be aligned.
-  void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
-                int64_t factor_stride, float* to, int64_t to_stride);
-  // Turns pairs of x by the angles, or by minus them (direction -1).
-  void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
-                 float direction);
-  // to[d, key] = rows[key, d] for `keys` of kTile keys, 0 from there to a multiple of kLanes; false
-  // where one is NaN or Inf.
-  bool (*transpose)(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to);
-  bool (*finite)(const float* x, int64_t n);
-  // The largest Euclidean norm of the first `keys` columns of kt [D, kTile], as of transpose().
-  float (*largest_norm)(const float* kt, int64_t keys, int64_t D);
-  // to[n] = from[index[n]]; `index` ascends by 0 or 1; a vector may be read at from[index[n]].
-  void (*expand)(const float* from, const int32_t* index, int64_t n, float* to);
-  // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not
-  // ascend, neighbours differ by 1 at most; readable, as products' rows, for kLanes beyond the last.
-  void (*read_columns)(int rows, const float* products, int64_t stride, const int32_t* runs,
-                       float* extra);
-  // The transpose: products[key * stride + run] += the ds [rows, kTile] of the pairs that read it.
-  void (*add_columns)(int rows, const float* ds, const int32_t* runs, float* products,
-                      int64_t stride);
-  // Advances the state of a block over tiles [first, first + count).
-  void (*forward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
-  // Adds what tiles [first, first + count) contribute to every gradient of the block.
-  void (*backward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
-  // Writes dense weights (reference and `inverse_sum` [rows] in use) or, where `inverse_sum` is null,
-  // dense scores of the tiles.
-  void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
-               const TensorView& dense, const float* inverse_sum);
-  // factors[kTile]: 0 where dropout takes a key of tile t from a row, else 1 / (1 - p).
-  void (*dropout)(const Block& block, int row, int64_t t, float* factors);
-};
-
-// Every target that this build holds, best first, supported by this machine or not.
-std::vector<TileKernels> compiled_kernels();
-// Of the target in use (targets.h).
-const TileKernels& tile_kernels();
 
 }  // namespace relpos

@@ -1,5 +1,5 @@
-#include "kernels/decode_tiles.h"
-
+// A decode step's products: rows of keys and values are read where the caller keeps them, each once
+// for up to four query rows.
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,12 +9,10 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 
-#include "kernels/block.h"
+#include "kernels/kernels.h"
 #include "kernels/simd-inl.h"
-#include "kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -23,8 +21,6 @@ namespace {
 
 // Accumulators of a register tile, of dots and of columns.
 constexpr int kSums = HWY_TARGET == HWY_AVX2 ? 8 : 16;
-// A row keeps its reference until a score passes it by this much (block.h's units).
-constexpr float kSlack = 60.0f;
 // kVectors vectors from the columns at `from`.
 struct Float32 {
   using T = float;
@@ -204,7 +200,9 @@ HWY_INLINE void for_row_groups(DType dtype, int rows, const Function& f) {
   run(Float32());
 }
 
-void scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s) {
+}  // namespace
+
+void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s) {
   for_row_groups(k.dtype, rows, [&](auto load, auto r, int row) HWY_ATTR {
     for (int64_t x = 0; x < k.dims; x += kRowChain * kN) {
       dots<decltype(load), decltype(r)::value>(k, x, std::min(x + kRowChain * kN, k.dims),
@@ -213,8 +211,8 @@ void scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s
   });
 }
 
-void values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count, float* o,
-            int64_t ldo) {
+void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
+                    float* o, int64_t ldo) {
   for_row_groups(v.dtype, rows, [&](auto load, auto r, int row) HWY_ATTR {
     for (int n = 0; n < count; n += kRowChain) {
       weighted_rows<decltype(load), decltype(r)::value>(
@@ -223,121 +221,6 @@ void values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, 
   });
 }
 
-HWY_INLINE V sloped(const Slope& slope, V delta) {
-  const F d;
-  const auto past = hn::Lt(delta, hn::Zero(d));
-  const V high = hn::IfThenElse(past, hn::Set(d, slope.past[0]), hn::Set(d, slope.future[0]));
-  const V low = hn::IfThenElse(past, hn::Set(d, slope.past[1]), hn::Set(d, slope.future[1]));
-#if HWY_TARGET == HWY_SCALAR  // no fused product: rounding twice would show
-  return hn::Set(d, static_cast<float>((static_cast<double>(high.raw) + low.raw) *
-                                       static_cast<double>(delta.raw)));
-#else
-  return hn::MulAdd(high, delta, hn::Mul(low, delta));
-#endif
-}
-
-// The row's reference after scores x; returns by how much it rises above that of earlier sums.
-HWY_NOINLINE float move_reference(const V* x, float& m) {
-  const F d;
-  const float old = m;
-  V top = x[0];
-  bool ordered = true;
-  for (int v = 0; v < kTileVectors; ++v) {
-    ordered = ordered && hn::AllTrue(d, hn::Eq(x[v], x[v]));
-    top = hn::Max(top, x[v]);
-  }
-  if (!ordered) {  // the row becomes NaN whatever its reference is
-    if (old == -HUGE_VALF) m = 0.0f;
-    return 0.0f;
-  }
-  m = hn::GetLane(hn::MaxOfLanes(d, top));
-  return old == -HUGE_VALF ? 0.0f : m - old;
-}
-
-RowFactors softmax(const RowTerms& terms, float* s, float& m, float* l) {
-  const F d;
-  V x[kTileVectors];
-  auto within = hn::Le(hn::Zero(d), hn::Zero(d));
-  const V most = hn::Set(d, m + kSlack);
-  for (int v = 0; v < kTileVectors; ++v) {
-    V sum = hn::LoadU(d, s + v * kN);
-    for (int n = 0; n < terms.slope_count; ++n) {
-      const V delta = hn::Add(hn::Set(d, terms.delta), hn::Iota(d, static_cast<float>(v * kN)));
-      sum = hn::Add(sum, sloped(terms.slopes[n], delta));
-    }
-    for (int n = 0; n < terms.count; ++n) sum = hn::Add(sum, hn::LoadU(d, terms.cells[n] + v * kN));
-    if (terms.visible != ~uint64_t{0}) {
-      sum = hn::IfThenElse(lanes_of(terms.visible, v * kN), sum, hn::Set(d, -HUGE_VALF));
-    }
-    within = hn::And(within, hn::Le(sum, most));
-    x[v] = sum;
-  }
-  RowFactors factors;
-  if (m == -HUGE_VALF || !hn::AllTrue(d, within)) {
-    const float rise = move_reference(x, m);
-    if (m == -HUGE_VALF) {
-      std::fill_n(s, kTile, 0.0f);
-      return factors;
-    }
-    const Rescaling rescaled(rise);
-    for (int64_t c = 0; rise != 0.0f && c < kLanes; c += kN) {
-      hn::StoreU(rescaled(hn::LoadU(d, l + c)), d, l + c);
-    }
-    factors = {hn::GetLane(rescaled.first), hn::GetLane(rescaled.second)};
-  }
-  const V reference = hn::Set(d, m);
-  for (int v = 0; v < kTileVectors; ++v) {
-    const V weight = exp2(hn::Sub(x[v], reference));
-    float* sums = l + (v * kN) % kLanes;
-    hn::StoreU(hn::Add(hn::LoadU(d, sums), weight), d, sums);
-    hn::StoreU(weight, d, s + v * kN);
-  }
-  return factors;
-}
-
-}  // namespace
-
-DecodeKernels decode_kernels(const char* name) { return {name, kN, scores, softmax, values}; }
-
 }  // namespace HWY_NAMESPACE
 }  // namespace relpos
 HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace relpos {
-
-std::vector<DecodeKernels> compiled_decode_kernels() {
-  return RELPOS_EVERY_TARGET(DecodeKernels, decode_kernels);
-}
-
-const DecodeKernels& decode_kernels() {
-  static const DecodeKernels kernels = of_target(compiled_decode_kernels());
-  return kernels;
-}
-
-void DecodeKernels::arrange(DType dtype, int64_t n, float* row) const {
-  if (dtype != DType::kBFloat16) return;
-  float block[2 * kLanes];
-  for (int64_t x = 0; x < n; x += 2 * lanes) {
-    std::copy_n(row + x, 2 * lanes, block);
-    for (int64_t c = 0; c < lanes; ++c) {
-      row[x + c] = block[2 * c];
-      row[x + lanes + c] = block[2 * c + 1];
-    }
-  }
-}
-
-void DecodeKernels::restore(DType dtype, int64_t n, float* row) const {
-  if (dtype != DType::kBFloat16) return;
-  float block[2 * kLanes];
-  for (int64_t x = 0; x < n; x += 2 * lanes) {
-    std::copy_n(row + x, 2 * lanes, block);
-    for (int64_t c = 0; c < lanes; ++c) {
-      row[x + 2 * c] = block[c];
-      row[x + 2 * c + 1] = block[lanes + c];
-    }
-  }
-}
-
-}  // namespace relpos
-#endif

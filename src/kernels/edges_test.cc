@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/block_setup.h"
 #include "kernels/fused.h"
+#include "kernels/query_block.h"
 #include "kernels/random_terms.h"
 #include "kernels/reference.h"
 
@@ -123,14 +123,17 @@ struct Late : Plain {
 
 TEST(Edges, ABlindBlockStaysInItsCells) {
   Late a;
-  const Plan plan(a.p, false);
-  BlockScratch x(plan, tile_kernels());
+  Workspace memory;
+  const Plan plan(a.p, false, memory);
+  QueryBlock x(plan, memory);
+  const RowTables tables(plan, memory);
   x.begin(0);
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
-  x.load_queries();
+  x.load();
   const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(x.cut(window).width, BlockScratch::max_cut(plan, window));
-  EXPECT_LE(x.reach(0, 0, 1).width + 2 * kPad, BlockScratch::row_stride(plan, plan.row_tables[0]));
+  EXPECT_LE(window.cut(x.block.range).width, plan.most_cells(window));
+  EXPECT_LE(tables.reach(x.block, 0, 0, 1).width + 2 * kPad,
+            RowTables::stride(plan, plan.row_tables[0]));
 
   const std::vector<double> got = a.forward(fast_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;

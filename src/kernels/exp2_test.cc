@@ -87,7 +87,7 @@ std::vector<Compiled> targets() {
 
 std::vector<float> results(const Compiled& target, std::vector<float> x) {
   const size_t n = x.size();
-  x.resize(static_cast<size_t>(round_up(static_cast<int64_t>(n), kLanes)));
+  x.resize(round_up(static_cast<int64_t>(n), kLanes));
   std::vector<float> y(x.size());
   target.exponentials(x.data(), static_cast<int64_t>(x.size()), y.data());
   y.resize(n);
@@ -110,7 +110,7 @@ std::vector<double> worst_ulps(const std::vector<Compiled>& all, int64_t first, 
   static const std::vector<float> ones(kChunk, 1.0f);
   std::vector<float> x(kChunk), y(kChunk);
   for (int64_t n = 0; n < kChunk; ++n) {
-    x[static_cast<size_t>(n)] = from_bits(std::min(last, first + n * kStride));
+    x[n] = from_bits(std::min(last, first + n * kStride));
   }
   std::vector<double> truth, per_ulp, worst;
   const bool is_one = std::fabs(x.back()) <= kOne;

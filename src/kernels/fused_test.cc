@@ -42,10 +42,10 @@ double angle_part(const Problem& p, bool query, int64_t b, int64_t h, int64_t i,
     const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
     int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
     if (!r.axis.empty()) {
-      const int axis = r.axis[static_cast<size_t>(pair)];
+      const int axis = r.axis[pair];
       position = query ? r.coordinates->query(axis, b, i) : r.coordinates->key(axis, b, i);
     }
-    const double angle = static_cast<double>(position) * r.frequency[static_cast<size_t>(pair)];
+    const double angle = static_cast<double>(position) * r.frequency[pair];
     const double other = content(p, query, b, h, i, partner) * std::sin(angle);
     const double own = content(p, query, b, h, i, d) * std::cos(angle);
     return r.magnitude * (own + (second ? other : -other));
@@ -64,7 +64,7 @@ Plain plain_forward(const Problem& p) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t hk = h / p.group();
       for (int64_t i = 0; i < p.queries; ++i) {
-        std::vector<double> score(static_cast<size_t>(p.keys), -HUGE_VAL);
+        std::vector<double> score(p.keys, -HUGE_VAL);
         const auto [lo, hi] = p.visible.interval(b, i);
         for (int64_t j = std::max<int64_t>(lo, 0); j < std::min(hi, p.keys); ++j) {
           const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
@@ -117,7 +117,7 @@ Plain plain_forward(const Problem& p) {
                  (t.values.view.rank == 3 ? t.values.view.at({b, h, j}) : t.values.view.at({h, j}));
           }
           if (p.visible.mask.given()) s += p.visible.mask.at({b, h, i, j});
-          score[static_cast<size_t>(j)] = s;
+          score[j] = s;
         }
         const double top = *std::max_element(score.begin(), score.end());
         double sum = 0.0;
@@ -126,7 +126,7 @@ Plain plain_forward(const Problem& p) {
         for (int64_t d = 0; d < p.value_dim; ++d) {
           double o = 0.0;
           for (int64_t j = 0; j < p.keys; ++j) {
-            const double s = score[static_cast<size_t>(j)];
+            const double s = score[j];
             if (s == -HUGE_VAL) continue;
             const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
             double v = p.value.at({b, hk, j, d});
@@ -358,7 +358,7 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
         float* x = static_cast<float*>(input.data) + at;
         if (!std::isfinite(*x)) continue;
         const double want = slope(c, x);
-        EXPECT_NEAR(gradient[static_cast<size_t>(at)], want, 2e-4 * (1 + std::fabs(want)))
+        EXPECT_NEAR(gradient[at], want, 2e-4 * (1 + std::fabs(want)))
             << name << "[" << at << "], seed " << seed;
       }
     };

@@ -25,12 +25,11 @@ struct Positions {
 
   int64_t query(int64_t b, int64_t i) const noexcept {
     const int64_t row = q_rows == 1 ? 0 : b;
-    return consecutive ? q[static_cast<size_t>(row)] + i
-                       : q[static_cast<size_t>(row * queries + i)];
+    return consecutive ? q[row] + i : q[row * queries + i];
   }
   int64_t key(int64_t b, int64_t j) const noexcept {
     const int64_t row = k_rows == 1 ? 0 : b;
-    return consecutive ? k[static_cast<size_t>(row)] + j : k[static_cast<size_t>(row * keys + j)];
+    return consecutive ? k[row] + j : k[row * keys + j];
   }
   // True where no two batch rows differ.
   bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
@@ -55,7 +54,7 @@ struct Visibility {
   bool everything() const noexcept { return span.empty() && key_bits.empty() && !mask.given(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
-    return span[static_cast<size_t>((rows == 1 ? 0 : b) * queries + i)];
+    return span[(rows == 1 ? 0 : b) * queries + i];
   }
   // Bit c is set where key 64 * tile + c is visible to query i.
   uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept;
@@ -89,11 +88,19 @@ struct Problem {
   std::pair<int64_t, int64_t> distance_range() const;
 };
 
+// The dims of a head that pair n of a rotation is.
+inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {
+  if (rotation.layout == PairLayout::kInterleaved) {
+    return {rotation.start + 2 * n, rotation.start + 2 * n + 1};
+  }
+  return {rotation.start + n, rotation.start + n + rotation.dims / 2};
+}
+
 // What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
 inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, bool query,
                         int64_t b, int64_t i) noexcept {
   if (rotation.axis.empty()) return query ? p.positions.query(b, i) : p.positions.key(b, i);
-  const int axis = rotation.axis[static_cast<size_t>(n)];
+  const int axis = rotation.axis[n];
   const Coordinates& at = *rotation.coordinates;
   return query ? at.query(axis, b, i) : at.key(axis, b, i);
 }

@@ -22,7 +22,7 @@ inline bool chance(Rng& rng, double p) { return std::bernoulli_distribution(p)(r
 
 inline std::vector<double> normal(Rng& rng, int64_t n, double deviation = 1.0) {
   std::normal_distribution<double> d(0.0, deviation);
-  std::vector<double> values(static_cast<size_t>(n));
+  std::vector<double> values(n);
   for (double& v : values) v = static_cast<double>(static_cast<float>(d(rng)));
   return values;
 }

@@ -24,7 +24,7 @@ class HeadGradient {
     dk = zeros(static_cast<int64_t>(head.k.size()));
     dk_plain = zeros(static_cast<int64_t>(head.k_plain.size()));
     dv = zeros(static_cast<int64_t>(head.v.size()));
-    dq.resize(static_cast<size_t>(head.D));
+    dq.resize(head.D);
   }
 
   // Everything that x.dscore of the selected row contributes; each line differentiates its twin in
@@ -32,7 +32,7 @@ class HeadGradient {
   void add_row() {
     const int64_t D = x.D;
     std::fill(dq.begin(), dq.end(), 0.0);
-    std::vector<double> dq_plain(static_cast<size_t>(D), 0.0);
+    std::vector<double> dq_plain(D, 0.0);
     std::vector<std::vector<double>> a, da;
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) {
       a.push_back(x.row_factor(n));
@@ -40,10 +40,10 @@ class HeadGradient {
     }
     const bool decays = m.decays();
     x.for_visible([&](int64_t j) {
-      const double ds = x.dscore[static_cast<size_t>(j)];
+      const double ds = x.dscore[j];
       const int64_t d = x.delta(j);
-      const double* key = &x.k[static_cast<size_t>(j * D)];
-      double* dkey = &dk[static_cast<size_t>(j * D)];
+      const double* key = &x.k[j * D];
+      double* dkey = &dk[j * D];
       if (decays) {
         m.decay(d, x.decay.data());
         for (int64_t c = 0; c < D; ++c) {
@@ -71,18 +71,17 @@ class HeadGradient {
       for (size_t n = 0; n < p.terms.key_biases.size(); ++n) {
         if (t.key_biases[n].table.empty()) continue;
         const int64_t batch = p.terms.key_biases[n].values.view.rank == 3 ? x.b : 0;
-        t.key_biases[n].table[static_cast<size_t>((batch * p.heads + x.h) * p.keys + j)] +=
+        t.key_biases[n].table[(batch * p.heads + x.h) * p.keys + j] +=
             ds * p.terms.key_biases[n].values.multiplier;
       }
       if (out.mask != nullptr) {
-        (*out.mask)[static_cast<size_t>(out.mask_index.offset({x.b, x.h, x.i, j}))] += ds;
+        (*out.mask)[out.mask_index.offset({x.b, x.h, x.i, j})] += ds;
       }
     });
     m.rotate(dq.data(), true, x.b, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
-      add_scaled(&t.query_added[n][static_cast<size_t>(x.h * D)], p.terms.query_added[n].multiplier,
-                 dq.data(), D);
+      add_scaled(&t.query_added[n][x.h * D], p.terms.query_added[n].multiplier, dq.data(), D);
     }
     for (size_t n = 0; n < a.size(); ++n) {
       const RowTable& term = p.terms.row_tables[n];
@@ -105,8 +104,8 @@ class HeadGradient {
   void add_values(const std::vector<double>& dout) {
     const int64_t Dv = x.Dv;
     x.for_visible([&](int64_t j) {
-      const double weight = x.weight[static_cast<size_t>(j)] * x.kept(j);
-      add_scaled(&dv[static_cast<size_t>(j * Dv)], weight, dout.data(), Dv);
+      const double weight = x.weight[j] * x.kept(j);
+      add_scaled(&dv[j * Dv], weight, dout.data(), Dv);
       for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
         const int64_t row = p.terms.value_tables[n].map(x.delta(j));
         if (row == ClassMap::kNone || t.value_tables[n].table.empty()) continue;
@@ -118,12 +117,11 @@ class HeadGradient {
 
   void store() {
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
-      double* row = &dk[static_cast<size_t>(j * x.D)];
+      double* row = &dk[j * x.D];
       m.rotate(row, false, x.b, j, true);
-      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[static_cast<size_t>(j * x.D)], x.D);
+      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given())
-        store_row(out.value, x.b, x.hk, j, x.Dv, &dv[static_cast<size_t>(j * x.Dv)]);
+      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[j * x.Dv]);
     }
   }
 
@@ -140,7 +138,7 @@ class HeadGradient {
     }
     const double* table = m.column_tables[n].row(x.h, row);
     if (!term.factor.view.given()) {
-      add_scaled(&dk_plain[static_cast<size_t>(j * x.D)], s, table, r);
+      add_scaled(&dk_plain[j * x.D], s, table, r);
     } else if (!t.column_tables[n].factor.empty()) {
       double* factor =
           t.column_tables[n].factor.data() + ((x.b * p.kv_heads + x.hk) * p.keys + j) * r;
@@ -153,12 +151,11 @@ class HeadGradient {
     if (!t.biases[n].table.empty()) {
       const int64_t row = (*term.map)(d);
       if (row != ClassMap::kNone) {
-        t.biases[n].table[static_cast<size_t>(m.bias_tables[n].at(0, x.h) + row)] +=
-            ds * term.table.multiplier;
+        t.biases[n].table[m.bias_tables[n].at(0, x.h) + row] += ds * term.table.multiplier;
       }
     }
     if (!t.biases[n].slopes.empty()) {
-      t.biases[n].slopes[static_cast<size_t>((d < 0 ? 0 : p.heads) + x.h)] +=
+      t.biases[n].slopes[(d < 0 ? 0 : p.heads) + x.h] +=
           ds * static_cast<double>(d) * term.slopes.multiplier;
     }
   }
@@ -211,11 +208,11 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
   const int64_t tasks = p.batch * p.kv_heads;
   for (int64_t first = 0; first < tasks; first += kWave) {
     const int64_t count = std::min(kWave, tasks - first);
-    std::vector<TermGradients> own(static_cast<size_t>(count), TermGradients::zeros(p.terms));
+    std::vector<TermGradients> own(count, TermGradients::zeros(p.terms));
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
       Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
-      HeadGradient gradient(head, gradients, own[static_cast<size_t>(n)]);
+      HeadGradient gradient(head, gradients, own[n]);
       for (int64_t g = 0; g < p.group(); ++g) {
         for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
           head.select(head.hk * p.group() + g, i);
@@ -253,13 +250,13 @@ void for_each_row(const Problem& p, F&& body) {
 void reference_forward(const Problem& p, const ForwardResults& to) {
   const Shifts shifts(p);
   for_each_row(p, [&](Head& x) {
-    std::vector<double> sum(static_cast<size_t>(x.Dv), 0.0), row(sum.size());
+    std::vector<double> sum(x.Dv, 0.0), row(sum.size());
     x.score_row();
     x.weigh();
     if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
-        add_scaled(sum.data(), x.weight[static_cast<size_t>(j)] * x.kept(j), row.data(), x.Dv);
+        add_scaled(sum.data(), x.weight[j] * x.kept(j), row.data(), x.Dv);
       });
     }
     store_row(to.out, x.b, x.h, x.i, x.Dv, sum.data());
@@ -278,7 +275,7 @@ void reference_forward(const Problem& p, const ForwardResults& to) {
 void reference_backward(const Problem& p, const TensorView& out, const TensorView& dout,
                         const TensorView& dlse, const ProblemGradients& gradients) {
   for_each_head_gradient(p, gradients, [&](Head& x, HeadGradient& gradient) {
-    std::vector<double> go(static_cast<size_t>(x.Dv)), row(go.size());
+    std::vector<double> go(x.Dv), row(go.size());
     load_row(out, x.b, x.h, x.i, x.Dv, row.data());
     load_row(dout, x.b, x.h, x.i, x.Dv, go.data());
     double mean = dot(go.data(), row.data(), x.Dv);
@@ -290,7 +287,7 @@ void reference_backward(const Problem& p, const TensorView& out, const TensorVie
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
         const double dp = dot(go.data(), row.data(), x.Dv) * x.kept(j);
-        x.dscore[static_cast<size_t>(j)] = x.weight[static_cast<size_t>(j)] * (dp - mean);
+        x.dscore[j] = x.weight[j] * (dp - mean);
       });
       gradient.add_values(go);
     }
@@ -303,8 +300,7 @@ void reference_weights(const Problem& p, const TensorView& weights) {
     x.score_row();
     x.weigh();
     for (int64_t j = 0; j < p.keys; ++j) {
-      weights.store(weights.offset({x.b, x.h, x.i, j}),
-                    x.weight[static_cast<size_t>(j)] * x.kept(j));
+      weights.store(weights.offset({x.b, x.h, x.i, j}), x.weight[j] * x.kept(j));
     }
   });
 }

@@ -32,12 +32,12 @@ Shifts::Shifts(const Problem& problem) : p_(problem) {
 
 bool Shifts::ascending(int64_t b) const noexcept {
   if (p_.positions.consecutive) return true;
-  return ascending_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)] != 0;
+  return ascending_[p_.positions.k_rows == 1 ? 0 : b] != 0;
 }
 
 std::pair<int64_t, int64_t> Shifts::reach(int64_t b, int64_t lo, int64_t hi) const {
   if (p_.positions.consecutive) return {p_.positions.key(b, lo), p_.positions.key(b, hi - 1)};
-  return reach_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)];
+  return reach_[p_.positions.k_rows == 1 ? 0 : b];
 }
 
 int64_t Shifts::last_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const {

@@ -97,38 +97,44 @@ TEST(Skip, ReadsATileThatOneHeadOfABlockNeeds) {
   Sloped a(false, 7, true);
   a.p.positions.q = {0};  // the keys lie ahead: the first tile settles the references
   a.slopes.data<float>()[2 * Sloped::kHeads - 1] = 0.0f;  // of the last head no weight falls
-  ASSERT_TRUE(Plan(a.p, false).skips_tiles);
+  Workspace memory;
+  ASSERT_TRUE(Plan(a.p, false, memory).skips_tiles);
   ASSERT_EQ(a.run(true), a.run(false));
 }
 
 TEST(Skip, LeavesOutTilesThatUnderflowAndNoOthers) {
   Sloped a(true);
-  const Plan plan(a.p, false);
+  Workspace memory;
+  const Plan plan(a.p, false, memory);
   ASSERT_TRUE(plan.skips_tiles);
-  ForwardScratch x(plan, tile_kernels());
+  ForwardBlock x(plan, memory);
   TileSkip skip(plan);
-  PackedHead head(plan);
-  head.start(0);
+  TileCache cache(plan, 1, 1, memory);
+  Stopper stopper(nullptr);
+  cache.start(0);
   x.begin(0);
   for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
   x.start();
   skip.start(x.block);
-  const KeyTile* tiles = head.tiles(0, plan.tiles, x.row());
+  const KeyTile* tiles = nullptr;
+  cache.read(0, 0, 0, plan.tiles, stopper, 0, [&](const KeyTile* some, int64_t t, int64_t) {
+    if (t == 0) tiles = some;
+  });
   EXPECT_EQ(x.start_tile(0, plan.tiles), 13);  // key 900 is in tile 14; a peak is that of 64 cells
-  EXPECT_FALSE(skip.skips(x.block, tiles[0], 0, x.block.m)) << "no reference yet";
+  EXPECT_FALSE(skip.skips(x.block, tiles[0], 0, x.state.m)) << "no reference yet";
   x.forward(tiles + 14, 14, 1);
   // Slope 1/2 is 0.72 in units of log2: 126 of them are 175 keys, and some for the products.
-  EXPECT_TRUE(skip.skips(x.block, tiles[0], 0, x.block.m));
-  EXPECT_TRUE(skip.skips(x.block, tiles[8], 8, x.block.m));
-  EXPECT_FALSE(skip.skips(x.block, tiles[12], 12, x.block.m));
-  EXPECT_FALSE(skip.skips(x.block, tiles[13], 13, x.block.m));
+  EXPECT_TRUE(skip.skips(x.block, tiles[0], 0, x.state.m));
+  EXPECT_TRUE(skip.skips(x.block, tiles[8], 8, x.state.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[12], 12, x.state.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[13], 13, x.state.m));
 }
 
 TEST(Skip, ReadsATileWhoseKeysAreNotFinite) {
   Sloped a(true);
   a.k.data<float>()[3] = NAN;
   const std::vector<float> all = a.run(true);
-  EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)]));
+  EXPECT_TRUE(std::isnan(all[999 * Sloped::kDim]));
 }
 
 TEST(Skip, ReadsATileWhoseValuesAreNotFinite) {
@@ -136,7 +142,7 @@ TEST(Skip, ReadsATileWhoseValuesAreNotFinite) {
     Sloped a(causal);
     a.v.data<float>()[0] = NAN;
     const std::vector<float> all = a.run(true);
-    EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)])) << causal;
+    EXPECT_TRUE(std::isnan(all[999 * Sloped::kDim])) << causal;
   }
 }
 

@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "kernels/block.h"
+#include "kernels/kernels.h"
 #include "relpos/error.h"
 
 namespace relpos {
@@ -25,13 +25,13 @@ bool supported(const std::string& name) {
 
 struct Choice {
   Target target;
-  TileKernels kernels;
+  Kernels kernels;
 };
 
 Choice choose() {
   Choice choice;
-  std::vector<TileKernels> usable;
-  for (const TileKernels& kernels : compiled_kernels()) {
+  std::vector<Kernels> usable;
+  for (const Kernels& kernels : compiled_kernels()) {
     if (!supported(kernels.name)) continue;
     usable.push_back(kernels);
     choice.target.available.emplace_back(kernels.name);
@@ -42,7 +42,7 @@ Choice choose() {
     choice.target.forced = forced;
     bool found = false;
     std::string names;
-    for (const TileKernels& kernels : usable) {
+    for (const Kernels& kernels : usable) {
       if (kernels.name == choice.target.forced) {
         choice.kernels = kernels;
         found = true;
@@ -63,6 +63,6 @@ const Choice& chosen() {
 }  // namespace
 
 const Target& current_target() { return chosen().target; }
-const TileKernels& tile_kernels() { return chosen().kernels; }
+const Kernels& target_kernels() { return chosen().kernels; }
 
 }  // namespace relpos
