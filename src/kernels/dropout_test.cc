@@ -9,8 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/kernels.h"
-#include "kernels/targets.h"
+#include "kernels/block.h"
 
 namespace relpos {
 namespace {
@@ -161,9 +160,7 @@ TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
   block.rows = 1;
   block.head[0] = 2;
   block.index[0] = 33;
-  const std::vector<std::string>& here = current_target().available;
-  for (const Kernels& kernels : compiled_kernels()) {
-    if (std::find(here.begin(), here.end(), kernels.name) == here.end()) continue;
+  for (const Kernels& kernels : usable_kernels()) {
     for (const int64_t t :
          {int64_t{0}, int64_t{1}, int64_t{999}, int64_t{1} << 28, int64_t{1} << 40}) {
       alignas(64) float factors[kTile];

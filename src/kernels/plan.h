@@ -44,7 +44,7 @@ class Plan {
  public:
   // `packs`: keys are packed even where their rows would be read in place.
   Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false,
-       const Kernels& of_target = target_kernels());
+       const Kernels& of_target = tile_kernels());
 
   const Problem& p;
   const Kernels& kernels;

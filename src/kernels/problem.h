@@ -105,6 +105,33 @@ inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, b
   return query ? at.query(axis, b, i) : at.key(axis, b, i);
 }
 
+// Calls f(name, data, gradient) for every gradient of terms, wanted or not.
+template <typename Gradients, typename F>
+void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
+  for (size_t n = 0; n < terms.biases.size(); ++n) {
+    f("bias table", terms.biases[n].table, of.biases[n].table);
+    f("slopes", terms.biases[n].slopes, of.biases[n].slopes);
+  }
+  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
+    f("row table", terms.row_tables[n].table, of.row_tables[n].table);
+    f("row factor", terms.row_tables[n].factor, of.row_tables[n].factor);
+    f("row added", terms.row_tables[n].added, of.row_tables[n].added);
+  }
+  for (size_t n = 0; n < terms.column_tables.size(); ++n) {
+    f("column table", terms.column_tables[n].table, of.column_tables[n].table);
+    f("column factor", terms.column_tables[n].factor, of.column_tables[n].factor);
+  }
+  for (size_t n = 0; n < terms.key_biases.size(); ++n) {
+    f("key bias", terms.key_biases[n].values, of.key_biases[n].table);
+  }
+  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
+    f("value table", terms.value_tables[n].table, of.value_tables[n].table);
+  }
+  for (size_t n = 0; n < terms.query_added.size(); ++n) {
+    f("query added", terms.query_added[n], of.query_added[n]);
+  }
+}
+
 // Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.
 struct ForwardResults {
   TensorView out, lse, softmax;

@@ -32,71 +32,28 @@ class HeadGradient {
   void add_row() {
     const int64_t D = x.D;
     std::fill(dq.begin(), dq.end(), 0.0);
-    std::vector<double> dq_plain(D, 0.0);
-    std::vector<std::vector<double>> a, da;
+    a.clear();
+    da.clear();
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) {
       a.push_back(x.row_factor(n));
       da.emplace_back(a.back().size(), 0.0);
     }
-    const bool decays = m.decays();
     x.for_visible([&](int64_t j) {
       const double ds = x.dscore[j];
       const int64_t d = x.delta(j);
-      const double* key = &x.k[j * D];
-      double* dkey = &dk[j * D];
-      if (decays) {
-        m.decay(d, x.decay.data());
-        for (int64_t c = 0; c < D; ++c) {
-          const auto at = static_cast<size_t>(c);
-          dq[at] += p.scale * ds * key[c] * x.decay[at];
-          dkey[c] += p.scale * ds * x.q[at] * x.decay[at];
-        }
-      } else {
-        add_scaled(dq.data(), p.scale * ds, key, D);
-        add_scaled(dkey, p.scale * ds, x.q.data(), D);
-      }
-      for (size_t n = 0; n < a.size(); ++n) {
-        const int64_t row = p.terms.row_tables[n].map(d);
-        if (row == ClassMap::kNone) continue;
-        const double s = p.terms.row_tables[n].scale.value_or(p.scale) * ds;
-        const int64_t r = m.row_tables[n].columns;
-        add_scaled(da[n].data(), s, m.row_tables[n].row(x.h, row), r);
-        if (!t.row_tables[n].table.empty()) {
-          add_scaled(t.row_tables[n].table.data() + m.row_tables[n].at(x.h, row),
-                     s * p.terms.row_tables[n].table.multiplier, a[n].data(), r);
-        }
-      }
+      add_content(j, d, p.scale * ds);
+      for (size_t n = 0; n < a.size(); ++n) add_row_table(n, d, ds);
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
       for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, d, ds);
-      for (size_t n = 0; n < p.terms.key_biases.size(); ++n) {
-        if (t.key_biases[n].table.empty()) continue;
-        const int64_t batch = p.terms.key_biases[n].values.view.rank == 3 ? x.b : 0;
-        t.key_biases[n].table[(batch * p.heads + x.h) * p.keys + j] +=
-            ds * p.terms.key_biases[n].values.multiplier;
-      }
-      if (out.mask != nullptr) {
-        (*out.mask)[out.mask_index.offset({x.b, x.h, x.i, j})] += ds;
-      }
+      for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
+      if (out.mask != nullptr) (*out.mask)[out.mask_index.offset({x.b, x.h, x.i, j})] += ds;
     });
     m.rotate(dq.data(), true, x.b, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
       add_scaled(&t.query_added[n][x.h * D], p.terms.query_added[n].multiplier, dq.data(), D);
     }
-    for (size_t n = 0; n < a.size(); ++n) {
-      const RowTable& term = p.terms.row_tables[n];
-      const auto r = static_cast<int64_t>(a[n].size());
-      if (!t.row_tables[n].added.empty()) {
-        add_scaled(t.row_tables[n].added.data() + x.h * r, term.added.multiplier, da[n].data(), r);
-      }
-      if (!term.factor.view.given()) {
-        add_scaled(dq.data(), 1.0, da[n].data(), r);
-      } else if (!t.row_tables[n].factor.empty()) {
-        double* factor =
-            t.row_tables[n].factor.data() + ((x.b * p.heads + x.h) * p.queries + x.i) * r;
-        add_scaled(factor, term.factor.multiplier, da[n].data(), r);
-      }
-    }
+    for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
   }
 
@@ -126,6 +83,54 @@ class HeadGradient {
   }
 
  private:
+  void add_content(int64_t j, int64_t d, double ds) {
+    const double* key = &x.k[j * x.D];
+    double* dkey = &dk[j * x.D];
+    if (!m.decays()) {
+      add_scaled(dq.data(), ds, key, x.D);
+      add_scaled(dkey, ds, x.q.data(), x.D);
+      return;
+    }
+    m.decay(d, x.decay.data());
+    for (int64_t c = 0; c < x.D; ++c) {
+      dq[c] += ds * key[c] * x.decay[c];
+      dkey[c] += ds * x.q[c] * x.decay[c];
+    }
+  }
+
+  void add_row_table(size_t n, int64_t d, double ds) {
+    const RowTable& term = p.terms.row_tables[n];
+    const int64_t row = term.map(d), r = m.row_tables[n].columns;
+    if (row == ClassMap::kNone) return;
+    const double s = term.scale.value_or(p.scale) * ds;
+    add_scaled(da[n].data(), s, m.row_tables[n].row(x.h, row), r);
+    if (t.row_tables[n].table.empty()) return;
+    add_scaled(&t.row_tables[n].table[m.row_tables[n].at(x.h, row)], s * term.table.multiplier,
+               a[n].data(), r);
+  }
+
+  void finish_row_table(size_t n) {
+    const RowTable& term = p.terms.row_tables[n];
+    const auto& [table, factor, added] = t.row_tables[n];
+    const int64_t r = m.row_tables[n].columns;
+    if (!added.empty()) {
+      add_scaled(&t.row_tables[n].added[x.h * r], term.added.multiplier, da[n].data(), r);
+    }
+    if (!term.factor.view.given()) {
+      add_scaled(dq.data(), 1.0, da[n].data(), r);
+    } else if (!factor.empty()) {
+      const int64_t at = ((x.b * p.heads + x.h) * p.queries + x.i) * r;
+      add_scaled(&t.row_tables[n].factor[at], term.factor.multiplier, da[n].data(), r);
+    }
+  }
+
+  void add_key_bias(size_t n, int64_t j, double ds) {
+    if (t.key_biases[n].table.empty()) return;
+    const TermData& values = p.terms.key_biases[n].values;
+    const int64_t batch = values.view.rank == 3 ? x.b : 0;
+    t.key_biases[n].table[(batch * p.heads + x.h) * p.keys + j] += ds * values.multiplier;
+  }
+
   void add_column(size_t n, int64_t j, int64_t d, double ds) {
     const ColumnTable& term = p.terms.column_tables[n];
     const int64_t row = term.map(d);
@@ -166,36 +171,16 @@ class HeadGradient {
   const ProblemGradients& out;
   TermGradients& t;
   std::vector<double> dk, dk_plain, dv, dq;
+  std::vector<std::vector<double>> a, da;  // of each row table
 };
 
-void add_all(std::vector<double>& sum, const std::vector<double>& part) {
-  for (size_t n = 0; n < sum.size(); ++n) sum[n] += part[n];
-}
-
-void add_all(TermGradients& sum, const TermGradients& part) {
-  for (size_t n = 0; n < sum.biases.size(); ++n) {
-    add_all(sum.biases[n].table, part.biases[n].table);
-    add_all(sum.biases[n].slopes, part.biases[n].slopes);
-  }
-  const auto add_rows = [](std::vector<TermGradients::Rows>& to,
-                           const std::vector<TermGradients::Rows>& from) {
-    for (size_t n = 0; n < to.size(); ++n) {
-      add_all(to[n].table, from[n].table);
-      add_all(to[n].factor, from[n].factor);
-      add_all(to[n].added, from[n].added);
-    }
-  };
-  add_rows(sum.row_tables, part.row_tables);
-  add_rows(sum.column_tables, part.column_tables);
-  for (size_t n = 0; n < sum.key_biases.size(); ++n) {
-    add_all(sum.key_biases[n].table, part.key_biases[n].table);
-  }
-  for (size_t n = 0; n < sum.value_tables.size(); ++n) {
-    add_all(sum.value_tables[n].table, part.value_tables[n].table);
-  }
-  for (size_t n = 0; n < sum.query_added.size(); ++n) {
-    add_all(sum.query_added[n], part.query_added[n]);
-  }
+void add_all(const Terms& terms, TermGradients& sum, const TermGradients& part) {
+  std::vector<const std::vector<double>*> parts;
+  for_each_gradient(terms, part, [&](auto&&, auto&&, auto& values) { parts.push_back(&values); });
+  auto from = parts.begin();
+  for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
+    add_scaled(values.data(), 1.0, (*from++)->data(), std::ssize(values));
+  });
 }
 
 // Runs body(head, gradient) for each (b, kv head), with table gradients private to a task and summed
@@ -224,7 +209,7 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
     stopper.check();
     for (const TermGradients& part : own) {
       check_cancelled();
-      add_all(*gradients.terms, part);
+      add_all(p.terms, *gradients.terms, part);
     }
   }
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/kernels.h"
+#include "kernels/block.h"
 
 namespace relpos {
 
@@ -21,9 +21,9 @@ void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(row + d, bytes + (at + d * stride) * 4, 4);
   } else if (view.dtype == DType::kBFloat16 && stride == 1) {
-    target_kernels().widen_bfloat16(bytes + at * 2, n, row);
+    tile_kernels().widen_bfloat16(bytes + at * 2, n, row);
   } else if (view.dtype == DType::kFloat16 && stride == 1) {
-    target_kernels().widen_float16(bytes + at * 2, n, row);
+    tile_kernels().widen_float16(bytes + at * 2, n, row);
   } else {
     for (int64_t d = 0; d < n; ++d) row[d] = static_cast<float>(view.load(at + d * stride));
   }
@@ -39,9 +39,9 @@ void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t 
   } else if (view.dtype == DType::kFloat32) {
     for (int64_t d = 0; d < n; ++d) std::memcpy(bytes + (at + d * stride) * 4, row + d, 4);
   } else if (view.dtype == DType::kBFloat16 && stride == 1) {
-    target_kernels().narrow_bfloat16(row, n, bytes + at * 2);
+    tile_kernels().narrow_bfloat16(row, n, bytes + at * 2);
   } else if (view.dtype == DType::kFloat16 && stride == 1) {
-    target_kernels().narrow_float16(row, n, bytes + at * 2);
+    tile_kernels().narrow_float16(row, n, bytes + at * 2);
   } else {
     for (int64_t d = 0; d < n; ++d) view.store(at + d * stride, static_cast<double>(row[d]));
   }

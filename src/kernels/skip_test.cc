@@ -15,39 +15,23 @@ using random_terms::float_tensor;
 using random_terms::Rng;
 
 // Attention with slopes of 1/2, 1/4, .. a head, as a linear bias has them.
-struct Sloped {
+struct Sloped : random_terms::PlainCall {
   static constexpr int64_t kHeads = 3, kLength = 1000, kDim = 24;
-  Problem p;
-  Tensor q, k, v, dout, slopes, out, lse, dq, dk, dv;
+  Tensor slopes{DType::kFloat32, {2, kHeads}};
 
   // The last `queries` of kLength positions; `shared` heads read one key head.
   explicit Sloped(bool causal, int64_t queries = kLength, bool shared = false)
-      : slopes(DType::kFloat32, {2, kHeads}) {
-    Rng rng(7);
-    const int64_t kv_heads = shared ? 1 : kHeads;
-    for (Tensor* t : {&q, &dout, &out, &dq}) *t = float_tensor(rng, {1, kHeads, queries, kDim});
-    for (Tensor* t : {&k, &v, &dk, &dv}) *t = float_tensor(rng, {1, kv_heads, kLength, kDim});
-    lse = float_tensor(rng, {1, kHeads, queries});
+      : Sloped(Rng(7), causal, queries, shared) {}
+  Sloped(Rng rng, bool causal, int64_t queries, bool shared)
+      : PlainCall(rng, queries, kLength, kDim, 1, kHeads, shared ? 1 : kHeads) {
     for (int64_t h = 0; h < kHeads; ++h) {
       slopes.data<float>()[h] = std::exp2(-static_cast<float>(h + 1));
       slopes.data<float>()[kHeads + h] = -slopes.data<float>()[h];
     }
-    p.batch = 1;
-    p.heads = kHeads;
-    p.kv_heads = kv_heads;
-    p.queries = queries;
-    p.keys = kLength;
-    p.head_dim = p.value_dim = kDim;
     p.scale = 0.2;
     p.threads = 2;
-    p.query = q.view();
-    p.key = k.view();
-    p.value = v.view();
     const int64_t first = kLength - queries;
     p.positions.q = {first};
-    p.positions.k = {0};
-    p.positions.queries = p.visible.queries = queries;
-    p.positions.keys = p.visible.keys = kLength;
     for (int64_t i = first; causal && i < kLength; ++i) p.visible.span.emplace_back(0, i + 1);
     DistanceBias bias;
     bias.slopes = TermData::parameter(slopes.view(), true);
@@ -57,14 +41,8 @@ struct Sloped {
   // Every number that a forward and a backward pass give.
   std::vector<float> run(bool skip) {
     p.skip_tiles = skip;
-    TermGradients terms = TermGradients::zeros(p.terms);
-    ProblemGradients gradients;
-    gradients.query = dq.view();
-    gradients.key = dk.view();
-    gradients.value = dv.view();
-    gradients.terms = &terms;
     fused_forward(p, {out.view(), lse.view(), {}});
-    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients());
     std::vector<float> all;
     for (const Tensor* t : {&out, &lse, &dq, &dk, &dv}) {
       const auto* x = static_cast<const float*>(t->view().data);

@@ -66,7 +66,7 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
         transposed[((h * panels() + c / kTile) * rank + x) * kTile + c % kTile] = row[x];
       }
     }
-    finite = finite && target_kernels().finite(row.get(), rank);
+    finite = finite && tile_kernels().finite(row.get(), rank);
     if (with_rows) std::copy_n(row.get(), padded_rank, rows.get() + entry * padded_rank);
   }
 }

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/kernels.h"
+#include "kernels/block.h"
 #include "kernels/workspace.h"
 
 namespace relpos {

@@ -1,6 +1,6 @@
 // b[h, m(delta)] and key_bias[h, j]. Tables and slopes are written out over the distances that occur,
 // key biases over the keys; a block's rows read them where they lie, and its gradients are summed in
-// cells of its own. Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_biases().
+// cells of its own. Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
 #pragma once
 
 #include <vector>

@@ -6,7 +6,7 @@
 
 #include "base/angles.h"
 #include "base/parallel.h"
-#include "kernels/kernels.h"
+#include "kernels/block.h"
 
 namespace relpos {
 namespace {
@@ -152,8 +152,8 @@ void Rotations::turn(bool query, int64_t b, int64_t i, float* row, float directi
     const int64_t at =
         (query ? turn.queries_at : turn.keys_at) +
         ((query ? turn.q_rows : turn.k_rows) == 1 ? 0 : b) * (query ? p_.queries : p_.keys) + i;
-    target_kernels().rotate(row + r.start, pairs, r.layout == PairLayout::kInterleaved,
-                            turn.cos.get() + at * pairs, turn.sin.get() + at * pairs, direction);
+    tile_kernels().rotate(row + r.start, pairs, r.layout == PairLayout::kInterleaved,
+                          turn.cos.get() + at * pairs, turn.sin.get() + at * pairs, direction);
   }
   if (!decays()) return;
   if (query) {

@@ -1,6 +1,6 @@
 // s1 <a_i, r[m(delta)]>: a panel for each query row, which holds the products of the block's rows with
 // the table's. Wide windows slide: the cells are those that the next tiles read.
-// Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_tables().
+// Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
 #pragma once
 
 #include <vector>

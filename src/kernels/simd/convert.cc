@@ -3,7 +3,7 @@
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/convert.cc"
+#define HWY_TARGET_INCLUDE "kernels/simd/convert.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/terms-inl.h"
+#include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -30,11 +30,9 @@ struct Weights {
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     const F d;
     additions.add_to(s, n);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       const V top = hn::Set(d, reference[r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) s[r][v] = exp2(hn::Sub(s[r][v], top));
+      RELPOS_UNROLLED(v, kVectors) s[r][v] = exp2(hn::Sub(s[r][v], top));
     }
     hide(s, sight, n, 0.0f);
     Store{p, kTile}(s);
@@ -55,11 +53,9 @@ struct ScoreGradients {
   HWY_INLINE void operator()(V (&dp)[R][kVectors]) const {
     const F d;
     additions.add_to(dp, n);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       const V mean = hn::Set(d, delta[r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
+      RELPOS_UNROLLED(v, kVectors) {
         const int64_t at = r * kTile + v * kN;
         if (factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, factors + at + n));
         dp[r][v] = hn::Mul(hn::Load(d, p + at), hn::Sub(dp[r][v], mean));

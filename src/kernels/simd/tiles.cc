@@ -2,20 +2,19 @@
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/tiles.cc"
+#define HWY_TARGET_INCLUDE "kernels/simd/tiles.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
 #include <algorithm>
 
-#include "kernels/backward-inl.h"
 #include "kernels/block.h"
-#include "kernels/columns-inl.h"
-#include "kernels/forward-inl.h"
-#include "kernels/kernels.h"
-#include "kernels/simd-inl.h"
+#include "kernels/simd/backward-inl.h"
+#include "kernels/simd/columns-inl.h"
+#include "kernels/simd/forward-inl.h"
+#include "kernels/simd/math-inl.h"
+#include "kernels/simd/terms-inl.h"
 #include "kernels/targets.h"
-#include "kernels/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -71,6 +70,10 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
   }
 }
 
+void exponentials(const float* x, int64_t n, float* y) {
+  for (int64_t c = 0; c < n; c += kN) hn::StoreU(exp2(hn::LoadU(F(), x + c)), F(), y + c);
+}
+
 void dropout(const Block& block, int row, int64_t t, float* factors) {
   dropout_factors(block, row, t, factors);
 }
@@ -108,6 +111,7 @@ Kernels kernels(const char* name) {
           .forward = forward,
           .backward = backward,
           .emit = emit,
+          .exponentials = exponentials,
           .dropout = dropout};
 }
 

@@ -12,7 +12,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kernels/terms-inl.h"
+#include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -77,30 +77,24 @@ struct Softmax {
     float* m = state.m + group;
     bool set = true;
     V top = hn::Set(d, kNothing);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       if (HWY_UNLIKELY(m[r] == kNothing)) m[r] = highest(s[r]);
       set = set && m[r] != kNothing;
       const V reference = hn::Set(d, m[r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) top = hn::Max(hn::Sub(s[r][v], reference), top);
+      RELPOS_UNROLLED(v, kVectors) top = hn::Max(hn::Sub(s[r][v], reference), top);
     }
     if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(top, hn::Set(d, kSlack))))) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) hn::Store(s[r][v], d, p + r * kTile + v * kN);
+      RELPOS_UNROLLED(r, R) {
+        RELPOS_UNROLLED(v, kVectors) hn::Store(s[r][v], d, p + r * kTile + v * kN);
       }
       settle(R, kVectors * kN);
       return;
     }
     float* l = state.l + group * kLanes;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
+      RELPOS_UNROLLED(v, kVectors) {
         const V weight = exp2(hn::Sub(s[r][v], reference));
         sum = v == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, p + r * kTile + v * kN);
@@ -141,7 +135,9 @@ struct Softmax {
 // Calls f with the fewest rows of a register tile that hold `rows`.
 template <typename Function>
 HWY_INLINE void for_rows(int rows, const Function& f) {
-  if (rows <= 2) {
+  if (rows == 1) {
+    f(std::integral_constant<int, 1>());
+  } else if (rows == 2) {
     f(std::integral_constant<int, 2>());
   } else if (rows <= 4) {
     f(std::integral_constant<int, 4>());
@@ -221,24 +217,34 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
+// Gives columns [n, end) of the scores that lie in p to `finish`, a strip at a time.
+template <int R, typename MakeFinish>
+HWY_INLINE void loaded_strip(int64_t n, int64_t end, const float* p, const MakeFinish& finish) {
+  const auto strip = [&](auto vectors) HWY_ATTR {
+    V scores[R][decltype(vectors)::value];
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, vectors) scores[r][v] = hn::Load(F(), p + r * kTile + n + v * kN);
+    }
+    finish(n)(scores);
+    n += vectors * kN;
+  };
+  while (n + kWide * kN <= end) strip(std::integral_constant<int, kWide>());
+  while (n < end) strip(std::integral_constant<int, 1>());
+}
+
 void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
   const TileView view(block, tile, t);
   for (int group = 0; group < block.rows; group += kGroup) {
     const GroupSight sight(block, group, t, nullptr);
     float* weights = p + group * kTile;
-    clear_outside(weights, sight.any == 0 ? kTile : sight.first(),
-                  sight.any == 0 ? kTile : sight.end());
-    if (sight.any == 0) continue;
+    if (sight.any == 0) {
+      clear(weights, kGroup * kTile);
+      continue;
+    }
+    clear_outside(weights, sight.first(), sight.end());
     weigh_group(block, state, view, group, sight, weights,
-                [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
-                  for (int64_t n = from; n < end; n += kN) {
-                    V scores[decltype(rows)::value][1];
-                    for (int r = 0; r < rows; ++r) {
-                      scores[r][0] = hn::Load(F(), weights + r * kTile + n);
-                    }
-                    finish(n)(scores);
-                  }
-                });
+                [&](auto rows, int64_t from, int64_t end, const auto& finish)
+                    HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, weights, finish); });
   }
 }
 

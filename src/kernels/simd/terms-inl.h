@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "kernels/block.h"
-#include "kernels/simd-inl.h"
+#include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -212,11 +212,9 @@ class Additions {
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c) const {
     for (int n = 0; n < count_; ++n) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      RELPOS_UNROLLED(r, R) {
         const float* from = at_[n][r] + c;
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
+        RELPOS_UNROLLED(v, kVectors) {
           sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
         }
       }
@@ -320,10 +318,8 @@ template <int R, int kVectors>
 HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value) {
   if (sight.all == kAll) return;
   const V hidden = hn::Set(F(), value);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
+  RELPOS_UNROLLED(r, R) {
+    RELPOS_UNROLLED(v, kVectors) {
       sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[r], c + v * kN), sum[r][v], hidden);
     }
   }

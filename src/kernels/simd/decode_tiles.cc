@@ -3,7 +3,7 @@
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/decode_tiles.cc"
+#define HWY_TARGET_INCLUDE "kernels/simd/decode_tiles.cc"
 #include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
@@ -11,8 +11,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/kernels.h"
-#include "kernels/simd-inl.h"
+#include "kernels/block.h"
+#include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -83,54 +83,44 @@ HWY_INLINE void fetch(const void* from, int64_t bytes) {
 // Products summed in one lane before they join the rest (rounding grows with the chain).
 constexpr int64_t kRowChain = 32;
 
-// s[R, kTile] (+)= <q[r], k[c]> over columns [from, to).
+// s[R, keys [c, c + kSums / R)] (+)= <q[r], k[c]> over columns [from, to).
 template <typename Load, int R>
-HWY_INLINE void dots(const TensorRows& k, int64_t from, int64_t to, const float* HWY_RESTRICT q,
-                     int64_t ldq, float* HWY_RESTRICT s) {
+HWY_INLINE void dots(const TensorRows& k, int64_t c, int64_t from, int64_t to,
+                     const float* HWY_RESTRICT q, int64_t ldq, float* HWY_RESTRICT s) {
   constexpr int kKeys = kSums / R;
   constexpr int kVectors = Load::kVectors;
   const F d;
-  for (int64_t c = 0; c < kTile; c += kKeys) {
-    V sum[kSums];
-#pragma GCC unroll 16
-    for (int n = 0; n < kSums; ++n) sum[n] = hn::Zero(d);
-    const typename Load::T* row[kKeys];
-#pragma GCC unroll 16
-    for (int j = 0; j < kKeys; ++j) {
-      row[j] = row_of<Load>(k, std::min(c + j, k.count - 1));
-      fetch(row[j] + from, (to - from) * static_cast<int64_t>(sizeof(*row[j])));
+  V sum[kSums];
+  RELPOS_UNROLLED(n, kSums) sum[n] = hn::Zero(d);
+  const typename Load::T* row[kKeys];
+  RELPOS_UNROLLED(j, kKeys) {
+    row[j] = row_of<Load>(k, std::min(c + j, k.count - 1));
+    fetch(row[j] + from, (to - from) * static_cast<int64_t>(sizeof(*row[j])));
+  }
+  for (int64_t x = from; x < to; x += kVectors * kN) {
+    V query[R][kVectors];
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, kVectors) query[r][v] = hn::LoadU(d, q + r * ldq + x + v * kN);
     }
-    for (int64_t x = from; x < to; x += kVectors * kN) {
-      V query[R][kVectors];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-        for (int v = 0; v < kVectors; ++v) query[r][v] = hn::LoadU(d, q + r * ldq + x + v * kN);
-      }
-#pragma GCC unroll 16
-      for (int j = 0; j < kKeys; ++j) {
-        V key[kVectors];
-        Load::load(row[j] + x, key);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-          for (int v = 0; v < kVectors; ++v) {
-            sum[r * kKeys + j] = hn::MulAdd(query[r][v], key[v], sum[r * kKeys + j]);
-          }
+    RELPOS_UNROLLED(j, kKeys) {
+      V key[kVectors];
+      Load::load(row[j] + x, key);
+      RELPOS_UNROLLED(r, R) {
+        RELPOS_UNROLLED(v, kVectors) {
+          sum[r * kKeys + j] = hn::MulAdd(query[r][v], key[v], sum[r * kKeys + j]);
         }
       }
     }
-    HWY_ALIGN_MAX float all[kSums];
+  }
+  HWY_ALIGN_MAX float all[kSums];
 #pragma GCC unroll 16
-    for (int n = 0; n < kSums; n += static_cast<int>(kN)) {
-      hn::Store(sums_of_lanes<static_cast<int>(kN)>(sum + n), d, all + n);
-    }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      float* at = s + r * kTile + c;
-      for (int j = 0; from > 0 && j < kKeys; ++j) all[r * kKeys + j] += at[j];
-      hwy::CopyBytes<kKeys * sizeof(float)>(all + r * kKeys, at);
-    }
+  for (int n = 0; n < kSums; n += static_cast<int>(kN)) {
+    hn::Store(sums_of_lanes<static_cast<int>(kN)>(sum + n), d, all + n);
+  }
+  RELPOS_UNROLLED(r, R) {
+    float* at = s + r * kTile + c;
+    for (int j = 0; from > 0 && j < kKeys; ++j) all[r * kKeys + j] += at[j];
+    hwy::CopyBytes<kKeys * sizeof(float)>(all + r * kKeys, at);
   }
 }
 
@@ -141,11 +131,7 @@ HWY_INLINE void columns(const TensorRows& rows, int64_t x, const float* HWY_REST
                         int64_t ldo) {
   const F d;
   V sum[R][C];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < C; ++v) sum[r][v] = hn::Zero(d);
-  }
+  RELPOS_UNROLLED(r, R) { RELPOS_UNROLLED(v, C) sum[r][v] = hn::Zero(d); }
   for (int n = 0; n < count; ++n) {
     const int64_t key = keys[n];
     const auto* row = row_of<Load>(rows, key) + x;
@@ -153,17 +139,13 @@ HWY_INLINE void columns(const TensorRows& rows, int64_t x, const float* HWY_REST
     V value[C];
 #pragma GCC unroll 16
     for (int v = 0; v < C; v += Load::kVectors) Load::load(row + v * kN, value + v);
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       const V weight = hn::Set(d, p[r * kTile + key]);
-#pragma GCC unroll 16
-      for (int v = 0; v < C; ++v) sum[r][v] = hn::MulAdd(weight, value[v], sum[r][v]);
+      RELPOS_UNROLLED(v, C) sum[r][v] = hn::MulAdd(weight, value[v], sum[r][v]);
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 16
-    for (int v = 0; v < C; ++v) {
+  RELPOS_UNROLLED(r, R) {
+    RELPOS_UNROLLED(v, C) {
       float* at = o + r * ldo + x + v * kN;
       hn::StoreU(hn::Add(hn::LoadU(d, at), sum[r][v]), d, at);
     }
@@ -204,9 +186,12 @@ HWY_INLINE void for_row_groups(DType dtype, int rows, const Function& f) {
 
 void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s) {
   for_row_groups(k.dtype, rows, [&](auto load, auto r, int row) HWY_ATTR {
+    constexpr int R = decltype(r)::value;
     for (int64_t x = 0; x < k.dims; x += kRowChain * kN) {
-      dots<decltype(load), decltype(r)::value>(k, x, std::min(x + kRowChain * kN, k.dims),
-                                               q + row * ldq, ldq, s + row * kTile);
+      const int64_t to = std::min(x + kRowChain * kN, k.dims);
+      for (int64_t c = 0; c < kTile; c += kSums / R) {
+        dots<decltype(load), R>(k, c, x, to, q + row * ldq, ldq, s + row * kTile);
+      }
     }
   });
 }
