@@ -2,19 +2,15 @@
 // one, and the tile kernels make none.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "kernels/forward_block.h"
 #include "kernels/fused.h"
 #include "kernels/random_terms.h"
-#include "kernels/targets.h"
 
 namespace {
 
@@ -66,37 +62,24 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 
 // Causal attention; with every kind of term that tiles read and dropout, at consecutive positions or
 // at others.
-struct Call {
+struct Call : random_terms::PlainCall {
   static constexpr int64_t kHeads = 2, kDim = 16, kReach = 4, kClasses = 2 * kReach + 1;
-  Problem p;
-  Tensor q, k, v, dout, out, lse, dq, dk, dv, bias, slopes, rows, values, columns, keys, added;
-  TermGradients terms;
+  Tensor bias, slopes, rows, values, columns, keys, added;
 
-  Call(Kind kind, int64_t length) {
-    Rng rng(3);
-    for (Tensor* t : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
-      *t = float_tensor(rng, {1, kHeads, length, kDim});
-    }
-    lse = float_tensor(rng, {1, kHeads, length});
-    p.batch = 1;
-    p.heads = p.kv_heads = kHeads;
-    p.queries = p.keys = length;
-    p.head_dim = p.value_dim = kDim;
+  Call(Kind kind, int64_t length) : Call(Rng(3), kind, length) {}
+  Call(Rng rng, Kind kind, int64_t length)
+      : PlainCall(rng, length, length, kDim, 1, kHeads, kHeads) {
     p.scale = 0.3;
     p.threads = 1;
-    p.query = q.view();
-    p.key = k.view();
-    p.value = v.view();
-    p.positions.queries = p.positions.keys = length;
-    p.visible.queries = p.visible.keys = length;
     for (int64_t i = 0; i < length; ++i) p.visible.span.emplace_back(0, i + 1);
     p.positions.consecutive = kind != Kind::kEveryTermAnywhere;
+    p.positions.q.clear();
+    p.positions.k.clear();
     for (int64_t i = 0; i < (p.positions.consecutive ? 1 : length); ++i) {
       p.positions.q.push_back(i % 700);
       p.positions.k.push_back(i % 900);
     }
     if (kind != Kind::kPlain) add_terms(rng);
-    terms = TermGradients::zeros(p.terms);
   }
 
   void add_terms(Rng& rng) {
@@ -133,13 +116,9 @@ struct Call {
     return so_far() - before;
   }
   int64_t of_backward() {
-    ProblemGradients gradients;
-    gradients.query = dq.view();
-    gradients.key = dk.view();
-    gradients.value = dv.view();
-    gradients.terms = &terms;
+    const ProblemGradients to = gradients();
     const int64_t before = so_far();
-    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, to);
     return so_far() - before;
   }
 };
@@ -162,29 +141,31 @@ TEST(Allocations, OfACallDoNotGrowWithItsLength) {
 }
 
 // Allocations of one block over its tiles, once its lists have grown.
-int64_t of_block(const Call& call, const TileKernels& kernels) {
-  const Plan plan(call.p, false);
-  ForwardScratch x(plan, kernels);
-  PackedHead head(plan);
+int64_t of_block(const Call& call, const Kernels& kernels) {
+  Workspace memory;
+  const Plan plan(call.p, false, memory, false, kernels);
+  ForwardBlock x(plan, memory);
+  TileCache cache(plan, 1, 1, memory);
+  Stopper stopper(nullptr);
   int64_t counted = 0;
   for (int turn = 0; turn < 2; ++turn) {
     const int64_t before = so_far();
-    head.start(0);
+    cache.start(0);
     x.begin(0);
     for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
     x.start();
-    const auto [first, end] = plan.tile_range(x.block);
-    x.forward(head.tiles(first, end, x.row()), first, end - first);
-    x.add_value_tables();
+    const auto [first, end] = x.tile_range();
+    x.run([&, first = first, end = end] {
+      cache.read(0, 0, first, end, stopper, 0,
+                 [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+    });
     counted = so_far() - before;
   }
   return counted;
 }
 
 TEST(Allocations, ABlockMakesNoneOnAnyTarget) {
-  const std::vector<std::string>& here = current_target().available;
-  for (const TileKernels& kernels : compiled_kernels()) {
-    if (std::find(here.begin(), here.end(), kernels.name) == here.end()) continue;
+  for (const Kernels& kernels : usable_kernels()) {
     for (const Kind kind : kKinds) {
       EXPECT_EQ(of_block(Call(kind, kShort), kernels), 0)
           << kernels.name << ", " << static_cast<int>(kind);

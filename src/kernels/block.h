@@ -1,4 +1,4 @@
-// The contract between the drivers (plain C++) and the tile kernels (compiled once a SIMD target).
+// The contract between the drivers (plain C++) and the kernels (compiled once a SIMD target).
 //
 // A block is up to kRows query rows of one batch row that share a key head. A tile is kTile keys.
 // Every additive term of a tile is read as kTile floats at a pointer; every gradient of one is added
@@ -9,6 +9,7 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -45,10 +46,20 @@ inline constexpr int64_t kLanes = 16;   // row lengths are multiples of the wide
 // keys is kTile cells at one offset, wherever it lies.
 struct Panel {
   int64_t lo = 0, width = 0;
-  float* cells[kRows] = {};        // read: per row, start of the left pad; null: nothing to read
-  float* gradient[kRows] = {};     // added to; null: nothing to add
-  const int64_t* shift = nullptr;  // per row, taken from its distances; null: nothing
+  // Rows of cells start `stride` apart with their left pad.
+  int64_t stride = 0;
+  const float* cells = nullptr;     // read; null: nothing to read
+  float* gradient = nullptr;        // added to; null: nothing to add
+  const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
+  bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
+  const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
 
+  const float* row_cells(int row) const noexcept {
+    return cells + (row_of == nullptr ? row : row_of[row]) * stride;
+  }
+  float* row_gradient(int row) const noexcept {
+    return gradient + (takes_turns ? row % kGroup : row) * stride;
+  }
   int64_t offset(int64_t distance) const noexcept {
     const int64_t at = distance - lo + kPad;
     return at < 0 ? 0 : at > width + kPad ? width + kPad : at;
@@ -61,7 +72,7 @@ struct Panel {
 // past * min(delta, 0) + future * max(delta, 0), less its value at the row's shift: for distances too
 // far apart for a window, and for rows that see far keys on both sides.
 struct Ramp {
-  size_t bias = 0;                                      // of Plan::biases
+  int64_t bias = 0;                                     // of Plan::biases
   double past[kRows] = {}, future[kRows] = {};          // times log2(e)
   double shift[kRows] = {};                             // the value that is taken off
   double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
@@ -97,25 +108,29 @@ struct Block {
   double score_shift[kRows];  // what all scores of the row are less by, natural units
   bool shifted = false;       // a row's `shift` is not 0
 
-  float* q = nullptr;         // [kRows, Dp] rotated, times scale * log2(e)
-  std::vector<Panel> scores;  // added to scores; gradient takes dscore
+  std::pair<int64_t, int64_t> range;  // distances of its visible pairs
+  float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
+  std::vector<Panel> scores;          // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
   // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
   const float* extra = nullptr;
   int64_t extra_stride = kTile;
   const double* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
   double key_shift[kRows];             // taken from it
-  float* key_bias_gradient[kRows] = {};
-  std::vector<Panel> values;  // forward: gradient takes weights; backward: cells add to dweight,
-                              // gradient takes weights
+  std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
+};
 
-  // Forward state: reference exponent (-inf: nothing seen), partial sums, unnormalised output.
-  float* m = nullptr;  // [kRows]
-  float* l = nullptr;  // [kRows, kLanes]
-  float* o = nullptr;  // [kRows, Dvp]
+// The running softmax of a block's rows.
+struct ForwardState {
+  float* m = nullptr;  // [kRows], the reference exponent; -inf: nothing seen
+  float* l = nullptr;  // [kRows, kLanes], partial sums
+  float* o = nullptr;  // [kRows, Dvp], unnormalised output
+};
 
-  // Backward. A weight is exp2(score - reference) / sum with the sum in [1, 2): dout and delta come
-  // divided by it, so that the kernels work with exp2(score - reference) alone.
+// What the backward pass knows of a block's rows, and where their gradients go. A weight is
+// exp2(score - reference) / sum with the sum in [1, 2): dout and delta come divided by it, so that the
+// kernels work with exp2(score - reference) alone. All rows are of one head.
+struct BackwardState {
   const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
   float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing
   float delta[kRows];           // (<dout, out> - dlse) / sum
@@ -125,6 +140,7 @@ struct Block {
   float* dv = nullptr;          // [tiles * kTile, Dvp]
   float* p = nullptr;           // [kRows, kTile] scratch
   float* ds = nullptr;          // [kRows, kTile] scratch
+  float* key_bias = nullptr;    // [tiles * kTile], takes dscore; null: not wanted
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
 };
@@ -140,8 +156,18 @@ void for_each_head(const Block& block, F&& f) {
   }
 }
 
-struct TileKernels {
+// Up to kTile rows of keys or values. `dims` is a multiple of Kernels::step(dtype).
+struct TensorRows {
+  DType dtype = DType::kFloat32;  // float32, bfloat16 or float16
+  const void* data = nullptr;
+  int64_t stride = 0;  // elements from row to row
+  int64_t dims = 0;
+  int64_t count = 0;  // rows that exist, at least 1
+};
+
+struct Kernels {
   const char* name;
+  int64_t lanes;  // floats of a vector
   // C[M, N] = (accumulate ? C : 0) + A B; A at a[m * row_stride + k * k_stride]; N, ldb and ldc are
   // multiples of kLanes, B and C aligned to them.
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
@@ -169,21 +195,42 @@ struct TileKernels {
   // The transpose: products[key * stride + run] += the ds [rows, kTile] of the pairs that read it.
   void (*add_columns)(int rows, const float* ds, const int32_t* runs, float* products,
                       int64_t stride);
+  // 16-bit floats to and from float32, a row without gaps at a time, at any address. Rounding is to
+  // nearest even, as base/half.h does it.
+  void (*widen_bfloat16)(const void* half, int64_t n, float* row);
+  void (*widen_float16)(const void* half, int64_t n, float* row);
+  void (*narrow_bfloat16)(const float* row, int64_t n, void* half);
+  void (*narrow_float16)(const float* row, int64_t n, void* half);
+  // Rows read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key repeat it, and
+  // o[row] += sum over the listed keys of p[row, key] v[key].
+  void (*row_scores)(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
+  void (*add_row_values)(const TensorRows& v, int rows, const float* p, const uint8_t* keys,
+                         int count, float* o, int64_t ldo);
+  // Columns that those two take at a time.
+  int64_t step(DType dtype) const noexcept { return dtype == DType::kBFloat16 ? 2 * lanes : lanes; }
+  // What forward() does between its two products: p [rows, kTile], products of rows rounded up to
+  // kGroup, become weights after dropout, 0 where hidden.
+  void (*weigh)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p);
   // Advances the state of a block over tiles [first, first + count).
-  void (*forward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
+  void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
+                  int64_t count);
   // Adds what tiles [first, first + count) contribute to every gradient of the block.
-  void (*backward)(Block& block, const KeyTile* tiles, int64_t first, int64_t count);
-  // Writes dense weights (reference and `inverse_sum` [rows] in use) or, where `inverse_sum` is null,
-  // dense scores of the tiles.
-  void (*emit)(Block& block, const KeyTile* tiles, int64_t first, int64_t count,
-               const TensorView& dense, const float* inverse_sum);
+  void (*backward)(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
+                   int64_t count);
+  // Writes dense weights of a tile from `reference` and `inverse_sum` [kRows] or, where those are null,
+  // dense scores.
+  void (*emit)(const Block& block, const KeyTile& tile, int64_t t, const TensorView& dense,
+               const float* reference, const float* inverse_sum);
+  // y[n] = exp2(x[n]) as the softmax takes it; n is a multiple of kLanes.
+  void (*exponentials)(const float* x, int64_t n, float* y);
   // factors[kTile]: 0 where dropout takes a key of tile t from a row, else 1 / (1 - p).
   void (*dropout)(const Block& block, int row, int64_t t, float* factors);
 };
 
-// Every target that this build holds, best first, supported by this machine or not.
-std::vector<TileKernels> compiled_kernels();
+// Every target that this build holds, best first, and those of them that this machine runs.
+std::vector<Kernels> compiled_kernels();
+std::vector<Kernels> usable_kernels();
 // Of the target in use (targets.h).
-const TileKernels& tile_kernels();
+const Kernels& tile_kernels();
 
 }  // namespace relpos

@@ -1,13 +1,11 @@
 // Every 16-bit pattern widens as base/half.h widens it; floats round as it rounds them.
-#include "kernels/convert.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 
 #include "base/half.h"
-#include "kernels/targets.h"
+#include "kernels/block.h"
 
 namespace relpos {
 namespace {
@@ -17,22 +15,12 @@ bool same(float a, float b) {
          std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }
 
-std::vector<ConvertKernels> usable() {
-  std::vector<ConvertKernels> all;
-  for (const ConvertKernels& kernels : compiled_convert_kernels()) {
-    for (const std::string& name : current_target().available) {
-      if (name == kernels.name) all.push_back(kernels);
-    }
-  }
-  return all;
-}
-
 TEST(Convert, EveryHalfWidens) {
   std::vector<uint16_t> bits(65536 + 1);
   for (size_t n = 0; n < bits.size(); ++n) bits[n] = static_cast<uint16_t>(n);
   std::vector<float> row(bits.size());
   const auto n = static_cast<int64_t>(bits.size());
-  for (const ConvertKernels& kernels : usable()) {
+  for (const Kernels& kernels : usable_kernels()) {
     kernels.widen_bfloat16(bits.data(), n, row.data());
     for (size_t i = 0; i < bits.size(); ++i)
       ASSERT_TRUE(same(row[i], widen_bfloat16(bits[i]))) << i;
@@ -52,7 +40,7 @@ TEST(Convert, FloatsRoundToTheNearestEven) {
   }
   std::vector<uint16_t> bits(row.size());
   const auto n = static_cast<int64_t>(row.size());
-  for (const ConvertKernels& kernels : usable()) {
+  for (const Kernels& kernels : usable_kernels()) {
     kernels.narrow_bfloat16(row.data(), n, bits.data());
     for (size_t i = 0; i < row.size(); ++i) {
       ASSERT_TRUE(same(widen_bfloat16(bits[i]), widen_bfloat16(round_bfloat16(row[i])))) << i;

@@ -24,7 +24,7 @@ bool reaches(const TensorView& view, int64_t b, int64_t h, int64_t i, double lea
 
 bool is_padding(const Problem& p, int64_t b, int64_t j) {
   if (p.visible.key_bits.empty()) return false;
-  const uint64_t bits = p.visible.key_bits[static_cast<size_t>(b * p.tiles() + j / kTile)];
+  const uint64_t bits = p.visible.key_bits[b * p.tiles() + j / kTile];
   return ((bits >> (j % kTile)) & 1U) == 0;
 }
 
@@ -42,12 +42,12 @@ bool keys_reach(const Problem& p, const TensorView& view, int64_t b, int64_t kv_
 // Of the keys that a dense mask shows.
 bool masked_keys_reach(const Problem& p, const TensorView& view, int64_t b, int64_t kv_head) {
   CancelTicks tick;
-  std::vector<uint64_t> checked(static_cast<size_t>(p.tiles()));
+  std::vector<uint64_t> checked(p.tiles());
   for (int64_t h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h) {
     for (int64_t i = 0; i < p.queries; ++i) {
       for (int64_t t = 0; t < p.tiles(); ++t) {
         tick();
-        uint64_t& done = checked[static_cast<size_t>(t)];
+        uint64_t& done = checked[t];
         const uint64_t now = p.visible.bits(b, h, i, t) & ~done;
         done |= now;
         for (uint64_t left = now; left != 0; left &= left - 1) {

@@ -5,26 +5,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/random_terms.h"
+
 namespace relpos {
 namespace {
 
 // Two batch rows, two key heads of two query heads each; every number is `size`.
-struct Call {
-  Tensor q{DType::kFloat32, {2, 4, 3, 5}}, k{DType::kFloat32, {2, 2, 6, 5}},
-      v{DType::kFloat32, {2, 2, 6, 5}}, dout{DType::kFloat32, {2, 4, 3, 5}};
-  Problem p;
-
-  Call() {
+struct Call : random_terms::PlainCall {
+  Call() : Call(random_terms::Rng(1)) {}
+  explicit Call(random_terms::Rng rng) : PlainCall(rng, 3, 6, 5, 2, 4, 2) {
     for (Tensor* tensor : {&q, &k, &v, &dout}) fill(*tensor, 0.5f);
-    p.batch = 2;
-    p.heads = 4;
-    p.kv_heads = 2;
-    p.queries = p.positions.queries = p.visible.queries = 3;
-    p.keys = p.positions.keys = p.visible.keys = 6;
-    p.head_dim = p.value_dim = 5;
-    p.query = q.view();
-    p.key = k.view();
-    p.value = v.view();
   }
   static void fill(const Tensor& tensor, float size) {
     std::fill_n(tensor.data<float>(), tensor.view().numel(), size);

@@ -39,7 +39,7 @@ class Dropout {
   }
   bool keeps(int64_t batch, int64_t head, int64_t i, int64_t j) const noexcept {
     const Threefry4x32::Words words = Threefry4x32::words(counter(i, j), key(batch, head));
-    return words[static_cast<size_t>(j / 16 % 4)] >= threshold_;
+    return words[j / 16 % 4] >= threshold_;
   }
 
  private:

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "kernels/block.h"
-#include "kernels/targets.h"
 
 namespace relpos {
 namespace {
@@ -38,9 +37,9 @@ constexpr int64_t kHeads = 3, kQueries = 40, kColumns = 4096;
 // Kept columns of a row, as bits.
 std::vector<uint64_t> row_bits(const Dropout& dropout, int64_t b, int64_t h, int64_t i,
                                int64_t columns = kColumns) {
-  std::vector<uint64_t> bits(static_cast<size_t>(columns / 64));
+  std::vector<uint64_t> bits(columns / 64);
   for (int64_t j = 0; j < columns; ++j) {
-    bits[static_cast<size_t>(j / 64)] |= uint64_t{dropout.keeps(b, h, i, j)} << (j % 64);
+    bits[j / 64] |= uint64_t{dropout.keeps(b, h, i, j)} << (j % 64);
   }
   return bits;
 }
@@ -51,8 +50,8 @@ int64_t agreements(const std::vector<uint64_t>& a, const std::vector<uint64_t>& 
   int64_t same = 0;
   for (int64_t j = 0; j < columns; ++j) {
     const int64_t k = j + shift;
-    const bool x = (a[static_cast<size_t>(j / 64)] >> (j % 64)) & 1U;
-    const bool y = (b[static_cast<size_t>(k / 64)] >> (k % 64)) & 1U;
+    const bool x = (a[j / 64] >> (j % 64)) & 1U;
+    const bool y = (b[k / 64] >> (k % 64)) & 1U;
     same += x == y;
   }
   return same;
@@ -77,7 +76,7 @@ TEST(Dropout, KeepsAtItsRateInEveryRowAndColumn) {
         const bool keeps =
             dropout.keeps(row / (kHeads * kQueries), row / kQueries % kHeads, row % kQueries, j);
         kept += keeps;
-        of_column[static_cast<size_t>(j)] += keeps;
+        of_column[j] += keeps;
       }
       EXPECT_NEAR(static_cast<double>(kept), 256 * (1 - p), 6 * std::sqrt(256 * p * (1 - p)) + 1);
     }
@@ -161,9 +160,7 @@ TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
   block.rows = 1;
   block.head[0] = 2;
   block.index[0] = 33;
-  const std::vector<std::string>& here = current_target().available;
-  for (const TileKernels& kernels : compiled_kernels()) {
-    if (std::find(here.begin(), here.end(), kernels.name) == here.end()) continue;
+  for (const Kernels& kernels : usable_kernels()) {
     for (const int64_t t :
          {int64_t{0}, int64_t{1}, int64_t{999}, int64_t{1} << 28, int64_t{1} << 40}) {
       alignas(64) float factors[kTile];

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/block_setup.h"
 #include "kernels/fused.h"
+#include "kernels/query_block.h"
 #include "kernels/random_terms.h"
 #include "kernels/reference.h"
 
@@ -26,28 +26,12 @@ void plain_weights(const Problem& p, const TensorView&, const TensorView& weight
   reference_weights(p, weights);
 }
 
-struct Plain {
-  Problem p;
-  Tensor q, k, v, out, lse, dout;
-
-  Plain(int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1, int64_t heads = 1,
-        int64_t kv_heads = 1) {
-    Rng rng(3);
-    for (Tensor* t : {&q, &out, &dout}) *t = float_tensor(rng, {batch, heads, queries, dim});
-    for (Tensor* t : {&k, &v}) *t = float_tensor(rng, {batch, kv_heads, keys, dim});
-    lse = float_tensor(rng, {batch, heads, queries});
-    p.batch = batch;
-    p.heads = heads;
-    p.kv_heads = kv_heads;
-    p.queries = p.positions.queries = p.visible.queries = queries;
-    p.keys = p.positions.keys = p.visible.keys = keys;
-    p.head_dim = p.value_dim = dim;
-    p.positions.q = p.positions.k = {0};
-    p.threads = 1;
-    p.query = q.view();
-    p.key = k.view();
-    p.value = v.view();
-  }
+struct Plain : random_terms::PlainCall {
+  explicit Plain(int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1, int64_t heads = 1,
+                 int64_t kv_heads = 1)
+      : Plain(Rng(3), queries, keys, dim, batch, heads, kv_heads) {}
+  template <typename... Sizes>
+  explicit Plain(Rng rng, Sizes... sizes) : PlainCall(rng, sizes...) {}
 
   template <typename Pass>
   std::vector<double> forward(Pass pass) {
@@ -58,15 +42,7 @@ struct Plain {
   // Of row tables, value tables, queries, keys and values.
   template <typename Pass>
   std::vector<double> gradients(Pass pass) {
-    Tensor dq(DType::kFloat32, q.view().dims()), dk(DType::kFloat32, k.view().dims()),
-        dv(DType::kFloat32, v.view().dims());
-    TermGradients terms = TermGradients::zeros(p.terms);
-    ProblemGradients g;
-    g.query = dq.view();
-    g.key = dk.view();
-    g.value = dv.view();
-    g.terms = &terms;
-    pass(p, out.view(), lse.view(), dout.view(), TensorView(), g);
+    pass(p, out.view(), lse.view(), dout.view(), TensorView(), PlainCall::gradients());
     std::vector<double> all;
     const auto add = [&all](const std::vector<double>& part) {
       all.insert(all.end(), part.begin(), part.end());
@@ -123,14 +99,17 @@ struct Late : Plain {
 
 TEST(Edges, ABlindBlockStaysInItsCells) {
   Late a;
-  const Plan plan(a.p, false);
-  BlockScratch x(plan, tile_kernels());
+  Workspace memory;
+  const Plan plan(a.p, false, memory);
+  QueryBlock x(plan, memory);
+  const RowTables tables(plan, memory);
   x.begin(0);
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
-  x.load_queries();
+  x.load();
   const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(x.cut(window).width, BlockScratch::max_cut(plan, window));
-  EXPECT_LE(x.reach(0, 0, 1).width + 2 * kPad, BlockScratch::row_stride(plan, plan.row_tables[0]));
+  EXPECT_LE(window.cut(x.block.range).width, plan.most_cells(window));
+  EXPECT_LE(tables.reach(x.block, 0, 0, 1).width + 2 * kPad,
+            RowTables::stride(plan, plan.row_tables[0]));
 
   const std::vector<double> got = a.forward(fast_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;

@@ -78,15 +78,14 @@ class Sizes {
     const TensorView to = positive(x);
     const int64_t D = p.head_dim;
     for (const Rotation& r : p.terms.rotations) {
-      const bool half = r.layout == PairLayout::kHalf;
       const double longest = std::sqrt(2.0) * std::max(1.0, r.magnitude * r.magnitude);
       for (int64_t row = 0; row < x.numel() / D; ++row) {
         for (int64_t n = 0; n < r.dims / 2; ++n) {
-          const int64_t first = row * D + r.start + (half ? n : 2 * n);
-          const int64_t second = row * D + r.start + (half ? n + r.dims / 2 : 2 * n + 1);
-          const double length = longest * std::hypot(to.load(first), to.load(second));
-          to.store(first, length);
-          to.store(second, length);
+          const auto [first, second] = dims_of_pair(r, n);
+          const double length =
+              longest * std::hypot(to.load(row * D + first), to.load(row * D + second));
+          to.store(row * D + first, length);
+          to.store(row * D + second, length);
         }
       }
     }
@@ -103,7 +102,7 @@ struct Row {
 
   Row(const Problem& p, const double* score, const double* size, int64_t b, int64_t h, int64_t i,
       double c)
-      : weight(static_cast<size_t>(p.keys)), heavy(weight), kept(weight.size(), 1.0) {
+      : weight(p.keys), heavy(weight), kept(weight.size(), 1.0) {
     const double top = *std::max_element(score, score + p.keys);
     if (top == -HUGE_VAL) return;
     std::vector<double> error(weight.size());
@@ -132,16 +131,16 @@ struct Row {
 // |v_j| + |t_ij|.
 inline std::vector<double> value_sizes(const Problem& p, int64_t b, int64_t h, int64_t i,
                                        int64_t j) {
-  std::vector<double> sum(static_cast<size_t>(p.value_dim));
+  std::vector<double> sum(p.value_dim);
   const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
   for (int64_t d = 0; d < p.value_dim; ++d) {
-    sum[static_cast<size_t>(d)] = std::fabs(p.value.at({b, h / p.group(), j, d}));
+    sum[d] = std::fabs(p.value.at({b, h / p.group(), j, d}));
     for (const ValueTable& t : p.terms.value_tables) {
       const int64_t m = t.map(delta);
       if (m == ClassMap::kNone) continue;
       const TensorView& table = t.table.view;
-      sum[static_cast<size_t>(d)] += std::fabs(
-          t.table.multiplier * (table.rank == 3 ? table.at({h, m, d}) : table.at({m, d})));
+      sum[d] += std::fabs(t.table.multiplier *
+                          (table.rank == 3 ? table.at({h, m, d}) : table.at({m, d})));
     }
   }
   return sum;
@@ -157,7 +156,7 @@ inline void add_to_value_tables(const Problem& p, TermGradients& to, int64_t b, 
     const TensorView& table = t.table.view;
     const int64_t at =
         table.rank == 3 ? (h * table.shape[1] + m) * table.shape[2] + d : m * table.shape[1] + d;
-    to.value_tables[n].table[static_cast<size_t>(at)] += size * std::fabs(t.table.multiplier);
+    to.value_tables[n].table[at] += size * std::fabs(t.table.multiplier);
   }
 }
 
@@ -180,15 +179,15 @@ void fill(const random_terms::Case& c, const Results& exact, Results& bounds) {
     const Row at(p, scores, row_sizes, b, h, i, eps);
     bounds.lse.template data<double>()[row] = eps * at.lse_size;
     const auto dout = [&](int64_t d) { return std::fabs(c.dout.view().at({b, h, i, d})); };
-    std::vector<double> out_size(static_cast<size_t>(p.value_dim), kLeast), met(at.weight.size());
+    std::vector<double> out_size(p.value_dim, kLeast), met(at.weight.size());
     for (int64_t j = 0; j < p.keys; ++j) {
       const auto key = static_cast<size_t>(j);
       if (scores[j] == -HUGE_VAL) continue;
       const std::vector<double> value = value_sizes(p, b, h, i, j);
       for (int64_t d = 0; d < p.value_dim; ++d) {
         const double heavy = at.heavy[key] * at.kept[key];
-        const double size_of_v = value[static_cast<size_t>(d)];
-        out_size[static_cast<size_t>(d)] += heavy * size_of_v;
+        const double size_of_v = value[d];
+        out_size[d] += heavy * size_of_v;
         met[key] += at.kept[key] * dout(d) * size_of_v;
         const int64_t to = c.v.view().offset({b, h / p.group(), j, d});
         bounds.dv.template data<double>()[to] += eps * heavy * dout(d);
@@ -198,9 +197,9 @@ void fill(const random_terms::Case& c, const Results& exact, Results& bounds) {
     double addends = std::fabs(c.dlse.view().at({b, h, i})), from_out = 0.0;
     for (int64_t d = 0; d < p.value_dim; ++d) {
       const int64_t to = row * p.value_dim + d;
-      bounds.out.template data<double>()[to] = eps * out_size[static_cast<size_t>(d)];
+      bounds.out.template data<double>()[to] = eps * out_size[d];
       addends += dout(d) * std::fabs(exact.out.template data<double>()[to]);
-      from_out += dout(d) * out_size[static_cast<size_t>(d)];
+      from_out += dout(d) * out_size[d];
     }
     for (int64_t j = 0; j < p.keys; ++j) {
       const auto key = static_cast<size_t>(j);

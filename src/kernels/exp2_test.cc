@@ -1,11 +1,5 @@
 // The kernels' exp2 on every float, for every SIMD target that this machine runs.
-#include "kernels/simd_targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/exp2_test.cc"
 #include <gtest/gtest.h>
-#include <hwy/foreach_target.h>  // IWYU pragma: keep
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <bit>
@@ -16,26 +10,10 @@
 #include <utility>
 #include <vector>
 
-#pragma GCC diagnostic ignored "-Wunused-function"  // of the header, exp2 alone is used
 #include "base/buffer.h"
 #include "base/parallel.h"
-#include "kernels/simd-inl.h"
-#include "kernels/targets.h"
+#include "kernels/block.h"
 
-HWY_BEFORE_NAMESPACE();
-namespace relpos {
-namespace HWY_NAMESPACE {
-
-// y[n] = exp2(x[n]); n is a multiple of kLanes.
-void exponentials(const float* x, int64_t n, float* y) {
-  for (int64_t c = 0; c < n; c += kN) hn::StoreU(exp2(hn::LoadU(F(), x + c)), F(), y + c);
-}
-
-}  // namespace HWY_NAMESPACE
-}  // namespace relpos
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace relpos {
 namespace {
 
@@ -51,43 +29,13 @@ constexpr int64_t kStride = 1;
 // A multiply-add that rounds twice adds a share of its own.
 constexpr double kFused = 1.0, kRoundedTwice = 1.1;
 
-struct Compiled {
-  std::string name;
-  double most_ulps;
-  void (*exponentials)(const float* x, int64_t n, float* y);
-};
-
-std::vector<Compiled> targets() {
-  const std::vector<Compiled> all = {
-#if HWY_TARGETS & HWY_AVX3
-      {"avx512", kFused, N_AVX3::exponentials},
-#endif
-#if HWY_TARGETS & HWY_AVX2
-      {"avx2", kFused, N_AVX2::exponentials},
-#endif
-#if HWY_TARGETS & HWY_NEON
-      {"neon", kFused, N_NEON::exponentials},
-#endif
-#if HWY_TARGETS & HWY_EMU128
-      {"baseline", kRoundedTwice, N_EMU128::exponentials},
-#endif
-#if HWY_TARGETS & HWY_SCALAR
-      {"baseline", kRoundedTwice, N_SCALAR::exponentials},
-#endif
-  };
-  std::vector<Compiled> here;
-  for (const std::string& name : current_target().available) {
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const Compiled& c) { return c.name == name; });
-    EXPECT_NE(found, all.end()) << name << " is compiled into the kernels and not into this test";
-    if (found != all.end()) here.push_back(*found);
-  }
-  return here;
+double most_ulps(const Kernels& target) {
+  return std::string(target.name) == "baseline" ? kRoundedTwice : kFused;
 }
 
-std::vector<float> results(const Compiled& target, std::vector<float> x) {
+std::vector<float> results(const Kernels& target, std::vector<float> x) {
   const size_t n = x.size();
-  x.resize(static_cast<size_t>(round_up(static_cast<int64_t>(n), kLanes)));
+  x.resize(round_up(static_cast<int64_t>(n), kLanes));
   std::vector<float> y(x.size());
   target.exponentials(x.data(), static_cast<int64_t>(x.size()), y.data());
   y.resize(n);
@@ -106,11 +54,11 @@ constexpr float kOne = 0x1p-25f;
 
 // The largest error of each target in units of the last place, over kChunk floats from bit pattern
 // `first` on; infinite for NaN, and for anything but 1 up to kOne.
-std::vector<double> worst_ulps(const std::vector<Compiled>& all, int64_t first, int64_t last) {
+std::vector<double> worst_ulps(const std::vector<Kernels>& all, int64_t first, int64_t last) {
   static const std::vector<float> ones(kChunk, 1.0f);
   std::vector<float> x(kChunk), y(kChunk);
   for (int64_t n = 0; n < kChunk; ++n) {
-    x[static_cast<size_t>(n)] = from_bits(std::min(last, first + n * kStride));
+    x[n] = from_bits(std::min(last, first + n * kStride));
   }
   std::vector<double> truth, per_ulp, worst;
   const bool is_one = std::fabs(x.back()) <= kOne;
@@ -120,7 +68,7 @@ std::vector<double> worst_ulps(const std::vector<Compiled>& all, int64_t first, 
     const uint64_t exponent = std::bit_cast<uint64_t>(truth[n]) >> 52;
     per_ulp.push_back(std::bit_cast<double>((2046 + 23 - exponent) << 52));
   }
-  for (const Compiled& target : all) {
+  for (const Kernels& target : all) {
     target.exponentials(x.data(), kChunk, y.data());
     double most = is_one && y != ones ? HUGE_VAL : 0.0;
     for (size_t n = 0; n < truth.size(); ++n) {
@@ -133,7 +81,7 @@ std::vector<double> worst_ulps(const std::vector<Compiled>& all, int64_t first, 
 }
 
 TEST(Exp2, RELPOS_WITHIN_ONE_ULP) {
-  const std::vector<Compiled> all = targets();
+  const std::vector<Kernels> all = usable_kernels();
   std::vector<double> most(all.size());
   std::vector<float> at(all.size());
   std::mutex mutex;
@@ -151,7 +99,7 @@ TEST(Exp2, RELPOS_WITHIN_ONE_ULP) {
     });
   }
   for (size_t t = 0; t < all.size(); ++t) {
-    EXPECT_LE(most[t], all[t].most_ulps)
+    EXPECT_LE(most[t], most_ulps(all[t]))
         << all[t].name << ", among " << kChunk << " floats from " << at[t];
     RecordProperty(all[t].name, std::to_string(most[t]));
   }
@@ -160,7 +108,7 @@ TEST(Exp2, RELPOS_WITHIN_ONE_ULP) {
 // The polynomial changes its piece at n + 1/2.
 TEST(Exp2, NeverFallsAtTheBordersOfItsPieces) {
   constexpr int kAround = 200;
-  for (const Compiled& target : targets()) {
+  for (const Kernels& target : usable_kernels()) {
     for (float border = kLowest + 0.5f; border < kHighest; border += 1.0f) {
       std::vector<float> x = {border};
       for (int n = 0; n < kAround; ++n) x.push_back(std::nextafter(x.back(), HUGE_VALF));
@@ -175,7 +123,7 @@ TEST(Exp2, NeverFallsAtTheBordersOfItsPieces) {
 }
 
 TEST(Exp2, IsExactAtIntegersAndZero) {
-  for (const Compiled& target : targets()) {
+  for (const Kernels& target : usable_kernels()) {
     for (int n = static_cast<int>(kLowest); n <= 127; ++n) {
       EXPECT_EQ(results(target, {static_cast<float>(n)})[0], std::ldexp(1.0f, n)) << target.name;
     }
@@ -196,7 +144,7 @@ TEST(Exp2, IsZeroBelowItsRange) {
                           std::numeric_limits<float>::lowest(),
                           -HUGE_VALF};
   for (float from = -126.0f; from > -1e30f; from *= 1.01f) x.push_back(from);
-  for (const Compiled& target : targets()) {
+  for (const Kernels& target : usable_kernels()) {
     const std::vector<float> y = results(target, x);
     for (size_t n = 0; n < x.size(); ++n) {
       EXPECT_EQ(bits(y[n]), 0) << target.name << " at " << x[n] << ": " << y[n];
@@ -212,7 +160,7 @@ TEST(Exp2, KeepsEveryNaN) {
     }
     x.push_back(from_bits(sign | 0x7FFFFFFF));
   }
-  for (const Compiled& target : targets()) {
+  for (const Kernels& target : usable_kernels()) {
     const std::vector<float> y = results(target, x);
     for (size_t n = 0; n < x.size(); ++n) {
       ASSERT_TRUE(std::isnan(y[n])) << target.name << " at payload " << std::hex << bits(x[n]);
@@ -222,4 +170,3 @@ TEST(Exp2, KeepsEveryNaN) {
 
 }  // namespace
 }  // namespace relpos
-#endif

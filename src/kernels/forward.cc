@@ -3,7 +3,7 @@
 #include <cmath>
 #include <string>
 
-#include "kernels/columns.h"
+#include "kernels/backward_block.h"
 #include "kernels/denormals.h"
 #include "kernels/forward_block.h"
 #include "kernels/fused.h"
@@ -12,49 +12,59 @@
 namespace relpos {
 namespace {
 
-void prefill(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
-             const ForwardResults& to) {
-  std::vector<ForwardScratch> scratch;
-  std::vector<TileReader> readers;
-  for (int worker = 0; worker < threads; ++worker) {
-    scratch.emplace_back(plan, kernels);
-    readers.emplace_back(plan);
+// Scratch of whole prompts.
+struct Prefill {
+  std::vector<ForwardBlock> blocks;
+  TileCache cache;
+
+  Prefill(const Plan& plan, int threads, Workspace& memory)
+      : cache(plan, heads_at_work(plan.p, threads), threads, memory) {
+    for (int n = 0; n < threads; ++n) blocks.emplace_back(plan, memory);
   }
-  for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
-    const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
-    ForwardScratch& x = scratch[static_cast<size_t>(worker)];
-    x.begin(at.batch);
-    for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
-    x.start();
-    const auto [first, end] = plan.tile_range(x.block);
-    const auto forward = [&](const KeyTile* tiles, int64_t t, int64_t count) {
-      x.forward(tiles, t, count);
-    };
-    TileReader& reader = readers[static_cast<size_t>(worker)];
-    const int64_t start = x.start_tile(first, end);
-    x.run([&, first = first, end = end] {
-      reader.read(at.packed, at.pair, start, end, stopper, worker, forward);
-      reader.read(at.packed, at.pair, first, start, stopper, worker, forward);
-    });
-    float sums[kRows];
-    for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
-    finish_rows(plan, at.batch, at.head, at.first_query, x.block.rows, x.block.m, sums, x.block.o,
-                plan.Dvp, to);
-  });
+};
+
+void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to) {
+  Workspace memory;
+  Prefill scratch(plan, threads, memory);
+  for_each_packed_block(
+      plan.p, scratch.cache, threads, stopper, [&](const PackedBlock& at, int worker) {
+        const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
+        ForwardBlock& x = scratch.blocks[worker];
+        x.begin(at.batch);
+        for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
+        x.start();
+        const auto [first, end] = x.tile_range();
+        const int64_t start = x.start_tile(first, end);
+        const auto read = [&](int64_t from, int64_t until) {
+          scratch.cache.read(
+              at.slot, at.pair, from, until, stopper, worker,
+              [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+        };
+        x.run([&, first = first, end = end] {
+          read(start, end);
+          read(first, start);
+        });
+        float sums[kRows];
+        for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
+        finish_rows(plan, at.batch, at.head, at.first_query, x.block.rows, x.state.m, sums,
+                    x.state.o, plan.Dvp, to);
+      });
 }
 
 }  // namespace
 
-int64_t forward_bytes(const Plan& plan, int threads) {
-  if (plan.p.queries <= kDecodeQueries) return plan.bytes() + decode_bytes(plan, threads);
-  return plan.bytes() + 4 * (threads * (ForwardScratch::floats(plan) + TileReader::floats(plan)) +
-                             PackedHeads::floats(plan, heads_at_work(plan.p, threads)));
-}
-
 int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
-  const Plan plan(problem, backward);
-  return backward ? backward_bytes(plan, useful_threads(problem))
-                  : forward_bytes(plan, useful_threads(problem));
+  Workspace held, memory(Workspace::kCounts);
+  const Plan plan(problem, backward, held);
+  const int threads = useful_threads(problem);
+  if (backward) {
+    lay_out_backward(plan, threads, memory);
+  } else if (problem.queries <= kDecodeQueries) {
+    lay_out_decode(plan, threads, memory);
+  } else {
+    Prefill(plan, threads, memory);
+  }
+  return held.bytes() + memory.bytes();
 }
 
 bool fused_supports(const Problem& problem, std::string* why) {
@@ -70,38 +80,33 @@ bool fused_supports(const Problem& problem, std::string* why) {
 }
 
 void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
-  const Plan plan(p, false, packs);
-  const TileKernels& kernels = tile_kernels();
+  Workspace memory;
+  const Plan plan(p, false, memory, packs);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   if (p.queries <= kDecodeQueries) {
-    decode(plan, kernels, threads, stopper, to);
+    decode(plan, threads, stopper, to);
   } else {
-    prefill(plan, kernels, threads, stopper, to);
+    prefill(plan, threads, stopper, to);
   }
   stopper.check();
 }
 
 void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& dense) {
-  const Plan plan(p, false);
-  const TileKernels& kernels = tile_kernels();
+  Workspace memory;
+  const Plan plan(p, false, memory);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
-  std::vector<BlockScratch> scratch;
-  std::vector<ColumnScratch> columns;
-  std::vector<TileReader> readers;
-  for (int worker = 0; worker < threads; ++worker) {
-    scratch.emplace_back(plan, kernels);
-    columns.emplace_back(plan, kernels);
-    readers.emplace_back(plan);
-  }
-  for_each_packed_block(plan, threads, stopper, [&](const PackedBlock& at, int worker) {
-    BlockScratch& x = scratch[static_cast<size_t>(worker)];
+  TileCache cache(plan, heads_at_work(p, threads), threads, memory);
+  std::vector<QueryBlock> blocks;
+  for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
+  for_each_packed_block(p, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
+    QueryBlock& x = blocks[worker];
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
-    x.load_queries();
-    float inverse_sum[kRows];
-    std::fill(x.block.reference, x.block.reference + kRows, -HUGE_VALF);
+    x.load();
+    float reference[kRows], inverse_sum[kRows];
+    std::fill_n(reference, kRows, -HUGE_VALF);
     const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
     for (int row = 0; row < x.block.rows && unshift; ++row) {
       // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
@@ -111,20 +116,13 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
     for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
       const SoftmaxState state =
           read_softmax(softmax, at.batch, at.head, x.block.index[row], x.block.score_shift[row]);
-      x.block.reference[row] = static_cast<float>(state.reference);
+      reference[row] = static_cast<float>(state.reference);
       inverse_sum[row] = static_cast<float>(1.0 / state.sum);
     }
-    readers[static_cast<size_t>(worker)].read(
-        at.packed, at.pair, 0, plan.tiles, stopper, worker,
-        [&](const KeyTile* tiles, int64_t t, int64_t count) {
-          x.slide(t, count);
-          for (int64_t n = 0; n < count; ++n) {
-            columns[static_cast<size_t>(worker)].read(x.block, tiles[n]);
-            x.decay_queries(tiles[n]);
-            kernels.emit(x.block, tiles + n, t + n, 1, dense,
-                         softmax.given() ? inverse_sum : nullptr);
-          }
-        });
+    cache.read(at.slot, at.pair, 0, plan.tiles, stopper, worker,
+               [&](const KeyTile* tiles, int64_t t, int64_t count) {
+                 x.emit(tiles, t, count, dense, softmax.given() ? reference : nullptr, inverse_sum);
+               });
   });
   stopper.check();
 }

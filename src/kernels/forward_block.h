@@ -3,45 +3,46 @@
 
 #include <vector>
 
-#include "kernels/block_setup.h"
-#include "kernels/columns.h"
+#include "kernels/query_block.h"
 #include "kernels/schedule.h"
-#include "kernels/skip.h"
+#include "kernels/terms/value_tables.h"
 
 namespace relpos {
 
 inline constexpr int64_t kDecodeQueries = 16;  // up to here decode() takes the call
 
-// Forward state of a block, and the histogram of weights that value tables need.
-class ForwardScratch : public BlockScratch {
+class ForwardBlock : public QueryBlock {
  public:
-  ForwardScratch(const Plan& plan, const TileKernels& kernels);
+  ForwardBlock(const Plan& plan, Workspace& memory);
 
-  float* row() const noexcept { return row_.get(); }  // [max(Dp, Dvp)], for whoever needs one
+  ForwardState state;
+
   void start();
   // Runs advance() over all tiles of a block that has started, then adds the value tables. Once more
   // where outputs have overflowed.
   template <typename F>
   void run(F&& advance) {
     advance();
-    add_value_tables();
+    values_.add(block, state.o);
     if (!overflowed()) return;
     start_again();
     advance();
-    add_value_tables();
+    values_.add(block, state.o);
     finish_again();
   }
-  // Advances the state over tiles [t, t + count).
+  // Advances the state over tiles [t, t + count), at most kTilesAtATime.
   void forward(const KeyTile* tiles, int64_t t, int64_t count);
+  // The same for one tile of rows read in place: their products p become weights.
+  void weigh(const KeyTile& tile, int64_t t, float* p) {
+    plan_.kernels.weigh(block, state, tile, t, p);
+  }
+  // Brings the row tables to tiles [t, t + count), for weigh().
+  void before(int64_t t, int64_t count) { row_tables_.before(block, t, count); }
   // Where to start among tiles [first, end); the rest follows in ascending order.
   int64_t start_tile(int64_t first, int64_t end) const {
     return skip_.start_tile(block, first, end);
   }
-  // Adds the value tables under their weights to o.
-  void add_value_tables();
   float sum(int row) const noexcept;  // of weights
-
-  static int64_t floats(const Plan& plan);
 
  private:
   void clear_sums();
@@ -53,13 +54,8 @@ class ForwardScratch : public BlockScratch {
   void start_again();
   void finish_again();
 
-  const Plan& plan_;
-  const TileKernels& kernels_;
-  ColumnScratch columns_;
-  TileSkip skip_;
-  Buffer<float> m_, l_, o_, row_;
-  std::vector<Buffer<float>> weights_;
-  std::vector<Cut> cuts_;
+  ValueTables values_;
+  Buffer<float> m_, l_, o_;
   // m, l and o of all rows at start_again(), and which of them had overflowed.
   std::vector<float> first_m_, first_l_, first_o_;
   bool overflowed_[kRows] = {};
@@ -70,9 +66,8 @@ class ForwardScratch : public BlockScratch {
 void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, const float* m,
                  const float* l, float* o, int64_t stride, const ForwardResults& to);
 
-// The forward pass of up to kDecodeQueries queries.
-void decode(const Plan& plan, const TileKernels& kernels, int threads, Stopper& stopper,
-            const ForwardResults& to);
-int64_t decode_bytes(const Plan& plan, int threads);
+// The forward pass of up to kDecodeQueries queries, and its scratch alone.
+void decode(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to);
+void lay_out_decode(const Plan& plan, int threads, Workspace& memory);
 
 }  // namespace relpos

@@ -20,15 +20,19 @@ namespace {
 
 using namespace random_terms;  // NOLINT: this test's cases
 
+double at(const TermData& data, std::initializer_list<int64_t> index) {
+  return data.multiplier * data.view.at(index);
+}
+
 double table_at(const TermData& data, int64_t h, int64_t m, int64_t d) {
-  return data.multiplier * (data.view.rank == 3 ? data.view.at({h, m, d}) : data.view.at({m, d}));
+  return data.view.rank == 3 ? at(data, {h, m, d}) : at(data, {m, d});
 }
 
 // x[b, h, i] of queries with what is added to them, or of keys.
 double content(const Problem& p, bool query, int64_t b, int64_t h, int64_t i, int64_t d) {
   if (!query) return p.key.at({b, h, i, d});
   double x = p.query.at({b, h, i, d});
-  for (const TermData& u : p.terms.query_added) x += u.multiplier * u.view.at({h, d});
+  for (const TermData& u : p.terms.query_added) x += at(u, {h, d});
   return x;
 }
 
@@ -42,10 +46,10 @@ double angle_part(const Problem& p, bool query, int64_t b, int64_t h, int64_t i,
     const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
     int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
     if (!r.axis.empty()) {
-      const int axis = r.axis[static_cast<size_t>(pair)];
+      const int axis = r.axis[pair];
       position = query ? r.coordinates->query(axis, b, i) : r.coordinates->key(axis, b, i);
     }
-    const double angle = static_cast<double>(position) * r.frequency[static_cast<size_t>(pair)];
+    const double angle = static_cast<double>(position) * r.frequency[pair];
     const double other = content(p, query, b, h, i, partner) * std::sin(angle);
     const double own = content(p, query, b, h, i, d) * std::cos(angle);
     return r.magnitude * (own + (second ? other : -other));
@@ -64,7 +68,7 @@ Plain plain_forward(const Problem& p) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t hk = h / p.group();
       for (int64_t i = 0; i < p.queries; ++i) {
-        std::vector<double> score(static_cast<size_t>(p.keys), -HUGE_VAL);
+        std::vector<double> score(p.keys, -HUGE_VAL);
         const auto [lo, hi] = p.visible.interval(b, i);
         for (int64_t j = std::max<int64_t>(lo, 0); j < std::min(hi, p.keys); ++j) {
           const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
@@ -82,42 +86,32 @@ Plain plain_forward(const Problem& p) {
           }
           s *= p.scale;
           for (const RowTable& t : p.terms.row_tables) {
-            const int64_t m = t.map(delta);
-            if (m < 0) continue;
-            const int64_t rank = t.table.view.shape[t.table.view.rank == 3 ? 2 : 1];
-            for (int64_t d = 0; d < rank; ++d) {
-              double a = t.factor.view.given()
-                             ? t.factor.multiplier * t.factor.view.at({b, h, i, d})
-                             : p.query.at({b, h, i, d});
-              if (t.added.view.given()) a += t.added.multiplier * t.added.view.at({h, d});
+            const int64_t m = t.map(delta), rank = t.table.view.shape[t.table.view.rank - 1];
+            for (int64_t d = 0; m >= 0 && d < rank; ++d) {
+              double a =
+                  t.factor.view.given() ? at(t.factor, {b, h, i, d}) : p.query.at({b, h, i, d});
+              if (t.added.view.given()) a += at(t.added, {h, d});
               s += t.scale.value_or(p.scale) * a * table_at(t.table, h, m, d);
             }
           }
           for (const ColumnTable& t : p.terms.column_tables) {
             const int64_t m = t.map(delta);
-            if (m < 0) continue;
-            for (int64_t d = 0; d < p.head_dim; ++d) {
-              const double c = t.factor.view.given()
-                                   ? t.factor.multiplier * t.factor.view.at({b, hk, j, d})
-                                   : p.key.at({b, hk, j, d});
+            for (int64_t d = 0; m >= 0 && d < p.head_dim; ++d) {
+              const double c =
+                  t.factor.view.given() ? at(t.factor, {b, hk, j, d}) : p.key.at({b, hk, j, d});
               s += t.scale.value_or(p.scale) * c * table_at(t.table, h, m, d);
             }
           }
           for (const DistanceBias& t : p.terms.biases) {
-            if (t.map && (*t.map)(delta) >= 0)
-              s += t.table.multiplier * t.table.view.at({h, (*t.map)(delta)});
-            if (t.slopes.view.given()) {
-              s += t.slopes.multiplier *
-                   (t.slopes.view.at({0, h}) * std::min<double>(static_cast<double>(delta), 0) +
-                    t.slopes.view.at({1, h}) * std::max<double>(static_cast<double>(delta), 0));
-            }
+            if (t.map && (*t.map)(delta) >= 0) s += at(t.table, {h, (*t.map)(delta)});
+            if (!t.slopes.view.given()) continue;
+            s += at(t.slopes, {delta < 0 ? 0 : 1, h}) * static_cast<double>(delta);
           }
           for (const KeyBias& t : p.terms.key_biases) {
-            s += t.values.multiplier *
-                 (t.values.view.rank == 3 ? t.values.view.at({b, h, j}) : t.values.view.at({h, j}));
+            s += t.values.view.rank == 3 ? at(t.values, {b, h, j}) : at(t.values, {h, j});
           }
           if (p.visible.mask.given()) s += p.visible.mask.at({b, h, i, j});
-          score[static_cast<size_t>(j)] = s;
+          score[j] = s;
         }
         const double top = *std::max_element(score.begin(), score.end());
         double sum = 0.0;
@@ -126,7 +120,7 @@ Plain plain_forward(const Problem& p) {
         for (int64_t d = 0; d < p.value_dim; ++d) {
           double o = 0.0;
           for (int64_t j = 0; j < p.keys; ++j) {
-            const double s = score[static_cast<size_t>(j)];
+            const double s = score[j];
             if (s == -HUGE_VAL) continue;
             const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
             double v = p.value.at({b, hk, j, d});
@@ -149,6 +143,7 @@ Plain plain_forward(const Problem& p) {
 
 struct Results {
   Tensor out, lse, softmax, dq, dk, dv;
+  const Terms& problem;
   TermGradients terms;
   std::vector<double> mask;
 
@@ -159,6 +154,7 @@ struct Results {
         dq(dtype, c.q.view().dims()),
         dk(dtype, c.k.view().dims()),
         dv(dtype, c.v.view().dims()),
+        problem(c.p.terms),
         terms(TermGradients::zeros(c.p.terms)),
         mask(static_cast<size_t>(c.mask.view().given() ? c.mask.view().numel() : 0), 0.0) {}
 
@@ -188,22 +184,9 @@ struct Results {
     tensor("dq", dq);
     tensor("dk", dk);
     tensor("dv", dv);
-    for (const auto& g : terms.biases) {
-      list.emplace_back("bias table", g.table);
-      list.emplace_back("slopes", g.slopes);
-    }
-    for (const auto& g : terms.row_tables) {
-      list.emplace_back("row table", g.table);
-      list.emplace_back("row factor", g.factor);
-      list.emplace_back("row added", g.added);
-    }
-    for (const auto& g : terms.column_tables) {
-      list.emplace_back("column table", g.table);
-      list.emplace_back("column factor", g.factor);
-    }
-    for (const auto& g : terms.key_biases) list.emplace_back("key bias", g.table);
-    for (const auto& g : terms.value_tables) list.emplace_back("value table", g.table);
-    for (const auto& g : terms.query_added) list.emplace_back("query added", g);
+    for_each_gradient(problem, terms, [&](const char* name, auto&&, const auto& gradient) {
+      list.emplace_back(name, gradient);
+    });
     list.emplace_back("mask", mask);
     return list;
   }
@@ -358,7 +341,7 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
         float* x = static_cast<float*>(input.data) + at;
         if (!std::isfinite(*x)) continue;
         const double want = slope(c, x);
-        EXPECT_NEAR(gradient[static_cast<size_t>(at)], want, 2e-4 * (1 + std::fabs(want)))
+        EXPECT_NEAR(gradient[at], want, 2e-4 * (1 + std::fabs(want)))
             << name << "[" << at << "], seed " << seed;
       }
     };
@@ -369,29 +352,9 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
     probe("dk", c.k.view(), values(r.dk));
     probe("dv", c.v.view(), values(r.dv));
     if (c.mask.view().given()) probe("mask", c.mask.view(), r.mask);
-    const Terms& t = c.p.terms;
-    for (size_t n = 0; n < t.biases.size(); ++n) {
-      probe("bias table", t.biases[n].table.view, r.terms.biases[n].table);
-      probe("slopes", t.biases[n].slopes.view, r.terms.biases[n].slopes);
-    }
-    for (size_t n = 0; n < t.row_tables.size(); ++n) {
-      probe("row table", t.row_tables[n].table.view, r.terms.row_tables[n].table);
-      probe("row factor", t.row_tables[n].factor.view, r.terms.row_tables[n].factor);
-      probe("row added", t.row_tables[n].added.view, r.terms.row_tables[n].added);
-    }
-    for (size_t n = 0; n < t.column_tables.size(); ++n) {
-      probe("column table", t.column_tables[n].table.view, r.terms.column_tables[n].table);
-      probe("column factor", t.column_tables[n].factor.view, r.terms.column_tables[n].factor);
-    }
-    for (size_t n = 0; n < t.key_biases.size(); ++n) {
-      probe("key bias", t.key_biases[n].values.view, r.terms.key_biases[n].table);
-    }
-    for (size_t n = 0; n < t.value_tables.size(); ++n) {
-      probe("value table", t.value_tables[n].table.view, r.terms.value_tables[n].table);
-    }
-    for (size_t n = 0; n < t.query_added.size(); ++n) {
-      probe("query added", t.query_added[n].view, r.terms.query_added[n]);
-    }
+    for_each_gradient(c.p.terms, r.terms, [&](const char* name, auto& data, const auto& gradient) {
+      probe(name, data.view, gradient);
+    });
   }
 }
 

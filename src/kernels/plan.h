@@ -2,17 +2,14 @@
 // rotary tables, and the packing of keys and values into tiles.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <utility>
 #include <vector>
 
-#include "base/buffer.h"
-#include "base/parallel.h"
-#include "kernels/block.h"
 #include "kernels/problem.h"
 #include "kernels/shift.h"
 #include "kernels/tables.h"
+#include "kernels/terms/rotation.h"
+#include "kernels/workspace.h"
 
 namespace relpos {
 
@@ -26,12 +23,13 @@ bool reads_in_place(const Problem& p);
 
 // The table of a distance bias, or its slopes: a term that has both has two of these.
 struct BiasPlan {
-  size_t term = 0;      // of Terms::biases
+  int64_t term = 0;     // of Terms::biases
   bool sloped = false;  // read at a distance less the shift of its row (shift.h)
   Window window;        // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
   Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
   bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
+
   int64_t row_size() const noexcept { return window.width + 2 * kPad; }
   int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }
 };
@@ -45,84 +43,51 @@ struct ColumnPlan {
 class Plan {
  public:
   // `packs`: keys are packed even where their rows would be read in place.
-  Plan(const Problem& problem, bool backward, bool packs = false);
+  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false,
+       const Kernels& of_target = tile_kernels());
 
   const Problem& p;
+  const Kernels& kernels;
+  const bool backward, direct;  // direct: a forward pass that reads rows in place
   const int64_t D, Dp, Dv, Dvp, tiles;
-  const bool direct;                  // a forward pass that reads rows in place
   std::pair<int64_t, int64_t> range;  // distances that occur
   const Shifts shifts;
+  const Rotations rotations;
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
   std::vector<ColumnPlan> columns;
   Buffer<float> query_added;  // [H, Dp], summed; empty: none
   Buffer<double> key_bias;    // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
-  // Of each dim, empty where nothing decays. A query and a key of a decaying rotation are scaled to
-  // meet at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
-  // query_i exp((first - pos_i) ld), which no distance overflows that the score itself does not.
-  std::vector<double> log_decay;
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
+  int64_t tile_floats = 0;   // of a packed tile
 
-  // Row (b, h, i) of float32 that kernels can read, and the next ones at strides[2]; null: none such.
-  static const float* rows_in_place(const TensorView& view, int64_t b, int64_t h, int64_t i);
-  // Row r of a tensor as floats, zero padded to `padded`.
-  static void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
-                       int64_t padded, float* row);
-  static void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
-                        const float* row);
-  bool rotates() const noexcept { return !rotary_.empty(); }
-  void rotate_query(int64_t b, int64_t i, float* row) const { rotate(true, b, i, row, 1.0f); }
-  void unrotate_query(int64_t b, int64_t i, float* row) const { rotate(true, b, i, row, -1.0f); }
-  void rotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, 1.0f); }
-  void unrotate_key(int64_t b, int64_t j, float* row) const { rotate(false, b, j, row, -1.0f); }
-
-  // What rotate_query has scaled row i for: the position where it decays to no power of its own.
-  int64_t query_anchor(int64_t b, int64_t i) const {
-    return p.positions.query(b, i / kRows * kRows);
-  }
-  // row [D] times exp(distance log_decay).
-  void decay(int64_t distance, float* row) const;
-  int64_t bytes() const noexcept;  // of everything that the plan holds
   // True where something must be done before or after each tile.
-  bool by_tile() const noexcept { return !columns.empty() || skips_tiles || !log_decay.empty(); }
-  // Floats that pack_tile writes for one tile.
-  int64_t tile_floats() const noexcept { return tile_floats_; }
-  // Packs tile t of (b, kv head) into `memory` (tile_floats) and describes it. `positions` [kTile] is
-  // written where positions are explicit; `row` [max(Dp, Dvp)] is scratch.
+  bool by_tile() const noexcept { return !columns.empty() || skips_tiles || rotations.decays(); }
+  // The most cells of a window that the distances of a block reach, and from one row's to the next's.
+  int64_t most_cells(const Window& window) const noexcept;
+  int64_t cell_stride(const Window& window) const noexcept {
+    return round_up(most_cells(window) + 2 * kPad, kLanes);
+  }
+  // Packs tile t of (b, kv head) into `memory` [tile_floats] and describes it. `positions` [kTile] is
+  // written where positions are explicit; `rows` [kTile, max(Dp, Dvp)] is scratch.
   KeyTile pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, int64_t* positions,
-                    float* row) const;
-
-  // [first, last) tiles that any row of the block sees.
-  std::pair<int64_t, int64_t> tile_range(const Block& block) const;
-  // Adds a row to a block: head, position and interval.
-  void add_row(Block& block, int64_t h, int64_t i) const;
+                    float* rows) const;
+  // A tile's positions alone.
+  void place(int64_t b, int64_t t, int64_t* positions, KeyTile& tile) const;
 
  private:
-  // Cosines and sines [positions, pairs]: query (b, i) reads row queries_at + b Lq + i where batch
-  // rows differ, queries_at + i where they do not; keys alike.
-  struct Rotary {
-    const Rotation* rotation;
-    Buffer<float> cos, sin;
-    int64_t queries_at, keys_at, q_rows, k_rows;
-
-    void allot(int64_t rows) {
-      cos = Buffer<float>(rows * rotation->dims / 2);
-      sin = Buffer<float>(rows * rotation->dims / 2);
-    }
+  // Rows of keys or values of a head, in place or loaded into `memory`, `stride` apart.
+  struct Rows {
+    const float* data;
+    int64_t stride;
   };
-  Rotary tabulate(const Rotation& rotation) const;
-  Rotary tabulate_axes(const Rotation& rotation) const;
-  void expand_bias(size_t n);
-  void expand_key_biases();
-  void sum_query_added();
-  void find_peaks();
-  void pack_factors(int64_t b, int64_t kv_head, int64_t t, KeyTile& tile, float* memory) const;
-  void rotate(bool query, int64_t b, int64_t i, float* row, float direction) const;
-
-  bool backward_;
-  int64_t tile_floats_ = 0;
-  std::vector<Rotary> rotary_;
+  Rows key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
+  Rows value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
+  void pack_values(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                   float* rows, KeyTile& tile) const;
+  void pack_factors(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                    KeyTile& tile) const;
 };
 
 }  // namespace relpos

@@ -17,7 +17,7 @@ uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const n
   uint64_t word = inside;
   if (!key_bits.empty()) {
     const int64_t words = (keys + kTile - 1) / kTile;
-    word &= key_bits[static_cast<size_t>(b * words + tile)];
+    word &= key_bits[b * words + tile];
   }
   if (!mask.given()) return word;
   const int from = std::countr_zero(inside);

@@ -25,12 +25,11 @@ struct Positions {
 
   int64_t query(int64_t b, int64_t i) const noexcept {
     const int64_t row = q_rows == 1 ? 0 : b;
-    return consecutive ? q[static_cast<size_t>(row)] + i
-                       : q[static_cast<size_t>(row * queries + i)];
+    return consecutive ? q[row] + i : q[row * queries + i];
   }
   int64_t key(int64_t b, int64_t j) const noexcept {
     const int64_t row = k_rows == 1 ? 0 : b;
-    return consecutive ? k[static_cast<size_t>(row)] + j : k[static_cast<size_t>(row * keys + j)];
+    return consecutive ? k[row] + j : k[row * keys + j];
   }
   // True where no two batch rows differ.
   bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
@@ -55,7 +54,7 @@ struct Visibility {
   bool everything() const noexcept { return span.empty() && key_bits.empty() && !mask.given(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
-    return span[static_cast<size_t>((rows == 1 ? 0 : b) * queries + i)];
+    return span[(rows == 1 ? 0 : b) * queries + i];
   }
   // Bit c is set where key 64 * tile + c is visible to query i.
   uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept;
@@ -89,13 +88,48 @@ struct Problem {
   std::pair<int64_t, int64_t> distance_range() const;
 };
 
+// The dims of a head that pair n of a rotation is.
+inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {
+  if (rotation.layout == PairLayout::kInterleaved) {
+    return {rotation.start + 2 * n, rotation.start + 2 * n + 1};
+  }
+  return {rotation.start + n, rotation.start + n + rotation.dims / 2};
+}
+
 // What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
 inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, bool query,
                         int64_t b, int64_t i) noexcept {
   if (rotation.axis.empty()) return query ? p.positions.query(b, i) : p.positions.key(b, i);
-  const int axis = rotation.axis[static_cast<size_t>(n)];
+  const int axis = rotation.axis[n];
   const Coordinates& at = *rotation.coordinates;
   return query ? at.query(axis, b, i) : at.key(axis, b, i);
+}
+
+// Calls f(name, data, gradient) for every gradient of terms, wanted or not.
+template <typename Gradients, typename F>
+void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
+  for (size_t n = 0; n < terms.biases.size(); ++n) {
+    f("bias table", terms.biases[n].table, of.biases[n].table);
+    f("slopes", terms.biases[n].slopes, of.biases[n].slopes);
+  }
+  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
+    f("row table", terms.row_tables[n].table, of.row_tables[n].table);
+    f("row factor", terms.row_tables[n].factor, of.row_tables[n].factor);
+    f("row added", terms.row_tables[n].added, of.row_tables[n].added);
+  }
+  for (size_t n = 0; n < terms.column_tables.size(); ++n) {
+    f("column table", terms.column_tables[n].table, of.column_tables[n].table);
+    f("column factor", terms.column_tables[n].factor, of.column_tables[n].factor);
+  }
+  for (size_t n = 0; n < terms.key_biases.size(); ++n) {
+    f("key bias", terms.key_biases[n].values, of.key_biases[n].table);
+  }
+  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
+    f("value table", terms.value_tables[n].table, of.value_tables[n].table);
+  }
+  for (size_t n = 0; n < terms.query_added.size(); ++n) {
+    f("query added", terms.query_added[n], of.query_added[n]);
+  }
 }
 
 // Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.

@@ -22,7 +22,7 @@ inline bool chance(Rng& rng, double p) { return std::bernoulli_distribution(p)(r
 
 inline std::vector<double> normal(Rng& rng, int64_t n, double deviation = 1.0) {
   std::normal_distribution<double> d(0.0, deviation);
-  std::vector<double> values(static_cast<size_t>(n));
+  std::vector<double> values(n);
   for (double& v : values) v = static_cast<double>(static_cast<float>(d(rng)));
   return values;
 }
@@ -33,6 +33,36 @@ inline Tensor float_tensor(Rng& rng, std::vector<int64_t> shape) {
   std::copy(values.begin(), values.end(), tensor.data<float>());
   return tensor;
 }
+
+// A problem without terms at positions from 0 on, and room for its results.
+struct PlainCall {
+  Problem p;
+  Tensor q, k, v, dout, out, lse, dq, dk, dv;
+  TermGradients terms;
+
+  PlainCall(Rng& rng, int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1,
+            int64_t heads = 1, int64_t kv_heads = 1) {
+    for (Tensor* t : {&q, &dout, &out, &dq}) *t = float_tensor(rng, {batch, heads, queries, dim});
+    for (Tensor* t : {&k, &v, &dk, &dv}) *t = float_tensor(rng, {batch, kv_heads, keys, dim});
+    lse = float_tensor(rng, {batch, heads, queries});
+    p.batch = batch;
+    p.heads = heads;
+    p.kv_heads = kv_heads;
+    p.queries = p.positions.queries = p.visible.queries = queries;
+    p.keys = p.positions.keys = p.visible.keys = keys;
+    p.head_dim = p.value_dim = dim;
+    p.positions.q = p.positions.k = {0};
+    p.query = q.view();
+    p.key = k.view();
+    p.value = v.view();
+  }
+
+  // Where the gradients go, those of the terms zeroed.
+  ProblemGradients gradients() {
+    terms = TermGradients::zeros(p.terms);
+    return {dq.view(), dk.view(), dv.view(), nullptr, {}, &terms};
+  }
+};
 
 inline ClassMap random_map(Rng& rng) {
   const int64_t lo = draw(rng, -20, 2), hi = lo + draw(rng, 0, 24);

@@ -24,7 +24,7 @@ class HeadGradient {
     dk = zeros(static_cast<int64_t>(head.k.size()));
     dk_plain = zeros(static_cast<int64_t>(head.k_plain.size()));
     dv = zeros(static_cast<int64_t>(head.v.size()));
-    dq.resize(static_cast<size_t>(head.D));
+    dq.resize(head.D);
   }
 
   // Everything that x.dscore of the selected row contributes; each line differentiates its twin in
@@ -32,72 +32,28 @@ class HeadGradient {
   void add_row() {
     const int64_t D = x.D;
     std::fill(dq.begin(), dq.end(), 0.0);
-    std::vector<double> dq_plain(static_cast<size_t>(D), 0.0);
-    std::vector<std::vector<double>> a, da;
+    a.clear();
+    da.clear();
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) {
       a.push_back(x.row_factor(n));
       da.emplace_back(a.back().size(), 0.0);
     }
-    const bool decays = m.decays();
     x.for_visible([&](int64_t j) {
-      const double ds = x.dscore[static_cast<size_t>(j)];
+      const double ds = x.dscore[j];
       const int64_t d = x.delta(j);
-      const double* key = &x.k[static_cast<size_t>(j * D)];
-      double* dkey = &dk[static_cast<size_t>(j * D)];
-      if (decays) {
-        m.decay(d, x.decay.data());
-        for (int64_t c = 0; c < D; ++c) {
-          const auto at = static_cast<size_t>(c);
-          dq[at] += p.scale * ds * key[c] * x.decay[at];
-          dkey[c] += p.scale * ds * x.q[at] * x.decay[at];
-        }
-      } else {
-        add_scaled(dq.data(), p.scale * ds, key, D);
-        add_scaled(dkey, p.scale * ds, x.q.data(), D);
-      }
-      for (size_t n = 0; n < a.size(); ++n) {
-        const int64_t row = p.terms.row_tables[n].map(d);
-        if (row == ClassMap::kNone) continue;
-        const double s = p.terms.row_tables[n].scale.value_or(p.scale) * ds;
-        const int64_t r = m.row_tables[n].columns;
-        add_scaled(da[n].data(), s, m.row_tables[n].row(x.h, row), r);
-        if (!t.row_tables[n].table.empty()) {
-          add_scaled(t.row_tables[n].table.data() + m.row_tables[n].at(x.h, row),
-                     s * p.terms.row_tables[n].table.multiplier, a[n].data(), r);
-        }
-      }
+      add_content(j, d, p.scale * ds);
+      for (size_t n = 0; n < a.size(); ++n) add_row_table(n, d, ds);
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
       for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, d, ds);
-      for (size_t n = 0; n < p.terms.key_biases.size(); ++n) {
-        if (t.key_biases[n].table.empty()) continue;
-        const int64_t batch = p.terms.key_biases[n].values.view.rank == 3 ? x.b : 0;
-        t.key_biases[n].table[static_cast<size_t>((batch * p.heads + x.h) * p.keys + j)] +=
-            ds * p.terms.key_biases[n].values.multiplier;
-      }
-      if (out.mask != nullptr) {
-        (*out.mask)[static_cast<size_t>(out.mask_index.offset({x.b, x.h, x.i, j}))] += ds;
-      }
+      for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
+      if (out.mask != nullptr) (*out.mask)[out.mask_index.offset({x.b, x.h, x.i, j})] += ds;
     });
     m.rotate(dq.data(), true, x.b, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
-      add_scaled(&t.query_added[n][static_cast<size_t>(x.h * D)], p.terms.query_added[n].multiplier,
-                 dq.data(), D);
+      add_scaled(&t.query_added[n][x.h * D], p.terms.query_added[n].multiplier, dq.data(), D);
     }
-    for (size_t n = 0; n < a.size(); ++n) {
-      const RowTable& term = p.terms.row_tables[n];
-      const auto r = static_cast<int64_t>(a[n].size());
-      if (!t.row_tables[n].added.empty()) {
-        add_scaled(t.row_tables[n].added.data() + x.h * r, term.added.multiplier, da[n].data(), r);
-      }
-      if (!term.factor.view.given()) {
-        add_scaled(dq.data(), 1.0, da[n].data(), r);
-      } else if (!t.row_tables[n].factor.empty()) {
-        double* factor =
-            t.row_tables[n].factor.data() + ((x.b * p.heads + x.h) * p.queries + x.i) * r;
-        add_scaled(factor, term.factor.multiplier, da[n].data(), r);
-      }
-    }
+    for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
   }
 
@@ -105,8 +61,8 @@ class HeadGradient {
   void add_values(const std::vector<double>& dout) {
     const int64_t Dv = x.Dv;
     x.for_visible([&](int64_t j) {
-      const double weight = x.weight[static_cast<size_t>(j)] * x.kept(j);
-      add_scaled(&dv[static_cast<size_t>(j * Dv)], weight, dout.data(), Dv);
+      const double weight = x.weight[j] * x.kept(j);
+      add_scaled(&dv[j * Dv], weight, dout.data(), Dv);
       for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
         const int64_t row = p.terms.value_tables[n].map(x.delta(j));
         if (row == ClassMap::kNone || t.value_tables[n].table.empty()) continue;
@@ -118,16 +74,63 @@ class HeadGradient {
 
   void store() {
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
-      double* row = &dk[static_cast<size_t>(j * x.D)];
+      double* row = &dk[j * x.D];
       m.rotate(row, false, x.b, j, true);
-      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[static_cast<size_t>(j * x.D)], x.D);
+      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given())
-        store_row(out.value, x.b, x.hk, j, x.Dv, &dv[static_cast<size_t>(j * x.Dv)]);
+      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[j * x.Dv]);
     }
   }
 
  private:
+  void add_content(int64_t j, int64_t d, double ds) {
+    const double* key = &x.k[j * x.D];
+    double* dkey = &dk[j * x.D];
+    if (!m.decays()) {
+      add_scaled(dq.data(), ds, key, x.D);
+      add_scaled(dkey, ds, x.q.data(), x.D);
+      return;
+    }
+    m.decay(d, x.decay.data());
+    for (int64_t c = 0; c < x.D; ++c) {
+      dq[c] += ds * key[c] * x.decay[c];
+      dkey[c] += ds * x.q[c] * x.decay[c];
+    }
+  }
+
+  void add_row_table(size_t n, int64_t d, double ds) {
+    const RowTable& term = p.terms.row_tables[n];
+    const int64_t row = term.map(d), r = m.row_tables[n].columns;
+    if (row == ClassMap::kNone) return;
+    const double s = term.scale.value_or(p.scale) * ds;
+    add_scaled(da[n].data(), s, m.row_tables[n].row(x.h, row), r);
+    if (t.row_tables[n].table.empty()) return;
+    add_scaled(&t.row_tables[n].table[m.row_tables[n].at(x.h, row)], s * term.table.multiplier,
+               a[n].data(), r);
+  }
+
+  void finish_row_table(size_t n) {
+    const RowTable& term = p.terms.row_tables[n];
+    const auto& [table, factor, added] = t.row_tables[n];
+    const int64_t r = m.row_tables[n].columns;
+    if (!added.empty()) {
+      add_scaled(&t.row_tables[n].added[x.h * r], term.added.multiplier, da[n].data(), r);
+    }
+    if (!term.factor.view.given()) {
+      add_scaled(dq.data(), 1.0, da[n].data(), r);
+    } else if (!factor.empty()) {
+      const int64_t at = ((x.b * p.heads + x.h) * p.queries + x.i) * r;
+      add_scaled(&t.row_tables[n].factor[at], term.factor.multiplier, da[n].data(), r);
+    }
+  }
+
+  void add_key_bias(size_t n, int64_t j, double ds) {
+    if (t.key_biases[n].table.empty()) return;
+    const TermData& values = p.terms.key_biases[n].values;
+    const int64_t batch = values.view.rank == 3 ? x.b : 0;
+    t.key_biases[n].table[(batch * p.heads + x.h) * p.keys + j] += ds * values.multiplier;
+  }
+
   void add_column(size_t n, int64_t j, int64_t d, double ds) {
     const ColumnTable& term = p.terms.column_tables[n];
     const int64_t row = term.map(d);
@@ -140,7 +143,7 @@ class HeadGradient {
     }
     const double* table = m.column_tables[n].row(x.h, row);
     if (!term.factor.view.given()) {
-      add_scaled(&dk_plain[static_cast<size_t>(j * x.D)], s, table, r);
+      add_scaled(&dk_plain[j * x.D], s, table, r);
     } else if (!t.column_tables[n].factor.empty()) {
       double* factor =
           t.column_tables[n].factor.data() + ((x.b * p.kv_heads + x.hk) * p.keys + j) * r;
@@ -153,12 +156,11 @@ class HeadGradient {
     if (!t.biases[n].table.empty()) {
       const int64_t row = (*term.map)(d);
       if (row != ClassMap::kNone) {
-        t.biases[n].table[static_cast<size_t>(m.bias_tables[n].at(0, x.h) + row)] +=
-            ds * term.table.multiplier;
+        t.biases[n].table[m.bias_tables[n].at(0, x.h) + row] += ds * term.table.multiplier;
       }
     }
     if (!t.biases[n].slopes.empty()) {
-      t.biases[n].slopes[static_cast<size_t>((d < 0 ? 0 : p.heads) + x.h)] +=
+      t.biases[n].slopes[(d < 0 ? 0 : p.heads) + x.h] +=
           ds * static_cast<double>(d) * term.slopes.multiplier;
     }
   }
@@ -169,36 +171,16 @@ class HeadGradient {
   const ProblemGradients& out;
   TermGradients& t;
   std::vector<double> dk, dk_plain, dv, dq;
+  std::vector<std::vector<double>> a, da;  // of each row table
 };
 
-void add_all(std::vector<double>& sum, const std::vector<double>& part) {
-  for (size_t n = 0; n < sum.size(); ++n) sum[n] += part[n];
-}
-
-void add_all(TermGradients& sum, const TermGradients& part) {
-  for (size_t n = 0; n < sum.biases.size(); ++n) {
-    add_all(sum.biases[n].table, part.biases[n].table);
-    add_all(sum.biases[n].slopes, part.biases[n].slopes);
-  }
-  const auto add_rows = [](std::vector<TermGradients::Rows>& to,
-                           const std::vector<TermGradients::Rows>& from) {
-    for (size_t n = 0; n < to.size(); ++n) {
-      add_all(to[n].table, from[n].table);
-      add_all(to[n].factor, from[n].factor);
-      add_all(to[n].added, from[n].added);
-    }
-  };
-  add_rows(sum.row_tables, part.row_tables);
-  add_rows(sum.column_tables, part.column_tables);
-  for (size_t n = 0; n < sum.key_biases.size(); ++n) {
-    add_all(sum.key_biases[n].table, part.key_biases[n].table);
-  }
-  for (size_t n = 0; n < sum.value_tables.size(); ++n) {
-    add_all(sum.value_tables[n].table, part.value_tables[n].table);
-  }
-  for (size_t n = 0; n < sum.query_added.size(); ++n) {
-    add_all(sum.query_added[n], part.query_added[n]);
-  }
+void add_all(const Terms& terms, TermGradients& sum, const TermGradients& part) {
+  std::vector<const std::vector<double>*> parts;
+  for_each_gradient(terms, part, [&](auto&&, auto&&, auto& values) { parts.push_back(&values); });
+  auto from = parts.begin();
+  for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
+    add_scaled(values.data(), 1.0, (*from++)->data(), std::ssize(values));
+  });
 }
 
 // Runs body(head, gradient) for each (b, kv head), with table gradients private to a task and summed
@@ -211,11 +193,11 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
   const int64_t tasks = p.batch * p.kv_heads;
   for (int64_t first = 0; first < tasks; first += kWave) {
     const int64_t count = std::min(kWave, tasks - first);
-    std::vector<TermGradients> own(static_cast<size_t>(count), TermGradients::zeros(p.terms));
+    std::vector<TermGradients> own(count, TermGradients::zeros(p.terms));
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
       Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
-      HeadGradient gradient(head, gradients, own[static_cast<size_t>(n)]);
+      HeadGradient gradient(head, gradients, own[n]);
       for (int64_t g = 0; g < p.group(); ++g) {
         for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
           head.select(head.hk * p.group() + g, i);
@@ -227,7 +209,7 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
     stopper.check();
     for (const TermGradients& part : own) {
       check_cancelled();
-      add_all(*gradients.terms, part);
+      add_all(p.terms, *gradients.terms, part);
     }
   }
 }
@@ -253,13 +235,13 @@ void for_each_row(const Problem& p, F&& body) {
 void reference_forward(const Problem& p, const ForwardResults& to) {
   const Shifts shifts(p);
   for_each_row(p, [&](Head& x) {
-    std::vector<double> sum(static_cast<size_t>(x.Dv), 0.0), row(sum.size());
+    std::vector<double> sum(x.Dv, 0.0), row(sum.size());
     x.score_row();
     x.weigh();
     if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
-        add_scaled(sum.data(), x.weight[static_cast<size_t>(j)] * x.kept(j), row.data(), x.Dv);
+        add_scaled(sum.data(), x.weight[j] * x.kept(j), row.data(), x.Dv);
       });
     }
     store_row(to.out, x.b, x.h, x.i, x.Dv, sum.data());
@@ -278,7 +260,7 @@ void reference_forward(const Problem& p, const ForwardResults& to) {
 void reference_backward(const Problem& p, const TensorView& out, const TensorView& dout,
                         const TensorView& dlse, const ProblemGradients& gradients) {
   for_each_head_gradient(p, gradients, [&](Head& x, HeadGradient& gradient) {
-    std::vector<double> go(static_cast<size_t>(x.Dv)), row(go.size());
+    std::vector<double> go(x.Dv), row(go.size());
     load_row(out, x.b, x.h, x.i, x.Dv, row.data());
     load_row(dout, x.b, x.h, x.i, x.Dv, go.data());
     double mean = dot(go.data(), row.data(), x.Dv);
@@ -290,7 +272,7 @@ void reference_backward(const Problem& p, const TensorView& out, const TensorVie
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
         const double dp = dot(go.data(), row.data(), x.Dv) * x.kept(j);
-        x.dscore[static_cast<size_t>(j)] = x.weight[static_cast<size_t>(j)] * (dp - mean);
+        x.dscore[j] = x.weight[j] * (dp - mean);
       });
       gradient.add_values(go);
     }
@@ -303,8 +285,7 @@ void reference_weights(const Problem& p, const TensorView& weights) {
     x.score_row();
     x.weigh();
     for (int64_t j = 0; j < p.keys; ++j) {
-      weights.store(weights.offset({x.b, x.h, x.i, j}),
-                    x.weight[static_cast<size_t>(j)] * x.kept(j));
+      weights.store(weights.offset({x.b, x.h, x.i, j}), x.weight[j] * x.kept(j));
     }
   });
 }

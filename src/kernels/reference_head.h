@@ -23,9 +23,9 @@ struct Loaded {
     const TensorView& view = data.view;
     if (!view.given()) return;
     heads = view.rank == 3 ? view.shape[0] : 1;
-    rows = view.shape[static_cast<size_t>(view.rank - 2)];
-    columns = view.shape[static_cast<size_t>(view.rank - 1)];
-    values.reserve(static_cast<size_t>(view.numel()));
+    rows = view.shape[view.rank - 2];
+    columns = view.shape[view.rank - 1];
+    values.reserve(view.numel());
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t m = 0; m < rows; ++m) {
         for (int64_t c = 0; c < columns; ++c) {
@@ -79,18 +79,14 @@ class Model {
   // x <- R x of query or key i, or its transpose.
   void rotate(double* x, bool query, int64_t b, int64_t i, bool transpose) const {
     for (const Rotation& r : p.terms.rotations) {
-      const int64_t pairs = r.dims / 2;
-      for (int64_t n = 0; n < pairs; ++n) {
-        const double angle =
-            rotation_angle(r, turns_by(p, r, n, query, b, i), static_cast<size_t>(n));
-        const bool half = r.layout == PairLayout::kHalf;
-        double& first = x[r.start + (half ? n : 2 * n)];
-        double& second = x[r.start + (half ? n + pairs : 2 * n + 1)];
+      for (int64_t n = 0; n < r.dims / 2; ++n) {
+        const double angle = rotation_angle(r, turns_by(p, r, n, query, b, i), n);
+        const auto [at, partner] = dims_of_pair(r, n);
         const double c = r.magnitude * std::cos(angle);
         const double s = r.magnitude * std::sin(angle) * (transpose ? -1.0 : 1.0);
-        const double turned = first * c - second * s;
-        second = second * c + first * s;
-        first = turned;
+        const double first = x[at], second = x[partner];
+        x[at] = first * c - second * s;
+        x[partner] = second * c + first * s;
       }
     }
   }
@@ -105,12 +101,9 @@ class Model {
     std::fill_n(factors, p.head_dim, 1.0);
     for (const Rotation& r : p.terms.rotations) {
       if (r.log_decay.empty()) continue;
-      const int64_t pairs = r.dims / 2;
-      for (int64_t n = 0; n < pairs; ++n) {
-        const bool half = r.layout == PairLayout::kHalf;
-        const double f = std::exp(static_cast<double>(delta) * r.log_decay[static_cast<size_t>(n)]);
-        factors[r.start + (half ? n : 2 * n)] = f;
-        factors[r.start + (half ? n + pairs : 2 * n + 1)] = f;
+      for (int64_t n = 0; n < r.dims / 2; ++n) {
+        const auto [at, partner] = dims_of_pair(r, n);
+        factors[at] = factors[partner] = std::exp(static_cast<double>(delta) * r.log_decay[n]);
       }
     }
   }
@@ -136,18 +129,17 @@ class Head {
     k = zeros(p.keys * D);
     if (!p.terms.column_tables.empty()) k_plain = zeros(p.keys * D);
     for (int64_t j = 0; j < p.keys && !stopped(j); ++j) {
-      load_row(p.key, b, hk, j, D, &k[static_cast<size_t>(j * D)]);
-      if (!k_plain.empty())
-        std::copy_n(&k[static_cast<size_t>(j * D)], D, &k_plain[static_cast<size_t>(j * D)]);
-      m.rotate(&k[static_cast<size_t>(j * D)], false, b, j, false);
+      load_row(p.key, b, hk, j, D, &k[j * D]);
+      if (!k_plain.empty()) std::copy_n(&k[j * D], D, &k_plain[j * D]);
+      m.rotate(&k[j * D], false, b, j, false);
     }
     if (p.value.given()) {
       v = zeros(p.keys * Dv);
       for (int64_t j = 0; j < p.keys && !stopped(j); ++j)
-        load_row(p.value, b, hk, j, Dv, &v[static_cast<size_t>(j * Dv)]);
+        load_row(p.value, b, hk, j, Dv, &v[j * Dv]);
     }
-    for (auto* row : {&q, &q_plain, &decay}) row->resize(static_cast<size_t>(D));
-    score.resize(static_cast<size_t>(p.keys));
+    for (auto* row : {&q, &q_plain, &decay}) row->resize(D);
+    score.resize(p.keys);
     weight.resize(score.size());
     dscore.resize(score.size());
   }
@@ -180,7 +172,7 @@ class Head {
   std::vector<double> row_factor(size_t n) const {
     const RowTable& term = p.terms.row_tables[n];
     const int64_t r = m.row_tables[n].columns;
-    std::vector<double> a(static_cast<size_t>(r));
+    std::vector<double> a(r);
     if (term.factor.view.given()) {
       load_row(term.factor.view, b, h, i, r, a.data());
       for (double& x : a) x *= term.factor.multiplier;
@@ -195,12 +187,12 @@ class Head {
   std::vector<double> column_factor(size_t n, int64_t j) const {
     const ColumnTable& term = p.terms.column_tables[n];
     const int64_t r = m.column_tables[n].columns;
-    std::vector<double> c(static_cast<size_t>(r));
+    std::vector<double> c(r);
     if (term.factor.view.given()) {
       load_row(term.factor.view, b, hk, j, r, c.data());
       for (double& x : c) x *= term.factor.multiplier;
     } else {
-      std::copy_n(&k_plain[static_cast<size_t>(j * D)], r, c.data());
+      std::copy_n(&k_plain[j * D], r, c.data());
     }
     return c;
   }
@@ -217,12 +209,11 @@ class Head {
     const bool decays = m.decays();
     for_visible([&](int64_t j) {
       const int64_t d = delta(j);
-      const double* key = &k[static_cast<size_t>(j * D)];
+      const double* key = &k[j * D];
       double s = 0.0;
       if (decays) {
         m.decay(d, decay.data());
-        for (int64_t x = 0; x < D; ++x)
-          s += q[static_cast<size_t>(x)] * key[x] * decay[static_cast<size_t>(x)];
+        for (int64_t x = 0; x < D; ++x) s += q[x] * key[x] * decay[x];
       } else {
         s = dot(q.data(), key, D);
       }
@@ -255,7 +246,7 @@ class Head {
              term.values.view.load(key_bias_offset(term.values.view, b, h, j));
       }
       if (p.visible.floating_mask()) s += p.visible.mask.load(p.visible.mask_offset(b, h, i, j));
-      score[static_cast<size_t>(j)] = s;
+      score[j] = s;
     });
   }
 
@@ -266,13 +257,13 @@ class Head {
     top = kHidden;
     sum = 0.0;
     for_visible([&](int64_t j) {
-      const double s = score[static_cast<size_t>(j)];
+      const double s = score[j];
       if (!(s <= top)) top = s;
     });
     if (top == kHidden) return;
     for_visible([&](int64_t j) {
-      const double w = std::exp(score[static_cast<size_t>(j)] - top);
-      weight[static_cast<size_t>(j)] = w;
+      const double w = std::exp(score[j] - top);
+      weight[j] = w;
       sum += w;
     });
     for (double& w : weight) w /= sum;
@@ -286,7 +277,7 @@ class Head {
 
   // v_j + t[m(delta)].
   void value_row(int64_t j, double* row) const {
-    std::copy_n(&v[static_cast<size_t>(j * Dv)], Dv, row);
+    std::copy_n(&v[j * Dv], Dv, row);
     for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
       const int64_t at = p.terms.value_tables[n].map(delta(j));
       if (at != ClassMap::kNone) add_scaled(row, 1.0, m.value_tables[n].row(h, at), Dv);

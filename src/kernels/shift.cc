@@ -32,32 +32,23 @@ Shifts::Shifts(const Problem& problem) : p_(problem) {
 
 bool Shifts::ascending(int64_t b) const noexcept {
   if (p_.positions.consecutive) return true;
-  return ascending_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)] != 0;
+  return ascending_[p_.positions.k_rows == 1 ? 0 : b] != 0;
 }
 
 std::pair<int64_t, int64_t> Shifts::reach(int64_t b, int64_t lo, int64_t hi) const {
   if (p_.positions.consecutive) return {p_.positions.key(b, lo), p_.positions.key(b, hi - 1)};
-  return reach_[static_cast<size_t>(p_.positions.k_rows == 1 ? 0 : b)];
+  return reach_[p_.positions.k_rows == 1 ? 0 : b];
 }
 
-int64_t Shifts::last_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const {
+int64_t Shifts::seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to, bool last) const {
   if (from >= to) return -1;
-  if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return to - 1;
-  for (int64_t t = (to - 1) / kTile; t >= from / kTile; --t) {
-    const int64_t first = t * kTile;
+  if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return last ? to - 1 : from;
+  const int64_t low = from / kTile, high = (to - 1) / kTile;
+  for (int64_t n = 0; n <= high - low; ++n) {
+    const int64_t t = last ? high - n : low + n, first = t * kTile;
     const uint64_t bits = p_.visible.bits(b, h, i, t) & interval_bits(from - first, to - first);
-    if (bits != 0) return first + kTile - 1 - std::countl_zero(bits);
-  }
-  return -1;
-}
-
-int64_t Shifts::first_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const {
-  if (from >= to) return -1;
-  if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return from;
-  for (int64_t t = from / kTile; t * kTile < to; ++t) {
-    const int64_t first = t * kTile;
-    const uint64_t bits = p_.visible.bits(b, h, i, t) & interval_bits(from - first, to - first);
-    if (bits != 0) return first + std::countr_zero(bits);
+    if (bits == 0) continue;
+    return first + (last ? kTile - 1 - std::countl_zero(bits) : std::countr_zero(bits));
   }
   return -1;
 }
@@ -74,11 +65,11 @@ Shifts::Neighbours Shifts::neighbours(int64_t b, int64_t h, int64_t i) const {
     const int64_t* keys = p_.positions.k.data() + (p_.positions.k_rows == 1 ? 0 : b) * p_.keys;
     split = std::lower_bound(keys + lo, keys + hi, at) - keys;
   }
-  Neighbours seen;
-  seen.after = first_seen(b, h, i, split, hi);
-  if (seen.after >= 0 && p_.positions.key(b, seen.after) == at) return seen;
-  seen.before = last_seen(b, h, i, lo, split);
-  return seen;
+  Neighbours near;
+  near.after = seen(b, h, i, split, hi, false);
+  if (near.after >= 0 && p_.positions.key(b, near.after) == at) return near;
+  near.before = seen(b, h, i, lo, split, true);
+  return near;
 }
 
 double Shifts::key_bias(int64_t b, int64_t h, int64_t j) const {
@@ -102,11 +93,11 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
       shift.distance = std::clamp<int64_t>(0, low - at, high - at);
     }
   } else if (sloped_) {
-    const Neighbours seen = neighbours(b, h, i);
+    const Neighbours near = neighbours(b, h, i);
     const int64_t at = p_.positions.query(b, i);
-    const int64_t before = seen.before < 0 ? 0 : p_.positions.key(b, seen.before) - at;
-    const int64_t after = seen.after < 0 ? 0 : p_.positions.key(b, seen.after) - at;
-    if (seen.before >= 0 && seen.after >= 0) {
+    const int64_t before = near.before < 0 ? 0 : p_.positions.key(b, near.before) - at;
+    const int64_t after = near.after < 0 ? 0 : p_.positions.key(b, near.after) - at;
+    if (near.before >= 0 && near.after >= 0) {
       const int64_t nearest = -before < after ? before : after;
       shift.both_sides = std::abs(nearest) > kNear;
       shift.distance = shift.both_sides ? nearest : 0;
@@ -122,9 +113,9 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
   if (p_.terms.key_biases.empty() || !ascending(b)) return shift;
   const int64_t first = i / kSharing * kSharing;
   for (int64_t row = first; row < std::min(first + kSharing, p_.queries); ++row) {
-    const Neighbours seen = neighbours(b, h, row);
-    if (seen.before < 0 && seen.after < 0) continue;
-    const double bias = key_bias(b, h, std::max(seen.before, seen.after));
+    const Neighbours near = neighbours(b, h, row);
+    if (near.before < 0 && near.after < 0) continue;
+    const double bias = key_bias(b, h, std::max(near.before, near.after));
     if (std::fabs(bias) < kLargestShift) shift.keys = bias;
     break;
   }

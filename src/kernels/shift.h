@@ -41,9 +41,8 @@ class Shifts {
     int64_t before = -1, after = -1;
   };
   Neighbours neighbours(int64_t b, int64_t h, int64_t i) const;
-  // The last key in [from, to) that the query sees, or the first; -1: none.
-  int64_t last_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const;
-  int64_t first_seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to) const;
+  // The first key in [from, to) that the query sees, or the last; -1: none.
+  int64_t seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to, bool last) const;
   // Lowest and highest position of the keys of an interval, or of all keys where positions are
   // explicit.
   std::pair<int64_t, int64_t> reach(int64_t b, int64_t lo, int64_t hi) const;

@@ -15,39 +15,23 @@ using random_terms::float_tensor;
 using random_terms::Rng;
 
 // Attention with slopes of 1/2, 1/4, .. a head, as a linear bias has them.
-struct Sloped {
+struct Sloped : random_terms::PlainCall {
   static constexpr int64_t kHeads = 3, kLength = 1000, kDim = 24;
-  Problem p;
-  Tensor q, k, v, dout, slopes, out, lse, dq, dk, dv;
+  Tensor slopes{DType::kFloat32, {2, kHeads}};
 
   // The last `queries` of kLength positions; `shared` heads read one key head.
   explicit Sloped(bool causal, int64_t queries = kLength, bool shared = false)
-      : slopes(DType::kFloat32, {2, kHeads}) {
-    Rng rng(7);
-    const int64_t kv_heads = shared ? 1 : kHeads;
-    for (Tensor* t : {&q, &dout, &out, &dq}) *t = float_tensor(rng, {1, kHeads, queries, kDim});
-    for (Tensor* t : {&k, &v, &dk, &dv}) *t = float_tensor(rng, {1, kv_heads, kLength, kDim});
-    lse = float_tensor(rng, {1, kHeads, queries});
+      : Sloped(Rng(7), causal, queries, shared) {}
+  Sloped(Rng rng, bool causal, int64_t queries, bool shared)
+      : PlainCall(rng, queries, kLength, kDim, 1, kHeads, shared ? 1 : kHeads) {
     for (int64_t h = 0; h < kHeads; ++h) {
       slopes.data<float>()[h] = std::exp2(-static_cast<float>(h + 1));
       slopes.data<float>()[kHeads + h] = -slopes.data<float>()[h];
     }
-    p.batch = 1;
-    p.heads = kHeads;
-    p.kv_heads = kv_heads;
-    p.queries = queries;
-    p.keys = kLength;
-    p.head_dim = p.value_dim = kDim;
     p.scale = 0.2;
     p.threads = 2;
-    p.query = q.view();
-    p.key = k.view();
-    p.value = v.view();
     const int64_t first = kLength - queries;
     p.positions.q = {first};
-    p.positions.k = {0};
-    p.positions.queries = p.visible.queries = queries;
-    p.positions.keys = p.visible.keys = kLength;
     for (int64_t i = first; causal && i < kLength; ++i) p.visible.span.emplace_back(0, i + 1);
     DistanceBias bias;
     bias.slopes = TermData::parameter(slopes.view(), true);
@@ -57,14 +41,8 @@ struct Sloped {
   // Every number that a forward and a backward pass give.
   std::vector<float> run(bool skip) {
     p.skip_tiles = skip;
-    TermGradients terms = TermGradients::zeros(p.terms);
-    ProblemGradients gradients;
-    gradients.query = dq.view();
-    gradients.key = dk.view();
-    gradients.value = dv.view();
-    gradients.terms = &terms;
     fused_forward(p, {out.view(), lse.view(), {}});
-    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients);
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients());
     std::vector<float> all;
     for (const Tensor* t : {&out, &lse, &dq, &dk, &dv}) {
       const auto* x = static_cast<const float*>(t->view().data);
@@ -97,38 +75,44 @@ TEST(Skip, ReadsATileThatOneHeadOfABlockNeeds) {
   Sloped a(false, 7, true);
   a.p.positions.q = {0};  // the keys lie ahead: the first tile settles the references
   a.slopes.data<float>()[2 * Sloped::kHeads - 1] = 0.0f;  // of the last head no weight falls
-  ASSERT_TRUE(Plan(a.p, false).skips_tiles);
+  Workspace memory;
+  ASSERT_TRUE(Plan(a.p, false, memory).skips_tiles);
   ASSERT_EQ(a.run(true), a.run(false));
 }
 
 TEST(Skip, LeavesOutTilesThatUnderflowAndNoOthers) {
   Sloped a(true);
-  const Plan plan(a.p, false);
+  Workspace memory;
+  const Plan plan(a.p, false, memory);
   ASSERT_TRUE(plan.skips_tiles);
-  ForwardScratch x(plan, tile_kernels());
+  ForwardBlock x(plan, memory);
   TileSkip skip(plan);
-  PackedHead head(plan);
-  head.start(0);
+  TileCache cache(plan, 1, 1, memory);
+  Stopper stopper(nullptr);
+  cache.start(0);
   x.begin(0);
   for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
   x.start();
   skip.start(x.block);
-  const KeyTile* tiles = head.tiles(0, plan.tiles, x.row());
+  const KeyTile* tiles = nullptr;
+  cache.read(0, 0, 0, plan.tiles, stopper, 0, [&](const KeyTile* some, int64_t t, int64_t) {
+    if (t == 0) tiles = some;
+  });
   EXPECT_EQ(x.start_tile(0, plan.tiles), 13);  // key 900 is in tile 14; a peak is that of 64 cells
-  EXPECT_FALSE(skip.skips(x.block, tiles[0], 0, x.block.m)) << "no reference yet";
+  EXPECT_FALSE(skip.skips(x.block, tiles[0], 0, x.state.m)) << "no reference yet";
   x.forward(tiles + 14, 14, 1);
   // Slope 1/2 is 0.72 in units of log2: 126 of them are 175 keys, and some for the products.
-  EXPECT_TRUE(skip.skips(x.block, tiles[0], 0, x.block.m));
-  EXPECT_TRUE(skip.skips(x.block, tiles[8], 8, x.block.m));
-  EXPECT_FALSE(skip.skips(x.block, tiles[12], 12, x.block.m));
-  EXPECT_FALSE(skip.skips(x.block, tiles[13], 13, x.block.m));
+  EXPECT_TRUE(skip.skips(x.block, tiles[0], 0, x.state.m));
+  EXPECT_TRUE(skip.skips(x.block, tiles[8], 8, x.state.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[12], 12, x.state.m));
+  EXPECT_FALSE(skip.skips(x.block, tiles[13], 13, x.state.m));
 }
 
 TEST(Skip, ReadsATileWhoseKeysAreNotFinite) {
   Sloped a(true);
   a.k.data<float>()[3] = NAN;
   const std::vector<float> all = a.run(true);
-  EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)]));
+  EXPECT_TRUE(std::isnan(all[999 * Sloped::kDim]));
 }
 
 TEST(Skip, ReadsATileWhoseValuesAreNotFinite) {
@@ -136,7 +120,7 @@ TEST(Skip, ReadsATileWhoseValuesAreNotFinite) {
     Sloped a(causal);
     a.v.data<float>()[0] = NAN;
     const std::vector<float> all = a.run(true);
-    EXPECT_TRUE(std::isnan(all[static_cast<size_t>(999 * Sloped::kDim)])) << causal;
+    EXPECT_TRUE(std::isnan(all[999 * Sloped::kDim])) << causal;
   }
 }
 

@@ -1,93 +1,112 @@
 #include "kernels/tables.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/parallel.h"
 
 namespace relpos {
 
-Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range) {
+Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace& memory) {
   const int64_t first = map.first_distance(), last = map.last_distance();
   lo = std::clamp(range.first, first, last);
   width = std::clamp(range.second, lo, last) - lo + 1;
-  classes.reserve(static_cast<size_t>(width));
+  classes = memory.take<int64_t>(width);
   CancelTicks tick;
   for (int64_t c = 0; c < width; ++c) {
     tick();
-    classes.push_back(map(lo + c));
+    classes[c] = map(lo + c);
   }
   left = map(first - 1);
   right = map(last + 1);
 }
 
-Runs::Runs(const Window& window) : lo(window.lo - 1) {
-  const auto add = [&](int64_t m) {
-    if (classes.empty() || classes.back() != m) classes.push_back(m);
-    index.push_back(static_cast<int32_t>(classes.size() - 1));
-  };
-  add(window.left);
-  for (const int64_t m : window.classes) add(m);
-  add(window.right);
+int64_t Runs::count_of(const Window& window) noexcept {
+  int64_t count = 1;
+  for (int64_t c = 0; c <= window.width; ++c) count += window.class_of(c) != window.class_of(c - 1);
+  return count;
+}
+
+Runs::Runs(const Window& window, Workspace& memory)
+    : lo(window.lo - 1),
+      count(count_of(window)),
+      index(memory.take<int32_t>(window.width + 2)),
+      classes(memory.take<int64_t>(round_up(count, kLanes))) {
+  std::fill_n(classes.get(), classes.size(), ClassMap::kNone);
+  int32_t run = 0;
+  for (int64_t c = -1; c <= window.width; ++c) {
+    if (c >= 0 && window.class_of(c) != window.class_of(c - 1)) ++run;
+    index[c + 1] = run;
+    classes[run] = window.class_of(c);
+  }
 }
 
 TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with_rows,
-                     bool with_transposed)
+                     bool with_transposed, Workspace& memory)
     : window(std::move(over)) {
   const TensorView& view = table.view;
   const bool per_head = view.rank == 3;
   heads = per_head ? view.shape[0] : 1;
   rank = view.shape[per_head ? 2 : 1];
   padded_rank = round_up(rank, kLanes);
-  classes = window.classes;
-  if (by_runs) {
-    runs = Runs(window);
-    classes = runs.classes;
-    const int64_t padded = round_up(static_cast<int64_t>(classes.size()), kLanes);
-    classes.resize(static_cast<size_t>(padded), ClassMap::kNone);
-  }
-  const int64_t count = entries(), panel_size = rank * kTile;
-  if (with_rows) rows = Buffer<float>(heads * count * padded_rank);
-  if (with_transposed) transposed = Buffer<float>(heads * panels() * panel_size);
-  std::fill_n(transposed.get(), transposed.size(), 0.0f);
-  std::vector<float> row(static_cast<size_t>(padded_rank), 0.0f);
-  for (int64_t h = 0; h < heads; ++h) {
-    for (int64_t c = 0; c < count; ++c) {
-      if (c % kTile == 0) check_cancelled();
-      const int64_t m = classes[static_cast<size_t>(c)];
-      for (int64_t x = 0; x < rank; ++x) {
-        const int64_t at = m == ClassMap::kNone ? 0
-                           : per_head           ? view.offset({h, m, x})
-                                                : view.offset({m, x});
-        row[static_cast<size_t>(x)] =
-            m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at) * table.multiplier);
-      }
-      finite = finite && tile_kernels().finite(row.data(), rank);
-      if (with_rows) {
-        std::copy(row.begin(), row.end(), rows.get() + (h * count + c) * padded_rank);
-      }
+  if (by_runs) runs = Runs(window, memory);
+  classes = by_runs ? runs.classes.get() : window.classes.get();
+  entries = by_runs ? runs.classes.size() : window.width;
+  if (with_rows) rows = memory.take<float>(heads * entries * padded_rank);
+  if (with_transposed) transposed = memory.zeros<float>(heads * panels() * rank * kTile);
+  const Buffer<float> row(padded_rank);
+  std::fill_n(row.get(), padded_rank, 0.0f);
+  for (int64_t entry = 0; entry < heads * entries; ++entry) {
+    const int64_t h = entry / entries, c = entry % entries, m = classes[c];
+    if (c % kTile == 0) check_cancelled();
+    for (int64_t x = 0; x < rank; ++x) {
+      const auto at = [&] { return per_head ? view.offset({h, m, x}) : view.offset({m, x}); };
+      row[x] = m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at()) * table.multiplier);
       if (with_transposed) {
-        float* panel = transposed.get() + (h * panels() + c / kTile) * panel_size + c % kTile;
-        for (int64_t x = 0; x < rank; ++x) panel[x * kTile] = row[static_cast<size_t>(x)];
+        transposed[((h * panels() + c / kTile) * rank + x) * kTile + c % kTile] = row[x];
+      }
+    }
+    finite = finite && tile_kernels().finite(row.get(), rank);
+    if (with_rows) std::copy_n(row.get(), padded_rank, rows.get() + entry * padded_rank);
+  }
+}
+
+void TableSums::add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
+                    int rows, const float* cells_of_rows, int64_t stride, const float* a,
+                    int64_t lda) const {
+  if (cells == nullptr) return;
+  multiply(kernels, kernels.finite(a, rows * lda), cut.width, table.padded_rank, rows,
+           cells_of_rows + kPad, 1, stride, a, lda, at(table, g, cut.first), table.padded_rank,
+           true);
+}
+
+void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
+                       double scale, int64_t from, int64_t to,
+                       std::vector<double>& gradient) const {
+  if (cells == nullptr) return;
+  const int64_t heads = table.heads == 1 ? 1 : group;
+  const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
+  for (int64_t g = 0; g < heads; ++g) {
+    const int64_t h = table.heads == 1 ? 0 : kv_head * group + g;
+    for (int64_t c = 0; c < table.entries; ++c) {
+      const int64_t row = table.classes[c];
+      if (row == ClassMap::kNone) continue;
+      const float* cell = at(table, g, c);
+      double* out = gradient.data() + (h * classes + row) * table.rank;
+      for (int64_t d = from; d < to; ++d) {
+        out[d] += static_cast<double>(cell[d]) * (scale * data.multiplier);
       }
     }
   }
 }
 
-int64_t TablePlan::floats() const noexcept {
-  return rows.size() + transposed.size() + 2 * window.width +
-         (runs.index.empty()
-              ? 0
-              : static_cast<int64_t>(runs.index.size() + 2 * runs.classes.size()) + 2 * entries());
-}
-
-void table_products(const TileKernels& kernels, const TablePlan& table, int64_t head, int rows,
-                    const float* a, int64_t lda, int64_t first, int64_t width, float* cells,
-                    int64_t stride) {
+void table_products(const Kernels& kernels, const TablePlan& table, int64_t head, int rows,
+                    const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride) {
   const float* panels = table.head_panels(head);
   alignas(64) float product[kRows * (kTile + kLanes)];
   constexpr int64_t kProduct = kTile + kLanes;  // a vector may be read from the last entry
-  const int64_t last = first + width - 1;
-  for (int64_t c = first; c <= last;) {
+  const int64_t last = at.end() - 1;
+  for (int64_t c = at.first; c <= last;) {
     const int64_t panel = table.entry(c) / kTile;
     int64_t end = std::min(last + 1, c + (panel + 1) * kTile - table.entry(c));
     while (end <= last && table.entry(end) / kTile == panel) ++end;
@@ -95,12 +114,11 @@ void table_products(const TileKernels& kernels, const TablePlan& table, int64_t 
                  product, kProduct, false);
     for (int r = 0; r < rows; ++r) {
       const float* from = product + r * kProduct;
-      float* to = cells + r * stride + (c - first);
-      if (table.runs.index.empty()) {
+      float* to = cells + r * stride + (c - at.first);
+      if (!table.by_runs()) {
         std::copy(from + (c - panel * kTile), from + (end - panel * kTile), to);
       } else {
-        kernels.expand(from - panel * kTile, &table.runs.index[static_cast<size_t>(c + 1)], end - c,
-                       to);
+        kernels.expand(from - panel * kTile, &table.runs.index[c + 1], end - c, to);
       }
     }
     c = end;
@@ -116,8 +134,7 @@ void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, in
   }
 }
 
-void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, float* cells,
-               int64_t stride) {
+void fold_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {
   const Window& window = table.window;
   const auto fold = [&](const float* pads, float* into) {
     for (int r = 0; r < rows; ++r) {
@@ -126,32 +143,31 @@ void fold_pads(const TablePlan& table, int rows, int64_t first, int64_t width, f
       into[r * stride] += sum;
     }
   };
-  if (window.left != ClassMap::kNone && first == 0) fold(cells, cells + kPad);
-  if (window.right != ClassMap::kNone && first + width == window.width) {
-    fold(cells + kPad + width, cells + kPad + width - 1);
+  if (window.left != ClassMap::kNone && at.first == 0) fold(cells, cells + kPad);
+  if (window.right != ClassMap::kNone && at.end() == window.width) {
+    fold(cells + kPad + at.width, cells + kPad + at.width - 1);
   }
 }
 
-std::pair<int64_t, int64_t> fold_runs(const TablePlan& table, int rows, int64_t first,
-                                      int64_t width, float* cells, int64_t stride) {
-  if (table.runs.index.empty()) return {first, width};
-  const int32_t* index = &table.runs.index[static_cast<size_t>(first + 1)];
-  const int64_t count = index[width - 1] - index[0] + 1;
-  for (int r = 0; r < rows && count < width; ++r) {
+Cut fold_runs(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {
+  if (!table.by_runs()) return at;
+  const int32_t* index = &table.runs.index[at.first + 1];
+  const int64_t count = index[at.width - 1] - index[0] + 1;
+  for (int r = 0; r < rows && count < at.width; ++r) {
     float* row = cells + r * stride + kPad;
-    for (int64_t c = 0; c < width;) {
+    for (int64_t c = 0; c < at.width;) {
       const int64_t to = index[c] - index[0];
       float sum = row[c];
-      for (++c; c < width && index[c] - index[0] == to; ++c) sum += row[c];
+      for (++c; c < at.width && index[c] - index[0] == to; ++c) sum += row[c];
       row[to] = sum;
     }
   }
   return {index[0], count};
 }
 
-void multiply(const TileKernels& kernels, bool finite, int64_t M, int64_t N, int64_t K,
-              const float* a, int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb,
-              float* c, int64_t ldc, bool accumulate) {
+void multiply(const Kernels& kernels, bool finite, int64_t M, int64_t N, int64_t K, const float* a,
+              int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb, float* c,
+              int64_t ldc, bool accumulate) {
   if (finite) {
     kernels.gemm(M, N, K, a, row_stride, k_stride, b, ldb, c, ldc, accumulate);
     return;

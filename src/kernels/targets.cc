@@ -1,5 +1,6 @@
 #include "kernels/targets.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "kernels/block.h"
@@ -25,31 +26,27 @@ bool supported(const std::string& name) {
 
 struct Choice {
   Target target;
-  TileKernels kernels;
+  Kernels kernels;
 };
 
 Choice choose() {
   Choice choice;
-  std::vector<TileKernels> usable;
-  for (const TileKernels& kernels : compiled_kernels()) {
-    if (!supported(kernels.name)) continue;
-    usable.push_back(kernels);
-    choice.target.available.emplace_back(kernels.name);
-  }
+  const std::vector<Kernels> usable = usable_kernels();
+  for (const Kernels& kernels : usable) choice.target.available.emplace_back(kernels.name);
   choice.kernels = usable.front();
   const char* forced = std::getenv("RELPOS_TARGET");
   if (forced != nullptr && *forced != '\0') {
     choice.target.forced = forced;
-    bool found = false;
+    const auto found = std::find_if(usable.begin(), usable.end(), [&](const Kernels& kernels) {
+      return kernels.name == choice.target.forced;
+    });
     std::string names;
-    for (const TileKernels& kernels : usable) {
-      if (kernels.name == choice.target.forced) {
-        choice.kernels = kernels;
-        found = true;
-      }
-      names += std::string(names.empty() ? "" : ", ") + kernels.name;
+    for (const std::string& name : choice.target.available) {
+      names += (names.empty() ? "" : ", ") + name;
     }
-    check_value(found, "RELPOS_TARGET: expected one of ", names, " on this machine, got ", forced);
+    check_value(found != usable.end(), "RELPOS_TARGET: expected one of ", names,
+                " on this machine, got ", forced);
+    choice.kernels = *found;
   }
   choice.target.name = choice.kernels.name;
   return choice;
@@ -62,7 +59,13 @@ const Choice& chosen() {
 
 }  // namespace
 
+std::vector<Kernels> usable_kernels() {
+  std::vector<Kernels> all = compiled_kernels();
+  std::erase_if(all, [](const Kernels& kernels) { return !supported(kernels.name); });
+  return all;
+}
+
 const Target& current_target() { return chosen().target; }
-const TileKernels& tile_kernels() { return chosen().kernels; }
+const Kernels& tile_kernels() { return chosen().kernels; }
 
 }  // namespace relpos

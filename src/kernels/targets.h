@@ -15,13 +15,4 @@ struct Target {
 // Decided once, at first use. Throws Error for an unknown or unavailable RELPOS_TARGET.
 const Target& current_target();
 
-// The entry of a list with one `name` for each target that belongs to the target in use.
-template <typename Kernels>
-const Kernels& of_target(const std::vector<Kernels>& all) {
-  for (const Kernels& kernels : all) {
-    if (kernels.name == current_target().name) return kernels;
-  }
-  return all.back();
-}
-
 }  // namespace relpos

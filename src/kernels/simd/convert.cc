@@ -1,16 +1,15 @@
-#include "kernels/convert.h"
-
+// 16-bit floats to and from float32, a row without gaps at a time. Rounding is to nearest even, as
+// base/half.h does it.
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/convert.cc"
+#define HWY_TARGET_INCLUDE "kernels/simd/convert.cc"
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
 #include <cstddef>
 
 #include "base/half.h"
-#include "kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -44,7 +43,9 @@ HWY_INLINE void store(hn::Vec<Half> v, void* half, int64_t i) {
   hwy::CopyBytes<2 * kN>(bits, static_cast<std::byte*>(half) + 2 * i);
 }
 
-void widen_bf16(const void* half, int64_t n, float* row) {
+}  // namespace
+
+void widen_bfloat16(const void* half, int64_t n, float* row) {
   int64_t i = 0;
   for (; i + kN <= n; i += kN) {
     const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(U(), load(half, i)));
@@ -53,7 +54,7 @@ void widen_bf16(const void* half, int64_t n, float* row) {
   for (; i < n; ++i) row[i] = relpos::widen_bfloat16(read(half, i));
 }
 
-void narrow_bf16(const float* row, int64_t n, void* half) {
+void narrow_bfloat16(const float* row, int64_t n, void* half) {
   const U u;
   int64_t i = 0;
   for (; i + kN <= n; i += kN) {
@@ -69,7 +70,7 @@ void narrow_bf16(const float* row, int64_t n, void* half) {
   for (; i < n; ++i) write(half, i, relpos::round_bfloat16(row[i]));
 }
 
-void widen_f16(const void* half, int64_t n, float* row) {
+void widen_float16(const void* half, int64_t n, float* row) {
   int64_t i = 0;
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_NEON
   for (; i + kN <= n; i += kN) {
@@ -80,7 +81,7 @@ void widen_f16(const void* half, int64_t n, float* row) {
   for (; i < n; ++i) row[i] = relpos::widen_float16(read(half, i));
 }
 
-void narrow_f16(const float* row, int64_t n, void* half) {
+void narrow_float16(const float* row, int64_t n, void* half) {
   int64_t i = 0;
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_NEON
   for (; i + kN <= n; i += kN) {
@@ -91,27 +92,6 @@ void narrow_f16(const float* row, int64_t n, void* half) {
   for (; i < n; ++i) write(half, i, relpos::round_float16(row[i]));
 }
 
-}  // namespace
-
-ConvertKernels convert_kernels(const char* name) {
-  return {name, widen_bf16, widen_f16, narrow_bf16, narrow_f16};
-}
-
 }  // namespace HWY_NAMESPACE
 }  // namespace relpos
 HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace relpos {
-
-std::vector<ConvertKernels> compiled_convert_kernels() {
-  return RELPOS_EVERY_TARGET(ConvertKernels, convert_kernels);
-}
-
-const ConvertKernels& convert_kernels() {
-  static const ConvertKernels kernels = of_target(compiled_convert_kernels());
-  return kernels;
-}
-
-}  // namespace relpos
-#endif

@@ -1,9 +1,9 @@
 // exp2 and the one matrix product, for the SIMD target that includes this.
-#if defined(RELPOS_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef RELPOS_SIMD_INL_H_
-#undef RELPOS_SIMD_INL_H_
+#if defined(RELPOS_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RELPOS_MATH_INL_H_
+#undef RELPOS_MATH_INL_H_
 #else
-#define RELPOS_SIMD_INL_H_
+#define RELPOS_MATH_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -12,6 +12,11 @@
 #include <cmath>
 
 #include "kernels/block.h"
+
+// A loop whose arrays stay in registers.
+#ifndef RELPOS_UNROLLED
+#define RELPOS_UNROLLED(n, end) _Pragma("GCC unroll 16") for (int n = 0; n < (end); ++n)
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -80,28 +85,19 @@ HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t ro
   const int64_t chain = (K + chains - 1) / chains;
   for (int64_t first = 0;; first += chain) {
     V sum[R][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
-    }
+    RELPOS_UNROLLED(r, R) { RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Zero(d); }
     const int64_t end = std::min(K, first + chain);
     for (int64_t k = first; k < end; ++k) {
       V column[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) column[v] = hn::Load(d, b + k * ldb + v * kN);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      RELPOS_UNROLLED(v, kVectors) column[v] = hn::Load(d, b + k * ldb + v * kN);
+      RELPOS_UNROLLED(r, R) {
         const V factor = hn::Set(d, a[r * row_stride + k * k_stride]);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(factor, column[v], sum[r][v]);
+        RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::MulAdd(factor, column[v], sum[r][v]);
       }
     }
     if (accumulate || first > 0) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
+      RELPOS_UNROLLED(r, R) {
+        RELPOS_UNROLLED(v, kVectors) {
           sum[r][v] = hn::Add(sum[r][v], hn::Load(d, c + r * ldc + v * kN));
         }
       }
@@ -110,10 +106,8 @@ HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t ro
       finish(sum);
       return;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], d, c + r * ldc + v * kN);
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, kVectors) hn::Store(sum[r][v], d, c + r * ldc + v * kN);
     }
   }
 }
@@ -141,10 +135,8 @@ struct Store {
   int64_t ldc;
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&sum)[R][kVectors]) const {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) hn::Store(sum[r][v], F(), c + r * ldc + v * kN);
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, kVectors) hn::Store(sum[r][v], F(), c + r * ldc + v * kN);
     }
   }
 };

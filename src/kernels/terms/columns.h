@@ -3,23 +3,22 @@
 // Keys times rows of the table are computed for the distances of one block and one tile, over runs:
 // neighbouring distances of one class share a product, so that any 16 consecutive distances read at
 // most 16 consecutive products, which a load and a permute serve.
+// Reference twins: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
 #pragma once
 
-#include "kernels/backward_sums.h"
-#include "kernels/plan.h"
+#include "kernels/sums.h"
 
 namespace relpos {
 
-class ColumnScratch {
+class ColumnTables {
  public:
-  ColumnScratch(const Plan& plan, const TileKernels& kernels);
+  ColumnTables(const Plan& plan, Workspace& memory);
 
   // Points block.extra at what the terms add to the scores of a tile.
-  void read(Block& block, const KeyTile& tile);
-  // Adds what block.ds [rows, kTile] of tile t gives to the task's sums; `g` of a group of heads.
-  void add_gradients(const Block& block, const KeyTile& tile, int64_t t, int64_t g, Sums& sums);
-
-  static int64_t floats(const Plan& plan);
+  void before(Block& block, const KeyTile& tile);
+  // Adds what ds [rows, kTile] of tile t gives to the task's sums; `g` of a group of heads.
+  void after(const Block& block, const float* ds, const KeyTile& tile, int64_t t, int64_t g,
+             const Sums& sums);
 
  private:
   // What one term reads for some rows of one head and the keys of a tile.
@@ -31,16 +30,22 @@ class ColumnScratch {
   Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row, int rows);
   // products_[kTile, at.width] = the tile's factors times the rows of the table.
   void multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile, const Reach& at);
+  // products_[kTile, at.width] = ds of the pairs that read each run, summed.
+  void sum_runs(const ColumnPlan& term, const Reach& at, const Block& block, const KeyTile& tile,
+                const float* ds);
   // The run of a pair, less `first`.
   static int64_t run(const ColumnPlan& term, const Reach& at, const Block& block,
                      const KeyTile& tile, int row, int64_t key);
 
   const Plan& plan_;
-  const TileKernels& kernels_;
-  int64_t stride_ = 0;
+  int64_t stride_;
   Buffer<float> extra_;     // [kRows, kTile]
   Buffer<float> products_;  // [kTile, stride_]
   Buffer<int32_t> runs_;
 };
+
+// Sums the chunks of every column term for key j of a pair: into dk where the key is the factor.
+void reduce_column_factors(const Plan& plan, const Sums* sums, int64_t chunks, int64_t pair,
+                           int64_t j, float* dk, TermGradients& to);
 
 }  // namespace relpos

@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "base/buffer.h"
-#include "kernels/simd-inl.h"
+#include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {

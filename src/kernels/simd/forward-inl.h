@@ -12,7 +12,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "kernels/terms-inl.h"
+#include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -26,14 +26,15 @@ constexpr float kNothing = -HUGE_VALF;
 
 // Moves a row's reference to the top of these scores and rescales what it has summed, and the weights
 // of the tile's `before` columns to the left. False: the row has seen nothing yet.
-HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, int64_t before) {
+HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row, float* scores,
+                               int64_t n, int64_t before) {
   const F d;
-  const float old = block.m[row];
+  const float old = state.m[row];
   V top = hn::Set(d, kNothing);
   for (int64_t c = 0; c < n; c += kN) {
     const V s = hn::Load(d, scores + c);
     if (!hn::AllTrue(d, hn::Eq(s, s))) {  // the row becomes NaN whatever its reference is
-      if (old == kNothing) block.m[row] = 0.0f;
+      if (old == kNothing) state.m[row] = 0.0f;
       return true;
     }
     top = hn::Max(top, s);
@@ -41,7 +42,7 @@ HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, 
   const float highest = hn::GetLane(hn::MaxOfLanes(d, top));
   if (highest == kNothing) return old != kNothing;
   if (old != kNothing && highest <= old + kSlack) return true;
-  block.m[row] = highest;
+  state.m[row] = highest;
   if (old == kNothing) return true;
   const Rescaling rescaled(highest - old);
   const auto rescale = [&](float* x, int64_t count) HWY_ATTR {
@@ -50,17 +51,18 @@ HWY_INLINE bool move_reference(Block& block, int row, float* scores, int64_t n, 
     for (; c < count; ++c) x[c] = hn::GetLane(rescaled(hn::Set(d, x[c])));
   };
   rescale(scores - before, before);
-  rescale(block.l + row * kLanes, kLanes);
-  rescale(block.o + row * block.Dvp, block.Dvp);
-  for (Panel& panel : block.values) {
-    if (panel.gradient[row] != nullptr) rescale(panel.gradient[row], panel.width + 2 * kPad);
+  rescale(state.l + row * kLanes, kLanes);
+  rescale(state.o + row * block.Dvp, block.Dvp);
+  for (const Panel& panel : block.values) {
+    rescale(panel.row_gradient(row), panel.width + 2 * kPad);
   }
   return true;
 }
 
 // Scores -> weights of one strip, and the rows' partial sums.
 struct Softmax {
-  Block& block;
+  const Block& block;
+  ForwardState& state;
   const Additions& additions;
   const GroupSight& sight;
   int group;
@@ -72,33 +74,27 @@ struct Softmax {
     const F d;
     additions.add_to(s, n);
     hide(s, sight, n, kNothing);
-    float* m = block.m + group;
+    float* m = state.m + group;
     bool set = true;
     V top = hn::Set(d, kNothing);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    RELPOS_UNROLLED(r, R) {
       if (HWY_UNLIKELY(m[r] == kNothing)) m[r] = highest(s[r]);
       set = set && m[r] != kNothing;
       const V reference = hn::Set(d, m[r]);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) top = hn::Max(hn::Sub(s[r][v], reference), top);
+      RELPOS_UNROLLED(v, kVectors) top = hn::Max(hn::Sub(s[r][v], reference), top);
     }
     if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(top, hn::Set(d, kSlack))))) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) hn::Store(s[r][v], d, p + r * kTile + v * kN);
+      RELPOS_UNROLLED(r, R) {
+        RELPOS_UNROLLED(v, kVectors) hn::Store(s[r][v], d, p + r * kTile + v * kN);
       }
       settle(R, kVectors * kN);
       return;
     }
-    float* l = block.l + group * kLanes;
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
+    float* l = state.l + group * kLanes;
+    RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
+      RELPOS_UNROLLED(v, kVectors) {
         const V weight = exp2(hn::Sub(s[r][v], reference));
         sum = v == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, p + r * kTile + v * kN);
@@ -121,14 +117,14 @@ struct Softmax {
     const F d;
     for (int r = 0; r < rows; ++r) {
       float* x = p + r * kTile;
-      if (!move_reference(block, group + r, x, columns, n - first)) {
+      if (!move_reference(block, state, group + r, x, columns, n - first)) {
         clear(x, columns);
         continue;
       }
-      const V reference = hn::Set(d, block.m[group + r]);
+      const V reference = hn::Set(d, state.m[group + r]);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = block.l + (group + r) * kLanes;
+        float* sums = state.l + (group + r) * kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
       }
@@ -139,7 +135,9 @@ struct Softmax {
 // Calls f with the fewest rows of a register tile that hold `rows`.
 template <typename Function>
 HWY_INLINE void for_rows(int rows, const Function& f) {
-  if (rows <= 2) {
+  if (rows == 1) {
+    f(std::integral_constant<int, 1>());
+  } else if (rows == 2) {
     f(std::integral_constant<int, 2>());
   } else if (rows <= 4) {
     f(std::integral_constant<int, 4>());
@@ -148,13 +146,40 @@ HWY_INLINE void for_rows(int rows, const Function& f) {
   }
 }
 
+// Weights of a group after dropout, and what they add to the value panels. `scores` gives the products
+// of the columns that `sight` has, a strip at a time, to what `finish(first column)` makes.
+template <typename Scores>
+HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileView& view,
+                            int group, const GroupSight& sight, float* weights,
+                            const Scores& scores) {
+  const bool drops = block.problem->dropout.active();
+  const int64_t from = sight.first(), end = sight.end();
+  const Additions additions(view, block.scores, group, true);
+  const int rows = std::min(kGroup, block.rows - group);
+  for_rows(rows, [&](auto most) HWY_ATTR {
+    scores(most, from, end, [&](int64_t n) HWY_ATTR {
+      return Softmax{block, state, additions, sight, group, from, n, weights + n};
+    });
+  });
+  if (!drops && block.values.empty()) return;
+  clear_outside(weights, from, end);
+  for (int r = 0; r < rows; ++r) {
+    if (drops) {
+      HWY_ALIGN_MAX float factors[kTile];
+      dropout_factors(block, group + r, view.t, factors);
+      multiply(weights + r * kTile, factors);
+    }
+    add_to_gradients(view, block.values, group + r, weights + r * kTile);
+  }
+}
+
 // Weights of all groups first, then their products with the values: the tile's keys stay in the
 // nearest cache while the block's queries pass, then its values.
-void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
+void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
+             int64_t count) {
   HWY_ALIGN_MAX float p[kRows * kTile];
   GroupSight sights[kRows / kGroup];
   const int groups = (block.rows + kGroup - 1) / kGroup;
-  const bool drops = block.problem->dropout.active(), values = !block.values.empty();
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
@@ -167,33 +192,19 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
       const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
-      const int64_t from = sight.first(), end = sight.end();
-      const Additions additions(view, block.scores, group, true);
-      const int rows = std::min(kGroup, block.rows - group);
-      for_rows(rows, [&](auto most) HWY_ATTR {
-        row_strip<decltype(most)::value>(
-            from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile, weights,
-            kTile, false, [&](int64_t n) HWY_ATTR {
-              return Softmax{block, additions, sight, group, from, n, weights + n};
-            });
-      });
-      if (!drops && !values) continue;
-      clear_outside(weights, from, end);
-      for (int row = group; row < group + rows; ++row) {
-        if (drops) {
-          HWY_ALIGN_MAX float factors[kTile];
-          dropout_factors(block, row, t, factors);
-          multiply(p + row * kTile, factors);
-        }
-        add_to_gradients(view, block.values, row, p + row * kTile);
-      }
+      weigh_group(block, state, view, group, sight, weights,
+                  [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
+                    row_strip<decltype(rows)::value>(from, end, block.D, block.q + group * block.Dp,
+                                                     block.Dp, 1, tile.kt, kTile, weights, kTile,
+                                                     false, finish);
+                  });
     }
     for (int group = 0; group < block.rows; group += kGroup) {
       const GroupSight& sight = sights[group / kGroup];
       if (sight.any == 0) continue;
       const int64_t from = sight.first(), last = sight.last();
       float* weights = p + group * kTile;
-      float* o = block.o + group * block.Dvp;
+      float* o = state.o + group * block.Dvp;
       if (sight.all != kAll && !tile.v_finite) {
         guarded_gemm(gemm, std::min(kGroup, block.rows - group), block.Dvp, last - from,
                      weights + from, kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
@@ -203,6 +214,37 @@ void forward(Block& block, const KeyTile* tiles, int64_t first, int64_t count) {
              tile.v + from * block.Dvp, block.Dvp, o, block.Dvp, true);
       }
     }
+  }
+}
+
+// Gives columns [n, end) of the scores that lie in p to `finish`, a strip at a time.
+template <int R, typename MakeFinish>
+HWY_INLINE void loaded_strip(int64_t n, int64_t end, const float* p, const MakeFinish& finish) {
+  const auto strip = [&](auto vectors) HWY_ATTR {
+    V scores[R][decltype(vectors)::value];
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, vectors) scores[r][v] = hn::Load(F(), p + r * kTile + n + v * kN);
+    }
+    finish(n)(scores);
+    n += vectors * kN;
+  };
+  while (n + kWide * kN <= end) strip(std::integral_constant<int, kWide>());
+  while (n < end) strip(std::integral_constant<int, 1>());
+}
+
+void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
+  const TileView view(block, tile, t);
+  for (int group = 0; group < block.rows; group += kGroup) {
+    const GroupSight sight(block, group, t, nullptr);
+    float* weights = p + group * kTile;
+    if (sight.any == 0) {
+      clear(weights, kGroup * kTile);
+      continue;
+    }
+    clear_outside(weights, sight.first(), sight.end());
+    weigh_group(block, state, view, group, sight, weights,
+                [&](auto rows, int64_t from, int64_t end, const auto& finish)
+                    HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, weights, finish); });
   }
 }
 

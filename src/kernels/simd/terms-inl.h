@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "kernels/block.h"
-#include "kernels/simd-inl.h"
+#include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -73,7 +73,7 @@ struct TileView {
 HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
   for (int n = 0; n < view.pieces.count; ++n) {
-    const float* from = panel.cells[row] + view.pieces.offset(panel, n, view.block, row);
+    const float* from = panel.row_cells(row) + view.pieces.offset(panel, n, view.block, row);
     float* to = sums + view.pieces.vector[n] * kN;
     const V cells = hn::MaskedLoad(view.pieces.mask(n), d, from);
     hn::Store(hn::Add(hn::Load(d, to), cells), d, to);
@@ -91,14 +91,48 @@ HWY_INLINE V scaled_to_log2(V term) {
                         hn::Mul(term, set(kLog2e)));
 }
 
-// sums[kTile] += the terms that no panel holds: ramps and a floating mask.
-HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
-  const Block& block = view.block;
-  for (const Ramp& ramp : block.ramps) {
+// slope * delta, the slope split into two floats.
+HWY_INLINE V sloped(V high, V low, V delta) {
+#if HWY_TARGET == HWY_SCALAR  // no fused product: rounding twice would show
+  return hn::Set(F(), static_cast<float>((static_cast<double>(high.raw) + low.raw) *
+                                         static_cast<double>(delta.raw)));
+#else
+  return hn::MulAdd(high, delta, hn::Mul(low, delta));
+#endif
+}
+
+// sums[kTile] += a ramp. In lanes where distances less the row's shift are floats.
+HWY_INLINE void add_ramp(const TileView& view, const Ramp& ramp, int row, float* sums) {
+  constexpr int64_t kExact = int64_t{1} << 24;  // integers that float32 holds
+  const int64_t shift = view.block.shift[row], delta = view.distance(row, 0) - shift;
+  const bool from_shift = shift != 0 || ramp.shift[row] == 0.0;
+  if (!view.tile.run || !from_shift || delta <= -kExact || delta >= kExact - kTile) {
     for (int64_t c = 0; c < kTile; ++c) {
       sums[c] += static_cast<float>(ramp(row, view.distance(row, c)));
     }
+    return;
   }
+  const F d;
+  const auto high = [&](double slope) HWY_ATTR { return hn::Set(d, static_cast<float>(slope)); };
+  const auto low = [&](double slope) HWY_ATTR {
+    const auto whole = static_cast<float>(slope);
+    return hn::Set(d, std::isfinite(whole) ? static_cast<float>(slope - whole) : 0.0f);
+  };
+  const V high_past = high(ramp.past[row]), high_future = high(ramp.future[row]);
+  const V low_past = low(ramp.past[row]), low_future = low(ramp.future[row]);
+  for (int64_t c = 0; c < kTile; c += kN) {
+    const V at = hn::Add(hn::Set(d, static_cast<float>(delta)), hn::Iota(d, static_cast<float>(c)));
+    const auto past = hn::Lt(at, hn::Zero(d));
+    const V value = sloped(hn::IfThenElse(past, high_past, high_future),
+                           hn::IfThenElse(past, low_past, low_future), at);
+    hn::Store(hn::Add(hn::Load(d, sums + c), value), d, sums + c);
+  }
+}
+
+// sums[kTile] += the terms that no panel holds: ramps and a floating mask.
+HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
+  const Block& block = view.block;
+  for (const Ramp& ramp : block.ramps) add_ramp(view, ramp, row, sums);
   const Visibility& visible = block.problem->visible;
   if (!visible.floating_mask()) return;
   const TensorView& mask = visible.mask;
@@ -129,10 +163,10 @@ class Additions {
     bool summed = scores && (!block.ramps.empty() || block.problem->visible.floating_mask());
     if (view.tile.run && panels.size() <= kMost) {
       for (const Panel& panel : panels) {
-        if (panel.cells[group] == nullptr) continue;
+        if (panel.cells == nullptr) continue;
         for (int r = 0; r < kGroup; ++r) {
           const int row = std::min(group + r, block.rows - 1);
-          at_[count_][r] = panel.cells[row] + panel.offset(row, view.distance(row, 0));
+          at_[count_][r] = panel.row_cells(row) + panel.offset(row, view.distance(row, 0));
         }
         ++count_;
       }
@@ -163,9 +197,9 @@ class Additions {
       if (scores) add_by_pair(view, row, sums);
       if (view.tile.run && panels.size() <= kMost) continue;
       for (const Panel& panel : panels) {
-        if (panel.cells[row] == nullptr) continue;
+        if (panel.cells == nullptr) continue;
         if (view.tile.run) {
-          add(sums, panel.cells[row] + panel.offset(row, view.distance(row, 0)));
+          add(sums, panel.row_cells(row) + panel.offset(row, view.distance(row, 0)));
         } else {
           add_pieces(view, panel, row, sums);
         }
@@ -178,11 +212,9 @@ class Additions {
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c) const {
     for (int n = 0; n < count_; ++n) {
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
+      RELPOS_UNROLLED(r, R) {
         const float* from = at_[n][r] + c;
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) {
+        RELPOS_UNROLLED(v, kVectors) {
           sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
         }
       }
@@ -222,20 +254,20 @@ class Additions {
 };
 
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
-HWY_INLINE void add_to_gradients(const TileView& view, std::vector<Panel>& panels, int row,
+HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int row,
                                  const float* x) {
   const F d;
-  for (Panel& panel : panels) {
-    if (panel.gradient[row] == nullptr) continue;
+  for (const Panel& panel : panels) {
+    if (panel.gradient == nullptr) continue;
     if (view.tile.run) {
-      float* to = panel.gradient[row] + panel.offset(row, view.distance(row, 0));
+      float* to = panel.row_gradient(row) + panel.offset(row, view.distance(row, 0));
       for (int64_t c = 0; c < kTile; c += kN) {
         hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
       }
       continue;
     }
     for (int n = 0; n < view.pieces.count; ++n) {
-      float* to = panel.gradient[row] + view.pieces.offset(panel, n, view.block, row);
+      float* to = panel.row_gradient(row) + view.pieces.offset(panel, n, view.block, row);
       const V own =
           hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
       hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
@@ -286,10 +318,8 @@ template <int R, int kVectors>
 HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value) {
   if (sight.all == kAll) return;
   const V hidden = hn::Set(F(), value);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
+  RELPOS_UNROLLED(r, R) {
+    RELPOS_UNROLLED(v, kVectors) {
       sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[r], c + v * kN), sum[r][v], hidden);
     }
   }

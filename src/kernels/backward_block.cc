@@ -1,0 +1,111 @@
+#include "kernels/backward_block.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/rows.h"
+#include "kernels/softmax_state.h"
+
+namespace relpos {
+
+BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
+    : QueryBlock(plan, memory),
+      biases_(plan, memory),
+      values_(plan, memory),
+      dout_(memory.take<float>(kRows * plan.Dvp)),
+      out_(memory.take<float>(plan.Dvp)),
+      dq_(memory.take<float>(kRows * plan.Dp)),
+      p_(memory.take<float>(kRows * kTile)),
+      ds_(memory.take<float>(kRows * kTile)),
+      tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
+  state.dout = dout_.get();
+  state.dq = dq_.get();
+  state.p = p_.get();
+  state.ds = ds_.get();
+}
+
+void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
+                          const ProblemGradients& gradients) {
+  load();
+  const int64_t end = padded_rows();
+  for (int row = 0; row < block.rows; ++row) load_row_state(row, from);
+  std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
+  std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
+  std::fill(state.delta + block.rows, state.delta + end, 0.0f);
+  std::fill_n(dq_.get(), end * plan_.Dp, 0.0f);
+  state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
+                      plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
+  state.dk = sums.dk;
+  state.dv = sums.dv;
+  state.key_bias = sums.key_bias == nullptr ? nullptr : sums.key_bias + g * plan_.tiles * kTile;
+  state.mask_gradient = gradients.mask;
+  state.mask_index = &gradients.mask_index;
+  biases_.attach(block, sums);
+  values_.attach(block, dout_.get());
+  values_.clear(block);
+}
+
+// dout and delta, both divided by the sum of the row's weights (block.h).
+void BackwardBlock::load_row_state(int row, const Outputs& from) {
+  const int64_t h = block.head[row], i = block.index[row], b = block.batch;
+  float* dout = dout_.get() + row * plan_.Dvp;
+  load_row(from.dout, b, h, i, plan_.Dv, plan_.Dvp, dout);
+  load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
+  // Four sums: one would wait for itself.
+  double parts[4] = {from.dlse.given() ? -from.dlse.at({b, h, i}) : 0.0};
+  for (int64_t d = 0; d < plan_.Dvp; d += 4) {  // both rows are padded with zeros
+    for (int64_t n = 0; n < 4; ++n) {
+      parts[n] += static_cast<double>(dout[d + n]) * static_cast<double>(out_[d + n]);
+    }
+  }
+  const double delta = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  const SoftmaxState softmax = read_softmax(from.softmax, b, h, i, block.score_shift[row]);
+  const auto inverse = static_cast<float>(1.0 / softmax.sum);
+  plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
+  state.delta[row] = static_cast<float>(delta / softmax.sum);
+  state.reference[row] = static_cast<float>(softmax.reference);
+}
+
+void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g,
+                             const Sums& sums) {
+  const bool decays = plan_.rotations.decays();
+  row_tables_.before(block, t, count, g, &sums);
+  over_tiles(tiles, t, count, state.rows_finite ? state.reference : nullptr,
+             [&](const KeyTile* some, int64_t first, int64_t n) {
+               if (decays) {
+                 state.dq = tile_dq_.get();
+                 std::fill_n(tile_dq_.get(), tile_dq_.size(), 0.0f);
+               }
+               plan_.kernels.backward(block, state, some, first, n);
+               columns_.after(block, state.ds, *some, first, g, sums);
+               for (int64_t x = 0; decays && x < block.rows * plan_.Dp; ++x) {
+                 dq_[x] += tile_dq_[x] * decay_[x % plan_.Dp];
+               }
+             });
+}
+
+void BackwardBlock::finish(int64_t g, const Sums& sums, const Outputs& from,
+                           const ProblemGradients& gradients) {
+  biases_.finish(block, state, g, sums, from.dlse);
+  values_.finish(block, dout_.get(), g, sums);
+  finish_queries(g, sums, gradients);
+}
+
+void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
+  const int64_t D = plan_.D;
+  for (int row = 0; row < block.rows; ++row) {
+    float* dq = dq_.get() + row * plan_.Dp;
+    for (int64_t d = 0; d < D; ++d) dq[d] *= static_cast<float>(plan_.p.scale);
+    plan_.rotations.undo(true, block.batch, block.index[row], dq);
+    for (int64_t d = 0; sums.query_added != nullptr && d < D; ++d) {
+      sums.query_added[g * D + d] += static_cast<double>(dq[d]);
+    }
+  }
+  row_tables_.finish(block, g, sums, dq_.get(), *gradients.terms);
+  for (int row = 0; gradients.query.given() && row < block.rows; ++row) {
+    store_row(gradients.query, block.batch, block.head[row], block.index[row], D,
+              dq_.get() + row * plan_.Dp);
+  }
+}
+
+}  // namespace relpos

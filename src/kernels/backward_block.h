@@ -1,0 +1,42 @@
+// A block of the backward pass: its rows' outputs, and the gradients that they send on.
+#pragma once
+
+#include "kernels/query_block.h"
+#include "kernels/schedule.h"
+#include "kernels/terms/biases.h"
+#include "kernels/terms/value_tables.h"
+
+namespace relpos {
+
+// What the forward pass has left, and the gradients of it.
+struct Outputs {
+  TensorView out, softmax, dout, dlse;
+};
+
+// One worker's. All rows are of one head.
+class BackwardBlock : public QueryBlock {
+ public:
+  BackwardBlock(const Plan& plan, Workspace& memory);
+
+  BackwardState state;
+
+  // Loads the rows that were added, head g of a group, whose task sums into `sums`.
+  void start(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
+  // Adds what tiles [t, t + count), at most kTilesAtATime, contribute.
+  void backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g, const Sums& sums);
+  // Sends on what the rows have summed.
+  void finish(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
+
+ private:
+  void load_row_state(int row, const Outputs& from);
+  void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
+
+  BiasGradients biases_;
+  ValueTables values_;
+  Buffer<float> dout_, out_, dq_, p_, ds_;
+  Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
+};
+
+void lay_out_backward(const Plan& plan, int threads, Workspace& memory);
+
+}  // namespace relpos

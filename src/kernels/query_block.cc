@@ -1,0 +1,129 @@
+#include "kernels/query_block.h"
+
+#include <algorithm>
+
+#include "kernels/rows.h"
+#include "kernels/terms/biases.h"
+
+namespace relpos {
+
+QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
+    : plan_(plan),
+      row_tables_(plan, memory),
+      columns_(plan, memory),
+      skip_(plan),
+      decayed_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)),
+      decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
+      raw_(memory.take<float>(kRows * plan.Dp)),
+      q_(memory.take<float>(kRows * plan.Dp)) {
+  block.problem = &plan.p;
+  block.D = plan.D;
+  block.Dp = plan.Dp;
+  block.Dv = plan.Dv;
+  block.Dvp = plan.Dvp;
+}
+
+void QueryBlock::begin(int64_t batch) {
+  block.batch = batch;
+  block.rows = 0;
+  block.scores.clear();
+  block.ramps.clear();
+  block.values.clear();
+}
+
+void QueryBlock::add_row(int64_t h, int64_t i) {
+  const Problem& p = plan_.p;
+  const int row = block.rows++;
+  block.head[row] = h;
+  block.index[row] = i;
+  block.position[row] = p.positions.query(block.batch, i);
+  const auto [lo, hi] = p.visible.interval(block.batch, i);
+  block.lo[row] = std::max<int64_t>(lo, 0);
+  block.hi[row] = std::min(hi, p.keys);
+}
+
+std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
+  int64_t lo = plan_.p.keys, hi = 0;
+  for (int row = 0; row < block.rows; ++row) {
+    if (block.lo[row] >= block.hi[row]) continue;
+    lo = std::min(lo, block.lo[row]);
+    hi = std::max(hi, block.hi[row]);
+  }
+  if (lo >= hi) return {0, 0};
+  return {lo / kTile, (hi + kTile - 1) / kTile};
+}
+
+void QueryBlock::load() {
+  find_range();
+  load_queries();
+  attach_biases(plan_, block);
+  row_tables_.attach(block, raw_.get());
+  skip_.start(block);
+}
+
+void QueryBlock::find_range() {
+  block.range = plan_.range;
+  if (!plan_.p.positions.consecutive) return;
+  int64_t low = INT64_MAX, high = INT64_MIN;
+  for (int row = 0; row < block.rows; ++row) {
+    if (block.lo[row] >= block.hi[row]) continue;
+    low = std::min(low, block.lo[row] - block.position[row]);
+    high = std::max(high, block.hi[row] - 1 - block.position[row]);
+  }
+  const int64_t first = plan_.p.positions.key(block.batch, 0);
+  block.range = low <= high ? std::pair{first + low, first + high}
+                            : std::pair{plan_.range.first, plan_.range.first};
+}
+
+void QueryBlock::load_queries() {
+  const Problem& p = plan_.p;
+  const int64_t Dp = plan_.Dp, end = padded_rows();
+  const auto scale = static_cast<float>(p.scale * kLog2e);
+  float* q = block.q = q_.get();
+  std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
+  std::fill(block.position + block.rows, block.position + end, 0);
+  if (plan_.rotations.none() && plan_.row_tables.empty() && plan_.query_added.size() == 0 &&
+      plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
+    for_each_head(block, [&](int64_t head, int first, int rows) {
+      const float* from = row_in_place(p.query, block.batch, head, block.index[first]);
+      plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &scale, 0, q + first * Dp, Dp);
+    });
+    return;
+  }
+  for (int row = 0; row < block.rows; ++row) {
+    float* raw = raw_.get() + row * Dp;
+    float* own = q + row * Dp;
+    load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, Dp, raw);
+    std::copy_n(raw, Dp, own);
+    if (plan_.query_added.size() > 0) {
+      const float* added = plan_.query_added.get() + block.head[row] * Dp;
+      for (int64_t d = 0; d < Dp; ++d) own[d] += added[d];
+    }
+    plan_.rotations.apply(true, block.batch, block.index[row], own);
+  }
+  plan_.kernels.scale(block.rows, Dp, q, Dp, &scale, 0, q, Dp);
+}
+
+void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
+                      const float* reference, const float* inverse_sum) {
+  row_tables_.before(block, t, count);
+  over_tiles(tiles, t, count, nullptr, [&](const KeyTile* some, int64_t first, int64_t n) {
+    for (int64_t x = 0; x < n; ++x) {
+      plan_.kernels.emit(block, some[x], first + x, dense, reference, inverse_sum);
+    }
+  });
+}
+
+void QueryBlock::decay_queries(const KeyTile& tile) {
+  if (!plan_.rotations.decays()) return;
+  std::fill_n(decay_.get(), plan_.Dp, 1.0f);
+  plan_.rotations.decay(
+      tile.first_position - plan_.rotations.query_anchor(block.batch, block.index[0]),
+      decay_.get());
+  for (int64_t n = 0; n < padded_rows() * plan_.Dp; ++n) {
+    decayed_[n] = q_[n] * decay_[n % plan_.Dp];
+  }
+  block.q = decayed_.get();
+}
+
+}  // namespace relpos

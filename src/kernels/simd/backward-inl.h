@@ -1,0 +1,224 @@
+// The backward pass of a block over tiles, for the SIMD target that includes this.
+#if defined(RELPOS_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RELPOS_BACKWARD_INL_H_
+#undef RELPOS_BACKWARD_INL_H_
+#else
+#define RELPOS_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/simd/terms-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace relpos {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Scores -> weights of one strip, before dropout.
+struct Weights {
+  const float* reference;  // of the group's rows
+  const Additions& additions;
+  const GroupSight& sight;
+  int64_t n;
+  float* p;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
+    const F d;
+    additions.add_to(s, n);
+    RELPOS_UNROLLED(r, R) {
+      const V top = hn::Set(d, reference[r]);
+      RELPOS_UNROLLED(v, kVectors) s[r][v] = exp2(hn::Sub(s[r][v], top));
+    }
+    hide(s, sight, n, 0.0f);
+    Store{p, kTile}(s);
+  }
+};
+
+// dweight -> dscore of one strip.
+struct ScoreGradients {
+  const float* delta;  // of the group's rows
+  const Additions& additions;
+  const GroupSight& sight;
+  const float* factors;  // of dropout [kGroup, kTile], or null
+  int64_t n;
+  const float* p;
+  float* ds;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&dp)[R][kVectors]) const {
+    const F d;
+    additions.add_to(dp, n);
+    RELPOS_UNROLLED(r, R) {
+      const V mean = hn::Set(d, delta[r]);
+      RELPOS_UNROLLED(v, kVectors) {
+        const int64_t at = r * kTile + v * kN;
+        if (factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, factors + at + n));
+        dp[r][v] = hn::Mul(hn::Load(d, p + at), hn::Sub(dp[r][v], mean));
+      }
+    }
+    hide(dp, sight, n, 0.0f);
+    Store{ds, kTile}(dp);
+  }
+};
+
+HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, uint64_t visible,
+                                   const float* ds) {
+  for (Ramp& ramp : block.ramps) {
+    for (int64_t c = 0; c < kTile; ++c) {
+      if (((visible >> c) & 1U) == 0) continue;
+      // Distances less the row's shift: what that leaves out, finish_biases() adds.
+      const int64_t delta = view.distance(row, c);
+      (delta < 0 ? ramp.past_sum[row] : ramp.future_sum[row]) +=
+          static_cast<double>(ds[c]) * static_cast<double>(delta - block.shift[row]);
+    }
+  }
+}
+
+// Gradients of the terms of one row, from its dscore; and, with dropout, p becomes what v met.
+HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardState& state,
+                             int row, uint64_t visible, const float* factors, float* p,
+                             const float* ds) {
+  if (factors != nullptr) multiply(p, factors);
+  add_to_gradients(view, block.scores, row, ds);
+  add_to_gradients(view, block.values, row, p);
+  add_ramp_gradients(view, block, row, visible, ds);
+  if (state.key_bias != nullptr) {
+    const F d;
+    float* to = state.key_bias + view.t * kTile;
+    for (int64_t c = 0; c < kTile; c += kN) {
+      hn::Store(hn::Add(hn::Load(d, to + c), hn::Load(d, ds + c)), d, to + c);
+    }
+  }
+  if (state.mask_gradient == nullptr) return;
+  for (int64_t c = 0; c < kTile; ++c) {
+    if (((visible >> c) & 1U) == 0) continue;
+    (*state.mask_gradient)[state.mask_index->offset(
+        {block.batch, block.head[row], block.index[row], view.t * kTile + c})] += ds[c];
+  }
+}
+
+// dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
+HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, int64_t t, int groups,
+                              const uint64_t* group_any, const uint64_t* visible, bool block_all) {
+  float* dv = state.dv + t * kTile * block.Dvp;
+  float* dk = state.dk + t * kTile * block.Dp;
+  constexpr int64_t kStrip = 2 * kGroup;
+  for (int64_t key = 0; key < kTile;) {
+    int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
+    const uint64_t bits = (keys == kTile ? kAll : (uint64_t{1} << keys) - 1) << key;
+    int begin = 0, end = groups;
+    while (begin < end && (group_any[begin] & bits) == 0) ++begin;
+    while (end > begin && (group_any[end - 1] & bits) == 0) --end;
+    const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
+    if (rows > 0 && (block_all || state.rows_finite)) {
+      gemm(keys, block.Dvp, rows, state.p + from * kTile + key, 1, kTile,
+           state.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
+      gemm(keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
+           block.Dp, dk + key * block.Dp, block.Dp, true);
+    } else if (rows > 0) {
+      const Seen seen{visible + from, key, true};
+      guarded_gemm(gemm, keys, block.Dvp, rows, state.p + from * kTile + key, 1, kTile,
+                   state.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, seen);
+      guarded_gemm(gemm, keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile,
+                   block.q + from * block.Dp, block.Dp, dk + key * block.Dp, block.Dp, seen);
+    }
+    key += keys;
+  }
+}
+
+// p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
+HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState& state, int group,
+                               const GroupSight& sight, const std::vector<Panel>& value_reads,
+                               bool by_row) {
+  const KeyTile& tile = view.tile;
+  const int64_t from = sight.first(), last = sight.last(), end = sight.end();
+  const int rows = std::min(kGroup, block.rows - group);
+  float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
+  HWY_ALIGN_MAX float factors[kGroup * kTile];
+  const float* dropout = block.problem->dropout.active() ? factors : nullptr;
+  clear_outside(p, from, end);
+  clear_outside(ds, from, end);
+  for (int r = 0; dropout != nullptr && r < rows; ++r) {
+    dropout_factors(block, group + r, view.t, factors + r * kTile);
+  }
+  {
+    const Additions additions(view, block.scores, group, true);
+    row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile,
+                      p, kTile, false, [&](int64_t n) HWY_ATTR {
+                        return Weights{state.reference + group, additions, sight, n, p + n};
+                      });
+  }
+  {
+    const Additions additions(view, value_reads, group, false);
+    row_strip<kGroup>(from, end, block.Dv, state.dout + group * block.Dvp, block.Dvp, 1, tile.vt,
+                      kTile, ds, kTile, false, [&](int64_t n) HWY_ATTR {
+                        return ScoreGradients{
+                            state.delta + group, additions, sight, dropout, n, p + n, ds + n};
+                      });
+  }
+  for (int r = 0; by_row && r < rows; ++r) {
+    backward_row(view, block, state, group + r, sight.visible[r],
+                 dropout == nullptr ? nullptr : dropout + r * kTile, p + r * kTile, ds + r * kTile);
+  }
+  float* dq = state.dq + group * block.Dp;
+  const float* k = tile.k + from * block.Dp;
+  if (sight.all != kAll && !tile.k_finite) {
+    guarded_gemm(gemm, kGroup, block.Dp, last - from, ds + from, kTile, 1, k, block.Dp, dq,
+                 block.Dp, {sight.visible, from, false});
+  } else {
+    gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, k, block.Dp, dq, block.Dp, true);
+  }
+}
+
+void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
+              int64_t count) {
+  const int groups = (block.rows + kGroup - 1) / kGroup;
+  const std::vector<Panel> no_panels;
+  bool reads_values = false;
+  for (const Panel& panel : block.values) reads_values |= panel.cells != nullptr;
+  const bool by_row = block.problem->dropout.active() || !block.scores.empty() ||
+                      !block.values.empty() || !block.ramps.empty() || state.key_bias != nullptr ||
+                      state.mask_gradient != nullptr;
+  uint64_t visible[kRows], group_any[kRows / kGroup];
+  for (int64_t t = first; t < first + count; ++t) {
+    const TileView view(block, tiles[t - first], t);
+    uint64_t block_all = kAll, block_any = 0;
+    for (int g = 0; g < groups; ++g) {
+      if (t + 1 < first + count) {
+        const KeyTile& next = tiles[t + 1 - first];
+        prefetch_part(next.kt, block.D * kTile, g, groups);
+        prefetch_part(next.vt, block.Dv * kTile, g, groups);
+        prefetch_part(next.k, block.Dp * kTile, g, groups);
+        prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
+        prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
+      }
+      const GroupSight sight(block, g * kGroup, t, state.reference);
+      std::copy_n(sight.visible, kGroup, visible + g * kGroup);
+      group_any[g] = sight.any;
+      block_all &= sight.all;
+      block_any |= sight.any;
+      if (sight.any == 0) {
+        clear(state.p + g * kGroup * kTile, kGroup * kTile);
+        clear(state.ds + g * kGroup * kTile, kGroup * kTile);
+        continue;
+      }
+      backward_group(view, block, state, g * kGroup, sight, reads_values ? block.values : no_panels,
+                     by_row);
+    }
+    if (block_any != 0) {
+      key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace relpos
+HWY_AFTER_NAMESPACE();
+
+#endif

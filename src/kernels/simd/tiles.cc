@@ -1,0 +1,128 @@
+// The tile kernels: forward, backward and dense, compiled once for each SIMD target.
+#include "kernels/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/simd/tiles.cc"
+#include <hwy/foreach_target.h>  // IWYU pragma: keep
+#include <hwy/highway.h>
+
+#include <algorithm>
+
+#include "kernels/block.h"
+#include "kernels/simd/backward-inl.h"
+#include "kernels/simd/columns-inl.h"
+#include "kernels/simd/forward-inl.h"
+#include "kernels/simd/math-inl.h"
+#include "kernels/simd/terms-inl.h"
+#include "kernels/targets.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace relpos {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Scores of one strip.
+struct Scores {
+  const Additions& additions;
+  const GroupSight& sight;
+  int64_t n;
+  float* p;
+
+  template <int R, int kVectors>
+  HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
+    additions.add_to(s, n);
+    hide(s, sight, n, kNothing);
+    Store{p, kTile}(s);
+  }
+};
+
+void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& dense,
+          const float* reference, const float* inverse_sum) {
+  const bool weights = reference != nullptr;
+  HWY_ALIGN_MAX float p[kGroup * kTile], factors[kTile];
+  const TileView view(block, tile, t);
+  const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
+  for (int group = 0; group < block.rows; group += kGroup) {
+    const GroupSight sight(block, group, t, reference);
+    const Additions additions(view, block.scores, group, true);
+    const auto strips = [&](const auto& finish) HWY_ATTR {
+      row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp, 1,
+                        tile.kt, kTile, p, kTile, false, finish);
+    };
+    if (weights) {
+      strips([&](int64_t n)
+                 HWY_ATTR { return Weights{reference + group, additions, sight, n, p + n}; });
+    } else {
+      strips([&](int64_t n) HWY_ATTR { return Scores{additions, sight, n, p + n}; });
+    }
+    for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+      float* out = p + (row - group) * kTile;
+      if (weights && block.problem->dropout.active()) {
+        dropout_factors(block, row, t, factors);
+        multiply(out, factors);
+      }
+      for (int64_t c = 0; c < keys; ++c) {
+        dense.store(dense.offset({block.batch, block.head[row], block.index[row], t * kTile + c}),
+                    weights ? static_cast<double>(out[c] * inverse_sum[row])
+                            : from_log2(static_cast<double>(out[c])) + block.score_shift[row]);
+      }
+    }
+  }
+}
+
+void exponentials(const float* x, int64_t n, float* y) {
+  for (int64_t c = 0; c < n; c += kN) hn::StoreU(exp2(hn::LoadU(F(), x + c)), F(), y + c);
+}
+
+void dropout(const Block& block, int row, int64_t t, float* factors) {
+  dropout_factors(block, row, t, factors);
+}
+
+}  // namespace
+
+// Of convert.cc and decode_tiles.cc, for the same target.
+void widen_bfloat16(const void* half, int64_t n, float* row);
+void widen_float16(const void* half, int64_t n, float* row);
+void narrow_bfloat16(const float* row, int64_t n, void* half);
+void narrow_float16(const float* row, int64_t n, void* half);
+void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
+void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
+                    float* o, int64_t ldo);
+
+Kernels kernels(const char* name) {
+  return {.name = name,
+          .lanes = kN,
+          .gemm = gemm,
+          .scale = scale,
+          .rotate = rotate,
+          .transpose = transpose,
+          .finite = finite,
+          .largest_norm = largest_norm,
+          .expand = expand,
+          .read_columns = read_columns,
+          .add_columns = add_columns,
+          .widen_bfloat16 = widen_bfloat16,
+          .widen_float16 = widen_float16,
+          .narrow_bfloat16 = narrow_bfloat16,
+          .narrow_float16 = narrow_float16,
+          .row_scores = row_scores,
+          .add_row_values = add_row_values,
+          .weigh = weigh,
+          .forward = forward,
+          .backward = backward,
+          .emit = emit,
+          .exponentials = exponentials,
+          .dropout = dropout};
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace relpos
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace relpos {
+
+std::vector<Kernels> compiled_kernels() { return RELPOS_EVERY_TARGET(Kernels, kernels); }
+
+}  // namespace relpos
+#endif

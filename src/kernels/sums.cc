@@ -1,0 +1,134 @@
+#include "kernels/sums.h"
+
+#include <algorithm>
+
+#include "kernels/rows.h"
+#include "kernels/terms/biases.h"
+#include "kernels/terms/columns.h"
+
+namespace relpos {
+
+float* Sums::floats(bool wanted, int64_t n, Workspace& memory) {
+  if (!wanted) return nullptr;
+  return floats_.emplace_back(memory.take<float>(n)).get();
+}
+
+double* Sums::doubles(bool wanted, int64_t n, Workspace& memory) {
+  if (!wanted) return nullptr;
+  return doubles_.emplace_back(memory.take<double>(n)).get();
+}
+
+Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
+  const int64_t keys = plan.tiles * kTile, group = plan.p.group();
+  dk = floats(true, keys * plan.Dp, memory);
+  dv = floats(true, keys * plan.Dvp, memory);
+  for (const BiasPlan& bias : plan.biases) {
+    const TermGradients::Bias& gradient = wants.biases[bias.term];
+    const bool wanted = !(bias.sloped ? gradient.slopes : gradient.table).empty();
+    biases.push_back({doubles(wanted && !bias.ramp, group * bias.row_size(), memory),
+                      doubles(wanted && bias.sloped, 2 * group, memory)});
+  }
+  for (size_t n = 0; n < plan.row_tables.size(); ++n) {
+    const TablePlan& table = plan.row_tables[n];
+    const auto& [own, factor, added] = wants.row_tables[n];
+    rows.push_back({{floats(!own.empty(), TableSums::size(table, group), memory)},
+                    doubles(!added.empty(), group * table.rank, memory)});
+  }
+  for (size_t n = 0; n < plan.value_tables.size(); ++n) {
+    const bool wanted = !wants.value_tables[n].table.empty();
+    values.push_back({floats(wanted, TableSums::size(plan.value_tables[n], group), memory)});
+  }
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    const TablePlan& table = plan.columns[n].table;
+    const auto& [own, factor, added] = wants.column_tables[n];
+    const bool by_key = !plan.p.terms.column_tables[n].factor.view.given();
+    columns.push_back({{floats(!own.empty(), TableSums::size(table, group), memory)},
+                       floats(by_key || !factor.empty(), keys * table.padded_rank, memory)});
+  }
+  const auto any = [](const auto& all, auto&& empty) {
+    return !std::all_of(all.begin(), all.end(), empty);
+  };
+  key_bias = floats(any(wants.key_biases, [](const auto& g) { return g.table.empty(); }),
+                    group * keys, memory);
+  query_added = doubles(any(wants.query_added, [](const auto& g) { return g.empty(); }),
+                        group * plan.D, memory);
+}
+
+void Sums::clear() {
+  for (const Buffer<float>& sums : floats_) std::fill_n(sums.get(), sums.size(), 0.0f);
+  for (const Buffer<double>& sums : doubles_) std::fill_n(sums.get(), sums.size(), 0.0);
+}
+
+void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task,
+                  int64_t count, int64_t chunks, int threads, Stopper& stopper, TermGradients& to) {
+  const Problem& p = plan.p;
+  const auto kv_head = [&](int64_t n) { return (first_task + n) / chunks % p.kv_heads; };
+  for (int64_t n = 0; n < count; ++n) {
+    check_cancelled();
+    const int64_t head = kv_head(n), first = head * p.group();
+    reduce_biases(plan, sums[n], head, to);
+    reduce_key_biases(plan, sums[n], (first_task + n) / chunks / p.kv_heads, head, to);
+    for (size_t t = 0; t < plan.row_tables.size(); ++t) {
+      const int64_t rank = plan.row_tables[t].rank;
+      for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {
+        to.row_tables[t].added[first * rank + d] += sums[n].rows[t].added[d];
+      }
+    }
+    for (size_t t = 0; t < p.terms.query_added.size(); ++t) {
+      const double by = p.terms.query_added[t].multiplier;
+      for (int64_t d = 0; !to.query_added[t].empty() && d < p.group() * plan.D; ++d) {
+        to.query_added[t][first * plan.D + d] += sums[n].query_added[d] * by;
+      }
+    }
+  }
+  const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
+                          std::vector<double>& gradient, auto&& sums_of) {
+    parallel_for((table.rank + kLanes - 1) / kLanes, threads, stopper, [&](int64_t strip, int w) {
+      const int64_t from = strip * kLanes, end = std::min(table.rank, from + kLanes);
+      for (int64_t n = 0; n < count && !stopper.stopped(w); ++n) {
+        sums_of(sums[n]).reduce(table, data, kv_head(n), p.group(), scale, from, end, gradient);
+      }
+    });
+  };
+  // The factors that the sums of row and column tables hold are already times s log2(e).
+  for (size_t t = 0; t < plan.row_tables.size(); ++t) {
+    reduce(plan.row_tables[t], p.terms.row_tables[t].table, kLn2, to.row_tables[t].table,
+           [t](const Sums& s) { return s.rows[t].table; });
+  }
+  for (size_t t = 0; t < plan.columns.size(); ++t) {
+    reduce(plan.columns[t].table, p.terms.column_tables[t].table, kLn2, to.column_tables[t].table,
+           [t](const Sums& s) { return s.columns[t].table; });
+  }
+  for (size_t t = 0; t < plan.value_tables.size(); ++t) {
+    reduce(plan.value_tables[t], p.terms.value_tables[t].table, 1.0, to.value_tables[t].table,
+           [t](const Sums& s) { return s.values[t]; });
+  }
+}
+
+void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
+                 int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
+  const Problem& p = plan.p;
+  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int) {
+    const int64_t slot = task / plan.tiles, pair = first_pair + slot;
+    const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
+    const int64_t first = task % plan.tiles * kTile;
+    const Sums* chunk = &sums[slot * chunks];
+    for (int64_t j = first; j < std::min(p.keys, first + kTile); ++j) {
+      float* dk = chunk->dk + j * plan.Dp;
+      float* dv = chunk->dv + j * plan.Dvp;
+      for (int64_t c = 1; c < chunks; ++c) {
+        for (int64_t d = 0; d < plan.D; ++d) dk[d] += chunk[c].dk[j * plan.Dp + d];
+        for (int64_t d = 0; d < plan.Dv; ++d) dv[d] += chunk[c].dv[j * plan.Dvp + d];
+      }
+      if (gradients.key.given()) {
+        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
+        plan.rotations.undo(false, b, j, dk);
+      }
+      reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);
+      if (gradients.key.given()) store_row(gradients.key, b, kv_head, j, plan.D, dk);
+      if (gradients.value.given()) store_row(gradients.value, b, kv_head, j, plan.Dv, dv);
+    }
+  });
+}
+
+}  // namespace relpos

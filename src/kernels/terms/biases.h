@@ -1,0 +1,41 @@
+// b[h, m(delta)] and key_bias[h, j]. Tables and slopes are written out over the distances that occur,
+// key biases over the keys; a block's rows read them where they lie, and its gradients are summed in
+// cells of its own. Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
+#pragma once
+
+#include <vector>
+
+#include "kernels/sums.h"
+
+namespace relpos {
+
+std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t> range,
+                                    const Shifts& shifts, bool direct, Workspace& memory);
+void expand_key_biases(Plan& plan, Workspace& memory);
+// The largest of each kTile cells, and true, where a bias falls so far that tiles may be skipped.
+bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memory);
+
+// Points the rows of a block at what biases of distances and of keys add to their scores.
+void attach_biases(const Plan& plan, Block& block);
+
+// One worker's gradients of the biases of distances.
+class BiasGradients {
+ public:
+  BiasGradients(const Plan& plan, Workspace& memory);
+
+  void attach(Block& block, const Sums& sums) const;
+  // Moves the block's float cells into the task's doubles, head g of its group.
+  void finish(const Block& block, const BackwardState& state, int64_t g, const Sums& sums,
+              const TensorView& dlse);
+
+ private:
+  const Plan& plan_;
+  std::vector<Buffer<float>> cells_;  // [bias][kGroup, row_size]
+};
+
+// What a task has summed, into the gradients.
+void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+void reduce_key_biases(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head,
+                       TermGradients& to);
+
+}  // namespace relpos

@@ -1,0 +1,182 @@
+#include "kernels/terms/columns.h"
+
+#include <algorithm>
+
+namespace relpos {
+namespace {
+
+// Entries of row - key, and a vector beyond them.
+constexpr int64_t kOffsets = kTile + kRows + 2 * kLanes;
+
+// Products of a row: of every run where positions are explicit, else of those that a block and a tile
+// may meet; rounded out on both sides, and a vector beyond them.
+int64_t product_stride(const Plan& plan) {
+  int64_t widest = 0;
+  for (const ColumnPlan& term : plan.columns) {
+    const int64_t runs = term.table.entries;
+    widest = std::max(widest, plan.p.positions.consecutive ? std::min(runs, kOffsets) : runs);
+  }
+  return widest == 0 ? 0 : round_up(widest, kLanes) + 3 * kLanes;
+}
+
+int64_t key_position(const KeyTile& tile, int64_t key) {
+  return tile.run ? tile.first_position + key : tile.positions[key];
+}
+
+}  // namespace
+
+ColumnTables::ColumnTables(const Plan& plan, Workspace& memory)
+    : plan_(plan), stride_(product_stride(plan)) {
+  if (plan.columns.empty()) return;
+  extra_ = memory.take<float>(kRows * kTile);
+  products_ = memory.zeros<float>(kTile * stride_);
+  runs_ = memory.take<int32_t>(kOffsets);
+}
+
+ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& block,
+                                        const KeyTile& tile, int row, int rows) {
+  const auto [q_low, q_high] =
+      std::minmax_element(block.position + row, block.position + row + rows);
+  int64_t k_low = tile.first_position, k_high = tile.first_position + kTile - 1;
+  if (!tile.run) {
+    k_low = *std::min_element(tile.positions, tile.positions + kTile);
+    k_high = *std::max_element(tile.positions, tile.positions + kTile);
+  }
+  const int64_t low = term.table.runs(k_low - *q_high), high = term.table.runs(k_high - *q_low);
+  Reach at;
+  at.first = low / kLanes * kLanes;
+  at.width = round_up(high + 1 - at.first, kLanes);
+  if (low == high) {
+    at.single = low - at.first;
+    return at;
+  }
+  at.ordered = tile.run;
+  for (int r = row + 1; r < row + rows && at.ordered; ++r) {
+    at.ordered = block.position[r] == block.position[r - 1] + 1;
+  }
+  if (at.ordered) {
+    // Lanes past the last row read the run of the farthest distance that a row has.
+    for (int64_t n = 0; n < kTile + round_up(rows, kLanes); ++n) {
+      const int64_t distance = std::max(k_high - *q_low - n, k_low - *q_high);
+      runs_[n] = static_cast<int32_t>(term.table.runs(distance) - at.first);
+    }
+  }
+  return at;
+}
+
+int64_t ColumnTables::run(const ColumnPlan& term, const Reach& at, const Block& block,
+                          const KeyTile& tile, int row, int64_t key) {
+  return term.table.runs(key_position(tile, key) - block.position[row]) - at.first;
+}
+
+void ColumnTables::multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile,
+                            const Reach& at) {
+  const TablePlan& table = term.table;
+  const float* panels = table.head_panels(head);
+  for (int64_t from = at.first; from < at.first + at.width;) {
+    const int64_t panel = from / kTile;
+    const int64_t end = std::min(at.first + at.width, (panel + 1) * kTile);
+    plan_.kernels.gemm(kTile, end - from, table.rank, tile.memory + term.factors_at,
+                       table.padded_rank, 1, panels + panel * table.rank * kTile + from % kTile,
+                       kTile, products_.get() + (from - at.first), stride_, false);
+    from = end;
+  }
+}
+
+void ColumnTables::before(Block& block, const KeyTile& tile) {
+  if (plan_.columns.empty()) return;
+  // Far from the diagonal every pair of a key reads one run, and all rows share the sums.
+  bool shared = block.head[0] == block.head[block.rows - 1];
+  for (const ColumnPlan& term : plan_.columns) {
+    shared = shared && reach(term, block, tile, 0, block.rows).single >= 0;
+  }
+  block.extra = extra_.get();
+  block.extra_stride = shared ? 0 : kTile;
+  std::fill_n(extra_.get(), (shared ? 1 : kRows) * kTile, 0.0f);
+  for (const ColumnPlan& term : plan_.columns) {
+    for_each_head(block, [&](int64_t head, int row, int rows) {
+      const Reach at = reach(term, block, tile, row, rows);
+      multiply(term, head, tile, at);
+      float* extra = extra_.get() + (shared ? 0 : row * kTile);
+      if (at.ordered) {
+        plan_.kernels.read_columns(rows, products_.get(), stride_, runs_.get(), extra);
+        return;
+      }
+      for (int r = 0; r < (shared ? 1 : rows); ++r) {
+        for (int64_t key = 0; key < kTile; ++key) {
+          const int64_t column =
+              at.single >= 0 ? at.single : run(term, at, block, tile, row + r, key);
+          extra[r * kTile + key] += products_[key * stride_ + column];
+        }
+      }
+    });
+  }
+}
+
+void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block& block,
+                            const KeyTile& tile, const float* ds) {
+  for (int64_t key = 0; key < kTile; ++key) {
+    std::fill_n(products_.get() + key * stride_, at.width, 0.0f);
+  }
+  if (at.ordered) {
+    plan_.kernels.add_columns(block.rows, ds, runs_.get(), products_.get(), stride_);
+    return;
+  }
+  if (at.single >= 0) {
+    float total[kTile] = {};
+    for (int64_t n = 0; n < block.rows * kTile; ++n) total[n % kTile] += ds[n];
+    for (int64_t key = 0; key < kTile; ++key) products_[key * stride_ + at.single] = total[key];
+    return;
+  }
+  for (int64_t n = 0; n < block.rows * kTile; ++n) {
+    const int row = static_cast<int>(n / kTile);
+    const int64_t key = n % kTile;
+    products_[key * stride_ + run(term, at, block, tile, row, key)] += ds[n];
+  }
+}
+
+void ColumnTables::after(const Block& block, const float* ds, const KeyTile& tile, int64_t t,
+                         int64_t g, const Sums& sums) {
+  for (size_t n = 0; n < plan_.columns.size(); ++n) {
+    const ColumnPlan& term = plan_.columns[n];
+    const TablePlan& table = term.table;
+    const auto& [own, factors] = sums.columns[n];
+    const int64_t rank = table.padded_rank;
+    if (own.cells == nullptr && factors == nullptr) continue;
+    const Reach at = reach(term, block, tile, 0, block.rows);
+    sum_runs(term, at, block, tile, ds);
+    if (own.cells != nullptr) {
+      relpos::multiply(plan_.kernels, tile.factors_finite, at.width, rank, kTile, products_.get(),
+                       1, stride_, tile.memory + term.factors_at, rank, own.at(table, g, at.first),
+                       rank, true);
+    }
+    if (factors != nullptr) {
+      relpos::multiply(plan_.kernels, table.finite, kTile, rank, at.width, products_.get(), stride_,
+                       1, table.head_rows(block.head[0], at.first), rank,
+                       factors + t * kTile * rank, rank, true);
+    }
+  }
+}
+
+void reduce_column_factors(const Plan& plan, const Sums* sums, int64_t chunks, int64_t pair,
+                           int64_t j, float* dk, TermGradients& to) {
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    const TablePlan& table = plan.columns[n].table;
+    const TermData& factor = plan.p.terms.column_tables[n].factor;
+    for (int64_t d = 0; sums->columns[n].factors != nullptr && d < table.rank; ++d) {
+      double sum = 0.0;
+      for (int64_t c = 0; c < chunks; ++c) {
+        sum += static_cast<double>(sums[c].columns[n].factors[j * table.padded_rank + d]);
+      }
+      sum *= table.scale;
+      if (factor.view.given()) {
+        const int64_t at = (pair * plan.p.keys + j) * table.rank + d;
+        to.column_tables[n].factor[at] = sum * factor.multiplier;
+      } else {
+        dk[d] += static_cast<float>(sum);
+      }
+    }
+  }
+}
+
+}  // namespace relpos

@@ -1,0 +1,176 @@
+#include "kernels/terms/row_tables.h"
+
+#include <algorithm>
+
+#include "kernels/rows.h"
+
+namespace relpos {
+namespace {
+
+// Cells of a row that sliding needs: those of some tiles and a block's rows, in whole panels.
+constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
+
+// Whether a table's cells are not all there at once. Products that runs share are computed once a
+// block: a window of them would compute many anew.
+bool slides(const Plan& plan, const TablePlan& table) {
+  return plan.p.positions.consecutive && !table.by_runs() && table.window.width > kSlidingCells;
+}
+
+// How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
+int64_t shared(const Cut& from, const Cut& to) {
+  const bool follows = from.first <= to.first && to.first < from.end() && from.end() <= to.end();
+  return follows ? from.end() - to.first : 0;
+}
+
+void move_shared(const Cut& from, const Cut& to, int rows, float* cells, int64_t stride) {
+  const int64_t by = to.first - from.first;
+  for (int row = 0; row < rows && by > 0; ++row) {
+    float* at = cells + row * stride + kPad;
+    std::copy_n(at + by, shared(from, to), at);
+  }
+}
+
+}  // namespace
+
+int64_t RowTables::stride(const Plan& plan, const TablePlan& table) {
+  return slides(plan, table) ? kSlidingCells + 2 * kPad : plan.cell_stride(table.window);
+}
+
+RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
+  for (const TablePlan& table : plan.row_tables) {
+    const int64_t factors = kRows * table.padded_rank, cells = kRows * stride(plan, table);
+    Table& own = tables_.emplace_back();
+    own.factor = memory.take<float>(factors);
+    own.cells = memory.take<float>(cells);
+    own.factor_gradient = memory.take<float>(plan.backward ? factors : 0);
+    own.cell_gradients = memory.take<float>(plan.backward ? cells : 0);
+    own.panel.stride = stride(plan, table);
+    own.panel.cells = own.cells.get();
+    own.panel.gradient = own.cell_gradients.get();
+  }
+}
+
+void RowTables::load_factor(const Block& block, int64_t n, int row, const float* query) {
+  const TablePlan& table = plan_.row_tables[n];
+  const RowTable& term = plan_.p.terms.row_tables[n];
+  float* a = tables_[n].factor.get() + row * table.padded_rank;
+  auto by = static_cast<float>(table.scale * kLog2e);
+  if (term.factor.view.given()) {
+    load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank,
+             table.padded_rank, a);
+    const auto multiplier = static_cast<float>(term.factor.multiplier);
+    plan_.kernels.scale(1, table.rank, a, 0, &multiplier, 0, a, 0);
+  } else {
+    std::copy_n(query, table.padded_rank, a);
+  }
+  for (int64_t d = 0; term.added.view.given() && d < table.rank; ++d) {
+    a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
+  }
+  plan_.kernels.scale(1, table.rank, a, 0, &by, 0, a, 0);
+}
+
+void RowTables::attach(Block& block, const float* queries) {
+  for (size_t n = 0; n < tables_.size(); ++n) {
+    Table& own = tables_[n];
+    own.cut = {};
+    for (int row = 0; row < block.rows; ++row) {
+      load_factor(block, n, row, queries + row * plan_.Dp);
+    }
+    std::fill_n(own.factor_gradient.get(), own.factor_gradient.size(), 0.0f);
+    block.scores.push_back(own.panel);
+  }
+}
+
+Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
+  const TablePlan& table = plan_.row_tables[n];
+  if (!slides(plan_, table)) return table.window.cut(block.range);
+  const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
+  const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
+  const auto seen = [&](int64_t distance) {
+    return std::clamp(distance, block.range.first, block.range.second);
+  };
+  const Positions& at = plan_.p.positions;
+  const Cut read = table.window.cut(
+      {seen(at.key(block.batch, t * kTile) - *last), seen(at.key(block.batch, end - 1) - *first)});
+  const int64_t from = read.first / kTile * kTile;
+  return {from, std::min(table.window.width, round_up(read.end(), kTile)) - from};
+}
+
+void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const Sums* sums) {
+  for (size_t n = 0; n < tables_.size(); ++n) {
+    const TablePlan& table = plan_.row_tables[n];
+    Table& own = tables_[n];
+    const Cut to = reach(block, n, t, count);
+    if (to == own.cut) continue;
+    if (sums != nullptr) leave(block, n, to, g, *sums);
+    const int64_t stride = own.panel.stride, kept = shared(own.cut, to);
+    move_shared(own.cut, to, block.rows, own.cells.get(), stride);
+    for_each_head(block, [&](int64_t head, int row, int rows) {
+      float* cells = own.cells.get() + row * stride;
+      table_products(plan_.kernels, table, head, rows, own.factor.get() + row * table.padded_rank,
+                     table.padded_rank, {to.first + kept, to.width - kept}, cells + kPad + kept,
+                     stride);
+      fill_pads(table, rows, to.width, cells, stride);
+    });
+    own.cut = to;
+    Panel& panel = block.scores[plan_.biases.size() + n];
+    panel.lo = table.window.lo + to.first;
+    panel.width = to.width;
+  }
+}
+
+// Moves the gradients of the cells that `to` does not hold into the table's and the factor's, the
+// others to where `to` has them.
+void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, const Sums& sums) {
+  const TablePlan& table = plan_.row_tables[n];
+  const Table& own = tables_[n];
+  const Cut& from = own.cut;
+  const int64_t stride = own.panel.stride, rank = table.padded_rank, kept = shared(from, to);
+  float* cells = own.cell_gradients.get();
+  if (from.width > 0) fold_pads(table, block.rows, from, cells, stride);
+  if (from.width > kept) {
+    const Cut gone = fold_runs(table, block.rows, {from.first, from.width - kept}, cells, stride);
+    sums.rows[n].table.add(plan_.kernels, table, g, gone, block.rows, cells, stride,
+                           own.factor.get(), rank);
+    multiply(plan_.kernels, table.finite, block.rows, rank, gone.width, cells + kPad, stride, 1,
+             table.head_rows(block.head[0], gone.first), rank, own.factor_gradient.get(), rank,
+             slides(plan_, table));  // else all leave at once
+  }
+  move_shared(from, to, block.rows, cells, stride);
+  for (int row = 0; row < block.rows; ++row) {
+    std::fill_n(cells + row * stride, kPad, 0.0f);
+    std::fill_n(cells + row * stride + kPad + kept, to.width - kept + kPad, 0.0f);
+  }
+}
+
+void RowTables::finish(Block& block, int64_t g, const Sums& sums, float* dq, TermGradients& to) {
+  for (size_t n = 0; n < tables_.size(); ++n) {
+    if (tables_[n].cut.width > 0) leave(block, n, {}, g, sums);
+    double* added = sums.rows[n].added;
+    if (added != nullptr) added += g * plan_.row_tables[n].rank;
+    for (int row = 0; row < block.rows; ++row) {
+      finish_row(block, n, row, added, dq + row * plan_.Dp, to.row_tables[n].factor);
+    }
+  }
+}
+
+void RowTables::finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
+                           std::vector<double>& factor) const {
+  const Problem& p = plan_.p;
+  const TablePlan& table = plan_.row_tables[n];
+  const RowTable& term = p.terms.row_tables[n];
+  const float* da = tables_[n].factor_gradient.get() + row * table.padded_rank;
+  const int64_t to =
+      ((block.batch * p.heads + block.head[row]) * p.queries + block.index[row]) * table.rank;
+  for (int64_t d = 0; d < table.rank; ++d) {
+    const double value = table.scale * static_cast<double>(da[d]);
+    if (added != nullptr) added[d] += value * term.added.multiplier;
+    if (!term.factor.view.given()) {
+      dq[d] += static_cast<float>(value);
+    } else if (!factor.empty()) {
+      factor[to + d] = value * term.factor.multiplier;
+    }
+  }
+}
+
+}  // namespace relpos
