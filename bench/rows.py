@@ -4,6 +4,7 @@ The rows of schemes come from the registry; CHOSEN has at most a line for each.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,17 +43,28 @@ CHOSEN = {
 
 
 def construct(name: str, shape: Shape, chosen: dict[str, Any]) -> Any:
-    """A position of the scheme; sizes that must be given are those of the call, else its length."""
+    """A position of the scheme; sizes that must be given are those of the call, else its length,
+    or the side of a square of its tokens. Inputs are drawn as the scheme's example says."""
     scheme = next((s for s in relpos.schemes() if s.name == name), None)
     if scheme is None:
         raise ValueError(f"no scheme {name} in this build's registry")
     sizes = {"heads": shape[1], "head_dim": shape[4]}
-    options = {
-        o.name: o.choices[0] if o.choices else sizes.get(o.name, shape[3])
-        for o in scheme.options
-        if o.required
-    }
-    return getattr(relpos, scheme.class_name)(**{**options, **chosen})
+
+    def required(option: Any) -> Any:
+        if option.choices:
+            return option.choices[0]
+        return math.isqrt(shape[3]) if option.type == "values" else sizes.get(option.name, shape[3])
+
+    options = {o.name: required(o) for o in scheme.options if o.required} | chosen
+    position = getattr(relpos, scheme.class_name)(**options)
+    inputs = [spec for spec in scheme.describe(**options).parameters if spec.input]
+    if not inputs:
+        return position
+    of_call = dict(zip(("batch", "heads", "queries", "keys"), shape[:4], strict=True))
+    drawn = [torch.empty([of_call.get(n, n) for n in spec.shape]) for spec in inputs]
+    for spec, tensor in zip(inputs, drawn, strict=True):
+        tensor.uniform_(spec.low, spec.high)
+    return position(*drawn)
 
 
 def against_plain(

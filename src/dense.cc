@@ -106,7 +106,8 @@ Form rows_form(const std::string& who, const ClassMap& map, const TermData& tabl
 
 bool has_key_form(const Terms& terms) {
   const bool biases = !terms.biases.empty() || !terms.key_biases.empty();
-  return biases ? terms.row_tables.empty() : terms.row_tables.size() == 1;
+  const size_t tables = terms.row_tables.size() + terms.column_tables.size();
+  return biases ? tables == 0 : terms.row_tables.size() == 1 || tables == 1;
 }
 
 Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which) {
@@ -120,6 +121,9 @@ Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::stri
   }
   check_value(has_key_form(terms), who,
               ": which='key' needs biases or one row table; this position has ", describe(terms));
+  if (terms.row_tables.empty() && !terms.column_tables.empty()) {
+    return rows_form(who, terms.column_tables[0].map, terms.column_tables[0].table);
+  }
   if (terms.row_tables.empty()) return bias_form(who, terms, grid);
   return rows_form(who, terms.row_tables[0].map, terms.row_tables[0].table);
 }
@@ -350,9 +354,10 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
     if (form.biases != nullptr) {
       bias_backward(form, grid, at, dout, gradients);
     } else {
-      rows_backward(
-          form, grid, at, dout,
-          which == "value" ? gradients.value_tables[0].table : gradients.row_tables[0].table);
+      rows_backward(form, grid, at, dout,
+                    which == "value"               ? gradients.value_tables[0].table
+                    : gradients.row_tables.empty() ? gradients.column_tables[0].table
+                                                   : gradients.row_tables[0].table);
     }
   }
   ParameterSums sums = zero_sums(part, wants);

@@ -82,7 +82,8 @@ TermData Projection::table(const std::vector<double>& weight) const {
 std::vector<double> Projection::weight_gradient(const std::vector<double>& table_gradient) const {
   const int64_t padded = round_up(width, kLanes);
   std::vector<double> sums(static_cast<size_t>(heads * head_dim * width), 0.0);
-  if (in_double) {
+  constexpr int64_t kSmall = int64_t{1} << 20;  // products that are too few to round for speed
+  if (in_double || heads * head_dim * width <= kSmall / std::max<int64_t>(span, 1)) {
     std::vector<double> all(static_cast<size_t>(span * width));
     in_parallel(threads, pieces(*this), [&](int64_t piece) {
       const int64_t from = piece * kPiece;

@@ -68,7 +68,8 @@ std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel)
                            [](const DistanceBias& bias) { return bias.map.has_value(); }) ||
        !terms.row_tables.empty() || !terms.column_tables.empty() || !terms.value_tables.empty());
   if (has_classes) list.push_back(notebooks::index_step("index", part, grid));
-  if (has_biases ? terms.row_tables.empty() : terms.row_tables.size() == 1) {
+  const size_t tables = terms.row_tables.size() + terms.column_tables.size();
+  if (has_biases ? tables == 0 : terms.row_tables.size() == 1 || tables == 1) {
     list.push_back(notebooks::dense_step(has_biases ? "bias" : "rows", part, grid));
   }
   return list;

@@ -234,14 +234,24 @@ def test_dense_indices_and_steps(name, scheme, options):
 
 @every_scheme
 def test_dense_is_what_scores_adds(name, scheme, options):
-    """Slides a grid along: what dense says of (i, j) depends on the distance alone."""
+    """Slides a grid along: what dense says of (i, j) depends on the distance alone. Parameters
+    that dense says nothing of are 0: vectors added to queries, a second table for keys."""
     position = build(scheme, options).double()
     with torch.no_grad():
         for parameter in position.parameters():
             parameter.normal_()
     query, key, _ = (x.double() for x in qkv(queries=3, keys=6))
-    got = relpos.scores(query, key, position=position, q_offset=2)
     dense = position.dense(3, 6, q_offset=2)
+    parameters = list(position.parameters())
+    if parameters:
+        for parameter, gradient in zip(
+            parameters,
+            torch.autograd.grad(dense.sum(), parameters, allow_unused=True),
+            strict=True,
+        ):
+            if gradient is None or not gradient.any():
+                torch.nn.init.zeros_(parameter)
+    got = relpos.scores(query, key, position=position, q_offset=2)
     if isinstance(dense, tuple):
         turned = position.rotate(query, offset=2) @ position.rotate(key).mT
         torch.testing.assert_close(got, turned / HEAD_DIM**0.5)
@@ -251,7 +261,9 @@ def test_dense_is_what_scores_adds(name, scheme, options):
         torch.testing.assert_close(got, plain + dense)
     else:
         rows = dense if dense.dim() == 4 else dense[None]
-        term = torch.einsum("bhid,hijd->bhij", query, rows.expand(HEADS, -1, -1, -1))
+        rows = rows.expand(HEADS, -1, -1, -1)
+        terms = (("bhid,hijd->bhij", query), ("bhjd,hijd->bhij", key))
+        term = torch.einsum(*terms[options.get("terms") == "p2c"], rows)
         torch.testing.assert_close(got, plain + term / HEAD_DIM**0.5)
 
 

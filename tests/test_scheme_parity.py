@@ -1,5 +1,5 @@
 """Schemes against the code of others: by our formulas (tests/oracles) and by relpos, forward and
-backward. `peers.py` makes the calls."""
+backward. `published.py` makes the calls."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ import pytest
 import relpos
 import torch
 from oracle import Part, allowed_pairs, attend, gradients, place_of, positions, registry
-from peers import PEERS
+from published import PEERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

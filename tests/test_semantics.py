@@ -320,7 +320,8 @@ def test_far_positions_shift_nothing(name, far):
         same_bits(near, moved)
     tolerance = {"rtol": 1e-5, "atol": 2e-6 if far == FAR[0] else 2e-3}
     for one, other in zip(near, moved, strict=True):
-        torch.testing.assert_close(one, other, **tolerance)
+        largest = max(1.0, float(one.abs().max()))  # what the sums are rounded to
+        torch.testing.assert_close(one, other, **tolerance | {"atol": tolerance["atol"] * largest})
 
 
 STILL = [

@@ -34,7 +34,7 @@ ColumnTables::ColumnTables(const Plan& plan, Workspace& memory)
 }
 
 ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& block,
-                                        const KeyTile& tile, int row, int rows) {
+                                        const KeyTile& tile, int row, int rows, bool sums) {
   const auto [q_low, q_high] =
       std::minmax_element(block.position + row, block.position + row + rows);
   int64_t k_low = tile.first_position, k_high = tile.first_position + kTile - 1;
@@ -48,7 +48,7 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
   at.width = round_up(high + 1 - at.first, kLanes);
   if (low == high) {
     at.single = low - at.first;
-    return at;
+    if (!sums) return at;
   }
   at.ordered = tile.run;
   for (int r = row + 1; r < row + rows && at.ordered; ++r) {
@@ -88,14 +88,14 @@ void ColumnTables::before(Block& block, const KeyTile& tile) {
   // Far from the diagonal every pair of a key reads one run, and all rows share the sums.
   bool shared = block.head[0] == block.head[block.rows - 1];
   for (const ColumnPlan& term : plan_.columns) {
-    shared = shared && reach(term, block, tile, 0, block.rows).single >= 0;
+    shared = shared && reach(term, block, tile, 0, block.rows, false).single >= 0;
   }
   block.extra = extra_.get();
   block.extra_stride = shared ? 0 : kTile;
   std::fill_n(extra_.get(), (shared ? 1 : kRows) * kTile, 0.0f);
   for (const ColumnPlan& term : plan_.columns) {
     for_each_head(block, [&](int64_t head, int row, int rows) {
-      const Reach at = reach(term, block, tile, row, rows);
+      const Reach at = reach(term, block, tile, row, rows, false);
       multiply(term, head, tile, at);
       float* extra = extra_.get() + (shared ? 0 : row * kTile);
       if (at.ordered) {
@@ -143,7 +143,7 @@ void ColumnTables::after(const Block& block, const float* ds, const KeyTile& til
     const auto& [own, factors] = sums.columns[n];
     const int64_t rank = table.padded_rank;
     if (own.cells == nullptr && factors == nullptr) continue;
-    const Reach at = reach(term, block, tile, 0, block.rows);
+    const Reach at = reach(term, block, tile, 0, block.rows, true);
     sum_runs(term, at, block, tile, ds);
     if (own.cells != nullptr) {
       relpos::multiply(plan_.kernels, tile.factors_finite, at.width, rank, kTile, products_.get(),

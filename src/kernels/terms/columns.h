@@ -27,7 +27,10 @@ class ColumnTables {
     bool ordered = false;          // runs_ holds the run of every row - key
     int64_t single = -1;           // the run of every pair, less `first`; -1: there are several
   };
-  Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row, int rows);
+  // With `sums`, `ordered` does not depend on `single`: whether the pairs of a tile read one run
+  // depends on the distances of the whole batch, and the order of a sum must not.
+  Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row, int rows,
+              bool sums);
   // products_[kTile, at.width] = the tile's factors times the rows of the table.
   void multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile, const Reach& at);
   // products_[kTile, at.width] = ds of the pairs that read each run, summed.
