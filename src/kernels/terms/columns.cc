@@ -19,6 +19,19 @@ int64_t product_stride(const Plan& plan) {
   return widest == 0 ? 0 : round_up(widest, kLanes) + 3 * kLanes;
 }
 
+// One past the runs after `run` whose products are added up together: those of kTogether classes. A
+// product cuts long sums into chains, and where runs count from depends on the distances of the whole
+// batch, which no bit of a batch row may.
+int64_t group_end(const TablePlan& table, int64_t run) {
+  constexpr int64_t kTogether = 64;
+  const auto group = [&](int64_t n) {
+    return (table.classes[static_cast<size_t>(n)] + kTogether) / kTogether;
+  };
+  int64_t end = run + 1;
+  while (end < table.entries && group(end) == group(run)) ++end;
+  return end;
+}
+
 int64_t key_position(const KeyTile& tile, int64_t key) {
   return tile.run ? tile.first_position + key : tile.positions[key];
 }
@@ -150,10 +163,13 @@ void ColumnTables::after(const Block& block, const float* ds, const KeyTile& til
                        1, stride_, tile.memory + term.factors_at, rank, own.at(table, g, at.first),
                        rank, true);
     }
-    if (factors != nullptr) {
-      relpos::multiply(plan_.kernels, table.finite, kTile, rank, at.width, products_.get(), stride_,
-                       1, table.head_rows(block.head[0], at.first), rank,
-                       factors + t * kTile * rank, rank, true);
+    for (int64_t from = at.first; factors != nullptr && from < at.first + at.width;) {
+      const int64_t end = std::min(group_end(table, from), at.first + at.width);
+      relpos::multiply(plan_.kernels, table.finite, kTile, rank, end - from,
+                       products_.get() + (from - at.first), stride_, 1,
+                       table.head_rows(block.head[0], from), rank, factors + t * kTile * rank, rank,
+                       true);
+      from = end;
     }
   }
 }
