@@ -194,9 +194,9 @@ class Softmax:
             whole, largest = whole + size, torch.maximum(largest, size.expand_as(largest))
             seen = seen + ((bias - self.nearest(bias)).abs() if linear else size)
         seen = seen + (self.score - self.top).abs()
-        swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
+        self.swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
         self.whole = whole.masked_fill(~self.allowed, 0.0)
-        self.seen = seen.masked_fill(swallowed | ~self.allowed, 0.0)
+        self.seen = seen.masked_fill(self.swallowed | ~self.allowed, 0.0)
 
     def nearest(self, bias):
         """The bias of each row's visible key that is nearest."""
@@ -208,7 +208,10 @@ class Softmax:
         return bias.expand_as(self.score).gather(-1, at)
 
     def spread(self):
-        """R: a weight's error is at most c R times the weight."""
+        """R: a weight's error is at most c R times the weight. Looser for float64."""
+        if self.call.dtype == torch.float64:
+            size = self.whole.masked_fill(self.swallowed, 0.0)
+            return 1.0 + size + (self.weights * size).sum(-1, keepdim=True)
         error = growth(self.c * self.seen) / self.c
         shares = self.weights * error
         total = shares.sum(-1, keepdim=True)
