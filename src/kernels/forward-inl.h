@@ -92,7 +92,8 @@ struct Softmax {
       settle(R, kVectors * kN);
       return;
     }
-    float* l = block.l + group * kLanes;
+    // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
+    float* l = block.l + group * kLanes + n / kVectors % kLanes / kN * kN;
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const V reference = hn::Set(d, m[r]);
@@ -128,7 +129,7 @@ struct Softmax {
       const V reference = hn::Set(d, block.m[group + r]);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = block.l + (group + r) * kLanes;
+        float* sums = block.l + (group + r) * kLanes + c % kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
       }
