@@ -20,7 +20,6 @@ SENTENCE = (
     "added up on the way to the element."
 )
 FLUSHED = 2.0**-100  # below this share of its row a weight may count as 0
-LEAST = 2.0**-126  # the least normal number of float32
 
 
 @dataclass
@@ -33,6 +32,11 @@ class Bounded:
 
 def eps_of(dtype):
     return 2.0**-53 if dtype == torch.float64 else 2.0**-24
+
+
+def least_normal(dtype):
+    """Of what a call with results of `dtype` computes in: double or float32."""
+    return 2.0**-1022 if dtype == torch.float64 else 2.0**-126
 
 
 def roundings(call):
@@ -50,8 +54,7 @@ def rounding(exact, dtype):
 
 def stored(exact, bound, dtype):
     """The bound of a result that is rounded to `dtype` at the end."""
-    flushed = 0.0 if dtype == torch.float64 else LEAST
-    return Bounded(exact, bound + rounding(exact, dtype) + flushed)
+    return Bounded(exact, bound + rounding(exact, dtype) + least_normal(dtype))
 
 
 def sizes(x):
@@ -191,9 +194,9 @@ class Softmax:
             whole, largest = whole + size, torch.maximum(largest, size.expand_as(largest))
             seen = seen + ((bias - self.nearest(bias)).abs() if linear else size)
         seen = seen + (self.score - self.top).abs()
-        swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
+        self.swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
         self.whole = whole.masked_fill(~self.allowed, 0.0)
-        self.seen = seen.masked_fill(swallowed | ~self.allowed, 0.0)
+        self.seen = seen.masked_fill(self.swallowed | ~self.allowed, 0.0)
 
     def nearest(self, bias):
         """The bias of each row's visible key that is nearest."""
@@ -205,9 +208,10 @@ class Softmax:
         return bias.expand_as(self.score).gather(-1, at)
 
     def spread(self):
-        """R: a weight's error is at most c R times the weight. Float64 goes through lse."""
+        """R: a weight's error is at most c R times the weight. Looser for float64."""
         if self.call.dtype == torch.float64:
-            return 1.0 + self.whole + (self.weights * self.whole).sum(-1, keepdim=True)
+            size = self.whole.masked_fill(self.swallowed, 0.0)
+            return 1.0 + size + (self.weights * size).sum(-1, keepdim=True)
         error = growth(self.c * self.seen) / self.c
         shares = self.weights * error
         total = shares.sum(-1, keepdim=True)
@@ -223,7 +227,8 @@ def promised(call, keep=None):
     kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
     weights, spread = at.weights, at.spread()
     dropped = weights * kept
-    flushed, least = (0.0, 0.0) if call.dtype == torch.float64 else (FLUSHED, LEAST)
+    least = least_normal(call.dtype)
+    flushed = least if call.dtype == torch.float64 else FLUSHED
     heavy = (weights * spread + flushed).masked_fill(~at.allowed, 0.0)  # P R
     with torch.no_grad():
         out = signed.mixed(dropped)
@@ -257,21 +262,24 @@ def work_type(dtype):
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def ratios(ours, promise):
+    """|error| / bound of each element; infinity where a result is finite and should not be, or is
+    not and should. Results too large for their type are no error."""
+    exact, bound, got = promise.exact, promise.bound, ours.detach().double()
+    error = (got - exact).abs()
+    share = torch.where(error == 0.0, 0.0, error / bound).nan_to_num(
+        nan=torch.inf, posinf=torch.inf
+    )
+    special = ~exact.isfinite()
+    share = share.masked_fill(special | (exact.abs() + bound > torch.finfo(ours.dtype).max), 0.0)
+    return share.masked_fill(special & (got != exact), torch.inf)
+
+
 def ratio(ours, promise):
-    """The largest |error| / bound; infinity where a result is finite and should not be, or is not
-    and should. Results too large for their type are no error."""
+    """The largest |error| / bound."""
     if ours.shape != promise.exact.shape:
         return float("inf")
-    if ours.numel() == 0:
-        return 0.0
-    exact, bound, got = promise.exact, promise.bound, ours.detach().double()
-    special = ~exact.isfinite()
-    if not torch.equal(got[special], exact[special]):
-        return float("inf")
-    out_of_range = special | (exact.abs() + bound > torch.finfo(ours.dtype).max)
-    error = (got - exact).abs()
-    error = torch.where(out_of_range | (error == 0.0), 0.0, error / bound)
-    return float(error.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+    return float(ratios(ours, promise).max()) if ours.numel() else 0.0
 
 
 def missed(name, ours, promise):
@@ -281,8 +289,7 @@ def missed(name, ours, promise):
         return None
     if ours.shape != promise.exact.shape:
         return f"{name}: shape {tuple(ours.shape)}, expected {tuple(promise.exact.shape)}"
-    error = (ours.detach().double() - promise.exact).abs() / promise.bound
-    most = error.nan_to_num(nan=torch.inf, posinf=torch.inf).argmax()
+    most = ratios(ours, promise).argmax()
     at = [int(n) for n in torch.unravel_index(most, promise.exact.shape)]
     return (
         f"{name}: {worst:.3g} times the bound at {at}, {promise.bound.flatten()[most]:.3g}: "
@@ -300,5 +307,5 @@ def promised_weights(call, at, lse, keep):
     lse = lse.detach().double()[..., None]
     exact = torch.exp(at.score - lse).where(keep & at.allowed, 0.0) / (1.0 - call.case["dropout"])
     error = growth(roundings(call) * (1.0 + at.whole + lse.abs().clamp(max=1e300))) * exact
-    error = error + (0.0 if call.dtype == torch.float64 else 4 * LEAST)
+    error = error + 4 * least_normal(call.dtype)
     return stored(exact, error, call.dtype)

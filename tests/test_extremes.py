@@ -312,3 +312,29 @@ class TestHiddenPlaces:
         for other in gradients[1:]:
             assert torch.equal(gradients[0][1][:, :, 101:], other[1][:, :, 101:])
             assert torch.equal(gradients[0][2][:, :, 101:], other[2][:, :, 101:])
+
+
+class TestManySmallParts:
+    """Weights of 2^-26 beside one of 1: the sum of 600 in one float32 chain is off by 140 eps."""
+
+    @pytest.mark.parametrize("queries", [1, 20])
+    def test_equal_values_come_back(self, queries):
+        zeros, values = torch.zeros(1, 1, 600, 8), torch.ones(1, 1, 600, 8)
+        mask = torch.full((queries, 600), -18.0)
+        mask[:, 1] = 0.0
+        out = relpos.attention(zeros[:, :, :queries], zeros, values, attn_mask=mask, q_offset=0)
+        assert (out - 1).abs().max() < 64 * 2.0**-24
+
+
+def test_keys_on_both_sides_that_are_not_near():
+    """A steep linear bias of 2,000 on either side, which softmax does not see."""
+    q, _, v, dout = inputs(1, 80, heads=1)
+    k = torch.zeros(1, 1, 80, 32)
+    positions = torch.cat([torch.arange(-139, -99), torch.arange(100, 140)])
+    slopes = torch.tensor([19.1])
+    mask = torch.linspace(0.0, 0.7, 80)[None]
+    bias = -slopes.double() * positions.abs() + mask.double()
+    place = {"q_positions": torch.zeros(1, dtype=torch.int64), "k_positions": positions}
+    options = {"position": relpos.ALiBi(heads=1, slopes=slopes), "attn_mask": mask, **place}
+    out, _, _ = exact(q, k, v, bias[None], dout)
+    assert error(relpos.attention(q, k, v, **options), out) < 5e-6

@@ -9,9 +9,9 @@
 namespace relpos {
 namespace {
 
-// A row that sees keys on both sides of its query keeps its distances where one is this near: they
-// are read from one table of the linear bias, which holds no row whose nearest key is taken out.
-constexpr int64_t kNear = 256;
+// A row that sees keys on both sides of its query keeps its distances where the nearest key's linear
+// biases are this small, and so is their rounding: one table holds them all.
+constexpr double kSmallShift = 16.0;
 // Rows that share the shift of their key biases.
 constexpr int64_t kSharing = 6;
 // Biases that stand for a mask are no shift.
@@ -93,23 +93,22 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
       shift.distance = std::clamp<int64_t>(0, low - at, high - at);
     }
   } else if (sloped_) {
-    const Neighbours near = neighbours(b, h, i);
+    const Neighbours seen = neighbours(b, h, i);
     const int64_t at = p_.positions.query(b, i);
-    const int64_t before = near.before < 0 ? 0 : p_.positions.key(b, near.before) - at;
-    const int64_t after = near.after < 0 ? 0 : p_.positions.key(b, near.after) - at;
-    if (near.before >= 0 && near.after >= 0) {
-      const int64_t nearest = -before < after ? before : after;
-      shift.both_sides = std::abs(nearest) > kNear;
-      shift.distance = shift.both_sides ? nearest : 0;
-    } else {
-      shift.distance = before + after;
-    }
+    const int64_t before = seen.before < 0 ? 0 : p_.positions.key(b, seen.before) - at;
+    const int64_t after = seen.after < 0 ? 0 : p_.positions.key(b, seen.after) - at;
+    shift.both_sides = seen.before >= 0 && seen.after >= 0;
+    shift.distance = shift.both_sides ? (-before < after ? before : after) : before + after;
   }
+  double size = 0.0;
   for (const DistanceBias& term : p_.terms.biases) {
     if (!term.slopes.view.given() || shift.distance == 0) continue;
-    shift.slopes += term.slopes.view.at({shift.distance < 0 ? 0 : 1, h}) * term.slopes.multiplier *
-                    static_cast<double>(shift.distance);
+    const double bias = term.slopes.view.at({shift.distance < 0 ? 0 : 1, h}) *
+                        term.slopes.multiplier * static_cast<double>(shift.distance);
+    shift.slopes += bias;
+    size += std::fabs(bias);
   }
+  if (shift.both_sides && size < kSmallShift) shift = {};
   if (p_.terms.key_biases.empty() || !ascending(b)) return shift;
   const int64_t first = i / kSharing * kSharing;
   for (int64_t row = first; row < std::min(first + kSharing, p_.queries); ++row) {

@@ -90,7 +90,8 @@ struct Softmax {
       settle(R, kVectors * kN);
       return;
     }
-    float* l = state.l + group * kLanes;
+    // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
+    float* l = state.l + group * kLanes + n / kVectors % kLanes / kN * kN;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
@@ -124,7 +125,7 @@ struct Softmax {
       const V reference = hn::Set(d, state.m[group + r]);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = state.l + (group + r) * kLanes;
+        float* sums = state.l + (group + r) * kLanes + c % kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
       }
