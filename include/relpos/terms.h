@@ -1,4 +1,4 @@
-// The six terms that every relative position lowers to. Kernels know these and nothing else.
+// The terms that every relative position lowers to. Kernels know these and nothing else.
 //
 //   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
 //   score[i,j] = scale <R (q_i + u), R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]>

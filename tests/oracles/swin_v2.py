@@ -26,11 +26,11 @@ def network(offsets, first, first_bias, second):
     return 16.0 * torch.sigmoid(hidden @ second.mT)
 
 
-def sizes_of_changes(offsets, first, first_bias, second):
+def sizes_of_changes(eps, offsets, first, first_bias, second):
     """0, with the derivatives of the network's bias as sums of magnitudes: heads that share a
-    hidden number pull it in two directions."""
+    hidden number pull it in two directions. A sigmoid near 1 is off by 2^-53, here too."""
     bias = network(offsets, first, first_bias, second).detach()
-    slope = bias * (1.0 - bias / 16.0)
+    slope = bias * (1.0 - bias / 16.0) + bias * 2.0**-53 / eps
     hidden = torch.relu(offsets @ first.mT + first_bias).detach()
     first, first_bias, second, held = (
         first - first.detach(),
@@ -39,6 +39,7 @@ def sizes_of_changes(offsets, first, first_bias, second):
         second.detach().abs(),
     )
     changed = (hidden > 0) * (offsets.abs() @ first.mT + first_bias)
+    slope = slope * (1.0 + hidden @ held.mT)  # far out a sigmoid is an exponential of its argument
     return slope * (changed @ held.mT + hidden @ second.mT)
 
 
@@ -56,6 +57,6 @@ def terms(options, parameters, pos_q, pos_k):
     parts = [first, parameters[name + "0.bias"], parameters[name + "2.weight"]]
     bias = network(offsets, *parts)
     if "sizes" in options:
-        bias = bias.detach() + sizes_of_changes(offsets, *parts)
+        bias = bias.detach() + sizes_of_changes(options["sizes"], offsets, *parts)
     held = (y.abs() < height)[None]
     return {"bias": torch.where(held, bias.permute(2, 0, 1), bias.new_zeros(()))}
