@@ -110,7 +110,7 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
 }  // namespace
 
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory) {
-  Again(plan.p, memory);
+  [[maybe_unused]] const Again counted(plan.p, memory);
   Backward(plan, threads, TermGradients::zeros(plan.p.terms), memory);
 }
 
