@@ -1,7 +1,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "schemes/common/testing.h"
 
@@ -12,7 +11,6 @@ using plain::error_of;
 using plain::Made;
 
 constexpr int64_t kHeads = 3;
-constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 
 // The paper's published code, with the whole part that real arithmetic would give.
 int64_t paper_bucket(int64_t relative_position, bool bidirectional, int64_t num_buckets,
