@@ -14,7 +14,7 @@ import relpos
 import torch
 from clock import Budget, Turns, measured_machine, take_turns
 from formulas import Shape
-from relpos import _position
+from relpos import _call
 
 Row = dict[str, Any]
 Sides = dict[str, Callable[[], Any]]
@@ -78,7 +78,7 @@ class Call:
     def __init__(self, shape: Shape, position: Any = None, dtype=torch.float32, **options: Any):
         self.qkv = formulas.inputs(shape, dtype)
         self.attend = functools.partial(relpos.attention, *self.qkv, position=position, **options)
-        own = [] if position is None else _position.flat(position)[1]
+        own = _call.flat(position)[1]
         self.leaves = [*self.qkv, *(x for x in own if x.requires_grad)]
 
     def forward(self) -> torch.Tensor:
