@@ -89,22 +89,6 @@ Found find(const io::SafetensorsFile& source, const Parameter& item) {
   return {};
 }
 
-// A size of a spec, or the one that the call decides.
-int64_t size_in(const InputSizes& sizes, int64_t size) {
-  switch (size) {
-    case kBatch:
-      return sizes.batch;
-    case kHeads:
-      return sizes.heads;
-    case kQueries:
-      return sizes.queries;
-    case kKeys:
-      return sizes.keys;
-    default:
-      return size;
-  }
-}
-
 std::string held_text(const io::SafetensorsFile& source) {
   std::vector<std::string> names;
   for (const auto& entry : source.entries()) {
@@ -126,7 +110,7 @@ Parameters::Parameters(Position& position, const std::string& file, uint64_t see
     std::vector<ParameterSpec> specs = position.parts[part].specs();
     for (size_t index = 0; index < specs.size(); ++index) {
       ++uses[specs[index].name];
-      for (int64_t& size : specs[index].shape) size = size_in(sizes, size);
+      specs[index].shape = sizes.shape(specs[index]);
       items_.push_back({part, index, specs[index].name, std::move(specs[index]), {}, false});
     }
   }

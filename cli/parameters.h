@@ -10,11 +10,6 @@
 
 namespace relpos::cli {
 
-// Sizes of the call that inputs have.
-struct InputSizes {
-  int64_t batch = 1, heads = 1, queries = 1, keys = 1;
-};
-
 struct Parameter {
   size_t part = 0, index = 0;
   std::string name;  // in files: the dotted name, "PART.name" where two parts share it

@@ -105,9 +105,7 @@ void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_
   Position position = parse_position(text);
   for (size_t p = 0; p < position.parts.size(); ++p) {
     for (const ParameterSpec& spec : position.parts[p].specs()) {
-      std::vector<int64_t> shape = spec.shape;
-      for (int64_t& size : shape) size = size == kHeads ? heads : size < 0 ? 1 : size;
-      position.parts[p].parameters.push_back(blank_view(shape));
+      position.parts[p].parameters.push_back(blank_view(InputSizes{.heads = heads}.shape(spec)));
     }
   }
   const TensorView query = blank_view({1, heads, 1, head_dim});

@@ -7,8 +7,10 @@
 #include "kernels/reference.h"
 #include "kernels/targets.h"
 #include "make_problem.h"
+#include "parts.h"
 #include "relpos/error.h"
 #include "relpos/version.h"
+#include "views.h"
 
 namespace relpos {
 namespace {
@@ -89,7 +91,7 @@ void with_gradients(Call& call, const Position& position, const Options& options
   }
   body(inner);
   if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
-  pull_back_parts(call, position, std::move(terms), gradients.parameters);
+  pull_back_parts(position, call.sizes, call.wants, std::move(terms), gradients.parameters);
 }
 
 }  // namespace

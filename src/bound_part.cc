@@ -2,15 +2,14 @@
 
 #include <algorithm>
 
-#include "make_problem.h"
+#include "parts.h"
 
 namespace relpos {
 namespace {
 
 // One number for all elements costs no memory of its size: strides of 0.
 TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
-  std::vector<int64_t> shape = spec.shape;
-  for (int64_t& size : shape) size = size < 0 ? 1 : size;
+  const std::vector<int64_t> shape = InputSizes().shape(spec);
   const int64_t count = checked_numel(shape, spec.name.c_str());
   const std::vector<double>& values = spec.init.values;
   const bool each = spec.init.kind == Init::Kind::kValues && values.size() > 1;

@@ -7,7 +7,9 @@
 #include "base/parallel.h"
 #include "bound_part.h"
 #include "make_problem.h"
+#include "parts.h"
 #include "relpos/error.h"
+#include "views.h"
 
 namespace relpos {
 namespace {

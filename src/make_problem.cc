@@ -2,20 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <tuple>
 
 #include "base/parallel.h"
-#include "base/strided.h"
-#include "base/zeros.h"
+#include "check_terms.h"
+#include "parts.h"
 #include "relpos/error.h"
+#include "views.h"
 
 namespace relpos {
-
-void check_position(int64_t position, const char* name) {
-  check_value(position > -kPositionLimit && position < kPositionLimit, name,
-              ": expected positions within +-2^61, got ", position);
-}
 
 void refuse_to_guess(const std::string& why) {
   throw_error(
@@ -25,20 +20,6 @@ void refuse_to_guess(const std::string& why) {
 }
 
 namespace {
-
-// Written only when a check fails: a call's overhead is a few microseconds.
-struct Dims {
-  const std::vector<int64_t>& sizes;
-};
-std::ostream& operator<<(std::ostream& out, const Dims& dims) {
-  return out << TensorView(nullptr, DType::kFloat32, dims.sizes).shape_text();
-}
-struct Shape {
-  const TensorView& view;
-};
-std::ostream& operator<<(std::ostream& out, const Shape& shape) {
-  return out << (shape.view.given() ? shape.view.shape_text() : "nothing");
-}
 
 void check_rank4(const TensorView& view, const char* name, const char* shape) {
   check_value(view.given() && view.rank == 4, name, ": expected ", shape, ", got ", Shape{view});
@@ -245,242 +226,6 @@ void read_padding(Problem& problem, const TensorView& padding) {
   }
 }
 
-void check_table(const TermData& data, int64_t heads, int64_t classes, int64_t columns,
-                 const std::string& who) {
-  const TensorView& view = data.view;
-  const bool per_head = view.rank == 3;
-  check_value((view.rank == 2 || (per_head && view.shape[0] == heads)) &&
-                  view.shape[per_head ? 1 : 0] >= classes &&
-                  view.shape[per_head ? 2 : 1] == columns,
-              who, ": a table has shape ", Shape{view}, ", but this call needs [", classes, ", ",
-              columns, "] or [", heads, ", ", classes, ", ", columns, "]");
-}
-
-void check_shape(const TermData& data, const std::vector<int64_t>& shape, const std::string& who) {
-  check_value(data.view.dims() == shape, who, ": expected ", Dims{shape}, " for this call, got ",
-              Shape{data.view});
-}
-
-void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
-  check_value(rotation.log_decay.empty(), who,
-              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
-  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
-              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
-              " pairs, got ", rotation.axis.size());
-  const Coordinates& at = *rotation.coordinates;
-  for (const int axis : rotation.axis) {
-    check_value(axis >= 0 && axis < at.axes, who, ": expected axes from 0 to ", at.axes - 1,
-                ", got ", axis);
-  }
-  const auto check_side = [&](const std::vector<int64_t>& values, int64_t rows, int64_t length,
-                              int64_t wanted, const char* side) {
-    check_value((rows == 1 || rows == problem.batch) && length == wanted &&
-                    std::ssize(values) == at.axes * rows * length,
-                who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", problem.batch,
-                ", ", wanted, "], got ", values.size(), " numbers in ", rows, " rows of ", length);
-    for (const int64_t value : values) check_position(value, "coordinates");
-  };
-  check_side(at.q, at.q_rows, at.queries, problem.queries, "queries");
-  check_side(at.k, at.k_rows, at.keys, problem.keys, "keys");
-}
-
-void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
-  const int64_t heads = problem.heads;
-  for (const Rotation& rotation : terms.rotations) {
-    check_value(rotation.dims % 2 == 0 && rotation.start >= 0 &&
-                    rotation.start + rotation.dims <= problem.head_dim,
-                who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
-                " but query has head size ", problem.head_dim);
-    if (!rotation.axis.empty()) check_coordinates(rotation, problem, who);
-  }
-  for (const TermData& added : terms.query_added) {
-    check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");
-  }
-  for (const DistanceBias& bias : terms.biases) {
-    if (bias.map) {
-      check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == heads &&
-                      bias.table.view.shape[1] >= bias.map->classes(),
-                  who, ": its bias table is ", Shape{bias.table.view},
-                  " ([heads, classes]) but query has ", heads, " heads");
-    }
-    if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
-  }
-  for (const RowTable& rows : terms.row_tables) {
-    int64_t rank = problem.head_dim;
-    if (rows.factor.view.given()) {
-      rank = rows.factor.view.shape[3];
-      check_shape(rows.factor, {problem.batch, heads, problem.queries, rank}, who + ": row factor");
-    }
-    check_table(rows.table, heads, rows.map.classes(), rank, who);
-    if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
-  }
-  for (const ColumnTable& columns : terms.column_tables) {
-    int64_t rank = problem.head_dim;
-    if (columns.factor.view.given()) {
-      rank = columns.factor.view.shape[3];
-      check_shape(columns.factor, {problem.batch, problem.kv_heads, problem.keys, rank},
-                  who + ": column factor");
-    }
-    check_table(columns.table, heads, columns.map.classes(), rank, who);
-  }
-  for (const KeyBias& bias : terms.key_biases) {
-    if (bias.values.view.rank == 2) {
-      check_shape(bias.values, {heads, problem.keys}, who + ": key bias");
-    } else {
-      check_shape(bias.values, {problem.batch, heads, problem.keys}, who + ": key bias");
-    }
-  }
-  if (!problem.value.given()) return;
-  for (const ValueTable& values : terms.value_tables) {
-    check_table(values.table, heads, values.map.classes(), problem.value_dim, who);
-  }
-}
-
-void check_rotations_disjoint(const Terms& terms) {
-  for (size_t a = 0; a < terms.rotations.size(); ++a) {
-    for (size_t b = a + 1; b < terms.rotations.size(); ++b) {
-      const Rotation &x = terms.rotations[a], &y = terms.rotations[b];
-      check_value(x.start + x.dims <= y.start || y.start + y.dims <= x.start,
-                  "position: two rotations turn the same dims of a head; give each its own slice");
-    }
-  }
-}
-
-}  // namespace
-
-namespace {
-
-constexpr int64_t kUnknown = 0;  // of a size that a call without attention does not have
-
-// A size of a spec: its own, or the call's.
-int64_t size_of(int64_t size, const CallSizes& sizes) {
-  switch (size) {
-    case kBatch:
-      return sizes.batch;
-    case kHeads:
-      return sizes.heads;
-    case kQueries:
-      return sizes.queries;
-    case kKeys:
-      return sizes.keys;
-    default:
-      return size;
-  }
-}
-
-}  // namespace
-
-void check_input(const TensorView& view, const std::vector<int64_t>& shape, const char* name) {
-  check_value(view.given() && view.dims() == shape, name, ": expected ", Dims{shape}, ", got ",
-              Shape{view});
-}
-
-void check_output(const TensorView& view, const std::vector<int64_t>& shape, DType dtype,
-                  const char* name) {
-  check_input(view, shape, name);
-  if (view.dtype != dtype) {
-    throw_error(ErrorKind::kType, name, ": expected ", dtype_name(dtype), ", got ",
-                dtype_name(view.dtype));
-  }
-  if (view.numel() == 0) return;
-  for (int axis = 0; axis < view.rank; ++axis) {
-    check_value(
-        view.shape[static_cast<size_t>(axis)] == 1 || view.strides[static_cast<size_t>(axis)] != 0,
-        name, ": an output must not overlap itself, but axis ", axis, " has stride 0");
-  }
-}
-
-TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& shape,
-                          const char* name) {
-  TensorView wide = view;
-  wide.rank = static_cast<int>(shape.size());
-  bool fits = view.rank <= wide.rank;
-  for (int axis = wide.rank - 1; fits && axis >= 0; --axis) {
-    const int from = axis - (wide.rank - view.rank);
-    const auto at = static_cast<size_t>(axis);
-    const int64_t size = from < 0 ? 1 : view.shape[static_cast<size_t>(from)];
-    wide.strides[at] = size == 1 && shape[at] != 1 ? 0
-                       : from < 0                  ? 0
-                                                   : view.strides[static_cast<size_t>(from)];
-    wide.shape[at] = shape[at];
-    fits = size == 1 || size == shape[at];
-  }
-  check_value(fits, name, ": expected a shape that broadcasts to ", Dims{shape}, ", got ",
-              Shape{view});
-  return wide;
-}
-
-bool places(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->place; });
-}
-
-void append_places(const Position& position, int64_t first, int64_t count, const char* name,
-                   std::vector<int64_t>& positions) {
-  const Part* placing = nullptr;
-  const size_t begin = positions.size();
-  CancelTicks tick;
-  for (const Part& part : position.parts) {
-    if (!part.recipe->place) continue;
-    for (int64_t n = 0; n < count; ++n) {
-      tick();
-      const int64_t at = part.recipe->place(first + n);
-      check_position(at, name);
-      if (placing == nullptr) {
-        positions.push_back(at);
-        continue;
-      }
-      check_value(positions[begin + static_cast<size_t>(n)] == at,
-                  "position: ", placing->scheme().name, " and ", part.scheme().name,
-                  " place token ", first + n, " at ", positions[begin + static_cast<size_t>(n)],
-                  " and at ", at, "; give q_positions and k_positions that serve both");
-    }
-    placing = &part;
-  }
-}
-
-void check_parameters(const Part& part, const CallSizes& sizes) {
-  const std::vector<ParameterSpec>& specs = part.specs();
-  const std::string& who = part.scheme().name;
-  if (part.parameters.size() < specs.size() && specs[part.parameters.size()].input) {
-    const ParameterSpec& missing = specs[part.parameters.size()];
-    throw_error(ErrorKind::kValue, who, ": ", missing.name,
-                ": missing; it is an input of each call (", missing.doc, "), given by position(",
-                missing.name, ") in Python and by --input ", missing.name,
-                "=FILE on the command line");
-  }
-  check_value(specs.size() == part.parameters.size(), who, ": expected ", specs.size(),
-              " parameters, got ", part.parameters.size());
-  for (size_t n = 0; n < specs.size(); ++n) {
-    const TensorView& view = part.parameters[n];
-    bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());
-    for (size_t axis = 0; fits && axis < specs[n].shape.size(); ++axis) {
-      const int64_t size = size_of(specs[n].shape[axis], sizes);
-      fits = size == kUnknown || view.shape[axis] == size;
-    }
-    if (!fits) {
-      std::vector<int64_t> expected;
-      for (const int64_t size : specs[n].shape) expected.push_back(size_of(size, sizes));
-      throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ", Dims{expected},
-                  ", got ", Shape{view});
-    }
-    if (!is_floating(view.dtype)) {
-      throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected a floating dtype, got ",
-                  dtype_name(view.dtype));
-    }
-  }
-}
-
-ParameterSums zero_sums(const Part& part, const std::vector<bool>& wants) {
-  ParameterSums sums(part.parameters.size());
-  for (size_t p = 0; p < sums.size(); ++p) {
-    if (wants[p]) sums[p] = zeros(part.parameters[p].numel());
-  }
-  return sums;
-}
-
-namespace {
-
 // Binds every part to the call and joins their terms.
 void bind_parts(Call& call, const Position& position) {
   Problem& problem = call.problem;
@@ -489,8 +234,7 @@ void bind_parts(Call& call, const Position& position) {
   call.sizes.in_double = problem.query.dtype == DType::kFloat64;
   call.sizes.threads = problem.threads;
   call.wants.resize(position.parts.size());
-  if (std::any_of(position.parts.begin(), position.parts.end(),
-                  [](const Part& part) { return part.recipe && part.recipe->reads_distances; })) {
+  if (reads_distances(position)) {
     std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
   }
   for (size_t n = 0; n < position.parts.size(); ++n) {
@@ -499,9 +243,6 @@ void bind_parts(Call& call, const Position& position) {
     call.wants[n].resize(part.parameters.size(), false);
     Terms terms = part.recipe->bind({call.sizes, part.parameters, call.wants[n]});
     check_terms(terms, problem, part.scheme().name);
-    call.counts.push_back({terms.biases.size(), terms.row_tables.size(), terms.column_tables.size(),
-                           terms.key_biases.size(), terms.value_tables.size(),
-                           terms.query_added.size()});
     problem.terms.append(std::move(terms));
   }
   check_rotations_disjoint(problem.terms);
@@ -572,48 +313,6 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   call.wants = std::move(wants);
   bind_parts(call, position);
   return call;
-}
-
-void write_values(const std::vector<double>& values, const TensorView& view) {
-  CancelTicks tick;
-  size_t n = 0;
-  for_each_offset(view, [&](int64_t at) {
-    tick();
-    view.store(at, values[n++]);
-  });
-}
-
-namespace {
-
-template <typename T>
-std::vector<T> take(std::vector<T>& all, size_t& from, size_t count) {
-  const auto begin = std::make_move_iterator(all.begin() + static_cast<std::ptrdiff_t>(from));
-  from += count;
-  return {begin, begin + static_cast<std::ptrdiff_t>(count)};
-}
-
-}  // namespace
-
-void pull_back_parts(const Call& call, const Position& position, TermGradients gradients,
-                     const std::vector<std::vector<TensorView>>& parameters) {
-  Call::TermCounts at{};
-  for (size_t n = 0; n < position.parts.size() && n < parameters.size(); ++n) {
-    const Part& part = position.parts[n];
-    const Call::TermCounts& counts = call.counts[n];
-    TermGradients own;
-    own.biases = take(gradients.biases, at.biases, counts.biases);
-    own.row_tables = take(gradients.row_tables, at.row_tables, counts.row_tables);
-    own.column_tables = take(gradients.column_tables, at.column_tables, counts.column_tables);
-    own.key_biases = take(gradients.key_biases, at.key_biases, counts.key_biases);
-    own.value_tables = take(gradients.value_tables, at.value_tables, counts.value_tables);
-    own.query_added = take(gradients.query_added, at.query_added, counts.query_added);
-    const std::vector<bool>& wants = call.wants[n];
-    ParameterSums sums = zero_sums(part, wants);
-    part.recipe->pull_back({call.sizes, part.parameters, wants}, own, sums);
-    for (size_t p = 0; p < sums.size(); ++p) {
-      if (wants[p]) write_values(sums[p], parameters[n][p]);
-    }
-  }
 }
 
 }  // namespace relpos

@@ -1,6 +1,10 @@
 #include "projection.h"
 
+#include <algorithm>
+#include <memory>
+
 #include "base/buffer.h"
+#include "by_distance.h"
 #include "kernels/block.h"
 
 namespace relpos {

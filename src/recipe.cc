@@ -47,6 +47,12 @@ Init Init::glorot_normal(int64_t fan_out, int64_t fan_in) {
   return normal(std::sqrt(2.0 / glorot_spread(fan_out, fan_in)));
 }
 
+std::vector<int64_t> InputSizes::shape(const ParameterSpec& spec) const {
+  std::vector<int64_t> sizes;
+  for (const int64_t said : spec.shape) sizes.push_back(size(said));
+  return sizes;
+}
+
 const Scheme& Part::scheme() const { return *recipe_of(*this).scheme; }
 const OptionMap& Part::options() const { return recipe_of(*this).options; }
 const std::vector<ParameterSpec>& Part::specs() const { return recipe_of(*this).specs; }
@@ -83,13 +89,15 @@ Terms Recipe::bind(const PartCall& call) const {
                 has, "; make the position with ", fit.option, "=", has);
   }
   Terms bound;
-  for (const auto& term : terms) term->bind(call, bound);
+  for (const RecipeTerm& term : terms) term.bind(call, bound);
   return bound;
 }
 
 void Recipe::pull_back(const PartCall& call, const TermGradients& gradients,
                        ParameterSums& sums) const {
-  for (const auto& term : terms) term->pull_back(call, gradients, sums);
+  for (const RecipeTerm& term : terms) {
+    if (term.pull_back) term.pull_back(call, gradients, sums);
+  }
 }
 
 }  // namespace relpos

@@ -29,16 +29,17 @@ struct PartCall {
 // Gradients of parameters, each contiguous in the parameter's shape; empty where not wanted.
 using ParameterSums = std::vector<std::vector<double>>;
 
-// One term of a recipe.
-class RecipeTerm {
- public:
-  RecipeTerm() = default;
-  RecipeTerm(const RecipeTerm&) = delete;
-  RecipeTerm& operator=(const RecipeTerm&) = delete;
-  virtual ~RecipeTerm() = default;
-  virtual void bind(const PartCall& call, Terms& terms) const = 0;
-  // `gradients` is of the part's own terms.
-  virtual void pull_back(const PartCall&, const TermGradients&, ParameterSums&) const {}
+// How many terms of each kind a part gives.
+struct TermCounts {
+  size_t biases = 0, row_tables = 0, column_tables = 0, key_biases = 0, value_tables = 0,
+         query_added = 0;
+};
+
+// One term of a recipe, and beside it the way of its gradients. `gradients` is of the part's own terms.
+struct RecipeTerm {
+  std::function<void(const PartCall& call, Terms& terms)> bind;
+  std::function<void(const PartCall& call, const TermGradients& gradients, ParameterSums& sums)>
+      pull_back{};  // empty: nothing to train
 };
 
 class Recipe {
@@ -53,7 +54,8 @@ class Recipe {
   const Scheme* scheme = nullptr;
   OptionMap options;
   std::vector<ParameterSpec> specs;
-  std::vector<std::unique_ptr<RecipeTerm>> terms;
+  std::vector<RecipeTerm> terms;
+  TermCounts counts;  // of `terms`
   std::vector<Fit> fits;
   bool reads_distances = false;           // a term needs the call's distances
   std::function<int64_t(int64_t)> place;  // empty: a token stands at its number

@@ -5,9 +5,10 @@
 #include "base/angles.h"
 #include "base/parallel.h"
 #include "bound_part.h"
-#include "make_problem.h"
+#include "parts.h"
 #include "relpos/dense.h"
 #include "relpos/error.h"
+#include "views.h"
 
 namespace relpos {
 namespace {

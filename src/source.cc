@@ -45,10 +45,10 @@ TensorView SourceReader::view_of(const TensorView& whole, int64_t& offset) const
   TensorView view = whole;
   view.rank = 0;
   offset = 0;
-  for (const auto& [axis, entry] : source_.chosen_) {
+  for (const auto& [axis, entry] : source_->chosen_) {
     offset += entry * whole.strides[static_cast<size_t>(axis)];
   }
-  for (const int axis : source_.axes_) {
+  for (const int axis : source_->axes_) {
     const auto to = static_cast<size_t>(view.rank++), from = static_cast<size_t>(axis);
     view.shape[to] = whole.shape[from];
     view.strides[to] = whole.strides[from];
@@ -60,20 +60,20 @@ TensorView SourceReader::view_of(const TensorView& whole, int64_t& offset) const
 }
 
 bool SourceReader::plain() const {
-  return !source_.cumulative_ && !std::isfinite(source_.least_) && !std::isfinite(source_.most_);
+  return !source_->cumulative_ && !std::isfinite(source_->least_) && !std::isfinite(source_->most_);
 }
 
 std::vector<double> SourceReader::computed(const PartCall& call, TensorView& view) const {
   int64_t offset = 0;
-  view = view_of(call.parameters[source_.index_], offset);
+  view = view_of(call.parameters[source_->index_], offset);
   std::vector<double> values;
   values.reserve(static_cast<size_t>(view.numel()));
   CancelTicks tick;
   for_each_offset(view, [&](int64_t at) {
     tick();
-    values.push_back(std::min(std::max(view.load(at), source_.least_), source_.most_));
+    values.push_back(std::min(std::max(view.load(at), source_->least_), source_->most_));
   });
-  if (source_.cumulative_) {
+  if (source_->cumulative_) {
     const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
     for (size_t n = 0; n < values.size(); ++n) {
       if (n % length != 0) values[n] += values[n - 1];
@@ -83,50 +83,55 @@ std::vector<double> SourceReader::computed(const PartCall& call, TensorView& vie
 }
 
 TermData SourceReader::read(const PartCall& call) const {
+  if (!given()) return {};
   if (plain()) {
     int64_t offset = 0;
-    return TermData::parameter(view_of(call.parameters[source_.index_], offset), wanted(call),
-                               source_.multiplier_);
+    return TermData::parameter(view_of(call.parameters[source_->index_], offset), wanted(call),
+                               source_->multiplier_);
   }
   TensorView view;
   std::vector<double> values = computed(call, view);
   TermData data = TermData::computed(std::move(values), view.dims(), wanted(call));
-  data.multiplier = source_.multiplier_;
+  data.multiplier = source_->multiplier_;
   return data;
 }
 
 std::vector<double> SourceReader::numbers(const PartCall& call) const {
   TensorView view;
   std::vector<double> values = computed(call, view);
-  for (double& value : values) value *= source_.multiplier_;
+  for (double& value : values) value *= source_->multiplier_;
   return values;
 }
 
-void SourceReader::add_gradient(const PartCall& call, std::vector<double> gradient,
+void SourceReader::add_gradient(const PartCall& call, const std::vector<double>& gradient,
                                 ParameterSums& sums) const {
-  std::vector<double>& sum = sums[source_.index_];
-  if (sum.empty()) return;
+  if (!wanted(call)) return;
+  std::vector<double>& sum = sums[source_->index_];
   int64_t offset = 0;
-  const TensorView& parameter = call.parameters[source_.index_];
+  const TensorView& parameter = call.parameters[source_->index_];
   const TensorView view = view_of(TensorView(nullptr, DType::kFloat64, parameter.dims()), offset);
-  if (source_.cumulative_) {
+  std::vector<double> of_elements;
+  if (source_->cumulative_) {
+    of_elements = gradient;
     const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
     for (size_t n = gradient.size(); n-- > 0;) {
-      if ((n + 1) % length != 0) gradient[n] += gradient[n + 1];
+      if ((n + 1) % length != 0) of_elements[n] += of_elements[n + 1];
     }
   }
+  const std::vector<double>& from = source_->cumulative_ ? of_elements : gradient;
   size_t n = 0;
   CancelTicks tick;
   for_each_offset(view, [&](int64_t at) {
     tick();
-    sum[static_cast<size_t>(offset + at)] += gradient[n++];
+    sum[static_cast<size_t>(offset + at)] += from[n++];
   });
 }
 
 void SourceReader::add_gradient_of_numbers(const PartCall& call, std::vector<double> gradient,
                                            ParameterSums& sums) const {
-  for (double& value : gradient) value *= source_.multiplier_;
-  add_gradient(call, std::move(gradient), sums);
+  if (!wanted(call)) return;
+  for (double& value : gradient) value *= source_->multiplier_;
+  add_gradient(call, gradient, sums);
 }
 
 }  // namespace relpos

@@ -1,6 +1,8 @@
 // Reads a Source of a recipe for a term, and sends the term's gradient back.
 #pragma once
 
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "recipe.h"
@@ -10,15 +12,18 @@ namespace relpos {
 
 class SourceReader {
  public:
-  explicit SourceReader(Source source) : source_(std::move(source)) {}
+  explicit SourceReader(std::optional<Source> source) : source_(std::move(source)) {}
 
-  bool wanted(const PartCall& call) const { return call.wants[source_.index_]; }
-  // The parameter itself where it is read as it is; else numbers computed from it.
+  bool given() const noexcept { return source_.has_value(); }
+  bool wanted(const PartCall& call) const { return given() && call.wants[source_->index_]; }
+  // The parameter itself where it is read as it is; else numbers computed from it. Not given: none.
   TermData read(const PartCall& call) const;
-  // The elements in order, as read and multiplied.
+  // The elements in order, as read and multiplied; of a given source.
   std::vector<double> numbers(const PartCall& call) const;
-  // `gradient`: of the numbers before the multiplier, as terms give it (TermGradients).
-  void add_gradient(const PartCall& call, std::vector<double> gradient, ParameterSums& sums) const;
+  // Nothing where no gradient is wanted. `gradient`: of the numbers before the multiplier, as terms
+  // give it (TermGradients).
+  void add_gradient(const PartCall& call, const std::vector<double>& gradient,
+                    ParameterSums& sums) const;
   // `gradient`: of what numbers() returned.
   void add_gradient_of_numbers(const PartCall& call, std::vector<double> gradient,
                                ParameterSums& sums) const;
@@ -29,7 +34,7 @@ class SourceReader {
   bool plain() const;
   std::vector<double> computed(const PartCall& call, TensorView& view) const;
 
-  Source source_;
+  std::optional<Source> source_;
 };
 
 }  // namespace relpos

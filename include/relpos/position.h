@@ -65,6 +65,21 @@ struct ParameterSpec {
   bool input = false;             // given with each call; inputs follow the parameters
 };
 
+// The sizes of a call that inputs may have.
+struct InputSizes {
+  int64_t batch = 1, heads = 1, queries = 1, keys = 1;
+
+  // A size of a spec: itself, or the one that it stands for.
+  int64_t size(int64_t said) const noexcept {
+    return said == kBatch     ? batch
+           : said == kHeads   ? heads
+           : said == kQueries ? queries
+           : said == kKeys    ? keys
+                              : said;
+  }
+  std::vector<int64_t> shape(const ParameterSpec& spec) const;
+};
+
 // A scheme with its options and its parameters as views; the caller owns the parameters.
 struct Part {
   std::shared_ptr<const Recipe> recipe;

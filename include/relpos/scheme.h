@@ -117,8 +117,13 @@ struct Perceptron {
   double sigmoid = 0.0;  // not 0: the result is this times its sigmoid
 };
 
+// Of a row table and of a column table: terms.h.
 struct RowOptions {
   std::optional<Source> factor{}, added{};
+  std::optional<double> scale{};
+};
+struct ColumnOptions {
+  std::optional<Source> factor{};
   std::optional<double> scale{};
 };
 
@@ -159,7 +164,8 @@ class Builder {
   void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
   // scale <a_i, r[m(delta)]>: terms.h.
   void rows(const ClassMap& map, const Source& table, const RowOptions& options = {});
-  void columns(const ClassMap& map, const Source& table, const RowOptions& options = {});
+  // scale <c_j, r'[m(delta)]>: terms.h.
+  void columns(const ClassMap& map, const Source& table, const ColumnOptions& options = {});
   // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width],
   // and `features` writes `width` numbers.
   using Features = std::function<void(int64_t delta, double* features)>;
@@ -177,7 +183,7 @@ class Builder {
  private:
   template <size_t N, typename F>
   static DistanceFormula distance_formula(F formula);
-  void formula_bias(DistanceFormula formula, std::vector<Source> numbers);
+  void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

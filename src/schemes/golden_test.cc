@@ -27,9 +27,8 @@ Result attend(const char* text, const std::vector<std::vector<double>>& paramete
   const std::vector<ParameterSpec>& specs = position.parts[0].specs();
   for (size_t n = 0; n < specs.size(); ++n) {
     if (n >= owned.size()) owned.push_back(specs[n].init.values);
-    std::vector<int64_t> shape = specs[n].shape;
-    for (int64_t& size : shape) size = size == kKeys ? 3 : size < 0 ? 1 : size;
-    position.parts[0].parameters.emplace_back(owned[n].data(), DType::kFloat64, shape);
+    position.parts[0].parameters.emplace_back(owned[n].data(), DType::kFloat64,
+                                              InputSizes{.queries = 3, .keys = 3}.shape(specs[n]));
   }
   Options options;
   options.is_causal = causal;

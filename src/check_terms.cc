@@ -1,0 +1,114 @@
+#include "check_terms.h"
+
+#include <algorithm>
+
+#include "relpos/error.h"
+#include "views.h"
+
+namespace relpos {
+namespace {
+
+void check_table(const TermData& data, int64_t heads, int64_t classes, int64_t columns,
+                 const std::string& who) {
+  const TensorView& view = data.view;
+  const bool per_head = view.rank == 3;
+  check_value((view.rank == 2 || (per_head && view.shape[0] == heads)) &&
+                  view.shape[per_head ? 1 : 0] >= classes &&
+                  view.shape[per_head ? 2 : 1] == columns,
+              who, ": a table has shape ", Shape{view}, ", but this call needs [", classes, ", ",
+              columns, "] or [", heads, ", ", classes, ", ", columns, "]");
+}
+
+void check_shape(const TermData& data, const std::vector<int64_t>& shape, const std::string& who) {
+  check_value(data.view.dims() == shape, who, ": expected ", Dims{shape}, " for this call, got ",
+              Shape{data.view});
+}
+
+void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
+  check_value(rotation.log_decay.empty(), who,
+              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
+  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
+              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
+              " pairs, got ", rotation.axis.size());
+  const Coordinates& at = *rotation.coordinates;
+  for (const int axis : rotation.axis) {
+    check_value(axis >= 0 && axis < at.axes, who, ": expected axes from 0 to ", at.axes - 1,
+                ", got ", axis);
+  }
+  const auto check_side = [&](const std::vector<int64_t>& values, int64_t rows, int64_t length,
+                              int64_t wanted, const char* side) {
+    check_value((rows == 1 || rows == problem.batch) && length == wanted &&
+                    std::ssize(values) == at.axes * rows * length,
+                who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", problem.batch,
+                ", ", wanted, "], got ", values.size(), " numbers in ", rows, " rows of ", length);
+    for (const int64_t value : values) check_position(value, "coordinates");
+  };
+  check_side(at.q, at.q_rows, at.queries, problem.queries, "queries");
+  check_side(at.k, at.k_rows, at.keys, problem.keys, "keys");
+}
+
+}  // namespace
+
+void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
+  const int64_t heads = problem.heads;
+  for (const Rotation& rotation : terms.rotations) {
+    check_value(rotation.dims % 2 == 0 && rotation.start >= 0 &&
+                    rotation.start + rotation.dims <= problem.head_dim,
+                who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
+                " but query has head size ", problem.head_dim);
+    if (!rotation.axis.empty()) check_coordinates(rotation, problem, who);
+  }
+  for (const TermData& added : terms.query_added) {
+    check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");
+  }
+  for (const DistanceBias& bias : terms.biases) {
+    if (bias.map) {
+      check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == heads &&
+                      bias.table.view.shape[1] >= bias.map->classes(),
+                  who, ": its bias table is ", Shape{bias.table.view},
+                  " ([heads, classes]) but query has ", heads, " heads");
+    }
+    if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
+  }
+  for (const RowTable& rows : terms.row_tables) {
+    int64_t rank = problem.head_dim;
+    if (rows.factor.view.given()) {
+      rank = rows.factor.view.shape[3];
+      check_shape(rows.factor, {problem.batch, heads, problem.queries, rank}, who + ": row factor");
+    }
+    check_table(rows.table, heads, rows.map.classes(), rank, who);
+    if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
+  }
+  for (const ColumnTable& columns : terms.column_tables) {
+    int64_t rank = problem.head_dim;
+    if (columns.factor.view.given()) {
+      rank = columns.factor.view.shape[3];
+      check_shape(columns.factor, {problem.batch, problem.kv_heads, problem.keys, rank},
+                  who + ": column factor");
+    }
+    check_table(columns.table, heads, columns.map.classes(), rank, who);
+  }
+  for (const KeyBias& bias : terms.key_biases) {
+    if (bias.values.view.rank == 2) {
+      check_shape(bias.values, {heads, problem.keys}, who + ": key bias");
+    } else {
+      check_shape(bias.values, {problem.batch, heads, problem.keys}, who + ": key bias");
+    }
+  }
+  if (!problem.value.given()) return;
+  for (const ValueTable& values : terms.value_tables) {
+    check_table(values.table, heads, values.map.classes(), problem.value_dim, who);
+  }
+}
+
+void check_rotations_disjoint(const Terms& terms) {
+  for (size_t a = 0; a < terms.rotations.size(); ++a) {
+    for (size_t b = a + 1; b < terms.rotations.size(); ++b) {
+      const Rotation &x = terms.rotations[a], &y = terms.rotations[b];
+      check_value(x.start + x.dims <= y.start || y.start + y.dims <= x.start,
+                  "position: two rotations turn the same dims of a head; give each its own slice");
+    }
+  }
+}
+
+}  // namespace relpos

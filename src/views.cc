@@ -1,0 +1,73 @@
+#include "views.h"
+
+#include <string>
+
+#include "base/parallel.h"
+#include "base/strided.h"
+#include "relpos/error.h"
+
+namespace relpos {
+
+std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+  return out << TensorView(nullptr, DType::kFloat32, dims.sizes).shape_text();
+}
+
+std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  return out << (shape.view.given() ? shape.view.shape_text() : "nothing");
+}
+
+void check_position(int64_t position, const char* name) {
+  check_value(position > -kPositionLimit && position < kPositionLimit, name,
+              ": expected positions within +-2^61, got ", position);
+}
+
+void check_input(const TensorView& view, const std::vector<int64_t>& shape, const char* name) {
+  check_value(view.given() && view.dims() == shape, name, ": expected ", Dims{shape}, ", got ",
+              Shape{view});
+}
+
+void check_output(const TensorView& view, const std::vector<int64_t>& shape, DType dtype,
+                  const char* name) {
+  check_input(view, shape, name);
+  if (view.dtype != dtype) {
+    throw_error(ErrorKind::kType, name, ": expected ", dtype_name(dtype), ", got ",
+                dtype_name(view.dtype));
+  }
+  if (view.numel() == 0) return;
+  for (int axis = 0; axis < view.rank; ++axis) {
+    check_value(
+        view.shape[static_cast<size_t>(axis)] == 1 || view.strides[static_cast<size_t>(axis)] != 0,
+        name, ": an output must not overlap itself, but axis ", axis, " has stride 0");
+  }
+}
+
+TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& shape,
+                          const char* name) {
+  TensorView wide = view;
+  wide.rank = static_cast<int>(shape.size());
+  bool fits = view.rank <= wide.rank;
+  for (int axis = wide.rank - 1; fits && axis >= 0; --axis) {
+    const int from = axis - (wide.rank - view.rank);
+    const auto at = static_cast<size_t>(axis);
+    const int64_t size = from < 0 ? 1 : view.shape[static_cast<size_t>(from)];
+    wide.strides[at] = size == 1 && shape[at] != 1 ? 0
+                       : from < 0                  ? 0
+                                                   : view.strides[static_cast<size_t>(from)];
+    wide.shape[at] = shape[at];
+    fits = size == 1 || size == shape[at];
+  }
+  check_value(fits, name, ": expected a shape that broadcasts to ", Dims{shape}, ", got ",
+              Shape{view});
+  return wide;
+}
+
+void write_values(const std::vector<double>& values, const TensorView& view) {
+  CancelTicks tick;
+  size_t n = 0;
+  for_each_offset(view, [&](int64_t at) {
+    tick();
+    view.store(at, values[n++]);
+  });
+}
+
+}  // namespace relpos
