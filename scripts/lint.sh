@@ -26,7 +26,7 @@ tidy() {
   local ok=build/tidy/${1//\//-}.ok
   [ "$ok" -nt "$1" ] && return
   clang-tidy -p build/release --quiet --warnings-as-errors='*' --extra-arg=-idirafter"$gcc_headers" \
-    "$1" 2> >(grep -vE 'warnings? (generated|treated)|Suppressed|Use -header' >&2) && touch "$ok"
+    "$1" 2> >(grep -vE 'warnings? (generated|treated)|Suppressed|Use -header|Processing file' >&2) && touch "$ok"
 }
 export -f tidy
 grep -LE '"hwy/|<hwy/|-inl\.h"' $(find src cli -name '*.cc' ! -name '*_test.cc' | sort) |

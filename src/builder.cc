@@ -150,7 +150,7 @@ void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& o
        }});
 }
 
-void Builder::projected_rows(int64_t heads, const Source& weight, Features features,
+void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
                              const std::optional<Source>& adds) {
   const SourceReader numbers(weight), added(adds);
   const std::vector<int64_t>& shape = recipe_.specs[weight.index_].shape;

@@ -169,7 +169,7 @@ class Builder {
   // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width],
   // and `features` writes `width` numbers.
   using Features = std::function<void(int64_t delta, double* features)>;
-  void projected_rows(int64_t heads, const Source& weight, Features features,
+  void projected_rows(int64_t heads, const Source& weight, const Features& features,
                       const std::optional<Source>& added = {});
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
