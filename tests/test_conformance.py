@@ -1,6 +1,6 @@
 """Every scheme and sum of schemes against its oracle, forward and backward.
 
-Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; RELPOS_FULL=1 draws 30
+Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; RELPOS_FULL=1 draws six
 times as many), run in one process per SIMD target, and are judged in `conformance_worker.py` by the
 promise about errors (`promise.py`, docs/accuracy.md).
 """

@@ -7,8 +7,8 @@
 
 namespace relpos {
 
-// Large blocks are kept for the next call, up to this much in the whole process: fresh pages cost 2 %
-// of a call of 2048 tokens.
+// Blocks of 4 KiB and more are kept for the next call, up to this much in the whole process: fresh
+// pages cost 2 % of a call of 2048 tokens, malloc a quarter of a call of 12.
 inline constexpr size_t kKeptBytes = size_t{32} << 20;
 
 namespace detail {

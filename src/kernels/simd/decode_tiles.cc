@@ -186,12 +186,16 @@ HWY_INLINE void for_row_groups(DType dtype, int rows, const Function& f) {
 
 void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s) {
   for_row_groups(k.dtype, rows, [&](auto load, auto r, int row) HWY_ATTR {
-    constexpr int R = decltype(r)::value;
+    constexpr int R = decltype(r)::value, kKeys = kSums / R;
+    const int64_t end = (k.count + kKeys - 1) / kKeys * kKeys;
     for (int64_t x = 0; x < k.dims; x += kRowChain * kN) {
       const int64_t to = std::min(x + kRowChain * kN, k.dims);
-      for (int64_t c = 0; c < kTile; c += kSums / R) {
+      for (int64_t c = 0; c < end; c += kKeys) {
         dots<decltype(load), R>(k, c, x, to, q + row * ldq, ldq, s + row * kTile);
       }
+    }
+    for (int64_t n = row; n < row + R; ++n) {
+      std::fill(s + n * kTile + end, s + (n + 1) * kTile, 0.0f);
     }
   });
 }

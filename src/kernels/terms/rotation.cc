@@ -11,44 +11,61 @@
 namespace relpos {
 namespace {
 
-// Angles of consecutive or arbitrary positions: exp(i (64 c + f) w) = exp(i 64 c w) exp(i f w), so
-// that a run of positions costs one complex product each, in double, rounded once.
+// cos and sin of the angles of one position.
+struct Angles {
+  std::vector<double> cos, sin;
+
+  explicit Angles(int64_t pairs) : cos(pairs), sin(pairs) {}
+  void at(const Rotation& rotation, int64_t position) {
+    angle_table(rotation, position, cos.data(), sin.data());
+  }
+  // exp(i (a + b)) = exp(i a) exp(i b), rounded to T.
+  template <typename T>
+  static void product(const Angles& a, const Angles& b, T* cos, T* sin) {
+    for (size_t n = 0; n < a.cos.size(); ++n) {
+      cos[n] = static_cast<T>(a.cos[n] * b.cos[n] - a.sin[n] * b.sin[n]);
+      sin[n] = static_cast<T>(a.sin[n] * b.cos[n] + a.cos[n] * b.sin[n]);
+    }
+  }
+};
+
+// Angles of consecutive or arbitrary positions 64 c + 8 m + f as products in double, rounded once: a
+// run of positions costs one complex product each, and 14 evaluations besides those of its c.
 class AngleTable {
  public:
   explicit AngleTable(const Rotation& rotation)
-      : r_(rotation),
-        pairs_(rotation.dims / 2),
-        fine_cos_(kTile * pairs_),
-        fine_sin_(fine_cos_.size()),
-        coarse_cos_(pairs_),
-        coarse_sin_(coarse_cos_.size()) {
-    for (int64_t f = 0; f < kTile; ++f) {
-      angle_table(r_, f, &fine_cos_[f * pairs_], &fine_sin_[f * pairs_]);
-    }
-  }
+      : r_(rotation), pairs_(rotation.dims / 2), coarse_(pairs_), within_(kTile, Angles(0)) {}
 
   void write(int64_t position, float* cos, float* sin) {
     if (r_.float32_angles) {
       angle_table(r_, position, cos, sin);
-      scale(cos, sin);
-      return;
-    }
-    const int64_t coarse = position & ~(kTile - 1);
-    if (!ready_ || coarse != coarse_) {
-      angle_table(r_, coarse, coarse_cos_.data(), coarse_sin_.data());
-      coarse_ = coarse;
+    } else {
+      const int64_t tile = position & ~(kTile - 1);
+      if (!ready_ || tile != tile_) coarse_.at(r_, tile);
+      tile_ = tile;
       ready_ = true;
-    }
-    const auto fine = static_cast<size_t>((position - coarse) * pairs_);
-    for (size_t n = 0; n < static_cast<size_t>(pairs_); ++n) {
-      const double c = fine_cos_[fine + n], s = fine_sin_[fine + n];
-      cos[n] = static_cast<float>(coarse_cos_[n] * c - coarse_sin_[n] * s);
-      sin[n] = static_cast<float>(coarse_sin_[n] * c + coarse_cos_[n] * s);
+      Angles::product(coarse_, within(position - tile), cos, sin);
     }
     scale(cos, sin);
   }
 
  private:
+  static constexpr int64_t kStep = 8;
+
+  // Of position f in a tile.
+  const Angles& within(int64_t f) {
+    Angles& found = within_[f];
+    if (!found.cos.empty() || pairs_ == 0) return found;
+    Angles made(pairs_);
+    if (f < kStep || f % kStep == 0) {
+      made.at(r_, f);
+    } else {
+      Angles::product(within(f - f % kStep), within(f % kStep), made.cos.data(), made.sin.data());
+    }
+    found = std::move(made);
+    return found;
+  }
+
   void scale(float* cos, float* sin) const {
     if (r_.magnitude == 1.0) return;
     for (int64_t n = 0; n < pairs_; ++n) {
@@ -59,8 +76,9 @@ class AngleTable {
 
   const Rotation& r_;
   int64_t pairs_;
-  std::vector<double> fine_cos_, fine_sin_, coarse_cos_, coarse_sin_;
-  int64_t coarse_ = 0;
+  Angles coarse_;               // of the first position of the tile
+  std::vector<Angles> within_;  // [kTile], none where not yet used
+  int64_t tile_ = 0;
   bool ready_ = false;
 };
 
