@@ -3,6 +3,8 @@
 Every result is compared with the formula in float64 on the same inputs.
 """
 
+import math
+
 import pytest
 import relpos
 import torch
@@ -324,6 +326,17 @@ class TestManySmallParts:
         mask[:, 1] = 0.0
         out = relpos.attention(zeros[:, :, :queries], zeros, values, attn_mask=mask, q_offset=0)
         assert (out - 1).abs().max() < 64 * 2.0**-24
+
+    def test_gradients_in_float64(self):
+        """4,000 equal rows of the gradient of one key and value: one chain of doubles is off by
+        more than the promise."""
+        n, q = 4000, torch.ones(1, 1, 4000, 1, dtype=torch.float64)
+        key, value = (torch.ones(1, 1, 1, 1, dtype=torch.float64).requires_grad_() for _ in "kv")
+        out, lse = relpos.attention(q, key, value, q_offset=0, return_lse=True)
+        torch.autograd.backward([out, lse], [torch.full_like(out, 0.1), torch.full_like(lse, 0.1)])
+        exact = math.fsum([0.1] * n)
+        for gradient in (key.grad, value.grad):
+            assert abs(gradient.item() - exact) < (64 + n / 64) * 2.0**-53 * exact
 
 
 def test_keys_on_both_sides_that_are_not_near():

@@ -14,18 +14,34 @@ namespace {
 
 using namespace reference;  // NOLINT: the rows of reference_head.h
 
-constexpr int64_t kWave = 8;  // tasks whose private table gradients exist at one time
+constexpr int64_t kWave = 8;    // tasks whose private table gradients exist at one time
+constexpr int64_t kChain = 64;  // rows whose parts are summed before they join the rest
+
+// A sum whose rounding grows with a chain of kChain parts and the number of chains, as
+// docs/accuracy.md bounds it, not with all of its parts.
+struct Chained {
+  std::vector<double> sum, recent;
+
+  explicit Chained(size_t size) : sum(size, 0.0), recent(size, 0.0) {}
+  void join() {
+    add_scaled(sum.data(), 1.0, recent.data(), std::ssize(sum));
+    std::fill(recent.begin(), recent.end(), 0.0);
+  }
+};
 
 // Gradients of one (b, kv head), fed with dscore rows.
 class HeadGradient {
  public:
   HeadGradient(Head& head, const ProblemGradients& gradients, TermGradients& terms)
-      : x(head), m(head.m), p(head.p), out(gradients), t(terms) {
-    dk = zeros(static_cast<int64_t>(head.k.size()));
-    dk_plain = zeros(static_cast<int64_t>(head.k_plain.size()));
-    dv = zeros(static_cast<int64_t>(head.v.size()));
-    dq.resize(head.D);
-  }
+      : x(head),
+        m(head.m),
+        p(head.p),
+        out(gradients),
+        t(terms),
+        dk(head.k.size()),
+        dk_plain(head.k_plain.size()),
+        dv(head.v.size()),
+        dq(head.D) {}
 
   // Everything that x.dscore of the selected row contributes; each line differentiates its twin in
   // score_row.
@@ -55,6 +71,7 @@ class HeadGradient {
     }
     for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
+    if (++rows_ % kChain == 0) join();
   }
 
   // Rows of value gradients under the selected row's weights after dropout.
@@ -62,7 +79,7 @@ class HeadGradient {
     const int64_t Dv = x.Dv;
     x.for_visible([&](int64_t j) {
       const double weight = x.weight[j] * x.kept(j);
-      add_scaled(&dv[j * Dv], weight, dout.data(), Dv);
+      add_scaled(&dv.recent[j * Dv], weight, dout.data(), Dv);
       for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
         const int64_t row = p.terms.value_tables[n].map(x.delta(j));
         if (row == ClassMap::kNone || t.value_tables[n].table.empty()) continue;
@@ -73,19 +90,24 @@ class HeadGradient {
   }
 
   void store() {
+    join();
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
-      double* row = &dk[j * x.D];
+      double* row = &dk.sum[j * x.D];
       m.rotate(row, false, x.b, j, true);
-      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[j * x.D], x.D);
+      if (!dk_plain.sum.empty()) add_scaled(row, 1.0, &dk_plain.sum[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[j * x.Dv]);
+      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv.sum[j * x.Dv]);
     }
   }
 
  private:
+  void join() {
+    for (Chained* each : {&dk, &dk_plain, &dv}) each->join();
+  }
+
   void add_content(int64_t j, int64_t d, double ds) {
     const double* key = &x.k[j * x.D];
-    double* dkey = &dk[j * x.D];
+    double* dkey = &dk.recent[j * x.D];
     if (!m.decays()) {
       add_scaled(dq.data(), ds, key, x.D);
       add_scaled(dkey, ds, x.q.data(), x.D);
@@ -143,7 +165,7 @@ class HeadGradient {
     }
     const double* table = m.column_tables[n].row(x.h, row);
     if (!term.factor.view.given()) {
-      add_scaled(&dk_plain[j * x.D], s, table, r);
+      add_scaled(&dk_plain.recent[j * x.D], s, table, r);
     } else if (!t.column_tables[n].factor.empty()) {
       double* factor =
           t.column_tables[n].factor.data() + ((x.b * p.kv_heads + x.hk) * p.keys + j) * r;
@@ -170,7 +192,9 @@ class HeadGradient {
   const Problem& p;
   const ProblemGradients& out;
   TermGradients& t;
-  std::vector<double> dk, dk_plain, dv, dq;
+  Chained dk, dk_plain, dv;
+  std::vector<double> dq;
+  int64_t rows_ = 0;
   std::vector<std::vector<double>> a, da;  // of each row table
 };
 
