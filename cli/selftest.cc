@@ -319,17 +319,63 @@ struct SelftestArguments {
   bool json = false;
 };
 
-int selftest(const SelftestArguments& a) {
+// The schemes asked for; null is attention without positions.
+std::vector<const Scheme*> chosen_schemes(const std::string& asked) {
   std::vector<const Scheme*> chosen;
-  if (a.scheme.empty() || a.scheme == "none") chosen.push_back(nullptr);  // plain attention
+  if (asked.empty() || asked == "none") chosen.push_back(nullptr);
   std::vector<std::string> names{"none"};
   for (const Scheme& scheme : schemes()) {
     names.push_back(scheme.name);
-    if (a.scheme.empty() || a.scheme == scheme.name) chosen.push_back(&scheme);
+    if (asked.empty() || asked == scheme.name) chosen.push_back(&scheme);
   }
-  check_value(!chosen.empty(), "--scheme: unknown scheme ", a.scheme, suggestion(a.scheme, names));
-  check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
+  check_value(!chosen.empty(), "--scheme: unknown scheme ", asked, suggestion(asked, names));
+  return chosen;
+}
 
+// What went wrong in a case, or nothing.
+Json failure(const Outcome& outcome, const std::string& name, size_t n, uint64_t seed) {
+  if (outcome.ok()) return {};
+  const std::string repro = "relpos selftest --scheme " + name + " --case " + std::to_string(n) +
+                            " --seed " + std::to_string(seed);
+  const std::string why = !outcome.error.empty() ? outcome.error
+                          : outcome.same_bits    ? "forward " + number(outcome.forward) +
+                                                       ", backward " + number(outcome.backward)
+                                                 : "one thread and two differ";
+  note(join({"FAILED " + outcome.position, why, repro}, ": "));
+  return {{"case", n}, {"position", outcome.position}, {"why", why}, {"repro", repro}};
+}
+
+// Runs the cases of a scheme, prints its line and returns its part of the report.
+Json run_scheme(const Scheme* scheme, const SelftestArguments& a) {
+  const std::string name = scheme != nullptr ? scheme->name : "none";
+  Outcome worst;
+  Json failures = Json::array();
+  int64_t count = 0;
+  for (size_t n = 0; n < cases().size(); ++n) {
+    if (a.only && *a.only != n) continue;
+    const Outcome outcome = run_case(scheme, n, a.seed);
+    throw_if_interrupted();
+    ++count;
+    worst.join(outcome);
+    if (Json found = failure(outcome, name, n, a.seed); !found.is_null()) failures.push_back(found);
+  }
+  const bool ok = failures.empty();
+  if (!a.json) {
+    print(padded(name, 20) + padded(std::to_string(count), 8) + padded(number(worst.forward), 10) +
+          padded(number(worst.backward), 10) + (ok ? "ok\n" : "FAILED\n"));
+  }
+  return {{"name", name},
+          {"cases", count},
+          {"forward", json_number(worst.forward)},
+          {"backward", json_number(worst.backward)},
+          {"same_bits", worst.same_bits},
+          {"ok", ok},
+          {"failures", failures}};
+}
+
+int selftest(const SelftestArguments& a) {
+  const std::vector<const Scheme*> chosen = chosen_schemes(a.scheme);
+  check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
   Json report = {
       {"version", RELPOS_VERSION}, {"config", Json::object()}, {"schemes", Json::array()}};
   std::string head = "relpos " RELPOS_VERSION "\n";
@@ -343,41 +389,8 @@ int selftest(const SelftestArguments& a) {
   }
   bool all_ok = true;
   for (const Scheme* scheme : chosen) {
-    const std::string name = scheme != nullptr ? scheme->name : "none";
-    Outcome worst;
-    Json failures = Json::array();
-    int64_t count = 0;
-    for (size_t n = 0; n < cases().size(); ++n) {
-      if (a.only && *a.only != n) continue;
-      const Outcome outcome = run_case(scheme, n, a.seed);
-      throw_if_interrupted();
-      ++count;
-      worst.join(outcome);
-      if (outcome.ok()) continue;
-      const std::string repro = "relpos selftest --scheme " + name + " --case " +
-                                std::to_string(n) + " --seed " + std::to_string(a.seed);
-      const std::string why = !outcome.error.empty() ? outcome.error
-                              : outcome.same_bits    ? "forward " + number(outcome.forward) +
-                                                           ", backward " + number(outcome.backward)
-                                                     : "one thread and two differ";
-      note(join({"FAILED " + outcome.position, why, repro}, ": "));
-      failures.push_back(
-          {{"case", n}, {"position", outcome.position}, {"why", why}, {"repro", repro}});
-    }
-    const bool ok = failures.empty();
-    all_ok = all_ok && ok;
-    report["schemes"].push_back({{"name", name},
-                                 {"cases", count},
-                                 {"forward", json_number(worst.forward)},
-                                 {"backward", json_number(worst.backward)},
-                                 {"same_bits", worst.same_bits},
-                                 {"ok", ok},
-                                 {"failures", failures}});
-    if (!a.json) {
-      print(padded(name, 20) + padded(std::to_string(count), 8) +
-            padded(number(worst.forward), 10) + padded(number(worst.backward), 10) +
-            (ok ? "ok\n" : "FAILED\n"));
-    }
+    report["schemes"].push_back(run_scheme(scheme, a));
+    all_ok = all_ok && report["schemes"].back()["ok"];
   }
   report["ok"] = all_ok;
   if (a.json) print_json(report);

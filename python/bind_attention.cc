@@ -115,6 +115,24 @@ void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_
   workspace_bytes(query, key, key, position, options, false);
 }
 
+// What tests, benches and users ask about a call.
+void bind_tools(nb::module_& module) {
+  module.def("workspace_bytes", [](nb::handle query, nb::handle key, nb::handle value,
+                                   const nb::tuple& options, bool backward) {
+    const Bound call(options);
+    return workspace_bytes(to_view(query), to_view(key), to_view(value), call.position,
+                           call.options, backward);
+  });
+  // For tests and benches: "auto", "fused" or "reference", for every later call of the process.
+  module.def("force_path", [](const std::string& path) {
+    check_value(path == "auto" || path == "fused" || path == "reference",
+                "path: expected auto, fused or reference, got ", path);
+    forced_path() = path == "fused"       ? Path::kFused
+                    : path == "reference" ? Path::kReference
+                                          : Path::kAuto;
+  });
+}
+
 }  // namespace
 
 void bind_attention(nb::module_& module) {
@@ -166,20 +184,7 @@ void bind_attention(nb::module_& module) {
                  scores_backward(t.at(0), t.at(1), t.at(2), call.position, call.options, wanted);
                });
              });
-  module.def("workspace_bytes", [](nb::handle query, nb::handle key, nb::handle value,
-                                   const nb::tuple& options, bool backward) {
-    const Bound call(options);
-    return workspace_bytes(to_view(query), to_view(key), to_view(value), call.position,
-                           call.options, backward);
-  });
-  // For tests and benches: "auto", "fused" or "reference", for every later call of the process.
-  module.def("force_path", [](const std::string& path) {
-    check_value(path == "auto" || path == "fused" || path == "reference",
-                "path: expected auto, fused or reference, got ", path);
-    forced_path() = path == "fused"       ? Path::kFused
-                    : path == "reference" ? Path::kReference
-                                          : Path::kAuto;
-  });
+  bind_tools(module);
 }
 
 }  // namespace relpos

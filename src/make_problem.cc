@@ -248,17 +248,12 @@ void bind_parts(Call& call, const Position& position) {
   check_rotations_disjoint(problem.terms);
 }
 
-}  // namespace
-
-Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
-               const Position& position, const Options& options,
-               std::vector<std::vector<bool>> wants) {
+// Batch, heads, lengths and sizes of the three tensors.
+void read_sizes(Problem& problem, const TensorView& query, const TensorView& key,
+                const TensorView& value, bool enable_gqa) {
   check_rank4(query, "query", "[B, H, Lq, D]");
   check_rank4(key, "key", "[B, Hk, Lk, D]");
   check_same_dtype(key, query, "key");
-
-  Call call;
-  Problem& problem = call.problem;
   problem.query = query;
   problem.key = key;
   problem.value = value;
@@ -270,8 +265,8 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   problem.keys = key.shape[2];
   check_input(key, {problem.batch, problem.kv_heads, problem.keys, problem.head_dim}, "key");
   check_value(problem.head_dim >= 1, "query: expected a head size of at least 1, got 0");
-  check_value(problem.kv_heads == problem.heads || options.enable_gqa, "key: has ",
-              problem.kv_heads, " heads and query ", problem.heads,
+  check_value(problem.kv_heads == problem.heads || enable_gqa, "key: has ", problem.kv_heads,
+              " heads and query ", problem.heads,
               "; pass enable_gqa=True to let groups of query heads share a key head");
   check_value(problem.heads == problem.kv_heads ||
                   (problem.kv_heads > 0 && problem.heads % problem.kv_heads == 0),
@@ -283,6 +278,9 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
     problem.value_dim = value.shape[3];
     check_input(value, {problem.batch, problem.kv_heads, problem.keys, problem.value_dim}, "value");
   }
+}
+
+void read_numbers(Problem& problem, const Options& options) {
   check_value(!options.scale || std::isfinite(*options.scale),
               "scale: expected a finite number, got ", options.scale.value_or(0));
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
@@ -293,23 +291,34 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",
               options.threads);
   problem.threads = thread_count(options.threads);
+}
 
+void read_mask(Problem& problem, const TensorView& mask) {
+  if (!mask.given()) return;
+  if (!is_floating(mask.dtype) && mask.dtype != DType::kBool) {
+    throw_error(ErrorKind::kType,
+                "attn_mask: expected bool (True = attend) or a floating dtype, got ",
+                dtype_name(mask.dtype));
+  }
+  problem.visible.mask = broadcast_view(
+      mask, {problem.batch, problem.heads, problem.queries, problem.keys}, "attn_mask");
+}
+
+}  // namespace
+
+Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
+               const Position& position, const Options& options,
+               std::vector<std::vector<bool>> wants) {
+  Call call;
+  Problem& problem = call.problem;
+  read_sizes(problem, query, key, value, options.enable_gqa);
+  read_numbers(problem, options);
   problem.positions = read_positions(problem, position, options);
   problem.visible.queries = problem.queries;
   problem.visible.keys = problem.keys;
   read_intervals(problem, options);
   read_padding(problem, options.key_padding_mask);
-  if (options.attn_mask.given()) {
-    if (!is_floating(options.attn_mask.dtype) && options.attn_mask.dtype != DType::kBool) {
-      throw_error(ErrorKind::kType,
-                  "attn_mask: expected bool (True = attend) or a floating dtype, got ",
-                  dtype_name(options.attn_mask.dtype));
-    }
-    problem.visible.mask =
-        broadcast_view(options.attn_mask,
-                       {problem.batch, problem.heads, problem.queries, problem.keys}, "attn_mask");
-  }
-
+  read_mask(problem, options.attn_mask);
   call.wants = std::move(wants);
   bind_parts(call, position);
   return call;

@@ -49,20 +49,7 @@ def attention_varlen(
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
-    starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
-    starts_k = starts_q
-    if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
-        starts_k = _starts("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
-        if starts_k.shape != starts_q.shape:
-            raise ValueError(
-                f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens_q has, got "
-                f"{starts_k.shape[0]}"
-            )
-    elif key.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"cu_seqlens_k: expected it where key has other rows than query, {query.shape[0]}, "
-            f"got none for key {list(key.shape)}"
-        )
+    starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
     left, right = _bounds(window, is_causal)
     positioned = position is not None or left is not None or right is not None
     offsets = _offsets(q_offset, starts_q, starts_k) if positioned else None
@@ -97,6 +84,27 @@ def attention_varlen(
     out, lse = results if return_lse else (results, None)
     out = out.squeeze(0).transpose(0, 1).contiguous()
     return out if lse is None else (out, lse.squeeze(0))
+
+
+def _both_starts(
+    query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Where each sequence starts in query and in key, checked."""
+    starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
+    if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
+        starts_k = _starts("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
+        if starts_k.shape != starts_q.shape:
+            raise ValueError(
+                f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens_q has, got "
+                f"{starts_k.shape[0]}"
+            )
+        return starts_q, starts_k
+    if key.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"cu_seqlens_k: expected it where key has other rows than query, {query.shape[0]}, "
+            f"got none for key {list(key.shape)}"
+        )
+    return starts_q, starts_q
 
 
 def _starts(name: str, starts: Any, rows: int, of: str) -> Tensor:

@@ -222,11 +222,15 @@ class MultiheadAttention(torch.nn.Module):
         if weights is not None:
             weights = _without_gradient(weights, out)
             weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights.squeeze(0)
+        return self.out_proj(self._joined(out, batched)), weights
+
+    def _joined(self, out: Tensor, batched: bool) -> Tensor:
+        """The heads of [B, H, Lq, Dv] side by side, axes in the order of the inputs."""
         if not batched:
-            out = self.out_proj(out.squeeze(0).transpose(0, 1).flatten(1))
-            return out, None if weights is None else weights.squeeze(0)
+            return out.squeeze(0).transpose(0, 1).flatten(1)
         order = (0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)
-        return self.out_proj(out.permute(order).flatten(2)), weights
+        return out.permute(order).flatten(2)
 
     def _check_inputs(
         self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None

@@ -119,9 +119,7 @@ inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
   rotation.coordinates = std::move(at);
 }
 
-inline Case random_case(uint64_t seed) {
-  Rng rng(seed);
-  Case c;
+inline void draw_tensors(Rng& rng, Case& c) {
   Problem& p = c.p;
   p.batch = draw(rng, 1, 2);
   p.kv_heads = draw(rng, 1, 2);
@@ -141,7 +139,10 @@ inline Case random_case(uint64_t seed) {
   p.query = c.q.view();
   p.key = c.k.view();
   p.value = c.v.view();
+}
 
+// Returns the widest gap between two positions.
+inline int64_t draw_positions(Rng& rng, Problem& p) {
   Positions& at = p.positions;
   at.queries = p.queries;
   at.keys = p.keys;
@@ -161,12 +162,16 @@ inline Case random_case(uint64_t seed) {
   };
   fill(at.q, at.q_rows, p.queries);
   fill(at.k, at.k_rows, p.keys);
+  return gap;
+}
 
+inline void draw_visible(Rng& rng, Case& c) {
+  Problem& p = c.p;
   Visibility& visible = p.visible;
   visible.queries = p.queries;
   visible.keys = p.keys;
   if (chance(rng, 0.6)) {
-    visible.rows = std::max(at.q_rows, at.k_rows);
+    visible.rows = std::max(p.positions.q_rows, p.positions.k_rows);
     const int64_t shift = draw(rng, -5, p.keys);
     for (int64_t b = 0; b < visible.rows; ++b) {
       for (int64_t i = 0; i < p.queries; ++i) {
@@ -192,9 +197,9 @@ inline Case random_case(uint64_t seed) {
       if (shape[axis] == 1) visible.mask.strides[axis] = 0;
     }
   }
-  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
+}
 
-  Terms& t = p.terms;
+inline void draw_rotation(Rng& rng, Problem& p) {
   if (p.head_dim >= 2 && chance(rng, 0.4)) {
     Rotation r;
     r.dims = p.head_dim / 2 * 2;
@@ -204,8 +209,25 @@ inline Case random_case(uint64_t seed) {
     for (int64_t n = 0; n < r.dims / 2; ++n)
       r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
     r.magnitude = chance(rng, 0.3) ? 1.1 : 1.0;
-    t.rotations.push_back(r);
+    p.terms.rotations.push_back(r);
   }
+}
+
+// Decay or axes for a rotation that was drawn.
+inline void draw_turns(Rng& rng, Problem& p) {
+  std::vector<Rotation>& rotations = p.terms.rotations;
+  if (!rotations.empty() && chance(rng, 0.5)) {
+    for (size_t n = 0; n < rotations[0].frequency.size(); ++n)
+      rotations[0].log_decay.push_back(1e-3);
+    for (int64_t& x : p.positions.q) x %= 1000;
+    for (int64_t& x : p.positions.k) x %= 1000;
+  } else if (!rotations.empty() && chance(rng, 0.6)) {
+    add_axes(rng, p, rotations[0]);
+  }
+}
+
+inline void draw_biases(Rng& rng, Case& c, int64_t gap) {
+  const Problem& p = c.p;
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
     DistanceBias bias;
     const bool sloped = chance(rng, 0.5);
@@ -217,8 +239,13 @@ inline Case random_case(uint64_t seed) {
       bias.slopes = c.term(rng, {2, p.heads});
       bias.slopes.multiplier = gap > 40 ? 1e-3 : 1e-2;
     }
-    t.biases.push_back(bias);
+    c.p.terms.biases.push_back(bias);
   }
+}
+
+inline void draw_tables(Rng& rng, Case& c) {
+  const Problem& p = c.p;
+  Terms& t = c.p.terms;
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
     RowTable rows;
     rows.map = random_map(rng);
@@ -238,14 +265,21 @@ inline Case random_case(uint64_t seed) {
     if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
     t.column_tables.push_back(column);
   }
-  if (!t.rotations.empty() && chance(rng, 0.5)) {
-    for (size_t n = 0; n < t.rotations[0].frequency.size(); ++n)
-      t.rotations[0].log_decay.push_back(1e-3);
-    for (int64_t& x : at.q) x %= 1000;
-    for (int64_t& x : at.k) x %= 1000;
-  } else if (!t.rotations.empty() && chance(rng, 0.6)) {
-    add_axes(rng, p, t.rotations[0]);
-  }
+}
+
+inline Case random_case(uint64_t seed) {
+  Rng rng(seed);
+  Case c;
+  Problem& p = c.p;
+  draw_tensors(rng, c);
+  const int64_t gap = draw_positions(rng, p);
+  draw_visible(rng, c);
+  if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
+  draw_rotation(rng, p);
+  draw_biases(rng, c, gap);
+  draw_tables(rng, c);
+  draw_turns(rng, p);
+  Terms& t = p.terms;
   if (chance(rng, 0.3)) {
     t.key_biases.push_back({chance(rng, 0.5) ? c.term(rng, {p.heads, p.keys})
                                              : c.term(rng, {p.batch, p.heads, p.keys})});

@@ -21,81 +21,75 @@ def _size(width: int) -> str:
     return "narrow" if width < 500 else "wide"
 
 
+class LossAxes:
+    """Test length (log2) and loss, with room for the curves' names on the right."""
+
+    def __init__(self, outcome: Outcome, width: int, height: int) -> None:
+        self.plan = plan = outcome.plan
+        self.narrow = _size(width) == "narrow"
+        self.left, self.edge = 40, width - (96 if self.narrow else 158)
+        self.top, self.bottom, self.height = 24, height - 44, height
+        losses = [t.tests[n] for t in outcome.trained for n in plan.tests]
+        low, high = min([*losses, plan.unigram]), max([*losses, plan.unigram])
+        margin = 0.06 * (high - low or 1)
+        self.range = low - margin, high + margin
+        self.y = svg.scale(*self.range, self.bottom, self.top)
+        first, last = plan.tests[0], plan.tests[-1]
+        x_edge = 0.12 * (math.log2(last / first) or 1)
+        start = math.log2(min(first, plan.shape.length)) - x_edge
+        self._x = svg.scale(start, math.log2(last), self.left, self.edge)
+
+    def x(self, length: float) -> float:
+        return self._x(math.log2(length))
+
+    def drawn(self) -> list[str]:
+        plan, parts = self.plan, []
+        if plan.tests[-1] > plan.shape.length:
+            begin = self.x(plan.shape.length)
+            size = {"width": self.edge - begin, "height": self.bottom - self.top}
+            parts.append(svg.tag("rect", x=begin, y=self.top, **size, class_="unseen"))
+            over = "longer than in training"
+            parts.append(svg.text(self.edge, self.top - 10, over, class_="faint end"))
+        for value in svg.ticks(*self.range):
+            at = self.y(value)
+            parts.append(svg.line(self.left, at, self.edge, at, class_="grid"))
+            parts.append(svg.text(self.left - 8, at + 4, f"{value:g}", class_="tick end"))
+        for length in plan.tests:
+            at = self.x(length)
+            parts.append(svg.text(at, self.bottom + 20, f"{length:,}", class_="tick mid"))
+        middle, below = (self.left + self.edge) / 2, self.height - 6
+        parts.append(svg.text(middle, below, "tokens in the test window", class_="axis mid"))
+        corner = self.left - 30, self.top - 10
+        parts.append(svg.text(*corner, "loss (nats per token)", class_="axis"))
+        level = self.y(plan.unigram)
+        parts.append(svg.line(self.left, level, self.edge, level, class_="unigram"))
+        return parts
+
+
 def loss_against_length(outcome: Outcome, width: int, height: int) -> str:
-    plan = outcome.plan
-    narrow = _size(width) == "narrow"
-    left, right, top, bottom = 40, (96 if narrow else 158), 24, 44
-    lengths = plan.tests
-    losses = [t.tests[n] for t in outcome.trained for n in lengths]
-    low, high = min([*losses, plan.unigram]), max([*losses, plan.unigram])
-    margin = 0.06 * (high - low or 1)
-    y = svg.scale(low - margin, high + margin, height - bottom, top)
-    x_edge = 0.12 * (math.log2(lengths[-1] / lengths[0]) or 1)
-    x_log = svg.scale(
-        math.log2(min(lengths[0], plan.shape.length)) - x_edge,
-        math.log2(lengths[-1]),
-        left,
-        width - right,
-    )
-
-    def x(length: float) -> float:
-        return x_log(math.log2(length))
-
-    parts = []
-    if lengths[-1] > plan.shape.length:
-        begin = x(plan.shape.length)
-        parts.append(
-            svg.tag(
-                "rect",
-                x=begin,
-                y=top,
-                width=width - right - begin,
-                height=height - bottom - top,
-                class_="unseen",
-            )
-        )
-        over = svg.text(width - right, top - 10, "longer than in training", class_="faint end")
-        parts.append(over)
-    for value in svg.ticks(low - margin, high + margin):
-        parts.append(svg.line(left, y(value), width - right, y(value), class_="grid"))
-        parts.append(svg.text(left - 8, y(value) + 4, f"{value:g}", class_="tick end"))
-    for length in lengths:
-        parts.append(svg.text(x(length), height - bottom + 20, f"{length:,}", class_="tick mid"))
-    middle = (left + width - right) / 2
-    parts.append(svg.text(middle, height - 6, "tokens in the test window", class_="axis mid"))
-    parts.append(svg.text(left - 30, top - 10, "loss (nats per token)", class_="axis"))
-    level = y(plan.unigram)
-    parts.append(svg.line(left, level, width - right, level, class_="unigram"))
-
-    ends = [y(t.tests[lengths[-1]]) for t in outcome.trained] + [level]
-    places = svg.spread(ends, 16, top + 4, height - bottom)
+    axes = LossAxes(outcome, width, height)
+    lengths, edge = outcome.plan.tests, axes.edge
+    level = axes.y(outcome.plan.unigram)
+    parts = axes.drawn()
+    ends = [axes.y(t.tests[lengths[-1]]) for t in outcome.trained] + [level]
+    places = svg.spread(ends, 16, axes.top + 4, axes.bottom)
     for t, end, place in zip(outcome.trained, ends, places, strict=False):
         colour = RUNS[t.scheme].colour
-        points = [(x(n), y(t.tests[n])) for n in lengths]
+        points = [(axes.x(n), axes.y(t.tests[n])) for n in lengths]
         parts.append(svg.polyline(points, class_="curve", stroke=colour))
         for (px, py), n in zip(points, lengths, strict=True):
             hint = svg.tag("title", f"{RUNS[t.scheme].label}: {t.tests[n]:.3f} at {n:,} tokens")
             parts.append(svg.tag("circle", hint, cx=px, cy=py, r=4, fill=colour, class_="dot"))
-        edge = width - right
-        parts.append(
-            svg.polyline([(edge + 6, end), (edge + 14, place)], class_="leader", stroke=colour)
-        )
-        label = RUNS[t.scheme].label if not narrow else t.scheme.replace("_transformer", " tr.")
+        leader = [(edge + 6, end), (edge + 14, place)]
+        parts.append(svg.polyline(leader, class_="leader", stroke=colour))
+        short = t.scheme.replace("_transformer", " tr.")
+        label = short if axes.narrow else RUNS[t.scheme].label
         parts.append(svg.text(edge + 18, place + 4, label, class_="label", style=f"fill:{colour}"))
-    parts.append(
-        svg.polyline(
-            [(width - right + 2, level), (width - right + 14, places[-1])],
-            class_="leader faintline",
-        )
-    )
-    parts.append(svg.text(width - right + 18, places[-1] + 4, "unigram", class_="label faint"))
-    return svg.drawing(
-        width,
-        height,
-        "".join(parts),
-        label="Loss against test length for every scheme",
-        class_=_size(width),
-    )
+    leader = [(edge + 2, level), (edge + 14, places[-1])]
+    parts.append(svg.polyline(leader, class_="leader faintline"))
+    parts.append(svg.text(edge + 18, places[-1] + 4, "unigram", class_="label faint"))
+    name = "Loss against test length for every scheme"
+    return svg.drawing(width, height, "".join(parts), label=name, class_=_size(width))
 
 
 class DistanceAxis:
