@@ -105,6 +105,24 @@ def test_wrong_inputs_are_refused_by_name():
         gate()
 
 
+@forgets
+def test_a_module_takes_the_inputs_of_a_call():
+    layer = relpos.nn.MultiheadAttention(24, HEADS, bias=False, position=relpos.ForgettingGate())
+    x = torch.randn(9, 2, 24)
+    log_f = log_gates(2, 9)
+    out, _ = layer(x, x, x, position=layer.position(log_f), is_causal=True)
+    q, k, v = layer.in_proj_weight.chunk(3)
+    q, k, v = ((x @ w.T).unflatten(2, (HEADS, -1)).permute(1, 2, 0, 3) for w in (q, k, v))
+    heads = attend(q, k, v, log_f)
+    expected = heads.permute(2, 0, 1, 3).flatten(2) @ layer.out_proj.weight.T
+    torch.testing.assert_close(out, expected)
+    with pytest.raises((TypeError, ValueError), match="log_f"):
+        layer(x, x, x, is_causal=True)
+    nested = torch.nested.nested_tensor([x[0], x[1]])
+    with pytest.raises(ValueError, match="position"):
+        layer(nested, nested, nested, position=layer.position(log_f))
+
+
 @swins
 @pytest.mark.parametrize("window", [[4, 5], [5, 4], 4])
 def test_placed_tokens_stand_at_explicit_positions(window):

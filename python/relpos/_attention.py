@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos import _autograd, _core, _ops
-from relpos._call import DEVICES, FLOATING, Call, flat, number
+from relpos._call import DEVICES, FLOATING, Call, flatten, number
 from relpos._position import Composed
 from relpos._rank import check_rank
 
@@ -138,7 +138,8 @@ def workspace_bytes(
 
 def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
     """Raises ValueError where every call with these heads would refuse the position."""
-    _core.check_fits(flat(position)[0], heads, kv_heads, head_dim)
+    text = "+".join(part._text for part in flatten(position))
+    _core.check_fits(text, heads, kv_heads, head_dim)
 
 
 def _draw_seed(dropout_p: Any) -> Tensor:

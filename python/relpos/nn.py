@@ -156,6 +156,7 @@ class MultiheadAttention(torch.nn.Module):
         key: Tensor,
         value: Tensor,
         *,
+        position: Composed | None = None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
         attn_mask: Tensor | None = None,
@@ -177,7 +178,8 @@ class MultiheadAttention(torch.nn.Module):
         are added. cache takes the projected key and value and attends to all that it holds then:
         Lk above counts those, and offsets come from it. is_causal is computed, with attn_mask or
         without; where nothing but torch's arguments is given, both together must be what torch
-        takes them for: a mask that blocks every later key. The rest is as in relpos.attention.
+        takes them for: a mask that blocks every later key. position stands for the module's in
+        this call, given its inputs: layer.position(log_f). The rest is as in relpos.attention.
 
         The weights are [B, H, Lq, Lk], or [B, Lq, Lk] with average_attn_weights, after dropout and
         without a gradient: a backward through them raises. Say average_attn_weights with
@@ -193,7 +195,7 @@ class MultiheadAttention(torch.nn.Module):
         if query.is_nested:
             weighed = {"need_weights": True} if need_weights else {}
             others = {"key_padding_mask": key_padding_mask, "key_range": key_range, "cache": cache}
-            _refuse_for_nested(**said, **weighed, **others)
+            _refuse_for_nested(position=position, **said, **weighed, **others)
             return self._nested(query, key, value, attn_mask, is_causal, window), None
         self._check_inputs(query, key, value, key_padding_mask)
         batched = query.dim() == 3
@@ -206,7 +208,7 @@ class MultiheadAttention(torch.nn.Module):
             _warn_of_average()
         padding, mask = _padding(key_padding_mask, self._mask(attn_mask, q.shape[0]))
         call = {
-            "position": self.position,
+            "position": self.position if position is None else position,
             "attn_mask": mask,
             "key_padding_mask": padding,
             "dropout_p": self.dropout if self.training else 0.0,
