@@ -196,12 +196,12 @@ class Scores(torch.autograd.Function):
         return _fold(Scores, 2, 2, info, in_dims, args)
 
 
-_NOTHING: Call = Call(*[None] * (len(Call._fields) - 1), parameters=())
+_NO_OPTIONS: list[Any] = [None] * (len(Call._fields) - 1)
 
 
 def _to_call(dmask: Tensor | None, *dparameters: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients at their places in call.flat()."""
-    return _NOTHING._replace(attn_mask=dmask, parameters=dparameters).flat()
+    return Call(*_NO_OPTIONS, parameters=dparameters)._replace(attn_mask=dmask).flat()
 
 
 def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
