@@ -18,13 +18,13 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@echo "== format and lint"
 	@scripts/lint.sh
 	@echo "== C++ tests"
-	@$(TESTS) --gtest_brief=1
+	@scripts/shards.sh $(TESTS)
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers"
 	@env -u RELPOS_FULL scripts/sanitize.sh asan
 	@echo "== a C++ program built against the installed library"
 	@scripts/check_install.sh
 	@echo "== Python tests"
-	@$(PY) -m pytest tests
+	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile
 
 test-full: export RELPOS_FULL = 1
 test-full: test ## the same with six times the conformance cases and twenty times the random terms; an hour

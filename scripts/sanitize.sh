@@ -10,4 +10,4 @@ cmake --build --preset "$1" --target relpos_tests
 # Without address randomisation: g++ 12's ThreadSanitizer stops on kernels that randomise widely.
 run=()
 [ "$1" = tsan ] && run=(setarch -R)
-"${run[@]}" "build/$1/relpos_tests" --gtest_brief=1
+"${run[@]}" scripts/shards.sh "build/$1/relpos_tests"

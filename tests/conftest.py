@@ -13,6 +13,16 @@ def pytest_configure(config):
     config.stash[SUMMARY] = []
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
+        session.config.workeroutput["summary"] = session.config.stash[SUMMARY]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[SUMMARY] += getattr(node, "workeroutput", {}).get("summary", [])
+
+
 def pytest_terminal_summary(terminalreporter, config):
     for line in config.stash[SUMMARY]:
         terminalreporter.write_line(line)
