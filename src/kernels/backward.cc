@@ -46,6 +46,18 @@ struct Backward {
   }
 };
 
+// What shares an element of a mask's gradient: nothing, or heads and batch rows, whose tasks then run
+// one key head after another, or rows, too, whose tasks one thread runs. The order stays the same.
+enum class MaskSums { kNone, kOfHeads, kOfRows };
+MaskSums mask_sums(const Problem& p, const ProblemGradients& gradients) {
+  if (gradients.mask == nullptr) return MaskSums::kNone;
+  const auto shared = [&](size_t axis, int64_t size) {
+    return size > 1 && gradients.mask_index.strides[axis] == 0;
+  };
+  if (shared(2, p.queries)) return MaskSums::kOfRows;
+  return shared(0, p.batch) || shared(1, p.heads) ? MaskSums::kOfHeads : MaskSums::kNone;
+}
+
 // The output and the softmax of few rows, found anew.
 struct Again {
   Buffer<std::byte> out;
@@ -62,10 +74,11 @@ struct Again {
 void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradients& gradients) {
   Workspace memory;
   const Plan plan(p, true, memory);
-  // A mask shared by heads or batch rows sums over tasks: one thread keeps the order.
-  const int threads = gradients.mask != nullptr ? 1 : useful_threads(p);
+  const MaskSums mask = mask_sums(p, gradients);
+  const int threads = mask == MaskSums::kOfRows ? 1 : useful_threads(p);
   Stopper stopper(p.cancel);
-  const int64_t pairs = p.batch * p.kv_heads, chunks = chunk_count(p), wave = wave_of(p);
+  const int64_t pairs = p.batch * p.kv_heads, chunks = chunk_count(p);
+  const int64_t wave = mask == MaskSums::kOfHeads ? 1 : wave_of(p);
   const int64_t blocks = (p.queries + kRows - 1) / kRows;
   if (pairs == 0) return;
   Backward scratch(plan, threads, *gradients.terms, memory);

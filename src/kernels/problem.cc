@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 
 #include "base/parallel.h"
+#include "kernels/block.h"
 
 namespace relpos {
 
@@ -26,23 +26,7 @@ uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const n
 
 uint64_t Visibility::mask_bits(int64_t b, int64_t h, int64_t i, int64_t j,
                                int64_t count) const noexcept {
-  const int64_t at = mask_offset(b, h, i, j), stride = mask.strides[3];
-  const auto* bytes = static_cast<const unsigned char*>(mask.data);
-  uint64_t word = 0;
-  if (mask.dtype == DType::kBool) {
-    for (int64_t c = 0; c < count; ++c) word |= uint64_t{bytes[at + c * stride] != 0} << c;
-  } else if (mask.dtype == DType::kFloat32) {
-    for (int64_t c = 0; c < count; ++c) {
-      float value;
-      std::memcpy(&value, bytes + (at + c * stride) * 4, 4);
-      word |= uint64_t{value != -HUGE_VALF} << c;
-    }
-  } else {
-    for (int64_t c = 0; c < count; ++c) {
-      word |= uint64_t{mask.load(at + c * stride) != -HUGE_VAL} << c;
-    }
-  }
-  return word;
+  return tile_kernels().mask_bits(mask, mask_offset(b, h, i, j), count);
 }
 
 std::pair<int64_t, int64_t> Problem::distance_range() const {

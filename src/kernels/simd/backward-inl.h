@@ -79,6 +79,20 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
   }
 }
 
+// Adds ds[kTile], 0 where hidden, to the gradient of the mask.
+HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
+                                  const BackwardState& state, int row, const float* ds) {
+  const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
+  const int64_t stride = state.mask_index->strides[3];
+  double* to = state.mask_gradient->data() +
+               state.mask_index->offset({block.batch, block.head[row], block.index[row], first});
+  if (stride == 1) {
+    for (int64_t c = 0; c < keys; ++c) to[c] += static_cast<double>(ds[c]);
+    return;
+  }
+  for (int64_t c = 0; c < keys; ++c) to[c * stride] += static_cast<double>(ds[c]);
+}
+
 // Gradients of the terms of one row, from its dscore; and, with dropout, p becomes what v met.
 HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardState& state,
                              int row, uint64_t visible, const float* factors, float* p,
@@ -94,12 +108,7 @@ HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardS
       hn::Store(hn::Add(hn::Load(d, to + c), hn::Load(d, ds + c)), d, to + c);
     }
   }
-  if (state.mask_gradient == nullptr) return;
-  for (int64_t c = 0; c < kTile; ++c) {
-    if (((visible >> c) & 1U) == 0) continue;
-    (*state.mask_gradient)[state.mask_index->offset(
-        {block.batch, block.head[row], block.index[row], view.t * kTile + c})] += ds[c];
-  }
+  if (state.mask_gradient != nullptr) add_mask_gradient(view, block, state, row, ds);
 }
 
 // dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
@@ -197,6 +206,7 @@ void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t 
         prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
         prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
       }
+      prefetch_mask(block, g * kGroup, t + 1);
       const GroupSight sight(block, g * kGroup, t, state.reference);
       std::copy_n(sight.visible, kGroup, visible + g * kGroup);
       group_any[g] = sight.any;

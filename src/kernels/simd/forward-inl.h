@@ -190,6 +190,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.kt, block.D * kTile, group / kGroup, groups);
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
+      prefetch_mask(block, group, t + 1);
       const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;

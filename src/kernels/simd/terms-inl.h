@@ -19,6 +19,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
+
+// Of masks.cc, for the same target.
+uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
+void add_mask(const TensorView& mask, int64_t at, int64_t count, float* sums);
+
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
@@ -80,17 +85,6 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, fl
   }
 }
 
-// to_log2() of a vector. Pairs at -inf are hidden by their bits.
-HWY_INLINE V scaled_to_log2(V term) {
-  const F d;
-  const auto set = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<float>(x)); };
-  const V size = hn::Abs(term), linear = set(kLinear);
-  const V squeezed = hn::MulAdd(hn::Sub(size, linear), set(kSqueeze), set(kLinear * kLog2e));
-  return hn::IfThenElse(hn::Gt(size, linear),
-                        hn::CopySignToAbs(hn::Min(squeezed, set(double{FLT_MAX})), term),
-                        hn::Mul(term, set(kLog2e)));
-}
-
 // slope * delta, the slope split into two floats.
 HWY_INLINE V sloped(V high, V low, V delta) {
 #if HWY_TARGET == HWY_SCALAR  // no fused product: rounding twice would show
@@ -138,17 +132,20 @@ HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
   const TensorView& mask = visible.mask;
   const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
   const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
-  if (mask.dtype == DType::kFloat32 && mask.strides[3] == 1 && keys == kTile) {
-    const F d;
-    const auto* from = reinterpret_cast<const float*>(mask.data) + at;
-    for (int64_t c = 0; c < kTile; c += kN) {
-      const V value = scaled_to_log2(hn::LoadU(d, from + c));
-      hn::Store(hn::Add(value, hn::Load(d, sums + c)), d, sums + c);
-    }
-    return;
-  }
-  for (int64_t c = 0; c < keys; ++c) {
-    sums[c] += static_cast<float>(to_log2(mask.load(at + c * mask.strides[3])));
+  add_mask(mask, at, keys, sums);
+}
+
+// Fetches what the rows of a group read of a dense mask in tile t: rows lie pages apart, where the
+// hardware does not see them coming.
+HWY_INLINE void prefetch_mask(const Block& block, int group, int64_t t) {
+  const TensorView& mask = block.problem->visible.mask;
+  const int64_t first = t * kTile;
+  if (!mask.given() || mask.strides[3] != 1 || first >= block.problem->keys) return;
+  const int64_t bytes = std::min(kTile, block.problem->keys - first) * item_size(mask.dtype);
+  for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+    const int64_t at = mask.offset({block.batch, block.head[row], block.index[row], first});
+    const auto* from = static_cast<const std::byte*>(mask.data) + at * item_size(mask.dtype);
+    for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(from + n);
   }
 }
 
@@ -280,11 +277,15 @@ HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   if (row >= block.rows) return 0;
   const int64_t first = t * kTile;
   if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
-  const Visibility& visible = block.problem->visible;
-  if (visible.key_bits.empty() && !visible.mask.given()) {
-    return interval_bits(block.lo[row] - first, block.hi[row] - first);
+  const Problem& p = *block.problem;
+  uint64_t word = interval_bits(block.lo[row] - first, block.hi[row] - first);
+  if (!p.visible.key_bits.empty()) word &= p.visible.key_bits[block.batch * p.tiles() + t];
+  if (p.visible.mask.given()) {
+    word &= mask_bits(p.visible.mask,
+                      p.visible.mask_offset(block.batch, block.head[row], block.index[row], first),
+                      std::min(kTile, p.keys - first));
   }
-  return visible.bits(block.batch, block.head[row], block.index[row], t);
+  return word;
 }
 
 // What the rows of a group see of a tile: `any` of them, `all` of them, and the columns that matter.

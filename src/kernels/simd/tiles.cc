@@ -105,6 +105,7 @@ Kernels kernels(const char* name) {
           .widen_float16 = widen_float16,
           .narrow_bfloat16 = narrow_bfloat16,
           .narrow_float16 = narrow_float16,
+          .mask_bits = mask_bits,
           .row_scores = row_scores,
           .add_row_values = add_row_values,
           .weigh = weigh,

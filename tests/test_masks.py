@@ -1,0 +1,76 @@
+"""Dense masks in every dtype and layout: rows whose keys lie side by side are read by vectors."""
+
+import pytest
+import relpos
+import torch
+
+LENGTHS = [(1, 70), (5, 64), (49, 49), (130, 193)]
+
+
+def inputs(queries, keys):
+    draw = torch.Generator().manual_seed(queries)
+    q, k, v = (torch.randn(2, 4, n, 16, generator=draw) for n in (queries, keys, keys))
+    hidden = torch.rand(2, 4, queries, keys, generator=draw) < 0.3
+    hidden[..., 3] = False
+    return q, k, v, hidden
+
+
+def run(q, k, v, mask):
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(0)
+    position = relpos.T5Bias(4)
+    out = relpos.attention(*leaves, position=position, attn_mask=mask, q_offset=0)
+    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_hiding_has_one_result_in_every_dtype(queries, keys, dtype):
+    q, k, v, hidden = inputs(queries, keys)
+    expected = run(q, k, v, ~hidden)
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)
+    for got, want in zip(run(q, k, v, mask), expected, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.bfloat16, torch.float16])
+def test_a_layout_changes_no_bit(queries, keys, dtype):
+    """Transposed, every second key, from an odd byte, one row for all queries."""
+    q, k, v, hidden = inputs(queries, keys)
+    mask = ~hidden
+    if dtype != torch.bool:
+        mask = torch.randn(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
+    wide = mask.repeat_interleave(2, -1)
+    odd = torch.zeros(mask.numel() + 1, dtype=dtype)[1:].view_as(mask).copy_(mask)
+    expected = run(q, k, v, mask)
+    for layout in (mask.mT.contiguous().mT, wide[..., ::2], odd):
+        for got, want in zip(run(q, k, v, layout), expected, strict=True):
+            assert torch.equal(got, want)
+    row = mask[:, :, :1]
+    for got, want in zip(
+        run(q, k, v, row), run(q, k, v, row.repeat(1, 1, queries, 1)), strict=True
+    ):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 130, 193), (1, 4, 130, 193), (130, 193), (2, 1, 1, 193)])
+def test_a_gradient_has_the_same_bits_at_any_thread_count(shape):
+    q, k, v, _ = inputs(130, 193)
+    mask = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            out = relpos.attention(q, k, v, attn_mask=mask)
+            found += torch.autograd.grad(out.square().sum(), mask)
+    finally:
+        torch.set_num_threads(before)
+    exact = mask.detach().double().requires_grad_()
+    wide = [x.double() for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=exact)
+    (expected,) = torch.autograd.grad(out.square().sum(), exact)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-5)
