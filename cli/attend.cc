@@ -149,8 +149,8 @@ void check_streams(const AttendArguments& a) {
   const char* first = nullptr;
   for (const auto& [flag, path] : inputs) {
     if (*path != "-") continue;
-    check_value(first == nullptr, flag, ": standard input is ", first ? first : "",
-                " already: give one of both a file");
+    check_value(first == nullptr, flag, ": ", first ? first : "",
+                " reads standard input already: give a file name for one of the two");
     first = flag;
   }
   check_value(a.grads != "-", "--grads: expected a folder, got -");
@@ -341,45 +341,52 @@ void add_attend(CLI::App& tool, Run& run) {
       "\\\n    --causal --q-offset 96 --out o.npy --lse l.npy --backward dout.npy --grads grads\n\n"
       "Arrays are [B, H, L, D], [H, L, D] or [L, D], in .npy or .safetensors; - is .npy on "
       "standard\n"
-      "input or output. heads and head_dim of the schemes come from the query. Parameters go by\n"
-      "their dotted names, PART.name where two parts share one; --params takes parts.PART.name, "
-      "too.\n"
-      "Gradients are written as dq, dk, dv and by those names. Files are replaced together, or "
-      "none.");
+      "input or output. heads and head_dim of the schemes come from the query. Parameters have\n"
+      "their dotted names, or PART.name where two parts have the same name; --params also accepts\n"
+      "parts.PART.name. Gradients are written as dq, dk, dv and under these names. A command\n"
+      "replaces all of its files or none.");
   auto arguments = std::make_shared<AttendArguments>();
   AttendArguments& a = *arguments;
   app->add_option("--query", a.query, "[B, H, Lq, D]")->type_name("FILE")->required();
   app->add_option("--key", a.key, "[B, Hk, Lk, D]")->type_name("FILE")->required();
   app->add_option("--value", a.value, "[B, Hk, Lk, Dv]")->type_name("FILE")->required();
-  app->add_option("--position", a.position, "a scheme or a sum [none]")->type_name("TEXT");
-  app->add_option("--input", a.inputs, "an input of the position, for each call")
+  app->add_option("--position", a.position, "a scheme or a sum of schemes [none]")
+      ->type_name("TEXT");
+  app->add_option("--input", a.inputs, "an input of the position, such as log_f")
       ->type_name("NAME=FILE");
-  app->add_option("--params", a.params, "parameters [drawn with --seed]")->type_name("FILE");
+  app->add_option("--params", a.params, "parameters of the position [random, by --seed]")
+      ->type_name("FILE");
   app->add_option("--out", a.out, "the output, [B, H, Lq, Dv]")->type_name("FILE")->required();
   app->add_option("--lse", a.lse, "write the log-sum-exp, [B, H, Lq]")->type_name("FILE");
   app->add_option("--backward", a.backward, "the gradient of the output")->type_name("FILE");
   app->add_option("--grads", a.grads, "folder for the gradients")->type_name("DIR");
-  app->add_flag("--causal", a.causal, "keys at pos_k <= pos_q only");
-  app->add_option("--window", a.window, "-L <= pos_k - pos_q <= R, -1: no bound")->type_name("L,R");
-  app->add_option("--q-offset", a.q_offset, "position of query 0, or an int64 [B]")
+  app->add_flag("--causal", a.causal, "a query sees only keys with pos_k <= pos_q");
+  app->add_option("--window", a.window,
+                  "a query sees keys with -L <= pos_k - pos_q <= R; -1 means no bound")
+      ->type_name("L,R");
+  app->add_option("--q-offset", a.q_offset, "position of query 0, or a file of int64 [B]")
       ->type_name("N|FILE");
-  app->add_option("--k-offset", a.k_offset, "position of key 0, or an int64 [B] [0]")
+  app->add_option("--k-offset", a.k_offset, "position of key 0, or a file of int64 [B] [0]")
       ->type_name("N|FILE");
-  app->add_option("--q-positions", a.q_positions, "int64 [Lq] or [B, Lq]")->type_name("FILE");
-  app->add_option("--k-positions", a.k_positions, "int64 [Lk] or [B, Lk]")->type_name("FILE");
+  app->add_option("--q-positions", a.q_positions, "positions of the queries, int64 [Lq] or [B, Lq]")
+      ->type_name("FILE");
+  app->add_option("--k-positions", a.k_positions, "positions of the keys, int64 [Lk] or [B, Lk]")
+      ->type_name("FILE");
   app->add_option("--key-lo", a.key_lo, "first key of each query, int64")->type_name("FILE");
-  app->add_option("--key-hi", a.key_hi, "one past its last key, int64")->type_name("FILE");
-  app->add_option("--mask", a.mask, "bool (true: attend), or numbers to add")->type_name("FILE");
+  app->add_option("--key-hi", a.key_hi, "one past the last key of each query, int64")
+      ->type_name("FILE");
+  app->add_option("--mask", a.mask, "bool (true: attend), or numbers to add to the scores")
+      ->type_name("FILE");
   app->add_option("--key-padding-mask", a.padding, "bool [B, Lk], true: padding")
       ->type_name("FILE");
-  app->add_option("--scale", a.scale, "of the scores [1/sqrt(D)]");
-  app->add_flag("--enable-gqa", a.enable_gqa, "fewer key heads than query heads");
-  app->add_option("--dropout", a.dropout, "probability [0]");
-  app->add_option("--seed", a.seed, "of dropout and of drawn parameters [0]");
-  app->add_option("--threads", a.threads, "[the runtime's default]");
+  app->add_option("--scale", a.scale, "multiplies the scores [1/sqrt(D)]");
+  app->add_flag("--enable-gqa", a.enable_gqa, "allow fewer key heads than query heads");
+  app->add_option("--dropout", a.dropout, "probability of dropping a weight [0]");
+  app->add_option("--seed", a.seed, "random seed of dropout and of random parameters [0]");
+  app->add_option("--threads", a.threads, "number of threads [the runtime's default]");
   add_choice(*app, "--path", a.path, {"auto", "fused", "reference"}, "which implementation [auto]");
-  app->add_flag("--quiet", a.quiet, "no summary on stderr");
-  app->add_flag("--json", a.json, "the summary as JSON on stdout (stderr beside --out -)");
+  app->add_flag("--quiet", a.quiet, "print no summary on stderr");
+  app->add_flag("--json", a.json, "print the summary as JSON on stdout (stderr with --out -)");
   app->callback([&run, arguments] { run = [arguments] { return attend(*arguments); }; });
 }
 

@@ -42,7 +42,7 @@ struct Named {
 std::vector<Named> tensors_of(const CheckArguments& arguments) {
   const std::string& path = arguments.file;
   if (!has_extension(path, ".safetensors")) {
-    check_value(arguments.tensor.empty(), "--tensor: ", path, " has no names: leave it out");
+    check_value(arguments.tensor.empty(), "--tensor: ", path, " has no names: leave --tensor out");
     std::vector<Named> one;
     one.push_back({"", read_tensor(path)});
     return one;
@@ -109,9 +109,9 @@ const char* headline(Verdict verdict) {
     case Verdict::kFits:
       return "fits one convention:";
     case Verdict::kAmbiguous:
-      return "fits several conventions, which its values do not tell apart:";
+      return "fits several conventions, between which its values do not decide:";
     case Verdict::kUndecided:
-      return "undecided: learned values, so that the shape alone speaks, for";
+      return "undecided: learned values do not show their convention; the shape allows";
     case Verdict::kNone:
       break;
   }
@@ -136,7 +136,7 @@ std::string report_text(const CheckArguments& arguments, const Named& named,
   }
   if (report.verdict == Verdict::kNone) {
     if (others.empty()) {
-      return text + "  nothing to compare with in this shape, dtype and options; known are " +
+      return text + "  nothing to compare with for this shape, dtype and options; known are " +
              arguments.known->shapes + "\n";
     }
     text += "compared with, closest first:\n";
@@ -209,19 +209,19 @@ int run_check(const CheckArguments& arguments) {
 void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme, const Conventions& known) {
   CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
   app->footer("  relpos check " + scheme.name + " tensor.npy\n  relpos check " + scheme.name +
-              " model.safetensors --tensor " + known.names.front() +
-              " --json\n\nKnown: " + known.shapes + ".\nIn a checkpoint, names that end in " +
-              join(known.names) + ".\nOptions that you give narrow what is compared.");
+              " model.safetensors --tensor " + known.names.front() + " --json\n\nKnown: " +
+              known.shapes + ".\nIn a checkpoint, names that end in " + join(known.names) +
+              ".\nWith options given, only forms with these options are compared.");
   auto arguments = std::make_shared<CheckArguments>();
   arguments->scheme = &scheme;
   arguments->known = &known;
   arguments->options = std::make_unique<SchemeOptions>(*app, scheme);
   CheckArguments& a = *arguments;
-  app->add_option("file", a.file, "a .npy, or a .safetensors")->required();
-  app->add_option(
-      "--tensor", a.tensor,
-      "its name in a .safetensors [the only one, else all whose names are the scheme's]");
-  app->add_flag("--json", a.json, "every comparison as JSON");
+  app->add_option("file", a.file, "a .npy or .safetensors file")->required();
+  app->add_option("--tensor", a.tensor,
+                  "name of the tensor in a .safetensors file [the only one, else all with names of "
+                  "the scheme]");
+  app->add_flag("--json", a.json, "print every comparison as JSON");
   app->callback([&run, arguments] { run = [arguments] { return run_check(*arguments); }; });
 }
 

@@ -74,9 +74,10 @@ void drop_empty_entries(const char* variable) {
 }  // namespace
 
 void add_lab(CLI::App& tool) {
-  CLI::App* app = tool.add_subcommand("lab", "Train short, test long: the schemes on real music");
+  CLI::App* app =
+      tool.add_subcommand("lab", "Train a small model per scheme, test it at longer lengths");
   app->footer(std::string(kExamples) +
-              "\nThe same as python -m relpos.lab, which names the options.");
+              "\nThe same as python -m relpos.lab, whose --help lists the options.");
 }
 
 int run_lab(int argc, char** argv) {

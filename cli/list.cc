@@ -59,11 +59,11 @@ int list(bool json) {
 
 void add_list(CLI::App& tool, Run& run) {
   CLI::App* app =
-      tool.add_subcommand("list", "Name every scheme: command line, Python class, idea");
+      tool.add_subcommand("list", "List every scheme: its name, Python class and what it does");
   app->footer(
       "  relpos list\n  relpos list --json\n  relpos show t5 --help        the options of one");
   auto json = std::make_shared<bool>(false);
-  app->add_flag("--json", *json, "schemes, sources and options as JSON");
+  app->add_flag("--json", *json, "print schemes, sources and options as JSON");
   app->callback([&run, json] { run = [json] { return list(*json); }; });
 }
 

@@ -26,7 +26,7 @@ Outputs::~Outputs() {
 io::Sink& Outputs::add(const std::string& path) {
   if (path == "-") {
     if (standard_) {
-      throw_error(ErrorKind::kIo, "-: two outputs are standard output: give one a file");
+      throw_error(ErrorKind::kIo, "-: two outputs go to standard output: give a file name for one");
     }
     return standard_.emplace("standard output", STDOUT_FILENO);
   }

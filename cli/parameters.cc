@@ -150,7 +150,7 @@ void Parameters::load_inputs(const std::vector<std::string>& inputs) {
     const auto item = std::ranges::find_if(
         items_, [&](const Parameter& p) { return p.spec.input && p.name == name; });
     check_value(item != items_.end(), "--input: the position has no input '", name, "'; ",
-                names.empty() ? std::string("it has none") : "it has " + join(names));
+                names.empty() ? std::string("it has no inputs") : "it has " + join(names));
     const std::string file = input.substr(equals + 1);
     item->tensor = io::read_npy(file);
     check_fits(file, name, item->spec, item->tensor.view());

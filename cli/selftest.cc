@@ -390,7 +390,7 @@ int selftest(const SelftestArguments& a) {
   }
   if (!a.json) {
     print(head + "\n" + padded("scheme", 20) + padded("cases", 8) + padded("forward", 10) +
-          padded("backward", 10) + "(largest error over the bar)\n");
+          padded("backward", 10) + "(largest error / allowed error)\n");
   }
   bool all_ok = true;
   for (const Scheme* scheme : chosen) {
@@ -405,17 +405,19 @@ int selftest(const SelftestArguments& a) {
 }  // namespace
 
 void add_selftest(CLI::App& tool, Run& run) {
-  CLI::App* app = tool.add_subcommand("selftest", "Check this machine: fused against reference");
+  CLI::App* app = tool.add_subcommand(
+      "selftest", "Check this machine: compare the fused path with the reference path");
   app->footer(
       "  relpos selftest\n  relpos selftest --json\n"
-      "  RELPOS_TARGET=avx2 relpos selftest      pin the SIMD target: avx512, avx2 or baseline\n"
+      "  RELPOS_TARGET=avx2 relpos selftest      use this SIMD target: avx512, avx2 or baseline\n"
       "  relpos selftest --scheme t5 --case 3");
   auto arguments = std::make_shared<SelftestArguments>();
   SelftestArguments& a = *arguments;
-  app->add_option("--scheme", a.scheme, "one scheme, or none [all]");
-  app->add_option("--case", a.only, "one case [all]");
-  app->add_option("--seed", a.seed, "of the inputs [0]");
-  app->add_flag("--json", a.json, "the report as JSON");
+  app->add_option("--scheme", a.scheme,
+                  "only this scheme, or 'none' for attention without one [all]");
+  app->add_option("--case", a.only, "only the case of this number [all]");
+  app->add_option("--seed", a.seed, "random seed of the inputs [0]");
+  app->add_flag("--json", a.json, "print the report as JSON");
   app->callback([&run, arguments] { run = [arguments] { return selftest(*arguments); }; });
 }
 

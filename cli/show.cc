@@ -190,18 +190,18 @@ void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
   app->add_option("--query", a.query, "number of queries [--key, else 8]");
   app->add_option("--key", a.key, "number of keys [--query]");
   app->add_option("--q-offset", a.q_offset,
-                  "position of query 0; key 0 is at 0. Needed where the lengths differ");
+                  "position of query 0; key 0 is at 0. Required where the lengths differ");
   add_choice(
       *app, "--what", a.what, {"distance", "index", "bias", "rows", "steps"},
-      "distance (key - query), index (class of each pair), bias, rows, or steps (every matrix "
-      "on the way) [bias where there is one, else index]");
-  app->add_option("--head", a.head, "one head only [all]");
-  app->add_flag("--causal", a.causal, "the scheme's one-sided form");
-  app->add_option("--params", a.params, "parameters from a .safetensors or .npy [drawn]");
-  app->add_option("--seed", a.seed, "of drawn parameters [0]");
+      "distance (key - query), index (table row of each pair), bias, rows, or steps (all matrices "
+      "between positions and scores) [bias where there is one, else index]");
+  app->add_option("--head", a.head, "only this head [all]");
+  app->add_flag("--causal", a.causal, "the scheme's form for the past only");
+  app->add_option("--params", a.params, "parameters from a .safetensors or .npy file [random]");
+  app->add_option("--seed", a.seed, "random seed of the parameters [0]");
   add_choice(*app, "--color", a.color, {"auto", "always", "never"},
-             "heat map [auto: on a terminal]");
-  app->add_flag("--json", a.json, "matrices as JSON");
+             "colour the numbers as a heat map [auto: on a terminal]");
+  app->add_flag("--json", a.json, "print the matrices as JSON");
   app->callback([&run, arguments] { run = [arguments] { return show(*arguments); }; });
 }
 

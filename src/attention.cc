@@ -23,8 +23,9 @@ bool use_fused(const Problem& problem, Path path) {
   if (path == Path::kReference) return false;
   std::string why;
   const bool supported = fused_supports(problem, &why);
-  check_value(supported || path == Path::kAuto,
-              "path: the fused path cannot take this call: ", why);
+  check_value(
+      supported || path == Path::kAuto,
+      "path: expected a call that the fused path can compute, got one that it cannot: ", why);
   return supported;
 }
 

@@ -1,7 +1,7 @@
 """Attention with relative positions: exact, trainable, linear in memory.
 
-relpos.attention(query, key, value, position=relpos.T5Bias(heads=8)) and its kin need PyTorch;
-relpos.schemes() and relpos.show_config() do not.
+relpos.schemes() and relpos.show_config() work without PyTorch; relpos.attention(query, key, value,
+position=relpos.T5Bias(heads=8)) and everything else need it.
 """
 
 from typing import Any

@@ -39,24 +39,27 @@ def attention(
       query: [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv], of one dtype: float32,
         float64, bfloat16 or float16; any strides.
       position: None, a relpos position, or a list of them.
-      attn_mask: bool, True = attend, or floating, added after scale and bias; broadcastable to
-        [B, H, Lq, Lk]. One that requires grad gets its dense gradient.
+      attn_mask: bool, True = attend, or floating-point, added after scale and bias;
+        broadcastable to [B, H, Lq, Lk]. If it requires grad, it gets its dense gradient.
       key_padding_mask: bool [B, Lk], True = padding.
       dropout_p: applies whenever it is above 0; the seed comes from torch's default generator.
-      is_causal: keys with pos_k <= pos_q only.
-      scale: None is 1 / sqrt(D).
-      enable_gqa: allows Hk to divide H.
-      window: (left, right), -left <= pos_k - pos_q <= right; -1 is no bound.
+      is_causal: a query sees only keys with pos_k <= pos_q.
+      scale: multiplies the scores; None means 1 / sqrt(D).
+      enable_gqa: allows fewer key heads than query heads; Hk must divide H.
+      window: (left, right): a query sees keys with -left <= pos_k - pos_q <= right; -1 means no
+        bound.
       q_offset, k_offset: position of the first query and key, an int or int64 [B]. q_offset must
-        be said where Lq != Lk and positions matter: Lk - Lq for a cache or memory.
+        be given where Lq != Lk and positions matter: Lk - Lq for a cache or memory.
       q_positions, k_positions: int64 [L] or [B, L], both or neither, instead of offsets.
-      key_range: (lo, hi), int64 [Lq] or [B, Lq]: keys lo <= j < hi. All masks are ANDed.
-      return_lse: appends the natural log of each row's sum [B, H, Lq], differentiable.
-      return_weights: appends the weights after dropout [B, H, Lq, Lk], detached and dense.
+      key_range: (lo, hi), int64 [Lq] or [B, Lq]: a query sees keys lo <= j < hi. A key must pass
+        all masks to be seen.
+      return_lse: also returns the log-sum-exp (natural log) of each query's scores [B, H, Lq],
+        differentiable.
+      return_weights: also returns the weights after dropout [B, H, Lq, Lk], detached and dense.
 
     Returns:
-      out [B, H, Lq, Dv], or (out, lse), (out, weights), (out, lse, weights). A row without a key
-      is 0, its lse -inf, its gradients 0.
+      out [B, H, Lq, Dv], or (out, lse), (out, weights), (out, lse, weights). For a query that
+      sees no key, out is 0, lse is -inf, and the gradients are 0.
     """
     seed = None if dropout_p == 0.0 else _draw_seed(dropout_p)
     call = Call.of(
@@ -77,7 +80,7 @@ def attention(
         key_range=key_range,
     )
     if not torch.compiler.is_compiling() and _core.unobserved(query, key, value, call):
-        if not return_weights:  # past the dispatcher, which costs 25 us
+        if not return_weights:  # without the dispatcher, which costs 25 us
             out, lse, _ = _ops.run_attention(query, key, value, call, return_lse, False)
             return (out, lse) if return_lse else out
     else:
@@ -131,13 +134,13 @@ def scores(
 def workspace_bytes(
     query: Tensor, key: Tensor, value: Tensor, *, backward: bool = False, **options: Any
 ) -> int:
-    """Peak bytes of one call beyond inputs and outputs, by the documented formula; the options
-    are those of relpos.attention."""
+    """Peak bytes of one call beyond inputs and outputs, by the formula of docs/memory.md. The
+    options are those of relpos.attention."""
     return _core.workspace_bytes(query, key, value, Call.of(query, **options), backward)
 
 
 def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
-    """Raises ValueError where every call with these heads would refuse the position."""
+    """Raises ValueError if no call with these heads could use the position."""
     text = "+".join(part._text for part in flatten(position))
     _core.check_fits(text, heads, kv_heads, head_dim)
 

@@ -1,10 +1,10 @@
 """Derivatives of the operators in relpos._ops, as kernels of their Autograd key.
 
-Forward mode and second derivatives raise: a Function has no jvp, and every gradient operator has a
-backward of its own that raises, so that no saved tensor can lose a derivative in silence.
+Forward mode and second derivatives raise an error: a Function has no jvp, and every gradient
+operator has a backward that raises, so that no derivative is lost silently.
 
-Eager calls go to the Functions directly, which saves a hop. Compiled ones go to the operators:
-Dynamo leaves those whole, so that transforms inside a compiled region meet the kernels too.
+Eager calls use the Functions directly, which saves one dispatch. Compiled calls use the operators:
+Dynamo does not trace into them, so that transforms inside a compiled region also use these kernels.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from relpos._call import RANKS, Call
 def attention(
     query: Tensor, key: Tensor, value: Tensor, want_weights: bool, call: Call
 ) -> tuple[Tensor, ...]:
-    """(out, lse), and the weights where wanted."""
+    """(out, lse), and the weights if `want_weights`."""
     if not torch.compiler.is_compiling():
         results = _apply(Attention, query, key, value, want_weights, *call.flat())
         return (*results[:2], *results[3:])
@@ -38,20 +38,20 @@ def scores(query: Tensor, key: Tensor, call: Call) -> Tensor:
 
 
 def dense(*args: Any) -> Tensor:
-    """Of (position, queries, keys, q_offset, which, parameters)."""
+    """The dense form, from (position, queries, keys, q_offset, which, parameters)."""
     if not torch.compiler.is_compiling():
         return _apply(Dense, *args[:-1], *args[-1])
     return _ops.dense(*args)
 
 
 def rotate(*args: Any) -> Tensor:
-    """Of (x, position, offset, positions, inverse, parameters)."""
+    """The rotated x, from (x, position, offset, positions, inverse, parameters)."""
     if not torch.compiler.is_compiling():
         return _apply(Rotate, *args[:-1], *args[-1])
     return _ops.rotate(*args)
 
 
-# What must be false, asked without arguments, where an operator may be left out unseen.
+# If all of these return something false, nothing observes the operator, and it may be bypassed.
 _OBSERVERS = (
     torch._C._are_functorch_transforms_active,
     torch._C._len_torch_dispatch_stack,
@@ -70,14 +70,14 @@ _core.use_torch(
 
 
 def _apply(function: Any, *args: Any) -> Any:
-    """function.apply(*args), without the signature that it binds on every call: 14 us of 19."""
+    """function.apply(*args) without binding a signature on every call, which takes 14 of 19 us."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)
 
 
 def _record(function: Any, *args: Any) -> Any:
-    """The Function at this level alone: functorch has brought an Autograd kernel to its own."""
+    """Applies the Function at one level only: functorch calls Autograd kernels at their level."""
     with enable_single_level_autograd_function():
         return super(torch.autograd.Function, function).apply(*args)
 
@@ -87,7 +87,7 @@ def _below(operator: Any, *args: Any) -> Any:
     if not torch._C._are_functorch_transforms_active():
         with torch._C._AutoDispatchBelowAutograd():
             return operator(*args)
-    # A Function's forward runs without gradients; the transforms outside this one must record.
+    # A Function's forward runs without gradients, but the transforms outside this one must record.
     with (
         torch.enable_grad(),
         forward_ad._set_fwd_grad_enabled(True),
@@ -97,7 +97,7 @@ def _below(operator: Any, *args: Any) -> Any:
 
 
 class Final(torch.autograd.Function):
-    """run(*args), a tensor or a tuple of them; a derivative of it raises `message`."""
+    """run(*args), a tensor or a tuple of tensors; its derivative raises an error with `message`."""
 
     generate_vmap_rule = True
 
@@ -115,7 +115,7 @@ class Final(torch.autograd.Function):
 
 
 def _gradient(operator: Any, *args: Any) -> Any:
-    """A gradient operator; differentiable, in order to raise, where a graph is asked for."""
+    """A gradient operator. With a graph it is differentiable, so that its derivative raises."""
     return operator(*args) if torch.is_grad_enabled() else _below(operator, *args)
 
 
@@ -126,7 +126,7 @@ def _deal(needs: Any, gradients: Any) -> list[Tensor | None]:
 
 
 class Attention(torch.autograd.Function):
-    """(out, lse, softmax), and the weights where `want_weights`, of (query, key, value,
+    """(out, lse, softmax), and the weights if `want_weights`, from (query, key, value,
     want_weights, *call.flat())."""
 
     @staticmethod
@@ -205,9 +205,9 @@ def _to_call(dmask: Tensor | None, *dparameters: Tensor | None) -> tuple[Tensor 
 
 
 def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
-    """Folds the mapped axis into the batch. Mapped parameters, and dropout, whose mask depends on
-    the batch row, take one call for each slice; so do inputs, which have a batch axis of their
-    own."""
+    """Folds the mapped axis into the batch. There is one call for each slice instead where
+    parameters are mapped, with dropout, whose mask depends on the batch row, and with inputs, which
+    have their own batch axis."""
     n = info.batch_size
     call, dims = Call.unflat(args[call_at:]), Call.unflat(in_dims[call_at:])
     mapped_parameters = any(dim is not None for dim in dims.parameters)
@@ -252,7 +252,7 @@ def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, ar
 
 
 class Dense(torch.autograd.Function):
-    """A part's dense form of (position, queries, keys, q_offset, which, *parameters)."""
+    """A part's dense form, from (position, queries, keys, q_offset, which, *parameters)."""
 
     generate_vmap_rule = True
 
@@ -273,8 +273,8 @@ class Dense(torch.autograd.Function):
 
 
 class Rotate(torch.autograd.Function):
-    """R(positions) x of (x, position, offset, positions, inverse, *parameters); linear in x, so
-    that it may be differentiated again."""
+    """R(positions) x, from (x, position, offset, positions, inverse, *parameters). It is linear in
+    x, so that its gradient can be differentiated again."""
 
     generate_vmap_rule = True
 
@@ -306,7 +306,7 @@ def _flat_kernel(function: Any) -> Any:
 
 
 def _final_kernel(operator: Any) -> Any:
-    """A gradient operator, whose last argument is a list; its gradient raises."""
+    """A gradient operator whose last argument is a list. Its own gradient raises an error."""
 
     def kernel(*args: Any) -> list[Tensor]:
         single = len(args) - 1

@@ -1,4 +1,4 @@
-"""relpos.KVCache: keys and values of what was seen, for decoding and for memories."""
+"""relpos.KVCache: keys and values of earlier tokens, for decoding and for memories."""
 
 from typing import Any
 
@@ -12,20 +12,22 @@ _SMALLEST = 64  # positions of a first buffer
 
 
 class KVCache:
-    """The keys and values of one attention layer so far; decoding with it equals the full forward.
+    """The keys and values of one attention layer so far. Decoding with it gives the same results
+    as the full forward pass.
 
         cache = relpos.KVCache()
         for query, key, value in chunks:  # any lengths; one token at a time as well
             out = cache.attend(query, key, value, position=position)
 
-    Keys are held as they come, before any rotation, so that every position works with it, and
-    with grouped heads [B, Hk, L, D]. Without gradients (torch.no_grad, torch.inference_mode) they
-    lie in a buffer that doubles when it is full. With gradients each append makes new tensors,
-    through which backward reaches earlier chunks, until detach_ cuts them off.
+    Keys are stored as they are given, before any rotation, so that every position works with the
+    cache; they may have grouped heads [B, Hk, L, D]. Without gradients (torch.no_grad,
+    torch.inference_mode) they are copied into a buffer that doubles its size when it is full. With
+    gradients each append makes new tensors; backward reaches the earlier chunks, unless detach_
+    was called after them.
 
     Args:
-      max_length: how many of the newest keys stay when others come; None keeps all. The memory of
-        Transformer-XL, or the keys that a window of (max_length, 0) can see.
+      max_length: how many of the newest keys stay when others are appended; None keeps all. This
+        is the memory of Transformer-XL, or the keys that a window of (max_length, 0) can see.
     """
 
     def __init__(self, max_length: int | None = None) -> None:
@@ -37,9 +39,9 @@ class KVCache:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything; the next key is at position 0 again."""
+        """Removes everything; the next key is at position 0 again."""
         self._buffers: tuple[Tensor, Tensor] | None = None
-        self._own = False  # buffers that nobody else may hold, to be written in place
+        self._own = False  # whether no caller has the buffers, so that they may be written to
         self._from = self._to = 0  # what is held, in the buffers
         self._start = 0
 
@@ -74,9 +76,9 @@ class KVCache:
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Adds key [B, Hk, n, D] and value [B, Hk, n, Dv]; returns all that is held, in order.
 
-        First lets go of what max_length does not keep. Queries that come with them are at
-        q_offset = cache.end - n then, and the keys at k_offset = cache.start. What is returned
-        may change after truncate.
+        Before that it removes what max_length does not keep. Afterwards the keys start at
+        k_offset = cache.start, and the queries of these n tokens at q_offset = cache.end - n. The
+        returned tensors may change after truncate.
         """
         self._check(key, value)
         if self.max_length is not None and len(self) > self.max_length:
@@ -101,15 +103,16 @@ class KVCache:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = True, **options: Any
     ) -> Any:
-        """Appends key and value; relpos.attention of query over all that is held then.
+        """Appends key and value, then returns relpos.attention of query over all keys in the cache.
 
         Args:
           query: [B, H, Lq, D]: its last position is that of the last key.
           key: [B, Hk, n, D], value [B, Hk, n, Dv].
           options: those of relpos.attention except offsets and explicit positions, which the cache
-            knows. Masks and key_padding_mask cover the held keys: those before, then these.
+            knows. Masks and key_padding_mask cover all keys in the cache: the earlier ones, then
+            these.
 
-        Where it raises, the cache is as it was.
+        If it raises an error, the cache is unchanged.
         """
         for name in ("q_offset", "k_offset", "q_positions", "k_positions"):
             if name in options:
@@ -131,7 +134,7 @@ class KVCache:
             raise
 
     def truncate(self, end: int) -> None:
-        """Takes back every position from `end` on, as after rejected tokens."""
+        """Removes every position from `end` on, as after rejected tokens."""
         if not self.start <= end <= self.end:
             raise ValueError(
                 f"end: expected a position from {self.start} to {self.end}, which are held, got "
@@ -140,14 +143,14 @@ class KVCache:
         self._to -= self.end - end
 
     def reorder(self, rows: Tensor) -> None:
-        """Makes batch row n the former row rows[n]: int64 [B'], as beam search chooses them."""
+        """Replaces batch row n by the former row rows[n]: int64 [B'], as beam search gives them."""
         if self._buffers is not None:
             held = (self.key, self.value)
             self._buffers = tuple(x.index_select(0, rows) for x in held)
             self._from, self._to, self._own = 0, len(self), False
 
     def detach_(self) -> None:
-        """Cuts what is held off from the graph: backward goes no further than later appends."""
+        """Detaches the cached keys and values from the autograd graph."""
         if self._buffers is not None:
             self._buffers = tuple(x.detach() for x in self._buffers)
 
@@ -172,7 +175,7 @@ class KVCache:
             )
 
     def _reserve(self, key: Tensor, value: Tensor) -> None:
-        """Buffers of our own with room for key and value behind what is held."""
+        """Makes sure that the buffers may be written to and have room for key and value."""
         needed = len(self) + key.shape[2]
         if self._own:
             buffer = self._buffers[0]

@@ -1,8 +1,8 @@
-"""What every call of the operators shares, by name.
+"""The options that all operators share, by name.
 
-Call is their schema, the order of their flat arguments, the rule of their vmap and what
-relpos._core reads: an option is one field here, one reader in python/bind_attention.cc, and an
-argument of relpos.attention.
+The fields of Call give the schema of the operators, the order of their flat arguments, the rule
+for vmap and what relpos._core reads. An option is one field here, one reader in
+python/bind_attention.cc, and an argument of relpos.attention.
 """
 
 import operator
@@ -19,8 +19,8 @@ DEVICES = ("cpu", "meta")
 
 
 class Call(NamedTuple):
-    """The options of one call and its position. Annotated tensors may have a batch axis: the
-    number is their rank with it."""
+    """The options and the position of one call. Annotated tensors may have a batch axis; the
+    number is their rank with this axis."""
 
     attn_mask: Annotated[Tensor | None, 4] = None
     key_padding_mask: Annotated[Tensor | None, 2] = None
@@ -61,7 +61,7 @@ class Call(NamedTuple):
         k_positions: Any = None,
         key_range: Any = None,
     ) -> "Call":
-        """Checks the arguments of relpos.attention; what is not said costs nothing."""
+        """Checks the arguments of relpos.attention; an argument that is not given costs nothing."""
         said: dict[str, Any] = {}
         if position is not None:
             said["position"], said["parameters"] = flat(position)
@@ -101,16 +101,17 @@ class Call(NamedTuple):
         return cls(**said)
 
     def flat(self) -> tuple[Any, ...]:
-        """All of it, the parameters one by one: a Function of autograd looks into no list."""
+        """All fields, with the parameters one by one: an autograd Function does not look into
+        lists."""
         return (*self[:-1], *self.parameters)
 
     @classmethod
     def unflat(cls, flat: Sequence[Any]) -> "Call":
-        """The inverse of flat; of anything that there is for each argument."""
+        """The inverse of flat, also for other values that there are for each argument."""
         return cls(*flat[:_SINGLE], tuple(flat[_SINGLE:]))
 
     def tensors(self) -> tuple[Tensor | None, ...]:
-        """All tensors in their order, for with_tensors."""
+        """All tensors in order, for with_tensors."""
         return (*[getattr(self, name) for name in _TENSORS], *self.parameters)
 
     def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Call":

@@ -28,7 +28,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a tensor was compared with: those that fit, those by shape, those that differ."""
+    """What a tensor was compared with: conventions that fit, that fit by shape, that differ."""
 
     verdict: str  # "fits" (one), "ambiguous" (several), "undecided" (by shape), "none"
     comparisons: tuple[Comparison, ...]
@@ -45,16 +45,17 @@ def check(
 ) -> Any:
     """Compares a tensor with the conventions that a scheme has in other code.
 
-    Row order, rule of slopes, pair layout, bucket variant, transposed or not. Values that were
-    learned cannot be told apart by a formula: then every reading that the shape allows is
-    reported, with what its name and its statistics say for it.
+    Conventions differ in the order of rows, the rule of slopes, the pair layout, the bucket
+    variant, and whether the tensor is transposed. The values of a learned tensor do not show its
+    convention. Then the report has every convention that the shape allows, with the evidence for
+    it from the tensor's name and statistics.
 
     Args:
       scheme: as in relpos.schemes(): "t5", "alibi", "rope".
-      tensor: floating or integer; or a state dict, of which the tensors are taken whose names the
-        scheme's parameters and buffers have in other code.
-      name: of a single tensor in its checkpoint, which may speak for a reading.
-      **options: of the scheme, as far as they are known; they narrow what is compared.
+      tensor: floating-point or integer; or a state dict, from which the tensors are taken whose
+        names are those of the scheme's parameters and buffers in other code.
+      name: the name of a single tensor in its checkpoint; it may be evidence for a convention.
+      **options: options of the scheme that you know; fewer conventions are then compared.
 
     Returns:
       a CheckReport, or for a state dict a dict of them by name.

@@ -15,8 +15,8 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
     Returns:
       (out, lse) as one call over all keys at once would give them, up to rounding: each out is
-      weighted with exp(its lse - lse). A row that sees no key in any set is 0 with lse -inf.
-      Differentiable in outs and lses, any number of times; 16-bit outs are added in float32.
+      weighted with exp(its lse - lse). A query that sees no key in any set gets 0 and lse -inf.
+      Differentiable in outs and lses, any number of times. 16-bit outs are added in float32.
 
     Source: Milakov, Gimelshein 2018, Online normalizer calculation for softmax, section 3.1.
     """
@@ -30,7 +30,7 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     total, joined = None, None
     for out, lse in zip(outs, lses, strict=True):
         weight = torch.exp(lse - top)
-        # A set without a key for this row must not enter even as 0 times NaN.
+        # A set without a key for this query is selected away, since 0 times NaN would be NaN.
         seen = out.to(wide).masked_fill(torch.isneginf(lse).unsqueeze(-1), 0.0)
         part = seen * weight.unsqueeze(-1)
         total = weight if total is None else total + weight

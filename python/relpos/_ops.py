@@ -72,7 +72,7 @@ def _attention_lse(query: Tensor) -> Tensor:
 
 
 def _attention_softmax(query: Tensor) -> Tensor:
-    """For what the forward pass leaves of the softmax to the backward pass: two numbers a row."""
+    """Two numbers for each query, which the forward pass leaves for the backward pass."""
     return _attention_lse(query).new_empty((*query.shape[:3], 2))
 
 
@@ -90,7 +90,7 @@ def run_attention(
     want_lse: bool = True,
     want_softmax: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(out, lse, softmax), past the dispatcher; None for what is not wanted."""
+    """(out, lse, softmax), without the dispatcher; None for what is not requested."""
     out = _attention_out(query, value)
     lse = _attention_lse(query) if want_lse else None
     softmax = _attention_softmax(query) if want_softmax else None

@@ -17,7 +17,7 @@ from relpos._rope import from_config
 
 
 class Composed:
-    """What may be added up and given to relpos.attention(position=...)."""
+    """What can be added to other positions and given to relpos.attention(position=...)."""
 
     def __add__(self, other: "Composed") -> "Composed":
         return GivenSum(self, other) if isinstance(other, Composed) else NotImplemented
@@ -33,16 +33,17 @@ class Composed:
     def dense(
         self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
     ) -> Any:
-        """The position written out on a grid of queries at q_offset + i and keys at j."""
+        """The position written out for all pairs of queries at q_offset + i and keys at j."""
         raise NotImplementedError
 
     def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Any:
-        """[Lq, Lk] int64: the class (table row) of each pair, -1 for none, or the distance key -
-        query where the scheme has no classes."""
+        """int64 [Lq, Lk]: the table row (class) of each pair, -1 where it has none. For a scheme
+        without classes it is the distance key - query."""
         raise NotImplementedError
 
     def steps(self, queries: int, keys: int, q_offset: int | None = None) -> list:
-        """The matrices on the way from positions to scores, in order: (name, matrix)."""
+        """The matrices between positions and scores, in the order in which a teaching notebook
+        computes them: (name, matrix)."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -51,7 +52,7 @@ class Composed:
 
 
 class OnePart(Composed):
-    """One scheme by its canonical text, with its tensors."""
+    """One scheme: its canonical text and its tensors."""
 
     _text: str
     _rotary_dims: int
@@ -121,7 +122,7 @@ class SchemePosition(OnePart, Position):
             else:
                 owner.register_buffer(name, values, persistent=False)
         for name, value in description.options.items():
-            if not hasattr(self, name):  # a parameter goes before the option that filled it
+            if not hasattr(self, name):  # a parameter may have the name of the option that fills it
                 setattr(self, name, value)
 
     def _owner(self, dotted: str) -> tuple[torch.nn.Module, str]:
@@ -135,7 +136,7 @@ class SchemePosition(OnePart, Position):
         return owner, name
 
     def _held(self) -> list[Tensor]:
-        """Parameters and fixed values. Read past Module.__getattr__, which is slow."""
+        """Parameters and fixed values, read without Module.__getattr__, which is slow."""
         found = []
         for path, _, name, trainable in self._places:
             owner: torch.nn.Module = self
@@ -159,7 +160,7 @@ class SchemePosition(OnePart, Position):
         )
 
     def forward(self, *inputs: Tensor, **named: Tensor) -> "Given":
-        """The position of one call: its inputs by place or by name, as describe() lists them."""
+        """The position of one call, given its inputs by place or by name (see describe())."""
         if not self._inputs:
             raise ValueError(
                 f"{type(self).__name__}: has no inputs of a call; expected position=position, got "
@@ -200,8 +201,8 @@ class SchemePosition(OnePart, Position):
     def origin_state_dict(self, project: str) -> dict[str, Tensor]:
         """The parameters under a project's names and in its form, for its own loader.
 
-        load_state_dict takes these names as well as ours. Which projects there are says
-        describe(), and docs/schemes.md. Raises ValueError where `project` has no name for a
+        load_state_dict accepts these names as well as those of relpos. describe() and
+        docs/schemes.md list the projects. Raises ValueError where `project` has no name for a
         parameter under these options.
         """
         state = {}
@@ -220,7 +221,7 @@ class SchemePosition(OnePart, Position):
         return state
 
     def reset_parameters(self) -> None:
-        """Draws the trainable parameters anew."""
+        """Initialises the trainable parameters again."""
         with torch.no_grad():
             for spec, value in zip(self._specs, self._held(), strict=True):
                 value.copy_(_initial(spec))
@@ -243,7 +244,7 @@ class SchemePosition(OnePart, Position):
 
 
 class _Rotary:
-    """What a position with a rotation can do besides."""
+    """Further methods of a position with a rotation."""
 
     @staticmethod
     def from_config(config: Any, *, layer_type: str | None = None) -> SchemePosition:
@@ -252,18 +253,18 @@ class _Rotary:
         Args:
           config: a text configuration, with rope_parameters, or rope_theta and rope_scaling as
             before transformers 5.
-          layer_type: of the layers meant, where the configuration has a rotation for each type.
+          layer_type: which layers, where the configuration has a rotation for each type of layer.
 
-        Returns the class of relpos that the configuration's rope_type means, with angles computed
-        as transformers computes them. Raises ValueError where relpos has none.
+        Returns the position for the configuration's rope_type, with angles computed as
+        transformers computes them. Raises ValueError where relpos has no class for it.
         """
         return from_config(config, layer_type)
 
     def tables(
         self, length: int, offset: int = 0, *, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
-        """cos, sin [length, rotary_dim] of the positions offset, offset + 1, ...: each angle
-        twice, in the pair layout."""
+        """cos, sin [length, rotary_dim] of the positions offset, offset + 1, ... Each angle occurs
+        twice, as the pair layout says."""
         if dtype is None:
             wide = torch.get_default_dtype() == torch.float64
             dtype = torch.float64 if wide else torch.float32
@@ -272,7 +273,7 @@ class _Rotary:
         )
 
     def rotate(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        """R x for x [..., L, D], row n at position offset + n, or at positions [L] int64."""
+        """x [..., L, D] rotated; row n is at position offset + n, or at positions[n], int64 [L]."""
         check_rank("x", x, 2, "[..., L, D]", or_more=True)
         folded = x.flatten(0, -4) if x.dim() > 4 else x
         out = _autograd.rotate(folded, self._text, offset, positions, False, self._values())
@@ -280,8 +281,8 @@ class _Rotary:
 
 
 class Given(OnePart):
-    """A part whose tensors the caller holds: those of a model of other code, or the parameters of
-    a position and the inputs of one call."""
+    """One scheme with tensors from elsewhere: those of another library's model, or the parameters
+    of a position with the inputs of one call."""
 
     _rotary_dims = 0
 
@@ -297,8 +298,8 @@ class Given(OnePart):
 
 
 class Several(Composed):
-    """Several parts. dense and indices return one entry for each part, steps and describe all of
-    them in order."""
+    """Several parts. dense and indices return a list with one entry for each part; steps and
+    describe join those of all parts in order."""
 
     parts: Any
 
@@ -334,11 +335,12 @@ class GivenSum(Several):
 
 
 class Sum(Several, Position):
-    """Several positions at once: their terms stand together in the scores.
+    """Several positions at once; the terms of all of them apply.
 
     relpos.Sum(a, b), a + b, sum([a, b]) and a list given to attention mean the same. dense and
-    indices return one entry for each part, steps and describe all of them in order. Called, it
-    takes the inputs of all its parts, in their order.
+    indices return a list with one entry for each part; steps and describe join those of all parts
+    in order. If some parts need inputs of each call, call the sum with the inputs of all its parts,
+    in their order.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -346,7 +348,7 @@ class Sum(Several, Position):
         self.parts = torch.nn.ModuleList(flatten(parts))
 
     def forward(self, *inputs: Tensor) -> GivenSum:
-        """The position of one call: the inputs of the parts that have some, in their order."""
+        """The position of one call. Give the inputs of all parts that have some, in their order."""
         wanted = [spec.name for part in self.parts for spec in part._inputs]
         if not wanted or len(inputs) != len(wanted):
             names = ", ".join(wanted) or "none, position=position"
@@ -361,7 +363,7 @@ class Sum(Several, Position):
 
 
 def plain_option(name: str, value: Any) -> Any:
-    """An option as the registry takes it: numbers of other libraries and tensors included."""
+    """An option as the registry takes it. Numbers and tensors of other libraries are converted."""
     if isinstance(value, Tensor):
         if value.requires_grad:
             raise ValueError(
@@ -454,7 +456,10 @@ def _doc(scheme: Scheme, inputs: list[ParameterSpec]) -> str:
         names = ", ".join(spec.name for spec in inputs)
         lines += ["", f"Inputs of each call, position({names}):"]
         lines += [f"  {spec.name} {_sizes(spec.shape)}: {spec.doc}" for spec in inputs]
-    lines += ["", "dense, indices, steps and describe print it; a + b composes it."]
+    lines += [
+        "",
+        "The methods dense, indices, steps and describe show it; a + b adds two positions.",
+    ]
     return "\n".join(lines)
 
 

@@ -26,7 +26,7 @@ class Origin:
 
     project: str
     name: str
-    transposed: bool  # the last two axes stand the other way round
+    transposed: bool  # whether its last two axes are swapped there
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ def skew(x: Tensor) -> Tensor:
     """The Music Transformer's skew of [..., L, L]: a column of zeros on the left, reshaped to
     [..., L + 1, L], without its first row.
 
-    Row i, column j <= i, holds x[..., i, L - 1 + j - i]. Above the diagonal stand a zero and then
-    another query's values: they must be masked.
+    Row i, column j <= i, holds x[..., i, L - 1 + j - i]. Above the diagonal are a zero and then
+    another query's values, which must be masked.
     """
     if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
         raise ValueError(f"x: expected [..., L, L], got {list(x.shape)}")
@@ -22,8 +22,9 @@ def skew(x: Tensor) -> Tensor:
     return padded.reshape(*x.shape[:-2], length + 1, length)[..., 1:, :]
 
 
-# Modules of checkpoints whose rows are heads times head_dim of rotated queries or keys: Hugging
-# Face's Llama, Qwen, Mistral, Gemma, Phi, GPT-J and others; Meta's own; norms of queries and keys.
+# Modules of checkpoints whose rows are heads times head_dim of rotated queries or keys: those of
+# Hugging Face's Llama, Qwen, Mistral, Gemma, Phi, GPT-J and others, those of Meta's Llama, and the
+# norms of queries and keys.
 _ROTATED = re.compile(
     r"(?:^|\.)(?:[qk]_proj|w[qk]|[qk]_norm|(?:query|key)_layernorm|[qk]_layernorm)"
     r"\.(?P<leaf>.+)$"
@@ -44,25 +45,25 @@ def rope_permute(
     rotary_dim: int | None = None,
     prefix: str = "",
 ) -> Any:
-    """A query or key projection of one pair layout, or a whole checkpoint, permuted to the other.
+    """A query or key projection, or a whole checkpoint, reordered for the other pair layout.
 
-    Scores stay equal where queries and keys are both permuted.
+    Scores stay equal if queries and keys are both permuted.
 
     Args:
       weight: [H * head_dim, ...]: a projection's weight, its bias, or a norm's weight of one head
-        or all; or a state dict, of which everything else comes back as it is, uncopied.
-      to: the layout that it is meant for afterwards: "half" takes rows from pairs (2p, 2p + 1),
-        "interleaved" from pairs (p, p + rotary_dim / 2).
-      rotary_dim: how many first dims of a head are rotated; None is all.
-      prefix: of the names in a state dict to look at; the rest, such as a vision tower with heads
-        of another size, stays.
+        or all heads; or a state dict, whose other tensors are returned unchanged and not copied.
+      to: the layout of the result. "half" is made from pairs (2p, 2p + 1), "interleaved" from
+        pairs (p, p + rotary_dim / 2).
+      rotary_dim: how many dimensions of a head are rotated, from the first on; None means all.
+      prefix: only names of a state dict that start with it are permuted. The rest, such as a
+        vision encoder with heads of another size, stays.
 
     Returns:
       a tensor, or a dict in the order of the state dict.
 
-    Raises ValueError where a state dict has no q_proj, k_proj or the like, where it holds only one
-    of both, where queries and keys are fused in one tensor, or where a tensor beside them, such as
-    a quantisation scale, has rows that cannot be told.
+    Raises ValueError where a state dict has no q_proj, k_proj or similar names, where it has only
+    one of the two, where queries and keys are fused in one tensor, or where the rows of a tensor
+    beside them, such as a quantisation scale, are not known.
     """
     if to not in ("half", "interleaved"):
         raise ValueError(f"to: expected 'half' or 'interleaved', got {to!r}")

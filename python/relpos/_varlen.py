@@ -1,4 +1,4 @@
-"""relpos.attention_varlen: sequences of many lengths, packed one after another."""
+"""relpos.attention_varlen: sequences of different lengths, packed one after another."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,19 +29,19 @@ def attention_varlen(
     q_offset: int | Tensor | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Attention within each of S packed sequences, in one call; positions restart in each.
+    """Attention within each of S packed sequences, in one call. Positions start again in each.
 
-    Equal to relpos.attention on each sequence by itself. Nothing of Lq x Lk is made, and keys of
-    other sequences cost nothing beyond the tiles that two sequences share.
+    Equal to relpos.attention on each sequence by itself. No Lq x Lk tensor is built, and keys of
+    other sequences are read only where two sequences share a group of 64 keys.
 
     Args:
       query: [Tq, H, D], key [Tk, Hk, D], value [Tk, Hk, Dv]: the sequences one after another.
-      cu_seqlens_q, cu_seqlens_k: int32 or int64 [S + 1], where each sequence starts, then Tq (Tk):
-        0, l_0, l_0 + l_1, ... Sequences may be empty. None for keys: as queries.
+      cu_seqlens_q, cu_seqlens_k: int32 or int64 [S + 1]: where each sequence starts, then Tq (Tk):
+        0, l_0, l_0 + l_1, ... Sequences may be empty. cu_seqlens_k=None: the same as for queries.
       is_causal, window: as in relpos.attention, between positions within a sequence.
       q_offset: position of each sequence's first query, an int or int64 [S]; its first key is at
-        0. It must be said where a sequence has other numbers of queries and keys (when compiled:
-        where cu_seqlens_k is given) and positions matter.
+        0. It must be given where positions matter and a sequence has more or fewer keys than
+        queries (under torch.compile: where cu_seqlens_k is given).
       The others are those of relpos.attention.
 
     Returns:

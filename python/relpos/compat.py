@@ -1,5 +1,5 @@
-"""Calls of PyTorch and FlashAttention with their own arguments, layouts and alignments, computed by
-relpos; each is also relpos.<its name>."""
+"""Functions of PyTorch and FlashAttention with the same arguments, layouts and alignments, computed
+by relpos. Each is also available as relpos.<its name>."""
 
 import math
 import sys
@@ -31,15 +31,15 @@ def sdpa(
     Args:
       query: [N, ..., Hq, Lq, D], key [N, ..., Hk, Lk, D], value [N, ..., Hk, Lk, Dv]; heads and
         leading axes may be missing or broadcast.
-      attn_mask: bool, True = attend, or floating, added; broadcastable to [N, ..., Hq, Lq, Lk].
-        A causal bias of torch.nn.attention.bias is known and costs no mask.
-      is_causal: aligned at the upper left: query i sees keys j <= i, whatever Lq and Lk.
+      attn_mask: bool, True = attend, or floating-point, added; broadcastable to
+        [N, ..., Hq, Lq, Lk]. A causal bias of torch.nn.attention.bias is used without a mask.
+      is_causal: query i sees keys j <= i, also where Lq and Lk differ.
 
     Returns:
-      out [N, ..., Hq, Lq, Dv]. A row without a key is 0, and a hidden NaN stays hidden.
+      out [N, ..., Hq, Lq, Dv]. A query that sees no key gets 0. A hidden NaN changes no result.
 
-    Raises what relpos.attention raises; ValueError where attn_mask meets is_causal, as PyTorch
-    documents it.
+    Raises what relpos.attention raises, and ValueError where attn_mask and is_causal are both
+    given, as PyTorch documents it.
     """
     if attn_mask is not None and is_causal:
         raise ValueError(
@@ -105,17 +105,17 @@ def flash_attn_func(
 
     Args:
       q: [B, Lq, H, D], k [B, Lk, Hk, D], v [B, Lk, Hk, Dv]; Hk divides H.
-      causal: aligned at the end: query i sees keys j <= i + Lk - Lq.
-      window_size: (left, right) keys around i + Lk - Lq; -1 is no bound.
-      softcap: must be 0: relpos does not cap scores.
-      alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. Has a gradient here.
-      deterministic: relpos always is.
-      return_attn_probs: see below; not with dropout, which FlashAttention marks in the weights by
-        negative numbers.
+      causal: query i sees keys j <= i + Lk - Lq, so that the last query sees all keys.
+      window_size: (left, right) keys around i + Lk - Lq; -1 means no bound.
+      softcap: must be 0, since relpos does not cap scores.
+      alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. It has a gradient here.
+      deterministic: not read, since relpos always is.
+      return_attn_probs: also returns softmax_lse and the weights. Not with dropout, where
+        FlashAttention marks dropped weights by a negative sign.
 
     Returns:
-      out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk], dense and
-      detached). softmax_lse has a gradient here, and is -inf for a query that sees no key.
+      out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk]). The weights are
+      dense and detached. softmax_lse has a gradient here, and is -inf for a query that sees no key.
     """
     _refuse_softcap(softcap)
     _refuse_marked_weights(return_attn_probs, dropout_p)
@@ -179,13 +179,13 @@ def flash_attn_varlen_func(
       q: [Tq, H, D], k [Tk, Hk, D], v [Tk, Hk, Dv], sequences one after another, which start at
         cu_seqlens_q and cu_seqlens_k, int32 or int64 [S + 1].
       max_seqlen_q, max_seqlen_k: not needed here, and not read.
-      alibi_slopes: [H]; slopes of each sequence's own are refused.
-      block_table: must be None: relpos has no paged cache.
+      alibi_slopes: [H]; different slopes for each sequence raise an error.
+      block_table: must be None, since relpos has no paged cache.
       The others are those of relpos.flash_attn_func; causal and window_size are aligned at each
       sequence's end.
 
     Returns:
-      out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None): packed weights are not made.
+      out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None), since packed weights are not computed.
     """
     _refuse_softcap(softcap)
     if block_table is not None:
@@ -213,7 +213,7 @@ def flash_attn_varlen_func(
 
 
 def _is_causal_bias(attn_mask: Any) -> bool:
-    """Who holds one has imported its module; importing it here would bring torch._dynamo along."""
+    """A caller who has one has imported its module; importing it here imports torch._dynamo."""
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(attn_mask, module.CausalBias)
 

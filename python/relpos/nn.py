@@ -16,25 +16,26 @@ from relpos._position import Composed, Sum
 __all__ = ["MultiheadAttention"]
 
 _NO_EXTRA_KEYS = (
-    "relpos has no keys outside the sequence, whose distance to a query nobody knows: keep "
+    "relpos has no keys outside the sequence, since their distance to a query is not defined: keep "
     "torch.nn.MultiheadAttention there, or join such keys with relpos.merge"
 )
 
 
 class MultiheadAttention(torch.nn.Module):
-    """torch.nn.MultiheadAttention with a relative position, on relpos.attention.
+    """torch.nn.MultiheadAttention with a relative position, computed by relpos.attention.
 
     Parameters: in_proj_weight [embed_dim + 2 num_kv_heads head_dim, embed_dim] and in_proj_bias,
     or q_proj_weight, k_proj_weight, v_proj_weight where kdim or vdim differs from embed_dim;
-    out_proj.weight, out_proj.bias. Stands in torch.nn.TransformerEncoderLayer as self_attn, with
-    that layer's batch_first: it never takes torch's fast path, which would leave the position out.
+    out_proj.weight, out_proj.bias. It can be the self_attn of a torch.nn.TransformerEncoderLayer
+    with the same batch_first; torch's fast path, which would leave out the position, is never used.
 
-    A call that torch's module would take means the same here or raises; docs/python.md lists what
-    differs. A position that does not fit the heads raises ValueError when the module is made.
+    A call that torch's module accepts gives the same result here or raises an error; docs/python.md
+    lists what differs. A position that does not fit the heads raises ValueError when the module is
+    made.
     """
 
-    # TransformerEncoderLayer and TransformerEncoder hand the weights to a fused kernel that knows
-    # no positions unless this is False.
+    # If this were True, TransformerEncoderLayer and TransformerEncoder would give the weights to a
+    # fused kernel that knows no positions.
     _qkv_same_embed_dim = False
 
     def __init__(
@@ -96,11 +97,11 @@ class MultiheadAttention(torch.nn.Module):
         *,
         position: Composed | Sequence[Composed] | None = None,
     ) -> "MultiheadAttention":
-        """A module with the sizes, layout, mode and a copy of the weights of torch's.
+        """A module with the sizes, layout and mode of torch's module and a copy of its weights.
 
-        state_dict() goes back: torch's module loads it where there is no position and no
-        num_kv_heads. Raises ValueError for add_bias_kv and add_zero_attn: a key without a position
-        has no distance.
+        torch's module can load the state_dict() if there is no position and no num_kv_heads.
+        Raises ValueError for add_bias_kv and add_zero_attn, since a key without a position has no
+        distance.
         """
         for name, given in (
             ("add_bias_kv", module.bias_k is not None),
@@ -134,7 +135,7 @@ class MultiheadAttention(torch.nn.Module):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
     def reset_parameters(self) -> None:
-        """Draws the input projections anew and clears the biases, as torch's module does."""
+        """Initialises the input projections again and zeroes the biases, as torch's module does."""
         names = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         for weight in (getattr(self, name) for name in names):
             if weight is not None:
@@ -170,20 +171,25 @@ class MultiheadAttention(torch.nn.Module):
         key_range: tuple[Tensor, Tensor] | None = None,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Output like query, and with need_weights the weights, else None.
+        """Returns (output in the layout of query, weights or None).
 
-        query [B, Lq, embed_dim], key [B, Lk, kdim], value [B, Lk, vdim] ([L, B, ...] without
-        batch_first), or without the batch axis. key_padding_mask [B, Lk]: True, or -inf, is
-        padding. attn_mask [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]: True is blocked, floats
-        are added. cache takes the projected key and value and attends to all that it holds then:
-        Lk above counts those, and offsets come from it. is_causal is computed, with attn_mask or
-        without; where nothing but torch's arguments is given, both together must be what torch
-        takes them for: a mask that blocks every later key. position stands for the module's in
-        this call, given its inputs: layer.position(log_f). The rest is as in relpos.attention.
-
-        The weights are [B, H, Lq, Lk], or [B, Lq, Lk] with average_attn_weights, after dropout and
-        without a gradient: a backward through them raises. Say average_attn_weights with
-        need_weights: left out it is False, with a warning, for torch's module would average.
+        Args:
+          query: [B, Lq, embed_dim], key [B, Lk, kdim], value [B, Lk, vdim]; [L, B, ...] without
+            batch_first; or without the batch axis.
+          position: replaces the module's position in this call, for a position with inputs:
+            layer.position(log_f).
+          key_padding_mask: [B, Lk], True (or -inf) = padding.
+          need_weights: returns the weights [B, H, Lq, Lk], or [B, Lq, Lk] with
+            average_attn_weights, after dropout. They have no gradient: a backward pass through
+            them raises an error.
+          attn_mask: [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]; True = blocked, floats are added.
+          average_attn_weights: give it with need_weights. Without it the weights are not averaged,
+            and a warning says that torch's module would average them.
+          is_causal: always applied, with attn_mask or without. If both are given and there are no
+            offsets, positions or cache, attn_mask must block every later key, as torch expects it.
+          cache: the projected key and value are appended to it, and the query attends to all keys
+            in it. Masks cover all these keys, and the offsets come from the cache.
+          The others are those of relpos.attention.
         """
         places = {
             "q_offset": q_offset,
@@ -268,14 +274,14 @@ class MultiheadAttention(torch.nn.Module):
         return [functional.linear(*each) for each in zip(inputs, weights, biases, strict=True)]
 
     def _split(self, x: Tensor, batched: bool) -> Tensor:
-        """A projection as [B, H, L, D]."""
+        """Reshapes a projection to [B, H, L, D]."""
         heads = x.unflatten(-1, (-1, self.head_dim))
         if not batched:
             return heads.transpose(0, 1).unsqueeze(0)
         return heads.transpose(1, 2) if self.batch_first else heads.permute(1, 2, 0, 3)
 
     def _mask(self, attn_mask: Tensor | None, batch: int) -> Tensor | None:
-        """As relpos.attention takes it: True = attend, a batch of B * H split in two."""
+        """The mask as relpos.attention takes it: True = attend, an axis B * H split in two."""
         if attn_mask is None:
             return None
         if attn_mask.dim() == 3:
@@ -323,8 +329,8 @@ _NO_GRADIENT = (
 
 
 def _without_gradient(weights: Tensor, out: Tensor) -> Tensor:
-    """Weights as they are, which a loss may not be made of in silence."""
-    # A compiled backward takes zeros for what is not used, and could not tell.
+    """The same weights; a backward pass through them raises an error."""
+    # A compiled backward passes zeros for unused outputs, so it could not tell whether to raise.
     if torch.compiler.is_compiling() or not out.requires_grad:
         return weights
     return Final.apply(lambda weights, _: weights.view_as(weights), _NO_GRADIENT, weights, out)
@@ -334,8 +340,8 @@ def _warn_of_average() -> None:
     if not torch.compiler.is_compiling():
         warnings.warn(
             "average_attn_weights: not given, the weights are [B, H, Lq, Lk]; "
-            "torch.nn.MultiheadAttention would average them over heads: say "
-            "average_attn_weights=False to keep them apart, or True for torch's",
+            "torch.nn.MultiheadAttention would average them over heads: give "
+            "average_attn_weights=False to keep one matrix for each head, or True for the average",
             stacklevel=5,
         )
 
@@ -347,9 +353,9 @@ def _refuse_for_nested(**options: Any) -> None:
 
 
 def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
-    """torch's module takes is_causal for a promise about attn_mask, and may use either alone."""
+    """torch's module treats is_causal as a hint about attn_mask, and may apply only one of them."""
     if attn_mask.is_meta or attn_mask.shape[-2:] != (queries, keys):
-        return  # torch's module takes no mask of another shape
+        return  # torch's module accepts no mask of another shape
     if attn_mask.dtype == torch.bool:
         visible = attn_mask.logical_not()
     elif attn_mask.is_floating_point():
@@ -358,8 +364,8 @@ def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
         return
     later = visible.triu(1).any()
     text = (
-        "is_causal: expected an attn_mask that blocks every later key, for torch takes is_causal "
-        "as a hint that attn_mask is causal; to apply both, say window=(-1, 0) instead of is_causal"
+        "is_causal: expected an attn_mask that blocks every later key, since torch takes is_causal "
+        "as a hint that attn_mask is causal; to apply both, use window=(-1, 0) instead of is_causal"
     )
     if torch.compiler.is_compiling():
         torch._assert_async(later.logical_not(), text)
@@ -370,7 +376,8 @@ def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
 def _padding(
     key_padding_mask: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Splits a floating key padding mask, torch's canonical form, into padding and the rest."""
+    """Splits a floating-point key padding mask, torch's canonical form, into padding (-inf) and the
+    finite rest, which is added to the scores."""
     if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
         return key_padding_mask, mask
     if not key_padding_mask.is_floating_point():

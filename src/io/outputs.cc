@@ -140,8 +140,8 @@ OutputFile& OutputSet::add(const std::string& path) {
     if (!file.same_file(files_[n])) continue;
     const std::string other = files_[n].path();
     files_.pop_back();
-    throw_error(ErrorKind::kIo, path, ": two outputs are this file",
-                other == path ? "" : ", the other is called " + other, ": give each its own");
+    throw_error(ErrorKind::kIo, path, ": two outputs have this file",
+                other == path ? "" : ", the other one as " + other, ": give each its own file");
   }
   return file;
 }

@@ -4,7 +4,8 @@
     relpos.hf.linearize(model)      # position terms into the kernel; weights untouched
     print(relpos.hf.report(model))  # what is fused in each layer, what is not, and why
 
-Importing this module does not import transformers; the functions do, and say what they miss.
+Importing this module does not import transformers. The functions do, and their errors say what is
+missing.
 """
 
 from relpos.hf._interface import register

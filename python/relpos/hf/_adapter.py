@@ -13,8 +13,8 @@ from torch import nn
 class Unfused(Exception):
     """Raised by an adapter where it cannot fuse a layer; its text is the reason.
 
-    attention: whether attention may still run on relpos, with the position term as the model
-    computes it; else the whole model stays as it is.
+    attention: whether attention may still run on relpos, while the model computes its positions;
+    otherwise the whole model stays as it is.
     """
 
     def __init__(self, reason: str, *, attention: bool) -> None:
@@ -26,8 +26,8 @@ class Unfused(Exception):
 class Plan:
     """How to fuse one attention module.
 
-    what: what the kernel then computes, in words. mixin: its methods go before the class's.
-    state: attributes that they use. also: other modules and attributes for them.
+    what: what the kernel then computes, in words. mixin: a class whose methods replace those of
+    the module's class. state: attributes that they use. also: other modules, with their attributes.
     """
 
     what: str
@@ -38,10 +38,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Adapter:
-    """How the attention classes of one family give their position term to the kernel.
+    """How the attention classes of one family of models are changed.
 
-    classes: names of attention classes of transformers. plan(module, owner) looks at one such
-    module, whose nearest PreTrainedModel is owner, and changes nothing; it raises Unfused.
+    classes: names of attention classes of transformers. plan(module, owner) makes the Plan of one
+    such module, whose nearest PreTrainedModel is owner, or raises Unfused. It changes nothing.
     """
 
     classes: tuple[str, ...]
@@ -89,10 +89,10 @@ def _fused_class(mixin: type, base: type) -> type:
 
 
 def apply(plan: Plan, module: nn.Module) -> None:
-    """Puts the mixin's methods before those of the module's class; parameters, submodules, state
-    dict and isinstance stay.
+    """Makes the mixin's methods replace those of the module's class. Parameters, submodules, state
+    dict and isinstance stay the same.
 
-    mixin._relpos_methods(base), where it exists, gives methods that are made from the class.
+    mixin._relpos_methods(base), where it exists, returns more methods, made from the class.
     """
     for each, state in ((module, plan.state), *plan.also):
         vars(each).update(state)
@@ -100,7 +100,7 @@ def apply(plan: Plan, module: nn.Module) -> None:
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple:
-    """The class is made at run time: a pickle says from what."""
+    """The class is made at run time, so a pickle stores what it is made from."""
     mixin, base = type(module).__bases__
     return _remake, (mixin, base), module.__dict__
 

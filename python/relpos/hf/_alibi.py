@@ -18,8 +18,8 @@ def first_query(mask: Mask | Tensor | None, query: Tensor, key: Tensor) -> int |
 def alibi_plan(
     mixin: type, owner: nn.Module, builder: str, arguments: tuple, lazy: Callable[..., Bias]
 ) -> Plan:
-    """ALiBi with the slopes that owner's method `builder` gives for the `arguments` of two keys;
-    lazy takes its place. The mixin reads _relpos_position."""
+    """ALiBi with the slopes that owner's method `builder` gives for the `arguments` of two keys.
+    `lazy` replaces this method. The mixin reads _relpos_position."""
     with torch.no_grad():
         two = getattr(owner, builder)(*arguments)
     slopes = two[:, 0, 1] - two[:, 0, 0]

@@ -13,7 +13,7 @@ from relpos.hf._transformers import interfaces
 
 NAME = "relpos"
 
-# Keywords by which a model asks for something else than softmax attention over an interval.
+# Keywords by which a model requests more than softmax attention over an interval of keys.
 _FOREIGN = {
     "softcap": "a softcap on the scores",
     "s_aux": "attention sinks",
@@ -26,11 +26,11 @@ _FOREIGN = {
 
 
 def register() -> None:
-    """Makes attn_implementation="relpos" known to transformers, its mask function included.
+    """Makes attn_implementation="relpos" and its mask function known to transformers.
 
-    Serves every model on the attention interface whose mask is causal, windowed, chunked, packed
-    or padded; others raise NotImplementedError with the reason when they run. Position terms stay
-    as the model computes them: relpos.hf.linearize puts them into the kernel.
+    It works for every model on the attention interface whose mask is causal, windowed, chunked,
+    packed or padded; other models raise NotImplementedError with the reason when they run. The
+    model still computes its positions; relpos.hf.linearize moves them into the kernel.
 
     Raises:
       ImportError: transformers is absent, or a version without what relpos needs.
@@ -55,8 +55,8 @@ def attention_function(
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What a model calls; query [B, H, Lq, D], key and value [B, Hk, Lk, D]. Returns the output
-    [B, Lq, H, Dv], and the weights where output_attentions.
+    """The function that a model calls, with query [B, H, Lq, D], key and value [B, Hk, Lk, D].
+    Returns the output [B, Lq, H, Dv], and the weights if output_attentions.
 
     relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L].
     """
@@ -99,7 +99,7 @@ def attention_function(
 
 
 def both_at(position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of queries and keys alike, from a model's position_ids [B or 1, L]."""
+    """Positions of queries and of keys, which are equal, from position_ids [B or 1, L]."""
     rows = position_ids[0] if position_ids.shape[0] == 1 else position_ids
     return rows, rows
 
@@ -119,11 +119,11 @@ def attend(
     lse: bool = False,
     weights: bool = False,
 ) -> Any:
-    """relpos.attention with a mask of transformers: out [B, H, Lq, Dv], with lse or weights after
-    it where asked for.
+    """relpos.attention with a mask of transformers. Returns out [B, H, Lq, Dv], and lse or weights
+    after it where they are requested.
 
     mask: a Mask, a 4-D tensor (bool, True = attend, or added), or None. bias: added to the scores.
-    q_start: position of query 0, counted from key 0; None takes the mask's.
+    q_start: position of query 0, counted from key 0; None means that of the mask.
     """
     options: dict[str, Any] = {}
     if isinstance(mask, Mask):

@@ -1,4 +1,4 @@
-"""Objects that travel through a model in place of Lq x Lk tensors."""
+"""Objects that a model passes along in place of Lq x Lk tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from relpos._position import Composed
 
 
 class NotATensor:
-    """Stands where a model passes a tensor along unread; any use of it as one raises."""
+    """For tensors that a model passes along without reading them; any tensor operation raises."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -39,9 +39,9 @@ class NotATensor:
 class Mask(NotATensor):
     """Which keys each query sees, without an Lq x Lk tensor.
 
-    Query i stands at q_start + i, counted from the first key. key_range is (lo, hi), int64 [Lq] or
+    Query i is at q_start + i, counted from the first key. key_range is (lo, hi), int64 [Lq] or
     [B, Lq], or None for all keys; padding is bool [B, Lk], True = hidden, or None. newest: a cache
-    may hold more keys, of which the mask means the last.
+    may hold more keys than the mask covers; the mask is then about the last ones.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Mask(NotATensor):
     ndim = 0  # models that edit a dense mask ask whether it has 4 axes
 
     def to(self, *_: Any, **__: Any) -> "Mask":
-        """Itself: models convert a mask before they pass it along."""
+        """Returns itself; models convert a mask before they pass it along."""
         return self
 
     contiguous = to
 
     def fit(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values that the mask is about; raises where sizes do not fit."""
+        """The keys and values that the mask is about. Raises an error if the sizes do not fit."""
         queries, keys = query.shape[2], key.shape[2]
         every = self.key_range is None and self.padding is None
         more = self.newest and keys > self.kv_length
@@ -86,10 +86,11 @@ class Mask(NotATensor):
 
 
 class Bias(NotATensor):
-    """A position's term in the scores, in place of a dense [1, H, Lq, Lk] tensor.
+    """A position, in place of its dense [1, H, Lq, Lk] tensor.
 
-    make gives the position when attention runs; without it there is no term. positions is None
-    where query i stands at q_start + i and key j at j; else (queries, keys), int64 [L] or [B, L].
+    make returns the position when attention runs; None means that nothing is added to the scores.
+    positions is None where query i is at q_start + i and key j at j; otherwise it is (queries,
+    keys), int64 [L] or [B, L].
     """
 
     def __init__(

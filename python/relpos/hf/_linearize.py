@@ -1,4 +1,4 @@
-"""relpos.hf.linearize: a model's position terms into the kernel."""
+"""relpos.hf.linearize: relpos computes the positions of a model."""
 
 import copy
 from collections.abc import Iterator
@@ -13,16 +13,16 @@ STATUS = "_relpos_status"  # of an attention module: (fused, text)
 
 
 def linearize(model: nn.Module) -> nn.Module:
-    """Gives the position terms of a transformers model to relpos; returns the same model.
+    """Lets relpos compute the positions of a transformers model; returns the same model.
 
     No Lq x Lk bias or mask is built any more, in training and in generate(). Parameters, names
-    and state dict stay; attention modules change class, and configs are copied so that other
-    models that share them stay as they are. Layers of a scheme that relpos lacks stay, too:
-    relpos.hf.report(model) lists them with the reason.
+    and state dict stay the same. Attention modules change their class, and configs are copied, so
+    that other models that share them are not changed. Layers with a scheme that relpos does not
+    have stay as they are; relpos.hf.report(model) lists them with the reason.
 
     Raises:
-      ImportError: transformers is absent, or a version without what relpos needs.
-      TypeError: model is no transformers model.
+      ImportError: transformers is not installed, or lacks an interface that relpos needs.
+      TypeError: model is not a transformers model.
     """
     _interface.register()
     from transformers import PreTrainedModel
@@ -56,8 +56,8 @@ def implementation(owner: Any) -> str | None:
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """(name, module, nearest PreTrainedModel above it) of the modules that compute attention:
-    by their class's name, the innermost where they are nested."""
+    """(name, module, nearest PreTrainedModel above it) of the modules that compute attention. They
+    are found by the name of their class; of nested ones the innermost counts."""
     from transformers import PreTrainedModel
 
     named = dict(model.named_modules())
@@ -96,8 +96,8 @@ def own_configs(model: nn.Module) -> None:
 
 
 def _fuse(owner: Any, modules: list[nn.Module]) -> None:
-    """Fuses one model's own attention modules. They share its mask, so that all must run on
-    relpos, or none."""
+    """Fuses the attention modules of one model. They share its mask, so either all of them run on
+    relpos or none."""
     found = [(module, _adapter.find(module)) for module in modules if STATUS not in vars(module)]
     if not found or not all(adapter for _, adapter in found):
         return

@@ -13,7 +13,7 @@ from relpos.hf._traced import bounds
 
 @dataclass
 class _Rules:
-    """What a mask function of transformers allows, as rules that are all in force.
+    """What a mask function of transformers allows, as rules that all apply.
 
     left, right: bounds of key - query, None for no bound. chunks: (size, left padding [B]).
     packed: the number of each token's sequence [B, L], not decreasing.
@@ -36,9 +36,9 @@ def mask_function(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Mask:
-    """What transformers calls to build a mask; the arguments are those of its sdpa_mask.
+    """The function that transformers calls to build a mask, with the arguments of its sdpa_mask.
 
-    Raises NotImplementedError for a pattern that is no interval of keys for each query.
+    Raises NotImplementedError for a mask that does not give each query an interval of keys.
     """
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
@@ -62,7 +62,7 @@ def window_mask(
 
 
 def _padding(attention_mask: Tensor, keys: int, first: int) -> Tensor | None:
-    """[B, keys], True = hidden, of a [B, seen] mask, True = attend; None where all is seen."""
+    """A [B, seen] mask, True = attend, as [B, keys], True = hidden; None if no key is hidden."""
     seen = attention_mask[:, first : first + keys].to(torch.bool)
     if seen.shape[1] < keys:  # a static cache has room for tokens to come
         seen = torch.nn.functional.pad(seen, (0, keys - seen.shape[1]))
@@ -79,8 +79,8 @@ def _key_range(
     dropped: int,
     device: torch.device | str,
 ) -> tuple[Tensor, Tensor] | None:
-    """Bounds counted from the first key held. Before it a cache has dropped `dropped` keys, from
-    the first of which chunks are counted."""
+    """Bounds, counted from the first key in the cache. The cache has dropped `dropped` keys before
+    it; chunks are counted from the first of those."""
     if rules == _Rules():
         return None
     at = torch.arange(queries, dtype=torch.int64, device=device) + start
@@ -110,8 +110,8 @@ def _rules(function: Callable | None) -> _Rules:
 
 
 def _read(function: Callable, rules: _Rules) -> None:
-    """Adds what a mask function of transformers allows. They are closures: the enclosing
-    function's name says the kind, the cells hold its numbers."""
+    """Adds what a mask function of transformers allows. These functions are closures: the name of
+    the enclosing function says the kind, and the cells hold its numbers."""
     from transformers import masking_utils as masking
 
     if function is masking.causal_mask_function:
@@ -169,8 +169,9 @@ def _read_packed(rules: _Rules, packed_sequence_mask: Tensor) -> None:
 
 
 def _read_remapped(rules: _Rules, mask_function: Callable, position_ids: Tensor) -> None:
-    """A rule on positions that restart with each sequence. Inside a sequence they differ as the
-    indices do, so that a bound on the distance is the same rule; a chunk is not."""
+    """A rule on positions that start again with each sequence. Inside a sequence, differences of
+    positions are those of the indices, so that a bound on the distance stays the same rule. For
+    chunks this is not so."""
     inner = _Rules()
     _read(mask_function, inner)
     if inner.chunks or inner.packed:

@@ -12,8 +12,8 @@ from relpos.hf._transformers import interfaces
 class LayerReport:
     """One attention module: its name and class, what computes it and why.
 
-    state: "fused" (attention and position term in the kernel), "attention" (attention in the
-    kernel, the position term as the model computes it) or "untouched".
+    state: "fused" (the kernel computes attention and positions), "attention" (the kernel computes
+    attention, the model computes its positions) or "untouched".
     """
 
     name: str
@@ -24,7 +24,7 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report:
-    """The attention modules of a model in its order; prints as a table."""
+    """The attention modules of a model, in order; it prints as a table."""
 
     model: str
     layers: tuple[LayerReport, ...]
@@ -50,7 +50,7 @@ class Report:
 def report(model: nn.Module) -> Report:
     """What is fused in each attention layer of a transformers model, what is not, and why.
 
-    Raises ImportError where transformers is absent or unsuitable.
+    Raises ImportError if transformers is not installed or lacks an interface that relpos needs.
     """
     interfaces()
     layers = [

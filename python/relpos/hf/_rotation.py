@@ -1,4 +1,4 @@
-"""Whether relpos rotates as a model does, found by numbers: never by the name of a class."""
+"""Whether relpos rotates as a model does: tested by comparing numbers, not by names of classes."""
 
 import itertools
 import types
@@ -26,8 +26,8 @@ def gives(rotation: SchemePosition, position_ids: Tensor, cos: Tensor, sin: Tens
     """Whether the kernel's rotation at position_ids [B or 1, L] has the model's own cosines and
     sines [B or 1, L, rotary_dim or half of it].
 
-    All layers of a forward pass share their tables, so that the answer is kept with them. False
-    where a trace or a meta tensor allows no branch on numbers.
+    All layers of a forward pass share these tables, so the answer is stored with them. It is False
+    while tracing and for meta tensors, where code cannot branch on numbers.
     """
     if torch.compiler.is_compiling() or cos.is_meta:
         return False
@@ -59,7 +59,7 @@ def _gives(rotation: Any, cos: Tensor, sin: Tensor, position_ids: Tensor) -> boo
     turned = rotation.rotate(first.repeat(1, 1, len(positions), 1), positions=positions)[0, 0]
     turned = turned[:, : 2 * pairs].unflatten(-1, (2, pairs) if half else (pairs, 2))
     ours = turned.unbind(1 if half else 2)
-    # A frequency may be off by an ulp or two, which far positions multiply.
+    # A frequency may be off by an ulp or two; the angle's error is that times the position.
     rates = rotation.base ** -(torch.arange(pairs) / pairs)
     exact = 0.0 if cos.dtype in (torch.float32, torch.float64) else torch.finfo(cos.dtype).eps
     allowed = 1e-5 + exact + 2.0**-22 * positions.abs()[:, None] * rates
@@ -71,12 +71,12 @@ def _gives(rotation: Any, cos: Tensor, sin: Tensor, position_ids: Tensor) -> boo
 
 
 def unrotated(forward: Callable, **others: Any) -> Callable:
-    """A forward whose apply_rotary_pos_emb leaves query and key as they are."""
+    """The forward with an apply_rotary_pos_emb that does nothing."""
     return with_globals(forward, **{ROTATE: _leave}, **others)
 
 
 def with_globals(function: Any, **replaced: Any) -> Callable:
-    """The function, reading other objects under some global names."""
+    """The function with some of its globals replaced."""
     made = types.FunctionType(
         function.__code__,
         {**function.__globals__, **replaced},
@@ -93,10 +93,10 @@ def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tens
 
 
 def prove(module: nn.Module, rotation: SchemePosition, rotate: Callable) -> None:
-    """Raises Unfused unless the module's forward, with random weights, gives what it gives when
-    its apply_rotary_pos_emb is left out and the kernel rotates.
+    """Raises Unfused unless the module's forward, with random weights, gives the same result when
+    the kernel rotates instead of the module's apply_rotary_pos_emb.
 
-    rotate(position_ids) is the model's own cosines and sines.
+    rotate(position_ids) returns the model's own cosines and sines.
     """
     own = type(module).forward
     if hasattr(own, "__wrapped__") or not {ROTATE, _INTERFACE} <= {*own.__code__.co_names}:
@@ -164,8 +164,8 @@ class _Trial(nn.Module):
 
 
 class _RankOne(TorchFunctionMode):
-    """Multiplies by a weight of equal columns as the rank 1 that it is: a projection of a large
-    model would take a second."""
+    """A weight whose columns are all equal, multiplied as a matrix of rank 1; the projection of a
+    large model would take a second otherwise."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         if function is nn.functional.linear and not kwargs and args[1].stride(-1) == 0:
@@ -176,7 +176,7 @@ class _RankOne(TorchFunctionMode):
 
 
 class _Interface:
-    """In place of the registry of attention functions: one for every name."""
+    """Replaces the registry of attention functions: it returns one function for every name."""
 
     def __init__(self, function: Callable) -> None:
         self._function = function
@@ -203,7 +203,7 @@ def _plain(
 
 
 def _random(module: nn.Module, draw: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Floating parameters and buffers in float32, those of two axes of rank 1."""
+    """Random floating-point parameters and buffers in float32; those with two axes have rank 1."""
     for name, held in itertools.chain(module.named_parameters(), module.named_buffers()):
         if held.is_floating_point():
             *rows, last = held.shape or (1,)

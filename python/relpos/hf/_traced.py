@@ -1,8 +1,9 @@
-"""Mask functions of transformers under torch.compile: called with stand-ins for their indices.
+"""Mask functions of transformers under torch.compile: called with placeholders for their indices.
 
 Dynamo does not trace the cells of a closure, which relpos.hf._mask reads. It does trace a call, and
-what is asked of the stand-ins says the bounds. A function that holds tensors (packed sequences,
-chunks) cannot index them by a stand-in: the graph breaks there, and its closure is read outside.
+the comparisons that the function makes with the placeholders give the bounds. A function that holds
+tensors (packed sequences, chunks) cannot index them by a placeholder: the graph breaks there, and
+its closure is read outside the graph.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Bounds:
 
 
 def bounds(function: Callable) -> Bounds | None:
-    """What a mask function of distances allows; None where it asks for something else."""
+    """The bounds that a mask function of the distance allows; None if it tests something else."""
     try:
         found = function(None, None, _Index(False), _Index(True))
     except (AttributeError, IndexError, TypeError):
@@ -78,7 +79,7 @@ class _Index:
 
 
 class _Distance:
-    """Key - query or query - key, of which the magnitude may be bounded."""
+    """Key - query or query - key; the function may bound its absolute value."""
 
     def __abs__(self) -> "_Magnitude":
         return _Magnitude()

@@ -1,4 +1,4 @@
-"""What relpos needs of transformers, found by capability rather than by version."""
+"""What relpos needs of transformers; tested by what is there, not by the version."""
 
 import inspect
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ class Interfaces(NamedTuple):
 
 
 def interfaces() -> Interfaces:
-    """Raises ImportError where transformers is absent or lacks the interfaces that relpos uses."""
+    """Raises ImportError if transformers is not installed or lacks what relpos uses."""
     try:
         import transformers as package
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Which pictures does the report show, and how are they drawn?"""
+"""The pictures of the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOICE_COLOURS = ("#e0602c", "#d99a0b", "#12a079", "#2b7bd0")
 
 
 def _size(width: int) -> str:
-    """The page shows one drawing on wide windows and another on narrow ones."""
+    """The size of a drawing; the page has one for wide windows and one for narrow ones."""
     return "narrow" if width < 500 else "wide"
 
 
@@ -107,7 +107,7 @@ class DistanceAxis:
 
 
 def what_it_learned(trained: Trained, train_length: int) -> str:
-    """A scheme's card: the score it adds over distance, and where its heads look."""
+    """The card of a scheme: the score that it adds, and how its heads attend, over distance."""
     width, left, right, top = 440, 36, 432, 12
     panel, gap = 74, 10
     distances, curves = trained.arrays["distances"], trained.arrays["score"]
@@ -184,7 +184,7 @@ def _heat_rows(
 ) -> str:
     heat, edges = trained.arrays["attention"], trained.arrays["edges"]
     columns = np.arange(int(right - left))
-    # The distance class of each column of pixels; the axis reaches further than the picture's keys.
+    # The distance class of each column of pixels; the axis is longer than the picture's keys.
     distance = 2 ** ((columns + 0.5) / len(columns) * math.log2(1 + axis.longest)) - 1
     classes = np.searchsorted(edges, distance, side="right") - 1
     inside = classes < len(edges) - 1
@@ -227,7 +227,7 @@ def training_curves(outcome: Outcome, width: int, height: int) -> str:
     }
     low = min(float(values.min()) for values in smooth.values())
     high = max(float(values.max()) for values in smooth.values())
-    high = min(high, low + 2.5)  # the first steps fall from afar
+    high = min(high, low + 2.5)  # losses of the first steps may be far higher
     x = svg.scale(0, steps, left, width - right)
     y = svg.scale(low, high, height - bottom, top)
     parts = []

@@ -1,7 +1,7 @@
-"""How does a MusicXML chorale become tokens, and tokens become notes again?
+"""Conversion of a MusicXML chorale to tokens, and of tokens to notes.
 
-Grid: one row of four tokens (soprano, alto, tenor, bass) per sixteenth note. A token is the start
-of a pitch, HOLD (the note before goes on), REST, or START (four of them head each piece).
+The grid has one row of four tokens (soprano, alto, tenor, bass) for each sixteenth note. A token is
+the start of a pitch, HOLD (the note before continues), REST, or START (four of them begin a piece).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def find_corpus() -> Path | None:
 
 
 def read_chorale(path: Path) -> np.ndarray:
-    """Tokens [steps, 4] of one compressed MusicXML file; NotAChorale says why it has none."""
+    """Tokens [steps, 4] of one compressed MusicXML file; raises NotAChorale with the reason."""
     try:
         return _grid(ElementTree.fromstring(_score_bytes(path)), path.name)
     except NotAChorale:
@@ -150,7 +150,7 @@ def _token(note: ElementTree.Element, name: str) -> int:
 
 
 def notes_of(grid: np.ndarray) -> list[Note]:
-    """The sounding notes of tokens [steps, 4], by start and voice; START is silent."""
+    """The notes of tokens [steps, 4], sorted by start and voice; START is silent."""
     notes: list[Note] = []
     for voice in range(grid.shape[1]):
         begin = pitch = None

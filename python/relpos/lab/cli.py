@@ -1,4 +1,4 @@
-"""What does `relpos lab` do, in which order, and how does it end?"""
+"""The command line of `relpos lab`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _positive(text: str) -> int:
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="relpos lab",
-        description="Train short, test long: which position holds? Trains one small causal "
+        description="Train short, test long: which position still works? Trains one small causal "
         "Transformer per scheme on the same batches and tests it at lengths it never saw.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -69,23 +69,30 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--chorales", type=Path, metavar="DIR", help="read .mxl chorales from DIR, not from music21"
     )
-    add("--out", type=Path, default=Path("relpos-lab"), metavar="DIR", help="default: %(default)s")
-    add("--schemes", type=_names, default=list(RUNS), metavar="A,B", help=f"of {', '.join(RUNS)}")
-    add("--steps", type=_positive, default=200, metavar="N", help="default: %(default)s")
-    add("--batch", type=_positive, default=16, metavar="N", help="windows a step; %(default)s")
-    add("--length", type=_positive, default=256, metavar="N", help="tokens a window; %(default)s")
+    add("--out", type=Path, default=Path("relpos-lab"), metavar="DIR",
+        help="folder for the report (default: %(default)s)")  # fmt: skip
+    add("--schemes", type=_names, default=list(RUNS), metavar="A,B",
+        help=f"schemes to train, of {', '.join(RUNS)} (default: all)")  # fmt: skip
+    for name, default, what in (
+        ("steps", 200, "training steps"),
+        ("batch", 16, "windows in each step"),
+        ("length", 256, "tokens in each training window"),
+        ("windows", 32, "test windows"),
+        ("layers", 3, "layers of the model"),
+        ("width", 128, "width of the model"),
+        ("heads", 4, "heads of each layer"),
+        ("threads", 2, "threads of each process; results depend on it"),
+    ):
+        add(f"--{name}", type=_positive, default=default, metavar="N",
+            help=f"{what} (default: %(default)s)")  # fmt: skip
     add("--tests", type=_lengths, default=[256, 512, 1024, 2048], metavar="N,N",
-        help="lengths of the test; 256,512,1024,2048")  # fmt: skip
-    add("--windows", type=_positive, default=32, metavar="N", help="test windows; %(default)s")
-    add("--layers", type=_positive, default=3, metavar="N", help="default: %(default)s")
-    add("--width", type=_positive, default=128, metavar="N", help="default: %(default)s")
-    add("--heads", type=_positive, default=4, metavar="N", help="default: %(default)s")
-    add("--rate", type=float, default=2e-3, metavar="X", help="learning rate; %(default)s")
-    add("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
-    add("--threads", type=_positive, default=2, metavar="N",
-        help="of each process; %(default)s, so that machines agree")  # fmt: skip
+        help="lengths of the tests in tokens (default: 256,512,1024,2048)")  # fmt: skip
+    add("--rate", type=float, default=2e-3, metavar="X",
+        help="learning rate (default: %(default)s)")  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N", help="random seed (default: %(default)s)")
     add("--compare", default="t5", metavar="SCHEME",
-        help="whose step to compare with PyTorch's own attention (t5), or 'off'")  # fmt: skip
+        help="scheme whose training step is compared with PyTorch's own attention, or 'off' "
+        "(default: %(default)s)")  # fmt: skip
     add("--check", action="store_true", help="exit status 1 if a check of the result fails")
     add("--json", action="store_true", help="print the results as JSON")
     add("--quiet", action="store_true", help="no progress")

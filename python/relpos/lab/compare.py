@@ -1,6 +1,6 @@
-"""What does the same model cost on PyTorch's own attention?
+"""The same model on PyTorch's own attention, for comparison.
 
-There a learned bias is a dense [H, Lq, Lk] mask that asks for a gradient.
+There a learned bias is a dense [H, Lq, Lk] mask that requires a gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class NoBias(ValueError):
 
 
 def torch_attention(query, key, value, *, position=None, is_causal=False, q_offset=0):
-    """relpos.attention for a bias per head, by torch.nn.functional.scaled_dot_product_attention."""
+    """relpos.attention for a bias per head, computed by PyTorch's scaled_dot_product_attention."""
     heads, q_length, k_length = query.shape[1], query.shape[2], key.shape[2]
     if position is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
@@ -37,7 +37,7 @@ IMPLEMENTATIONS = {"relpos": relpos.attention, "torch": torch_attention}
 
 
 def check_scheme(scheme: str, shape: Shape) -> None:
-    """NoBias if torch_attention cannot do the scheme."""
+    """Raises NoBias if torch_attention cannot compute the scheme."""
     position = Model(shape, scheme, seed=0).position(0)
     query = torch.zeros(1, shape.heads, 2, shape.head_dim)
     torch_attention(query, query, query, position=position)

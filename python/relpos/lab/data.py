@@ -1,4 +1,4 @@
-"""Which tokens does the lab train on, and which does it keep for the test?"""
+"""The tokens for training and those that are kept for the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT_SHARE = 32  # of 256, by the first byte of a piece's hash
 
 
 class MissingData(RuntimeError):
-    """The data is not there; the text says how to go on."""
+    """The data is missing; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Corpus:
 
 
 def held_out(name: str) -> bool:
-    """Whether the piece of this file name is for testing: about one in eight, for ever the same."""
+    """Whether the piece of this file name is for testing: about one in eight, always the same."""
     return hashlib.sha256(name.encode()).digest()[0] < HELD_OUT_SHARE
 
 
@@ -103,8 +103,9 @@ def batch_starts(corpus: Corpus, *, steps: int, batch: int, length: int, seed: i
 
 
 def window_ends(corpus: Corpus, *, longest: int, windows: int) -> np.ndarray:
-    """Where the test windows end. Each length ends at the same places, so the same tokens count at
-    each, with more or less before them. Fewer than `windows` where the test part is short."""
+    """Where the test windows end. Windows of all lengths end at the same places, so the same tokens
+    are scored at each length, with more or fewer before them. There are fewer than `windows` if the
+    test part is short."""
     first, last = longest, (len(corpus.test) - 1) // corpus.align * corpus.align
     if last < first:
         raise MissingData(
@@ -116,7 +117,7 @@ def window_ends(corpus: Corpus, *, longest: int, windows: int) -> np.ndarray:
 
 
 def unigram_loss(corpus: Corpus, ends: np.ndarray) -> float:
-    """Mean loss of the scored tokens when each is guessed from the training frequencies alone."""
+    """Mean loss of the scored tokens when they are predicted from the training frequencies only."""
     counts = np.bincount(corpus.train, minlength=corpus.vocabulary) + 1.0
     scored = np.concatenate([corpus.test[end - SCORED + 1 : end + 1] for end in ends])
     return float(-np.log(counts / counts.sum())[scored].mean())

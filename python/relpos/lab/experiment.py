@@ -1,4 +1,4 @@
-"""Which jobs make up the lab, and what comes out of them?"""
+"""The jobs of the lab and their results."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Outcome:
 
     @property
     def best(self) -> Trained | None:
-        """The lowest loss at the longest test."""
+        """The scheme with the lowest loss at the longest test."""
         longest = max(self.plan.tests)
         return min(self.trained, key=lambda t: t.tests[longest], default=None)
 
     def checks(self) -> list[tuple[str, bool]]:
-        """What a sound run shows: (claim, whether it held)."""
+        """What a correct run should show: (claim, whether it is true)."""
         nearest = min(self.plan.tests, key=lambda n: abs(n - self.plan.shape.length))
         made = [
             (
@@ -164,8 +164,8 @@ def make_plan(options: argparse.Namespace) -> Plan:
 
 
 def run(plan: Plan, work: Path) -> Outcome:
-    """Train all, then compare, then continue. Ctrl-C ends the training or the comparison, and what
-    is done stays; a second one ends the continuation too."""
+    """Trains all schemes, then compares, then continues a piece. Ctrl-C ends the training or the
+    comparison and keeps the results so far; a second Ctrl-C ends the continuation, too."""
     outcome = Outcome(plan)
     begin = time.monotonic()
     if not plan.quiet:
@@ -190,7 +190,7 @@ def run(plan: Plan, work: Path) -> Outcome:
 
 
 def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
-    """A job that fails does not take the others with it."""
+    """Runs one job; if it fails, the other jobs go on."""
     try:
         job(outcome, *arguments)
     except JobFailed as failure:
@@ -232,7 +232,7 @@ def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
 
 
 def _compare(outcome: Outcome, work: Path) -> None:
-    """The same few steps on both attentions: at the training shape, and with long windows."""
+    """The same few steps on relpos and on PyTorch, at the training shape and with long windows."""
     plan = outcome.plan
     batch, length = plan.starts.shape[1], plan.shape.length
     shapes = [(batch, length)]
@@ -258,7 +258,7 @@ def _compare(outcome: Outcome, work: Path) -> None:
 
 
 def _continue(outcome: Outcome, work: Path) -> None:
-    """The best scheme goes on with the opening of a held-out piece."""
+    """The best scheme continues the opening of a held-out piece."""
     plan, best = outcome.plan, outcome.best
     music = plan.corpus.kind == "chorales"
     count = CONTINUED_STEPS * chorales.VOICES if music else CONTINUED_BYTES

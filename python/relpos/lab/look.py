@@ -1,7 +1,7 @@
-"""What has a trained model learned about distance?
+"""What a trained model has learned about distance.
 
-Two pictures, the same for every scheme: how much a head's score changes with the distance alone,
-and how its attention is spread over distance.
+There are two pictures for every scheme: how a head's score changes with the distance alone, and how
+its attention is distributed over distance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _QUERIES = 128
 
 
 def distance_edges(length: int) -> np.ndarray:
-    """Edges of classes of backward distances: 0, 1, ... , then four to each doubling."""
+    """Edges of classes of backward distances: 0, 1, ..., then four for each doubling."""
     grown = np.unique(np.round(2 ** (np.arange(0, 4 * np.log2(length) + 1) / 4)).astype(int))
     return np.concatenate([[0], grown[grown < length], [length]])
 
@@ -27,8 +27,8 @@ def distance_edges(length: int) -> np.ndarray:
 def score_over_distance(model: Model, seen: list, distances: np.ndarray) -> np.ndarray:
     """What the position adds to the score of the mean query and the mean key, [layers, H, n].
 
-    For a bias per head this is the bias; for rows asked by the query, and for rotations, it is what
-    they add when the content says nothing.
+    For a bias per head this is the bias. For row tables and rotations it is what they add to the
+    scores of average content.
     """
     reach = int(distances[-1]) + 1
     curves = np.zeros((len(seen), model.shape.heads, len(distances)))

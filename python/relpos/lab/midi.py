@@ -1,4 +1,4 @@
-"""How are notes written as a standard MIDI file? Format 1: a track for the tempo, one per voice."""
+"""Writes notes as a standard MIDI file of format 1: a track for the tempo, then one per voice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained: a small decoder-only Transformer whose attention is `attend`, nothing else."""
+"""The model: a small decoder-only Transformer; `attend` computes its attention."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Model(nn.Module):
     def __init__(self, shape: Shape, scheme: str, *, seed: int, attend=relpos.attention) -> None:
         super().__init__()
         self.shape, self.attend = shape, attend
-        torch.manual_seed(seed)  # the same start for all schemes: positions draw theirs last
+        torch.manual_seed(seed)  # the same start for all schemes, since positions are drawn last
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
         nn.init.normal_(self.embed.weight, std=shape.width**-0.5)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))

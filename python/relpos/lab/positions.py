@@ -1,4 +1,4 @@
-"""Which position does each run of the lab use? The one place where the lab names schemes."""
+"""The position of each run of the lab. Only this file of the lab names schemes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Run:
     label: str
     make: Callable[[int, int, int], object] | None  # (heads, head_dim, training length) -> position
     says: str
-    colour: str  # in the report: apart for colour-blind readers too, on white and on black
+    colour: str  # in the report; colour-blind readers can distinguish them, on white and on black
     shared: bool = False  # one table for all layers
 
 
-# Tables reach as far as the training windows do: what lies beyond, no run has ever seen.
+# Tables cover the distances of the training windows; no run is trained beyond them.
 RUNS = {
     "none": Run("no position", None, "the causal order alone", "#8b919c"),
     "rope": Run(

@@ -1,4 +1,4 @@
-"""What does a waiting person see? A bar on a terminal, a line now and then where there is none."""
+"""Progress of a job: a bar on a terminal, otherwise a line from time to time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Progress:
 
     def update(self, done: int, loss: float | None = None) -> None:
         now = time.monotonic()
-        if self.began is None:  # the first step pays for the start; rates count from here
+        if self.began is None:  # the first step includes the start; rates count from its end
             self.began, self.first = now, done
         if self.quiet:
             return
@@ -42,12 +42,12 @@ class Progress:
             self._write(self._line(done, loss, now) + "\n")
 
     def say(self, text: str) -> None:
-        """In place of the bar, for what is neither training nor over."""
+        """Shows a text in place of the bar."""
         if self.terminal and not self.quiet:
             self._write(f"\r\x1b[2K{self.title}  {text}")
 
     def close(self, text: str) -> None:
-        """The bar goes, one line about the job stays."""
+        """Removes the bar and prints one line about the job."""
         if not self.quiet:
             self._write(("\r\x1b[2K" if self.terminal else "") + f"{self.title}  {text}\n")
 

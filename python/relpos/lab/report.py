@@ -1,4 +1,4 @@
-"""What does the reader get? A table on the terminal, a page, the numbers, the continuation."""
+"""The report: a table on the terminal, a page, the numbers and the continuation."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ HOLDS, BENDS = 1.05, 1.25  # loss at the longest test over loss at the trained l
 
 
 class CannotWrite(OSError):
-    """The folder of the report cannot be made or written."""
+    """The folder of the report cannot be made or written to."""
 
 
 def check_folder(folder: Path) -> None:
-    """Makes `folder`; raises CannotWrite before minutes of training would be lost."""
+    """Makes `folder`; raises CannotWrite before the training, so that no training time is lost."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -37,7 +37,7 @@ def check_folder(folder: Path) -> None:
 
 
 def write(outcome: Outcome, folder: Path) -> Path:
-    """Everything the lab leaves in `folder`, together or not at all; the path of the page."""
+    """Writes all files of the report to `folder`, or none; returns the path of the page."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {"results.json": json.dumps(outcome.as_json(), indent=1).encode()}
     music = _add_continuation(outcome, files)
@@ -67,12 +67,12 @@ def setting(outcome: Outcome) -> str:
 
 
 def nearest_test(outcome: Outcome) -> int:
-    """The test length that stands for the trained one."""
+    """The test length that is nearest to the training length."""
     return min(outcome.plan.tests, key=lambda n: abs(n - outcome.plan.shape.length))
 
 
 def answer(outcome: Outcome) -> list[str]:
-    """Train short, test long: which position holds? In plain words, from the numbers alone."""
+    """Sentences that say which positions still work at longer lengths, made from the numbers."""
     if not outcome.trained:
         return ["No scheme was trained to the end, so there is no answer yet."]
     near, far = nearest_test(outcome), max(outcome.plan.tests)
@@ -300,7 +300,7 @@ def _checks(outcome: Outcome) -> str:
 
 
 def _add_continuation(outcome: Outcome, files: dict[str, bytes]) -> str:
-    """Adds the continuation to the files; the section of the page that shows it."""
+    """Adds the continuation to the files; returns the section of the page that shows it."""
     if outcome.continuation is None:
         return ""
     corpus, by = outcome.plan.corpus, outcome.continued_by

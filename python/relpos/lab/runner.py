@@ -1,4 +1,4 @@
-"""How does the lab run its jobs, each in a process of its own, and survive Ctrl-C?"""
+"""Runs each job of the lab in its own process, so that Ctrl-C ends a job and not the lab."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 import relpos
 
-# glibc hands large buffers back at once, and every step faults their pages in again: with these a
-# step of the default size takes 278 ms instead of 318 on one thread.
+# By default glibc returns large buffers to the system at once, and every step has page faults. With
+# these settings a step of the default size takes 278 ms instead of 318 on one thread.
 _ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
-# As `-m relpos.lab.worker`, but nothing in the current folder takes the place of a module.
+# As `-m relpos.lab.worker`, but no file in the current folder can replace a module.
 _ROOT = str(Path(relpos.__file__).parents[1])
 _START = (
     f"import sys; sys.path[:] = [*filter(None, sys.path), {_ROOT!r}]; import runpy; "
@@ -36,7 +36,7 @@ def run_job(
     *,
     on_event: Callable[[dict], None],
 ) -> tuple[dict, dict[str, np.ndarray]]:
-    """Result and arrays of one worker. KeyboardInterrupt ends the worker and passes on."""
+    """Result and arrays of one worker. KeyboardInterrupt ends the worker and is raised again."""
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job))
     np.savez(folder / "data.npz", **data)

@@ -1,4 +1,4 @@
-"""How does a trained model continue a piece? One token at a time, on a cache of keys and values."""
+"""A trained model continues a piece, one token at a time, with a cache of keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOP_P = 0.95
 
 
 def pick(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> int:
-    """A token out of the likeliest that make up TOP_P of the probability."""
+    """A random token of the most likely ones that together have TOP_P of the probability."""
     probabilities, order = torch.softmax(logits.double() / temperature, dim=-1).sort(
         descending=True
     )
@@ -33,7 +33,7 @@ def continue_tokens(
     forbidden: Sequence[int] = (),
     report: Callable[[int], None],
 ) -> np.ndarray:
-    """`count` tokens after `prompt`."""
+    """The `count` tokens after `prompt`."""
     model.eval()
     generator = torch.Generator().manual_seed(seed)
     cache = Cache()

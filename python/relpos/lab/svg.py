@@ -1,4 +1,4 @@
-"""How are a drawing and a picture written without a plotting library? SVG text, PNG bytes."""
+"""Drawings as SVG text and pictures as PNG bytes, without a plotting library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def tag(name: str, content: str = "", /, **attributes) -> str:
-    """An element; `_` in a name stands for `-`, a trailing one is dropped (class_)."""
+    """An element. `_` in a name becomes `-`, and a `_` at its end is dropped (class_)."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_plain(value))}"'
         for key, value in attributes.items()
@@ -85,7 +85,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places for labels near `wanted`, at least `gap` apart, inside [low, high] if they fit."""
+    """Positions for labels near `wanted`, at least `gap` apart, inside [low, high] if they fit."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     places = [float(wanted[i]) for i in order]
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""How is a model trained, and how is it tested at lengths it never saw?"""
+"""Training of a model, and tests at lengths that it was not trained for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_optimizer(model: Model, rate: float) -> torch.optim.Optimizer:
 
 
 def rate_at(step: int, steps: int, rate: float) -> float:
-    """Linear warm-up, then a cosine down to a twentieth."""
+    """The learning rate: a linear warm-up, then a cosine down to a twentieth."""
     warmup = min(WARMUP, max(1, steps // 5))
     if step < warmup:
         return rate * (step + 1) / warmup
@@ -62,7 +62,7 @@ def train(
     rate: float,
     report: Callable[[int, float], None],
 ) -> tuple[list[float], list[float]]:
-    """Losses and seconds of each step; `report(steps done, loss)` after each."""
+    """Returns losses and seconds of each step; calls `report(steps done, loss)` after each."""
     optimizer = make_optimizer(model, rate)
     offsets = np.arange(model.shape.length + 1)
     losses, seconds = [], []

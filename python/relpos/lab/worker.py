@@ -1,7 +1,7 @@
-"""One job of the lab in a process of its own, which runner.py starts with the job's folder.
+"""One job of the lab, in its own process. runner.py starts it with the job's folder.
 
-FOLDER holds job.json and the token streams; the job leaves result.json and arrays.npz there.
-Progress goes to stdout, one JSON object a line.
+FOLDER has job.json and the tokens; the job writes result.json and arrays.npz there. Progress goes
+to stdout, one JSON object in each line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def tell(**event) -> None:
 def memory_mb(field: str) -> float:
     """VmRSS (resident now) or VmHWM (its peak) of this process; 0 where /proc has none.
 
-    getrusage would do for the peak, but it carries the parent's over into a new process.
+    The peak of getrusage is not used, since a new process starts with that of its parent.
     """
     try:
         status = Path("/proc/self/status").read_text()
@@ -55,7 +55,7 @@ def load_weights(model: Model, arrays) -> None:
 
 
 def run_train(job: dict, data: dict) -> tuple[dict, dict]:
-    """Train one scheme, test it at every length, look into it."""
+    """Trains one scheme, tests it at every length, and computes what it has learned."""
     shape = Shape(**job["shape"])
     model = Model(shape, job["scheme"], seed=job["seed"])
     forget_memory_peak()
@@ -100,7 +100,7 @@ def run_train(job: dict, data: dict) -> tuple[dict, dict]:
 
 
 def run_continue(job: dict, data: dict) -> tuple[dict, dict]:
-    """Continue the prompt with the weights of a trained scheme."""
+    """Continues the prompt with the weights of a trained scheme."""
     model = Model(Shape(**job["shape"]), job["scheme"], seed=job["seed"])
     with np.load(job["weights"], allow_pickle=False) as arrays:
         load_weights(model, arrays)
@@ -117,7 +117,7 @@ def run_continue(job: dict, data: dict) -> tuple[dict, dict]:
 
 
 def run_compare(job: dict, data: dict) -> tuple[dict, dict]:
-    """Training steps on one of the two implementations of attention."""
+    """Runs training steps on one of the two implementations of attention."""
     model = Model(
         Shape(**job["shape"]),
         job["scheme"],

@@ -1,6 +1,6 @@
-"""One file for each family of models; relpos.hf.linearize finds them by being here.
+"""One file for each family of models; relpos.hf.linearize reads all files of this folder.
 
-A file holds ADAPTERS, a list of relpos.hf._adapter.Adapter, or LACKING, a dict of attention
-classes whose scheme relpos does not have and the reason. An adapter goes before a reason, so that
-a new scheme brings its file and nothing else is edited.
+A file has ADAPTERS, a list of relpos.hf._adapter.Adapter, or LACKING, a dict of attention classes
+whose scheme relpos does not have, with the reason. An adapter takes precedence over a reason, so
+that a new file is enough for a new scheme.
 """

@@ -12,8 +12,8 @@ from relpos.hf._lazy import Bias, Mask
 
 
 class _Attention:
-    """BloomAttention.forward on relpos; alibi is what lazy_alibi makes. Without a mask
-    the model makes a tensor of its own, which is not read: keys then count from the first."""
+    """BloomAttention.forward on relpos; `alibi` is what lazy_alibi makes. Without a mask the model
+    makes its own tensor, which is not read; positions are then counted from the first key."""
 
     def forward(
         self,
@@ -50,10 +50,10 @@ class _Attention:
 
 
 def lazy_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Bias:
-    """In place of build_alibi_tensor: positions that count the tokens of a mask [B, Lk]."""
+    """Replaces build_alibi_tensor: positions that count the tokens of a mask [B, Lk]."""
     if not torch.compiler.is_compiling() and bool(attention_mask.all()):
         return Bias()
-    # Padding after a token counts as that token: no key that it sees is in its future.
+    # Padding after a token gets the position of that token, so that no key that it sees is later.
     counted = attention_mask.to(torch.int64).cumsum(-1) - 1
     return Bias(positions=(counted, counted))
 

@@ -15,8 +15,8 @@ from relpos.hf.adapters.rotary import rotation_of
 class _Attention:
     """FalconAttention.forward on relpos.
 
-    The model rounds its ALiBi to bfloat16, so that it is no line in the distance: it goes to the
-    kernel as it is, a number for each head and key, broadcast over the queries.
+    The model rounds its ALiBi to bfloat16, so that it is not linear in the distance. The kernel
+    gets it unchanged, as a number for each head and key, broadcast over the queries.
     """
 
     def forward(
@@ -48,7 +48,7 @@ class _Attention:
             query, key = rotate(query, key, *position_embeddings)
         if layer_past is not None:
             key, value = layer_past.update(key, value, self.layer_idx)
-        # As in the model, dropout goes with ALiBi alone.
+        # As in the model, only ALiBi has dropout.
         drops = self.training and alibi is not None
         out = attend(
             query,

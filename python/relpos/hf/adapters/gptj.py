@@ -1,4 +1,4 @@
-"""GPT-J: neighbouring dimensions rotate in pairs. As for Llama, a cache holds rotated keys."""
+"""GPT-J rotates pairs of neighbouring dimensions. As for Llama, a cache holds rotated keys."""
 
 import sys
 from typing import Any

@@ -1,4 +1,5 @@
-"""Attention classes whose scheme relpos does not have yet: report says so, nothing changes."""
+"""Attention classes whose scheme relpos does not have yet. They stay as they are, and report says
+why."""
 
 _DISENTANGLED = (
     "disentangled attention (content to position and back): no such scheme in relpos yet"

@@ -82,7 +82,7 @@ class _TransientGlobal:
         return self.o(out.transpose(1, 2).flatten(2)), position_bias
 
     def _relpos_sums(self, states: Tensor, blocks: Tensor, used: Tensor) -> Tensor:
-        """[B, G, d]: the sum of each block's tokens; those of no block (-1) are left out."""
+        """[B, G, d]: the sum of each block's tokens, without tokens that are in no block (-1)."""
         count = used.shape[1]
         into = torch.where(blocks < 0, count, blocks).to(torch.int64)
         sums = states.new_zeros(states.shape[0], count + 1, states.shape[2])
@@ -123,7 +123,7 @@ def _no_weights(wanted: bool) -> None:
 
 
 def _bias(module: nn.Module, table: str) -> Bias:
-    """The first layer's table; layers that have none and are given none add nothing."""
+    """The first layer's table; without a table nothing is added to the scores."""
     return Bias(functools.partial(_bound, module, table))
 
 

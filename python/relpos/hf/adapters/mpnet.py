@@ -45,7 +45,7 @@ class _Attention:
 
 
 def _lazy_bias(encoder: nn.Module, position: Any, x: Tensor, *_: Any, **__: Any) -> Bias:
-    """In place of compute_position_bias."""
+    """Replaces compute_position_bias."""
     return Bias(functools.partial(_bound, encoder, position))
 
 

@@ -1,4 +1,4 @@
-"""MPT: ALiBi with slopes of its own rule."""
+"""MPT: ALiBi with its own rule for the slopes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Attention:
 
 
 def lazy_alibi(*_: Any, **__: Any) -> Bias:
-    """In place of build_mpt_alibi_tensor: the slopes are in the attention modules."""
+    """Replaces build_mpt_alibi_tensor; the attention modules have the slopes."""
     return Bias()
 
 

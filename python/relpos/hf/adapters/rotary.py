@@ -1,7 +1,7 @@
-"""Llama and its kin: attention classes that rotate query and key by apply_rotary_pos_emb.
+"""The Llama family: attention classes that rotate query and key by apply_rotary_pos_emb.
 
-Without a cache the rotation runs inside the kernel. With one, keys are stored rotated, as every
-cache of transformers expects, so that a step of decoding rotates one key and not all of them.
+Without a cache the kernel rotates. With a cache, keys are stored rotated, as in every cache of
+transformers, so that a step of decoding rotates one key and not all of them.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from relpos.hf._rotation import gives, prove, unrotated
 
 
 class _FusedRotation:
-    """The class's own forward, with the rotation left to the kernel where there is no cache and
-    the tables that the model hands over are those of the rotation."""
+    """The class's own forward. The kernel rotates where there is no cache and the tables that the
+    model passes are those of the rotation."""
 
     @staticmethod
     def _relpos_methods(base: type) -> dict[str, Callable]:
@@ -53,8 +53,8 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
 
 
 def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Callable]:
-    """The rotation of relpos that gives the model's own cosines and sines, and what computes these
-    from position_ids; Unfused where none does."""
+    """The rotation of relpos with the model's own cosines and sines, and a function that computes
+    these from position_ids. Raises Unfused if relpos has no such rotation."""
     rotary = getattr(owner, "rotary_emb", None)
     parameters = getattr(owner.config, "rope_parameters", None)
     if rotary is None or not parameters:

@@ -1,4 +1,4 @@
-"""T5 and its kin: one table of buckets for a stack, or one in each layer (UMT5)."""
+"""The T5 family: one table of buckets for a stack of layers, or one in each layer (UMT5)."""
 
 import functools
 import inspect
@@ -14,9 +14,9 @@ from relpos.hf._lazy import Bias
 
 
 class _BucketBias:
-    """compute_bias without the tensor; layers without a table add nothing."""
+    """compute_bias without its tensor; layers without a table add nothing to the scores."""
 
-    # Without a table the model writes out zeros [1, H, Lq, Lk]; compute_bias says it shorter.
+    # Without a table the model would build zeros [1, H, Lq, Lk]; compute_bias avoids that.
     has_relative_attention_bias = property(lambda self: True)
 
     def compute_bias(
@@ -36,7 +36,7 @@ def _bound(module: nn.Module) -> Given:
 
 
 def buckets(module: nn.Module, bidirectional: bool) -> SchemePosition:
-    """The scheme of a module's table; raises Unfused where its buckets are not T5's."""
+    """The scheme of a module's table. Raises Unfused if its buckets are not those of T5."""
     count, reach = module.relative_attention_num_buckets, module.relative_attention_max_distance
     try:
         position = relpos.T5Bias(
