@@ -45,8 +45,8 @@ class DirectRows {
         p_(plan.p),
         in_place_k_(plan.rotations.none() && readable(p_.key)),
         in_place_v_(readable(p_.value)),
-        k_(memory.take<float>(in_place_k_ ? 0 : kTile * plan.Dp)),
-        v_(memory.take<float>(in_place_v_ ? 0 : kTile * plan.Dvp)) {}
+        k_(memory.take<float>(kTile * plan.Dp)),
+        v_(memory.take<float>(kTile * plan.Dvp)) {}
 
   // Brings the queries of a block that has started into the order that advance() needs.
   void arrange_queries(const Block& block) const {
