@@ -61,8 +61,7 @@ double NetworkTable::slope(double x) const {
 NetworkTable::State NetworkTable::run(const Numbers& numbers, double delta) const {
   State state;
   std::vector<double> input{network_.feature.value(delta, numbers.feature.data())};
-  for (size_t n = 0; n < numbers.layers.size(); ++n) {
-    const auto& [weight, bias] = numbers.layers[n];
+  for (const auto& [weight, bias] : numbers.layers) {
     std::vector<double> sum = bias;
     for (size_t to = 0; to < sum.size(); ++to) {
       for (size_t from = 0; from < input.size(); ++from) {

@@ -4,7 +4,7 @@
 //   score[h,i,j] += -slopes[h] (|y_q - y_k| + |x_q - x_k|),   or their Euclidean distance
 #include <cmath>
 
-#include "schemes/common/grid.h"
+#include "schemes/common/window.h"
 #include "schemes/common/slopes.h"
 
 namespace relpos {

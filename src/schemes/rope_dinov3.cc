@@ -7,8 +7,8 @@
 // Tokens stand row by row; the first `prefix` of them belong to no patch and do not turn.
 #include <numbers>
 
-#include "schemes/common/grid.h"
 #include "schemes/common/rotary.h"
+#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -26,7 +26,7 @@ struct DINOv3RoPE {
   }
 
   void terms(Builder& b) const {
-    const common::Grid patches(b, "grid", grid, prefix);
+    const common::Window patches(b, "grid", grid, prefix);
     Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const std::vector<double> half = rotary.frequencies(turn.dims / 2, rotary.base);
@@ -38,7 +38,7 @@ struct DINOv3RoPE {
     }
     b.place(patches);
     b.rotation(std::move(turn), [=](int axis, int64_t position) {
-      if (patches.before(position)) return int64_t{0};
+      if (patches.in_prefix(position)) return int64_t{0};
       return axis == 0 ? 2 * patches.row(position) + 1 - patches.height
                        : 2 * patches.column(position) + 1 - patches.width;
     });

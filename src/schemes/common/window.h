@@ -12,11 +12,14 @@
 namespace relpos::common {
 
 // Token t stands at y (2 width - 1) + x: then the distance of two tokens says both of their offsets.
+// The first `prefix` tokens stand before the window's, at positions below 0; where there are none,
+// positions below 0 are rows above it.
 struct Window {
-  int64_t height = 1, width = 1;
+  int64_t height = 1, width = 1, prefix = 0;
 
   // Of an option: one side, or [height, width]. Throws Error naming the scheme.
-  Window(const Builder& b, const char* option, const std::vector<double>& sides) {
+  Window(const Builder& b, const char* option, const std::vector<double>& sides, int64_t before = 0)
+      : prefix(before) {
     constexpr double kMost = 1 << 20;
     const bool whole = std::all_of(sides.begin(), sides.end(), [](double side) {
       return side >= 1 && side <= kMost && side == std::floor(side);
@@ -40,9 +43,10 @@ struct Window {
     return ClassMap::zero_outside(-farthest(), farthest(), /*reversed=*/true);
   }
   int64_t operator()(int64_t token) const {
-    const int64_t y = quotient(token, width);
-    return y * stride() + (token - y * width);
+    const int64_t patch = token - prefix, y = quotient(patch, width);
+    return y * stride() + (patch - y * width);
   }
+  bool in_prefix(int64_t position) const { return prefix > 0 && position < 0; }
   int64_t row(int64_t position) const { return quotient(position, stride()); }
   int64_t column(int64_t position) const { return position - row(position) * stride(); }
   // (y, x) of a distance between two tokens.
