@@ -17,6 +17,7 @@ struct CallSizes {
   int64_t first_distance = 0, last_distance = 0;  // of visible pairs; first > last: there is none
   bool in_double = true;                          // else computed tables may be float32
   int threads = 1;
+  int64_t own_heads = 0;  // of `heads`, those that the call has, and its inputs
 };
 
 // A call as the terms of one part meet it.

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._attention import attention
+from relpos._attention import attention, refuse_elsewhere
 from relpos._position import Composed
 from relpos._rank import check_rank
 
@@ -47,6 +47,7 @@ def attention_varlen(
     Returns:
       out [Tq, H, Dv], or (out, lse [H, Tq]).
     """
+    refuse_elsewhere("attention_varlen", "give ring_attention cu_seqlens")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
