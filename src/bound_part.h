@@ -18,7 +18,7 @@ class GridPositions {
     return q_.empty() ? grid_.q_offset + i : q_[static_cast<size_t>(i)];
   }
   int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
-  // Of all pairs; {0, -1} where there is none.
+  // The distances of all pairs; {0, -1} if there is none.
   std::pair<int64_t, int64_t> distances() const;
 
  private:
@@ -30,8 +30,8 @@ class BoundPart {
  public:
   // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.
   BoundPart(const Part& part, std::pair<int64_t, int64_t> distances, std::vector<bool> wants);
-  // For questions whose answer no parameter changes (classes, shapes, rotations): a missing parameter
-  // is stood in for by its initial values, 0 where those are random.
+  // For results that depend on no parameter (classes, shapes, rotations): a missing parameter is
+  // replaced by its initial values, or by 0 where these are random.
   explicit BoundPart(const Part& part, std::pair<int64_t, int64_t> distances = {0, 0},
                      int64_t head_dim = 0);
 

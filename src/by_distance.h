@@ -1,4 +1,4 @@
-// What tables that are computed for the distances of a call share.
+// Helpers for tables that are computed for the distances of a call.
 #pragma once
 
 #include <algorithm>
@@ -19,8 +19,8 @@ void in_parallel(int threads, int64_t tasks, F&& f) {
   check_cancelled();
 }
 
-// The distances of a call, 1 where there is none. Throws Error, in the scheme's name, where they reach
-// too far for a table that takes `numbers` for each.
+// How many distances a call has, at least 1. Throws an Error that names the scheme if they are too many
+// for a table with `numbers` for each.
 int64_t distance_count(const CallSizes& sizes, int64_t numbers, const std::string& scheme);
 
 }  // namespace relpos

@@ -7,9 +7,9 @@
 
 namespace relpos {
 
-// The terms of one part, which `who` names in errors.
+// Checks the terms of one part; `who` is its name in errors.
 void check_terms(const Terms& terms, const Problem& problem, const std::string& who);
-// Of all parts.
+// Checks the terms of all parts.
 void check_rotations_disjoint(const Terms& terms);
 
 }  // namespace relpos

@@ -10,7 +10,7 @@
 
 namespace relpos {
 
-// Throws the error about a q_offset that must be said; `why` completes "not given, and ...".
+// Throws the error for a missing q_offset; `why` completes "not given, and ...".
 [[noreturn]] void refuse_to_guess(const std::string& why);
 
 struct Call {
@@ -19,7 +19,7 @@ struct Call {
   std::vector<std::vector<bool>> wants;  // [part][parameter]
 };
 
-// `value` may be not given (scores, weights). `wants` empty: no gradient is wanted.
+// `value` is optional (scores, weights). An empty `wants` means that no gradient is wanted.
 Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options,
                std::vector<std::vector<bool>> wants = {});

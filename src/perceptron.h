@@ -1,4 +1,4 @@
-// A table of numbers by a two-layer perceptron, and the gradients of its weights.
+// A table of numbers that a two-layer perceptron computes, and the gradients of its weights.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A row table that is a projection of features of the distance: sinusoids, mostly.
+// A row table that is a projection of features of the distance, such as sinusoids.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Projection {
 
   // [heads, span, head_dim], owned; `weight` [heads head_dim, width].
   TermData table(const std::vector<double>& weight) const;
-  // Of `table_gradient` [heads, span, head_dim]: [heads head_dim, width].
+  // The weight's gradient [heads head_dim, width] for `table_gradient` [heads, span, head_dim].
   std::vector<double> weight_gradient(const std::vector<double>& table_gradient) const;
 };
 

@@ -1,4 +1,4 @@
-// Reads a Source of a recipe for a term, and sends the term's gradient back.
+// Reads the numbers of a recipe's Source for a term, and adds the term's gradient to the parameter.
 #pragma once
 
 #include <optional>
@@ -16,9 +16,10 @@ class SourceReader {
 
   bool given() const noexcept { return source_.has_value(); }
   bool wanted(const PartCall& call) const { return given() && call.wants[source_->index_]; }
-  // The parameter itself where it is read as it is; else numbers computed from it. Not given: none.
+  // The parameter itself if it is read as it is, else numbers computed from it; not given if there is
+  // no source.
   TermData read(const PartCall& call) const;
-  // The elements in order, as read and multiplied; of a given source.
+  // The elements in order, after the multiplier. The source must be given.
   std::vector<double> numbers(const PartCall& call) const;
   // Nothing where no gradient is wanted. `gradient`: of the numbers before the multiplier, as terms
   // give it (TermGradients).

@@ -1,4 +1,4 @@
-// Checks of the views and positions that a call gets, in one wording, and how results are written.
+// Checks of the views and positions of a call, with the same error texts everywhere; writing results.
 #pragma once
 
 #include <ostream>
@@ -8,7 +8,7 @@
 
 namespace relpos {
 
-// For error texts, written only where a check fails: a call's overhead is a few microseconds.
+// A list for error texts that is made into text only if a check fails, since calls must be fast.
 struct Dims {
   const std::vector<int64_t>& sizes;
 };

@@ -1,4 +1,4 @@
-// The angle of a rotation: the one place that rounds it.
+// The angle of a rotation; only this file rounds it.
 #pragma once
 
 #include <cmath>

@@ -16,17 +16,17 @@ namespace {
 
 constexpr std::align_val_t kLine{64}, kHugePage{size_t{2} << 20};
 constexpr size_t kLarge = size_t{4} << 10;      // below, malloc is as fast
-constexpr size_t kHugeBlock = size_t{4} << 20;  // from here on, huge pages take fewer faults
+constexpr size_t kHugeBlock = size_t{4} << 20;  // from here on, huge pages save page faults
 
 std::align_val_t alignment(size_t bytes) { return bytes < kHugeBlock ? kLine : kHugePage; }
 
 void release(Memory memory) noexcept { ::operator delete(memory.data, alignment(memory.bytes)); }
 
-// Free blocks, oldest first. A lock that is taken, as it may stay in a forked child, is not waited
-// for: the block then comes from, or goes to, the allocator.
+// Free blocks, oldest first. It does not wait for its lock, which may stay locked in a forked child;
+// if the lock is taken, the block comes from, or goes to, the allocator.
 class Kept {
  public:
-  // A block of just this size; data null: none.
+  // A block of exactly this size; its data is null if there is none.
   Memory take(size_t bytes) noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock) return {};
@@ -69,7 +69,7 @@ class Kept {
   size_t count_ = 0, bytes_ = 0;
 };
 
-// Never destroyed: a static object elsewhere may hold a Buffer to the end.
+// Never destroyed, since a static object elsewhere may have a Buffer until the process ends.
 Kept& kept() {
   static Kept& blocks = *new Kept;
   return blocks;
@@ -82,7 +82,7 @@ Memory allocate(size_t bytes) {
     data = ::operator new(bytes, alignment(bytes));
   }
 #ifdef __linux__
-  if (bytes >= kHugeBlock) madvise(data, bytes, MADV_HUGEPAGE);  // refused: small pages serve
+  if (bytes >= kHugeBlock) madvise(data, bytes, MADV_HUGEPAGE);  // if refused, pages are small
 #endif
   return {data, bytes};
 }
@@ -100,7 +100,7 @@ std::atomic<int64_t> reused{0};
 
 Memory take_memory(size_t bytes) {
   if (!keeps(bytes)) return allocate(bytes);
-  // Sizes in steps of an eighth, so that calls of similar lengths share blocks.
+  // Sizes are rounded up by at most an eighth, so that calls of similar lengths share blocks.
   const size_t step = std::bit_floor(bytes) / 8, size = (bytes + step - 1) / step * step;
   const Memory memory = kept().take(size);
   if (memory.data == nullptr) return allocate(size);

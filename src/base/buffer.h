@@ -12,18 +12,18 @@ namespace relpos {
 inline constexpr size_t kKeptBytes = size_t{32} << 20;
 
 namespace detail {
-// At least `bytes` of memory, and the size that give_memory must hear.
+// At least `bytes` of memory, and the size that must be passed to give_memory.
 struct Memory {
   void* data;
   size_t bytes;
 };
 Memory take_memory(size_t bytes);  // throws std::bad_alloc
 void give_memory(Memory memory) noexcept;
-size_t kept_bytes() noexcept;      // of blocks that nobody uses
-int64_t blocks_reused() noexcept;  // so far
+size_t kept_bytes() noexcept;      // in blocks that no call uses
+int64_t blocks_reused() noexcept;  // how often a block was used again so far
 }  // namespace detail
 
-// Uninitialised floats (or other trivial T); size 0 holds nothing.
+// Uninitialised floats (or another trivial T); with size 0 it has no memory.
 template <typename T>
 class Buffer {
  public:

@@ -13,7 +13,7 @@ namespace relpos {
 using FloatControl = uint32_t;
 inline FloatControl read_float_control() noexcept { return _mm_getcsr(); }
 inline void write_float_control(FloatControl control) noexcept { _mm_setcsr(control); }
-// Exceptions masked, round to nearest; denormals kept, or taken and given as 0.
+// Exceptions masked, round to nearest; denormals kept, or treated as 0 in inputs and results.
 inline constexpr FloatControl kKeepDenormals = 0x1F80, kFlushDenormals = 0x9FC0;
 #elif defined(__aarch64__)
 using FloatControl = uint64_t;
@@ -33,7 +33,7 @@ inline void write_float_control(FloatControl) noexcept {}
 inline constexpr FloatControl kKeepDenormals = 0, kFlushDenormals = 0;
 #endif
 
-// Sets a control word for a scope and gives back what was there, status flags included.
+// Sets a control word for a scope, then restores the previous one with its status flags.
 class FloatMode {
  public:
   explicit FloatMode(FloatControl control = kKeepDenormals) noexcept

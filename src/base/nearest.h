@@ -7,11 +7,11 @@
 
 namespace relpos {
 
-// The nearest of `names` by edit distance (case and '-' against '_' do not count), or "" where none
-// is near. A prefix of a name is near it.
+// The nearest of `names` by edit distance, ignoring case and the difference of '-' and '_', or "" if
+// none is near. A prefix of a name is near it.
 std::string nearest_name(std::string_view given, const std::vector<std::string>& names);
 
-// "; did you mean 'rope'?", or where none is near "; expected one of 'alibi', 'rope'".
+// "; did you mean 'rope'?", or if none is near "; expected one of 'alibi', 'rope'".
 std::string suggestion(std::string_view given, const std::vector<std::string>& names);
 
 // "'a', 'b'".

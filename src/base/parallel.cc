@@ -44,7 +44,7 @@ bool Stopper::stopped(int worker) {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_poll_ < kPollInterval) return false;
   last_poll_ = now;
-  // The poll is the caller's code, a handler of Python's signals, say: it runs in the caller's mode.
+  // The poll is code of the caller, such as a Python signal handler, so it runs in the caller's mode.
   const FloatMode mode(innermost != nullptr ? innermost->callers_ : read_float_control());
   if (token_->poll()) token_->requested.store(true, std::memory_order_relaxed);
   return token_->requested.load(std::memory_order_relaxed);
@@ -88,8 +88,8 @@ const char* thread_backend() noexcept { return "OpenMP"; }
 
 namespace {
 int default_threads() { return omp_get_max_threads(); }
-// Not the affinity of this thread: where threads are bound (OMP_PROC_BIND) that is one core. Asked once,
-// for it is a system call.
+// The cores of the process and not of this thread, which has only one core if threads are bound
+// (OMP_PROC_BIND). Determined once, since it takes a system call.
 int usable_cores() {
   static const int cores = omp_get_num_procs();
   return cores;
@@ -109,7 +109,7 @@ namespace detail {
 
 namespace {
 
-// What the workers of one team threw: that of the first task is kept.
+// The exception of a team of workers: if several tasks throw, that of the first task is kept.
 class FirstError {
  public:
   void take(int64_t task) noexcept {
@@ -137,7 +137,7 @@ void run_team(int workers, const F& work) {
   helpers.reserve(static_cast<size_t>(workers) - 1);
   try {
     for (int worker = 1; worker < workers; ++worker) helpers.emplace_back(std::cref(work), worker);
-  } catch (...) {  // no more threads are granted: these do
+  } catch (...) {  // the system grants no more threads, so these must be enough
   }
   work(0);
   for (std::thread& helper : helpers) helper.join();

@@ -1,6 +1,6 @@
-// The one place that starts threads: OpenMP through the shared libgomp.so.1, or std::thread with
-// -DRELPOS_THREADS=std (ThreadSanitizer cannot see into libgomp). And what holds for a whole call:
-// the floating-point mode of every thread that computes, and the token that ends it.
+// Only this file starts threads: OpenMP through the shared libgomp.so.1, or std::thread with
+// -DRELPOS_THREADS=std (ThreadSanitizer cannot see into libgomp). It also sets the floating-point mode
+// of every thread that computes for a call, and checks the call's cancel token.
 #pragma once
 
 #include <atomic>
@@ -13,12 +13,12 @@
 
 namespace relpos {
 
-// Stops a call when its token asks for it. Worker 0 is the calling thread, the only one that polls.
+// Stops a call when its token requests it. Worker 0 is the calling thread, the only one that polls.
 class Stopper {
  public:
   explicit Stopper(CancelToken* token);
   bool stopped(int worker);
-  // Throws Error(kCancelled) if the token asked to stop.
+  // Throws Error(kCancelled) if the token requested it.
   void check() const;
   // From now on stopped() is true for every worker.
   void abandon() noexcept { abandoned_.store(true, std::memory_order_relaxed); }
@@ -29,8 +29,8 @@ class Stopper {
   std::chrono::steady_clock::time_point last_poll_;
 };
 
-// One public call on this thread: keeps denormals and rounds to nearest, whatever the caller does, and
-// names the token that check_cancelled() asks. Calls may nest.
+// One public call on this thread: keeps denormals and rounds to nearest, whatever mode the caller has,
+// and sets the token that check_cancelled() checks. Calls may nest.
 class CallScope {
  public:
   explicit CallScope(CancelToken* token);
@@ -47,11 +47,11 @@ class CallScope {
   friend void check_cancelled();
 };
 
-// For loops on the calling thread: throws Error(kCancelled) if the call's token asks to stop. Reads
-// the clock. On a thread that called nothing it does nothing.
+// For loops on the calling thread: throws Error(kCancelled) if the call's token requests it. It reads
+// the clock. On a thread without a call it does nothing.
 void check_cancelled();
 
-// Asks check_cancelled() once every `kEvery` calls, for loops whose steps cost less than the clock.
+// Calls check_cancelled() once in `kEvery` calls, for loops whose steps take less time than the clock.
 class CancelTicks {
  public:
   void operator()() {
@@ -75,11 +75,11 @@ using TaskFunction = void (*)(void* context, int64_t task, int worker);
 void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction function, void* context);
 }  // namespace detail
 
-// Calls function(task, worker) once for each task in [0, tasks), dealt in ascending order from one
-// counter; worker < threads. Which worker takes a task must not change any result. Fewer threads run
-// where the system grants no more. Returns early, with tasks left undone, once stopped. What a task or
-// the token's poll throws ends the others, too, and is thrown here: of several, that of the first
-// task.
+// Calls function(task, worker) once for each task in [0, tasks), in ascending order from one counter;
+// worker < threads. No result may depend on which worker computes a task. If the system does not grant
+// enough threads, fewer are used. Once stopped, it returns early without the remaining tasks. If a task
+// or the token's poll throws, the other workers stop, and the exception is thrown here; if several
+// tasks throw, that of the first task.
 template <typename F>
 void parallel_for(int64_t tasks, int threads, Stopper& stopper, F&& function) {
   detail::run_tasks(

@@ -13,10 +13,10 @@
 namespace relpos {
 namespace {
 
-// What libgomp takes for a team besides the stacks: its bookkeeping, and what threads allocate first.
+// What libgomp needs for a team besides the stacks: its own data, and the first allocations of threads.
 constexpr size_t kTeamBytes = size_t{1} << 16, kThreadBytes = size_t{1} << 14;
 
-// OMP_STACKSIZE as libgomp reads it, kilobytes where no unit is given; 0 where it says nothing.
+// OMP_STACKSIZE as libgomp reads it, in kilobytes if it has no unit; 0 if it is not set.
 size_t openmp_stack_bytes() {
   const char* text = std::getenv("OMP_STACKSIZE");
   if (text == nullptr) text = std::getenv("GOMP_STACKSIZE");

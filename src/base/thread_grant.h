@@ -3,8 +3,9 @@
 
 namespace relpos {
 
-// 1 to `wanted`: a team of so many, this thread included, can be made now. Asked anew where a team
-// outgrows those that this thread has had, where limits have changed, and in a limited address space.
+// How many threads, from 1 to `wanted` and with this one, a team can have now. It is tested again if a
+// team is larger than all earlier ones of this thread, if limits have changed, and in a limited address
+// space.
 int granted_threads(int wanted);
 
 }  // namespace relpos

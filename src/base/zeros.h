@@ -1,4 +1,4 @@
-// Zeros that a cancelled call does not wait for.
+// A vector of zeros whose making can be cancelled.
 #pragma once
 
 #include <algorithm>

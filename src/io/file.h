@@ -1,5 +1,5 @@
-// What the readers and writers of this folder share: inputs whose size is known before the first
-// byte is trusted, and sinks for bytes.
+// What the readers and writers of this folder share: inputs whose size is known before any of their
+// content is used, and sinks for bytes.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace relpos::io {
 
-// Quoted, everything but plain ASCII escaped, about 80 characters: fit for one line of an error.
+// The text in quotes, cut to about 80 characters, everything but plain ASCII escaped, for error texts.
 std::string printable(std::string_view text);
 
 // A regular file, open for reading, or standard input ("-", which is read to its end at once where
@@ -45,7 +45,7 @@ class InputFile {
   std::vector<std::byte> held_bytes_;
 };
 
-// Bytes go one after the other to a descriptor that stays open.
+// Writes bytes, one after another, to a descriptor that stays open.
 class Sink {
  public:
   Sink(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}

@@ -15,7 +15,7 @@ namespace relpos::io {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr uint32_t kMaxHeader = 10000;  // numpy.lib.format's own cap
+constexpr uint32_t kMaxHeader = 10000;  // the limit of numpy.lib.format
 
 struct Type {
   std::string_view code;  // without the byte order

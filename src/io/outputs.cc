@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr int kMostNames = 1000, kMostLinks = 40;
 
-// What `path` leads to, which need not exist; "" for links that lead in a circle.
+// The target of `path`, which need not exist; "" if its links form a circle.
 std::string followed(fs::path path) {
   for (int n = 0; n < kMostLinks; ++n) {
     std::error_code code;
@@ -70,7 +70,7 @@ void OutputFile::look(const std::string& folder) {
 }
 
 void OutputFile::create() {
-  // Never more open than the file that it replaces, not even for a moment.
+  // The new file never has more permissions than the file that it replaces, not even for a moment.
   const mode_t mode = exists_ ? mode_ & 0600 : 0666;
   temporary_ = fresh_name(target_, [&](const std::string& name) {
     descriptor_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
@@ -121,7 +121,7 @@ void OutputFile::take_name() {
 
 void OutputFile::put_back() noexcept {
   if (!old_.empty()) {
-    // Names of one file stay both in a rename. Where the rename fails, the old file keeps its name.
+    // A rename between two names of one file keeps both. If the rename fails, the old file keeps its name.
     if (::rename(old_.c_str(), target_.c_str()) == 0) ::unlink(old_.c_str());
     old_.clear();
   } else if (taken_) {

@@ -1,4 +1,4 @@
-// Files that appear whole or not at all, alone or several together.
+// Writes one or several files completely, or none of them.
 #pragma once
 
 #include <sys/types.h>
@@ -10,21 +10,21 @@
 
 namespace relpos::io {
 
-// Writes beside `path` under a temporary name. A replaced file keeps its mode, and its owner where
-// the system allows that. Throws Error (kIo) where `path` is no file that this process may write.
+// Writes to a temporary name beside `path`. A file that is replaced keeps its mode, and its owner if
+// the system allows that. Throws Error (kIo) if `path` is not a file that this process may write.
 class OutputFile : public Sink {
  public:
   explicit OutputFile(const std::string& path);
   ~OutputFile();
 
   const std::string& temporary() const noexcept { return temporary_; }
-  // The same file under another spelling or through a link?
+  // Whether both are the same file, under another spelling or through a link.
   bool same_file(const OutputFile& other) const;
 
-  void finish();             // everything is on the disk
-  void keep_old();           // the file to replace gets a second, temporary name
-  void take_name();          // the new file becomes `path`
-  void put_back() noexcept;  // `path` is as it was at keep_old()
+  void finish();             // writes everything to the disk
+  void keep_old();           // gives the file to replace a second, temporary name
+  void take_name();          // makes the new file `path`
+  void put_back() noexcept;  // makes `path` what it was at keep_old()
   void drop_old() noexcept;
 
  private:
@@ -44,11 +44,11 @@ class OutputFile : public Sink {
   bool exists_ = false, taken_ = false;
 };
 
-// Outputs of one command: all are on the disk before the first takes its name, and where one cannot
-// take it, those before it are put back. Without commit() nothing is left behind.
+// The outputs of one command. All are on the disk before the first one gets its name, and if one cannot
+// get its name, those before it are put back. Without commit() all temporary files are removed.
 class OutputSet {
  public:
-  // Throws Error (kIo) where `path` cannot be written or is the file of an earlier add().
+  // Throws Error (kIo) if `path` cannot be written or is the file of an earlier add().
   OutputFile& add(const std::string& path);
   void commit();
 

@@ -1,5 +1,5 @@
-// The safetensors format: 8 bytes of header length, a JSON header, one buffer that the tensors tile
-// without gaps. Every claim of the header is checked against the file before anything is allocated.
+// The safetensors format: 8 bytes of header length, a JSON header, and one buffer that the tensors fill
+// without gaps. The whole header is checked against the file before anything is allocated.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class SafetensorsFile {
 
   const std::vector<Entry>& entries() const noexcept { return entries_; }  // in the header's order
   const Entry* find(const std::string& name) const noexcept;
-  // F32, F64, F16, BF16, I64, I32 and BOOL; other types may stand in the file but are not read.
+  // F32, F64, F16, BF16, I64, I32 and BOOL; a file may contain other types, but they are not read.
   Tensor read(const Entry& entry) const;
 
  private:

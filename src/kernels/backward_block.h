@@ -1,4 +1,4 @@
-// A block of the backward pass: its rows' outputs, and the gradients that they send on.
+// A block of the backward pass: the outputs of its rows, and the gradients that it computes.
 #pragma once
 
 #include "kernels/query_block.h"
@@ -8,23 +8,23 @@
 
 namespace relpos {
 
-// What the forward pass has left, and the gradients of it.
+// The results of the forward pass, and the gradients with respect to them.
 struct Outputs {
   TensorView out, softmax, dout, dlse;
 };
 
-// One worker's. All rows are of one head.
+// Each worker has one. All rows are of one head.
 class BackwardBlock : public QueryBlock {
  public:
   BackwardBlock(const Plan& plan, Workspace& memory);
 
   BackwardState state;
 
-  // Loads the rows that were added, head g of a group, whose task sums into `sums`.
+  // Loads the rows that were added, which are of head g of a group. The task sums into `sums`.
   void start(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
   // Adds what tiles [t, t + count), at most kTilesAtATime, contribute.
   void backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g, const Sums& sums);
-  // Sends on what the rows have summed.
+  // Adds what the rows have summed to the gradients.
   void finish(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
 
  private:
@@ -34,7 +34,7 @@ class BackwardBlock : public QueryBlock {
   BiasGradients biases_;
   ValueTables values_;
   Buffer<float> dout_, out_, dq_, p_, ds_;
-  Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
+  Buffer<float> tile_dq_;  // for a rotation that decays: dq of the queries scaled for a tile
 };
 
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory);

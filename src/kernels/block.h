@@ -1,4 +1,4 @@
-// The contract between the drivers (plain C++) and the kernels (compiled once a SIMD target).
+// The contract between the drivers (plain C++) and the kernels (compiled once for each SIMD target).
 //
 // A block is up to kRows query rows of one batch row that share a key head. A tile is kTile keys.
 // Every additive term of a tile is read as kTile floats at a pointer; every gradient of one is added
@@ -19,9 +19,9 @@ namespace relpos {
 inline constexpr double kLog2e = 1.4426950408889634;
 inline constexpr double kLn2 = 0.6931471805599453;
 
-// A term of a score, in natural units, as kernels add it: times log2(e). What is finite stays finite
-// and keeps its order, for only -inf hides: beyond kLinear, where a mask's lowest float lies, the
-// slope is smaller.
+// Converts a term of a score from natural units to the kernels': times log2(e). Since only -inf hides
+// a pair, finite numbers must stay finite and keep their order. So numbers beyond kLinear, such as the
+// lowest float in a mask, are multiplied by a smaller factor.
 inline constexpr double kLinear = 2.2e38;
 inline constexpr double kSqueeze =
     (double{FLT_MAX} - kLinear * kLog2e) / (double{FLT_MAX} - kLinear);
@@ -39,20 +39,20 @@ inline double from_log2(double score) noexcept {
 
 inline constexpr int kRows = 96;  // a multiple of kGroup; a tile's loads serve 16 groups
 inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
-inline constexpr int64_t kPad = kTile;  // cells beside a window, for what lies outside it
+inline constexpr int64_t kPad = kTile;  // cells on each side of a window, for distances outside it
 inline constexpr int64_t kLanes = 16;   // row lengths are multiples of the widest vector, in floats
 
-// A window of distances, one cell each: cells [kPad][width][kPad], so that any tile of consecutive
-// keys is kTile cells at one offset, wherever it lies.
+// A window of distances, one cell for each: cells [kPad][width][kPad], so that any tile of consecutive
+// keys is kTile cells at one offset.
 struct Panel {
   int64_t lo = 0, width = 0;
   // Rows of cells start `stride` apart with their left pad.
   int64_t stride = 0;
-  const float* cells = nullptr;     // read; null: nothing to read
-  float* gradient = nullptr;        // added to; null: nothing to add
-  const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
+  const float* cells = nullptr;     // the numbers to read; null if there are none
+  float* gradient = nullptr;        // where gradients are added; null if there are none
+  const int64_t* row_of = nullptr;  // the row of cells that a block's row reads; null: the same
   bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
-  const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
+  const int64_t* shift = nullptr;   // for each row, subtracted from its distances; null: 0
 
   const float* row_cells(int row) const noexcept {
     return cells + (row_of == nullptr ? row : row_of[row]) * stride;
@@ -69,12 +69,12 @@ struct Panel {
   }
 };
 
-// past * min(delta, 0) + future * max(delta, 0), less its value at the row's shift: for distances too
-// far apart for a window, and for rows that see far keys on both sides.
+// past * min(delta, 0) + future * max(delta, 0), minus its value at the row's shift. It is used for
+// distances too far apart for a window, and for rows that see far keys on both sides.
 struct Ramp {
   int64_t bias = 0;                                     // of Plan::biases
   double past[kRows] = {}, future[kRows] = {};          // times log2(e)
-  double shift[kRows] = {};                             // the value that is taken off
+  double shift[kRows] = {};                             // the value that is subtracted
   double past_sum[kRows] = {}, future_sum[kRows] = {};  // gradients: sum of dscore * delta
 
   double operator()(int row, int64_t delta) const noexcept {
@@ -87,37 +87,37 @@ struct KeyTile {
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
   const float* v = nullptr;       // [kTile, Dvp] (forward), readable up to the last key
   const float* vt = nullptr;      // [Dv, kTile] (backward), columns as those of kt
-  const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
-  // v_finite: or every query sees every value.
+  const float* memory = nullptr;  // start of the whole tile, to which the offsets of a plan refer
+  // v_finite is also true where every query sees every value.
   bool k_finite = true, v_finite = true, factors_finite = true;
-  float norm = 0.0f;  // the largest of a key, where the plan skips tiles
+  float norm = 0.0f;  // the largest norm of a key, where the plan skips tiles
   bool run = true;    // consecutive positions from first_position
   int64_t first_position = 0;
-  const int64_t* positions = nullptr;  // [kTile] where not a run
+  const int64_t* positions = nullptr;  // [kTile], where they are not consecutive
 };
 
 struct Block {
   const Problem* problem = nullptr;
   int64_t D = 0, Dp = 0, Dv = 0, Dvp = 0;  // head sizes, and rounded up to kLanes
   int64_t batch = 0;
-  // Rows in use, those of one head at consecutive queries; the rest of the last group is zero rows
-  // that see nothing.
+  // The rows in use; those of one head are at consecutive queries. The last group is filled up with
+  // rows of zeros that see nothing.
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
   int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
-  double score_shift[kRows];  // what all scores of the row are less by, natural units
-  bool shifted = false;       // a row's `shift` is not 0
+  double score_shift[kRows];  // subtracted from all scores of the row, natural units
+  bool shifted = false;       // whether the `shift` of some row is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
   float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
-  std::vector<Panel> scores;          // added to scores; gradient takes dscore
+  std::vector<Panel> scores;          // added to scores; dscore is added to their gradient
   std::vector<Ramp> ramps;
-  // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
+  // Added to the scores of one tile: [kTile] for each row, extra_stride apart; null: nothing is added.
   const float* extra = nullptr;
   int64_t extra_stride = kTile;
   const double* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
-  double key_shift[kRows];             // taken from it
-  std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
+  double key_shift[kRows];             // subtracted from key_bias
+  std::vector<Panel> values;  // weights are added to their gradient; backward: cells add to dweight
 };
 
 // The running softmax of a block's rows.
@@ -127,9 +127,9 @@ struct ForwardState {
   float* o = nullptr;  // [kRows, Dvp], unnormalised output
 };
 
-// What the backward pass knows of a block's rows, and where their gradients go. A weight is
-// exp2(score - reference) / sum with the sum in [1, 2): dout and delta come divided by it, so that the
-// kernels work with exp2(score - reference) alone. All rows are of one head.
+// What the backward pass knows about the rows of a block, and where their gradients go. A weight is
+// exp2(score - reference) / sum with the sum in [1, 2). dout and delta are divided by the sum already,
+// so that the kernels need only exp2(score - reference). All rows are of one head.
 struct BackwardState {
   const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
   float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing
@@ -140,7 +140,7 @@ struct BackwardState {
   float* dv = nullptr;          // [tiles * kTile, Dvp]
   float* p = nullptr;           // [kRows, kTile] scratch
   float* ds = nullptr;          // [kRows, kTile] scratch
-  float* key_bias = nullptr;    // [tiles * kTile], takes dscore; null: not wanted
+  float* key_bias = nullptr;    // [tiles * kTile], dscore is added; null: no gradient is wanted
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
 };
@@ -173,20 +173,20 @@ struct Kernels {
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
                int64_t k_stride, const float* b, int64_t ldb, float* c, int64_t ldc,
                bool accumulate);
-  // Rows of `to` [rows, n] = rows of `from` times factors[row * factor_stride]; strides between rows,
-  // neither need be aligned.
+  // Rows of `to` [rows, n] = rows of `from` times factors[row * factor_stride]. The strides are those
+  // between rows; no row need be aligned.
   void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
                 int64_t factor_stride, float* to, int64_t to_stride);
-  // Turns pairs of x by the angles, or by minus them (direction -1).
+  // Rotates pairs of x by the angles, or by the negative angles (direction -1).
   void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
                  float direction);
-  // to[d, key] = rows[key, d] for `keys` of kTile keys, 0 from there to a multiple of kLanes; false
-  // where one is NaN or Inf.
+  // to[d, key] = rows[key, d] for `keys` of kTile keys, then 0 up to a multiple of kLanes. Returns false
+  // if a number is NaN or Inf.
   bool (*transpose)(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to);
   bool (*finite)(const float* x, int64_t n);
   // The largest Euclidean norm of the first `keys` columns of kt [D, kTile], as of transpose().
   float (*largest_norm)(const float* kt, int64_t keys, int64_t D);
-  // to[n] = from[index[n]]; `index` ascends by 0 or 1; a vector may be read at from[index[n]].
+  // to[n] = from[index[n]], where `index` grows by 0 or 1. A whole vector at from[index[n]] is readable.
   void (*expand)(const float* from, const int32_t* index, int64_t n, float* to);
   // extra[row * kTile + key] += products[key * stride + runs[kTile - 1 - key + row]]. `runs` does not
   // ascend, neighbours differ by 1 at most; readable, as products' rows, for kLanes beyond the last.
@@ -195,21 +195,21 @@ struct Kernels {
   // The transpose: products[key * stride + run] += the ds [rows, kTile] of the pairs that read it.
   void (*add_columns)(int rows, const float* ds, const int32_t* runs, float* products,
                       int64_t stride);
-  // 16-bit floats to and from float32, a row without gaps at a time, at any address. Rounding is to
-  // nearest even, as base/half.h does it.
+  // Converts rows of 16-bit floats without gaps, at any address, to and from float32. Rounds to nearest
+  // even, as base/half.h does.
   void (*widen_bfloat16)(const void* half, int64_t n, float* row);
   void (*widen_float16)(const void* half, int64_t n, float* row);
   void (*narrow_bfloat16)(const float* row, int64_t n, void* half);
   void (*narrow_float16)(const float* row, int64_t n, void* half);
-  // Rows read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key repeat it, and
-  // o[row] += sum over the listed keys of p[row, key] v[key].
+  // For rows that are read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key
+  // repeat it, and o[row] += sum over the listed keys of p[row, key] v[key].
   void (*row_scores)(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
   void (*add_row_values)(const TensorRows& v, int rows, const float* p, const uint8_t* keys,
                          int count, float* o, int64_t ldo);
-  // Columns that those two take at a time.
+  // How many columns these two functions process at a time.
   int64_t step(DType dtype) const noexcept { return dtype == DType::kBFloat16 ? 2 * lanes : lanes; }
-  // What forward() does between its two products: p [rows, kTile], products of rows rounded up to
-  // kGroup, become weights after dropout, 0 where hidden.
+  // What forward() does between its two products: the products p [rows, kTile], rows rounded up to
+  // kGroup, become weights after dropout, which are 0 for hidden keys.
   void (*weigh)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
@@ -221,16 +221,16 @@ struct Kernels {
   // dense scores.
   void (*emit)(const Block& block, const KeyTile& tile, int64_t t, const TensorView& dense,
                const float* reference, const float* inverse_sum);
-  // y[n] = exp2(x[n]) as the softmax takes it; n is a multiple of kLanes.
+  // y[n] = exp2(x[n]) as the softmax computes it; n is a multiple of kLanes.
   void (*exponentials)(const float* x, int64_t n, float* y);
   // factors[kTile]: 0 where dropout takes a key of tile t from a row, else 1 / (1 - p).
   void (*dropout)(const Block& block, int row, int64_t t, float* factors);
 };
 
-// Every target that this build holds, best first, and those of them that this machine runs.
+// Every target of this build, best first, and those of them that this machine can run.
 std::vector<Kernels> compiled_kernels();
 std::vector<Kernels> usable_kernels();
-// Of the target in use (targets.h).
+// The kernels of the target in use (targets.h).
 const Kernels& tile_kernels();
 
 }  // namespace relpos

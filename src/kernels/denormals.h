@@ -6,11 +6,11 @@
 
 namespace relpos {
 
-// Flushes denormals where that cannot be seen. Weights of every size meet in a call, and on many CPUs
-// each denormal costs as much as 150 products: a backward pass with linear biases takes up to 3 times as long. But where
-// all values or gradients of a (b, kv head) pair are tiny, denormals are what its results are made of:
-// then they are kept. `dout` is given in a backward pass. Depends on nothing but what the pair's queries
-// see.
+// Flushes denormals to zero where that does not matter. On many CPUs each denormal costs as much as 150
+// products, and a call has weights of every size: a backward pass with linear biases takes up to 3
+// times as long with denormals. But where all values or gradients of a (b, kv head) pair are tiny, its
+// results are denormal; then they are kept. `dout` is given in a backward pass. The choice depends only
+// on what the queries of the pair see.
 FloatControl float_control(const Problem& p, int64_t b, int64_t kv_head,
                            const TensorView& dout = {});
 

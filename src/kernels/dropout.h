@@ -1,4 +1,4 @@
-// Dropout as a pure function of (seed, row, column): the same in every path, tile order and thread.
+// Dropout as a function of (seed, row, column) only: the same in every path, tile order and thread.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace relpos {
 
-// The key of Threefry4x32 holds the seed, the batch row and the head (both below 2^32), its counter the
-// query and a number for each four columns, 64 bits each: no two pairs of a call share a word, no two
-// seeds a key, and a pair's word depends on no size of the call. The four words of a counter belong to
-// columns 16 apart, so that in lanes neighbours lie side by side.
+// The key of Threefry4x32 is the seed, the batch row and the head (both below 2^32); its counter is the
+// query and a number for each four columns, 64 bits each. So no two pairs of a call share a word, no two
+// seeds share a key, and the word of a pair does not depend on the sizes of the call. The four words of
+// a counter belong to columns 16 apart, so that neighbouring lanes are neighbouring columns.
 class Dropout {
  public:
   Dropout() = default;
@@ -23,7 +23,7 @@ class Dropout {
         keep_scale_(p < 1.0 ? 1.0 / (1.0 - p) : 0.0) {}
 
   bool active() const noexcept { return active_; }
-  // What a kept weight is multiplied by, 1 / (1 - p).
+  // The factor of a weight that is kept, 1 / (1 - p).
   double keep_scale() const noexcept { return keep_scale_; }
   // Words below it are dropped.
   uint32_t threshold() const noexcept { return threshold_; }
@@ -31,7 +31,7 @@ class Dropout {
   Threefry4x32::Words key(int64_t batch, int64_t head) const noexcept {
     return {low(seed_), high(seed_), static_cast<uint32_t>(batch), static_cast<uint32_t>(head)};
   }
-  // Of the columns 16 apart from `column` on, in the same 64.
+  // The words of the columns at distances of 16 from `column` on, in the same 64 columns.
   static Threefry4x32::Words counter(int64_t i, int64_t column) noexcept {
     const auto row = static_cast<uint64_t>(i);
     const auto at = static_cast<uint64_t>(column / 64 * 16 + column % 16);

@@ -1,5 +1,5 @@
-// By how much the fused path may differ from the reference: the bound of docs/accuracy.md. For the
-// kernels' tests. The addends' sizes are the scores of the same problem with every number positive.
+// How much the fused path may differ from the reference: the bound of docs/accuracy.md, for the tests of
+// the kernels. The sums of magnitudes are the scores of the same problem with every number positive.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ inline double roundings(const Problem& p) {
   return (kRoundings + longest / kChain) * kEps;
 }
 
-// The problem with the sizes of its numbers. Rotations become the longest that a pair can be.
+// The problem with the magnitudes of its numbers. A rotated pair becomes the longest that it can be.
 class Sizes {
  public:
   Problem p;

@@ -1,4 +1,4 @@
-// A block of the forward pass: its running softmax, its output, and what leaves it.
+// A block of the forward pass: its running softmax and its results.
 #pragma once
 
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace relpos {
 
-inline constexpr int64_t kDecodeQueries = 16;  // up to here decode() takes the call
+inline constexpr int64_t kDecodeQueries = 16;  // up to so many queries decode() computes the call
 
 class ForwardBlock : public QueryBlock {
  public:
@@ -18,8 +18,8 @@ class ForwardBlock : public QueryBlock {
   ForwardState state;
 
   void start();
-  // Runs advance() over all tiles of a block that has started, then adds the value tables. Once more
-  // where outputs have overflowed.
+  // Runs advance() over all tiles of a block that has started, then adds the value tables. If outputs
+  // have overflowed, it does so once more.
   template <typename F>
   void run(F&& advance) {
     advance();
@@ -32,13 +32,13 @@ class ForwardBlock : public QueryBlock {
   }
   // Advances the state over tiles [t, t + count), at most kTilesAtATime.
   void forward(const KeyTile* tiles, int64_t t, int64_t count);
-  // The same for one tile of rows read in place: their products p become weights.
+  // The same for one tile whose rows are read in place: the products p become weights.
   void weigh(const KeyTile& tile, int64_t t, float* p) {
     plan_.kernels.weigh(block, state, tile, t, p);
   }
-  // Brings the row tables to tiles [t, t + count), for weigh().
+  // Prepares the row tables for tiles [t, t + count), for weigh().
   void before(int64_t t, int64_t count) { row_tables_.before(block, t, count); }
-  // Where to start among tiles [first, end); the rest follows in ascending order.
+  // The tile of [first, end) to start with; the others follow in ascending order.
   int64_t start_tile(int64_t first, int64_t end) const {
     return skip_.start_tile(block, first, end);
   }
@@ -46,11 +46,11 @@ class ForwardBlock : public QueryBlock {
 
  private:
   void clear_sums();
-  // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
-  // large that weights of up to 2^60 overflow.
+  // True if a row has a finite sum of weights but an output that is not finite: a value is NaN or Inf,
+  // or so large that its product with weights of up to 2^60 overflows.
   bool overflowed() const;
-  // Starts again from references so high that no finite value overflows, and then gives the other
-  // rows back what they had.
+  // Starts again with references so high that no finite value overflows, and afterwards restores the
+  // rows that had not overflowed.
   void start_again();
   void finish_again();
 

@@ -1,4 +1,5 @@
-// The fast path: tiles, online softmax, SIMD chosen at run time. Same contract as reference.h.
+// The fused path: tiles, online softmax, SIMD target chosen at run time. The contract is that of
+// reference.h.
 #pragma once
 
 #include <string>
@@ -7,8 +8,8 @@
 
 namespace relpos {
 
-// False where a term runs on the reference path (a decaying rotation at explicit positions) or the
-// dtype is float64. `why`, if given, receives the reason.
+// False if a term needs the reference path (a decaying rotation at explicit positions) or the dtype is
+// float64. `why`, if given, receives the reason.
 bool fused_supports(const Problem& problem, std::string* why = nullptr);
 
 // `packs`: the scores have the bits of those of the backward pass, at any number of queries.

@@ -1,5 +1,5 @@
-// What one fused call prepares before any block runs: terms expanded over windows of distances,
-// rotary tables, and the packing of keys and values into tiles.
+// What one fused call prepares before any block is computed: terms written out over windows of
+// distances, rotary tables, and the packing of keys and values into tiles.
 #pragma once
 
 #include <utility>
@@ -13,22 +13,22 @@
 
 namespace relpos {
 
-// Up to here the rows of a group of heads read keys and values in place: packing would not pay.
+// A group of heads with at most so many rows reads keys and values in place: packing would cost more.
 inline constexpr int64_t kDirectRows = 16;
-// Tiles that a block takes before the next ones are packed.
+// How many tiles a block processes before the next ones are packed.
 inline constexpr int64_t kTilesAtATime = 8;
 
 // Whether a forward pass reads the rows of keys and values in place.
 bool reads_in_place(const Problem& p);
 
-// The table of a distance bias, or its slopes: a term that has both has two of these.
+// The table of a distance bias, or its slopes; a term with both has two of these.
 struct BiasPlan {
   int64_t term = 0;     // of Terms::biases
-  bool sloped = false;  // read at a distance less the shift of its row (shift.h)
+  bool sloped = false;  // read at the distance minus the shift of the row (shift.h)
   Window window;        // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
-  Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
-  bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
+  Buffer<float> peaks;  // [H, peaks_per_head]: largest of each kTile cells, where tiles are skipped
+  bool ramp = false;    // slopes are evaluated for each pair in every block, not written out
 
   int64_t row_size() const noexcept { return window.width + 2 * kPad; }
   int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }
@@ -42,7 +42,7 @@ struct ColumnPlan {
 
 class Plan {
  public:
-  // `packs`: keys are packed even where their rows would be read in place.
+  // `packs`: keys are packed even if their rows could be read in place.
   Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false,
        const Kernels& of_target = tile_kernels());
 
@@ -62,9 +62,9 @@ class Plan {
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
   int64_t tile_floats = 0;   // of a packed tile
 
-  // True where something must be done before or after each tile.
+  // True if a term needs work before or after each tile.
   bool by_tile() const noexcept { return !columns.empty() || skips_tiles || rotations.decays(); }
-  // The most cells of a window that the distances of a block reach, and from one row's to the next's.
+  // The largest number of a window's cells that a block reads, and the stride between its rows.
   int64_t most_cells(const Window& window) const noexcept;
   int64_t cell_stride(const Window& window) const noexcept {
     return round_up(most_cells(window) + 2 * kPad, kLanes);
@@ -73,7 +73,7 @@ class Plan {
   // written where positions are explicit; `rows` [kTile, max(Dp, Dvp)] is scratch.
   KeyTile pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, int64_t* positions,
                     float* rows) const;
-  // A tile's positions alone.
+  // Only the positions of a tile.
   void place(int64_t b, int64_t t, int64_t* positions, KeyTile& tile) const;
 
  private:

@@ -15,8 +15,8 @@ namespace relpos {
 
 inline constexpr int64_t kTile = 64;  // keys of one tile, and of one word of visibility bits
 
-// Positions of queries and keys. Consecutive ones are a start for each batch row; explicit ones are
-// arrays. Either may be shared by the batch (one row).
+// Positions of queries and keys: a start for each batch row if they are consecutive, else arrays. All
+// batch rows may share one row.
 struct Positions {
   bool consecutive = true;
   int64_t q_rows = 1, k_rows = 1;  // 1 or B
@@ -31,18 +31,18 @@ struct Positions {
     const int64_t row = k_rows == 1 ? 0 : b;
     return consecutive ? k[row] + j : k[row * keys + j];
   }
-  // True where no two batch rows differ.
+  // True if all batch rows have the same positions.
   bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
 };
 
-// Ones at [from, to) of a tile's keys, cut to the tile.
+// A word with bits 1 for the keys [from, to) of a tile, limited to the tile.
 inline uint64_t interval_bits(int64_t from, int64_t to) noexcept {
   from = std::max<int64_t>(from, 0);
   to = std::min(to, kTile);
   return to <= from ? 0 : (~uint64_t{0} >> (kTile - (to - from))) << from;
 }
 
-// Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask.
+// Which keys a query sees: an interval of keys, AND padding bits, AND a dense mask.
 struct Visibility {
   int64_t rows = 1;                               // 1 or B
   std::vector<std::pair<int64_t, int64_t>> span;  // [rows, Lq]; empty: all keys of every query
@@ -50,7 +50,7 @@ struct Visibility {
   TensorView mask;                                // bool or floating, broadcast to [B, H, Lq, Lk]
   int64_t queries = 0, keys = 0;
 
-  // Every query sees every key.
+  // Whether every query sees every key.
   bool everything() const noexcept { return span.empty() && key_bits.empty() && !mask.given(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
@@ -65,8 +65,8 @@ struct Visibility {
   }
 
  private:
-  // Bit c: the mask lets query i see key j + c. A floating mask hides a pair by -inf, so that nothing
-  // of a hidden key, NaN included, is read.
+  // Bit c is set if the mask lets query i see key j + c. A floating-point mask hides a pair by -inf, so
+  // that nothing of a hidden key is read, not even NaN.
   uint64_t mask_bits(int64_t b, int64_t h, int64_t i, int64_t j, int64_t count) const noexcept;
 };
 
@@ -80,7 +80,7 @@ struct Problem {
   Dropout dropout;
   CancelToken* cancel = nullptr;
   int threads = 1;
-  bool skip_tiles = true;  // false: read tiles whose weights all underflow too; no bit differs
+  bool skip_tiles = true;  // false: also read tiles whose weights all underflow; no bit changes
 
   int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }
@@ -88,7 +88,7 @@ struct Problem {
   std::pair<int64_t, int64_t> distance_range() const;
 };
 
-// The dims of a head that pair n of a rotation is.
+// The two dimensions of a head that are pair n of a rotation.
 inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {
   if (rotation.layout == PairLayout::kInterleaved) {
     return {rotation.start + 2 * n, rotation.start + 2 * n + 1};
@@ -96,7 +96,7 @@ inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_
   return {rotation.start + n, rotation.start + n + rotation.dims / 2};
 }
 
-// What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
+// The number by which pair n of a rotation is rotated: the position of query or key i, or a coordinate.
 inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, bool query,
                         int64_t b, int64_t i) noexcept {
   if (rotation.axis.empty()) return query ? p.positions.query(b, i) : p.positions.key(b, i);
@@ -132,12 +132,12 @@ void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
   }
 }
 
-// Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.
+// Where the forward pass writes its results. lse and softmax (softmax_state.h) are optional.
 struct ForwardResults {
   TensorView out, lse, softmax;
 };
 
-// Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
+// Where the kernels write gradients. All views are optional; term gradients start as zeros(terms).
 struct ProblemGradients {
   TensorView query, key, value;
   std::vector<double>* mask = nullptr;  // of the floating mask, indexed through mask_index

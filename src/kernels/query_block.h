@@ -10,7 +10,7 @@
 
 namespace relpos {
 
-// One worker's. Constructed once per call, reused for every block.
+// Each worker has one, which is constructed once for each call and used for all blocks.
 class QueryBlock {
  public:
   QueryBlock(const Plan& plan, Workspace& memory);
@@ -19,9 +19,9 @@ class QueryBlock {
 
   void begin(int64_t batch);
   void add_row(int64_t h, int64_t i);
-  // Loads and rotates the queries of all rows, and attaches what score terms read.
+  // Loads and rotates the queries of all rows, and prepares what score terms read.
   void load();
-  // [first, last) tiles that any row sees.
+  // The tiles [first, last) that some row sees.
   std::pair<int64_t, int64_t> tile_range() const;
   int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
 
@@ -30,8 +30,8 @@ class QueryBlock {
             const float* reference, const float* inverse_sum);
 
  protected:
-  // Calls kernel(tiles, t, count) for tiles [t, t + count) whose weights may not all underflow against
-  // `reference` (null: for all), with the terms brought to them. `count` is at most kTilesAtATime.
+  // Calls kernel(tiles, t, count) for tiles [t, t + count), with the terms prepared for them; `count` is
+  // at most kTilesAtATime. With `reference`, tiles whose weights all underflow are left out.
   template <typename F>
   void over_tiles(const KeyTile* tiles, int64_t t, int64_t count, const float* reference,
                   F&& kernel) {
@@ -48,7 +48,7 @@ class QueryBlock {
   RowTables row_tables_;
   ColumnTables columns_;
   TileSkip skip_;
-  // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
+  // For a rotation that decays: the queries scaled for a tile [kRows, Dp], and the factors [Dp].
   Buffer<float> decayed_, decay_;
 
  private:

@@ -1,12 +1,13 @@
-// The plain twin of every fast path: double, one row at a time, O(Lk) scratch, no tricks.
+// The reference path: the same function as the fused path, computed plainly in double, one row at a
+// time, with O(Lk) scratch.
 #pragma once
 
 #include "kernels/problem.h"
 
 namespace relpos {
 
-// The backward pass and the weights normalise their scores anew: they need nothing of the forward
-// pass but `out`.
+// The backward pass and the weights compute the softmax again; of the forward pass they need only
+// `out`.
 void reference_forward(const Problem& problem, const ForwardResults& to);
 void reference_backward(const Problem& problem, const TensorView& out, const TensorView& dout,
                         const TensorView& dlse, const ProblemGradients& gradients);

@@ -14,7 +14,7 @@ namespace relpos::reference {
 
 inline constexpr double kHidden = -HUGE_VAL;
 
-// A table or vector of a term in double, multiplied. Shared tables have one head.
+// A table or vector of a term in double, times its multiplier. Shared tables have one head.
 struct Loaded {
   std::vector<double> values;
   int64_t heads = 1, rows = 0, columns = 0;
@@ -96,7 +96,7 @@ class Model {
                        [](const Rotation& r) { return !r.log_decay.empty(); });
   }
 
-  // What a decaying rotation multiplies each dim's product by at this distance.
+  // The factors by which a decaying rotation multiplies the products of each dimension at this distance.
   void decay(int64_t delta, double* factors) const {
     std::fill_n(factors, p.head_dim, 1.0);
     for (const Rotation& r : p.terms.rotations) {
@@ -116,7 +116,7 @@ class Model {
 // The keys and values of one (b, kv head), and one query row at a time.
 class Head {
  public:
-  // Once `stopper` stops, loops over keys end early and what they leave means nothing.
+  // Once `stopper` stops, loops over keys end early, and their results must not be used.
   Head(const Model& model, int64_t batch, int64_t kv_head, Stopper& stopper, int worker)
       : m(model),
         p(model.p),
@@ -153,7 +153,7 @@ class Head {
     m.rotate(q.data(), true, b, i, false);
   }
 
-  // Asks at the first key of a tile.
+  // Checks the stopper at the first key of each tile.
   bool stopped(int64_t j) const { return j % kTile == 0 && stopper_.stopped(worker_); }
 
   int64_t delta(int64_t j) const { return p.positions.key(b, j) - p.positions.query(b, i); }

@@ -9,7 +9,7 @@
 
 namespace relpos {
 
-// One thread where the whole call is shorter than waking another (about 2 MFLOP).
+// One thread if the whole call takes less time than waking another thread (about 2 MFLOP).
 inline int useful_threads(const Problem& p) {
   const double flops = 2.0 * static_cast<double>(p.batch * p.heads) *
                        static_cast<double>(p.queries) * static_cast<double>(p.keys) *
@@ -17,7 +17,7 @@ inline int useful_threads(const Problem& p) {
   return flops < 2e6 ? 1 : p.threads;
 }
 
-// (b, kv head) pairs in work at one time.
+// How many (b, kv head) pairs are computed at the same time.
 inline int64_t heads_at_work(const Problem& p, int threads) {
   return std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, p.batch * p.kv_heads));
 }
@@ -26,8 +26,8 @@ struct PackedBlock {
   int64_t batch, head, first_query, end_query, pair, slot;
 };
 
-// Calls body(block, worker) for every block of queries of every head. A worker takes a head of its
-// own, whose packs stay in its caches; when no head is left it helps with those of others.
+// Calls body(block, worker) for every block of queries of every head. Each worker takes its own head,
+// whose packed tiles stay in its caches; when no head is left, it helps other workers.
 template <typename F>
 void for_each_packed_block(const Problem& p, TileCache& cache, int threads, Stopper& stopper,
                            F&& body) {
@@ -35,8 +35,8 @@ void for_each_packed_block(const Problem& p, TileCache& cache, int threads, Stop
   const int64_t blocks = (p.queries + kRows - 1) / kRows, tasks = p.group() * blocks;
   if (pairs == 0 || blocks == 0) return;
   const int64_t slots = heads_at_work(p, threads);
-  // The pair of a slot, times 2^32, plus its next task: one word, so that nobody takes a task of one
-  // pair for a task of another.
+  // The pair of a slot, times 2^32, plus its next task. They are one word, so that no worker mistakes a
+  // task of one pair for a task of another.
   constexpr int kTaskBits = 32;
   std::vector<std::atomic<int64_t>> state(slots);
   const auto open = [&](int64_t slot, int64_t pair) {

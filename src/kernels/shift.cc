@@ -9,12 +9,12 @@
 namespace relpos {
 namespace {
 
-// A row that sees keys on both sides of its query keeps its distances where the nearest key's linear
-// biases are this small, and so is their rounding: one table holds them all.
+// A row that sees keys on both sides of its query has no shift if the linear biases of its nearest key
+// are smaller than this. Their rounding is then small, too, and all rows can share one table.
 constexpr double kSmallShift = 16.0;
 // Rows that share the shift of their key biases.
 constexpr int64_t kSharing = 6;
-// Biases that stand for a mask are no shift.
+// Biases above this stand for a mask; they do not count as a shift.
 constexpr double kLargestShift = 1e30;
 
 }  // namespace

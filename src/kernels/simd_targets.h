@@ -20,7 +20,7 @@
 
 namespace relpos {
 
-// The fallback repeats the target before it where that is the compiler's baseline.
+// Where the target before it is the compiler's baseline, the fallback is the same.
 template <typename Kernels>
 std::vector<Kernels> every_target(
     std::initializer_list<std::pair<const char*, Kernels (*)(const char*)>> targets) {

@@ -1,5 +1,5 @@
-// Exact skipping: a tile whose every weight underflows to 0 adds nothing to any sum, whatever its
-// values, so it need not be read. Biases that fall with distance leave many.
+// Exact skipping: a tile whose weights all underflow to 0 changes no sum, whatever its values, so it is
+// not read. Biases that fall with distance cause many such tiles.
 //
 //   score <= |q| |k| + largest bias;  a weight is exactly 0 where score - reference < -125 (log2).
 #pragma once
@@ -14,10 +14,10 @@ class TileSkip {
 
   // The queries of the block have been loaded.
   void start(const Block& block);
-  // Where to start, so that references are near their end at once: of tiles [first, end) the first
-  // whose bias is largest.
+  // The tile to start with, so that references are near their final values at once: of tiles
+  // [first, end) the first one with the largest bias.
   int64_t start_tile(const Block& block, int64_t first, int64_t end) const;
-  // True where the tile changes no bit. `reference`: of the rows, forward or backward.
+  // True if the tile changes no bit. `reference`: the references of the rows, forward or backward.
   bool skips(const Block& block, const KeyTile& tile, int64_t t, const float* reference) const;
 
  private:

@@ -8,7 +8,8 @@
 
 namespace relpos {
 
-// What one task sums; null is not wanted. Cells are those of a plan's whole windows.
+// What one task sums; a null pointer means that the gradient is not wanted. Cells are those of a plan's
+// whole windows.
 struct Sums {
   struct Bias {
     double* cells = nullptr;  // [group, row_size]

@@ -1,4 +1,4 @@
-// Tables over distances: which cells exist, and the products that row, column and value tables need.
+// Tables over distances: their cells, and the products that row, column and value tables need.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Cut {
   bool operator==(const Cut&) const = default;
 };
 
-// Distances [lo, lo + width) with the class of each; outside lies one class on either side.
+// Distances [lo, lo + width) with the class of each. Outside there is one class on each side.
 struct Window {
   int64_t lo = 0, width = 1;
   Buffer<int64_t> classes;  // [width]
@@ -39,7 +39,7 @@ struct Window {
   }
 };
 
-// The classes of a window, left and right of it included, with neighbours of one class as one run.
+// The runs of a window: neighbouring distances of one class, also outside on both sides.
 struct Runs {
   int64_t lo = 0, count = 0;
   Buffer<int32_t> index;    // run of distance lo + n; the first and last hold outside too
@@ -53,7 +53,7 @@ struct Runs {
   }
 };
 
-// A row, column or value table, an entry for each cell of its window, or for each run of it.
+// A row, column or value table with an entry for each cell of its window, or for each run.
 struct TablePlan {
   Window window;
   Runs runs;                         // empty: an entry is a cell
@@ -81,8 +81,8 @@ struct TablePlan {
   }
 };
 
-// What one task sums for a table's gradient: [heads of the task, entries, padded rank]. Null: it is not
-// wanted.
+// What one task sums for a table's gradient: [heads of the task, entries, padded rank]. Null if the
+// gradient is not wanted.
 struct TableSums {
   float* cells = nullptr;
 
@@ -105,15 +105,15 @@ struct TableSums {
 // apart. A is [rows, padded rank].
 void table_products(const Kernels& kernels, const TablePlan& table, int64_t head, int rows,
                     const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride);
-// In what follows `cells` are those of a Panel: a row starts with its left pad, the next is `stride`
-// apart. They are the cells `at` of a table's window.
+// In the following functions `cells` are those of a Panel: a row starts with its left pad, and the next
+// row is `stride` further. They are the cells `at` of a table's window.
 //
 // Fills the pads beside the cells.
 void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride);
-// Sums neighbouring cells of one run in place, so that cells are entries, and says which.
+// Sums neighbouring cells of one run in place, so that each cell is an entry, and returns which ones.
 Cut fold_runs(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
-// Folds the pads of accumulated cells into the cells at the window's ends, where a class continues
-// outside and the cells reach so far.
+// Adds the pads of accumulated cells to the cells at the ends of the window, if the class continues
+// outside and the cells include the end.
 void fold_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
 // c[M, N] (+)= A B, A at a[m * row_stride + k * k_stride], shapes and strides as of Kernels::gemm.
 // Where B is not finite, its NaN and Inf reach only the rows whose factor is not 0, and no bit of the

@@ -12,7 +12,7 @@ struct Target {
   std::string forced;                  // RELPOS_TARGET as given; empty when not set
 };
 
-// Decided once, at first use. Throws Error for an unknown or unavailable RELPOS_TARGET.
+// Chosen once, at first use. Throws Error for an unknown or unavailable RELPOS_TARGET.
 const Target& current_target();
 
 }  // namespace relpos

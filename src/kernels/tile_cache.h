@@ -12,12 +12,12 @@
 
 namespace relpos {
 
-// Packs of one head above this are not kept: every block packs the tiles that it reads anew, which
-// costs 2 to 4 % and keeps memory independent of the number of keys.
+// If the packed tiles of one head take more than this, they are not kept: every block packs the tiles
+// that it reads again. That costs 2 to 4 %, and memory does not depend on the number of keys.
 inline constexpr int64_t kPackedBytes = int64_t{16} << 20;
 
-// The tiles of `heads` heads, each packed once by the first worker that needs it; or, where they are
-// not kept or `heads` is 0, kTilesAtATime for each worker.
+// The tiles of `heads` heads, each packed once by the first worker that needs it. If they are not kept
+// or `heads` is 0, it has kTilesAtATime tiles for each worker.
 class TileCache {
  public:
   TileCache(const Plan& plan, int64_t heads, int threads, Workspace& memory)
@@ -35,7 +35,7 @@ class TileCache {
     }
   }
 
-  // Forgets what a head's slot holds. No worker may be reading it.
+  // Empties the slot of a head. No worker may be reading it.
   void start(int64_t slot) {
     for (int64_t t = 0; kept_ && t < room_; ++t) {
       states_[slot * room_ + t].store(kEmpty, std::memory_order_relaxed);
@@ -71,7 +71,7 @@ class TileCache {
       }
       try {
         pack(slot, t, pair, t, worker);
-      } catch (...) {  // or others would wait for it
+      } catch (...) {  // otherwise other workers would wait for it
         state.store(kEmpty, std::memory_order_release);
         throw;
       }

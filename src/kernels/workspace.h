@@ -1,5 +1,5 @@
-// Scratch is laid out first and allocated second: what takes its memory from a Workspace that only
-// counts says how much it would take. So workspace_bytes() is what the constructors ask for.
+// Scratch memory of a call. A Workspace can also count without allocating, so that workspace_bytes()
+// constructs the same objects and returns how much memory they request.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ class Workspace {
   enum Mode { kAllocates, kCounts };
   explicit Workspace(Mode mode = kAllocates) : mode_(mode) {}
 
-  // n uninitialised numbers; none where this only counts.
+  // n uninitialised numbers, or none if this Workspace only counts.
   template <typename T>
   Buffer<T> take(int64_t n) {
     bytes_ += std::max<int64_t>(n, 0) * static_cast<int64_t>(sizeof(T));

@@ -1,6 +1,6 @@
 // b[h, m(delta)] and key_bias[h, j]. Tables and slopes are written out over the distances that occur,
-// key biases over the keys; a block's rows read them where they lie, and its gradients are summed in
-// cells of its own. Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
+// key biases over the keys. The rows of a block read them there; each block sums gradients in its own
+// cells. In the reference path: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
 #pragma once
 
 #include <vector>
@@ -12,13 +12,13 @@ namespace relpos {
 std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t> range,
                                     const Shifts& shifts, bool direct, Workspace& memory);
 void expand_key_biases(Plan& plan, Workspace& memory);
-// The largest of each kTile cells, and true, where a bias falls so far that tiles may be skipped.
+// The largest of each kTile cells; returns true if a bias falls so far that tiles may be skipped.
 bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memory);
 
-// Points the rows of a block at what biases of distances and of keys add to their scores.
+// Sets the pointers of a block's rows to what biases of distances and of keys add to their scores.
 void attach_biases(const Plan& plan, Block& block);
 
-// One worker's gradients of the biases of distances.
+// The gradients of the biases of distances, for one worker.
 class BiasGradients {
  public:
   BiasGradients(const Plan& plan, Workspace& memory);
@@ -33,7 +33,7 @@ class BiasGradients {
   std::vector<Buffer<float>> cells_;  // [bias][kGroup, row_size]
 };
 
-// What a task has summed, into the gradients.
+// Adds what a task has summed to the gradients.
 void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
 void reduce_key_biases(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head,
                        TermGradients& to);

@@ -3,7 +3,7 @@
 // Keys times rows of the table are computed for the distances of one block and one tile, over runs:
 // neighbouring distances of one class share a product, so that any 16 consecutive distances read at
 // most 16 consecutive products, which a load and a permute serve.
-// Reference twins: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
+// In the reference path: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
 #pragma once
 
 #include "kernels/sums.h"
@@ -14,7 +14,7 @@ class ColumnTables {
  public:
   ColumnTables(const Plan& plan, Workspace& memory);
 
-  // Points block.extra at what the terms add to the scores of a tile.
+  // Sets block.extra to what the terms add to the scores of a tile.
   void before(Block& block, const KeyTile& tile);
   // Adds what ds [rows, kTile] of tile t gives to the task's sums; `g` of a group of heads.
   void after(const Block& block, const float* ds, const KeyTile& tile, int64_t t, int64_t g,

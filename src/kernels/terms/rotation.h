@@ -1,5 +1,5 @@
-// R of the scores: queries and keys turned in pairs, and scaled where a rotation decays with distance.
-// Reference twins: Model::rotate() and Model::decay() of reference_head.h.
+// R of the scores: pairs of queries and keys are rotated, and scaled if a rotation decays with distance.
+// In the reference path: Model::rotate() and Model::decay() of reference_head.h.
 #pragma once
 
 #include <vector>
@@ -15,14 +15,14 @@ class Rotations {
 
   bool none() const noexcept { return turns_.empty(); }
   bool decays() const noexcept { return !log_decay_.empty(); }
-  // Turns row [D] of query or key i by R, or by R's transpose.
+  // Rotates row [D] of query or key i by R, or by the transpose of R.
   void apply(bool query, int64_t b, int64_t i, float* row) const { turn(query, b, i, row, 1.0f); }
   void undo(bool query, int64_t b, int64_t i, float* row) const { turn(query, b, i, row, -1.0f); }
   // row [D] times exp(distance log_decay). A query and a key of a decaying rotation are scaled to meet
   // at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
   // query_i exp((first - pos_i) ld), which no distance overflows that the score itself does not.
   void decay(int64_t distance, float* row) const;
-  // What apply() has scaled query i for: the position where it decays to no power of its own.
+  // The position for which apply() has scaled query i: there its factor is 1.
   int64_t query_anchor(int64_t b, int64_t i) const;
 
  private:

@@ -10,13 +10,13 @@ namespace {
 // Cells of a row that sliding needs: those of some tiles and a block's rows, in whole panels.
 constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
 
-// Whether a table's cells are not all there at once. Products that runs share are computed once a
-// block: a window of them would compute many anew.
+// Whether the cells of a table are computed for a few tiles at a time. Where distances share a product
+// (runs), all cells of a block are computed at once, since sliding would repeat many products.
 bool slides(const Plan& plan, const TablePlan& table) {
   return plan.p.positions.consecutive && !table.by_runs() && table.window.width > kSlidingCells;
 }
 
-// How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
+// How many of the last cells of a cut are the first of the next one; 0 if none, or if it moves back.
 int64_t shared(const Cut& from, const Cut& to) {
   const bool follows = from.first <= to.first && to.first < from.end() && from.end() <= to.end();
   return follows ? from.end() - to.first : 0;
@@ -119,8 +119,8 @@ void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const 
   }
 }
 
-// Moves the gradients of the cells that `to` does not hold into the table's and the factor's, the
-// others to where `to` has them.
+// Adds the gradients of the cells that are not in `to` to those of the table and the factor, and moves
+// the others to their place in `to`.
 void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, const Sums& sums) {
   const TablePlan& table = plan_.row_tables[n];
   const Table& own = tables_[n];

@@ -1,6 +1,6 @@
 // s1 <a_i, r[m(delta)]>: a panel for each query row, which holds the products of the block's rows with
 // the table's. Wide windows slide: the cells are those that the next tiles read.
-// Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
+// In the reference path: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
 #pragma once
 
 #include <vector>
@@ -17,9 +17,9 @@ class RowTables {
   // Loads the factors of a block's rows and adds a panel for each table to block.scores. `queries`
   // [kRows, Dp]: as they were given.
   void attach(Block& block, const float* queries);
-  // Brings the cells to what tiles [t, t + count) read, `count` at most kTilesAtATime. Those that were
-  // there already move along. In the backward pass the gradients of cells that go join the task's
-  // sums and the factors' gradients; head g of a group.
+  // Computes the cells that tiles [t, t + count) read; `count` is at most kTilesAtATime. Cells that exist
+  // already are moved. In the backward pass the gradients of cells that are no longer needed are added to
+  // the sums of the task and to the gradients of the factors; `g` is the head in its group.
   void before(Block& block, int64_t t, int64_t count, int64_t g = 0, const Sums* sums = nullptr);
   // Ends the backward pass of a block: adds to dq [kRows, Dp] and to the gradients of the factors.
   void finish(Block& block, int64_t g, const Sums& sums, float* dq, TermGradients& to);
