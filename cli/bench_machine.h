@@ -1,4 +1,4 @@
-// What the machine of a bench is, and what it can do at most.
+// The CPU of the machine, and its highest speeds.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What every command shares: exit codes, errors of one line, output.
+// Helpers for all commands: exit codes, errors of one line, output.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -25,7 +25,7 @@ nlohmann::ordered_json json_number(double value);
 nlohmann::ordered_json json_option(const OptionValue& value);
 nlohmann::ordered_json json_options(const OptionMap& options);
 
-// Writes to stdout; a reader that went away is no error, a full disk is.
+// Writes to stdout. A closed pipe is not an error; a full disk is.
 void print(std::string_view text);
 // A line on stderr.
 void note(const std::string& text);

@@ -1,4 +1,4 @@
-// relpos lab: the laboratory is Python; this finds an interpreter and becomes it.
+// relpos lab is written in Python; this finds an interpreter and replaces the process with it.
 #include <unistd.h>
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-// The outputs of one command: checked before anything is computed, there together or not at all.
+// The outputs of one command: checked before anything is computed, and written all or none.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace relpos::cli {
 
-// What was added and not committed is removed, whatever ends the command: an error, or a signal.
+// Files that were added but not committed are removed when an error or a signal ends the command.
 class Outputs {
  public:
   Outputs() = default;

@@ -21,22 +21,22 @@ struct Parameter {
 // Owns what position.parts[n].parameters views.
 class Parameters {
  public:
-  // Sets the views of every part. `file` is "", .safetensors with tensors by name (ours, or that of
-  // one of the spec's origins where no other part has such a parameter), or .npy for a position
-  // with one parameter. What the file lacks is drawn from the spec's Init in `dtype`.
-  // A part's own name may stand after "PART." or "parts.PART.", as in the state dict of a sum.
-  // Throws Error on a shape or type that does not fit, on non-finite numbers, and on a file that
-  // holds none of the names. Inputs of the call have the sizes of `sizes`; `inputs` are NAME=FILE.npy
-  // for each, or empty: then they are drawn as their scheme's example says.
+  // Sets the views of every part. `file` is empty, a .safetensors file, or a .npy file for a position
+  // with one parameter. In a .safetensors file a tensor has the name of relpos, or a name that it has in
+  // other code if no other part has such a parameter; "PART." or "parts.PART." may stand before the
+  // name, as in the state dict of a sum. Parameters that are not in the file are initialised as the
+  // spec says, in `dtype`. Throws Error on a shape or type that does not fit, on numbers that are not
+  // finite, and on a file without any of the names. Inputs of the call have the sizes of `sizes`;
+  // `inputs` has NAME=FILE.npy for each, or is empty: then they are random, as their spec says.
   Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype,
              const InputSizes& sizes = {}, const std::vector<std::string>& inputs = {});
 
   const std::vector<Parameter>& items() const noexcept { return items_; }
-  // What the file lacks, for a note; empty without a file.
+  // A note about parameters that are not in the file; empty without a file.
   std::string missing_text() const;
   // Names whose numbers are random.
   std::vector<std::string> drawn_at_random() const;
-  // Without a file: which of the trainable ones are random, which as initialised; else empty.
+  // A note about which trainable parameters are random and which are fixed values; empty with a file.
   std::string drawn_text(uint64_t seed) const;
 
  private:

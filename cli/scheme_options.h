@@ -44,8 +44,8 @@ class SchemeOptions {
 // Adds the required integers that were not given: heads 4, dims 8, any other size `length`.
 void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given);
 
-// The scheme's one-sided form: bidirectional=False, or symmetric=False. Throws where there is none,
-// or where the other form was asked for.
+// Sets the scheme's form for the past only: bidirectional=False, or symmetric=False. Throws if the
+// scheme has no such form, or if the other form was requested.
 void make_one_sided(const Scheme& scheme, GivenOptions& given);
 
 }  // namespace relpos::cli

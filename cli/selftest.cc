@@ -73,7 +73,7 @@ double largest_finite(const TensorView& view) {
   return largest;
 }
 
-// Largest difference over the bar: so many roundings of `size`.
+// Largest difference / allowed difference, which is so many roundings of `size`.
 double ratio(const TensorView& got, const TensorView& want, double roundings, double size) {
   const double epsilon = want.dtype == DType::kBFloat16  ? 0x1p-8
                          : want.dtype == DType::kFloat16 ? 0x1p-11
@@ -88,11 +88,11 @@ double ratio(const TensorView& got, const TensorView& want, double roundings, do
   return difference == 0 ? 0 : difference / (roundings * epsilon * size);
 }
 
-// A score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
-// max |s|) of their size: of its own for out and lse; for gradients, where a sum may cancel to
-// nothing, of the largest one, with sqrt(rows) more of them: a parameter's gradient sums over all
-// batch x query rows. 16-bit results differ by one of theirs where two float32 results
-// straddle a tie.
+// A score s has a rounding error proportional to |s|, which becomes a relative error of its weight. So
+// results may differ by kRoundings (1 + max |s|) roundings of their size. For out and lse the size is
+// that of the element. For gradients, where a sum may cancel, it is the largest element, and sqrt(rows)
+// times as many roundings are allowed, since a parameter's gradient sums over all batch x query rows.
+// 16-bit results may differ by one of their own roundings if two float32 results are on both sides of a tie.
 double worst_ratio(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
                    double largest_score, double rows, bool gradients) {
   double largest = 0.0, worst = 0.0;
@@ -173,7 +173,7 @@ class Trial {
         parameters_(position, "", random_.bits(), DType::kFloat32,
                     {c.batch, c.heads, c.queries, c.keys}) {
     for (const Parameter& item : parameters_.items()) {
-      // Some schemes start at zero: a table that does nothing would hide mistakes.
+      // Some schemes start at zero, and a table of zeros would hide mistakes.
       for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
         item.tensor.view().store(n, item.tensor.view().load(n) + 0.3 * random_.normal());
       }
@@ -215,7 +215,7 @@ class Trial {
     return largest_finite(dense.view());
   }
 
-  // The gradients at the out and lse of one forward: a 16-bit out of its own would hide the bar.
+  // Both paths get the out and lse of one forward pass, so that their 16-bit rounding does not count.
   std::vector<Tensor> backward(Path path, int threads, const std::vector<Tensor>& outputs) {
     options_.path = path;
     options_.threads = threads;
@@ -265,7 +265,7 @@ class Trial {
 };
 
 struct Outcome {
-  double forward = 0.0, backward = 0.0;  // over the bar: at most 1
+  double forward = 0.0, backward = 0.0;  // largest error / allowed error: at most 1
   bool same_bits = true;                 // one thread and two
   std::string error, position;
 

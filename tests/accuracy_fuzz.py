@@ -2,7 +2,7 @@
 
 .venv/bin/python tests/accuracy_fuzz.py --calls 1000 --target all --seed 1
 
-One process a target computes with relpos, this one with the oracle; both draw a call from its seed.
+A process for each target computes with relpos, this one with the oracle; a seed gives the call.
 Prints the largest |error| / bound of each result, and each miss with the command that repeats it.
 """
 
@@ -183,7 +183,7 @@ def numbered(x, kind, which, draw):
 
 
 def serve():
-    """A seed a line in, pickled results out: the process of one target."""
+    """The process of one target: reads a seed from each line and writes pickled results."""
     torch.set_num_threads(1)
     for line in sys.stdin:
         try:

@@ -119,7 +119,7 @@ def places(case, draw):
 
 
 def modules_of(case, chosen, draw, dtype):
-    """(names and options, modules) with trained-looking numbers in every table."""
+    """(names and options, modules); every table has random numbers, as after training."""
     schemes, size = registry(), case.get("table size", 0.7)
     modules = []
     for name, options in chosen:
@@ -134,12 +134,12 @@ def modules_of(case, chosen, draw, dtype):
 
 
 def table_dtype(case, dtype):
-    """Of tables and of a position's inputs: that of query, or float32 beside it."""
+    """The dtype of tables and of a position's inputs: that of query, or float32."""
     return torch.float32 if case["tables"] == "float32" and dtype != torch.float64 else dtype
 
 
 def inputs_of(case, chosen, draw, dtype):
-    """{name: tensor} of what each part of the position takes by call."""
+    """{name: tensor} of the inputs that each part of the position takes in a call."""
     sizes = case["batch"], case["heads"][0], case["queries"], case["keys"]
     given = []
     for name, options in chosen:
@@ -152,7 +152,7 @@ def inputs_of(case, chosen, draw, dtype):
 
 
 class Call:
-    """One case made real: the arguments of the public call and of the oracle."""
+    """The tensors of one case: the arguments of the public call and of the oracle."""
 
     def __init__(self, case):
         draw = Draw(case["seed"])
@@ -185,7 +185,7 @@ class Call:
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
 
     def position(self):
-        """A sum of the modules; a list where one of them takes inputs."""
+        """The sum of the modules, or a list of them if one takes inputs."""
         if not self.modules:
             return None
         if any(self.given):
@@ -204,7 +204,7 @@ class Call:
         }
 
     def leaves(self):
-        """[(name, tensor)] of everything that may want a gradient."""
+        """[(name, tensor)] of everything that may have a gradient."""
         named = list(zip("qkv", self.inputs, strict=True))
         for index, (module, given) in enumerate(zip(self.modules, self.given, strict=True)):
             held = [*module.named_parameters(), *given.items()]

@@ -1,6 +1,7 @@
 """The cases of the conformance run: what varies, a pairwise cover of it, and random draws.
 
-A case is a dict of plain values, one per factor, with a seed for its numbers: its repr is a repro.
+A case is a dict of plain values, one for each factor, with a seed for its numbers; its repr is
+enough to repeat it.
 """
 
 import itertools
@@ -30,7 +31,7 @@ def positions_to_try():
     found = {"none": [""]} | {n: [f"{n}#{i}" for i in range(counts[n])] for n in counts}
 
     def total(name, others):
-        """A sum of the scheme and so many others that may stand beside it."""
+        """A sum of the scheme and so many others that can be added to it."""
         chosen = [name]
         for other in draw.sample(sorted(counts), len(counts)):
             taken = {kind for each in chosen for kind in exclusive(each)}
@@ -107,20 +108,20 @@ def configuration(case):
 
 @cache
 def fitting(scheme, *sizes):
-    """The scheme's positions that there are at these sizes."""
+    """The positions of the scheme that are possible with these sizes."""
     found = positions_to_try()[scheme]
     return [position for position in found if options_of(position, *sizes) is not None]
 
 
 def elements(case):
-    """Of the largest array that the dense oracle makes."""
+    """The number of elements of the largest array that the dense oracle makes."""
     grid = case["batch"] * case["heads"][0] * case["queries"] * case["keys"]
     parts = case["position"].count("+") + 1 if "position" in case else MOST_PARTS
     return grid * parts * (1 + case["head_dim"] + case["value_dim"])
 
 
 def fitted(case):
-    """The case with sizes that its schemes take and that the dense oracle can hold."""
+    """The case with sizes that its schemes accept and that fit the limits of the dense oracle."""
     while configuration(case) is None:
         case["head_dim"] += 1
     for shrink in ("batch", "head_dim", "value_dim", "keys"):
@@ -136,7 +137,7 @@ def pairs_of(case):
 
 
 def cover(levels, draw):
-    """(cases, note): every two values of different factors that fit together meet in a case."""
+    """(cases, note): every two values of different factors that fit together are in some case."""
     least = {name: values[0] for name, values in levels.items()}
 
     def fits(case):

@@ -14,7 +14,7 @@ TOOL = Path(os.environ.get("RELPOS_TOOL") or ROOT / "build" / "relpos")
 
 
 def call(*words, cwd=None, env=None, seconds=60):
-    """Runs relpos with its output on pipes; `seconds` are those of an idle machine."""
+    """Runs relpos with its output on pipes. `seconds` is the timeout on an idle machine."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "RELPOS_TARGET")}
     environment.update(env or {})
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Runs conformance cases in a process of its own, because RELPOS_TARGET is read at first use.
+"""Runs conformance cases in its own process, because RELPOS_TARGET is read only once.
 
 RELPOS_TARGET=avx2 python tests/conformance_worker.py --case "{...}"      one case, printed
 ... < FILE    each line of FILE is a list of cases, a chunk; prints a line of JSON a chunk
@@ -17,7 +17,7 @@ from promise import missed, promised, promised_scores, promised_weights, work_ty
 
 
 def run_case(case):
-    """What is wrong with one case, as lines; none when all is well."""
+    """The problems of one case, as lines; empty if there are none."""
     call = Call(case)
     found, weights, keep = call.computed()
     promises, at = promised(call, keep)
@@ -45,7 +45,7 @@ def wrong_types(call, found):
 
 
 def attempt(case):
-    """Problems of a case as one-line repros."""
+    """The problems of a case; each line has what is needed to repeat it."""
     try:
         problems = run_case(case)
     except Exception as error:

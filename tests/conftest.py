@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Fixtures and hooks for all tests."""
 
 import os
 

@@ -196,7 +196,7 @@ def inputs(family: Family, length: int = 21, rows: int = 2, mask: str = "padded"
 
 
 def outputs(family: Family, model: torch.nn.Module, given: dict) -> tuple[torch.Tensor, dict]:
-    """The first output where a query sees a key, and the gradient of every parameter."""
+    """The first output, for queries that see a key, and the gradient of every parameter."""
     dtype = next(model.parameters()).dtype
     given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
     model.zero_grad(set_to_none=True)

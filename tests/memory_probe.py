@@ -1,4 +1,4 @@
-"""Peak memory of one forward and backward, in a process of its own.
+"""Measures the peak memory of one forward and backward pass, in its own process.
 
 python tests/memory_probe.py SCHEME,SEQUENCE,LENGTH ... prints a JSON list, in bytes: `peak` is the
 growth of the resident set beyond inputs and outputs, `formula` what relpos says it needs. Where

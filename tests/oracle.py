@@ -37,8 +37,8 @@ def oracle_of(name):
 
 
 def exclusive(name):
-    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it may
-    place tokens."""
+    """What a scheme does to a whole call: it may rotate, and it may place tokens. A sum may have at
+    most one scheme for each."""
     found = {"rotates": "ROTATES", "places": "place"}
     return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
 
@@ -54,7 +54,7 @@ class Part:
     inputs: dict = field(default_factory=dict)
 
     def cast(self, dtype, wants):
-        """Leaves of `dtype` that hold the same numbers; `wants` names those that need gradients."""
+        """Leaves of `dtype` with the same numbers; `wants` names those that need gradients."""
 
         def copies(held):
             return {n: x.detach().to(dtype).requires_grad_(n in wants) for n, x in held.items()}
@@ -73,7 +73,7 @@ def part_of(name, options, module, inputs=None):
 
 
 def place_of(chosen):
-    """From token numbers to positions, as the one of [(name, options)] that places them says."""
+    """The function from token numbers to positions, of the one scheme that places tokens."""
     for name, options in chosen:
         if hasattr(oracle_of(name), "place"):
             return partial(oracle_of(name).place, options)
@@ -106,7 +106,7 @@ def allowed_pairs(
     key_range=None,
     attn_mask=None,
 ):
-    """bool [B, H, Lq, Lk]: the pairs that every boundary and mask lets through."""
+    """bool [B, H, Lq, Lk]: the pairs that every boundary and mask allows."""
     batch, queries = pos_q.shape
     keys = pos_k.shape[1]
     distance = pos_k[:, None, :] - pos_q[:, :, None]
@@ -230,7 +230,7 @@ def attend(
 
 
 def gradients(outputs, seeds, leaves):
-    """Gradients of each leaf; zeros for a leaf that plays no part."""
+    """Gradients of each leaf; zeros for a leaf that is not used."""
     wanted = [leaf for leaf in leaves if leaf.requires_grad]
     pairs = [(out, seed) for out, seed in zip(outputs, seeds, strict=True) if seed is not None]
     pairs = [(out, seed) for out, seed in pairs if out.requires_grad]

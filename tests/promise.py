@@ -1,8 +1,8 @@
-"""The promise about errors, as code: exact results and how far from them a call may be.
+"""The promise about errors, as code: exact results and how much a call may differ from them.
 
 `promised` computes both in float64 from a call's inputs with dense formulas of plain torch. It
 shares nothing with the library: terms come from `oracles/NAME.py`. docs/accuracy.md derives the
-bound and says in words what the names below hold.
+bound and explains the names below.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLUSHED = 2.0**-100  # below this share of its row a weight may count as 0
 
 @dataclass
 class Bounded:
-    """A result as it should be, and the most by which a computed one may differ."""
+    """An exact result, and the largest difference that a computed one may have from it."""
 
     exact: torch.Tensor
     bound: torch.Tensor
@@ -35,12 +35,12 @@ def eps_of(dtype):
 
 
 def least_normal(dtype):
-    """Of what a call with results of `dtype` computes in: double or float32."""
+    """The least normal number of the type in which results of `dtype` are computed."""
     return 2.0**-1022 if dtype == torch.float64 else 2.0**-126
 
 
 def roundings(call):
-    """(C + n/chain) eps: what M is multiplied by."""
+    """(C + n/chain) eps, the factor of M."""
     heads, key_heads = call.case["heads"]
     longest = max(call.inputs[1].shape[2], call.inputs[0].shape[2] * heads // key_heads)
     return (ROUNDINGS + longest / CHAIN) * eps_of(call.dtype)
@@ -58,12 +58,13 @@ def stored(exact, bound, dtype):
 
 
 def sizes(x):
-    """Absolute values, never 0, so that what a 0 is multiplied by counts; -inf only hides."""
+    """Absolute values, never 0, so that a number that is multiplied by 0 counts, too; -inf only
+    hides."""
     return torch.where(x.isfinite(), x.abs(), 0.0).clamp(min=1e-30)
 
 
 class Side:
-    """The formula on one set of leaves: the inputs themselves, or their sizes."""
+    """The formula on one set of leaves: the inputs themselves, or their magnitudes."""
 
     def __init__(self, call, sized):
         self.call, self.sized = call, sized
@@ -158,7 +159,7 @@ def row_products(x, rows):
 
 
 def growth(error):
-    """exp(error) - 1, bounded where the promise has long become empty."""
+    """exp(error) - 1, limited where it is so large that the promise says nothing any more."""
     return torch.expm1(error.clamp(max=60.0))
 
 

@@ -1,4 +1,4 @@
-"""The benches: their rows, their proofs, their reports. What they measure is no matter of tests."""
+"""The benches: their rows, proofs and reports. No test checks the times that they measure."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""relpos check and relpos.check: which convention a tensor follows, in others' truth."""
+"""relpos check and relpos.check find the convention of tensors that other libraries compute."""
 
 import json
 import math
@@ -20,7 +20,7 @@ torch.manual_seed(0)
 
 
 def told(report, verdict="fits"):
-    """The one reading of a report, as (convention, options)."""
+    """The only convention that a report found, as (convention, options)."""
     assert report.verdict == verdict, report
     [reading] = report.readings
     return reading.convention, reading.options

@@ -1,4 +1,4 @@
-"""What relpos attend leaves in files, and on standard streams, however it ends."""
+"""What relpos attend writes to files and standard streams, also when it is interrupted or fails."""
 
 import functools
 import io
@@ -36,7 +36,7 @@ def names(folder):
 
 
 def start_long(folder, out, *words, disposition):
-    """A call that computes for minutes, as soon as it has begun to."""
+    """Starts a call that computes for minutes, and returns as soon as it computes."""
     out.mkdir()
     wide = np.zeros((1, 8, 16384, 64), np.float32)
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Absurd numbers on the command line are refused in one line, at once."""
+"""Numbers on the command line that make no sense are refused at once, with one line."""
 
 import numpy as np
 import pytest

@@ -38,7 +38,7 @@ def chunks():
 
 
 class Workers:
-    """One process per target, as many at a time as there are cores; results by (target, chunk)."""
+    """One process for each target, at most one for each core; results by (target, chunk)."""
 
     def __init__(self, wanted):
         self.results, self.arrived, self.ended = {}, threading.Condition(), {}

@@ -19,7 +19,7 @@ SHAPES = {
 
 
 def results(name, shape, dtype, dropout):
-    """Everything that one training step gives, as tensors."""
+    """All results of one training step, as tensors."""
     module, _ = position(name, dtype=dtype)
     *inputs, dout = tensors(**SHAPES[shape], dtype=dtype)
     leaves = [x.requires_grad_() for x in inputs]

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show runs: Python, C++ and commands; and their links lead on.
+"""The Python, C++ and commands in README.md and docs/ run, and their links lead to something.
 
 A block with `<!-- not run: REASON -->` on the line before it is left out; NOT_RUN counts those.
 """

@@ -1,4 +1,4 @@
-"""Numbers far from the usual: large scores, far keys, the lowest float, huge values, hidden NaN.
+"""Unusual numbers: large scores, far keys, the lowest float, huge values, hidden NaN.
 
 Every result is compared with the formula in float64 on the same inputs.
 """

@@ -79,7 +79,7 @@ def test_same_bits_in_either_mode(mode, path, dtype, scale):
 
 
 def test_denormal_values_are_kept(path):
-    """A result of tiny numbers is as good as any, but for the steps of denormal ones."""
+    """Results of tiny numbers are as exact as others, but for the spacing of denormal numbers."""
     q, k, v, dout = inputs(torch.float32, 1.0)
 
     def scaled(v_scale, dout_scale):

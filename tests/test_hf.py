@@ -1,4 +1,4 @@
-"""relpos.hf beside the table of families: masks, the interface, report, what is refused and how."""
+"""relpos.hf without the table of models: masks, the interface, report, and errors."""
 
 import copy
 import itertools

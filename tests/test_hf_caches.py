@@ -23,7 +23,7 @@ _CHUNKED = {
 
 
 def chunked():
-    """Llama 4 with random weights that matter: it has no adapter, attention alone is relpos's."""
+    """Llama 4 with random weights. It has no adapter, so relpos computes only its attention."""
     torch.manual_seed(0)
     config = transformers.Llama4TextConfig(**FAMILIES["Llama"].options | _CHUNKED)
     model = transformers.Llama4ForCausalLM(config).eval()

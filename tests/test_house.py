@@ -1,4 +1,4 @@
-"""House rules that a glance can miss."""
+"""Rules about which parts of the code may know each other."""
 
 import pathlib
 import re
@@ -6,7 +6,7 @@ import re
 ROOT = pathlib.Path(__file__).parent.parent
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
-# What each room may include of others, beside itself.
+# The headers of other parts that each part may include.
 ROOMS = {
     "include/relpos/terms.h": {"relpos/tensor.h"},
     "src/base": {"relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"},

@@ -1,4 +1,4 @@
-"""CONTRIBUTING's words are enough: its three blocks make a scheme that everything finds.
+"""The three blocks of CONTRIBUTING.md are enough for a new scheme that everything finds.
 
 The tree is copied, the blocks are put where the text says, and the copy is built. The build stays
 in build/toy, so that a second run compiles only what changed.
