@@ -18,7 +18,7 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Scores -> weights of one strip, before dropout.
+// Computes the weights of one strip from its scores, before dropout.
 struct Weights {
   const float* reference;  // of the group's rows
   const Additions& additions;
@@ -39,7 +39,7 @@ struct Weights {
   }
 };
 
-// dweight -> dscore of one strip.
+// Computes dscore of one strip from dweight.
 struct ScoreGradients {
   const float* delta;  // of the group's rows
   const Additions& additions;
@@ -71,7 +71,7 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
   for (Ramp& ramp : block.ramps) {
     for (int64_t c = 0; c < kTile; ++c) {
       if (((visible >> c) & 1U) == 0) continue;
-      // Distances less the row's shift: what that leaves out, finish_biases() adds.
+      // Distances minus the row's shift; finish_biases() adds the rest.
       const int64_t delta = view.distance(row, c);
       (delta < 0 ? ramp.past_sum[row] : ramp.future_sum[row]) +=
           static_cast<double>(ds[c]) * static_cast<double>(delta - block.shift[row]);
@@ -79,7 +79,7 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
   }
 }
 
-// Gradients of the terms of one row, from its dscore; and, with dropout, p becomes what v met.
+// Gradients of the terms of one row, from its dscore. With dropout, p becomes the weights after dropout.
 HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardState& state,
                              int row, uint64_t visible, const float* factors, float* p,
                              const float* ds) {
@@ -131,7 +131,7 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
   }
 }
 
-// p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
+// Computes p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
 HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState& state, int group,
                                const GroupSight& sight, const std::vector<Panel>& value_reads,
                                bool by_row) {

@@ -1,5 +1,5 @@
-// Between key-major products over runs of distances and row-major pairs, for the SIMD target that
-// includes this: lanes run along rows for the permute, and blocks of 4 keys are transposed.
+// Conversion between products over runs of distances, stored by key, and pairs, stored by row, for the
+// SIMD target that includes this. Lanes are rows for the permute, and blocks of 4 keys are transposed.
 #if defined(RELPOS_COLUMNS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RELPOS_COLUMNS_INL_H_
 #undef RELPOS_COLUMNS_INL_H_

@@ -1,5 +1,5 @@
-// 16-bit floats to and from float32, a row without gaps at a time. Rounding is to nearest even, as
-// base/half.h does it.
+// Converts rows of 16-bit floats without gaps to and from float32. Rounds to nearest even, as
+// base/half.h does.
 #include "kernels/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -31,7 +31,7 @@ HWY_INLINE uint16_t read(const void* half, int64_t i) {
 HWY_INLINE void write(void* half, int64_t i, uint16_t bits) {
   hwy::CopyBytes<2>(&bits, static_cast<std::byte*>(half) + 2 * i);
 }
-// One vector's halves, at any address.
+// The 16-bit floats of one vector, at any address.
 HWY_INLINE hn::Vec<Half> load(const void* half, int64_t i) {
   alignas(64) uint16_t bits[kN];
   hwy::CopyBytes<2 * kN>(static_cast<const std::byte*>(half) + 2 * i, bits);

@@ -1,4 +1,4 @@
-// A decode step's products: rows of keys and values are read where the caller keeps them, each once
+// The products of a decode step. Rows of keys and values are read from the caller's memory, each once
 // for up to four query rows.
 #include "kernels/simd_targets.h"
 
@@ -71,7 +71,8 @@ HWY_INLINE V sums_of_lanes(const V* x) {
   return x[0];
 }
 
-// Rows are fetched this far ahead, into L2: without it 60 % as fast, and into L1 no faster than without.
+// Rows are prefetched this far ahead, into L2. Without prefetching it is 60 % as fast; prefetching into L1
+// gains nothing.
 constexpr int64_t kAhead = 8192;
 HWY_INLINE void fetch(const void* from, int64_t bytes) {
   const auto first = reinterpret_cast<uintptr_t>(from) + kAhead;
@@ -80,7 +81,8 @@ HWY_INLINE void fetch(const void* from, int64_t bytes) {
   }
 }
 
-// Products summed in one lane before they join the rest (rounding grows with the chain).
+// How many products are summed in one lane before they are added to the rest; rounding errors grow with
+// this number.
 constexpr int64_t kRowChain = 32;
 
 // s[R, keys [c, c + kSums / R)] (+)= <q[r], k[c]> over columns [from, to).

@@ -19,13 +19,13 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// A row keeps its reference exponent until a score passes it by this much: weights stay below 2^60
-// and sums below 2^77, far inside float32, and almost no tile rescales.
+// A row keeps its reference exponent until a score exceeds it by this much. Weights stay below 2^60 and
+// sums below 2^77, far from overflow in float32, and almost no tile rescales.
 constexpr float kSlack = 60.0f;
 constexpr float kNothing = -HUGE_VALF;
 
-// Moves a row's reference to the top of these scores and rescales what it has summed, and the weights
-// of the tile's `before` columns to the left. False: the row has seen nothing yet.
+// Raises a row's reference to the highest of these scores, and rescales its sums and the weights of the
+// tile's `before` columns to the left. Returns false if the row has seen nothing yet.
 HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row, float* scores,
                                int64_t n, int64_t before) {
   const F d;
@@ -33,7 +33,7 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   V top = hn::Set(d, kNothing);
   for (int64_t c = 0; c < n; c += kN) {
     const V s = hn::Load(d, scores + c);
-    if (!hn::AllTrue(d, hn::Eq(s, s))) {  // the row becomes NaN whatever its reference is
+    if (!hn::AllTrue(d, hn::Eq(s, s))) {  // the row becomes NaN with any reference
       if (old == kNothing) state.m[row] = 0.0f;
       return true;
     }
@@ -59,7 +59,7 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   return true;
 }
 
-// Scores -> weights of one strip, and the rows' partial sums.
+// Computes the weights of one strip from its scores, and adds to the rows' partial sums.
 struct Softmax {
   const Block& block;
   ForwardState& state;
@@ -90,7 +90,7 @@ struct Softmax {
       settle(R, kVectors * kN);
       return;
     }
-    // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
+    // Strips use different lanes of l in turn, so that sums are as short for narrow vectors.
     float* l = state.l + group * kLanes + n / kVectors % kLanes / kN * kN;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
@@ -110,10 +110,10 @@ struct Softmax {
     V top = s[0];
     for (int v = 1; v < kVectors; ++v) top = hn::Max(s[v], top);
     const float value = hn::GetLane(hn::MaxOfLanes(F(), top));
-    return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
+    return value == value ? value : 0.0f;  // with a NaN the row becomes NaN with any reference
   }
 
-  // The same from scores in p, where a reference must move first.
+  // The same for scores in p, where a reference must be raised first.
   HWY_NOINLINE void settle(int rows, int64_t columns) const {
     const F d;
     for (int r = 0; r < rows; ++r) {
@@ -133,7 +133,7 @@ struct Softmax {
   }
 };
 
-// Calls f with the fewest rows of a register tile that hold `rows`.
+// Calls f with the smallest number of rows of a register tile that is enough for `rows`.
 template <typename Function>
 HWY_INLINE void for_rows(int rows, const Function& f) {
   if (rows == 1) {
@@ -174,8 +174,8 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   }
 }
 
-// Weights of all groups first, then their products with the values: the tile's keys stay in the
-// nearest cache while the block's queries pass, then its values.
+// First the weights of all groups, then their products with the values. So the tile's keys stay in the
+// nearest cache for all queries of the block, and then its values do.
 void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
              int64_t count) {
   HWY_ALIGN_MAX float p[kRows * kTile];
@@ -218,7 +218,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
-// Gives columns [n, end) of the scores that lie in p to `finish`, a strip at a time.
+// Passes columns [n, end) of the scores in p to `finish`, a strip at a time.
 template <int R, typename MakeFinish>
 HWY_INLINE void loaded_strip(int64_t n, int64_t end, const float* p, const MakeFinish& finish) {
   const auto strip = [&](auto vectors) HWY_ATTR {

@@ -13,7 +13,7 @@
 
 #include "kernels/block.h"
 
-// A loop whose arrays stay in registers.
+// A loop that is unrolled, so that its arrays stay in registers.
 #ifndef RELPOS_UNROLLED
 #define RELPOS_UNROLLED(n, end) _Pragma("GCC unroll 16") for (int n = 0; n < (end); ++n)
 #endif
@@ -32,9 +32,9 @@ constexpr int kTileVectors = static_cast<int>(kTile / kN);
 // Vectors of a register tile: 16 registers hold 6 x 2 accumulators, 32 hold 6 x 4.
 constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
-// 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]; 0 below, NaN for
-// NaN, no number to use above. Minimax polynomial of degree 6 on [-1/2, 1/2] with p(0) = 1 and
-// coefficients that are floats, relative error 3.6e-9 before rounding.
+// 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]. Below it is 0, for NaN
+// it is NaN, and above it must not be used. A minimax polynomial of degree 6 on [-1/2, 1/2] with p(0) = 1
+// and float coefficients; its relative error before rounding is 3.6e-9.
 HWY_INLINE V exp2(V x) {
   const F d;
   const hn::RebindToSigned<F> di;
@@ -53,8 +53,8 @@ HWY_INLINE V exp2(V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));
 }
 
-// What sums are multiplied by when their row's reference rises by `rise`: 2^-rise in two factors, for
-// weights of up to 2^60 may have been summed, and 2^-rise alone may be below what exp2 flushes.
+// The factors of sums when their row's reference rises by `rise`: 2^-rise as two factors, since sums may
+// contain weights of up to 2^60 and exp2 may flush 2^-rise itself to 0.
 struct Rescaling {
   V first, second;
 
@@ -66,14 +66,14 @@ struct Rescaling {
   HWY_INLINE V operator()(V x) const { return hn::Mul(hn::Mul(x, first), second); }
 };
 
-// The most products summed in one register before they join the rest: the rounding of a chain grows
-// with its length, and at K = 130 one chain was off 4 times as much as a BLAS. Longer sums are cut
-// into chains of one length. Products that join a sum in memory, as a block's rows join a key's
-// gradient, may be longer, for their rounding is small beside that sum's.
+// The largest number of products that are summed in one register (a chain). Rounding errors grow with
+// the length of a chain: at K = 130 one chain had an error 4 times as large as a BLAS. Longer sums are
+// divided into chains of equal length. Chains that are added to a sum in memory, as the rows of a block
+// to a key's gradient, may be longer, since their rounding error is small beside that of the sum.
 constexpr int64_t kChain = 64, kJoiningChain = kRows;
 
-// R rows of A times kVectors vectors of B. What c holds joins the sum where `accumulate`; `finish`
-// takes the sums. c is scratch for K > kChain.
+// R rows of A times kVectors vectors of B, plus c if `accumulate`; `finish` gets the sums. c is scratch
+// for K > kChain.
 template <int R, int kVectors, typename Finish>
 HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t row_stride,
                               int64_t k_stride, const float* HWY_RESTRICT b, int64_t ldb,
@@ -171,10 +171,10 @@ struct Seen {
   }
 };
 
-// C += A B where some of B [K, N], K <= kRows, is NaN or Inf: `product`, which is gemm, on B with zeros in
-// their places, then their products for the rows m that see them. So the bits of all others do not
-// depend on what hides behind a zero of A. (gemm comes as an argument, for where it is called by name
-// more often the compiler no longer specialises it: 10 % of a call of 32 tokens.)
+// C += A B where some numbers of B [K, N], K <= kRows, are NaN or Inf. `product`, which is gemm, runs on B
+// with zeros in their places; then their products are added for the rows m that see them. So no bit of
+// the other rows depends on numbers that a zero of A hides. (gemm is an argument, since the compiler no
+// longer specialises it if it is called by name here, which costs 10 % of a call of 32 tokens.)
 [[maybe_unused]] __attribute__((noipa)) void guarded_gemm(decltype(&gemm) product, int64_t M,
                                                           int64_t N, int64_t K, const float* a,
                                                           int64_t row_stride, int64_t k_stride,
@@ -264,7 +264,7 @@ struct Seen {
 
 HWY_INLINE void clear(float* x, int64_t n) { std::fill_n(x, n, 0.0f); }
 
-// p[kTile] columns outside [first, end) = 0, for what reads whole rows.
+// Sets the columns of p[kTile] outside [first, end) to 0, for code that reads whole rows.
 HWY_INLINE void clear_outside(float* p, int64_t first, int64_t end) {
   for (int r = 0; r < kGroup; ++r) {
     clear(p + r * kTile, first);
@@ -272,7 +272,7 @@ HWY_INLINE void clear_outside(float* p, int64_t first, int64_t end) {
   }
 }
 
-// Asks for one of `parts` parts of x[n] in the second level cache.
+// Prefetches one of `parts` parts of x[n] into the second-level cache.
 HWY_INLINE void prefetch_part(const float* x, int64_t n, int64_t part, int64_t parts) {
   for (int64_t i = n * part / parts; i < n * (part + 1) / parts; i += kLanes) {
     __builtin_prefetch(x + i, 0, 2);

@@ -1,5 +1,5 @@
-// What is added to a register tile of scores, which of its keys are visible, and where gradients of
-// additive terms go, for the SIMD target that includes this.
+// What is added to a register tile of scores, which of its keys are visible, and where the gradients of
+// additive terms are added, for the SIMD target that includes this.
 #if defined(RELPOS_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RELPOS_TERMS_INL_H_
 #undef RELPOS_TERMS_INL_H_
@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
 
-// A tile cut into pieces of consecutive positions, none of which leaves a vector.
+// A tile divided into pieces of consecutive positions, each within one vector.
 struct Pieces {
   int count = 0;
   int8_t lane[kTile], length[kTile], vector[kTile];
@@ -48,8 +48,8 @@ struct Pieces {
     hwy::CopyBytes<8>(&bits, bytes);
     return hn::LoadMaskBits(F(), bytes);
   }
-  // Where the vector that holds the piece starts among a row's cells. A piece is shorter than the
-  // pads, so that lanes before it stay inside.
+  // The cell at which the vector with the piece starts. A piece is shorter than the pads, so that the
+  // lanes before it are inside the row of cells.
   HWY_INLINE int64_t offset(const Panel& panel, int n, const Block& block, int row) const {
     return std::max(panel.offset(row, position[n] - block.position[row]), kLanes) - lane[n];
   }
@@ -69,7 +69,7 @@ struct TileView {
   }
 };
 
-// sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
+// sums[kTile] += the cells of a panel that a row reads in a tile whose positions are not consecutive.
 HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
   for (int n = 0; n < view.pieces.count; ++n) {
@@ -93,7 +93,7 @@ HWY_INLINE V scaled_to_log2(V term) {
 
 // slope * delta, the slope split into two floats.
 HWY_INLINE V sloped(V high, V low, V delta) {
-#if HWY_TARGET == HWY_SCALAR  // no fused product: rounding twice would show
+#if HWY_TARGET == HWY_SCALAR  // without a fused multiply-add, rounding twice is not exact enough
   return hn::Set(F(), static_cast<float>((static_cast<double>(high.raw) + low.raw) *
                                          static_cast<double>(delta.raw)));
 #else
@@ -101,7 +101,7 @@ HWY_INLINE V sloped(V high, V low, V delta) {
 #endif
 }
 
-// sums[kTile] += a ramp. In lanes where distances less the row's shift are floats.
+// sums[kTile] += a ramp. Lanes are used where distances minus the row's shift are exact floats.
 HWY_INLINE void add_ramp(const TileView& view, const Ramp& ramp, int row, float* sums) {
   constexpr int64_t kExact = int64_t{1} << 24;  // integers that float32 holds
   const int64_t shift = view.block.shift[row], delta = view.distance(row, 0) - shift;
@@ -152,7 +152,7 @@ HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
   }
 }
 
-// Pointers to the kTile floats that each row of a group adds, one list a term.
+// Pointers to the kTile floats that each row of a group adds, one list for each term.
 class Additions {
  public:
   // `panels` of the block; `scores`: with the terms that only scores have.
@@ -223,13 +223,13 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
-  // Key biases of the tile, less what the row's scores are less by.
+  // Key biases of the tile, minus the shift of the row.
   static HWY_INLINE void load_key_bias(const TileView& view, int row, float* to) {
     const double* from = view.block.key_bias[row] + view.t * kTile;
     const double shift = view.block.key_shift[row];
     for (int64_t c = 0; c < kTile; ++c) to[c] = static_cast<float>(from[c] - shift);
   }
-  // Key biases alone: rows of one head and one shift share them.
+  // Only key biases; rows of one head with one shift share them.
   HWY_INLINE void share_key_bias(const TileView& view, int group) {
     const Block& block = view.block;
     for (int r = 0; r < kGroup; ++r) {
@@ -287,7 +287,7 @@ HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   return visible.bits(block.batch, block.head[row], block.index[row], t);
 }
 
-// What the rows of a group see of a tile: `any` of them, `all` of them, and the columns that matter.
+// Which keys of a tile `any` row of a group sees, which ones `all` of them see, and the columns to compute.
 struct GroupSight {
   uint64_t visible[kGroup];
   uint64_t any = 0, all = kAll;
