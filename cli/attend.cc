@@ -149,8 +149,8 @@ void check_streams(const AttendArguments& a) {
   const char* first = nullptr;
   for (const auto& [flag, path] : inputs) {
     if (*path != "-") continue;
-    check_value(first == nullptr, flag, ": ", first ? first : "",
-                " reads standard input already: give a file name for one of the two");
+    check_value(first == nullptr, flag, ": standard input is read by ", first ? first : "",
+                " already: give a file name for one of the two");
     first = flag;
   }
   check_value(a.grads != "-", "--grads: expected a folder, got -");
