@@ -384,11 +384,12 @@ def test_ctrl_c_keeps_what_is_done(own, tmp_path):
 def test_a_signal_that_ends_it_leaves_nothing(own, tmp_path, number):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
+    torch_keeps = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     with subprocess.Popen(
         command("--text", own, "--out", tmp_path / "out", "--schemes", "alibi", **SMALL),
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        env={**os.environ, "TMPDIR": str(scratch), **torch_keeps},
         preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
     ) as process:
         for line in process.stderr:
