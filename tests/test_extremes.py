@@ -316,6 +316,13 @@ class TestHiddenPlaces:
             assert torch.equal(gradients[0][2][:, :, 101:], other[2][:, :, 101:])
 
 
+LONG = [0.1] * 4000
+
+
+def ones(rows):
+    return torch.ones(1, 1, rows, 1, dtype=torch.float64)
+
+
 class TestManySmallParts:
     """Weights of 2^-26 beside one of 1: the sum of 600 in one float32 chain is off by 140 eps."""
 
@@ -327,16 +334,47 @@ class TestManySmallParts:
         out = relpos.attention(zeros[:, :, :queries], zeros, values, attn_mask=mask, q_offset=0)
         assert (out - 1).abs().max() < 64 * 2.0**-24
 
-    def test_gradients_in_float64(self):
-        """4,000 equal rows of the gradient of one key and value: one chain of doubles is off by
-        more than the promise."""
-        n, q = 4000, torch.ones(1, 1, 4000, 1, dtype=torch.float64)
-        key, value = (torch.ones(1, 1, 1, 1, dtype=torch.float64).requires_grad_() for _ in "kv")
-        out, lse = relpos.attention(q, key, value, q_offset=0, return_lse=True)
+    @staticmethod
+    def within(found, parts):
+        """Whether a float64 result of one length is the sum of its parts, as promised."""
+        bound = (64 + len(LONG) / 64) * 2.0**-53 * math.fsum(abs(x) for x in parts)
+        return abs(found - math.fsum(parts)) < bound
+
+    def test_gradients_of_a_key_in_float64(self):
+        """One chain of doubles over 4,000 equal rows would be off by 4 times the promise."""
+        query, key, value = ones(len(LONG)), ones(1).requires_grad_(), ones(1).requires_grad_()
+        out, lse = relpos.attention(query, key, value, q_offset=0, return_lse=True)
         torch.autograd.backward([out, lse], [torch.full_like(out, 0.1), torch.full_like(lse, 0.1)])
-        exact = math.fsum([0.1] * n)
         for gradient in (key.grad, value.grad):
-            assert abs(gradient.item() - exact) < (64 + n / 64) * 2.0**-53 * exact
+            assert self.within(gradient.item(), LONG)
+
+    def test_a_query_in_float64(self):
+        """The same over 4,000 keys, for the output, the log-sum-exp and the query's gradient."""
+        query, sign = 0 * ones(1), ones(len(LONG))
+        sign[:, :, ::2] = -1
+        out, lse = relpos.attention(
+            query.requires_grad_(), sign, 0.1 * sign, q_offset=0, scale=1.0, return_lse=True
+        )
+        out.sum().backward()
+        assert self.within(query.grad.item(), [x / len(LONG) for x in LONG])
+        assert abs(lse.item() - math.log(len(LONG))) < 1e-14
+        out = relpos.attention(query, sign, 0.1 * ones(len(LONG)), q_offset=0)
+        assert self.within(out.item(), [x / len(LONG) for x in LONG])
+
+    def test_a_table_in_float64(self):
+        """A number that 80,000 pairs read gets gradients of one sign from most of them."""
+        n, position = 400, relpos.BiasRPE(1, max_distance=3).double()
+        value = 0.1 * ones(n)
+        value[:, :, n // 2 :] = -0.1
+        out = relpos.attention(0 * ones(n), 0 * ones(n), value, position=position)
+        (table,) = torch.autograd.grad(out.sum(), list(position.parameters()))
+        parts = [[] for _ in range(5)]
+        for i in range(n):
+            for j in range(n):
+                parts[min(max(i - j, -2), 2) + 2].append(value[0, 0, j, 0].item() / n)
+        bound = (64 + n / 64) * 2.0**-53
+        for found, mine in zip(table.flatten().tolist(), parts, strict=True):
+            assert abs(found - math.fsum(mine)) < bound * math.fsum(map(abs, mine))
 
 
 def test_keys_on_both_sides_that_are_not_near():

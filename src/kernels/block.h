@@ -203,8 +203,8 @@ struct Kernels {
   void (*narrow_float16)(const float* row, int64_t n, void* half);
   // Bits of the `count` keys, up to kTile, that a row of a mask shows from element `at` on.
   uint64_t (*mask_bits)(const TensorView& mask, int64_t at, int64_t count);
-  // Rows read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key repeat it, and
-  // o[row] += sum over the listed keys of p[row, key] v[key].
+  // Rows read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key hold its
+  // product or 0, and o[row] += sum over the listed keys of p[row, key] v[key].
   void (*row_scores)(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
   void (*add_row_values)(const TensorRows& v, int rows, const float* p, const uint8_t* keys,
                          int count, float* o, int64_t ldo);

@@ -97,7 +97,8 @@ class DirectRows {
     const int64_t b = block.batch, first = t * kTile, count = std::min(kTile, p_.keys - first);
     uint64_t visible[kDirectRows], any = 0, all = ~uint64_t{0};
     for (int row = 0; row < block.rows; ++row) {
-      visible[row] = p_.visible.bits(b, block.head[row], block.index[row], t);
+      visible[row] =
+          p_.visible.bits(b, block.head[row], block.index[row], t, plan_.kernels.mask_bits);
       any |= visible[row];
       all &= visible[row];
     }

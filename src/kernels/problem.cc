@@ -1,32 +1,21 @@
 #include "kernels/problem.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "base/parallel.h"
-#include "kernels/block.h"
 
 namespace relpos {
 
 uint64_t Visibility::bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept {
-  const int64_t first = tile * kTile;
-  const auto [lo, hi] = interval(b, i);
-  const uint64_t inside = interval_bits(lo - first, std::min(hi, keys) - first);
-  if (inside == 0) return 0;
-  uint64_t word = inside;
-  if (!key_bits.empty()) {
-    const int64_t words = (keys + kTile - 1) / kTile;
-    word &= key_bits[b * words + tile];
-  }
-  if (!mask.given()) return word;
-  const int from = std::countr_zero(inside);
-  return word & mask_bits(b, h, i, first + from, std::popcount(inside)) << from;
-}
-
-uint64_t Visibility::mask_bits(int64_t b, int64_t h, int64_t i, int64_t j,
-                               int64_t count) const noexcept {
-  return tile_kernels().mask_bits(mask, mask_offset(b, h, i, j), count);
+  return bits(b, h, i, tile, [](const TensorView& row, int64_t at, int64_t count) {
+    uint64_t word = 0;
+    for (int64_t c = 0; c < count; ++c) {
+      const double value = row.load(at + c * row.strides[3]);
+      word |= uint64_t{row.dtype == DType::kBool ? value != 0.0 : value != -HUGE_VAL} << c;
+    }
+    return word;
+  });
 }
 
 std::pair<int64_t, int64_t> Problem::distance_range() const {

@@ -56,18 +56,24 @@ struct Visibility {
     if (span.empty()) return {0, keys};
     return span[(rows == 1 ? 0 : b) * queries + i];
   }
-  // Bit c is set where key 64 * tile + c is visible to query i.
+  // Bit c is set where key 64 * tile + c is visible to query i. A floating mask hides a pair by -inf, so
+  // that nothing of a hidden key, NaN included, is read.
   uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile) const noexcept;
+  // The same, where mask_bits(mask, at, count) has the bits of `count` keys from element `at` on.
+  template <typename MaskBits>
+  uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile, const MaskBits& mask_bits) const {
+    const int64_t first = tile * kTile;
+    const auto [lo, hi] = interval(b, i);
+    uint64_t word = interval_bits(lo - first, std::min(hi, keys) - first);
+    if (!key_bits.empty()) word &= key_bits[b * ((keys + kTile - 1) / kTile) + tile];
+    if (word == 0 || !mask.given()) return word;
+    return word & mask_bits(mask, mask_offset(b, h, i, first), std::min(kTile, keys - first));
+  }
   bool boolean_mask() const noexcept { return mask.given() && mask.dtype == DType::kBool; }
   bool floating_mask() const noexcept { return mask.given() && mask.dtype != DType::kBool; }
   int64_t mask_offset(int64_t b, int64_t h, int64_t i, int64_t j) const noexcept {
     return mask.offset({b, h, i, j});
   }
-
- private:
-  // Bit c: the mask lets query i see key j + c. A floating mask hides a pair by -inf, so that nothing
-  // of a hidden key, NaN included, is read.
-  uint64_t mask_bits(int64_t b, int64_t h, int64_t i, int64_t j, int64_t count) const noexcept;
 };
 
 struct Problem {

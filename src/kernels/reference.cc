@@ -14,21 +14,7 @@ namespace {
 
 using namespace reference;  // NOLINT: the rows of reference_head.h
 
-constexpr int64_t kWave = 8;    // tasks whose private table gradients exist at one time
-constexpr int64_t kChain = 64;  // rows whose parts are summed before they join the rest
-
-// A sum whose rounding grows with a chain of kChain parts and the number of chains, as
-// docs/accuracy.md bounds it, not with all of its parts.
-struct Chained {
-  std::vector<double> sum, recent;
-
-  explicit Chained(size_t size) : sum(size, 0.0), recent(size, 0.0) {}
-  void join() {
-    add_scaled(sum.data(), 1.0, recent.data(), std::ssize(sum));
-    std::fill(recent.begin(), recent.end(), 0.0);
-  }
-};
-
+constexpr int64_t kWave = 8;  // tasks whose private table gradients exist at one time
 // Gradients of one (b, kv head), fed with dscore rows.
 class HeadGradient {
  public:
@@ -38,21 +24,21 @@ class HeadGradient {
         p(head.p),
         out(gradients),
         t(terms),
-        dk(head.k.size()),
-        dk_plain(head.k_plain.size()),
-        dv(head.v.size()),
-        dq(head.D) {}
+        dk(split_sums(std::ssize(head.k))),
+        dk_plain(split_sums(std::ssize(head.k_plain))),
+        dv(split_sums(std::ssize(head.v))) {}
 
   // Everything that x.dscore of the selected row contributes; each line differentiates its twin in
   // score_row.
   void add_row() {
     const int64_t D = x.D;
-    std::fill(dq.begin(), dq.end(), 0.0);
+    int64_t keys = 0;
+    dq.assign(2 * D, 0.0);
     a.clear();
     da.clear();
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) {
       a.push_back(x.row_factor(n));
-      da.emplace_back(a.back().size(), 0.0);
+      da.emplace_back(2 * a.back().size(), 0.0);
     }
     x.for_visible([&](int64_t j) {
       const double ds = x.dscore[j];
@@ -62,16 +48,22 @@ class HeadGradient {
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
       for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, d, ds);
       for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
-      if (out.mask != nullptr) (*out.mask)[out.mask_index.offset({x.b, x.h, x.i, j})] += ds;
+      if (out.mask != nullptr) {
+        accumulate(*out.mask, out.mask_index.offset({x.b, x.h, x.i, j}), ds);
+      }
+      if (++keys % kTile == 0) join_row();
     });
+    join_row();
+    for (std::vector<double>& each : da) settle(each);
+    settle(dq);
     m.rotate(dq.data(), true, x.b, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
-      add_scaled(&t.query_added[n][x.h * D], p.terms.query_added[n].multiplier, dq.data(), D);
+      accumulate(t.query_added[n], x.h * D, p.terms.query_added[n].multiplier, dq.data(), D);
     }
     for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
-    if (++rows_ % kChain == 0) join();
+    if (++rows_ % kTile == 0) join_keys();
   }
 
   // Rows of value gradients under the selected row's weights after dropout.
@@ -79,43 +71,48 @@ class HeadGradient {
     const int64_t Dv = x.Dv;
     x.for_visible([&](int64_t j) {
       const double weight = x.weight[j] * x.kept(j);
-      add_scaled(&dv.recent[j * Dv], weight, dout.data(), Dv);
+      add_scaled(chain(dv) + j * Dv, weight, dout.data(), Dv);
       for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
         const int64_t row = p.terms.value_tables[n].map(x.delta(j));
         if (row == ClassMap::kNone || t.value_tables[n].table.empty()) continue;
-        add_scaled(t.value_tables[n].table.data() + m.value_tables[n].at(x.h, row),
+        accumulate(t.value_tables[n].table, m.value_tables[n].at(x.h, row),
                    weight * p.terms.value_tables[n].table.multiplier, dout.data(), Dv);
       }
     });
   }
 
   void store() {
-    join();
+    join_keys();
+    for (std::vector<double>* sums : {&dk, &dk_plain, &dv}) settle(*sums);
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
-      double* row = &dk.sum[j * x.D];
+      double* row = &dk[j * x.D];
       m.rotate(row, false, x.b, j, true);
-      if (!dk_plain.sum.empty()) add_scaled(row, 1.0, &dk_plain.sum[j * x.D], x.D);
+      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv.sum[j * x.Dv]);
+      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[j * x.Dv]);
     }
   }
 
  private:
-  void join() {
-    for (Chained* each : {&dk, &dk_plain, &dv}) each->join();
+  void join_row() {
+    join(dq);
+    for (std::vector<double>& each : da) join(each);
+  }
+  void join_keys() {
+    for (std::vector<double>* sums : {&dk, &dk_plain, &dv}) join(*sums);
   }
 
   void add_content(int64_t j, int64_t d, double ds) {
     const double* key = &x.k[j * x.D];
-    double* dkey = &dk.recent[j * x.D];
+    double *dquery = chain(dq), *dkey = chain(dk) + j * x.D;
     if (!m.decays()) {
-      add_scaled(dq.data(), ds, key, x.D);
+      add_scaled(dquery, ds, key, x.D);
       add_scaled(dkey, ds, x.q.data(), x.D);
       return;
     }
     m.decay(d, x.decay.data());
     for (int64_t c = 0; c < x.D; ++c) {
-      dq[c] += ds * key[c] * x.decay[c];
+      dquery[c] += ds * key[c] * x.decay[c];
       dkey[c] += ds * x.q[c] * x.decay[c];
     }
   }
@@ -125,24 +122,24 @@ class HeadGradient {
     const int64_t row = term.map(d), r = m.row_tables[n].columns;
     if (row == ClassMap::kNone) return;
     const double s = term.scale.value_or(p.scale) * ds;
-    add_scaled(da[n].data(), s, m.row_tables[n].row(x.h, row), r);
+    add_scaled(chain(da[n]), s, m.row_tables[n].row(x.h, row), r);
     if (t.row_tables[n].table.empty()) return;
-    add_scaled(&t.row_tables[n].table[m.row_tables[n].at(x.h, row)], s * term.table.multiplier,
+    accumulate(t.row_tables[n].table, m.row_tables[n].at(x.h, row), s * term.table.multiplier,
                a[n].data(), r);
   }
 
   void finish_row_table(size_t n) {
     const RowTable& term = p.terms.row_tables[n];
-    const auto& [table, factor, added] = t.row_tables[n];
+    auto& [table, factor, added] = t.row_tables[n];
     const int64_t r = m.row_tables[n].columns;
     if (!added.empty()) {
-      add_scaled(&t.row_tables[n].added[x.h * r], term.added.multiplier, da[n].data(), r);
+      accumulate(added, x.h * r, term.added.multiplier, da[n].data(), r);
     }
     if (!term.factor.view.given()) {
       add_scaled(dq.data(), 1.0, da[n].data(), r);
     } else if (!factor.empty()) {
       const int64_t at = ((x.b * p.heads + x.h) * p.queries + x.i) * r;
-      add_scaled(&t.row_tables[n].factor[at], term.factor.multiplier, da[n].data(), r);
+      accumulate(factor, at, term.factor.multiplier, da[n].data(), r);
     }
   }
 
@@ -150,7 +147,7 @@ class HeadGradient {
     if (t.key_biases[n].table.empty()) return;
     const TermData& values = p.terms.key_biases[n].values;
     const int64_t batch = values.view.rank == 3 ? x.b : 0;
-    t.key_biases[n].table[(batch * p.heads + x.h) * p.keys + j] += ds * values.multiplier;
+    accumulate(t.key_biases[n].table, (batch * p.heads + x.h) * p.keys + j, ds * values.multiplier);
   }
 
   void add_column(size_t n, int64_t j, int64_t d, double ds) {
@@ -160,16 +157,15 @@ class HeadGradient {
     const double s = term.scale.value_or(p.scale) * ds;
     const int64_t r = m.column_tables[n].columns;
     if (!t.column_tables[n].table.empty()) {
-      add_scaled(t.column_tables[n].table.data() + m.column_tables[n].at(x.h, row),
+      accumulate(t.column_tables[n].table, m.column_tables[n].at(x.h, row),
                  s * term.table.multiplier, x.column_factor(n, j).data(), r);
     }
     const double* table = m.column_tables[n].row(x.h, row);
     if (!term.factor.view.given()) {
-      add_scaled(&dk_plain.recent[j * x.D], s, table, r);
+      add_scaled(chain(dk_plain) + j * x.D, s, table, r);
     } else if (!t.column_tables[n].factor.empty()) {
-      double* factor =
-          t.column_tables[n].factor.data() + ((x.b * p.kv_heads + x.hk) * p.keys + j) * r;
-      add_scaled(factor, s * term.factor.multiplier, table, r);
+      accumulate(t.column_tables[n].factor, ((x.b * p.kv_heads + x.hk) * p.keys + j) * r,
+                 s * term.factor.multiplier, table, r);
     }
   }
 
@@ -178,12 +174,13 @@ class HeadGradient {
     if (!t.biases[n].table.empty()) {
       const int64_t row = (*term.map)(d);
       if (row != ClassMap::kNone) {
-        t.biases[n].table[m.bias_tables[n].at(0, x.h) + row] += ds * term.table.multiplier;
+        accumulate(t.biases[n].table, m.bias_tables[n].at(0, x.h) + row,
+                   ds * term.table.multiplier);
       }
     }
     if (!t.biases[n].slopes.empty()) {
-      t.biases[n].slopes[(d < 0 ? 0 : p.heads) + x.h] +=
-          ds * static_cast<double>(d) * term.slopes.multiplier;
+      accumulate(t.biases[n].slopes, (d < 0 ? 0 : p.heads) + x.h,
+                 ds * static_cast<double>(d) * term.slopes.multiplier);
     }
   }
 
@@ -192,19 +189,26 @@ class HeadGradient {
   const Problem& p;
   const ProblemGradients& out;
   TermGradients& t;
-  Chained dk, dk_plain, dv;
-  std::vector<double> dq;
+  std::vector<double> dk, dk_plain, dv, dq;  // split sums, chained
   int64_t rows_ = 0;
   std::vector<std::vector<double>> a, da;  // of each row table
 };
 
-void add_all(const Terms& terms, TermGradients& sum, const TermGradients& part) {
-  std::vector<const std::vector<double>*> parts;
-  for_each_gradient(terms, part, [&](auto&&, auto&&, auto& values) { parts.push_back(&values); });
-  auto from = parts.begin();
-  for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
-    add_scaled(values.data(), 1.0, (*from++)->data(), std::ssize(values));
+// Calls f(values of `to`, values of `from`) for every gradient.
+template <typename F>
+void for_each_pair(const Terms& terms, TermGradients& to, TermGradients& from, F&& f) {
+  std::vector<std::vector<double>*> second;
+  for_each_gradient(terms, from, [&](auto&&, auto&&, auto& values) { second.push_back(&values); });
+  auto next = second.begin();
+  for_each_gradient(terms, to, [&](auto&&, auto&&, auto& values) { f(values, **next++); });
+}
+
+TermGradients split_gradients(const Terms& terms) {
+  TermGradients sums = TermGradients::zeros(terms);
+  for_each_gradient(terms, sums, [](auto&&, auto&&, std::vector<double>& values) {
+    values = split_sums(std::ssize(values));
   });
+  return sums;
 }
 
 // Runs body(head, gradient) for each (b, kv head), with table gradients private to a task and summed
@@ -215,13 +219,20 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
   Stopper stopper(p.cancel);
   const int threads = gradients.mask != nullptr ? 1 : p.threads;
   const int64_t tasks = p.batch * p.kv_heads;
+  TermGradients all = split_gradients(p.terms);
+  ProblemGradients to = gradients;
+  std::vector<double> mask;
+  if (gradients.mask != nullptr) {
+    mask = split_sums(std::ssize(*gradients.mask));
+    to.mask = &mask;
+  }
   for (int64_t first = 0; first < tasks; first += kWave) {
     const int64_t count = std::min(kWave, tasks - first);
-    std::vector<TermGradients> own(count, TermGradients::zeros(p.terms));
+    std::vector<TermGradients> own(count, split_gradients(p.terms));
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
       Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
-      HeadGradient gradient(head, gradients, own[n]);
+      HeadGradient gradient(head, to, own[n]);
       for (int64_t g = 0; g < p.group(); ++g) {
         for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
           head.select(head.hk * p.group() + g, i);
@@ -231,10 +242,21 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
       gradient.store();
     });
     stopper.check();
-    for (const TermGradients& part : own) {
+    for (TermGradients& part : own) {
       check_cancelled();
-      add_all(p.terms, *gradients.terms, part);
+      for_each_pair(p.terms, all, part, [](auto& sums, auto& values) {
+        settle(values);
+        accumulate(sums, 0, 1.0, values.data(), std::ssize(values));
+      });
     }
+  }
+  for_each_pair(p.terms, *gradients.terms, all, [](auto& values, auto& sums) {
+    settle(sums);
+    add_scaled(values.data(), 1.0, sums.data(), std::ssize(values));
+  });
+  if (gradients.mask != nullptr) {
+    settle(mask);
+    add_scaled(gradients.mask->data(), 1.0, mask.data(), std::ssize(mask));
   }
 }
 
@@ -259,15 +281,19 @@ void for_each_row(const Problem& p, F&& body) {
 void reference_forward(const Problem& p, const ForwardResults& to) {
   const Shifts shifts(p);
   for_each_row(p, [&](Head& x) {
-    std::vector<double> sum(x.Dv, 0.0), row(sum.size());
+    std::vector<double> sum = split_sums(x.Dv), row(x.Dv);
+    int64_t keys = 0;
     x.score_row();
     x.weigh();
     if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
-        add_scaled(sum.data(), x.weight[j] * x.kept(j), row.data(), x.Dv);
+        add_scaled(chain(sum), x.weight[j] * x.kept(j), row.data(), x.Dv);
+        if (++keys % kTile == 0) join(sum);
       });
     }
+    join(sum);
+    settle(sum);
     store_row(to.out, x.b, x.h, x.i, x.Dv, sum.data());
     if (to.lse.given()) {
       const double lse = x.top == kHidden ? kHidden : x.top + std::log(x.sum);

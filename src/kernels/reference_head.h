@@ -49,6 +49,42 @@ inline void add_scaled(double* y, double factor, const double* x, int64_t n) {
   for (int64_t d = 0; d < n; ++d) y[d] += factor * x[d];
 }
 
+// Sums whose rounding stays within the bound of docs/accuracy.md: n sums, then n parts that settle()
+// adds to them. The parts are either what two-sums lost (accumulate), for gradients of terms, which
+// may have a part from every pair; or a chain of up to kTile parts (chain and join), which is faster.
+inline std::vector<double> split_sums(int64_t n) { return zeros(2 * n); }
+
+// sums[at..] += factor x[0..n), by Knuth's two-sum.
+inline void accumulate(std::vector<double>& sums, int64_t at, double factor, const double* x,
+                       int64_t n) {
+  double* sum = sums.data() + at;
+  double* lost = sum + sums.size() / 2;
+  for (int64_t d = 0; d < n; ++d) {
+    const double part = factor * x[d], before = sum[d], after = before + part;
+    const double rounded = after - before;
+    lost[d] += (before - (after - rounded)) + (part - rounded);
+    sum[d] = after;
+  }
+}
+inline void accumulate(std::vector<double>& sums, int64_t at, double x) {
+  accumulate(sums, at, 1.0, &x, 1);
+}
+
+inline double* chain(std::vector<double>& sums) { return sums.data() + sums.size() / 2; }
+inline void join(std::vector<double>& sums) {
+  add_scaled(sums.data(), 1.0, chain(sums), std::ssize(sums) / 2);
+  std::fill(sums.begin() + std::ssize(sums) / 2, sums.end(), 0.0);
+}
+
+// Leaves the n sums alone. What a sum beyond all floats lost is NaN, and counts as nothing.
+inline void settle(std::vector<double>& sums) {
+  const size_t n = sums.size() / 2;
+  for (size_t d = 0; d < n; ++d) {
+    if (std::isfinite(sums[d])) sums[d] += sums[n + d];
+  }
+  sums.resize(n);
+}
+
 inline void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                      double* row) {
   for (int64_t d = 0; d < n; ++d) row[d] = view.at({b, h, i, d});
@@ -255,7 +291,7 @@ class Head {
   void weigh() {
     std::fill(weight.begin(), weight.end(), 0.0);
     top = kHidden;
-    sum = 0.0;
+    std::vector<double> total = split_sums(1);
     for_visible([&](int64_t j) {
       const double s = score[j];
       if (!(s <= top)) top = s;
@@ -264,8 +300,10 @@ class Head {
     for_visible([&](int64_t j) {
       const double w = std::exp(score[j] - top);
       weight[j] = w;
-      sum += w;
+      accumulate(total, 0, w);
     });
+    settle(total);
+    sum = total[0];
     for (double& w : weight) w /= sum;
   }
 

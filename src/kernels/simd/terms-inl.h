@@ -277,15 +277,7 @@ HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   if (row >= block.rows) return 0;
   const int64_t first = t * kTile;
   if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
-  const Problem& p = *block.problem;
-  uint64_t word = interval_bits(block.lo[row] - first, block.hi[row] - first);
-  if (!p.visible.key_bits.empty()) word &= p.visible.key_bits[block.batch * p.tiles() + t];
-  if (p.visible.mask.given()) {
-    word &= mask_bits(p.visible.mask,
-                      p.visible.mask_offset(block.batch, block.head[row], block.index[row], first),
-                      std::min(kTile, p.keys - first));
-  }
-  return word;
+  return block.problem->visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
 }
 
 // What the rows of a group see of a tile: `any` of them, `all` of them, and the columns that matter.

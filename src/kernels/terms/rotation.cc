@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "base/angles.h"
@@ -30,7 +31,7 @@ struct Angles {
 };
 
 // Angles of consecutive or arbitrary positions 64 c + 8 m + f as products in double, rounded once: a
-// run of positions costs one complex product each, and 14 evaluations besides those of its c.
+// run of positions costs one complex product each, and at most 15 evaluations besides those of its c.
 class AngleTable {
  public:
   explicit AngleTable(const Rotation& rotation)
@@ -41,9 +42,8 @@ class AngleTable {
       angle_table(r_, position, cos, sin);
     } else {
       const int64_t tile = position & ~(kTile - 1);
-      if (!ready_ || tile != tile_) coarse_.at(r_, tile);
+      if (tile_ != tile) coarse_.at(r_, tile);
       tile_ = tile;
-      ready_ = true;
       Angles::product(coarse_, within(position - tile), cos, sin);
     }
     scale(cos, sin);
@@ -78,8 +78,7 @@ class AngleTable {
   int64_t pairs_;
   Angles coarse_;               // of the first position of the tile
   std::vector<Angles> within_;  // [kTile], none where not yet used
-  int64_t tile_ = 0;
-  bool ready_ = false;
+  std::optional<int64_t> tile_;
 };
 
 }  // namespace
