@@ -74,3 +74,21 @@ def test_a_gradient_has_the_same_bits_at_any_thread_count(shape):
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
     torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
+    """Tasks of 256 heads add to the same 4,096 numbers."""
+    draw = torch.Generator().manual_seed(2)
+    q, k, v, dout = torch.randn(4, 8, 32, 64, 8, generator=draw)
+    mask = torch.zeros(64, 64, requires_grad=True)
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in [1] + 10 * [2]:
+            torch.set_num_threads(threads)
+            out = relpos.attention(q, k, v, attn_mask=mask)
+            found += torch.autograd.grad(out, mask, dout)
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert torch.equal(found[0], other)
