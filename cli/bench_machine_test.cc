@@ -24,8 +24,8 @@ TEST(BenchMachine, ProbesComputeWhatTheySay) {
 }
 
 TEST(BenchMachine, MeasuresTheBaseline) {
-  EXPECT_GT(peak_gflops("baseline", 1), 0.1);
-  EXPECT_GT(read_bandwidth("baseline", 2), 0.01);
+  EXPECT_GT(peak_gflops("baseline", 1), 0.0);
+  EXPECT_GT(read_bandwidth("baseline", 2), 0.0);
   EXPECT_NE(cpu_name(), "");
   EXPECT_THROW(peak_gflops("nothing", 1), Error);
 }
