@@ -126,7 +126,7 @@ DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbe
 }
 
 void Builder::bias(int64_t heads, Network network) {
-  recipe_.reads_length = recipe_.reads_length || network.check_reach != nullptr;
+  recipe_.has_reach = recipe_.has_reach || network.check_reach != nullptr;
   recipe_.reads_distances = true;
   std::vector<int64_t> widths{1};
   for (const Network::Layer& layer : network.layers) widths.push_back(size_of(layer.bias));
@@ -192,11 +192,17 @@ void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& o
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
                              const std::optional<Source>& added) {
-  projected_rows(heads, weight, FeaturesOf([features](int64_t) { return features; }), added);
+  project_rows(heads, weight, [features](int64_t) { return features; }, added);
 }
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
-                             const std::optional<Source>& adds) {
+                             const std::optional<Source>& added) {
+  recipe_.reads_length = true;
+  project_rows(heads, weight, features, added);
+}
+
+void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                           const std::optional<Source>& adds) {
   const SourceReader numbers(weight), added(adds);
   const std::vector<int64_t>& shape = recipe_.specs[weight.index_].shape;
   const auto projection = [=, who = std::string(scheme()), rows = shape.at(0),
@@ -210,7 +216,7 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
                       sizes.threads,
                       features(sizes.length)};
   };
-  recipe_.reads_distances = recipe_.reads_length = true;
+  recipe_.reads_distances = true;
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) {
          const Projection of = projection(call.sizes);

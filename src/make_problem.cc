@@ -238,10 +238,8 @@ void bind_parts(Call& call, const Position& position) {
   if (reads_distances(position)) {
     std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
   }
-  if (reads_length(position)) {
-    call.sizes.length = length_of(problem.positions);
-    call.sizes.last_query = last_query_of(problem.positions);
-  }
+  if (reads_length(position)) call.sizes.length = length_of(problem.positions);
+  if (has_reach(position)) call.sizes.last_query = last_query_of(problem.positions);
   for (size_t n = 0; n < position.parts.size(); ++n) {
     const Part& part = position.parts[n];
     check_parameters(part, call.sizes);

@@ -18,21 +18,28 @@ std::vector<T> take(std::vector<T>& all, size_t& from, size_t count) {
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
 
+template <typename F>
+bool any_recipe(const Position& position, F holds) {
+  return std::any_of(position.parts.begin(), position.parts.end(),
+                     [&](const Part& part) { return part.recipe && holds(*part.recipe); });
+}
+
 }  // namespace
 
 bool places(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->place; });
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.place != nullptr; });
 }
 
 bool reads_distances(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->reads_distances; });
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.reads_distances; });
 }
 
 bool reads_length(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->reads_length; });
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.reads_length; });
+}
+
+bool has_reach(const Position& position) {
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.has_reach; });
 }
 
 void append_places(const Position& position, Side side, int64_t first, int64_t count,

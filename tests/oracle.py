@@ -43,6 +43,11 @@ def exclusive(name):
     return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
 
 
+def reads_length(name, options):
+    """Whether terms depend on the length of the call."""
+    return hasattr(oracle_of(name), "READS_LENGTH") and options.get("length") is None
+
+
 @dataclass
 class Part:
     """A scheme with constructor options, its numbers by dotted name, and the inputs of the call,

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import relpos
 import torch
-from oracle import allowed_pairs, attend, gradients, positions
+from oracle import allowed_pairs, attend, gradients, positions, reads_length
 from sample import HEAD_DIM, HEADS, NAMES, configurations, position, tensors, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,15 +26,9 @@ def whole(inputs, parts, dtype, **masks):
     return attend(q, k, v, cast, pos_q, pos_k, seen, scale=HEAD_DIM**-0.5).out
 
 
-def reads_length(part):
-    """Its terms depend on the length of the call: each step has its own."""
-    (scheme,) = (s for s in relpos.schemes() if s.name == part.name)
-    return any(o.name == "length" for o in scheme.options) and not part.options.get("length")
-
-
 def dense(inputs, parts, dtype, steps, key_padding_mask=None, **masks):
-    """The formula of the whole, or of all tokens up to each step where parts depend on it."""
-    if not any(reads_length(part) for part in parts):
+    """The formula of the whole, or of all tokens up to each step where a part reads the length."""
+    if not any(reads_length(part.name, part.options) for part in parts):
         return whole(inputs, parts, dtype, key_padding_mask=key_padding_mask, **masks)
     outs, end = [], 0
     for count in steps:

@@ -244,6 +244,8 @@ class Builder {
  private:
   static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
+  void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                    const std::optional<Source>& added);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

@@ -80,12 +80,14 @@ struct Enformer {
                                  "joins the scaled queries where they meet distances");
     const double scale = std::sqrt(static_cast<double>(head_dim));
     b.query_added(scale * u);
-    b.projected_rows(heads, weight,
-                     Builder::FeaturesOf([each = features / 6, own = length](int64_t found) {
-                       const int64_t positions = std::max<int64_t>(own.value_or(found), 1);
-                       return of_length(static_cast<double>(positions), each);
-                     }),
-                     scale * v);
+    const auto of = [each = features / 6](int64_t positions) {
+      return of_length(static_cast<double>(std::max<int64_t>(positions, 1)), each);
+    };
+    if (length) {
+      b.projected_rows(heads, weight, of(*length), scale * v);
+    } else {
+      b.projected_rows(heads, weight, Builder::FeaturesOf(of), scale * v);
+    }
   }
 };
 

@@ -48,7 +48,8 @@ What else the tests must know of a scheme, as attributes of the module:
     NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are
                those of the formula's values and derivatives.
     READS_LENGTH  True where terms depend on the length of the call: options["call_length"] is one
-               more than the last position of all its batch rows.
+               more than the last position of all its batch rows. The first configuration does not:
+               it gives the length.
     SPANS      True where a number is computed for each distance between the least and the greatest
                of a call: its tests keep positions together.
 

@@ -11,8 +11,8 @@ SPANS = READS_LENGTH = True
 def configs(heads, head_dim, value_dim):
     sizes = {"heads": heads, "head_dim": head_dim}
     return [
-        sizes | {"features": 12},
-        sizes | {"features": 6, "length": 40},
+        sizes | {"features": 12, "length": 40},
+        sizes | {"features": 6},
         sizes | {"features": 24, "length": 1000},
     ]
 

@@ -3,10 +3,7 @@
 from oracles.rope import dims_of, rotation
 from oracles.rope_ntk import stretched
 
-ROTATES = True
-
-
-READS_LENGTH = True
+ROTATES = READS_LENGTH = True
 
 
 def configs(heads, head_dim, value_dim):
@@ -15,8 +12,8 @@ def configs(heads, head_dim, value_dim):
         return [None] * 3
     sizes = {"head_dim": head_dim, "rotary_dim": even}
     return [
-        sizes | {"layout": "half", "factor": 2.0, "max_position_embeddings": 20},
         sizes | {"layout": "interleaved", "factor": 4.0, "length": 9000},
+        sizes | {"layout": "half", "factor": 2.0, "max_position_embeddings": 20},
         sizes | {"layout": "half", "factor": 1.5, "max_position_embeddings": 1},
     ]
 

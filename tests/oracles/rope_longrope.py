@@ -6,10 +6,7 @@ import torch
 
 from oracles.rope import dims_of, inverse_frequencies, rotation
 
-ROTATES = True
-
-
-READS_LENGTH = True
+ROTATES = READS_LENGTH = True
 
 
 def configs(heads, head_dim, value_dim):
@@ -22,8 +19,8 @@ def configs(heads, head_dim, value_dim):
     lists = {"short_factor": near, "long_factor": far}
     before = {"original_max_position_embeddings": 40}
     return [
-        sizes | lists | before | {"factor": 32.0},
         sizes | lists | {"length": 4097, "attention_factor": 1.5, "layout": "interleaved"},
+        sizes | lists | before | {"factor": 32.0},
         sizes | {"long_factor": far, "factor": 0.5} | before,
         sizes | lists | before | {"angle": "float32", "length": 40},
     ]
