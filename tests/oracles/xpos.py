@@ -4,7 +4,7 @@ import torch
 
 from oracles.rope import dims_of, inverse_frequencies, rotation
 
-ROTATES = True
+ROTATES = GROWS = True
 
 
 def configs(heads, head_dim, value_dim):
