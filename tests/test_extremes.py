@@ -358,8 +358,27 @@ class TestManySmallParts:
         out.sum().backward()
         assert self.within(query.grad.item(), [x / len(LONG) for x in LONG])
         assert abs(lse.item() - math.log(len(LONG))) < 1e-14
+        faint = math.log(0.1) * ones(len(LONG))
+        faint[:, :, 0] = 0.0
+        _, lse = relpos.attention(ones(1), faint, sign, q_offset=0, scale=1.0, return_lse=True)
+        exact = 1.0 + (len(LONG) - 1) * math.exp(math.log(0.1))
+        assert abs(lse.item() - math.log(exact)) < 1e-14
         out = relpos.attention(query, sign, 0.1 * ones(len(LONG)), q_offset=0)
         assert self.within(out.item(), [x / len(LONG) for x in LONG])
+
+    def test_a_large_head_in_float64(self):
+        """Products of 4,000 dimensions, in scores and in gradients of weights."""
+        wide = ones(len(LONG)).transpose(2, 3)
+        _, lse = relpos.attention(0.1 * wide, wide, wide, scale=1.0, return_lse=True)
+        exact = math.fsum(LONG)
+        assert abs(lse.item() - exact) < (64 + 1 / 64) * 2.0**-53 * (1 + 2 * exact)
+        value = torch.cat([0.1 * wide, -0.1 * wide], 2)
+        mask = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+        out = relpos.attention(0 * wide, 0 * value, value, attn_mask=mask, q_offset=0)
+        out.sum().backward()
+        half = [x / 2 for x in LONG]
+        assert self.within(mask.grad[0, 0].item(), half)
+        assert self.within(-mask.grad[0, 1].item(), half)
 
     def test_a_table_in_float64(self):
         """A number that 80,000 pairs read gets gradients of one sign from most of them."""

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/parallel.h"
+#include "kernels/block.h"
 
 namespace relpos {
 namespace {
@@ -48,7 +49,7 @@ bool masked_keys_reach(const Problem& p, const TensorView& view, int64_t b, int6
       for (int64_t t = 0; t < p.tiles(); ++t) {
         tick();
         uint64_t& done = checked[t];
-        const uint64_t now = p.visible.bits(b, h, i, t) & ~done;
+        const uint64_t now = p.visible.bits(b, h, i, t, tile_kernels().mask_bits) & ~done;
         done |= now;
         for (uint64_t left = now; left != 0; left &= left - 1) {
           if (reaches(view, b, kv_head, t * kTile + std::countr_zero(left), kUsual)) return true;

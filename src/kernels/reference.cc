@@ -63,7 +63,8 @@ class HeadGradient {
     }
     for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
-    if (++rows_ % kTile == 0) join_keys();
+    parts_ += std::max<int64_t>(1, std::ssize(p.terms.column_tables));
+    if (parts_ >= kTile) join_keys();
   }
 
   // Rows of value gradients under the selected row's weights after dropout.
@@ -100,6 +101,7 @@ class HeadGradient {
   }
   void join_keys() {
     for (std::vector<double>* sums : {&dk, &dk_plain, &dv}) join(*sums);
+    parts_ = 0;
   }
 
   void add_content(int64_t j, int64_t d, double ds) {
@@ -190,7 +192,7 @@ class HeadGradient {
   const ProblemGradients& out;
   TermGradients& t;
   std::vector<double> dk, dk_plain, dv, dq;  // split sums, chained
-  int64_t rows_ = 0;
+  int64_t parts_ = 0;  // in the chains of keys
   std::vector<std::vector<double>> a, da;  // of each row table
 };
 

@@ -39,9 +39,14 @@ struct Loaded {
   const double* row(int64_t h, int64_t m) const { return values.data() + at(h, m); }
 };
 
+// In chains of kTile products, as those of the kernels.
 inline double dot(const double* x, const double* y, int64_t n) {
   double sum = 0.0;
-  for (int64_t d = 0; d < n; ++d) sum += x[d] * y[d];
+  for (int64_t first = 0; first < n; first += kTile) {
+    double part = 0.0;
+    for (int64_t d = first; d < std::min(n, first + kTile); ++d) part += x[d] * y[d];
+    sum += part;
+  }
   return sum;
 }
 
@@ -249,7 +254,8 @@ class Head {
       double s = 0.0;
       if (decays) {
         m.decay(d, decay.data());
-        for (int64_t x = 0; x < D; ++x) s += q[x] * key[x] * decay[x];
+        for (int64_t x = 0; x < D; ++x) decay[x] *= q[x];
+        s = dot(decay.data(), key, D);
       } else {
         s = dot(q.data(), key, D);
       }
@@ -291,6 +297,7 @@ class Head {
   void weigh() {
     std::fill(weight.begin(), weight.end(), 0.0);
     top = kHidden;
+    sum = 0.0;
     std::vector<double> total = split_sums(1);
     for_visible([&](int64_t j) {
       const double s = score[j];
