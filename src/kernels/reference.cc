@@ -192,8 +192,8 @@ class HeadGradient {
   const ProblemGradients& out;
   TermGradients& t;
   std::vector<double> dk, dk_plain, dv, dq;  // split sums, chained
-  int64_t parts_ = 0;  // in the chains of keys
-  std::vector<std::vector<double>> a, da;  // of each row table
+  int64_t parts_ = 0;                        // in the chains of keys
+  std::vector<std::vector<double>> a, da;    // of each row table
 };
 
 // Calls f(values of `to`, values of `from`) for every gradient.

@@ -47,7 +47,8 @@ int64_t Shifts::seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to, 
   const int64_t low = from / kTile, high = (to - 1) / kTile;
   for (int64_t n = 0; n <= high - low; ++n) {
     const int64_t t = last ? high - n : low + n, first = t * kTile;
-    const uint64_t bits = p_.visible.bits(b, h, i, t, tile_kernels().mask_bits) & interval_bits(from - first, to - first);
+    const uint64_t bits = p_.visible.bits(b, h, i, t, tile_kernels().mask_bits) &
+                          interval_bits(from - first, to - first);
     if (bits == 0) continue;
     return first + (last ? kTile - 1 - std::countl_zero(bits) : std::countr_zero(bits));
   }

@@ -59,17 +59,20 @@ struct Shaw {
   void terms(Builder& b) const {
     const bool mirrored = distance == "query-key";
     const ClassMap map = this->map(b, mirrored);
-    using Origins = std::vector<Origin>;
-    b.rows(map, table(b, "key_table", head_dim, "rows that join the keys",
-                      mirrored ? Origins{{"bert", "distance_embedding.weight"},
-                                         {"notebooks", "embeddings_table"},
-                                         {"notebooks", "embedding.weight"}}
-                               : Origins{{"tensor2tensor", "relative_positions_keys/embeddings"}}));
+    std::vector<Origin> of_keys, of_values;
+    if (mirrored) {
+      of_keys = {{"bert", "distance_embedding.weight"},
+                 {"notebooks", "embeddings_table"},
+                 {"notebooks", "embedding.weight"}};
+    } else {
+      of_keys = {{"tensor2tensor", "relative_positions_keys/embeddings"}};
+      of_values = {{"tensor2tensor", "relative_positions_values/embeddings"}};
+    }
+    b.rows(map, table(b, "key_table", head_dim, "rows that join the keys", of_keys));
     if (!values) return;
     b.value_dim(value_dim.value_or(head_dim), "value_dim");
-    const Origins theirs = {{"tensor2tensor", "relative_positions_values/embeddings"}};
     b.values(map, table(b, "value_table", value_dim.value_or(head_dim), "rows that join the values",
-                        mirrored ? Origins{} : theirs));
+                        of_values));
   }
 };
 
