@@ -324,10 +324,11 @@ def ones(rows):
 
 
 class TestManySmallParts:
-    """Weights of 2^-26 beside one of 1: the sum of 600 in one float32 chain is off by 140 eps."""
+    """Sums whose rounding would grow with the number of their parts, were they one chain."""
 
     @pytest.mark.parametrize("queries", [1, 20])
     def test_equal_values_come_back(self, queries):
+        """Weights of 2^-26 beside one of 1: 600 in one float32 chain are off by 140 eps."""
         zeros, values = torch.zeros(1, 1, 600, 8), torch.ones(1, 1, 600, 8)
         mask = torch.full((queries, 600), -18.0)
         mask[:, 1] = 0.0

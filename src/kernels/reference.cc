@@ -15,6 +15,7 @@ namespace {
 using namespace reference;  // NOLINT: the rows of reference_head.h
 
 constexpr int64_t kWave = 8;  // tasks whose private table gradients exist at one time
+
 // Gradients of one (b, kv head), fed with dscore rows.
 class HeadGradient {
  public:
@@ -24,21 +25,22 @@ class HeadGradient {
         p(head.p),
         out(gradients),
         t(terms),
-        dk(split_sums(std::ssize(head.k))),
-        dk_plain(split_sums(std::ssize(head.k_plain))),
-        dv(split_sums(std::ssize(head.v))) {}
+        dk(std::ssize(head.k)),
+        dk_plain(std::ssize(head.k_plain)),
+        dv(std::ssize(head.v)),
+        dq(head.D) {}
 
   // Everything that x.dscore of the selected row contributes; each line differentiates its twin in
   // score_row.
   void add_row() {
     const int64_t D = x.D;
     int64_t keys = 0;
-    dq.assign(2 * D, 0.0);
+    dq = Chained(D);
     a.clear();
     da.clear();
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) {
       a.push_back(x.row_factor(n));
-      da.emplace_back(2 * a.back().size(), 0.0);
+      da.emplace_back(std::ssize(a.back()));
     }
     x.for_visible([&](int64_t j) {
       const double ds = x.dscore[j];
@@ -54,15 +56,13 @@ class HeadGradient {
       if (++keys % kTile == 0) join_row();
     });
     join_row();
-    for (std::vector<double>& each : da) settle(each);
-    settle(dq);
-    m.rotate(dq.data(), true, x.b, x.i, true);
+    m.rotate(dq.sum.data(), true, x.b, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
-      accumulate(t.query_added[n], x.h * D, p.terms.query_added[n].multiplier, dq.data(), D);
+      accumulate(t.query_added[n], x.h * D, p.terms.query_added[n].multiplier, dq.sum.data(), D);
     }
     for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
-    if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.data());
+    if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.sum.data());
     parts_ += std::max<int64_t>(1, std::ssize(p.terms.column_tables));
     if (parts_ >= kTile) join_keys();
   }
@@ -72,7 +72,7 @@ class HeadGradient {
     const int64_t Dv = x.Dv;
     x.for_visible([&](int64_t j) {
       const double weight = x.weight[j] * x.kept(j);
-      add_scaled(chain(dv) + j * Dv, weight, dout.data(), Dv);
+      add_scaled(&dv.recent[j * Dv], weight, dout.data(), Dv);
       for (size_t n = 0; n < p.terms.value_tables.size(); ++n) {
         const int64_t row = p.terms.value_tables[n].map(x.delta(j));
         if (row == ClassMap::kNone || t.value_tables[n].table.empty()) continue;
@@ -84,29 +84,28 @@ class HeadGradient {
 
   void store() {
     join_keys();
-    for (std::vector<double>* sums : {&dk, &dk_plain, &dv}) settle(*sums);
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
-      double* row = &dk[j * x.D];
+      double* row = &dk.sum[j * x.D];
       m.rotate(row, false, x.b, j, true);
-      if (!dk_plain.empty()) add_scaled(row, 1.0, &dk_plain[j * x.D], x.D);
+      if (!dk_plain.sum.empty()) add_scaled(row, 1.0, &dk_plain.sum[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
-      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv[j * x.Dv]);
+      if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv.sum[j * x.Dv]);
     }
   }
 
  private:
   void join_row() {
-    join(dq);
-    for (std::vector<double>& each : da) join(each);
+    dq.join();
+    for (Chained& each : da) each.join();
   }
   void join_keys() {
-    for (std::vector<double>* sums : {&dk, &dk_plain, &dv}) join(*sums);
+    for (Chained* each : {&dk, &dk_plain, &dv}) each->join();
     parts_ = 0;
   }
 
   void add_content(int64_t j, int64_t d, double ds) {
     const double* key = &x.k[j * x.D];
-    double *dquery = chain(dq), *dkey = chain(dk) + j * x.D;
+    double *dquery = dq.recent.data(), *dkey = &dk.recent[j * x.D];
     if (!m.decays()) {
       add_scaled(dquery, ds, key, x.D);
       add_scaled(dkey, ds, x.q.data(), x.D);
@@ -124,7 +123,7 @@ class HeadGradient {
     const int64_t row = term.map(d), r = m.row_tables[n].columns;
     if (row == ClassMap::kNone) return;
     const double s = term.scale.value_or(p.scale) * ds;
-    add_scaled(chain(da[n]), s, m.row_tables[n].row(x.h, row), r);
+    add_scaled(da[n].recent.data(), s, m.row_tables[n].row(x.h, row), r);
     if (t.row_tables[n].table.empty()) return;
     accumulate(t.row_tables[n].table, m.row_tables[n].at(x.h, row), s * term.table.multiplier,
                a[n].data(), r);
@@ -135,13 +134,13 @@ class HeadGradient {
     auto& [table, factor, added] = t.row_tables[n];
     const int64_t r = m.row_tables[n].columns;
     if (!added.empty()) {
-      accumulate(added, x.h * r, term.added.multiplier, da[n].data(), r);
+      accumulate(added, x.h * r, term.added.multiplier, da[n].sum.data(), r);
     }
     if (!term.factor.view.given()) {
-      add_scaled(dq.data(), 1.0, da[n].data(), r);
+      add_scaled(dq.sum.data(), 1.0, da[n].sum.data(), r);
     } else if (!factor.empty()) {
       const int64_t at = ((x.b * p.heads + x.h) * p.queries + x.i) * r;
-      accumulate(factor, at, term.factor.multiplier, da[n].data(), r);
+      accumulate(factor, at, term.factor.multiplier, da[n].sum.data(), r);
     }
   }
 
@@ -164,7 +163,7 @@ class HeadGradient {
     }
     const double* table = m.column_tables[n].row(x.h, row);
     if (!term.factor.view.given()) {
-      add_scaled(chain(dk_plain) + j * x.D, s, table, r);
+      add_scaled(&dk_plain.recent[j * x.D], s, table, r);
     } else if (!t.column_tables[n].factor.empty()) {
       accumulate(t.column_tables[n].factor, ((x.b * p.kv_heads + x.hk) * p.keys + j) * r,
                  s * term.factor.multiplier, table, r);
@@ -191,26 +190,27 @@ class HeadGradient {
   const Problem& p;
   const ProblemGradients& out;
   TermGradients& t;
-  std::vector<double> dk, dk_plain, dv, dq;  // split sums, chained
-  int64_t parts_ = 0;                        // in the chains of keys
-  std::vector<std::vector<double>> a, da;    // of each row table
+  Chained dk, dk_plain, dv, dq;
+  int64_t parts_ = 0;                  // in the chains of keys
+  std::vector<std::vector<double>> a;  // of each row table
+  std::vector<Chained> da;
 };
 
-// Calls f(values of `to`, values of `from`) for every gradient.
-template <typename F>
-void for_each_pair(const Terms& terms, TermGradients& to, TermGradients& from, F&& f) {
-  std::vector<std::vector<double>*> second;
-  for_each_gradient(terms, from, [&](auto&&, auto&&, auto& values) { second.push_back(&values); });
-  auto next = second.begin();
-  for_each_gradient(terms, to, [&](auto&&, auto&&, auto& values) { f(values, **next++); });
+// Makes split sums of all gradients.
+void split_all(const Terms& terms, TermGradients& sums) {
+  for_each_gradient(terms, sums, [](auto&&, auto&&, auto& values) { split(values); });
 }
 
-TermGradients split_gradients(const Terms& terms) {
-  TermGradients sums = TermGradients::zeros(terms);
-  for_each_gradient(terms, sums, [](auto&&, auto&&, std::vector<double>& values) {
-    values = split_sums(std::ssize(values));
+// Adds the split sums of a part to others.
+void add_all(const Terms& terms, TermGradients& sum, TermGradients& part) {
+  std::vector<std::vector<double>*> parts;
+  for_each_gradient(terms, part, [&](auto&&, auto&&, auto& values) { parts.push_back(&values); });
+  auto from = parts.begin();
+  for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
+    settle(**from);
+    accumulate(values, 0, 1.0, (*from)->data(), std::ssize(**from));
+    ++from;
   });
-  return sums;
 }
 
 // Runs body(head, gradient) for each (b, kv head), with table gradients private to a task and summed
@@ -221,20 +221,17 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
   Stopper stopper(p.cancel);
   const int threads = gradients.mask != nullptr ? 1 : p.threads;
   const int64_t tasks = p.batch * p.kv_heads;
-  TermGradients all = split_gradients(p.terms);
-  ProblemGradients to = gradients;
-  std::vector<double> mask;
-  if (gradients.mask != nullptr) {
-    mask = split_sums(std::ssize(*gradients.mask));
-    to.mask = &mask;
-  }
+  TermGradients& all = *gradients.terms;
+  split_all(p.terms, all);
+  if (gradients.mask != nullptr) split(*gradients.mask);
   for (int64_t first = 0; first < tasks; first += kWave) {
     const int64_t count = std::min(kWave, tasks - first);
-    std::vector<TermGradients> own(count, split_gradients(p.terms));
+    std::vector<TermGradients> own(count, TermGradients::zeros(p.terms));
+    for (TermGradients& part : own) split_all(p.terms, part);
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
       Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
-      HeadGradient gradient(head, to, own[n]);
+      HeadGradient gradient(head, gradients, own[n]);
       for (int64_t g = 0; g < p.group(); ++g) {
         for (int64_t i = 0; i < p.queries && !stopper.stopped(worker); ++i) {
           head.select(head.hk * p.group() + g, i);
@@ -246,20 +243,11 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
     stopper.check();
     for (TermGradients& part : own) {
       check_cancelled();
-      for_each_pair(p.terms, all, part, [](auto& sums, auto& values) {
-        settle(values);
-        accumulate(sums, 0, 1.0, values.data(), std::ssize(values));
-      });
+      add_all(p.terms, all, part);
     }
   }
-  for_each_pair(p.terms, *gradients.terms, all, [](auto& values, auto& sums) {
-    settle(sums);
-    add_scaled(values.data(), 1.0, sums.data(), std::ssize(values));
-  });
-  if (gradients.mask != nullptr) {
-    settle(mask);
-    add_scaled(gradients.mask->data(), 1.0, mask.data(), std::ssize(mask));
-  }
+  for_each_gradient(p.terms, all, [](auto&&, auto&&, auto& sums) { settle(sums); });
+  if (gradients.mask != nullptr) settle(*gradients.mask);
 }
 
 template <typename F>
@@ -283,20 +271,20 @@ void for_each_row(const Problem& p, F&& body) {
 void reference_forward(const Problem& p, const ForwardResults& to) {
   const Shifts shifts(p);
   for_each_row(p, [&](Head& x) {
-    std::vector<double> sum = split_sums(x.Dv), row(x.Dv);
+    Chained sum(x.Dv);
+    std::vector<double> row(x.Dv);
     int64_t keys = 0;
     x.score_row();
     x.weigh();
     if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {
         x.value_row(j, row.data());
-        add_scaled(chain(sum), x.weight[j] * x.kept(j), row.data(), x.Dv);
-        if (++keys % kTile == 0) join(sum);
+        add_scaled(sum.recent.data(), x.weight[j] * x.kept(j), row.data(), x.Dv);
+        if (++keys % kTile == 0) sum.join();
       });
     }
-    join(sum);
-    settle(sum);
-    store_row(to.out, x.b, x.h, x.i, x.Dv, sum.data());
+    sum.join();
+    store_row(to.out, x.b, x.h, x.i, x.Dv, sum.sum.data());
     if (to.lse.given()) {
       const double lse = x.top == kHidden ? kHidden : x.top + std::log(x.sum);
       to.lse.store(to.lse.offset({x.b, x.h, x.i}), lse);

@@ -54,12 +54,23 @@ inline void add_scaled(double* y, double factor, const double* x, int64_t n) {
   for (int64_t d = 0; d < n; ++d) y[d] += factor * x[d];
 }
 
-// Sums whose rounding stays within the bound of docs/accuracy.md: n sums, then n parts that settle()
-// adds to them. The parts are either what two-sums lost (accumulate), for gradients of terms, which
-// may have a part from every pair; or a chain of up to kTile parts (chain and join), which is faster.
-inline std::vector<double> split_sums(int64_t n) { return zeros(2 * n); }
+// Sums whose rounding stays within the bound of docs/accuracy.md are of two kinds. These are of chains:
+// parts are added to `recent`, at most kTile of them before each join().
+struct Chained {
+  std::vector<double> sum, recent;
 
-// sums[at..] += factor x[0..n), by Knuth's two-sum.
+  explicit Chained(int64_t n) : sum(zeros(n)), recent(zeros(n)) {}
+  void join() {
+    add_scaled(sum.data(), 1.0, recent.data(), std::ssize(sum));
+    std::fill(recent.begin(), recent.end(), 0.0);
+  }
+};
+
+// The others are slower, and take any number of parts: n sums, then what Knuth's two-sums lost of each,
+// until settle() adds it.
+inline void split(std::vector<double>& sums) { sums.resize(2 * sums.size()); }
+
+// sums[at..] += factor x[0..n).
 inline void accumulate(std::vector<double>& sums, int64_t at, double factor, const double* x,
                        int64_t n) {
   double* sum = sums.data() + at;
@@ -73,12 +84,6 @@ inline void accumulate(std::vector<double>& sums, int64_t at, double factor, con
 }
 inline void accumulate(std::vector<double>& sums, int64_t at, double x) {
   accumulate(sums, at, 1.0, &x, 1);
-}
-
-inline double* chain(std::vector<double>& sums) { return sums.data() + sums.size() / 2; }
-inline void join(std::vector<double>& sums) {
-  add_scaled(sums.data(), 1.0, chain(sums), std::ssize(sums) / 2);
-  std::fill(sums.begin() + std::ssize(sums) / 2, sums.end(), 0.0);
 }
 
 // Leaves the n sums alone. What a sum beyond all floats lost is NaN, and counts as nothing.
@@ -298,7 +303,8 @@ class Head {
     std::fill(weight.begin(), weight.end(), 0.0);
     top = kHidden;
     sum = 0.0;
-    std::vector<double> total = split_sums(1);
+    std::vector<double> total(1);
+    split(total);
     for_visible([&](int64_t j) {
       const double s = score[j];
       if (!(s <= top)) top = s;
