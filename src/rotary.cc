@@ -193,8 +193,7 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
             bool inverse, const TensorView& out, CancelToken* cancel) {
   const CallScope scope(cancel);
   check_value(x.given() && x.rank >= 2 && x.rank <= 4,
-              "x: expected [..., L, D] of rank 2 to 4, got ",
-              x.given() ? x.shape_text() : std::string("nothing"));
+              "x: expected [..., L, D] of rank 2 to 4, got ", Shape{x});
   if (!is_floating(x.dtype)) {
     throw_error(ErrorKind::kType, "x: expected a floating dtype, got ", dtype_name(x.dtype));
   }
@@ -205,7 +204,7 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start <= dims && rotation.dims <= dims - rotation.start, "x: expected a ",
                 "last axis of at least ", rotation.start + rotation.dims, " for ",
-                part.scheme().name, ", got ", x.shape_text());
+                part.scheme().name, ", got ", Shape{x});
     check_value(rotation.log_decay.empty(), part.scheme().name,
                 ": decays with the distance, so that no rotation of one side stands for it");
   }
