@@ -4,8 +4,8 @@
 //   score[h,i,j] += -slopes[h] (|y_q - y_k| + |x_q - x_k|),   or their Euclidean distance
 #include <cmath>
 
-#include "schemes/common/window.h"
 #include "schemes/common/slopes.h"
+#include "schemes/common/window.h"
 
 namespace relpos {
 

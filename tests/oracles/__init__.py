@@ -50,8 +50,8 @@ What else the tests must know of a scheme, as attributes of the module:
     READS_LENGTH  True where terms depend on the length of the call: options["call_length"] is one
                more than the last position of all its batch rows. The first configuration does not:
                it gives the length.
-    GROWS      True where products grow with the distance of keys ahead, beyond float32 where they are
-               far: tests draw none there.
+    GROWS      True where products grow with the distance of keys ahead, beyond float32 where they
+               are far: tests draw none there.
     SPANS      True where a number is computed for each distance between the least and the greatest
                of a call: its tests keep positions together.
 
