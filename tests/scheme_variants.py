@@ -5,7 +5,12 @@ import torch
 
 HEADS, HEAD_DIM = 2, 4
 SIZES = {"heads": HEADS, "head_dim": HEAD_DIM}
-FEW = {"width": 6, "features": 12}  # finite differences take a call for each number
+FEW = {  # finite differences take a call for each number
+    "buckets": 8,
+    "features": 12,
+    "hidden": 6,
+    "width": 6,
+}
 
 
 def variants():
