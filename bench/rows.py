@@ -61,9 +61,13 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any]) -> Any:
     if not inputs:
         return position
     of_call = dict(zip(("batch", "heads", "queries", "keys"), shape[:4], strict=True))
-    drawn = [torch.empty([of_call.get(n, n) for n in spec.shape]) for spec in inputs]
-    for spec, tensor in zip(inputs, drawn, strict=True):
-        tensor.uniform_(spec.low, spec.high)
+    drawn = []
+    for spec in inputs:
+        tensor = torch.empty([of_call.get(n, n) for n in spec.shape])
+        if spec.trainable:
+            drawn.append(tensor.uniform_(spec.low, spec.high))
+        else:  # coordinates: those of a text
+            drawn.append(torch.arange(tensor.shape[-1]).expand(tensor.shape).contiguous())
     return position(*drawn)
 
 

@@ -22,7 +22,7 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
   const int64_t count = checked_numel(spec.shape, spec.name.c_str());
   check_value(count <= kMostNumbers, spec.name, ": shape ", shape_text(spec.shape),
               " is too large to draw, at most ", kMostNumbers, " numbers");
-  Tensor tensor(dtype, spec.shape);
+  Tensor tensor(spec.integers() ? DType::kInt64 : dtype, spec.shape);
   const std::vector<double>& values = spec.init.values;
   for (int64_t n = 0; n < count; ++n) {
     double value = 0.0;
@@ -47,8 +47,9 @@ void check_fits(const std::string& file, const std::string& name, const Paramete
   const std::string who = file + ": tensor " + io::printable(name);
   check_value(view.dims() == spec.shape, who, ": expected shape ", shape_text(spec.shape), ", got ",
               view.shape_text());
-  if (!is_floating(view.dtype)) {
-    throw_error(ErrorKind::kType, who, ": expected a floating dtype, got ", dtype_name(view.dtype));
+  if (spec.integers() ? view.dtype != DType::kInt64 : !is_floating(view.dtype)) {
+    throw_error(ErrorKind::kType, who, ": expected ",
+                spec.integers() ? "int64" : "a floating dtype", ", got ", dtype_name(view.dtype));
   }
   for (int64_t n = 0; n < view.numel(); ++n) {
     check_value(std::isfinite(view.load(n)), who, ": expected finite numbers, element ", n, " is ",

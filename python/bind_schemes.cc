@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "arguments.h"
+#include "parts.h"
 
 namespace relpos {
 namespace {
@@ -125,6 +126,7 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   description["options"] = options;
   description["parameters"] = parameters;
   description["rotary_dims"] = rotary_dims(position.parts[0]);
+  description["reads_length"] = reads_length(position);
   return description;
 }
 

@@ -1,6 +1,7 @@
 #include "bound_part.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "parts.h"
 
@@ -26,8 +27,8 @@ TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
 GridPositions::GridPositions(const Part& part, const Grid& grid) : grid_(grid) {
   if (!part.recipe || !part.recipe->place) return;
   const Position alone{{part}};
-  append_places(alone, grid.q_offset, grid.queries, "q_offset", q_);
-  append_places(alone, 0, grid.keys, "keys", k_);
+  append_places(alone, Side::kQuery, grid.q_offset, grid.queries, "q_offset", q_);
+  append_places(alone, Side::kKey, 0, grid.keys, "keys", k_);
 }
 
 std::pair<int64_t, int64_t> GridPositions::distances() const {
@@ -38,21 +39,30 @@ std::pair<int64_t, int64_t> GridPositions::distances() const {
   return {*k_low - *q_high, *k_high - *q_low};
 }
 
-BoundPart::BoundPart(const Part& part, std::pair<int64_t, int64_t> distances,
-                     std::vector<bool> wants)
-    : part_(part), parameters_(part.parameters), wants_(std::move(wants)) {
-  sizes_.first_distance = distances.first;
-  sizes_.last_distance = distances.second;
+CallSizes GridPositions::sizes() const {
+  CallSizes sizes;
+  std::tie(sizes.first_distance, sizes.last_distance) = distances();
+  if (grid_.queries > 0) {
+    sizes.last_query =
+        q_.empty() ? query(grid_.queries - 1) : *std::max_element(q_.begin(), q_.end());
+    sizes.length = std::max<int64_t>(sizes.last_query + 1, 0);
+  }
+  if (grid_.keys > 0) {
+    const int64_t last = k_.empty() ? key(grid_.keys - 1) : *std::max_element(k_.begin(), k_.end());
+    sizes.length = std::max(sizes.length, last + 1);
+  }
+  return sizes;
+}
+
+BoundPart::BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants)
+    : part_(part), sizes_(sizes), parameters_(part.parameters), wants_(std::move(wants)) {
   check_parameters(part, sizes_);
   wants_.resize(part.parameters.size(), false);
   bind();
 }
 
-BoundPart::BoundPart(const Part& part, std::pair<int64_t, int64_t> distances, int64_t head_dim)
-    : part_(part), wants_(part.specs().size(), false) {
-  sizes_.first_distance = distances.first;
-  sizes_.last_distance = distances.second;
-  sizes_.head_dim = head_dim;
+BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const Positions* positions)
+    : part_(part), sizes_(sizes), wants_(part.specs().size(), false) {
   const std::vector<ParameterSpec>& specs = part.specs();
   const bool complete =
       std::all_of(part.parameters.begin(), part.parameters.end(), [](const TensorView& view) {
@@ -67,10 +77,12 @@ BoundPart::BoundPart(const Part& part, std::pair<int64_t, int64_t> distances, in
       parameters_.push_back(stand_in(specs[n], stand_ins_[n]));
     }
   }
-  bind();
+  bind(positions);
 }
 
-void BoundPart::bind() { terms_ = part_.recipe->bind({sizes_, parameters_, wants_}); }
+void BoundPart::bind(const Positions* positions) {
+  terms_ = part_.recipe->bind({sizes_, parameters_, wants_, positions});
+}
 
 void BoundPart::pull_back(const TermGradients& gradients, ParameterSums& sums) const {
   part_.recipe->pull_back({sizes_, parameters_, wants_}, gradients, sums);

@@ -20,6 +20,8 @@ class GridPositions {
   int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
   // Of all pairs; {0, -1} where there is none.
   std::pair<int64_t, int64_t> distances() const;
+  // What terms may know of a call with these positions, heads aside.
+  CallSizes sizes() const;
 
  private:
   Grid grid_;
@@ -29,17 +31,17 @@ class GridPositions {
 class BoundPart {
  public:
   // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.
-  BoundPart(const Part& part, std::pair<int64_t, int64_t> distances, std::vector<bool> wants);
+  BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants);
   // For questions whose answer no parameter changes (classes, shapes, rotations): a missing parameter
   // is stood in for by its initial values, 0 where those are random.
-  explicit BoundPart(const Part& part, std::pair<int64_t, int64_t> distances = {0, 0},
-                     int64_t head_dim = 0);
+  explicit BoundPart(const Part& part, const CallSizes& sizes = {},
+                     const Positions* positions = nullptr);
 
   const Terms& terms() const { return terms_; }
   void pull_back(const TermGradients& gradients, ParameterSums& sums) const;
 
  private:
-  void bind();
+  void bind(const Positions* positions = nullptr);
 
   const Part& part_;
   CallSizes sizes_;

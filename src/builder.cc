@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "by_distance.h"
+#include "coordinates.h"
 #include "formula.h"
+#include "network.h"
 #include "perceptron.h"
 #include "projection.h"
 #include "recipe.h"
@@ -34,7 +36,7 @@ Source Builder::declare(ParameterSpec spec) {
 int64_t Builder::size_of(const Source& source) const {
   int64_t size = 1;
   for (const int axis : source.axes_) {
-    size *= recipe_.specs[source.index_].shape[static_cast<size_t>(axis)];
+    if (axis >= 0) size *= recipe_.specs[source.index_].shape[static_cast<size_t>(axis)];
   }
   return size;
 }
@@ -58,6 +60,12 @@ Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape
 Source Builder::input(const std::string& name, const std::vector<int64_t>& shape, Init example,
                       const std::string& doc) {
   return declare({name, shape, std::move(example), true, doc, {}, true});
+}
+
+Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
+                         const std::string& doc) {
+  const Init example = Init::uniform(0, static_cast<double>(most));
+  return declare({name, shape, example, false, doc, {}, true});
 }
 
 void Builder::bias(const ClassMap& map, const Source& table) {
@@ -98,6 +106,38 @@ void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& n
        [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
                                          ParameterSums& sums) {
          table.pull_back(call, gradients.biases[at].table, sums);
+       }});
+}
+
+DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbers) {
+  const auto of = std::make_shared<const DistanceFormula>(std::move(one));
+  DistanceFormula sum;
+  sum.value = [=](double delta, const double* at) {
+    double found = 0.0;
+    for (int64_t n = 0; n < count; ++n, at += numbers) found += of->value(delta, at);
+    return found;
+  };
+  sum.add_gradients = [=](double delta, const double* at, double upstream, double* gradients) {
+    for (int64_t n = 0; n < count; ++n, at += numbers, gradients += numbers) {
+      of->add_gradients(delta, at, upstream, gradients);
+    }
+  };
+  return sum;
+}
+
+void Builder::bias(int64_t heads, Network network) {
+  recipe_.has_reach = recipe_.has_reach || network.check_reach != nullptr;
+  recipe_.reads_distances = true;
+  std::vector<int64_t> widths{1};
+  for (const Network::Layer& layer : network.layers) widths.push_back(size_of(layer.bias));
+  require(widths.size() > 1 && widths.back() == heads,
+          "a network ends in one number for each head");
+  const auto table = std::make_shared<const NetworkTable>(scheme(), std::move(network), widths);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table->bias(call)); },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         table->pull_back(call, gradients.biases[at].table, sums);
        }});
 }
 
@@ -151,7 +191,18 @@ void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& o
 }
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
-                             const std::optional<Source>& adds) {
+                             const std::optional<Source>& added) {
+  project_rows(heads, weight, [features](int64_t) { return features; }, added);
+}
+
+void Builder::projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                             const std::optional<Source>& added) {
+  recipe_.reads_length = true;
+  project_rows(heads, weight, features, added);
+}
+
+void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                           const std::optional<Source>& adds) {
   const SourceReader numbers(weight), added(adds);
   const std::vector<int64_t>& shape = recipe_.specs[weight.index_].shape;
   const auto projection = [=, who = std::string(scheme()), rows = shape.at(0),
@@ -163,7 +214,7 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
                       distance_count(sizes, rows + width, who),
                       sizes.in_double,
                       sizes.threads,
-                      features};
+                      features(sizes.length)};
   };
   recipe_.reads_distances = true;
   recipe_.terms.push_back(
@@ -240,6 +291,36 @@ void Builder::rotation(Rotation rotation) {
   }});
 }
 
+void Builder::rotation(Rotation rotation, CoordinateOf coordinate) {
+  recipe_.terms.push_back({[turn = std::move(rotation), coordinate = std::move(coordinate)](
+                               const PartCall& call, Terms& terms) {
+    terms.rotations.push_back(turn);
+    terms.rotations.back().coordinates = std::make_shared<const Coordinates>(
+        coordinates_at(call.positions, axis_count(turn.axis), coordinate));
+  }});
+}
+
+void Builder::rotation(Rotation rotation, const Source& of_queries, const Source& of_keys) {
+  recipe_.terms.push_back({[turn = std::move(rotation), q = of_queries.index_, k = of_keys.index_](
+                               const PartCall& call, Terms& terms) {
+    terms.rotations.push_back(turn);
+    terms.rotations.back().coordinates = std::make_shared<const Coordinates>(
+        coordinates_given(call.parameters[q], call.parameters[k]));
+  }});
+}
+
+void Builder::rotation(std::function<Rotation(int64_t)> rotation) {
+  recipe_.reads_length = true;
+  recipe_.terms.push_back({[of_length = std::move(rotation)](const PartCall& call, Terms& terms) {
+    terms.rotations.push_back(of_length(call.sizes.length));
+  }});
+}
+
 void Builder::place(std::function<int64_t(int64_t)> place) { recipe_.place = std::move(place); }
+
+void Builder::place(std::function<int64_t(int64_t)> query, std::function<int64_t(int64_t)> key) {
+  recipe_.place = std::move(query);
+  recipe_.place_key = std::move(key);
+}
 
 }  // namespace relpos

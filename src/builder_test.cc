@@ -107,14 +107,16 @@ void expect_differences(Part part) {
   std::uniform_real_distribution<double> uniform(0.2, 1.7);  // where nothing is read within bounds
   std::vector<Tensor> memory;
   ParameterSums sums;
+  std::vector<bool> wants;
   for (const ParameterSpec& spec : part.specs()) {
-    memory.emplace_back(DType::kFloat64, of_call.shape(spec));
+    memory.emplace_back(spec.integers() ? DType::kInt64 : DType::kFloat64, of_call.shape(spec));
     part.parameters.push_back(memory.back().view());
     const auto count = static_cast<size_t>(memory.back().view().numel());
-    sums.emplace_back(count, 0.0);
+    wants.push_back(!spec.integers());
+    sums.emplace_back(wants.back() ? count : 0, 0.0);
+    if (!wants.back()) continue;
     for (size_t n = 0; n < count; ++n) memory.back().data<double>()[n] = uniform(random);
   }
-  const std::vector<bool> wants(sums.size(), true);
   const PartCall call{sizes, part.parameters, wants};
   TermGradients gradients, unused;
   weighted(part.recipe->bind(call), gradients);
@@ -143,15 +145,24 @@ TEST(Builder, GradientsAreDifferences) {
                               {"max_length", int64_t{4}},
                               {"buckets", int64_t{4}},
                               {"hidden", int64_t{3}},
+                              {"width", int64_t{4}},
+                              {"features", int64_t{6}},
+                              {"rank", int64_t{2}},
+                              {"extent", int64_t{4}},
                               {"layout", "half"},
                               {"learned", true},
-                              {"window", std::vector<double>{2.0, 3.0}}};
+                              {"window", std::vector<double>{2.0, 3.0}},
+                              {"grid", std::vector<double>{2.0, 3.0}}};
   for (const Scheme& scheme : schemes()) {
     OptionValues own;
-    for (const auto& given : sizes) {
-      const bool known = std::any_of(scheme.options.begin(), scheme.options.end(),
-                                     [&](const auto& spec) { return spec.name == given.first; });
-      if (known) own.push_back(given);
+    for (const OptionSpec& spec : scheme.options) {
+      const auto given = std::find_if(sizes.begin(), sizes.end(),
+                                      [&](const auto& size) { return size.first == spec.name; });
+      if (given != sizes.end()) {
+        own.push_back(*given);
+      } else if (spec.required && spec.type == OptionType::kInt) {
+        own.emplace_back(spec.name, int64_t{4});
+      }
     }
     expect_differences(make_part(scheme, own));
   }

@@ -321,7 +321,7 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
   const CallScope scope(cancel);
   check_grid(grid);
   const GridPositions at(part, grid);
-  const BoundPart bound(part, at.distances(), std::vector<bool>());
+  const BoundPart bound(part, at.sizes(), std::vector<bool>());
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(out, form.shape(grid), "out");
   check_output(out, form.shape(grid), out.dtype, "out");
@@ -343,7 +343,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   std::vector<bool> wants;
   for (const TensorView& view : dparameters) wants.push_back(view.given());
   const GridPositions at(part, grid);
-  const BoundPart bound(part, at.distances(), wants);
+  const BoundPart bound(part, at.sizes(), wants);
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(dout, form.shape(grid), "dout");
   for (size_t p = 0; p < wants.size(); ++p) {

@@ -15,7 +15,7 @@ FormulaTable::FormulaTable(std::string scheme, DistanceFormula formula, int64_t 
 DistanceBias FormulaTable::bias(const PartCall& call) const {
   const int64_t first = call.sizes.first_distance;
   const int64_t count = distance_count(call.sizes, heads_, scheme_);
-  const std::vector<double> numbers = by_head(call);
+  const std::vector<double> numbers = by_head(call), at = arguments(call, count);
   std::vector<double> table(static_cast<size_t>(heads_ * count));
   constexpr int64_t kPiece = 1024;
   const int64_t pieces = (heads_ * count + kPiece - 1) / kPiece;
@@ -23,7 +23,7 @@ DistanceBias FormulaTable::bias(const PartCall& call) const {
     const int64_t end = std::min((piece + 1) * kPiece, heads_ * count);
     for (int64_t n = piece * kPiece; n < end; ++n) {
       const double* own = numbers.data() + static_cast<size_t>(n / count) * numbers_.size();
-      table[static_cast<size_t>(n)] = formula_.value(static_cast<double>(first + n % count), own);
+      table[static_cast<size_t>(n)] = formula_.value(at[static_cast<size_t>(n % count)], own);
     }
   });
   DistanceBias bias;
@@ -35,16 +35,15 @@ DistanceBias FormulaTable::bias(const PartCall& call) const {
 void FormulaTable::pull_back(const PartCall& call, const std::vector<double>& gradient,
                              ParameterSums& sums) const {
   if (!wanted(call)) return;
-  const int64_t first = call.sizes.first_distance;
   const int64_t count = distance_count(call.sizes, heads_, scheme_);
-  const std::vector<double> numbers = by_head(call);
+  const std::vector<double> numbers = by_head(call), inputs = arguments(call, count);
   std::vector<double> found(numbers.size(), 0.0);
   in_parallel(call.sizes.threads, heads_, [&](int64_t h) {
     const size_t at = static_cast<size_t>(h) * numbers_.size();
     for (int64_t m = 0; m < count; ++m) {
       const double upstream = gradient[static_cast<size_t>(h * count + m)];
       if (upstream == 0.0) continue;
-      formula_.add_gradients(static_cast<double>(first + m), numbers.data() + at, upstream,
+      formula_.add_gradients(inputs[static_cast<size_t>(m)], numbers.data() + at, upstream,
                              found.data() + at);
     }
   });
@@ -53,6 +52,20 @@ void FormulaTable::pull_back(const PartCall& call, const std::vector<double>& gr
     for (size_t at = n; at < found.size(); at += numbers_.size()) own.push_back(found[at]);
     numbers_[n].add_gradient_of_numbers(call, std::move(own), sums);
   }
+}
+
+std::vector<double> FormulaTable::arguments(const PartCall& call, int64_t count) const {
+  std::vector<double> found(static_cast<size_t>(count));
+  const int64_t first = call.sizes.first_distance;
+  constexpr int64_t kPiece = 1024;
+  in_parallel(call.sizes.threads, (count + kPiece - 1) / kPiece, [&](int64_t piece) {
+    for (int64_t m = piece * kPiece; m < std::min((piece + 1) * kPiece, count); ++m) {
+      const int64_t delta = first + m;
+      found[static_cast<size_t>(m)] =
+          formula_.shared ? formula_.shared(delta) : static_cast<double>(delta);
+    }
+  });
+  return found;
 }
 
 bool FormulaTable::wanted(const PartCall& call) const {

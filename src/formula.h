@@ -23,6 +23,8 @@ class FormulaTable {
 
  private:
   bool wanted(const PartCall& call) const;
+  // What the formula takes for each distance of a call.
+  std::vector<double> arguments(const PartCall& call, int64_t count) const;
   std::vector<double> by_head(const PartCall& call) const;  // [heads, numbers of a head]
 
   std::string scheme_;

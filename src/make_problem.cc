@@ -6,6 +6,7 @@
 
 #include "base/parallel.h"
 #include "check_terms.h"
+#include "coordinates.h"
 #include "parts.h"
 #include "relpos/error.h"
 #include "views.h"
@@ -89,10 +90,10 @@ std::vector<int64_t> read_offset(const Offset& offset, int64_t batch, int64_t le
 void place_tokens(const Position& position, Positions& positions) {
   std::vector<int64_t> q, k;
   for (const int64_t start : positions.q) {
-    append_places(position, start, positions.queries, "q_offset", q);
+    append_places(position, Side::kQuery, start, positions.queries, "q_offset", q);
   }
   for (const int64_t start : positions.k) {
-    append_places(position, start, positions.keys, "k_offset", k);
+    append_places(position, Side::kKey, start, positions.keys, "k_offset", k);
   }
   positions.consecutive = false;
   positions.q = std::move(q);
@@ -237,11 +238,14 @@ void bind_parts(Call& call, const Position& position) {
   if (reads_distances(position)) {
     std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
   }
+  if (reads_length(position)) call.sizes.length = length_of(problem.positions);
+  if (has_reach(position)) call.sizes.last_query = last_query_of(problem.positions);
   for (size_t n = 0; n < position.parts.size(); ++n) {
     const Part& part = position.parts[n];
     check_parameters(part, call.sizes);
     call.wants[n].resize(part.parameters.size(), false);
-    Terms terms = part.recipe->bind({call.sizes, part.parameters, call.wants[n]});
+    Terms terms =
+        part.recipe->bind({call.sizes, part.parameters, call.wants[n], &problem.positions});
     check_terms(terms, problem, part.scheme().name);
     problem.terms.append(std::move(terms));
   }

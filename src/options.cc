@@ -265,6 +265,27 @@ void OptionList::number(const char* name, double& number, const char* doc) {
   number = values_->number(name);
 }
 
+void OptionList::number(const char* name, std::optional<double>& number, const char* doc) {
+  if (values_ == nullptr) {
+    OptionSpec spec{.name = name, .type = OptionType::kFloat, .doc = doc};
+    if (number) spec.fallback = *number;
+    return add(std::move(spec));
+  }
+  number.reset();
+  if (values_->has(name)) number = values_->number(name);
+}
+
+void OptionList::values(const char* name, std::optional<std::vector<double>>& values,
+                        const char* doc) {
+  if (values_ == nullptr) {
+    OptionSpec spec{.name = name, .type = OptionType::kValues, .doc = doc};
+    if (values) spec.fallback = *values;
+    return add(std::move(spec));
+  }
+  values.reset();
+  if (values_->has(name)) values = *values_->values(name);
+}
+
 void OptionList::choice(const char* name, std::string& choice, const Choices& choices,
                         const char* doc) {
   if (values_ == nullptr) {

@@ -18,20 +18,32 @@ std::vector<T> take(std::vector<T>& all, size_t& from, size_t count) {
   return {begin, begin + static_cast<std::ptrdiff_t>(count)};
 }
 
+template <typename F>
+bool any_recipe(const Position& position, F holds) {
+  return std::any_of(position.parts.begin(), position.parts.end(),
+                     [&](const Part& part) { return part.recipe && holds(*part.recipe); });
+}
+
 }  // namespace
 
 bool places(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->place; });
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.place != nullptr; });
 }
 
 bool reads_distances(const Position& position) {
-  return std::any_of(position.parts.begin(), position.parts.end(),
-                     [](const Part& part) { return part.recipe && part.recipe->reads_distances; });
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.reads_distances; });
 }
 
-void append_places(const Position& position, int64_t first, int64_t count, const char* name,
-                   std::vector<int64_t>& positions) {
+bool reads_length(const Position& position) {
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.reads_length; });
+}
+
+bool has_reach(const Position& position) {
+  return any_recipe(position, [](const Recipe& recipe) { return recipe.has_reach; });
+}
+
+void append_places(const Position& position, Side side, int64_t first, int64_t count,
+                   const char* name, std::vector<int64_t>& positions) {
   const Part* placing = nullptr;
   const size_t begin = positions.size();
   CancelTicks tick;
@@ -39,7 +51,9 @@ void append_places(const Position& position, int64_t first, int64_t count, const
     if (!part.recipe || !part.recipe->place) continue;
     for (int64_t n = 0; n < count; ++n) {
       tick();
-      const int64_t at = part.recipe->place(first + n);
+      const auto& place = side == Side::kKey && part.recipe->place_key ? part.recipe->place_key
+                                                                       : part.recipe->place;
+      const int64_t at = place(first + n);
       check_position(at, name);
       if (placing == nullptr) {
         positions.push_back(at);
@@ -79,8 +93,9 @@ void check_parameters(const Part& part, const CallSizes& sizes) {
       throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ",
                   Dims{of_call.shape(specs[n])}, ", got ", Shape{view});
     }
-    if (!is_floating(view.dtype)) {
-      throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected a floating dtype, got ",
+    if (specs[n].integers() ? view.dtype != DType::kInt64 : !is_floating(view.dtype)) {
+      throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected ",
+                  specs[n].integers() ? "int64" : "a floating dtype", ", got ",
                   dtype_name(view.dtype));
     }
   }

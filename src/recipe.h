@@ -11,10 +11,14 @@
 
 namespace relpos {
 
+struct Positions;
+
 // The sizes of a call; 0 where they are unknown (dense forms know no heads).
 struct CallSizes {
   int64_t batch = 0, heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
   int64_t first_distance = 0, last_distance = 0;  // of visible pairs; first > last: there is none
+  int64_t length = 0;                             // one more than the last position; 0: none
+  int64_t last_query = 0;                         // its position
   bool in_double = true;                          // else computed tables may be float32
   int threads = 1;
 };
@@ -23,7 +27,8 @@ struct CallSizes {
 struct PartCall {
   const CallSizes& sizes;
   const std::vector<TensorView>& parameters;
-  const std::vector<bool>& wants;  // gradients; same order
+  const std::vector<bool>& wants;        // gradients; same order
+  const Positions* positions = nullptr;  // null: of no token
 };
 
 // Gradients of parameters, each contiguous in the parameter's shape; empty where not wanted.
@@ -57,8 +62,11 @@ class Recipe {
   std::vector<RecipeTerm> terms;
   TermCounts counts;  // of `terms`
   std::vector<Fit> fits;
-  bool reads_distances = false;           // a term needs the call's distances
-  std::function<int64_t(int64_t)> place;  // empty: a token stands at its number
+  bool reads_distances = false;               // a term needs the call's distances
+  bool reads_length = false;                  // a term depends on the call's length
+  bool has_reach = false;                     // a term ends before some last queries
+  std::function<int64_t(int64_t)> place;      // empty: a token stands at its number
+  std::function<int64_t(int64_t)> place_key;  // empty: where a query of the same number stands
 
   // Throws Error where the call's sizes are not those of the options.
   Terms bind(const PartCall& call) const;

@@ -5,6 +5,7 @@
 #include "base/angles.h"
 #include "base/parallel.h"
 #include "bound_part.h"
+#include "coordinates.h"
 #include "parts.h"
 #include "relpos/dense.h"
 #include "relpos/error.h"
@@ -13,8 +14,12 @@
 namespace relpos {
 namespace {
 
-std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0) {
-  std::vector<Rotation> rotations = BoundPart(part, {0, 0}, head_dim).terms().rotations;
+std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
+                                   const Positions* at = nullptr) {
+  CallSizes sizes;
+  sizes.head_dim = head_dim;
+  if (at != nullptr) sizes.length = length_of(*at);
+  std::vector<Rotation> rotations = BoundPart(part, sizes, at).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
                     static_cast<int64_t>(rotation.frequency.size()) == rotation.dims / 2,
@@ -24,8 +29,9 @@ std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0) {
   return rotations;
 }
 
-std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0) {
-  std::vector<Rotation> rotations = rotations_of(part, head_dim);
+std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
+                                         const Positions* at = nullptr) {
+  std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
   return rotations;
 }
@@ -42,19 +48,47 @@ std::pair<int64_t, int64_t> pair_dims(const Rotation& rotation, int64_t pair) {
   return {2 * pair, 2 * pair + 1};
 }
 
-// cos and sin of every pair of a rotation at one position, times the magnitude, rounded once to T.
+// Rows as queries of a call: at `positions`, else at tokens offset, offset + 1, ... Calls without one
+// of them leave it out.
+Positions rows_at(const Part& part, int64_t length, int64_t offset, const TensorView& positions) {
+  Positions at;
+  at.queries = length;
+  at.q = at.k = {offset};
+  if (positions.given()) {
+    at.consecutive = false;
+    at.q.clear();
+    for (int64_t l = 0; l < length; ++l) {
+      at.q.push_back(positions.load_int(positions.offset({l})));
+      check_position(at.q.back(), "positions");
+    }
+  } else if (part.recipe->place) {
+    at.consecutive = false;
+    at.q.clear();
+    append_places({{part}}, Side::kQuery, offset, length, "offset", at.q);
+  }
+  return at;
+}
+
+// cos and sin of every pair of a rotation at one row, times the magnitude, rounded once to T.
 template <typename T>
 struct Turn {
   std::vector<double> wide_cos, wide_sin;
   std::vector<T> cos, sin;
 
-  void set(const Rotation& rotation, int64_t position) {
+  void set(const Rotation& rotation, const Positions& at, int64_t row) {
     const size_t pairs = rotation.frequency.size();
     wide_cos.resize(pairs);
     wide_sin.resize(pairs);
     cos.resize(pairs);
     sin.resize(pairs);
-    angle_table(rotation, position, wide_cos.data(), wide_sin.data());
+    for (size_t p = 0; p < pairs; ++p) {
+      const int64_t by = rotation.axis.empty()
+                             ? at.query(0, row)
+                             : rotation.coordinates->query(rotation.axis[p], 0, row);
+      const double angle = rotation_angle(rotation, by, p);
+      wide_cos[p] = std::cos(angle);
+      wide_sin[p] = std::sin(angle);
+    }
     for (size_t p = 0; p < pairs; ++p) {
       cos[p] = static_cast<T>(rotation.magnitude * wide_cos[p]);
       sin[p] = static_cast<T>(rotation.magnitude * wide_sin[p]);
@@ -78,8 +112,8 @@ std::vector<int64_t> row_offsets(const TensorView& view) {
 }
 
 template <typename T>
-void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, int64_t offset,
-                 const TensorView& positions, bool inverse, const TensorView& out) {
+void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, const Positions& at,
+                 bool inverse, const TensorView& out) {
   const auto row_axis = static_cast<size_t>(x.rank - 2), dim_axis = static_cast<size_t>(x.rank - 1);
   const int64_t length = x.shape[row_axis], dims = x.shape[dim_axis];
   const int64_t from = x.strides[dim_axis], to = out.strides[dim_axis];
@@ -91,9 +125,7 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, in
   std::vector<Turn<T>> turns(rotations.size());
   CancelTicks tick;
   for (int64_t l = 0; l < length; ++l) {
-    const int64_t position =
-        positions.given() ? positions.load_int(positions.offset({l})) : offset + l;
-    for (size_t r = 0; r < rotations.size(); ++r) turns[r].set(rotations[r], position);
+    for (size_t r = 0; r < rotations.size(); ++r) turns[r].set(rotations[r], at, l);
     for (size_t row = 0; row < x_rows.size(); ++row) {
       const int64_t source = x_rows[row] + l * x.strides[row_axis];
       const int64_t target = out_rows[row] + l * out.strides[row_axis];
@@ -125,7 +157,7 @@ int64_t rotary_dims(const Part& part) { return total_dims(rotations_of(part)); }
 void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
                    const TensorView& sin, CancelToken* cancel) {
   const CallScope scope(cancel);
-  const std::vector<Rotation> rotations = required_rotations(part);
+  std::vector<Rotation> rotations = required_rotations(part);
   check_value(length >= 0 && length < kPositionLimit, "length: expected 0 or more, got ", length);
   check_position(offset, "offset");
   const std::vector<int64_t> shape{length, total_dims(rotations)};
@@ -136,12 +168,14 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
                   dtype_name(view->dtype));
     }
   }
+  const Positions at = rows_at(part, length, offset, {});
+  rotations = required_rotations(part, 0, &at);
   Turn<double> turn;
   CancelTicks tick;
   for (int64_t l = 0; l < length; ++l) {
     int64_t start = 0;
     for (const Rotation& rotation : rotations) {
-      turn.set(rotation, offset + l);
+      turn.set(rotation, at, l);
       for (int64_t p = 0; p < rotation.dims / 2; ++p) {
         tick();
         const auto [a, b] = pair_dims(rotation, p);
@@ -159,19 +193,18 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
             bool inverse, const TensorView& out, CancelToken* cancel) {
   const CallScope scope(cancel);
   check_value(x.given() && x.rank >= 2 && x.rank <= 4,
-              "x: expected [..., L, D] of rank 2 to 4, got ",
-              x.given() ? x.shape_text() : std::string("nothing"));
+              "x: expected [..., L, D] of rank 2 to 4, got ", Shape{x});
   if (!is_floating(x.dtype)) {
     throw_error(ErrorKind::kType, "x: expected a floating dtype, got ", dtype_name(x.dtype));
   }
   check_output(out, x.dims(), x.dtype, "out");
   const int64_t length = x.shape[static_cast<size_t>(x.rank - 2)];
   const int64_t dims = x.shape[static_cast<size_t>(x.rank - 1)];
-  const std::vector<Rotation> rotations = required_rotations(part, dims);
+  std::vector<Rotation> rotations = required_rotations(part, dims);
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start <= dims && rotation.dims <= dims - rotation.start, "x: expected a ",
                 "last axis of at least ", rotation.start + rotation.dims, " for ",
-                part.scheme().name, ", got ", x.shape_text());
+                part.scheme().name, ", got ", Shape{x});
     check_value(rotation.log_decay.empty(), part.scheme().name,
                 ": decays with the distance, so that no rotation of one side stands for it");
   }
@@ -180,17 +213,16 @@ void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorV
     if (positions.dtype != DType::kInt64) {
       throw_error(ErrorKind::kType, "positions: expected int64, got ", dtype_name(positions.dtype));
     }
-    for (int64_t l = 0; l < length; ++l) {
-      check_position(positions.load_int(positions.offset({l})), "positions");
-    }
   } else {
     check_position(offset, "offset");
   }
+  const Positions at = rows_at(part, length, offset, positions);
   if (x.numel() == 0) return;
+  rotations = required_rotations(part, dims, &at);
   if (x.dtype == DType::kFloat64) {
-    rotate_rows<double>(rotations, x, offset, positions, inverse, out);
+    rotate_rows<double>(rotations, x, at, inverse, out);
   } else {
-    rotate_rows<float>(rotations, x, offset, positions, inverse, out);
+    rotate_rows<float>(rotations, x, at, inverse, out);
   }
 }
 

@@ -41,6 +41,12 @@ Source Source::cumulative() const {
   return sums;
 }
 
+Source Source::column() const {
+  Source columns = *this;
+  columns.axes_.push_back(-1);
+  return columns;
+}
+
 TensorView SourceReader::view_of(const TensorView& whole, int64_t& offset) const {
   TensorView view = whole;
   view.rank = 0;
@@ -50,8 +56,8 @@ TensorView SourceReader::view_of(const TensorView& whole, int64_t& offset) const
   }
   for (const int axis : source_->axes_) {
     const auto to = static_cast<size_t>(view.rank++), from = static_cast<size_t>(axis);
-    view.shape[to] = whole.shape[from];
-    view.strides[to] = whole.strides[from];
+    view.shape[to] = axis < 0 ? 1 : whole.shape[from];
+    view.strides[to] = axis < 0 ? 1 : whole.strides[from];
   }
   if (view.data != nullptr) {
     view.data = static_cast<char*>(view.data) + offset * item_size(view.dtype);

@@ -55,7 +55,7 @@ std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel)
   static const std::map<std::string, detail::StepsOf> notebooks_of = detail::all_notebooks();
   const CallScope scope(cancel);
   make_grid(grid.queries, grid.keys, grid.q_offset);
-  const BoundPart bound(part, GridPositions(part, grid).distances(), std::vector<bool>());
+  const BoundPart bound(part, GridPositions(part, grid).sizes(), std::vector<bool>());
   const Terms& terms = bound.terms();
   const auto notebook = notebooks_of.find(part.scheme().name);
   if (notebook != notebooks_of.end()) return notebook->second(part, grid);

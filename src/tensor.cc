@@ -147,10 +147,15 @@ TensorView::TensorView(void* memory, DType type, const std::vector<int64_t>& siz
 TensorView::TensorView(void* memory, DType type, std::vector<int64_t> sizes,
                        std::vector<int64_t> steps)
     : data(memory), dtype(type) {
-  check_value(sizes.size() <= static_cast<size_t>(kMaxRank), "tensor: expected at most ", kMaxRank,
-              " axes, got ", sizes.size(), " in ", list_text(sizes));
-  check_value(sizes.size() == steps.size(), "tensor: expected one stride for each axis of ",
-              list_text(sizes), ", got ", list_text(steps));
+  // Not check_value(): its arguments would be written out on every view.
+  if (sizes.size() > static_cast<size_t>(kMaxRank)) {
+    throw_error(ErrorKind::kValue, "tensor: expected at most ", kMaxRank, " axes, got ",
+                sizes.size(), " in ", list_text(sizes));
+  }
+  if (sizes.size() != steps.size()) {
+    throw_error(ErrorKind::kValue, "tensor: expected one stride for each axis of ",
+                list_text(sizes), ", got ", list_text(steps));
+  }
   checked_numel(sizes, "tensor");
   rank = static_cast<int>(sizes.size());
   std::copy(sizes.begin(), sizes.end(), shape.begin());

@@ -137,7 +137,8 @@ class DrawnCall(Call):
         if kind == "zero":
             return {"q_offset": 0}
         if kind == "far":
-            return {"q_offset": draw.plain.choice([-far, far])}
+            ahead = any(hasattr(oracle_of(name), "GROWS") for name, _ in self.chosen)
+            return {"q_offset": far if ahead else draw.plain.choice([-far, far])}
         if kind == "far both":
             return {"q_offset": far, "k_offset": far + draw.plain.randint(-keys, queries)}
         k_positions = draw.integers(0, 2 * keys, keys).sort().values

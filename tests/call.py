@@ -144,10 +144,15 @@ def inputs_of(case, chosen, draw, dtype):
     given = []
     for name, options in chosen:
         drawn = getattr(oracle_of(name), "inputs", lambda *_: {})(options, *sizes, draw.normal)
-        own = {n: x.to(table_dtype(case, dtype)) for n, x in drawn.items()}
-        given.append(own)
-        for x in own.values():
-            x.requires_grad_(case["wants"] in ("all", "tables"))
+        wanted = case["wants"] in ("all", "tables")
+        given.append(
+            {
+                n: x.to(table_dtype(case, dtype)).requires_grad_(wanted)
+                if x.is_floating_point()
+                else x
+                for n, x in drawn.items()
+            }
+        )
     return given
 
 
@@ -207,7 +212,8 @@ class Call:
         """[(name, tensor)] of everything that may want a gradient."""
         named = list(zip("qkv", self.inputs, strict=True))
         for index, (module, given) in enumerate(zip(self.modules, self.given, strict=True)):
-            held = [*module.named_parameters(), *given.items()]
+            own = [(n, x) for n, x in given.items() if x.is_floating_point()]
+            held = [*module.named_parameters(), *own]
             named += [(f"part {index} {name}", x) for name, x in held]
         return named + ([("attn_mask", self.added)] if self.added is not None else [])
 
@@ -255,7 +261,8 @@ class Call:
         for (name, options), module, given in zip(
             self.chosen, self.modules, self.given, strict=True
         ):
-            held = dict(module.named_parameters()) | given
+            own = {n: x for n, x in given.items() if x.is_floating_point()}
+            held = dict(module.named_parameters()) | own
             wants = {n for n, x in held.items() if x.requires_grad}
             part = part_of(name, options, module, given).cast(self.dtype, wants)
             leaves += [(part.parameters | part.inputs)[n] for n in held]

@@ -52,7 +52,6 @@ def factors(targets):
         "head_dim": HEAD_SIZES,
         "value_dim": HEAD_SIZES,
         "batch": [1, 2, 3],
-        "scheme": list(positions_to_try()),
         "mask": [
             "",
             "causal",
@@ -105,13 +104,6 @@ def configuration(case):
     return options_of(case["position"], case["heads"][0], case["head_dim"], case["value_dim"])
 
 
-@cache
-def fitting(scheme, *sizes):
-    """The scheme's positions that there are at these sizes."""
-    found = positions_to_try()[scheme]
-    return [position for position in found if options_of(position, *sizes) is not None]
-
-
 def elements(case):
     """Of the largest array that the dense oracle makes."""
     grid = case["batch"] * case["heads"][0] * case["queries"] * case["keys"]
@@ -125,9 +117,12 @@ def fitted(case):
         case["head_dim"] += 1
     for shrink in ("batch", "head_dim", "value_dim", "keys"):
         while elements(case) > ELEMENTS and case[shrink] > 2:
-            case[shrink] = case[shrink] // 2 if shrink != "keys" else case[shrink] - 1
+            before = case[shrink]
+            case[shrink] = before // 2 if shrink != "keys" else before - 1
             while configuration(case) is None:
                 case["head_dim"] += 1
+            if case[shrink] == before:  # no scheme takes less
+                break
     return case
 
 
@@ -136,12 +131,12 @@ def pairs_of(case):
 
 
 def cover(levels, draw):
-    """(cases, note): every two values of different factors that fit together meet in a case."""
+    """(cases without a position, note): every two values of different factors that fit together
+    meet in a case."""
     least = {name: values[0] for name, values in levels.items()}
 
     def fits(case):
-        sizes = case["heads"][0], case["head_dim"], case["value_dim"]
-        return elements(case) <= ELEMENTS and fitting(case["scheme"], *sizes)
+        return elements(case) <= ELEMENTS
 
     def row_fits(row):
         return fits(least | dict(zip(levels, row, strict=False)))
@@ -163,20 +158,37 @@ def cover(levels, draw):
     return cases, f"{note}, {len(every) - len(wanted)} do not"
 
 
+def every_value(levels, draw):
+    """Cases in which each scheme meets every value of every factor: as many a scheme as the longest
+    list of values has, so that their number grows by the scheme and not by pairs of schemes."""
+    rows = max(len(values) for values in levels.values())
+    cases = []
+    for found in positions_to_try().values():
+        orders = {name: draw.sample(values, len(values)) for name, values in levels.items()}
+        for n in range(rows):
+            case = {name: order[n % len(order)] for name, order in orders.items()}
+            cases.append(fitted(case | {"position": found[n % len(found)]}))
+    return cases
+
+
 @cache
 def all_cases(targets):
-    """(cases, note): the cover first, then random draws; the same list in every process."""
+    """(cases, note): a cover of all factors but the position, each scheme with every value, then
+    random draws; the same list in every process."""
     draw = random.Random(SEED)
     levels = factors(targets)
-    cases, note = cover(levels, draw)
-    for number, case in enumerate(cases):
-        sizes = case["heads"][0], case["head_dim"], case["value_dim"]
-        found = fitting(case.pop("scheme"), *sizes)
-        case["position"] = found[number % len(found)]
-    total = SWEEP if os.environ.get("RELPOS_FULL") == "1" else DRAWN
     positions = [position for found in positions_to_try().values() for position in found]
+    cases, note = cover(levels, draw)
+    cases = [
+        fitted(case | {"position": positions[number % len(positions)]})
+        for number, case in enumerate(cases)
+    ]
+    total = SWEEP if os.environ.get("RELPOS_FULL") == "1" else DRAWN
+    schemes = every_value(levels, draw)
+    cases += schemes
+    note = f"{note}; {len(schemes)} bring every value to every scheme"
     while len(cases) < total:
-        case = {name: draw.choice(values) for name, values in levels.items() if name != "scheme"}
+        case = {name: draw.choice(values) for name, values in levels.items()}
         cases.append(fitted(case | {"position": positions[len(cases) % len(positions)]}))
     for number, case in enumerate(cases):
         case["seed"] = SEED + number

@@ -43,6 +43,11 @@ def exclusive(name):
     return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
 
 
+def reads_length(name, options):
+    """Whether terms depend on the length of the call."""
+    return hasattr(oracle_of(name), "READS_LENGTH") and options.get("length") is None
+
+
 @dataclass
 class Part:
     """A scheme with constructor options, its numbers by dotted name, and the inputs of the call,
@@ -57,14 +62,26 @@ class Part:
         """Leaves of `dtype` that hold the same numbers; `wants` names those that need gradients."""
 
         def copies(held):
-            return {n: x.detach().to(dtype).requires_grad_(n in wants) for n, x in held.items()}
+            return {
+                n: x.detach().to(dtype).requires_grad_(n in wants) if x.is_floating_point() else x
+                for n, x in held.items()
+            }
 
         return Part(self.name, self.options, copies(self.parameters), copies(self.inputs))
 
-    def terms(self, pos_q, pos_k, row=0):
-        """The oracle's terms in one batch row."""
+    def terms(self, pos_q, pos_k, row=0, length=None):
+        """The oracle's terms in one batch row of a call of this length."""
         held = self.parameters | {name: x[row] for name, x in self.inputs.items()}
-        return oracle_of(self.name).terms(self.options, held, pos_q, pos_k)
+        options = self.options
+        if hasattr(oracle_of(self.name), "READS_LENGTH"):
+            length = call_length(pos_q, pos_k) if length is None else length
+            options = options | {"call_length": length}
+        return oracle_of(self.name).terms(options, held, pos_q, pos_k)
+
+
+def call_length(*positions):
+    """One more than the last position; 0 where there is none."""
+    return max([0, *(int(p.max()) + 1 for p in positions if p.numel())])
 
 
 def part_of(name, options, module, inputs=None):
@@ -73,11 +90,17 @@ def part_of(name, options, module, inputs=None):
 
 
 def place_of(chosen):
-    """From token numbers to positions, as the one of [(name, options)] that places them says."""
+    """From token numbers and "q" or "k" to positions, as the one of [(name, options)] that places
+    them says."""
     for name, options in chosen:
         if hasattr(oracle_of(name), "place"):
-            return partial(oracle_of(name).place, options)
+            return partial(placed, oracle_of(name), options)
     return None
+
+
+def placed(oracle, options, tokens, side):
+    of_keys = getattr(oracle, "place_keys", oracle.place)
+    return (of_keys if side == "k" else oracle.place)(options, tokens)
 
 
 def positions(
@@ -87,12 +110,12 @@ def positions(
     if q_positions is not None:
         return q_positions.expand(batch, queries), k_positions.expand(batch, keys)
 
-    def shifted(offset, length):
+    def shifted(offset, length, side):
         start = torch.as_tensor(offset).reshape(-1, 1).expand(batch, 1)
         tokens = start + torch.arange(length)
-        return place(tokens) if place else tokens
+        return place(tokens, side) if place else tokens
 
-    return shifted(q_offset, queries), shifted(k_offset, keys)
+    return shifted(q_offset, queries, "q"), shifted(k_offset, keys, "k")
 
 
 def allowed_pairs(
@@ -136,13 +159,13 @@ def stacked_terms(part, pos_q, pos_k):
     """The terms with a batch axis in front, of size 1 where all rows share them."""
     shared = bool((pos_q == pos_q[:1]).all() and (pos_k == pos_k[:1]).all())
     rows = range(1) if shared and not part.inputs else range(pos_q.shape[0])
-    found = [part.terms(pos_q[b], pos_k[b], b) for b in rows]
+    length = call_length(pos_q, pos_k)
+    found = [part.terms(pos_q[b], pos_k[b], b, length) for b in rows]
     if not found:
         return {}
     stacked = {}
     for name, first in found[0].items():
-        turns = name.startswith("rotate")
-        stacked[name] = first if turns else torch.stack([one[name] for one in found])
+        stacked[name] = first if callable(first) else torch.stack([one[name] for one in found])
     return stacked
 
 
@@ -158,8 +181,19 @@ def with_added(x, terms, name):
     return x
 
 
-def turned(x, rotate, position):
-    return torch.stack([rotate(x[b], position[b]) for b in range(x.shape[0])])
+def turned(q, k, term, pos_q, pos_k, name="rotate"):
+    """q and k [B, H, L, D], turned and scaled as the term says."""
+
+    def each(x, at, steps):
+        rows = range(x.shape[0])
+        x = torch.stack([term[name](x[b], at[b]) for b in rows])
+        if "decay" not in term:
+            return x
+        return x * torch.stack([term["decay"](steps[b])[None] for b in rows]).to(x.dtype)
+
+    middle = pos_q.double().mean(-1, keepdim=True).nan_to_num()
+    at_q, at_k = term.get("q_coordinates", pos_q), term.get("k_coordinates", pos_k)
+    return each(q, at_q, pos_q - middle), each(k, at_k, middle - pos_k)
 
 
 def scores(q, k, terms, pos_q, pos_k, scale):
@@ -167,8 +201,7 @@ def scores(q, k, terms, pos_q, pos_k, scale):
     q_turned, k_turned = with_added(q, terms, "query_added"), k
     for term in terms:
         if "rotate" in term and q.shape[0]:
-            q_turned = turned(q_turned, term["rotate"], pos_q)
-            k_turned = turned(k_turned, term["rotate"], pos_k)
+            q_turned, k_turned = turned(q_turned, k_turned, term, pos_q, pos_k)
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
         if "key_rows" in term:

@@ -82,10 +82,11 @@ class Side:
             part = part_of(name, options, module, given)
             form = [torch.clone] if getattr(oracle_of(name), "NONLINEAR", False) else []
             held = {n: leaf(x, *form) for n, x in part.parameters.items()}
-            inputs = {n: leaf(x, *form) for n, x in given.items()}
+            inputs = {n: leaf(x, *form) if x.is_floating_point() else x for n, x in given.items()}
             options = options | {"sizes": eps_of(call.dtype)} if sized else options
             self.parts.append(Part(name, options, held, inputs))
-            self.leaves += [held[n] for n, _ in module.named_parameters()] + [*inputs.values()]
+            self.leaves += [held[n] for n, _ in module.named_parameters()]
+            self.leaves += [x for x in inputs.values() if x.is_floating_point()]
         self.terms = [stacked_terms(part, call.pos_q, call.pos_k) for part in self.parts]
         self.added = None
         if call.added is not None:
@@ -109,11 +110,13 @@ class Side:
         q, k, call = with_added(self.q, self.terms, "query_added"), self.k, self.call
         turning = [term for term in self.terms if "rotate" in term and q.shape[0]]
         for term in turning:
-            turn = term["rotate_sizes" if self.sized else "rotate"]
-            q, k = turned(q, turn, call.pos_q), turned(k, turn, call.pos_k)
+            name = "rotate_sizes" if self.sized else "rotate"
+            q, k = turned(q, k, term, call.pos_q, call.pos_k, name)
         score = q @ k.transpose(-1, -2)
         if self.sized and turning:  # angles of double are off by 2^-53 of themselves
-            far = max((p.abs().max() for p in (call.pos_q, call.pos_k) if p.numel()), default=0)
+            names = ("q_coordinates", "k_coordinates")
+            at = [call.pos_q, call.pos_k, *(t[n] for t in turning for n in names if n in t)]
+            far = max((p.abs().max() for p in at if p.numel()), default=0)
             score = score * (1.0 + float(far) * 2.0**-53 / eps_of(call.dtype))
         for term in self.terms:
             if "key_rows" in term:

@@ -37,7 +37,7 @@ def heads_of(x):
 
 def seeded(module, seed=1):
     draw = torch.Generator().manual_seed(seed)
-    module = module.double().eval()
+    module.double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))

@@ -46,12 +46,15 @@ def position(name, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, dtype=No
 
 def summed():
     """Five schemes: first those that bring a term of a kind that those before them lack."""
-    kinds, first, others = set(), [], []
+    kinds, taken, first, others = set(), set(), [], []
     for name in PLAIN:
+        if exclusive(name) & taken:
+            continue
         found = set(trained(name)[1].terms(torch.arange(1), torch.arange(1)))
         if not found <= kinds:
             first.append(name)
-        elif "rotate" not in found:
+            taken |= exclusive(name)
+        elif not exclusive(name):
             others.append(name)
         kinds |= found
     return (first + others)[:MOST_PARTS]

@@ -5,6 +5,12 @@ import torch
 
 HEADS, HEAD_DIM = 2, 4
 SIZES = {"heads": HEADS, "head_dim": HEAD_DIM}
+FEW = {  # finite differences take a call for each number
+    "buckets": 8,
+    "features": 12,
+    "hidden": 6,
+    "width": 6,
+}
 
 
 def variants():
@@ -12,6 +18,7 @@ def variants():
     for scheme in relpos.schemes():
         base = scheme.example()
         base |= {name: SIZES[name] for name in base if name in SIZES}
+        base |= {option.name: FEW[option.name] for option in scheme.options if option.name in FEW}
         if any(getattr(spec, "input", False) for spec in scheme.describe(**base).parameters):
             continue
         yield scheme.name, scheme, base

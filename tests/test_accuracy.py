@@ -100,8 +100,9 @@ class Hard(Call):
             self.added = torch.randn(LENGTH, LENGTH, generator=draw)
             self.added[hidden] = -torch.inf
             self.masks["attn_mask"] = self.added.requires_grad_()
-            linear = name != "none" and not hasattr(oracle_of(name), "NONLINEAR")
-            if linear and set(stacked_terms(self.part(), self.pos_q, self.pos_k)) == {"bias"}:
+            oracle = oracle_of(name) if name != "none" else None
+            tables = name != "none" and not any(hasattr(oracle, n) for n in ("NONLINEAR", "inputs"))
+            if tables and set(stacked_terms(self.part(), self.pos_q, self.pos_k)) == {"bias"}:
                 with torch.no_grad():
                     for table in module.parameters():
                         table.view(-1)[-1] = -torch.inf

@@ -34,12 +34,12 @@ def test_every_public_name_is_there():
 def test_the_signatures_of_the_design():
     signatures = {
         "Shaw": "(max_distance, head_dim, *, heads=None, values=True, value_dim=None, "
-        "distance='key-query', init='xavier_uniform')",
+        "distance='key-query', init='xavier_uniform', left=None, right=None, rows=None)",
         "MusicTransformer": "(max_length, head_dim, *, heads=None, bidirectional=False)",
         "T5Bias": "(heads, buckets=32, max_distance=128, bidirectional=True, scale=1.0)",
-        "BiasRPE": "(heads, max_distance)",
-        "ALiBi": "(heads, *, slopes='paper', symmetric=True, learned=False)",
-        "RoPE": "(head_dim, *, layout, base=10000.0, rotary_dim=None, angle='double')",
+        "BiasRPE": "(heads, max_distance, *, right=None, symmetric=False)",
+        "ALiBi": "(heads, *, slopes='paper', symmetric=True, learned=False, sides='same')",
+        "RoPE": "(head_dim, *, layout, base=10000.0, rotary_dim=None, start=0, angle='double')",
     }
     for name, text in signatures.items():
         assert str(inspect.signature(getattr(relpos, name))) == text
@@ -252,6 +252,10 @@ def test_dense_is_what_scores_adds(name, scheme, options):
             if gradient is None or not gradient.any():
                 torch.nn.init.zeros_(parameter)
     got = relpos.scores(query, key, position=position, q_offset=2)
+    if scheme.name == "xpos":
+        with pytest.raises(ValueError, match="decays with the distance"):
+            position.rotate(query)
+        return
     if isinstance(dense, tuple):
         turned = position.rotate(query, offset=2) @ position.rotate(key).mT
         torch.testing.assert_close(got, turned / HEAD_DIM**0.5)
@@ -264,6 +268,8 @@ def test_dense_is_what_scores_adds(name, scheme, options):
         rows = rows.expand(HEADS, -1, -1, -1)
         terms = (("bhid,hijd->bhij", query), ("bhjd,hijd->bhij", key))
         term = torch.einsum(*terms[options.get("terms") == "p2c"], rows)
+        if scheme.name == "relative_key" and options.get("kind") != "relative_key":
+            term = term + torch.einsum(*terms[1], rows)
         torch.testing.assert_close(got, plain + term / HEAD_DIM**0.5)
 
 

@@ -59,7 +59,7 @@ def test_tool_prints_a_table_as_long_as_it_is_read():
 
 
 def test_tool_refuses():
-    assert "one of alibi, bias_rpe" in refusal("bench", "--scheme", "t6")
+    assert "one of alibi, alibi_2d" in refusal("bench", "--scheme", "t6")
     for words in (["--seconds", "0"], ["--seconds", "nan"], ["--length", "0"], ["--case", "x"]):
         assert words[0] in refusal("bench", *words)
 

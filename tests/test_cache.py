@@ -6,7 +6,7 @@ import pickle
 import pytest
 import relpos
 import torch
-from oracle import allowed_pairs, attend, gradients, positions
+from oracle import allowed_pairs, attend, gradients, positions, reads_length
 from sample import HEAD_DIM, HEADS, NAMES, configurations, position, tensors, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -18,12 +18,26 @@ STEPS = {
 }
 
 
-def dense(inputs, parts, dtype, **masks):
+def whole(inputs, parts, dtype, **masks):
     q, k, v = (x.to(dtype) for x in inputs)
     pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2])
     seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], is_causal=True, **masks)
     cast = [part.cast(dtype, set()) for part in parts]
     return attend(q, k, v, cast, pos_q, pos_k, seen, scale=HEAD_DIM**-0.5).out
+
+
+def dense(inputs, parts, dtype, steps, key_padding_mask=None, **masks):
+    """The formula of the whole, or of all tokens up to each step where a part reads the length."""
+    if not any(reads_length(part.name, part.options) for part in parts):
+        return whole(inputs, parts, dtype, key_padding_mask=key_padding_mask, **masks)
+    outs, end = [], 0
+    for count in steps:
+        end += count
+        prefix = [x[:, :, :end] for x in inputs]
+        if key_padding_mask is not None:
+            masks["key_padding_mask"] = key_padding_mask[:, :end]
+        outs.append(whole(prefix, parts, dtype, **masks)[:, :, end - count :])
+    return torch.cat(outs, 2)
 
 
 def decode(cache, inputs, module, steps, padding=None, **options):
@@ -44,7 +58,8 @@ def test_every_scheme_in_float64(name, number, steps):
     inputs = tensors(2, queries=20, keys=20, key_heads=2, dtype=torch.float64)[:3]
     with torch.no_grad():
         got = decode(relpos.KVCache(), inputs, module, STEPS[steps])
-    torch.testing.assert_close(got, dense(inputs, [part], torch.float64), rtol=1e-10, atol=1e-12)
+    want = dense(inputs, [part], torch.float64, STEPS[steps])
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +72,7 @@ def test_in_float32_with_padding(name, steps):
     with torch.inference_mode():
         got = decode(relpos.KVCache(), inputs, module, steps, padding)
     truth, plain = (
-        dense(inputs, parts, dtype, key_padding_mask=padding)
+        dense(inputs, parts, dtype, steps, key_padding_mask=padding)
         for dtype in (torch.float64, torch.float32)
     )
     allowance = 2 * (plain - truth).abs().max() + 1e-6 * truth.abs().max()
@@ -68,8 +83,8 @@ def test_in_float32_with_padding(name, steps):
 def test_a_window_needs_no_more_keys_than_it_sees(name):
     module, parts = position(name, dtype=torch.float64)
     inputs = tensors(2, queries=20, keys=20, key_heads=2, dtype=torch.float64)[:3]
-    want = dense(inputs, parts, torch.float64, window=(6, -1))
     for steps in STEPS.values():
+        want = dense(inputs, parts, torch.float64, steps, window=(6, -1))
         cache = relpos.KVCache(max_length=6)
         with torch.no_grad():
             got = decode(cache, inputs, module, steps, window=(6, 0))
@@ -85,7 +100,7 @@ def test_gradients_reach_earlier_chunks(name):
     *inputs, dout = tensors(2, queries=20, keys=20, key_heads=2, dtype=torch.float64)
     leaves = [x.requires_grad_() for x in inputs]
     got = decode(relpos.KVCache(), leaves, module, STEPS["chunks"])
-    want = dense(leaves, parts, torch.float64)
+    want = dense(leaves, parts, torch.float64, STEPS["chunks"])
     torch.testing.assert_close(
         gradients([got], [dout], leaves), gradients([want], [dout], leaves), rtol=1e-9, atol=1e-11
     )
@@ -100,7 +115,7 @@ def test_detach_stops_gradients_at_the_memory():
     cache.attend(*first, position=module)
     cache.detach_()
     out = cache.attend(*second, position=module)
-    torch.testing.assert_close(out, dense(inputs, parts, torch.float64)[:, :, 4:])
+    torch.testing.assert_close(out, whole(inputs, parts, torch.float64)[:, :, 4:])
     out.sum().backward()
     assert all(x.grad is None for x in first)
     assert all(x.grad is not None for x in second)
@@ -118,19 +133,19 @@ def test_truncate_reorder_and_clear():
             kept = cache.key
             cache.truncate(12)
             rest = decode(cache, [x[:, :, 12:] for x in mixed], module, [1, 7])
-            torch.testing.assert_close(rest, dense(mixed, parts, torch.float64)[:, :, 12:])
+            torch.testing.assert_close(rest, whole(mixed, parts, torch.float64)[:, :, 12:])
             assert torch.equal(inputs[1][:, :, :10], kept[:, :, :10])
 
             cache.truncate(12)
             cache.reorder(torch.tensor([1, 1, 0]))
             rows = [x[[1, 1, 0]] for x in mixed]
             rest = decode(cache, [x[:, :, 12:] for x in rows], module, [8])
-            torch.testing.assert_close(rest, dense(rows, parts, torch.float64)[:, :, 12:])
+            torch.testing.assert_close(rest, whole(rows, parts, torch.float64)[:, :, 12:])
 
             cache.clear()
             assert (len(cache), cache.start, cache.end, cache.key) == (0, 0, 0, None)
             again = decode(cache, inputs, module, [20])
-            torch.testing.assert_close(again, dense(inputs, parts, torch.float64))
+            torch.testing.assert_close(again, whole(inputs, parts, torch.float64))
 
 
 def test_inputs_are_never_written():

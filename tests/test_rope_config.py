@@ -17,7 +17,27 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
+SIXTEEN = {"factor": 16.0, "original_max_position_embeddings": 512}
+PAIRS = [1.0 + 0.5 * p for p in range(8)]
+
+
+def scaled(kind, **own):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **own}}
+
+
 CASES = [
+    ("llama", "Llama", scaled("linear", factor=8.0), None),
+    ("llama", "Llama", scaled("dynamic", factor=4.0), None),
+    ("llama", "Llama", scaled("yarn", **SIXTEEN), None),
+    ("llama", "Llama", scaled("yarn", **SIXTEEN | {"factor": None, "truncate": False}), None),
+    ("llama", "Llama", scaled("yarn", **SIXTEEN, mscale=0.7, mscale_all_dim=1.0), None),
+    (
+        "llama",
+        "Llama",
+        scaled("longrope", short_factor=PAIRS, long_factor=PAIRS[::-1], **SIXTEEN),
+        None,
+    ),
+    ("llama", "Llama", scaled("proportional", partial_rotary_factor=0.5), None),
     ("llama", "Llama", {}, None),
     ("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, None),
     ("llama", "Llama", {"rope_parameters": LLAMA3}, None),
@@ -70,11 +90,46 @@ def test_configurations_before_transformers_5():
     assert relpos.RoPE.from_config(Config())._text == (
         relpos.RoPE(16, layout="half", base=5e5, angle="float32")._text
     )
-    Config.rope_scaling = {"type": "longrope", "factor": 2.0}
-    with pytest.raises(
-        ValueError, match=r"expected one that relpos has, default.*; got 'longrope'"
-    ):
+    Config.rope_scaling = {"type": "newest", "factor": 2.0}
+    with pytest.raises(ValueError, match=r"expected one that relpos has, default.*; got 'newest'"):
         relpos.RoPE.from_config(Config())
+    Config.rope_scaling = {"type": "linear", "factor": 2.0}
+    assert relpos.RoPE.from_config(Config()).factor == 2.0
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "own"),
+    [
+        ("qwen2_vl", "Qwen2VL", {"mrope_section": [2, 3, 3]}),
+        ("qwen3_vl", "Qwen3VL", {"mrope_section": [4, 2, 2], "mrope_interleaved": True}),
+    ],
+)
+def test_three_axes(folder, name, own):
+    rope = {"rope_type": "default", "rope_theta": 1e6, **own}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = getattr(transformers, f"{name}TextConfig")(**sizes, head_dim=16, rope_parameters=rope)
+    position = relpos.RoPE.from_config(config)
+    code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    rotary = next(
+        getattr(code, f"{name}{n}")
+        for n in ("RotaryEmbedding", "TextRotaryEmbedding")
+        if hasattr(code, f"{name}{n}")
+    )(config)
+    ids = torch.randint(0, 50, (3, 2, 7), generator=torch.Generator().manual_seed(0))
+    q, k, v = torch.randn(3, 2, 4, 7, 16)
+    cos, sin = rotary(v, ids)
+    turned_q, turned_k = code.apply_rotary_pos_emb(q, k, cos[:, :], sin[:, :])
+    want = relpos.attention(turned_q, turned_k, v)
+    at = ids.transpose(0, 1).contiguous()
+    got = relpos.attention(q, k, v, position=position(at, at))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+
+
+def test_refuses_other_axes():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
+    config = transformers.LlamaConfig(hidden_size=64, num_attention_heads=4, rope_parameters=rope)
+    with pytest.raises(ValueError, match="mrope_section is known, got llama"):
+        relpos.RoPE.from_config(config)
 
 
 def test_refuses_what_it_cannot_know():

@@ -7,10 +7,13 @@ import pytest
 import relpos
 import torch
 from oracle import Part, allowed_pairs, attend, gradients, place_of, positions, registry
-from published import PEERS
+from published import PEERS as MODELS
+from published_rotations import PEERS as ROTATIONS
+from published_tables import PEERS as TABLES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+PEERS = MODELS | ROTATIONS | TABLES
 peer_of = cache(lambda name: PEERS[name]())
 
 
@@ -21,7 +24,7 @@ def seed_of(peer):
 
 def pulled(peer, grads):
     """Gradients of the peer's leaves from those of q, k, v, the parameters and the inputs."""
-    tensors = [*peer.qkv, *peer.parameters.values(), *peer.inputs.values()]
+    tensors = [*peer.qkv, *peer.parameters.values(), *trained(peer.inputs)]
     return torch.autograd.grad(tensors, peer.leaves, [g.double() for g in grads], retain_graph=True)
 
 
@@ -36,7 +39,14 @@ def compare(peer, out, leaves, tolerance):
 
 
 def fresh(held, dtype=torch.float64):
-    return {name: x.detach().to(dtype).requires_grad_() for name, x in held.items()}
+    return {
+        name: x.detach().to(dtype).requires_grad_() if x.is_floating_point() else x
+        for name, x in held.items()
+    }
+
+
+def trained(inputs):
+    return [x for x in inputs.values() if x.is_floating_point()]
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -50,7 +60,7 @@ def test_formula(name):
     pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **call, place=place)
     seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], is_causal=causal)
     out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale).out
-    leaves = [q, k, v, *part.parameters.values(), *part.inputs.values()]
+    leaves = [q, k, v, *part.parameters.values(), *trained(part.inputs)]
     compare(peer, out, leaves, peer.tolerance)
 
 
@@ -67,5 +77,5 @@ def test_relpos(name, dtype):
     position = module(*inputs.values()) if inputs else module
     out = relpos.attention(*leaves, position=position, **peer.call)
     held = dict(module.named_parameters())
-    leaves += [held[n] for n in peer.parameters] + [*inputs.values()]
+    leaves += [held[n] for n in peer.parameters] + trained(inputs)
     compare(peer, out, leaves, peer.tolerance if dtype == torch.float64 else 5e-5)

@@ -280,7 +280,7 @@ def usage(part, length, q_offset=0, **masks):
     for kind, term in terms.items():
         if kind.endswith("added"):
             read = read + term.sum()
-        elif not kind.startswith("rotate"):
+        elif not callable(term):
             read = read + (term * (seen if kind == "bias" else seen[..., None])).sum()
     leaves = [own.parameters[n] for n in wants]
     found = gradients([read], [torch.ones(())], leaves) if leaves else []

@@ -93,10 +93,10 @@ def test_conformance_tries_it(copy):
 from cases import all_cases
 from test_conformance import CHUNK, TARGETS
 cases = [case for case in all_cases(TARGETS)[0] if case["target"] == TARGETS[0]]
-print(sum("toy#" in case["position"] for case in cases[:CHUNK]), f"{TARGETS[0]}-0")
+first = next(n for n, case in enumerate(cases) if "toy#" in case["position"])
+print(f"{TARGETS[0]}-{first // CHUNK}")
 """
-    tried, chunk = output([sys.executable, "-c", script], environment, cwd=tests).split()
-    assert int(tried) > 0
+    chunk = output([sys.executable, "-c", script], environment, cwd=tests).strip()
     run = [
         sys.executable,
         "-m",

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import relpos
 import torch
-from oracle import allowed_pairs, attend, gradients, positions
+from oracle import allowed_pairs, attend, gradients, positions, reads_length
 from sample import HEAD_DIM, HEADS, NAMES, VALUE_DIM, configurations, position, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,6 +127,12 @@ def test_equals_each_sequence_alone(name, call):
 def test_every_configuration(name, number):
     module, part = trained(name, number, dtype=torch.float64)
     ends = [k - q for q, k in zip(QUERIES, KEYS, strict=True)]
+    if reads_length(name, part.options):
+        inputs = packed(QUERIES, QUERIES)[:3]
+        with pytest.raises(ValueError, match=r"position: .* depends on the length of the call"):
+            relpos.attention_varlen(*inputs, starts(QUERIES), position=[module])
+        compare(module, [(part, module)], [9], [9], None, HEADS, torch.float64, is_causal=True)
+        return
     compare(module, [(part, module)], QUERIES, KEYS, ends, HEADS, torch.float64, is_causal=True)
 
 

@@ -1,7 +1,7 @@
 // Attention with relative positions: forward, backward, and the dense views of both.
 //
 // Layout: query [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv], any strides; Hk divides H.
-// float32, bfloat16 and float16 compute in float32, float64 in double.
+// float32, bfloat16 and float16 inputs are computed in float32, float64 inputs in double.
 #pragma once
 
 #include <cstdint>
@@ -45,28 +45,29 @@ struct Options {
   uint64_t seed = 0;                        // of dropout; counter = (b, h, i, j)
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;
-  // 0: the runtime's default. At most the cores that this process may use, and what the system grants;
-  // never changes a bit of the result.
+  // 0 means the runtime's default. Never more are used than there are cores for this process, or than
+  // the system grants. The number changes no bit of the result.
   int threads = 0;
 };
 
-// out [B, H, Lq, Dv] in the dtype of query; lse [B, H, Lq] natural log, float32 (float64 for float64),
-// before dropout; softmax [B, H, Lq, 2] in the dtype of lse, for `attention_backward` and
-// `attention_weights` alone: a reference and a sum, which hold the softmax of a row to its last bits
-// however large the scores are. A default view skips either. Throws Error before anything is written.
+// out: [B, H, Lq, Dv] in the dtype of query. lse: [B, H, Lq], the natural log of each row's sum before
+// dropout, float32 (float64 for float64 inputs). softmax: [B, H, Lq, 2] in the dtype of lse, for
+// `attention_backward` and `attention_weights`: a reference and a sum, which give the weights of a row
+// to the last bits however large the scores are. lse or softmax is skipped where its view is not given.
+// Throws Error before anything is written.
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,
                const TensorView& lse = {}, const TensorView& softmax = {});
 
 struct Gradients {
-  TensorView query, key, value;                     // not given: not computed
-  std::vector<std::vector<TensorView>> parameters;  // [part][parameter], not given: no work
+  TensorView query, key, value;                     // a view that is not given is not computed
+  std::vector<std::vector<TensorView>> parameters;  // [part][parameter]
   TensorView attn_mask;                             // of a floating mask, in the mask's own shape
 };
 
-// Overwrites every given gradient. `dlse` may be not given. out and softmax come from `attention` with
-// the same arguments. `softmax` may also be its lse [B, H, Lq]; each weight then has a relative error
-// of up to eps |lse| more, eps = 2^-24 (2^-53 for a float64 lse).
+// Overwrites every given gradient. `dlse` is optional. out and softmax come from `attention` with the
+// same arguments. `softmax` may also be the lse [B, H, Lq]; the relative error of each weight is then
+// larger by up to eps |lse|, eps = 2^-24 (2^-53 for a float64 lse).
 void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
                         const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,
@@ -76,17 +77,17 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
 void attention_weights(const TensorView& query, const TensorView& key, const TensorView& softmax,
                        const Position& position, const Options& options, const TensorView& weights);
 
-// Dense scores before the softmax, [B, H, Lq, Lk]; masked pairs hold -inf. Value tables play no part.
+// Dense scores before the softmax, [B, H, Lq, Lk]; -inf for masked pairs. Value tables are not used.
 void scores(const TensorView& query, const TensorView& key, const Position& position,
             const Options& options, const TensorView& out);
 void scores_backward(const TensorView& query, const TensorView& key, const TensorView& dscores,
                      const Position& position, const Options& options, const Gradients& gradients);
 
-// Peak bytes beyond inputs and outputs, by the documented formula (docs/memory.md).
+// Peak bytes beyond inputs and outputs, by the formula of docs/memory.md.
 int64_t workspace_bytes(const TensorView& query, const TensorView& key, const TensorView& value,
                         const Position& position, const Options& options, bool backward);
 
-// Target, threads, fork state and what runs on the reference path; name and value, in order.
+// The SIMD target, threads, state after a fork and what runs on the reference path, as (name, value).
 std::vector<std::pair<std::string, std::string>> show_config();
 
 }  // namespace relpos

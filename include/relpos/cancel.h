@@ -6,8 +6,8 @@
 
 namespace relpos {
 
-// Ends a long call. `requested` may be set from any thread; `poll`, if given, is asked on the calling
-// thread about every 50 ms and cancels by returning true; what it throws comes out of the call.
+// Ends a long call. `requested` may be set from any thread. `poll`, if given, is called on the calling
+// thread about every 50 ms; it cancels by returning true, and the call throws what it throws.
 struct CancelToken {
   std::atomic<bool> requested{false};
   std::function<bool()> poll;

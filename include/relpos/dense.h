@@ -1,4 +1,4 @@
-// One part written out: dense forms, classes, matrices, rotated vectors.
+// The values of one part for all pairs of a grid: dense forms, classes, matrices, rotated vectors.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Grid {
   int64_t queries = 0, keys = 0, q_offset = 0;
 };
 
-// One matrix on the way from positions to terms.
+// One matrix that is computed between positions and terms.
 struct Step {
   enum class Kind { kInteger, kReal, kBoolean };
   std::string name;
@@ -27,20 +27,21 @@ struct Step {
   std::vector<double> values;  // contiguous; -inf allowed
 };
 
-// Dense forms of one part on a grid. `which`: "key" (bias [H, Lq, Lk], or rows [(H,) Lq, Lk, r]) or
-// "value" (rows). dense_shape throws where a part has no such form.
+// The dense form of one part on a grid. `which` is "key" (the bias [H, Lq, Lk], or the rows
+// [(H,) Lq, Lk, r]) or "value" (the rows). dense_shape throws if the part has no such form.
 std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which);
 void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out,
            CancelToken* cancel = nullptr);
 void dense_backward(const Part& part, const Grid& grid, std::string_view which,
                     const TensorView& dout, const std::vector<TensorView>& dparameters,
                     CancelToken* cancel = nullptr);
-// [Lq, Lk] int64: the class of each pair, -1 for none; the distance where the part has no classes.
+// int64 [Lq, Lk]: the class of each pair, or -1 for none. If the part has no classes, the distance.
 void indices(const Part& part, const Grid& grid, const TensorView& out,
              CancelToken* cancel = nullptr);
 std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel = nullptr);
 
-// Rotations of one part. cos, sin [L, dims] float32 or float64, each angle twice in the pair layout.
+// Cosines and sines of one part's rotation, [L, dims] float32 or float64. Each angle occurs twice, as
+// the pair layout says.
 int64_t rotary_dims(const Part& part);  // 0: the part has no rotation
 void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
                    const TensorView& sin, CancelToken* cancel = nullptr);
@@ -49,8 +50,7 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
             bool inverse, const TensorView& out, CancelToken* cancel = nullptr);
 
-// The grid rule of design: an offset must be said where Lq != Lk. Throws the error that names both
-// usual answers.
+// The offset of a grid, which must be given where Lq != Lk; the error names the two usual ones.
 Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset);
 
 }  // namespace relpos

@@ -1,5 +1,5 @@
-// Numbers with their derivatives with respect to N others, so that a formula gives its gradient.
-// Functions of one name work on double and on Dual: exp, ln, pow, sqrt, abs.
+// Dual numbers: a value with its derivatives with respect to N variables, so that a formula computes
+// its own gradient. exp, ln, pow, sqrt and abs take double and Dual.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct Dual {
   Dual() = default;
   Dual(double v) : value(v) {}  // NOLINT: a number is a dual number of slope 0
 
-  // f(*this) for f with this value and this derivative.
+  // f(*this), where f has this value and this derivative.
   Dual chain(double f, double derivative) const {
     Dual result(f);
     for (size_t n = 0; n < N; ++n) result.slope[n] = derivative * slope[n];
@@ -66,7 +66,7 @@ template <size_t N>
 Dual<N> abs(const Dual<N>& x) {
   return x.chain(std::fabs(x.value), x.value < 0 ? -1.0 : 1.0);
 }
-// 0^x does not change with x.
+// The derivative of 0^x with respect to x is 0.
 template <size_t N>
 Dual<N> pow(double base, const Dual<N>& exponent) {
   const double power = std::pow(base, exponent.value);

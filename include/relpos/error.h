@@ -9,7 +9,7 @@ namespace relpos {
 
 enum class ErrorKind {
   kValue,      // an argument has the right type and a wrong value (Python: ValueError)
-  kType,       // an argument has a type or dtype that the call cannot take (Python: TypeError)
+  kType,       // an argument has a type or dtype that the call does not accept (Python: TypeError)
   kIo,         // a file is missing, truncated or malformed (Python: OSError)
   kCancelled,  // the cancel token asked the call to stop; outputs are unspecified
 };

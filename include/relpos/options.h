@@ -25,7 +25,7 @@ const char* option_type_name(OptionType type) noexcept;  // "bool", "choice or v
 struct OptionSpec {
   std::string name;
   OptionType type;
-  OptionValue fallback{};  // monostate with required == false: None is the default
+  OptionValue fallback{};  // the default; monostate means None, unless the option is required
   bool required = false;
   bool positional = false;  // may be given by place in Python, in the order of the specs
   std::vector<std::string> choices{};

@@ -63,6 +63,9 @@ struct ParameterSpec {
   std::string doc;
   std::vector<Origin> origins{};  // where rows stand in the same order under these options
   bool input = false;             // given with each call; inputs follow the parameters
+
+  // An input of int64, which no gradient reaches.
+  bool integers() const noexcept { return input && !trainable; }
 };
 
 // The sizes of a call that inputs may have.

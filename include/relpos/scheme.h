@@ -53,6 +53,8 @@ class OptionList {
   void size(const char* name, std::optional<int64_t>& size, const char* doc, int64_t least = 1);
   void flag(const char* name, bool& flag, const char* doc);
   void number(const char* name, double& number, const char* doc);
+  void number(const char* name, std::optional<double>& number, const char* doc);
+  void values(const char* name, std::optional<std::vector<double>>& values, const char* doc);
   void choice(const char* name, std::string& choice, const Choices& choices, const char* doc);
   void choice_or_values(const char* name, std::variant<std::string, std::vector<double>>& either,
                         const Choices& choices, const char* doc);
@@ -84,6 +86,7 @@ class Source {
   Source at_most(double most) const;
   // Sums along the last axis up to and with each element, in double.
   Source cumulative() const;
+  Source column() const;  // an axis of size 1 is added at the end
   friend Source operator*(double factor, Source source) {
     source.multiplier_ *= factor;
     return source;
@@ -93,8 +96,8 @@ class Source {
  private:
   friend class Builder;
   friend class SourceReader;
-  size_t index_ = 0;                             // among the specs
-  std::vector<int> axes_;                        // of the parameter, in the order of the view
+  size_t index_ = 0;       // among the specs
+  std::vector<int> axes_;  // of the parameter, in the order of the view; -1: none
   std::vector<std::pair<int, int64_t>> chosen_;  // axes that went, with the entry that stayed
   double multiplier_ = 1.0;
   double least_ = -std::numeric_limits<double>::infinity();
@@ -105,6 +108,8 @@ class Source {
 // A number for each head and distance, from a formula and the head's numbers.
 struct DistanceFormula {
   std::function<double(double delta, const double* numbers)> value;
+  // Not empty: `delta` of the others is this number, computed once for all heads.
+  std::function<double(int64_t delta)> shared{};
   // Adds upstream * (derivatives of value) to `gradients`.
   std::function<void(double delta, const double* numbers, double upstream, double* gradients)>
       add_gradients;
@@ -117,6 +122,22 @@ struct Perceptron {
   double sigmoid = 0.0;  // not 0: the result is this times its sigmoid
 };
 
+// Numbers of a distance, one a head: layers of linear maps, the activation after each but the last,
+// of one feature of the distance.
+struct Network {
+  enum class Activation { kReLU, kSiLU };
+  struct Layer {
+    Source weight, bias;  // [out, in], [out]
+  };
+  DistanceFormula feature;
+  std::vector<Source> numbers;  // that the feature depends on, one number each
+  std::vector<Layer> layers;
+  Activation activation = Activation::kReLU;
+  // Throws Error where the last query of a call stands too far for the feature to be one of the
+  // distance; empty: none does.
+  std::function<void(int64_t last_query, const double* numbers)> check_reach;
+};
+
 // Of a row table and of a column table: terms.h.
 struct RowOptions {
   std::optional<Source> factor{}, added{};
@@ -126,6 +147,10 @@ struct ColumnOptions {
   std::optional<Source> factor{};
   std::optional<double> scale{};
 };
+
+// Of a lambda (double delta, auto... N numbers) that works on double and Dual alike.
+template <size_t N, typename F>
+DistanceFormula distance_formula(F formula);
 
 class Builder {
  public:
@@ -149,6 +174,9 @@ class Builder {
   // to draw where nobody gives one, for pictures and self-tests.
   Source input(const std::string& name, const std::vector<int64_t>& shape, Init example,
                const std::string& doc);
+  // An input of int64. Examples of it are drawn from 0 to most.
+  Source integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
+                  const std::string& doc);
 
   // b[h, m(delta)] of a table [H, M].
   void bias(const ClassMap& map, const Source& table);
@@ -158,8 +186,26 @@ class Builder {
   void bias(F formula, const Sources&... numbers) {
     formula_bias(distance_formula<sizeof...(Sources)>(std::move(formula)), {numbers...});
   }
+  // b[h, delta] = formula(shared(delta), numbers of head h...).
+  template <typename F, typename... Sources>
+  void bias_of(std::function<double(int64_t delta)> shared, F formula, const Sources&... numbers) {
+    DistanceFormula made = distance_formula<sizeof...(Sources)>(std::move(formula));
+    made.shared = std::move(shared);
+    formula_bias(std::move(made), {numbers...});
+  }
+  // The same for a sum of so many formulas: each of `numbers` is [H, count], formula n reads column n.
+  template <typename F, typename... Sources>
+  void bias_sum(int64_t count, F formula, const Sources&... numbers) {
+    std::vector<Source> all;
+    for (int64_t n = 0; n < count; ++n) (all.push_back(numbers.transposed()[n]), ...);
+    formula_bias(
+        sum_of(distance_formula<sizeof...(Sources)>(std::move(formula)), count, sizeof...(Sources)),
+        all);
+  }
   // b[h, m(delta)] of a table [H, M] that a perceptron computes.
   void bias(const ClassMap& map, const Perceptron& perceptron);
+  // b[h, delta] of a network.
+  void bias(int64_t heads, Network network);
   // past[h] min(delta, 0) + future[h] max(delta, 0); a side that is not given adds nothing.
   void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
   // scale <a_i, r[m(delta)]>: terms.h.
@@ -171,19 +217,35 @@ class Builder {
   using Features = std::function<void(int64_t delta, double* features)>;
   void projected_rows(int64_t heads, const Source& weight, const Features& features,
                       const std::optional<Source>& added = {});
+  // Features that depend on the length of the call, too: one more than its last position.
+  using FeaturesOf = std::function<Features(int64_t length)>;
+  void projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                      const std::optional<Source>& added = {});
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
   void values(const ClassMap& map, const Source& table);
   // values [H, Lk] or [B, H, Lk].
   void key_bias(const Source& values);
   void rotation(Rotation rotation);
+  // Pair p turns by coordinate axis[p] of a token instead of its position. The coordinates follow
+  // from the position,
+  using CoordinateOf = std::function<int64_t(int axis, int64_t position)>;
+  void rotation(Rotation rotation, CoordinateOf coordinate);
+  // or are inputs of the call: integers [B, axes, Lq] and [B, axes, Lk].
+  void rotation(Rotation rotation, const Source& of_queries, const Source& of_keys);
+  // A rotation that depends on the length of the call: one more than its last position.
+  void rotation(std::function<Rotation(int64_t length)> rotation);
   // From the number of a token, its offset included, to its position, where a call gives none.
   void place(std::function<int64_t(int64_t token)> place);
+  // The same where a key of a number stands elsewhere than a query of that number.
+  void place(std::function<int64_t(int64_t token)> query,
+             std::function<int64_t(int64_t token)> key);
 
  private:
-  template <size_t N, typename F>
-  static DistanceFormula distance_formula(F formula);
+  static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
+  void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                    const std::optional<Source>& added);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 
@@ -203,7 +265,7 @@ std::array<Dual<N>, N> duals(const double* numbers, std::index_sequence<I...>) {
 }
 
 template <size_t N, typename F>
-DistanceFormula Builder::distance_formula(F formula) {
+DistanceFormula distance_formula(F formula) {
   DistanceFormula made;
   made.value = [formula](double delta, const double* numbers) {
     return [&]<size_t... I>(std::index_sequence<I...>) -> double {

@@ -18,9 +18,9 @@ bool is_floating(DType dtype) noexcept;
 
 inline constexpr int kMaxRank = 6;
 
-// A view of somebody else's memory. Strides count elements and may be zero or negative; data may be
-// unaligned. An input view is never written through. data == nullptr with a zero-sized shape is an
-// empty tensor; a default-constructed view is "not given".
+// A view of memory that the caller owns. Strides count elements and may be zero or negative; data may
+// be unaligned. The memory of an input view is never written to. data == nullptr with a zero-sized
+// shape is an empty tensor; a default-constructed view means "not given".
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -41,7 +41,7 @@ struct TensorView {
     return {shape.begin(), shape.begin() + (rank < 0 ? 0 : rank)};
   }
 
-  // The element at a linear offset in elements from data, widened; floating, integer and bool.
+  // The element at an offset from data, counted in elements, as double; any dtype.
   double load(int64_t offset) const noexcept;
   // Rounds to nearest even for the 16-bit types.
   void store(int64_t offset, double value) const noexcept;
@@ -56,7 +56,7 @@ struct TensorView {
   double at(std::initializer_list<int64_t> index) const noexcept { return load(offset(index)); }
 };
 
-// Owning, contiguous, zero-initialised.
+// A tensor that owns its memory, contiguous and initialised to 0.
 class Tensor {
  public:
   Tensor() = default;
@@ -76,7 +76,7 @@ class Tensor {
   TensorView view_;
 };
 
-// Product of a shape with overflow checks; throws Error naming `what`.
+// The number of elements of a shape. Throws an Error that names `what` if it overflows.
 int64_t checked_numel(const std::vector<int64_t>& shape, const char* what);
 
 }  // namespace relpos

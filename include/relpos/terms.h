@@ -1,4 +1,4 @@
-// The terms that every relative position lowers to. Kernels know these and nothing else.
+// The terms of which every relative position consists. Kernels know these and nothing else.
 //
 //   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
 //   score[i,j] = scale <R (q_i + u), R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]>
@@ -17,8 +17,9 @@
 
 namespace relpos {
 
-// m(delta): the row of a table that a distance selects, or none. A function of the distance, never a
-// lookup over all distances: outside [first_distance(), last_distance()] it is constant.
+// m(delta): the class of a distance, which is the row of a table, or none. It is a function of the
+// distance, never a lookup over all distances; outside [first_distance(), last_distance()] it is
+// constant.
 class ClassMap {
  public:
   static constexpr int64_t kNone = -1;
@@ -32,7 +33,7 @@ class ClassMap {
   static ClassMap thresholds(std::vector<int64_t> starts, std::vector<int64_t> classes);
 
   int64_t operator()(int64_t delta) const noexcept;
-  // One past the largest class: the rows that a table of this map must have.
+  // One more than the largest class: the number of rows that a table of this map must have.
   int64_t classes() const noexcept { return classes_; }
   int64_t first_distance() const noexcept { return lo_; }
   int64_t last_distance() const noexcept { return hi_; }
@@ -44,13 +45,14 @@ class ClassMap {
   std::vector<int64_t> starts_, run_classes_;
 };
 
-// Numbers that a term reads: a parameter of the caller (no copy) or values that `lower` computed.
-// `multiplier` scales every element on load; gradients are taken with respect to the unscaled view.
+// Numbers that a term reads: a parameter of the caller (not copied) or values that the library
+// computed. Every element is multiplied by `multiplier` when it is read; gradients are those of the
+// unscaled view.
 struct TermData {
   TensorView view;
   double multiplier = 1.0;
   bool wants_gradient = false;
-  std::shared_ptr<const void> owned;  // keeps view.data alive when computed
+  std::shared_ptr<const void> owned;  // keeps computed values alive
 
   static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
   static TermData computed(std::vector<double> values, const std::vector<int64_t>& shape,
@@ -59,7 +61,7 @@ struct TermData {
 
 enum class PairLayout { kHalf, kInterleaved };  // pairs (p, p + dims/2), or (2p, 2p + 1)
 
-// Integers that tokens have beside their position, such as the row and the column of a patch.
+// Integers that tokens have besides their position, such as the row and the column of an image patch.
 struct Coordinates {
   int64_t axes = 0, queries = 0, keys = 0;
   int64_t q_rows = 1, k_rows = 1;  // 1 or B
@@ -73,17 +75,19 @@ struct Coordinates {
   }
 };
 
-// R(pos): pair p of head slice [start, start + dims) turns by pos * frequency[p] radians. The angle
-// is a double product rounded once; kFloat32 multiplies in float32 as most frameworks do. With `axis`,
-// pos is coordinate axis[p] of the token instead of its position.
+// R(pos): pair p of the head's dimensions [start, start + dims) is rotated by pos * frequency[p]
+// radians. The angle is computed in double and rounded once; with float32_angles it is a product of
+// float32 numbers, as in most frameworks. With `axis`, pos is coordinate axis[p] of the token instead of
+// its position.
 struct Rotation {
   int64_t start = 0, dims = 0;
   PairLayout layout = PairLayout::kHalf;
   std::vector<double> frequency;  // [dims / 2]
   bool float32_angles = false;
-  double magnitude = 1.0;         // multiplies cos and sin of queries and of keys
-  std::vector<double> log_decay;  // [dims / 2] or empty: pair p scales by exp(delta * log_decay[p])
-  std::vector<int> axis;          // [dims / 2] or empty; not beside log_decay
+  double magnitude = 1.0;  // multiplies cos and sin of queries and of keys
+  std::vector<double>
+      log_decay;          // [dims / 2] or empty: pair p is scaled by exp(delta * log_decay[p])
+  std::vector<int> axis;  // [dims / 2] or empty; not together with log_decay
   std::shared_ptr<const Coordinates> coordinates;  // with axis
 };
 
@@ -117,13 +121,13 @@ struct KeyBias {
   TermData values;  // [H, Lk], or [B, H, Lk]
 };
 
-// t[m(delta)] joins v_j under the weights.
+// t[m(delta)], added to v_j.
 struct ValueTable {
   ClassMap map = ClassMap::clamp(0, 0);
   TermData table;  // [M, Dv], or [H, M, Dv]
 };
 
-// Lists, because several terms of one kind may stand together; at most one rotation per slice.
+// Each is a list, since there may be several terms of one kind. Rotations must not overlap.
 struct Terms {
   std::vector<Rotation> rotations;
   std::vector<DistanceBias> biases;
@@ -131,15 +135,15 @@ struct Terms {
   std::vector<ColumnTable> column_tables;
   std::vector<KeyBias> key_biases;
   std::vector<ValueTable> value_tables;
-  // u[h], [H, D] each: their sum joins the query in the content product alone, so that row tables see
-  // the query as it is.
+  // u[h], [H, D] each. Their sum is added to the query for its product with the key; row tables use the
+  // query without it.
   std::vector<TermData> query_added;
 
   void append(Terms other);
 };
 
-// Gradients with respect to TermData, each contiguous in the shape of its view, empty where not
-// wanted. Rows that no visible pair selects hold exactly 0.
+// Gradients with respect to TermData, each contiguous in the shape of its view, or empty if the term
+// wants none. Rows that no visible pair selects are exactly 0.
 struct TermGradients {
   struct Bias {
     std::vector<double> table, slopes;

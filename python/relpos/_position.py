@@ -56,6 +56,7 @@ class OnePart(Composed):
 
     _text: str
     _rotary_dims: int
+    _reads_length: bool  # its terms depend on the length of the call
 
     def _parts(self) -> list["OnePart"]:
         return [self]
@@ -114,6 +115,7 @@ class SchemePosition(OnePart, Position):
         self._inputs = [spec for spec in description.parameters if spec.input]
         self._places = [(*spec.name.rpartition("."), spec.trainable) for spec in self._specs]
         self._rotary_dims = description.rotary_dims
+        self._reads_length = description.reads_length
         for spec in self._specs:
             owner, name = self._owner(spec.name)
             values = _initial(spec)
@@ -174,7 +176,8 @@ class SchemePosition(OnePart, Position):
         for name, tensor in given.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
-        return Given(self._text, [*self._held(), *[given[name] for name in names]])
+        values = [*self._held(), *[given[name] for name in names]]
+        return Given(self._text, values, self._reads_length)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SchemePosition":
         super()._apply(fn, recurse)
@@ -286,9 +289,10 @@ class Given(OnePart):
 
     _rotary_dims = 0
 
-    def __init__(self, text: str, values: Sequence[Tensor]) -> None:
+    def __init__(self, text: str, values: Sequence[Tensor], reads_length: bool = False) -> None:
         self._text = text
         self._tensors = list(values)
+        self._reads_length = reads_length
 
     def _values(self) -> list[Tensor]:
         return self._tensors

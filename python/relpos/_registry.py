@@ -54,6 +54,7 @@ class Description:
     options: dict[str, Any]
     parameters: tuple[ParameterSpec, ...]
     rotary_dims: int  # 0: no rotation
+    reads_length: bool  # terms depend on the length of the call
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Scheme:
                 for spec in found["parameters"]
             ),
             found["rotary_dims"],
+            found["reads_length"],
         )
 
 

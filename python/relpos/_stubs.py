@@ -32,17 +32,19 @@ from relpos.compat import sdpa as sdpa
 
 __version__: str
 '''
-_TYPES = {"bool": "bool", "int": "int", "float": "float", "choice": "str"}
+_TYPES = {
+    "bool": "bool",
+    "int": "int",
+    "float": "float",
+    "choice": "str",
+    "choice or values": "str | Sequence[float] | Tensor",
+    "values": "float | Sequence[float]",
+}
 
 
 def _annotation(option: Option) -> str:
-    if option.type == "choice or values":
-        return "str | Sequence[float] | Tensor"
-    if option.type == "values":
-        return "float | Sequence[float]"
-    return _TYPES[option.type] + (
-        "" if option.required or option.default is not None else " | None"
-    )
+    optional = "" if option.required or option.default is not None else " | None"
+    return _TYPES[option.type] + optional
 
 
 def _argument(option: Option) -> str:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
+from relpos._call import flatten
 from relpos._position import Composed
 from relpos._rank import check_rank
 
@@ -32,7 +33,8 @@ def attention_varlen(
     """Attention within each of S packed sequences, in one call. Positions start again in each.
 
     Equal to relpos.attention on each sequence by itself. No Lq x Lk tensor is built, and keys of
-    other sequences are read only where two sequences share a group of 64 keys.
+    other sequences are read only where two sequences share a group of 64 keys. A position that
+    depends on the length of a call must fix it by its option length=.
 
     Args:
       query: [Tq, H, D], key [Tk, Hk, D], value [Tk, Hk, Dv]: the sequences one after another.
@@ -51,6 +53,8 @@ def attention_varlen(
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
     left, right = _bounds(window, is_causal)
+    if position is not None and starts_q.shape[0] > 2:
+        _check_one_length(position)
     positioned = position is not None or left is not None or right is not None
     offsets = _offsets(q_offset, starts_q, starts_k) if positioned else None
 
@@ -124,6 +128,16 @@ def _starts(name: str, starts: Any, rows: int, of: str) -> Tensor:
             f"got {shown}"
         )
     return starts.to(torch.int64)
+
+
+def _check_one_length(position: Composed | Sequence[Composed]) -> None:
+    for part in flatten(position):
+        if part._reads_length:
+            raise ValueError(
+                f"position: {part._text} depends on the length of the call, and packed sequences "
+                "have lengths of their own: expected its option length=, got None; or call "
+                "relpos.attention for each sequence"
+            )
 
 
 def _bounds(window: Any, is_causal: bool) -> tuple[int | None, int | None]:

@@ -191,13 +191,7 @@ class MultiheadAttention(torch.nn.Module):
             in it. Masks cover all these keys, and the offsets come from the cache.
           The others are those of relpos.attention.
         """
-        places = {
-            "q_offset": q_offset,
-            "k_offset": None if not isinstance(k_offset, Tensor) and k_offset == 0 else k_offset,
-            "q_positions": q_positions,
-            "k_positions": k_positions,
-        }
-        said = {name: place for name, place in places.items() if place is not None}
+        said = _given_places(q_offset, k_offset, q_positions, k_positions)
         if query.is_nested:
             weighed = {"need_weights": True} if need_weights else {}
             others = {"key_padding_mask": key_padding_mask, "key_range": key_range, "cache": cache}
@@ -344,6 +338,18 @@ def _warn_of_average() -> None:
             "average_attn_weights=False to keep one matrix for each head, or True for the average",
             stacklevel=5,
         )
+
+
+def _given_places(
+    q_offset: Any, k_offset: Any, q_positions: Any, k_positions: Any
+) -> dict[str, Any]:
+    places = {
+        "q_offset": q_offset,
+        "k_offset": None if not isinstance(k_offset, Tensor) and k_offset == 0 else k_offset,
+        "q_positions": q_positions,
+        "k_positions": k_positions,
+    }
+    return {name: place for name, place in places.items() if place is not None}
 
 
 def _refuse_for_nested(**options: Any) -> None:

@@ -9,7 +9,10 @@ std::vector<Step> alibi(const Part& part, const Grid& grid) {
   const TensorView& values = part.parameters[0];
   const bool symmetric = part.options().flag("symmetric");
   Step slopes = empty_step("slopes", Step::Kind::kReal, values.dims());
-  for (int64_t h = 0; h < values.shape[0]; ++h) slopes.values.push_back(values.at({h}));
+  const int64_t heads = part.options().integer("heads");  // slopes [heads] or [2, heads]
+  for (int64_t n = 0; n < values.numel(); ++n) {
+    slopes.values.push_back(values.rank == 1 ? values.at({n}) : values.at({n / heads, n % heads}));
+  }
   return {std::move(slopes),
           pairwise("distance_matrix", grid,
                    [&](int64_t q, int64_t k) {

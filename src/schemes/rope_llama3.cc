@@ -34,7 +34,7 @@ struct Llama3RoPE {
               "high_freq_factor: expected more than low_freq_factor=", low_freq_factor,
               ", which is above 0, got ", high_freq_factor);
     // In the order in which PyTorch computes it: a number over x is the number times 1 / x.
-    rotary.rescaled_terms(b, [this](auto w) {
+    const Rotation turn = rotary.rescaled(b, [this](auto w, size_t) {
       using Real = decltype(w);
       const auto original = static_cast<Real>(original_max_position_embeddings);
       const auto low = static_cast<Real>(low_freq_factor),
@@ -45,6 +45,7 @@ struct Llama3RoPE {
       const Real s = (1 / wave * original - low) / (high - low);
       return (1 - s) * w / static_cast<Real>(factor) + s * w;
     });
+    b.rotation(turn);
   }
 };
 

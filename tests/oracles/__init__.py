@@ -22,6 +22,9 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         "query_added" [H, D]                           is added to q_i in scale * <q_i, k_j>
         "rotate"      function (x [..., L, D], pos [L]) -> x turned; q and k both pass through it
         "rotate_sizes"  with "rotate": the same with |cos| and |sin| and every sign positive
+        "q_coordinates", "k_coordinates"  [axes, L]: "rotate" takes them in place of positions
+        "decay"       with "rotate": function (steps [L]) -> [L, D]; dim d of a product shrinks by
+                      decay(pos_q - pos_k)
 
         Index the parameters with differentiable operations (`table[index]`), so that autograd gives
         the parameters' gradients. Keep angles and bucket edges in double or in integers.
@@ -34,7 +37,8 @@ Two more functions where a scheme has what they stand for:
         its parameters.
 
     def place(options, tokens) -> positions
-        The positions of tokens by number, int64 of any shape, where the call gives none.
+        The positions of tokens by number, int64 of any shape, where the call gives none. Where keys
+        stand elsewhere, place_keys says where.
 
 What else the tests must know of a scheme, as attributes of the module:
 
@@ -43,6 +47,11 @@ What else the tests must know of a scheme, as attributes of the module:
                visible key on when the sizes of the addends are summed (`tests/promise.py`).
     NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are
                those of the formula's values and derivatives.
+    READS_LENGTH  True where terms depend on the length of the call: options["call_length"] is one
+               more than the last position of all its batch rows. The first configuration does not:
+               it gives the length.
+    GROWS      True where products grow with the distance of keys ahead, beyond float32 where they
+               are far: tests draw none there.
     SPANS      True where a number is computed for each distance between the least and the greatest
                of a call: its tests keep positions together.
 

@@ -16,6 +16,8 @@ def configs(heads, head_dim, value_dim):
         {"heads": heads, "learned": True},
         {"heads": heads, "slopes": own, "symmetric": False, "learned": True},
         {"heads": heads, "slopes": own},
+        {"heads": heads, "sides": "own"},
+        {"heads": heads, "slopes": torch.cat([own, own**2]), "sides": "own", "learned": True},
     ]
 
 
@@ -29,6 +31,10 @@ def paper_slopes(heads):
 
 
 def slopes(options):
+    """[heads], or [2, heads] of the past and of the future."""
+    if options.get("sides", "same") == "own":
+        one = slopes(options | {"sides": "same"})
+        return one.view(2, -1) if len(one) == 2 * options["heads"] else torch.stack([one, one])
     rule, heads = options.get("slopes", "paper"), options["heads"]
     if isinstance(rule, torch.Tensor):
         return rule.double()
@@ -43,5 +49,8 @@ def terms(options, parameters, pos_q, pos_k):
         said = slopes(options).to(held.dtype)
         torch.testing.assert_close(held.detach(), said, rtol=1e-6, atol=0)
     distance = pos_k[None, :] - pos_q[:, None]
+    if options.get("sides", "same") == "own":
+        past, future = ((sign * distance).clamp(min=0).to(held.dtype) for sign in (-1, 1))
+        return {"bias": -held[0, :, None, None] * past - held[1, :, None, None] * future}
     span = distance.abs() if options.get("symmetric", True) else (-distance).clamp(min=0)
     return {"bias": -held[:, None, None] * span.to(held.dtype)}

@@ -8,7 +8,7 @@ ROTATES = True
 def configs(heads, head_dim, value_dim):
     even = head_dim - head_dim % 2
     if even == 0:
-        return [None] * 7
+        return [None] * 8
     part = max(2, even // 2 - even // 2 % 2)
     return [
         {"head_dim": head_dim, "layout": "half", "rotary_dim": even},
@@ -18,11 +18,12 @@ def configs(heads, head_dim, value_dim):
         {"head_dim": head_dim, "layout": "interleaved", "rotary_dim": 2},
         {"head_dim": head_dim, "layout": "half", "rotary_dim": even, "angle": "float32"},
         None if head_dim % 2 else {"head_dim": head_dim, "layout": "half"},
+        {"head_dim": head_dim, "layout": "half", "rotary_dim": part, "start": head_dim - part},
     ]
 
 
 def dims_of(options):
-    return options.get("rotary_dim") or options["head_dim"]
+    return options.get("rotary_dim") or options["head_dim"] - options.get("start", 0)
 
 
 def inverse_frequencies(options, dims):
@@ -31,33 +32,40 @@ def inverse_frequencies(options, dims):
     pair = torch.arange(0, dims, 2, dtype=torch.float64)
     base = options.get("base", 10000.0)
     if options.get("angle", "double") == "float32":
+        base = torch.tensor(base, dtype=torch.float32).double()
         return 1.0 / (base ** (pair / dims).float().double()).float()
     return base ** (-pair / dims)
 
 
-def rotation(options, frequency):
-    """The terms of a rotation by position * frequency, the product in the frequency's dtype."""
-    dims = dims_of(options)
+def rotation(options, frequency, magnitude=1.0, axes=None):
+    """The terms of a rotation by position * frequency, the product in the frequency's dtype, with
+    cosines and sines times a magnitude. With axes, pairs turn by axes(position) [L, pairs] instead
+    of the position."""
+    dims, start = dims_of(options), options.get("start", 0)
 
     def pairs(x, cos, sin, minus):
-        turned, rest = x[..., :dims], x[..., dims:]
+        before, turned, rest = x.split([start, dims, x.shape[-1] - start - dims], dim=-1)
         if options["layout"] == "half":
             a, b = turned[..., : dims // 2], turned[..., dims // 2 :]
-            return torch.cat([a * cos + minus * b * sin, b * cos + a * sin, rest], dim=-1)
-        a, b = turned[..., 0::2], turned[..., 1::2]
-        both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
-        return torch.cat([both.flatten(-2), rest], dim=-1)
+            both = torch.cat([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
+        else:
+            a, b = turned[..., 0::2], turned[..., 1::2]
+            both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        return torch.cat([before, both, rest], dim=-1)
 
     def angles(position):
-        return (position.to(frequency.dtype)[:, None] * frequency[None, :]).double()
+        by = position[:, None] if axes is None else axes(position)
+        return (by.to(frequency.dtype) * frequency[None, :]).double()
 
     def rotate(x, position):
         angle = angles(position)
-        return pairs(x, angle.cos().to(x.dtype), angle.sin().to(x.dtype), -1)
+        cos, sin = magnitude * angle.cos(), magnitude * angle.sin()
+        return pairs(x, cos.to(x.dtype), sin.to(x.dtype), -1)
 
     def rotate_sizes(x, position):
         angle = angles(position)
-        return pairs(x, angle.cos().abs() + 2.0**-20, angle.sin().abs() + 2.0**-20, 1)
+        cos, sin = angle.cos().abs() + 2.0**-20, angle.sin().abs() + 2.0**-20
+        return pairs(x, magnitude * cos, magnitude * sin, 1)
 
     return {"rotate": rotate, "rotate_sizes": rotate_sizes}
 

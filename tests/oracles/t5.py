@@ -40,15 +40,19 @@ def buckets_of_backward_distances(buckets, far):
     return torch.tensor(found)
 
 
-def terms(options, parameters, pos_q, pos_k):
+def bucket(options, pos_q, pos_k):
+    """[Lq, Lk] of each pair."""
     buckets = options.get("buckets", 32)
     far = options.get("max_distance", 128)
     distance = pos_k[None, :] - pos_q[:, None]
     if options.get("bidirectional", True):
         half = buckets // 2
         side = half * (distance > 0).long()
-        index = side + buckets_of_backward_distances(half, far)[distance.abs().clamp(max=far)]
-    else:
-        index = buckets_of_backward_distances(buckets, far)[(-distance).clamp(0, far)]
+        return side + buckets_of_backward_distances(half, far)[distance.abs().clamp(max=far)]
+    return buckets_of_backward_distances(buckets, far)[(-distance).clamp(0, far)]
+
+
+def terms(options, parameters, pos_q, pos_k):
+    index = bucket(options, pos_q, pos_k)
     table = parameters["relative_attention_bias.weight"]
     return {"bias": options.get("scale", 1.0) * table[index].permute(2, 0, 1)}

@@ -11,28 +11,38 @@ void Rotary::options(OptionList& o) {
              "pairs (2p, 2p + 1), as GPT-J and Meta's Llama, or (p, p + rotary_dim / 2), as "
              "GPT-NeoX and Hugging Face");
   o.number("base", base, "pair p turns by base^(-2p / rotary_dim) a position");
-  o.size("rotary_dim", rotary_dim, "first dimensions of the head that turn; None: all", 2);
+  o.size("rotary_dim", rotary_dim, "how many dimensions of the head turn; None: all from start on",
+         2);
+  o.size("start", start, "the first dimension that turns", 0);
   o.choice("angle", angle, {"double", "float32"},
            "precision of frequencies and angles; float32 repeats Hugging Face's rounding");
 }
 
 Rotation Rotary::rotation(const Builder& b) const {
   b.require(base > 0, "base: expected a number above 0, got ", base);
+  b.require(start < head_dim, "start: expected less than head_dim=", head_dim, ", got ", start);
+  const int64_t rest = head_dim - start;
   if (!rotary_dim) {
-    b.require(head_dim % 2 == 0, "head_dim: expected an even number, got ", head_dim,
+    b.require(rest % 2 == 0, start == 0 ? "head_dim" : "head_dim - start",
+              ": expected an even number, got ", rest,
               "; give an even rotary_dim to turn a part of the head");
   } else {
-    b.require(*rotary_dim % 2 == 0 && *rotary_dim <= head_dim,
-              "rotary_dim: expected an even number up to head_dim=", head_dim, ", got ",
-              *rotary_dim);
+    b.require(
+        *rotary_dim % 2 == 0 && *rotary_dim <= rest, "rotary_dim: expected an even number up to ",
+        start == 0 ? "" : "head_dim - start of ", "head_dim=", head_dim, ", got ", *rotary_dim);
   }
   Rotation turn;
-  turn.dims = rotary_dim.value_or(head_dim);
+  turn.start = start;
+  turn.dims = rotary_dim.value_or(rest);
   turn.layout = layout == "half" ? PairLayout::kHalf : PairLayout::kInterleaved;
   turn.float32_angles = angle == "float32";
-  turn.frequency = turn.float32_angles ? rotary_frequencies_float32(turn.dims, base)
-                                       : rotary_frequencies(turn.dims, base);
+  turn.frequency = frequencies(turn.dims, base);
   return turn;
+}
+
+std::vector<double> Rotary::frequencies(int64_t dims, double of_base) const {
+  return angle == "float32" ? rotary_frequencies_float32(dims, of_base)
+                            : rotary_frequencies(dims, of_base);
 }
 
 }  // namespace relpos::common

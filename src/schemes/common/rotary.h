@@ -3,14 +3,14 @@
 
 #include <optional>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include "relpos/scheme.h"
 
 namespace relpos::common {
 
 struct Rotary {
-  int64_t head_dim = 0;
+  int64_t head_dim = 0, start = 0;
   std::string layout{}, angle = "double";
   double base = 10000.0;
   std::optional<int64_t> rotary_dim{};
@@ -19,15 +19,22 @@ struct Rotary {
   // Pairs that turn by base^(-2 p / rotary_dim) a position, as a rotation that is not yet a term.
   Rotation rotation(const Builder& b) const;
 
-  // Pair p turns by rescaled(base^(-2 p / rotary_dim)); with float32 angles all of it in float32.
+  // base^(-2 p / dims) of each pair, in the precision of the angles.
+  std::vector<double> frequencies(int64_t dims, double base) const;
+
+  // Pair p turns by of(frequency, p); with float32 angles all of it in float32.
   template <typename F>
-  void rescaled_terms(Builder& b, F rescaled) const {
-    Rotation turn = rotation(b);
-    for (double& frequency : turn.frequency) {
-      frequency = turn.float32_angles ? static_cast<double>(rescaled(static_cast<float>(frequency)))
-                                      : rescaled(frequency);
+  void rescale(std::vector<double>& frequency, F of) const {
+    for (size_t p = 0; p < frequency.size(); ++p) {
+      double& w = frequency[p];
+      w = angle == "float32" ? static_cast<double>(of(static_cast<float>(w), p)) : of(w, p);
     }
-    b.rotation(std::move(turn));
+  }
+  template <typename F>
+  Rotation rescaled(const Builder& b, F of) const {
+    Rotation turn = rotation(b);
+    rescale(turn.frequency, of);
+    return turn;
   }
 };
 

@@ -3,18 +3,23 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "relpos/scheme.h"
+#include "schemes/common/maps.h"
 
 namespace relpos::common {
 
 // Token t stands at y (2 width - 1) + x: then the distance of two tokens says both of their offsets.
+// The first `prefix` tokens stand before the window's, at positions below 0; where there are none,
+// positions below 0 are rows above it.
 struct Window {
-  int64_t height = 1, width = 1;
+  int64_t height = 1, width = 1, prefix = 0;
 
   // Of an option: one side, or [height, width]. Throws Error naming the scheme.
-  Window(const Builder& b, const char* option, const std::vector<double>& sides) {
+  Window(const Builder& b, const char* option, const std::vector<double>& sides, int64_t before = 0)
+      : prefix(before) {
     constexpr double kMost = 1 << 20;
     const bool whole = std::all_of(sides.begin(), sides.end(), [](double side) {
       return side >= 1 && side <= kMost && side == std::floor(side);
@@ -25,6 +30,12 @@ struct Window {
     width = static_cast<int64_t>(sides.back());
   }
 
+  // Throws Error unless all offsets have a place in memory.
+  void require_memory(const Builder& b, const char* option) const {
+    b.require(farthest() < kMostRuns, option, ": expected a window with fewer than ", kMostRuns,
+              " offsets to the right and below, got ", farthest());
+  }
+
   int64_t stride() const { return 2 * width - 1; }
   int64_t farthest() const { return (height - 1) * stride() + width - 1; }
   // Rows of a table of all offsets, the key's one window right of and below the query's first.
@@ -32,8 +43,21 @@ struct Window {
     return ClassMap::zero_outside(-farthest(), farthest(), /*reversed=*/true);
   }
   int64_t operator()(int64_t token) const {
-    const int64_t y = token >= 0 ? token / width : -((width - 1 - token) / width);
-    return y * stride() + (token - y * width);
+    const int64_t patch = token - prefix, y = quotient(patch, width);
+    return y * stride() + (patch - y * width);
+  }
+  bool in_prefix(int64_t position) const { return prefix > 0 && position < 0; }
+  int64_t row(int64_t position) const { return quotient(position, stride()); }
+  int64_t column(int64_t position) const { return position - row(position) * stride(); }
+  // (y, x) of a distance between two tokens.
+  std::pair<int64_t, int64_t> offset(int64_t distance) const {
+    const int64_t y = quotient(distance + width - 1, stride());
+    return {y, distance - y * stride()};
+  }
+
+ private:
+  static int64_t quotient(int64_t number, int64_t by) {  // rounded down
+    return number >= 0 ? number / by : -((by - 1 - number) / by);
   }
 };
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relpos._position import SchemePosition
-from relpos._rope import rotation
+from relpos._rope import STATIC, rotation
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
@@ -74,7 +74,7 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Ca
     cos, sin = rotate(position_ids)
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
     try:
-        found = rotation(parameters, head_dim, cos.shape[-1], "half")
+        found = rotation(parameters, head_dim, cos.shape[-1], "half", STATIC)
     except ValueError as error:
         raise Unfused(f"{error}: the model rotates", attention=True) from None
     if not gives(found, position_ids, cos, sin):

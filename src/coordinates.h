@@ -1,0 +1,26 @@
+// Coordinates of the tokens of a call, for rotations whose pairs turn by them.
+#pragma once
+
+#include <vector>
+
+#include "kernels/problem.h"
+#include "relpos/scheme.h"
+
+namespace relpos {
+
+// How many coordinates the pairs of a rotation name.
+int64_t axis_count(const std::vector<int>& axis);
+
+// What follows from the positions of a call; null: there is no token.
+Coordinates coordinates_at(const Positions* positions, int64_t axes,
+                           const Builder::CoordinateOf& coordinate);
+
+// Of inputs [B, axes, Lq] and [B, axes, Lk].
+Coordinates coordinates_given(const TensorView& queries, const TensorView& keys);
+
+// One more than the largest position of queries and keys; 0 where there is no token.
+int64_t length_of(const Positions& positions);
+// The largest position of the queries; 0 where there is none.
+int64_t last_query_of(const Positions& positions);
+
+}  // namespace relpos

@@ -1,0 +1,71 @@
+// Wang et al. 2024 (Qwen2-VL, M-RoPE): tokens stand in time, height and width, and each pair turns by
+// one of the three.
+//
+//   pair p turns by coordinate[axis_p] * base^(-2 p / rotary_dim), one ladder for all three axes
+//   axis: section[0] pairs of time, then section[1] of height, then section[2] of width; interleaved,
+//   as in Qwen3-VL: p mod 3 for p < 3 section[p mod 3], else time
+//
+// Coordinates are given with each call. Boundaries (causal, window) go by positions as ever.
+#include <cmath>
+#include <numeric>
+
+#include "schemes/common/rotary.h"
+
+namespace relpos {
+
+namespace {
+
+struct MRoPE {
+  common::Rotary rotary;
+  std::optional<std::vector<double>> section;
+  bool interleaved = false;
+
+  void options(OptionList& o) {
+    rotary.options(o);
+    o.values("section", section,
+             "pairs of time, height and width; None: a quarter, three eighths, and the rest");
+    o.flag("interleaved", interleaved, "the axes take turns from pair to pair");
+  }
+
+  std::vector<int64_t> sections(const Builder& b, int64_t pairs) const {
+    if (!section) return {pairs / 4, 3 * pairs / 8, pairs - pairs / 4 - 3 * pairs / 8};
+    std::vector<int64_t> whole;
+    for (const double size : *section) {
+      b.require(size >= 0 && size == std::floor(size) && size <= static_cast<double>(pairs),
+                "section: expected whole numbers of pairs, got ", size);
+      whole.push_back(static_cast<int64_t>(size));
+    }
+    b.require(whole.size() == 3 && std::accumulate(whole.begin(), whole.end(), int64_t{0}) == pairs,
+              "section: expected three numbers that add up to ", pairs, " pairs, got ",
+              whole.size());
+    return whole;
+  }
+
+  void terms(Builder& b) const {
+    Rotation turn = rotary.rotation(b);
+    const auto pairs = static_cast<int64_t>(turn.frequency.size());
+    const std::vector<int64_t> of = sections(b, pairs);
+    for (int64_t p = 0; p < pairs; ++p) {
+      const auto turns = static_cast<size_t>(p % 3);
+      if (interleaved) {
+        turn.axis.push_back(turns > 0 && p < 3 * of[turns] ? static_cast<int>(turns) : 0);
+      } else {
+        turn.axis.push_back(p < of[0] ? 0 : p < of[0] + of[1] ? 1 : 2);
+      }
+    }
+    constexpr int64_t kExample = 31;
+    const Source q = b.integers("q_coordinates", {kBatch, 3, kQueries}, kExample,
+                                "time, height and width of each query");
+    const Source k = b.integers("k_coordinates", {kBatch, 3, kKeys}, kExample,
+                                "time, height and width of each key");
+    b.rotation(std::move(turn), q, k);
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(mrope, MRoPE, "MRoPE",
+              "queries and keys turn by time, height and width, each pair by one of them",
+              "Wang et al. 2024, Qwen2-VL, section 2.1")
+
+}  // namespace relpos

@@ -1,0 +1,29 @@
+"""bloc97 2023 (NTK-aware scaling): the slowest pair turns slower, the fastest as before."""
+
+from oracles.rope import dims_of, inverse_frequencies, rotation
+
+ROTATES = True
+
+
+def configs(heads, head_dim, value_dim):
+    even = head_dim - head_dim % 2
+    if even == 0:
+        return [None] * 3
+    sizes = {"head_dim": head_dim, "rotary_dim": even}
+    return [
+        sizes | {"layout": "half", "factor": 8.0},
+        sizes | {"layout": "interleaved", "factor": 1.5, "base": 100.0},
+        sizes | {"layout": "half", "factor": 3.0, "angle": "float32"},
+    ]
+
+
+def stretched(options, dims, factor):
+    """The frequencies of the base with which the slowest pair is `factor` times slower."""
+    base = options.get("base", 10000.0)
+    if dims > 2:
+        base = base * factor ** (dims / (dims - 2))
+    return inverse_frequencies(options | {"base": base}, dims)
+
+
+def terms(options, parameters, pos_q, pos_k):
+    return rotation(options, stretched(options, dims_of(options), options["factor"]))
