@@ -88,6 +88,11 @@ class Ranks:
                 answers[rank] = answer[1] if answer[0] == "result" else Failed(rank, *answer[1:])
         return [answers[rank] for rank in range(self.size)]
 
+    def answer(self, rank):
+        """Of a task that was sent to this rank alone."""
+        answer = self._receive(rank)
+        return answer[1] if answer[0] == "result" else Failed(rank, *answer[1:])
+
     def results(self, function, /, **arguments):
         found = self.run(function, **arguments)
         for answer in found:

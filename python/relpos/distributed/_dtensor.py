@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -52,5 +53,10 @@ def _whole(piece: Tensor, mesh: Any, placements: Any, shape: list[int]) -> DTens
         steps.insert(0, stride)
         stride *= size
     return DTensor.from_local(
-        piece.contiguous(), mesh, placements, run_check=False, shape=shape, stride=tuple(steps)
+        piece.contiguous(),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=tuple(steps),
     )

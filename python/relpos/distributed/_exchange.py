@@ -1,7 +1,9 @@
 """What ranks tell each other: first that they mean the same call, then tensors."""
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -110,7 +112,20 @@ class explained:
             ) from error
 
 
-sent_bytes = 0  # by this process, of tensors between ranks; for benches and tests
+@dataclass
+class Traffic:
+    """What relpos.distributed has done between ranks in this process."""
+
+    sent_bytes: int = 0  # of tensors, to other ranks
+    waited_seconds: float = 0.0  # for tensors that were not there when they were needed
+
+
+TOTAL = Traffic()
+
+
+def traffic() -> Traffic:
+    """Bytes sent and seconds waited by this process so far."""
+    return replace(TOTAL)
 
 
 class Transfer:
@@ -123,10 +138,9 @@ class Transfer:
         self.peers: set[int] = set()
 
     def send(self, tensors: Iterable[Tensor], rank: int) -> None:
-        global sent_bytes
         for tag, tensor in enumerate(tensors, self.first_tag):
             wire = _wire(tensor)
-            sent_bytes += wire.numel() * wire.element_size()
+            TOTAL.sent_bytes += wire.numel() * wire.element_size()
             self._add(dist.isend, wire, rank, tag)
 
     def receive(self, tensors: Iterable[Tensor], rank: int) -> None:
@@ -146,9 +160,11 @@ class Transfer:
         return self
 
     def wait(self) -> None:
+        begin = time.perf_counter()
         with explained(self._doing()):
             for work in self.works:
                 work.wait()
+        TOTAL.waited_seconds += time.perf_counter() - begin
         self.operations, self.works = [], []
 
     def _doing(self) -> str:

@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from relpos.distributed import _exchange
-from relpos.distributed._exchange import Team, explained
+from relpos.distributed._exchange import TOTAL, Team, explained
 from relpos.distributed._layout import Run, gather_tokens
 from relpos.distributed._local import LocalCall
 from relpos.distributed._pieces import Inputs
@@ -127,7 +126,7 @@ def _swap(pieces: list[Tensor], sizes: list[int], group: Any) -> list[Tensor]:
     rank = dist.get_rank(group)
     out = pieces[0].new_empty(sum(sizes))
     for n, piece in enumerate(pieces):
-        _exchange.sent_bytes += piece.numel() * piece.element_size() * (n != rank)
+        TOTAL.sent_bytes += piece.numel() * piece.element_size() * (n != rank)
     with explained("exchanging tokens for heads"):
         dist.all_to_all_single(
             out, torch.cat(pieces), sizes, [piece.numel() for piece in pieces], group=group
