@@ -104,24 +104,23 @@ def one_process(args, threads):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def show(args, ranks, single):
-    n = len(ranks)
-    mean = [sum(losses) / n for losses in zip(*(r["losses"] for r in ranks), strict=True)]
-    print(f"{args.length} tokens, {args.layers} layers, T5 bias, {args.layout}, {args.mode}")
-    rows = [(f"{n} ranks", mean, ranks)]
-    if single is not None:
-        rows.append(("one process", single["losses"], [single]))
-    for name, losses, runs in rows:
-        seconds = max(sum(run["seconds"]) for run in runs) / args.steps
-        memory = max(run["peak_mib"] for run in runs)
+def show(name, runs, steps):
+    losses = [sum(of) / len(runs) for of in zip(*(run["losses"] for run in runs), strict=True)]
+    seconds = max(sum(run["seconds"]) for run in runs) / steps
+    memory = max(run["peak_mib"] for run in runs)
+    print(
+        f"{name:12} losses {' '.join(f'{loss:.6f}' for loss in losses)}   "
+        f"{seconds:.1f} s a step   {memory:.0f} MiB at most in a process",
+        flush=True,
+    )
+
+
+def show_traffic(runs, steps):
+    for rank, run in enumerate(runs):
         print(
-            f"{name:12} losses {' '.join(f'{loss:.6f}' for loss in losses)}   "
-            f"{seconds:.1f} s a step   {memory:.0f} MiB at most in a process"
-        )
-    for rank, run in enumerate(ranks):
-        print(
-            f"rank {rank}: sent {run['sent_mib'] / args.steps:.1f} MiB a step, waited "
-            f"{100 * run['waited'] / sum(run['seconds']):.0f} % of the time for other ranks"
+            f"rank {rank}: sent {run['sent_mib'] / steps:.1f} MiB a step, waited "
+            f"{100 * run['waited'] / sum(run['seconds']):.0f} % of the time for other ranks",
+            flush=True,
         )
 
 
@@ -136,7 +135,11 @@ def main():
     found = [None] * size
     dist.all_gather_object(found, on_ranks(args))
     if dist.get_rank() == 0:
-        show(args, found, None if args.no_compare else one_process(args, size))
+        print(f"{args.length} tokens, {args.layers} layers, T5 bias, {args.layout}, {args.mode}")
+        show(f"{size} ranks", found, args.steps)
+        show_traffic(found, args.steps)
+        if not args.no_compare:
+            show("one process", [one_process(args, size)], args.steps)
     dist.barrier()
     dist.destroy_process_group()
     return None

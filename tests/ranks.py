@@ -1,9 +1,11 @@
 """Processes of torch.distributed that run the functions of tests, many one after another."""
 
+import atexit
 import contextlib
 import datetime
 import multiprocessing
 import os
+import tempfile
 import traceback
 from multiprocessing.connection import wait
 
@@ -110,3 +112,14 @@ class Ranks:
             if process.is_alive():
                 process.kill()
                 process.join()
+
+
+STARTED = {}
+
+
+def shared(size):
+    """Processes that all test files use; started once, and anew where they were closed."""
+    if size not in STARTED or STARTED[size].closed:
+        STARTED[size] = Ranks(size, tempfile.mkdtemp(prefix="relpos-ranks"))
+        atexit.register(STARTED[size].close)
+    return STARTED[size]

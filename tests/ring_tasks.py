@@ -1,7 +1,9 @@
 """What ranks run in tests/test_distributed_use.py."""
 
+import gc
 import os
 import signal
+from pathlib import Path
 
 import relpos
 import torch
@@ -174,3 +176,35 @@ def round_trip(layout, length):
     back = distributed.unshard(own, layout=layout, dim=1)
     (back * draw(2, *back.shape)).sum().backward()
     return bool(torch.equal(back, x)), x.grad.numpy()
+
+
+def memory(layout, length):
+    """(growth of the resident set at its peak, formula) of a forward and a backward pass."""
+    from memory_probe import status
+    from relpos._attention import workspace_bytes
+
+    position = relpos.T5Bias(2, bidirectional=False)
+    own = length // dist.get_world_size()
+    call = {"position": position, "is_causal": True}
+
+    def step(tokens):
+        leaves = [torch.randn(1, 2, tokens, 64).requires_grad_() for _ in range(3)]
+        dout = torch.randn(1, 2, tokens, 64)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        before = status("VmRSS")
+        distributed.ring_attention(*leaves, layout=layout, **call).backward(dout)
+        return status("VmHWM") - before, leaves
+
+    step(384)
+    peak, leaves = step(own)
+    unit = leaves[0].nbytes
+    kept = 1 + 3  # out, dq, dk, dv
+    travelling = 2 * 2 + 3 * 2  # keys and values of two blocks, gradients of three
+    piece = 3  # dq, dk, dv of one piece
+    rows = 8 * 2 * own * 6  # log-sum-exps in double, and what merging makes of them
+    work = max(workspace_bytes(*leaves, backward=b, **call) for b in (False, True))
+    return peak, (kept + travelling + piece) * unit + rows + work + SLACK
+
+
+SLACK = 4 << 20  # of allocators and of the sockets' buffers

@@ -6,7 +6,6 @@ import pytest
 import ring_case
 import torch
 from oracle import oracle_of, registry
-from ranks import Ranks
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
@@ -15,19 +14,10 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="session")
-def pool(tmp_path_factory):
-    """pool(n): n processes, started once."""
-    started = {}
-
-    def of(size):
-        if size not in started or started[size].closed:
-            started[size] = Ranks(size, tmp_path_factory.mktemp("ranks"))
-        return started[size]
-
-    yield of
-    for ranks in started.values():
-        ranks.close()
+@pytest.fixture
+def pool():
+    """pool(n): n processes."""
+    return shared
 
 
 def configurations():

@@ -1,13 +1,17 @@
 """relpos.distributed in use: refusals, ranks that die, DDP, FSDP2, DTensor, meshes, traffic."""
 
 import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import patience
 import pytest
 import relpos
 import ring_tasks
 import torch
-from ranks import Failed, Ranks
+from ranks import Failed, Ranks, shared
 from ring_case import draw
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
@@ -15,11 +19,9 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
-    yield ranks
-    ranks.close()
+@pytest.fixture
+def two():
+    return shared(2)
 
 
 DIFFERENT = {
@@ -128,7 +130,7 @@ def test_dtensors_keep_their_placements(two):
 @pytest.mark.skipif(not FULL, reason="4 processes: with RELPOS_FULL=1")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ["plain", "dropout"])
-def test_ring_times_ulysses(tmp_path, layout, name):
+def test_ring_times_ulysses(layout, name):
     """On a mesh of 2 x 2: grouped heads dealt, keys travelling, the same masks of dropout."""
     position = relpos.T5Bias(4, bidirectional=False)
     with torch.no_grad():
@@ -140,13 +142,9 @@ def test_ring_times_ulysses(tmp_path, layout, name):
     out.square().sum().backward()
     table = position.relative_attention_bias.weight.grad
     expected = [out.detach(), *(x.grad for x in leaves), table]
-    ranks = Ranks(4, tmp_path)
-    try:
-        for found in ranks.results(ring_tasks.on_mesh, layout=layout, name=name):
-            for one, want in zip(found, expected, strict=True):
-                torch.testing.assert_close(torch.from_numpy(one), want, rtol=1e-4, atol=1e-5)
-    finally:
-        ranks.close()
+    for found in shared(4).results(ring_tasks.on_mesh, layout=layout, name=name):
+        for one, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(torch.from_numpy(one), want, rtol=1e-4, atol=1e-5)
 
 
 def test_traffic_is_the_formula(two):
@@ -162,3 +160,31 @@ def test_traffic_is_the_formula(two):
     assert sent(layout="contiguous", window=(-1, 0)) == [(block, block), (0, block)]
     half = (block // 2, block // 2 + block)  # gradients travel in float32
     assert sent(layout="zigzag", dtype=torch.bfloat16) == [half] * 2
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag"])
+def test_memory_is_the_formula(layout):
+    """Of a rank, beyond its inputs: docs/distributed.md in numbers, for two lengths."""
+    for length in (6144, 12288):
+        for peak, formula in shared(3).results(ring_tasks.memory, layout=layout, length=length):
+            assert peak <= formula, (peak / 2**20, formula / 2**20)
+            assert formula < 40 * 2 * (length // 3) * 64 * 4  # nothing of the whole sequence
+
+
+@pytest.mark.skipif(not FULL, reason="minutes of training: with RELPOS_FULL=1")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_example_trains_as_one_process_does(layout):
+    """examples/ring.py: the lab's model on 2 ranks, 8192 tokens of chorales; losses are equal."""
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-port", "0", root / "examples/ring.py", "--length", "8192"]
+    command += ["--steps", "4", "--layout", layout]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=patience.timeout(900), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"losses ([0-9. ]+?)  ", done.stdout)
+    ranks, alone = ([float(loss) for loss in losses.split()] for losses in found)
+    assert len(ranks) == 4
+    assert ranks == pytest.approx(alone, abs=2e-5)
+    assert ranks[-1] < ranks[0]
