@@ -6,6 +6,7 @@ import pytest
 import ring_case
 import torch
 from oracle import oracle_of, registry
+from ranks import shared
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
