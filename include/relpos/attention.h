@@ -44,9 +44,10 @@ struct Options {
   TensorView key_lo{}, key_hi{};            // key_range: int64 [Lq] or [B, Lq], keys lo <= j < hi
   uint64_t seed = 0;                        // of dropout; counter = (b, h, i, j)
   // For a call that is a piece of a larger one. Its heads are [first_head, first_head + H) of so many as
-  // the position has parameters for (all_heads, 0: H; inputs are the call's own); dropout_rows [Lq] and
-  // dropout_columns [Lk], int64, are the i and j by which dropout counts.
-  int64_t first_head = 0, all_heads = 0;
+  // the position has parameters for (all_heads, 0: H; inputs are the call's own). `length` is one more
+  // than the last position of the larger call, for positions that depend on it (0: of this one).
+  // dropout_rows [Lq] and dropout_columns [Lk], int64, are the i and j by which dropout counts.
+  int64_t first_head = 0, all_heads = 0, length = 0;
   TensorView dropout_rows{}, dropout_columns{};
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;

@@ -221,7 +221,10 @@ def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple
         for n, t in enumerate(tensors)
     ]
     padding = local.call.key_padding_mask
-    pieces = Pieces(geometry, _shared(local, seed), inputs, padding is not None)
+    shared = _shared(local, seed)
+    if local.reads_length:
+        shared = shared._replace(length=geometry.length())
+    pieces = Pieces(geometry, shared, inputs, padding is not None)
     ahead = 1 if local.how["mode"] == "ring" else max(1, ring.ranks - 1)
     round_trip = Ring(pieces, ring.group, ahead, local.how["reduce_position"])
     return RingAttention.apply(*local.tensors, round_trip, padding, *tensors)

@@ -139,6 +139,18 @@ class Geometry:
             return False
         return max(lo, k.start) < min(hi, k.last + 1)
 
+    def length(self) -> int:
+        """One more than the last position of all ranks; 0 where there is none."""
+        last = -1
+        for side, number in ((self.q, 1), (self.k, 5)):
+            for rank, runs in enumerate(side.runs):
+                for n, run in enumerate(runs):
+                    if run.count and self.spans:
+                        last = max(last, self.spans[rank, n][number])
+                    elif run.count:
+                        last = max(last, _ends(side, rank, n)[1])
+        return last + 1
+
     def needs(self, rank: int, other: int) -> bool:
         """Whether queries of a rank see keys of another."""
         return any(

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._attention import _draw_seed, _same_kind
-from relpos._call import Call
+from relpos._call import Call, flatten
 from relpos._varlen import _bounds as bounds_of
+from relpos._varlen import _check_one_length as check_one_length
 from relpos.distributed._geometry import Geometry, Side, placing
 from relpos.distributed._layout import check_layout, held
 from relpos.distributed._packed import pack
@@ -27,6 +28,7 @@ class LocalCall:
     call: Call  # as the kernels would take it, of this rank's tokens alone
     packed: Sequence[Tensor | None]
     how: dict[str, Any]
+    reads_length: bool  # the position depends on the length of the whole
 
     @classmethod
     def of(cls, tensors: Any, options: dict[str, Any], packed: Any, how: dict) -> "LocalCall":
@@ -46,9 +48,13 @@ class LocalCall:
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
             check = call._replace(q_offset=0)
         _core.workspace_bytes(*tensors, check, False)
+        parts = flatten(options["position"])
         if packed[0] is not None:
             packed = (*packed, offset)
-        return cls(list(tensors), call, packed, how)
+            if len(packed[0]) > 2:
+                check_one_length(parts)
+        reads_length = any(part._reads_length for part in parts)
+        return cls(list(tensors), call, packed, how, reads_length)
 
     def description(self) -> dict[str, Any]:
         """What must be the same on every rank."""
