@@ -15,6 +15,14 @@ def draw(seed, *shape, dtype=torch.float32):
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def drawn_inputs(name, number, *sizes):
+    """What a position takes by call. All have their tokens on axis 2."""
+    options = oracle_of(name).configs(sizes[1], HEAD_DIM, VALUE_DIM)[number]
+    draw_inputs = getattr(oracle_of(name), "inputs", lambda *_: {})
+    drawn = draw_inputs(options, *sizes, lambda *shape: draw(6, *shape))
+    return list(drawn.values())
+
+
 class Case:
     """The whole tensors of a case; the same in every process."""
 
@@ -47,9 +55,7 @@ class Case:
         self.modules, self.inputs = [], []
         for name, number in schemes:
             self.modules.append(trained(name, number, heads, HEAD_DIM, VALUE_DIM)[0])
-            self.inputs.append(
-                -draw(6, batch, heads, keys).abs() if hasattr(oracle_of(name), "inputs") else None
-            )
+            self.inputs.append(drawn_inputs(name, number, batch, heads, queries, keys))
         self.padding = draw(7, batch, keys) > 0.7 if padding else None
         self.positions = positions
         self.key_range = key_range
@@ -62,12 +68,19 @@ class Case:
         self.dlse = self.dlse.to(torch.float64 if dtype == torch.float64 else torch.float32)
         for module in self.modules:
             module.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        self.inputs = [None if x is None else x.to(dtype) for x in self.inputs]
+        self.inputs = self.each_input(lambda x: x.to(dtype))
         return self
+
+    def each_input(self, change, whole=lambda x: x):
+        """The inputs, floating ones changed, integers as `whole` gives them."""
+        return [
+            [change(x) if x.is_floating_point() else whole(x) for x in given]
+            for given in self.inputs
+        ]
 
     def position(self, inputs):
         parts = [
-            module if given is None else module(given)
+            module(*given) if given else module
             for module, given in zip(self.modules, inputs, strict=True)
         ]
         return parts or None
@@ -87,7 +100,7 @@ class Case:
             for name in ("q", "k", "v"):
                 setattr(self, name, off(getattr(self, name).detach()).requires_grad_())
             self.dout, self.dlse = off(self.dout), off(self.dlse)
-            self.inputs = [None if x is None else off(x) for x in self.inputs]
+            self.inputs = self.each_input(off)
             for parameter in self.parameters():
                 parameter.copy_(off(parameter))
 
@@ -96,7 +109,7 @@ class Case:
         self.cast(dtype)
         if disturbed:
             self.disturb(disturbed)
-        inputs = [None if x is None else x.clone().requires_grad_() for x in self.inputs]
+        inputs = self.each_input(lambda x: x.clone().requires_grad_())
         options = {k: v for k, v in self.options.items() if k not in OWN}
         if self.positions is not None:
             options["q_positions"], options["k_positions"] = self.positions
@@ -133,7 +146,7 @@ class Case:
         return self.gradients(out, lse, leaves, inputs, self.dout, self.dlse)
 
     def gradients(self, out, lse, leaves, inputs, dout, dlse):
-        given = [x for x in inputs if x is not None]
+        given = [x for own in inputs for x in own if x.is_floating_point()]
         parameters = [p for p in self.parameters() if p.requires_grad]
         torch.autograd.backward(
             [out, lse], [dout, dlse.masked_fill(torch.isneginf(lse), 0.0)], inputs=None
@@ -157,7 +170,9 @@ class Case:
         """{name: result} of this rank, gradients of parameters its share."""
         self.cast(dtype)
         leaves = [self.shard(x.detach(), 2).requires_grad_() for x in (self.q, self.k, self.v)]
-        inputs = [None if x is None else self.shard(x, -1).requires_grad_() for x in self.inputs]
+        inputs = self.each_input(
+            lambda x: self.shard(x, 2).requires_grad_(), lambda x: self.shard(x, 2)
+        )
         options = dict(self.options)
         if self.positions is not None:
             for name, at in zip(("q_positions", "k_positions"), self.positions, strict=True):
@@ -198,16 +213,15 @@ def joined(found, layout, lengths=None):
             given = [s for s in shards if s.numel()]
             whole[name] = sum(given[1:], given[0]) if given else shards[0]
             continue
-        axis = 2 if name != "dinput0" else -1
-        runs = held("x", layout, [s.shape[axis] for s in shards])
-        first = shards[0].movedim(axis, 0)
-        total = sum(s.shape[axis] for s in shards)
+        runs = held("x", layout, [s.shape[2] for s in shards])
+        first = shards[0].movedim(2, 0)
+        total = sum(s.shape[2] for s in shards)
         joined_rows = first.new_empty((total, *first.shape[1:]))
         for own, piece in zip(runs, shards, strict=True):
             at = 0
             for part in own:
-                rows = piece.movedim(axis, 0)[at : at + part.count]
+                rows = piece.movedim(2, 0)[at : at + part.count]
                 joined_rows[part.start : part.stop : part.step] = rows
                 at += part.count
-        whole[name] = joined_rows.movedim(0, axis)
+        whole[name] = joined_rows.movedim(0, 2)
     return whole

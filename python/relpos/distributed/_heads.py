@@ -56,7 +56,10 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, group: Any) -> 
     found = list(inputs.tensors)
     for axes, runs in ((inputs.key_axis, k_runs), (inputs.query_axis, q_runs)):
         for n, axis in axes.items():
-            if axis != 2:  # [batch, heads, tokens, ...]
+            if n not in inputs.of_heads and not found[n].is_floating_point():
+                found[n] = gather_tokens(found[n], runs, axis, group).contiguous()
+                continue
+            if axis != 2 or n not in inputs.of_heads:  # [batch, heads, tokens, ...]
                 raise ValueError(
                     f"position: input {n} has tokens on axis {axis}, expected 2, behind its heads; "
                     "ring_attention takes it"

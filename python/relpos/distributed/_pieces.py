@@ -25,6 +25,7 @@ class Inputs:
     key_axis: dict[int, int] = field(default_factory=dict)  # of those that belong to keys
     query_axis: dict[int, int] = field(default_factory=dict)
     cumulative: set[int] = field(default_factory=set)  # given as their sums so far, in double
+    of_heads: set[int] = field(default_factory=set)  # have heads on axis 1
 
     @classmethod
     def of(cls, text: str, tensors: Sequence[Tensor]) -> "Inputs":
@@ -34,6 +35,8 @@ class Inputs:
                 found.key_axis[n] = axes.index("keys")
             if "queries" in axes:
                 found.query_axis[n] = axes.index("queries")
+            if axes[1:2] == ("heads",):
+                found.of_heads.add(n)
             if cumulative:
                 found.cumulative.add(n)
         return found
