@@ -8,6 +8,7 @@ from relpos import distributed
 from sample import trained
 
 HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 8
+SEED = 11  # of dropout
 
 
 def draw(seed, *shape, dtype=torch.float32):
@@ -15,12 +16,10 @@ def draw(seed, *shape, dtype=torch.float32):
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def drawn_inputs(name, number, *sizes):
-    """What a position takes by call. All have their tokens on axis 2."""
-    options = oracle_of(name).configs(sizes[1], HEAD_DIM, VALUE_DIM)[number]
+def drawn_inputs(name, options, *sizes):
+    """{name: tensor} of what a position takes by call. All have their tokens on axis 2."""
     draw_inputs = getattr(oracle_of(name), "inputs", lambda *_: {})
-    drawn = draw_inputs(options, *sizes, lambda *shape: draw(6, *shape))
-    return list(drawn.values())
+    return draw_inputs(options, *sizes, lambda *shape: draw(6, *shape))
 
 
 class Case:
@@ -52,10 +51,14 @@ class Case:
         self.v = draw(3, batch, key_heads, keys, VALUE_DIM, dtype=dtype)
         self.dout = draw(4, batch, heads, queries, VALUE_DIM, dtype=dtype)
         self.dlse = draw(5, batch, heads, queries)
-        self.modules, self.inputs = [], []
+        self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
         for name, number in schemes:
-            self.modules.append(trained(name, number, heads, HEAD_DIM, VALUE_DIM)[0])
-            self.inputs.append(drawn_inputs(name, number, batch, heads, queries, keys))
+            module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM)
+            drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
+            self.chosen.append((name, part.options))
+            self.modules.append(module)
+            self.inputs.append(list(drawn.values()))
+            self.input_names.append(list(drawn))
         self.padding = draw(7, batch, keys) > 0.7 if padding else None
         self.positions = positions
         self.key_range = key_range
@@ -88,27 +91,9 @@ class Case:
     def parameters(self):
         return [p for module in self.modules for p in module.parameters()]
 
-    def disturb(self, size):
-        """Every number off by so much of itself, up or down: what rounding the inputs would do."""
-        draw_sign = torch.Generator().manual_seed(99)
-
-        def off(x):
-            sign = torch.randint(0, 2, x.shape, generator=draw_sign) * 2 - 1
-            return x * (1 + size * sign.to(x.dtype))
-
-        with torch.no_grad():
-            for name in ("q", "k", "v"):
-                setattr(self, name, off(getattr(self, name).detach()).requires_grad_())
-            self.dout, self.dlse = off(self.dout), off(self.dlse)
-            self.inputs = self.each_input(off)
-            for parameter in self.parameters():
-                parameter.copy_(off(parameter))
-
-    def whole(self, dtype, disturbed=0.0):
+    def whole(self, dtype):
         """{name: result} of one process."""
         self.cast(dtype)
-        if disturbed:
-            self.disturb(disturbed)
         inputs = self.each_input(lambda x: x.clone().requires_grad_())
         options = {k: v for k, v in self.options.items() if k not in OWN}
         if self.positions is not None:
@@ -117,7 +102,7 @@ class Case:
             options["key_range"] = self.key_range
         if "cu_seqlens" in self.options:
             return self.packed(options, inputs)
-        torch.manual_seed(11)
+        torch.manual_seed(SEED)
         out, lse = relpos.attention(
             self.q,
             self.k,
@@ -179,7 +164,7 @@ class Case:
                 options[name] = self.shard(at, -1)
         if self.key_range is not None:
             options["key_range"] = tuple(self.shard(bound, -1) for bound in self.key_range)
-        torch.manual_seed(11 + dist.get_rank())
+        torch.manual_seed(SEED + dist.get_rank())
         out, lse = getattr(distributed, self.function)(
             *leaves,
             position=self.position(inputs),

@@ -72,7 +72,7 @@ def whole_gradients():
     model, x = Model(), draw(5, 2, LENGTH, WIDTH)
     loss = model(x).square().mean()
     loss.backward()
-    return float(loss), {n: p.grad for n, p in model.named_parameters()}
+    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}
 
 
 def gradients(model):
