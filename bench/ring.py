@@ -55,6 +55,7 @@ class Pass(NamedTuple):
     seconds: float
     sent_bytes: float
     waited_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all threads of a rank, those that send among them
 
 
 def predicted(work: Work, ranks: int, machine: Machine) -> tuple[Pass, Pass]:
@@ -65,20 +66,19 @@ def predicted(work: Work, ranks: int, machine: Machine) -> tuple[Pass, Pass]:
         compute = products * work.products() / ranks**2 / rate
         send = sends * work.block_bytes(ranks) / machine.bytes_per_second if ranks > 1 else 0.0
         sent = sends * (ranks - 1) * work.block_bytes(ranks)
-        found.append(Pass(ranks * max(compute, send), sent))
+        alone = ranks * compute * min(1.0, machine.cores / ranks)
+        found.append(Pass(ranks * max(compute, send), sent, cpu_seconds=alone))
     return found[0], found[1]
 
 
 def timed(run: Callable[[], Any]) -> tuple[Pass, Any]:
     before = distributed.traffic()
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     result = run()
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
     after = distributed.traffic()
-    sent, waited = (
-        getattr(after, name) - getattr(before, name) for name in ("sent_bytes", "waited_seconds")
-    )
-    return Pass(seconds, sent, waited), result
+    sent = after.sent_bytes - before.sent_bytes
+    return Pass(seconds, sent, after.waited_seconds - before.waited_seconds, cpu), result
 
 
 def ring_passes(work: Work) -> tuple[Pass, Pass]:
@@ -116,15 +116,15 @@ def link_rate(work: Work) -> float:
 
 
 def kernel_rate(work: Work) -> float:
-    """Multiply-adds a second of one thread, in a forward pass over a quarter of the tokens."""
+    """Multiply-adds a CPU second of one thread, in a forward pass over a quarter of the tokens."""
     length = work.length // 4
     q, k, v = (torch.randn(1, work.heads, length, work.dim) for _ in range(3))
     position = relpos.T5Bias(work.heads)
     with torch.no_grad():
         relpos.attention(q, k, v, position=position)
-        begin = time.perf_counter()
+        begin = time.process_time()
         relpos.attention(q, k, v, position=position)
-    return work.heads * length**2 * 2 * work.dim / (time.perf_counter() - begin)
+    return work.heads * length**2 * 2 * work.dim / (time.process_time() - begin)
 
 
 def on_rank(
@@ -193,7 +193,9 @@ def show(ranks: int, work: Work, machine: Machine, rounds: int) -> None:
         took = [slowest(of_ranks, n) for of_ranks in found]
         seconds = statistics.median(one.seconds for one in took)
         waited = statistics.median(one.waited_seconds / one.seconds for one in took)
+        cpu = statistics.median(one.cpu_seconds for one in took)
         cells += [f"{model[n].seconds:.2f}", f"{seconds:.2f}", f"{100 * waited:.0f} %"]
+        cells += [f"{model[n].cpu_seconds:.2f}", f"{cpu:.2f}"]
         cells += [f"{took[0].sent_bytes / 1e6:.1f}", f"{model[n].sent_bytes / 1e6:.1f}"]
     print("| " + " | ".join(cells) + " |", flush=True)
 
@@ -209,7 +211,8 @@ def main() -> None:
     link = statistics.median(min(rates) for rates in on_ranks(2, link_rate, work, rounds))
     machine = Machine(kernel, link, len(os.sched_getaffinity(0)))
     print(f"{work}: {kernel:.3g} multiply-adds/s a core, {link:.3g} bytes/s, {machine.cores} cores")
-    heads = ["predicted s", "measured s", "waited", "sent MB", "formula MB"]
+    heads = ["predicted s", "measured s", "waited", "predicted CPU s", "CPU s of a rank"]
+    heads += ["sent MB", "formula MB"]
     names = ["ranks", *(f"forward, {h}" for h in heads), *(f"backward, {h}" for h in heads)]
     print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
     for ranks in (1, 2, 4):

@@ -201,10 +201,11 @@ def memory(layout, length):
     unit = leaves[0].nbytes
     kept = 1 + 3  # out, dq, dk, dv
     travelling = 2 * 2 + 3 * 2  # keys and values of two blocks, gradients of three
-    piece = 3  # dq, dk, dv of one piece
+    # dq where another piece's is; of halves, which meet twice, dk and dv, too
+    piece = {"contiguous": 1, "zigzag": 1.5}[layout]
     rows = 8 * 2 * own * 6  # log-sum-exps in double, and what merging makes of them
     work = max(workspace_bytes(*leaves, backward=b, **call) for b in (False, True))
-    return peak, (kept + travelling + piece) * unit + rows + work + SLACK
+    return peak, int((kept + travelling + piece) * unit) + rows + work + SLACK
 
 
 SLACK = 4 << 20  # of allocators and of the sockets' buffers

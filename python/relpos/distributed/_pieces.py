@@ -128,17 +128,27 @@ class Pieces:
         return out, lse
 
     def backward(
-        self, queries: Sequence[Tensor | None], run: Sequence[Tensor], call: Call, needs: Any
+        self,
+        queries: Sequence[Tensor | None],
+        run: Sequence[Tensor],
+        call: Call,
+        needs: Sequence[bool],
+        places: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """Gradients of query, key, value and the position's tensors, None where not needed.
-        queries: query, out, lse, dout, dlse."""
+        queries: query, out, lse, dout, dlse. places: where the first three are written, None: in
+        new tensors."""
         query, out, lse, dout, dlse = queries
         q, k, v, out, dout = (wide(t) for t in (query, *run[:2], out, dout))
         like = [q, k, v, *call.parameters]
-        gradients = [
-            torch.empty_like(t, memory_format=torch.contiguous_format) if need else None
-            for t, need in zip(like, needs, strict=True)
-        ]
+        gradients: list[Tensor | None] = [None] * len(like)
+        for n, (t, need) in enumerate(zip(like, needs, strict=True)):
+            if need:
+                given = places[n] if n < len(places) else None
+                new = given is None
+                gradients[n] = (
+                    torch.empty_like(t, memory_format=torch.contiguous_format) if new else given
+                )
         laid_out = [*gradients[:3], None, *gradients[3:]]
         _core.attention_backward((q, k, v, out, lse, dout, dlse), call, laid_out)
         for n in self.inputs.cumulative:

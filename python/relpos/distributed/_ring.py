@@ -103,8 +103,9 @@ class Ring:
         run = self.pieces.of_keys(block, source, j)
         call = self.pieces.call_of(i, source, j, run)
         queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
-        found = self.pieces.backward(queries, run, call, sums.needs)
-        sums.add(found, gradients, i, source, j)
+        places = sums.places(gradients, i, source, j)
+        found = self.pieces.backward(queries, run, call, sums.needs, places)
+        sums.add(found, places, gradients, i, source, j)
 
     def _return(self, gradients: list[Any] | None, sums: "Sums", step: int) -> Any:
         """Sends the gradients of a block to its rank; receives those of this rank's own."""
@@ -143,6 +144,7 @@ class Sums:
         self.pieces, self.needs = pieces, needs
         self.query = torch.zeros_like(query, dtype=wide_dtype(query)) if needs[0] else None
         self.block = self.of_block(own)
+        self.written: set[tuple[int, ...]] = set()  # runs of queries, runs of keys of a rank
         inputs = pieces.inputs
         self.position: list[Any] = [
             torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
@@ -160,16 +162,35 @@ class Sums:
             for t, need in zip(block, needs, strict=False)
         ]
 
-    def add(self, found: list[Any], block: list[Any], i: int, source: int, j: int) -> None:
+    def _parts(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
+        """Of the query's gradients and of a block's, those of a pair of runs."""
+        query = None if self.query is None else self.pieces.of_queries(self.query, i)
+        at = self.pieces.geometry.k.place(source, j)
+        count = at.stop - at.start
+        cut = [
+            None if t is None else t.narrow(self.pieces.axis(n), at.start, count)
+            for n, t in enumerate(block)
+        ]
+        return [query, *cut]
+
+    def places(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
+        """Where gradients of query, key and value may be written, since nothing is there yet."""
+        query, key, value = self._parts(block, i, source, j)[:3]
+        first = (source, j) not in self.written
+        return [None if (i,) in self.written else query, *([key, value] if first else [None, None])]
+
+    def add(
+        self, found: list[Any], places: list[Any], block: list[Any], i: int, source: int, j: int
+    ) -> None:
+        """What was not written to its place."""
         pieces, inputs = self.pieces, self.pieces.inputs
-        if self.query is not None:
-            pieces.of_queries(self.query, i).add_(found[0])
         keyed = list(inputs.key_axis)
-        of_block = [*found[1:3], *(found[3 + n] for n in keyed)]
-        at = pieces.geometry.k.place(source, j)
-        for n, (to, what) in enumerate(zip(block, of_block, strict=True)):
-            if to is not None:
-                to.narrow(pieces.axis(n), at.start, at.stop - at.start).add_(what)
+        parts = self._parts(block, i, source, j)
+        of_parts = [*found[:3], *(found[3 + n] for n in keyed)]
+        for to, what, place in zip(parts, of_parts, [*places, *[None] * len(keyed)], strict=True):
+            if to is not None and what is not place:
+                to.add_(what)
+        self.written |= {(i,), (source, j)}
         for n, to in enumerate(self.position):
             if to is not None:
                 axis = inputs.query_axis.get(n)
