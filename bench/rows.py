@@ -11,6 +11,7 @@ from typing import Any
 
 import contests
 import relpos
+import ring
 import torch
 from case import NO_TARGET, PEAK, Call, Case, Row, Sides, Target, compare, growth, ratio, speedup
 from clock import Budget, timer
@@ -311,5 +312,6 @@ def call_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     return [
-        *peak_cases(), *scheme_cases(), *position_cases(), *call_cases(), *contests.cases(),
+        *peak_cases(), *scheme_cases(), *position_cases(), *call_cases(), *ring.cases(),
+        *contests.cases(),
     ]  # fmt: skip

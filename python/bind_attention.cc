@@ -67,6 +67,11 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"q_offset",
      [](nb::handle v, Bound& to) { q_offset(to.options).value = nb::cast<int64_t>(v); }},
     {"k_offset", [](nb::handle v, Bound& to) { to.options.k_offset.value = nb::cast<int64_t>(v); }},
+    {"first_head", [](nb::handle v, Bound& to) { to.options.first_head = nb::cast<int64_t>(v); }},
+    {"all_heads", [](nb::handle v, Bound& to) { to.options.all_heads = nb::cast<int64_t>(v); }},
+    {"length", [](nb::handle v, Bound& to) { to.options.length = nb::cast<int64_t>(v); }},
+    {"dropout_rows", [](nb::handle v, Bound& to) { to.options.dropout_rows = to_view(v); }},
+    {"dropout_columns", [](nb::handle v, Bound& to) { to.options.dropout_columns = to_view(v); }},
     {"parameters", [](nb::handle v, Bound& to) { to.parameters = to_views(v); }},
 };
 

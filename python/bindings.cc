@@ -35,8 +35,45 @@ bool takes_inputs(Text text) {
   });
 }
 
+// Of each tensor of a position: its name, where it is an input the names of its axes (else nothing),
+// and whether it is read as its sums along the last.
+nb::list list_tensors(Text text) {
+  nb::list list;
+  for (const Part& part : parse_position(text).parts) {
+    for (const ParameterSpec& spec : part.specs()) {
+      nb::list axes;
+      for (const int64_t size : spec.shape) {
+        if (!spec.input) break;
+        axes.append(size == kBatch     ? "batch"
+                    : size == kHeads   ? "heads"
+                    : size == kQueries ? "queries"
+                    : size == kKeys    ? "keys"
+                                       : "");
+      }
+      list.append(
+          nb::make_tuple(part.scheme().name + "." + spec.name, nb::tuple(axes), spec.cumulative));
+    }
+  }
+  return list;
+}
+
+// Writes where a position places queries or keys, int64 [n], over their numbers; false where it places
+// none.
+bool place_tokens_of(Text text, bool keys, nb::handle tokens) {
+  const TensorView view = to_view(tokens);
+  std::vector<int64_t> places;
+  for (int64_t n = 0; n < view.numel(); ++n) places.push_back(view.load_int(view.offset({n})));
+  if (!place_tokens(parse_position(text), keys ? Side::kKey : Side::kQuery, places)) return false;
+  for (int64_t n = 0; n < view.numel(); ++n) {
+    static_cast<int64_t*>(view.data)[view.offset({n})] = places[static_cast<size_t>(n)];
+  }
+  return true;
+}
+
 void bind_positions(nb::module_& module) {
   module.def("takes_inputs", &takes_inputs);
+  module.def("list_tensors", &list_tensors);
+  module.def("place_tokens", &place_tokens_of);
   module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
   module.def("dense_shape", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
                                Text which, const std::vector<std::vector<int64_t>>& shapes) {

@@ -19,6 +19,11 @@ DType lse_dtype(const TensorView& query) {
   return query.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
 }
 
+void check_lse(const TensorView& lse, const Problem& p) {
+  const bool wide = lse.dtype == DType::kFloat64;
+  check_output(lse, {p.batch, p.heads, p.queries}, wide ? lse.dtype : lse_dtype(p.query), "lse");
+}
+
 bool use_fused(const Problem& problem, Path path) {
   if (path == Path::kReference) return false;
   std::string why;
@@ -92,6 +97,7 @@ void with_gradients(Call& call, const Position& position, const Options& options
   }
   body(inner);
   if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
+  terms = call.heads.spread(call.whole, std::move(terms));
   pull_back_parts(position, call.sizes, call.wants, std::move(terms), gradients.parameters);
 }
 
@@ -105,7 +111,7 @@ void attention(const TensorView& query, const TensorView& key, const TensorView&
   const Call call = make_call(query, key, value, position, options);
   const Problem& p = call.problem;
   check_output(out, {p.batch, p.heads, p.queries, p.value_dim}, query.dtype, "out");
-  if (lse.given()) check_output(lse, {p.batch, p.heads, p.queries}, lse_dtype(query), "lse");
+  if (lse.given()) check_lse(lse, p);
   if (softmax.given()) {
     check_output(softmax, {p.batch, p.heads, p.queries, 2}, lse_dtype(query), "softmax");
   }
@@ -134,7 +140,7 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
     if (use_fused(p, options.path)) {
       fused_backward(p, out, softmax, dout, dlse, inner);
     } else {
-      reference_backward(p, out, dout, dlse, inner);
+      reference_backward(p, out, softmax.rank == 3 ? softmax : TensorView{}, dout, dlse, inner);
     }
   });
 }

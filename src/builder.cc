@@ -274,6 +274,7 @@ void Builder::values(const ClassMap& map, const Source& table) {
 }
 
 void Builder::key_bias(const Source& values) {
+  if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
   const SourceReader numbers(values);
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) {

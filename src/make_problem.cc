@@ -227,18 +227,51 @@ void read_padding(Problem& problem, const TensorView& padding) {
   }
 }
 
-// Binds every part to the call and joins their terms.
-void bind_parts(Call& call, const Position& position) {
+// The heads of the call among those that the position has.
+HeadSlice read_heads(int64_t own, const Options& options) {
+  const HeadSlice heads{options.first_head, own, options.all_heads == 0 ? own : options.all_heads};
+  check_value(heads.first >= 0 && heads.first <= heads.all - own, "first_head: expected the ", own,
+              " heads of query from it on among all ", heads.all, ", got ", heads.first);
+  return heads;
+}
+
+void read_dropout(Problem& problem, const Options& options) {
+  check_value(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
+              "dropout_p: expected a probability in [0, 1], got ", options.dropout_p);
+  problem.dropout = Dropout(options.dropout_p, options.seed);
+  if (!problem.dropout.active()) return;
+  const auto read = [](const TensorView& numbers, int64_t length, const char* name) {
+    int64_t rows = 1;
+    if (!numbers.given()) return std::vector<int64_t>{};
+    check_value(numbers.rank == 1, name, ": expected int64 [", length, "], got ", Shape{numbers});
+    std::vector<int64_t> found = read_rows(numbers, 1, length, name, rows);
+    check_value(std::all_of(found.begin(), found.end(), [](int64_t n) { return n >= 0; }), name,
+                ": expected numbers from 0 on");
+    return found;
+  };
+  problem.dropout.place(options.first_head,
+                        read(options.dropout_rows, problem.queries, "dropout_rows"),
+                        read(options.dropout_columns, problem.keys, "dropout_columns"));
+}
+
+// Binds every part to the call, a piece of one of this length (0: all of it), and joins their terms.
+void bind_parts(Call& call, const Position& position, int64_t length) {
   Problem& problem = call.problem;
-  call.sizes = {problem.batch, problem.heads,    problem.queries,
+  call.sizes = {problem.batch, call.heads.all,   problem.queries,
                 problem.keys,  problem.head_dim, problem.value_dim};
+  call.sizes.own_heads = problem.heads;
   call.sizes.in_double = problem.query.dtype == DType::kFloat64;
   call.sizes.threads = problem.threads;
   call.wants.resize(position.parts.size());
   if (reads_distances(position)) {
     std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
   }
-  if (reads_length(position)) call.sizes.length = length_of(problem.positions);
+  if (reads_length(position)) {
+    const int64_t own = length_of(problem.positions);
+    check_value(length == 0 || length >= own, "length: expected that of the whole call, at least ",
+                own, ", got ", length);
+    call.sizes.length = std::max(own, length);
+  }
   if (has_reach(position)) call.sizes.last_query = last_query_of(problem.positions);
   for (size_t n = 0; n < position.parts.size(); ++n) {
     const Part& part = position.parts[n];
@@ -246,6 +279,8 @@ void bind_parts(Call& call, const Position& position) {
     call.wants[n].resize(part.parameters.size(), false);
     Terms terms =
         part.recipe->bind({call.sizes, part.parameters, call.wants[n], &problem.positions});
+    if (!call.heads.whole()) call.whole.append(terms);
+    terms = call.heads.cut(std::move(terms));
     check_terms(terms, problem, part.scheme().name);
     problem.terms.append(std::move(terms));
   }
@@ -288,9 +323,7 @@ void read_numbers(Problem& problem, const Options& options) {
   check_value(!options.scale || std::isfinite(*options.scale),
               "scale: expected a finite number, got ", options.scale.value_or(0));
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
-  check_value(options.dropout_p >= 0.0 && options.dropout_p <= 1.0,
-              "dropout_p: expected a probability in [0, 1], got ", options.dropout_p);
-  problem.dropout = Dropout(options.dropout_p, options.seed);
+  read_dropout(problem, options);
   problem.cancel = options.cancel;
   check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",
               options.threads);
@@ -317,6 +350,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   Problem& problem = call.problem;
   read_sizes(problem, query, key, value, options.enable_gqa);
   read_numbers(problem, options);
+  call.heads = read_heads(problem.heads, options);
   problem.positions = read_positions(problem, position, options);
   problem.visible.queries = problem.queries;
   problem.visible.keys = problem.keys;
@@ -324,7 +358,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   read_padding(problem, options.key_padding_mask);
   read_mask(problem, options.attn_mask);
   call.wants = std::move(wants);
-  bind_parts(call, position);
+  bind_parts(call, position, options.length);
   return call;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "head_slice.h"
 #include "kernels/problem.h"
 #include "recipe.h"
 #include "relpos/attention.h"
@@ -15,8 +16,10 @@ namespace relpos {
 
 struct Call {
   Problem problem;
-  CallSizes sizes;
+  CallSizes sizes;                       // of all heads
   std::vector<std::vector<bool>> wants;  // [part][parameter]
+  HeadSlice heads;                       // of the position's, those of the call
+  Terms whole;                           // where they are not all: the terms of all of them
 };
 
 // `value` may be not given (scores, weights). `wants` empty: no gradient is wanted.

@@ -68,6 +68,14 @@ void append_places(const Position& position, Side side, int64_t first, int64_t c
   }
 }
 
+bool place_tokens(const Position& position, Side side, std::vector<int64_t>& tokens) {
+  if (!places(position)) return false;
+  std::vector<int64_t> placed;
+  for (const int64_t token : tokens) append_places(position, side, token, 1, "position", placed);
+  tokens = std::move(placed);
+  return true;
+}
+
 void check_parameters(const Part& part, const CallSizes& sizes) {
   const std::vector<ParameterSpec>& specs = part.specs();
   const std::string& who = part.scheme().name;
@@ -80,7 +88,8 @@ void check_parameters(const Part& part, const CallSizes& sizes) {
   }
   check_value(specs.size() == part.parameters.size(), who, ": expected ", specs.size(),
               " parameters, got ", part.parameters.size());
-  const InputSizes of_call{sizes.batch, sizes.heads, sizes.queries, sizes.keys};
+  const int64_t heads = sizes.own_heads == 0 ? sizes.heads : sizes.own_heads;
+  const InputSizes of_call{sizes.batch, heads, sizes.queries, sizes.keys};
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
     bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());

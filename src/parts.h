@@ -12,7 +12,6 @@ namespace relpos {
 bool places(const Position& position);
 // Appends where the position places the tokens first, first + 1, ...; throws Error where two of its
 // parts disagree.
-enum class Side { kQuery, kKey };
 void append_places(const Position& position, Side side, int64_t first, int64_t count,
                    const char* name, std::vector<int64_t>& positions);
 

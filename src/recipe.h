@@ -21,6 +21,7 @@ struct CallSizes {
   int64_t last_query = 0;                         // its position
   bool in_double = true;                          // else computed tables may be float32
   int threads = 1;
+  int64_t own_heads = 0;  // of `heads`, those that the call has, and its inputs
 };
 
 // A call as the terms of one part meet it.

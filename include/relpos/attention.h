@@ -43,6 +43,12 @@ struct Options {
   TensorView q_positions{}, k_positions{};  // int64 [L] or [B, L]; both or neither
   TensorView key_lo{}, key_hi{};            // key_range: int64 [Lq] or [B, Lq], keys lo <= j < hi
   uint64_t seed = 0;                        // of dropout; counter = (b, h, i, j)
+  // For a call that is a piece of a larger one. Its heads are [first_head, first_head + H) of so many as
+  // the position has parameters for (all_heads, 0: H; inputs are the call's own). `length` is one more
+  // than the last position of the larger call, for positions that depend on it (0: of this one).
+  // dropout_rows [Lq] and dropout_columns [Lk], int64, are the i and j by which dropout counts.
+  int64_t first_head = 0, all_heads = 0, length = 0;
+  TensorView dropout_rows{}, dropout_columns{};
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;
   // 0 means the runtime's default. Never more are used than there are cores for this process, or than
@@ -53,8 +59,8 @@ struct Options {
 // out: [B, H, Lq, Dv] in the dtype of query. lse: [B, H, Lq], the natural log of each row's sum before
 // dropout, float32 (float64 for float64 inputs). softmax: [B, H, Lq, 2] in the dtype of lse, for
 // `attention_backward` and `attention_weights`: a reference and a sum, which give the weights of a row
-// to the last bits however large the scores are. lse or softmax is skipped where its view is not given.
-// Throws Error before anything is written.
+// to the last bits however large the scores are. lse or softmax is skipped where its view is not given;
+// lse may be float64 for any query. Throws Error before anything is written.
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,
                const TensorView& lse = {}, const TensorView& softmax = {});
@@ -67,7 +73,8 @@ struct Gradients {
 
 // Overwrites every given gradient. `dlse` is optional. out and softmax come from `attention` with the
 // same arguments. `softmax` may also be the lse [B, H, Lq]; the relative error of each weight is then
-// larger by up to eps |lse|, eps = 2^-24 (2^-53 for a float64 lse).
+// larger by up to eps |lse|, eps = 2^-24 (2^-53 for a float64 lse). Where out and lse are those of a call
+// over more keys, these keys' gradients, and their share of the others, are those of that call.
 void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
                         const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,

@@ -63,6 +63,7 @@ struct ParameterSpec {
   std::string doc;
   std::vector<Origin> origins{};  // where rows stand in the same order under these options
   bool input = false;             // given with each call; inputs follow the parameters
+  bool cumulative = false;  // read as its sums along the last axis: each piece needs all before
 
   // An input of int64, which no gradient reaches.
   bool integers() const noexcept { return input && !trainable; }
@@ -100,6 +101,12 @@ Part make_part(const Scheme& scheme, const OptionValues& options);
 struct Position {
   std::vector<Part> parts;
 };
+
+enum class Side { kQuery, kKey };
+
+// Puts the positions at which the position places queries or keys in the place of their numbers.
+// False: it places none, a token stands at its number.
+bool place_tokens(const Position& position, Side side, std::vector<int64_t>& tokens);
 
 // "rope(layout=half)+t5(buckets=32)". `defaults` serve required options that the text leaves out
 // (heads, head_dim). Parameters are left empty. Throws Error with the nearest scheme name.

@@ -18,6 +18,7 @@ __all__ = [
     "attention_varlen",
     "check",
     "compat",
+    "distributed",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "hf",
@@ -59,3 +60,10 @@ else:
 
     globals().update(_classes)
     del _torch
+
+    def __getattr__(name: str) -> Any:
+        if name != "distributed":  # imported when asked for: torch.distributed takes a second
+            raise AttributeError(f"module 'relpos' has no attribute {name!r}")
+        import importlib
+
+        return importlib.import_module("relpos.distributed")

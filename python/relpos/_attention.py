@@ -1,6 +1,6 @@
 """relpos.attention and relpos.scores: arguments checked and laid out for the operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,10 @@ from relpos import _autograd, _core, _ops
 from relpos._call import DEVICES, FLOATING, Call, flatten, number
 from relpos._position import Composed
 from relpos._rank import check_rank
+
+# What attends instead, the last first, with the arguments of `attention`: that of
+# relpos.distributed, within its context_parallel.
+ELSEWHERE: list[Callable[..., Any]] = []
 
 
 def attention(
@@ -61,6 +65,27 @@ def attention(
       out [B, H, Lq, Dv], or (out, lse), (out, weights), (out, lse, weights). For a query that
       sees no key, out is 0, lse is -inf, and the gradients are 0.
     """
+    if ELSEWHERE:
+        return ELSEWHERE[-1](
+            query,
+            key,
+            value,
+            position=position,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            dropout_p=dropout_p,
+            is_causal=is_causal,
+            scale=scale,
+            enable_gqa=enable_gqa,
+            window=window,
+            q_offset=q_offset,
+            k_offset=k_offset,
+            q_positions=q_positions,
+            k_positions=k_positions,
+            key_range=key_range,
+            return_lse=return_lse,
+            return_weights=return_weights,
+        )
     seed = None if dropout_p == 0.0 else _draw_seed(dropout_p)
     call = Call.of(
         query,
@@ -129,6 +154,12 @@ def scores(
         key_range=key_range,
     )
     return _autograd.scores(query, key, call)
+
+
+def refuse_elsewhere(name: str, instead: str) -> None:
+    """Raises within context_parallel: what `name` says of tokens is not of a shard's."""
+    if ELSEWHERE:
+        raise RuntimeError(f"{name}: not under relpos.distributed.context_parallel; {instead}")
 
 
 def workspace_bytes(

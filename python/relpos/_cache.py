@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._attention import attention
+from relpos._attention import attention, refuse_elsewhere
 from relpos._rank import check_rank
 
 _SMALLEST = 64  # positions of a first buffer
@@ -114,6 +114,7 @@ class KVCache:
 
         If it raises an error, the cache is unchanged.
         """
+        refuse_elsewhere("KVCache.attend", "a cache holds whole sequences")
         for name in ("q_offset", "k_offset", "q_positions", "k_positions"):
             if name in options:
                 raise TypeError(f"{name}: the cache says where queries and keys are; leave it out")

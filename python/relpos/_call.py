@@ -39,6 +39,13 @@ class Call(NamedTuple):
     window: Sequence[int] | None = None
     q_offset: int | None = None
     k_offset: int = 0
+    # Where the call is a piece of a larger one (relpos.distributed): its first head of so many, the
+    # length of the larger one, and the numbers of its rows and columns by which dropout counts.
+    first_head: int = 0
+    all_heads: int = 0
+    length: int = 0
+    dropout_rows: Tensor | None = None
+    dropout_columns: Tensor | None = None
     parameters: Sequence[Tensor] = ()  # of each part of the position: parameters, then inputs
 
     @classmethod

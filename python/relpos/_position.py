@@ -113,7 +113,10 @@ class SchemePosition(OnePart, Position):
         self._text = description.text
         self._specs = [spec for spec in description.parameters if not spec.input]
         self._inputs = [spec for spec in description.parameters if spec.input]
-        self._places = [(*spec.name.rpartition("."), spec.trainable) for spec in self._specs]
+        paths = [tuple(spec.name.split(".")) for spec in self._specs]
+        self._places = [
+            (p[:-1], p[-1], spec.trainable) for p, spec in zip(paths, self._specs, strict=True)
+        ]
         self._rotary_dims = description.rotary_dims
         self._reads_length = description.reads_length
         for spec in self._specs:
@@ -140,9 +143,9 @@ class SchemePosition(OnePart, Position):
     def _held(self) -> list[Tensor]:
         """Parameters and fixed values, read without Module.__getattr__, which is slow."""
         found = []
-        for path, _, name, trainable in self._places:
+        for path, name, trainable in self._places:
             owner: torch.nn.Module = self
-            for step in path.split(".") if path else ():
+            for step in path:
                 owner = owner._modules[step]
             value = (owner._parameters if trainable else owner._buffers).get(name)
             found.append(getattr(owner, name) if value is None else value)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._attention import attention
+from relpos._attention import attention, refuse_elsewhere
 from relpos._call import flatten
 from relpos._position import Composed
 from relpos._rank import check_rank
@@ -49,6 +49,7 @@ def attention_varlen(
     Returns:
       out [Tq, H, Dv], or (out, lse [H, Tq]).
     """
+    refuse_elsewhere("attention_varlen", "give ring_attention cu_seqlens")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)

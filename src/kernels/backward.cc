@@ -130,7 +130,10 @@ void lay_out_backward(const Plan& plan, int threads, Workspace& memory) {
 void fused_backward(const Problem& p, const TensorView& out, const TensorView& softmax,
                     const TensorView& dout, const TensorView& dlse,
                     const ProblemGradients& gradients) {
-  if (!reads_in_place(p)) return tiled_backward(p, {out, softmax, dout, dlse}, gradients);
+  const bool of_more_keys = softmax.rank == 3;  // an lse, maybe of other keys, too
+  if (of_more_keys || !reads_in_place(p)) {
+    return tiled_backward(p, {out, softmax, dout, dlse}, gradients);
+  }
   // Rows read in place sum their products in another order than tiles do, and eps |score| apart a
   // sum does not fit these weights: it is found anew.
   Workspace memory;

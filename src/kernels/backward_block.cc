@@ -43,6 +43,15 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   biases_.attach(block, sums);
   values_.attach(block, dout_.get());
   values_.clear(block);
+  sums_rows_ = from.softmax.rank == 3 && block.shifted;
+  std::fill_n(row_sums_, kRows, 0.0);
+}
+
+void BackwardBlock::sum_rows() {
+  for (int row = 0; row < block.rows; ++row) {
+    const float* ds = state.ds + row * kTile;
+    for (int64_t c = 0; c < kTile; ++c) row_sums_[row] += static_cast<double>(ds[c]);
+  }
 }
 
 // dout and delta, both divided by the sum of the row's weights (block.h).
@@ -76,7 +85,11 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int
                  state.dq = tile_dq_.get();
                  std::fill_n(tile_dq_.get(), tile_dq_.size(), 0.0f);
                }
-               plan_.kernels.backward(block, state, some, first, n);
+               const int64_t step = sums_rows_ ? 1 : n;  // state.ds is of the last tile
+               for (int64_t tile = 0; tile < n; tile += step) {
+                 plan_.kernels.backward(block, state, some + tile, first + tile, step);
+                 if (sums_rows_) sum_rows();
+               }
                columns_.after(block, state.ds, *some, first, g, sums);
                for (int64_t x = 0; decays && x < block.rows * plan_.Dp; ++x) {
                  dq_[x] += tile_dq_[x] * decay_[x % plan_.Dp];
@@ -86,7 +99,7 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int
 
 void BackwardBlock::finish(int64_t g, const Sums& sums, const Outputs& from,
                            const ProblemGradients& gradients) {
-  biases_.finish(block, state, g, sums, from.dlse);
+  biases_.finish(block, state, g, sums, from.dlse, sums_rows_ ? row_sums_ : nullptr);
   values_.finish(block, dout_.get(), g, sums);
   finish_queries(g, sums, gradients);
 }

@@ -29,11 +29,16 @@ class BackwardBlock : public QueryBlock {
 
  private:
   void load_row_state(int row, const Outputs& from);
+  void sum_rows();
   void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
 
   BiasGradients biases_;
   ValueTables values_;
   Buffer<float> dout_, out_, dq_, p_, ds_;
+  // Where the softmax is of more keys than these: sums of the rows' gradients of scores. Else such a
+  // sum is the gradient of the row's lse.
+  bool sums_rows_ = false;
+  double row_sums_[kRows] = {};
   Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
 };
 

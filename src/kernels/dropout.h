@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "kernels/threefry.h"
 
@@ -28,18 +30,38 @@ class Dropout {
   // Words below it are dropped.
   uint32_t threshold() const noexcept { return threshold_; }
 
+  // Where this call is a piece of a larger one: the larger one's number of head 0, of each query and of
+  // each key; no numbers: they are the call's own.
+  void place(int64_t first_head, std::vector<int64_t> rows, const std::vector<int64_t>& columns);
+  int64_t row(int64_t i) const noexcept {
+    return rows_.empty() ? i : rows_[static_cast<size_t>(i)];
+  }
+  // Of the keys [j, j + 64), j a multiple of 64, the last tile filled up: the counters and which of
+  // their words; null where key j is column first_column() + j.
+  struct Columns {
+    const uint32_t *low = nullptr, *high = nullptr, *word = nullptr;
+  };
+  Columns columns(int64_t j) const noexcept {
+    if (low_.empty()) return {};
+    return {low_.data() + j, high_.data() + j, word_.data() + j};
+  }
+  int64_t first_column() const noexcept { return first_column_; }
+
   Threefry4x32::Words key(int64_t batch, int64_t head) const noexcept {
-    return {low(seed_), high(seed_), static_cast<uint32_t>(batch), static_cast<uint32_t>(head)};
+    return {low(seed_), high(seed_), static_cast<uint32_t>(batch),
+            static_cast<uint32_t>(head + first_head_)};
   }
   // Of the columns 16 apart from `column` on, in the same 64.
-  static Threefry4x32::Words counter(int64_t i, int64_t column) noexcept {
-    const auto row = static_cast<uint64_t>(i);
+  static Threefry4x32::Words counter(int64_t row, int64_t column) noexcept {
+    const auto wide = static_cast<uint64_t>(row);
     const auto at = static_cast<uint64_t>(column / 64 * 16 + column % 16);
-    return {low(at), high(at), low(row), high(row)};
+    return {low(at), high(at), low(wide), high(wide)};
   }
   bool keeps(int64_t batch, int64_t head, int64_t i, int64_t j) const noexcept {
-    const Threefry4x32::Words words = Threefry4x32::words(counter(i, j), key(batch, head));
-    return words[j / 16 % 4] >= threshold_;
+    const int64_t column = columns_.empty() ? first_column_ + j : columns_[static_cast<size_t>(j)];
+    const Threefry4x32::Words words =
+        Threefry4x32::words(counter(row(i), column), key(batch, head));
+    return words[column / 16 % 4] >= threshold_;
   }
 
  private:
@@ -50,6 +72,33 @@ class Dropout {
   uint64_t seed_ = 0;
   uint32_t threshold_ = 0;
   double keep_scale_ = 1.0;
+  int64_t first_head_ = 0, first_column_ = 0;
+  std::vector<int64_t> rows_, columns_;
+  std::vector<uint32_t> low_, high_, word_;  // of columns_, a whole number of tiles
 };
+
+inline void Dropout::place(int64_t first_head, std::vector<int64_t> rows,
+                           const std::vector<int64_t>& columns) {
+  first_head_ = first_head;
+  rows_ = std::move(rows);
+  if (columns.empty()) return;
+  bool aligned = columns.front() % 64 == 0;
+  for (size_t j = 0; j < columns.size() && aligned; ++j) {
+    aligned = columns[j] == columns.front() + static_cast<int64_t>(j);
+  }
+  if (aligned) {
+    first_column_ = columns.front();
+    return;
+  }
+  columns_ = columns;
+  const size_t whole = (columns.size() + 63) / 64 * 64;
+  for (std::vector<uint32_t>* list : {&low_, &high_, &word_}) list->assign(whole, 0);
+  for (size_t j = 0; j < columns.size(); ++j) {
+    const Threefry4x32::Words words = counter(0, columns[j]);
+    low_[j] = words[0];
+    high_[j] = words[1];
+    word_[j] = static_cast<uint32_t>(columns[j] / 16 % 4);
+  }
+}
 
 }  // namespace relpos

@@ -174,5 +174,38 @@ TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
   }
 }
 
+// A piece of a call drops what the whole call drops, wherever its rows and columns are.
+TEST(Dropout, CountsThePiecesOfACallByTheirPlacesInIt) {
+  const Dropout whole(0.4, 17);
+  for (const auto& [first, step] :
+       {std::pair{0, 1}, std::pair{128, 1}, std::pair{37, 1}, std::pair{5, 3}}) {
+    std::vector<int64_t> columns(150), rows(7);
+    for (size_t j = 0; j < columns.size(); ++j) columns[j] = first + step * static_cast<int64_t>(j);
+    for (size_t i = 0; i < rows.size(); ++i) rows[i] = 90 + 2 * static_cast<int64_t>(i);
+    Problem p;
+    p.dropout = Dropout(0.4, 17);
+    p.dropout.place(3, rows, columns);
+    Block block;
+    block.problem = &p;
+    block.batch = 1;
+    block.rows = 1;
+    block.head[0] = 2;
+    block.index[0] = 4;
+    for (const Kernels& kernels : usable_kernels()) {
+      for (int64_t t = 0; t < 3; ++t) {
+        alignas(64) float factors[kTile];
+        kernels.dropout(block, 0, t, factors);
+        for (int64_t c = 0; c < kTile && t * kTile + c < 150; ++c) {
+          const auto j = static_cast<size_t>(t * kTile + c);
+          const bool keeps = whole.keeps(1, 5, rows[4], columns[j]);
+          EXPECT_EQ(factors[c] != 0.0f, keeps)
+              << kernels.name << ", from " << first << ", key " << j;
+          EXPECT_EQ(p.dropout.keeps(1, 2, 4, static_cast<int64_t>(j)), keeps);
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace relpos

@@ -20,7 +20,7 @@ void fast_forward(const Problem& p, const ForwardResults& to) { fused_forward(p,
 // The reference twins with the arguments of the fused passes.
 void plain_backward(const Problem& p, const TensorView& out, const TensorView&,
                     const TensorView& dout, const TensorView& dlse, const ProblemGradients& to) {
-  reference_backward(p, out, dout, dlse, to);
+  reference_backward(p, out, {}, dout, dlse, to);
 }
 void plain_weights(const Problem& p, const TensorView&, const TensorView& weights) {
   reference_weights(p, weights);

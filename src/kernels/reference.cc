@@ -297,8 +297,9 @@ void reference_forward(const Problem& p, const ForwardResults& to) {
   });
 }
 
-void reference_backward(const Problem& p, const TensorView& out, const TensorView& dout,
-                        const TensorView& dlse, const ProblemGradients& gradients) {
+void reference_backward(const Problem& p, const TensorView& out, const TensorView& lse,
+                        const TensorView& dout, const TensorView& dlse,
+                        const ProblemGradients& gradients) {
   for_each_head_gradient(p, gradients, [&](Head& x, HeadGradient& gradient) {
     std::vector<double> go(x.Dv), row(go.size());
     load_row(out, x.b, x.h, x.i, x.Dv, row.data());
@@ -306,7 +307,11 @@ void reference_backward(const Problem& p, const TensorView& out, const TensorVie
     double mean = dot(go.data(), row.data(), x.Dv);
     if (dlse.given()) mean -= dlse.at({x.b, x.h, x.i});
     x.score_row();
-    x.weigh();
+    if (lse.given()) {
+      x.weigh_under(lse.at({x.b, x.h, x.i}));
+    } else {
+      x.weigh();
+    }
     std::fill(x.dscore.begin(), x.dscore.end(), 0.0);
     if (x.top != kHidden) {
       x.for_visible([&](int64_t j) {

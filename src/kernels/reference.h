@@ -6,10 +6,11 @@
 namespace relpos {
 
 // The backward pass and the weights normalise their scores anew: they need nothing of the forward
-// pass but `out`.
+// pass but `out`. A given `lse` is of these keys and maybe others: weights are exp(score - lse).
 void reference_forward(const Problem& problem, const ForwardResults& to);
-void reference_backward(const Problem& problem, const TensorView& out, const TensorView& dout,
-                        const TensorView& dlse, const ProblemGradients& gradients);
+void reference_backward(const Problem& problem, const TensorView& out, const TensorView& lse,
+                        const TensorView& dout, const TensorView& dlse,
+                        const ProblemGradients& gradients);
 void reference_weights(const Problem& problem, const TensorView& weights);
 void reference_scores(const Problem& problem, const TensorView& out);
 void reference_scores_backward(const Problem& problem, const TensorView& dscores,

@@ -297,6 +297,14 @@ class Head {
     });
   }
 
+  // exp(score - lse), of an lse over these keys and others.
+  void weigh_under(double lse) {
+    std::fill(weight.begin(), weight.end(), 0.0);
+    top = lse;
+    if (lse == kHidden) return;
+    for_visible([&](int64_t j) { weight[j] = std::exp(score[j] - lse); });
+  }
+
   // score -> weight[j] before dropout; 0 where hidden or where the row sees nothing. Leaves the
   // highest score (kHidden: nothing is seen) and the sum of exp(score - top).
   void weigh() {

@@ -342,14 +342,41 @@ HWY_INLINE void threefry_rounds(D d, const std::array<uint32_t, 5>& keys, W& x0,
   }
 }
 
+// The factors of dropout for keys that are any columns: each lane has a counter of its own, of which it wants one word.
+HWY_INLINE void scattered_factors(const Dropout& dropout, const Dropout::Columns& columns,
+                                  int64_t row, const std::array<uint32_t, 5>& keys,
+                                  float* factors) {
+  const F d;
+  const hn::RebindToUnsigned<F> du;
+  const Threefry4x32::Words first = Dropout::counter(row, 0);
+  const auto threshold = hn::Set(du, dropout.threshold());
+  const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
+  for (int64_t c = 0; c < kTile; c += kN) {
+    auto x0 = hn::Add(hn::LoadU(du, columns.low + c), hn::Set(du, keys[0]));
+    auto x1 = hn::Add(hn::LoadU(du, columns.high + c), hn::Set(du, keys[1]));
+    auto x2 = hn::Set(du, first[2] + keys[2]);
+    auto x3 = hn::Set(du, first[3] + keys[3]);
+    threefry_rounds(du, keys, x0, x1, x2, x3);
+    const auto word = hn::LoadU(du, columns.word + c);
+    auto words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 1)), x1, x0);
+    words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 2)), x2, words);
+    words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 3)), x3, words);
+    const auto dropped = hn::RebindMask(d, hn::Lt(words, threshold));
+    hn::Store(hn::IfThenZeroElse(dropped, scale), d, factors + c);
+  }
+}
+
 // The factor of dropout for each key of a row of tile t: 0, or 1 / (1 - p).
 HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* factors) {
   const F d;
   const hn::RebindToUnsigned<F> du;
   const Dropout& dropout = block.problem->dropout;
-  const Threefry4x32::Words first = Dropout::counter(block.index[row], t * kTile);
+  const int64_t own = dropout.row(block.index[row]);
   const std::array<uint32_t, 5> keys =
       Threefry4x32::schedule(dropout.key(block.batch, block.head[row]));
+  const Dropout::Columns columns = dropout.columns(t * kTile);
+  if (columns.low != nullptr) return scattered_factors(dropout, columns, own, keys, factors);
+  const Threefry4x32::Words first = Dropout::counter(own, dropout.first_column() + t * kTile);
   const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
   const auto threshold = hn::Set(du, dropout.threshold());
   constexpr int64_t kApart = kTile / 4;  // of the columns whose words one counter gives

@@ -1,0 +1,260 @@
+"""relpos.distributed.ring_attention and ulysses_attention."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._call import Call
+from relpos._position import Composed
+from relpos.distributed._dtensor import of_shards
+from relpos.distributed._exchange import ALONE, Team, agree, teams
+from relpos.distributed._geometry import Geometry
+from relpos.distributed._heads import ToTokens, check_heads, with_own_heads
+from relpos.distributed._layout import held
+from relpos.distributed._local import LocalCall, geometry_of
+from relpos.distributed._pieces import Inputs, Pieces
+from relpos.distributed._ring import Ring, RingAttention
+from relpos.distributed._scan import Cumulative
+
+
+@torch.compiler.disable
+def ring_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    group: Any = None,
+    layout: str = "contiguous",
+    mode: str = "ring",
+    reduce_position: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    position: Composed | Sequence[Composed] | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window: tuple[int, int] | None = None,
+    q_offset: int | Tensor | None = None,
+    k_offset: int | Tensor = 0,
+    q_positions: Tensor | None = None,
+    k_positions: Tensor | None = None,
+    key_range: tuple[Tensor, Tensor] | None = None,
+    attn_mask: Tensor | None = None,
+    return_lse: bool = False,
+    return_weights: bool = False,
+) -> Any:
+    """relpos.attention of a sequence that lies on the ranks of a group, each a shard of it.
+
+    Every rank calls it with its shard and the same options. Keys and values travel; each rank
+    gets its own rows of the result, and in the backward pass its own rows of the gradients.
+    DTensors with a sharded sequence axis give one of the same placements.
+
+    Args:
+      query: [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv]: this rank's tokens.
+      group: of torch.distributed; None is all ranks. A DeviceMesh of one axis is its group; of
+        two, (ring, heads), keys travel along the first and heads are dealt along the second, which
+        must divide them.
+      layout: "contiguous", "zigzag" or "striped", as relpos.distributed.shard cuts. Contiguous
+        shards may have any lengths.
+      mode: "ring" holds two blocks of other ranks at a time, "all_gather" all of them.
+      reduce_position: sums the gradients of the position's parameters over the ranks. Else they
+        are this rank's share, for DistributedDataParallel or FSDP2 to sum.
+      cu_seqlens, cu_seqlens_k: the whole sequence is S packed ones, which start at these tokens,
+        int64 [S + 1], the same on every rank; for keys: None is as for queries.
+      key_padding_mask: bool [B, Lk], of this rank's keys.
+      q_offset, k_offset: position of the first token of the whole sequence.
+      q_positions, k_positions: of this rank's tokens.
+      key_range: (lo, hi), of this rank's queries, in tokens of the whole sequence.
+      Inputs of the position are those of this rank's tokens. The others are those of
+      relpos.attention; attn_mask and return_weights are refused: they are quadratic.
+
+    Returns:
+      out [B, H, Lq, Dv], or (out, lse).
+    """
+    options = {
+        "position": position,
+        "key_padding_mask": key_padding_mask,
+        "dropout_p": dropout_p,
+        "is_causal": is_causal,
+        "scale": scale,
+        "enable_gqa": enable_gqa,
+        "window": window,
+        "q_offset": q_offset,
+        "k_offset": k_offset,
+        "q_positions": q_positions,
+        "k_positions": k_positions,
+        "key_range": key_range,
+        "attn_mask": attn_mask,
+        "return_weights": return_weights,
+    }
+    how = {"layout": layout, "mode": mode, "reduce_position": bool(reduce_position)}
+    packed = (cu_seqlens, cu_seqlens_k)
+
+    def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
+        return _attend(tensors, options, packed, how, teams(group))
+
+    out, lse = of_shards((query, key, value), group, attend)
+    return (out, lse) if return_lse else out
+
+
+@torch.compiler.disable
+def ulysses_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    group: Any = None,
+    layout: str = "contiguous",
+    reduce_position: bool = False,
+    return_lse: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """ring_attention by another way: tokens are exchanged for heads, each rank attends with its
+    heads over the whole sequence, and heads are exchanged for tokens.
+
+    The ranks must divide the heads of query, and the key heads or be a multiple of them. The
+    position has the parameters of all heads; each rank uses and trains those of its own. Arguments
+    and results are those of ring_attention, without mode.
+    """
+    unknown = [name for name in options if name not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"ulysses_attention: got an unexpected argument {unknown[0]!r}")
+    how = {"layout": layout, "mode": "ring", "reduce_position": bool(reduce_position)}
+    packed = (cu_seqlens, cu_seqlens_k)
+
+    def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
+        ring, heads = teams(group)
+        if heads.ranks > 1:
+            raise ValueError("group: expected one axis; ring_attention takes a mesh (ring, heads)")
+        return _attend(tensors, _OPTIONS | options, packed, how, (ALONE, ring))
+
+    out, lse = of_shards((query, key, value), group, attend)
+    return (out, lse) if return_lse else out
+
+
+_OPTIONS: dict[str, Any] = {
+    "position": None,
+    "key_padding_mask": None,
+    "dropout_p": 0.0,
+    "is_causal": False,
+    "scale": None,
+    "enable_gqa": False,
+    "window": None,
+    "q_offset": None,
+    "k_offset": 0,
+    "q_positions": None,
+    "k_positions": None,
+    "key_range": None,
+    "attn_mask": None,
+    "return_weights": False,
+}
+
+
+def _attend(
+    tensors: Sequence[Tensor], options: Any, packed: Any, how: Any, where: tuple[Team, Team]
+) -> tuple[Tensor, Tensor]:
+    ring, heads = where
+    local, failure = None, None
+    try:
+        local = LocalCall.of(tensors, options, packed, how)
+        check_heads(local.tensors, heads.ranks)
+    except Exception as error:  # agree raises it, when the other ranks know
+        failure = error
+    device = tensors[0].device if isinstance(tensors[0], Tensor) else "cpu"
+    told = _agree(local, failure, ring, heads, device)
+    assert local is not None
+    seed = None if local.call.seed is None else torch.tensor(told["seed"])
+    if heads.ranks == 1:
+        return _attend_ring(local, told["ring"], seed, ring)
+    layout = how["layout"] if ring.ranks == 1 else "contiguous"
+    q_runs, k_runs = (held(n, layout, told["heads"][n]) for n in ("query", "key"))
+    if ring.ranks == 1:
+        local.how = how | {"layout": "contiguous"}
+    local = with_own_heads(local, q_runs, k_runs, heads)
+    out, lse = _attend_ring(local, told["ring"], seed, ring)
+    out = ToTokens.apply(out, q_runs, heads.group)
+    return out, ToTokens.apply(lse.unsqueeze(-1), q_runs, heads.group).squeeze(-1)
+
+
+def _agree(
+    local: LocalCall | None, failure: Exception | None, ring: Team, heads: Team, device: Any
+) -> dict[str, Any]:
+    """Lengths of queries and keys of the ranks of both teams, and the seed of dropout. Raises on
+    every rank of both where one refuses its arguments or its call differs."""
+    call = {} if local is None else local.description()
+    numbers = [0, 0, 0]
+    if local is not None:
+        query, key, _ = local.tensors
+        numbers = [query.shape[2], key.shape[2], int(local.call.seed or 0)]
+    found: dict[str, Any] = {}
+    for name, members in (("heads", heads), ("ring", ring)):
+        rows = [numbers]
+        try:
+            if members.ranks > 1:
+                rows = agree(members.group, call, numbers, failure, device)
+        except Exception as error:
+            failure = failure or error
+        q_lengths, k_lengths, seeds = ([row[n] for row in rows] for n in range(3))
+        found[name] = {"query": q_lengths, "key": k_lengths}
+        numbers = [sum(q_lengths), sum(k_lengths), seeds[0]]
+    if failure is not None:
+        raise failure
+    return found | {"seed": numbers[2]}
+
+
+def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple[Tensor, Tensor]:
+    geometry = _place(local, lengths, ring)
+    inputs = Inputs.of(local.call.position, list(local.call.parameters))
+    tensors = list(inputs.tensors)
+    for n in inputs.cumulative:
+        tensors[n] = Cumulative.apply(tensors[n], geometry.k.runs, ring.group)
+    trained = inputs.trained()
+    # In double, so that a piece's gradients are not rounded before they are added up.
+    inputs.tensors = [
+        t.detach().double() if n in trained and t.requires_grad else t.detach()
+        for n, t in enumerate(tensors)
+    ]
+    padding = local.call.key_padding_mask
+    shared = _shared(local, seed)
+    if local.reads_length:
+        shared = shared._replace(length=geometry.length())
+    pieces = Pieces(geometry, shared, inputs, padding is not None)
+    ahead = 1 if local.how["mode"] == "ring" else max(1, ring.ranks - 1)
+    round_trip = Ring(pieces, ring.group, ahead, local.how["reduce_position"])
+    return RingAttention.apply(*local.tensors, round_trip, padding, *tensors)
+
+
+def _place(local: LocalCall, lengths: Any, ring: Team) -> Geometry:
+    """Where all ranks stand; raises on every rank where one's positions are refused."""
+    geometry, failure = None, None
+    try:
+        geometry = geometry_of(local, lengths, ring.rank)
+    except Exception as error:
+        failure = error
+    ranged = local.call.key_lo is not None or local.packed[0] is not None
+    if ring.ranks > 1 and (ranged or local.call.q_positions is not None):
+        spans = [0] * 12 if geometry is None else geometry.own_spans()
+        told = agree(ring.group, {}, spans, failure, local.tensors[0].device)
+        if geometry is not None:
+            geometry.learn(told)
+    elif failure is not None:  # of what is the same on every rank
+        raise failure
+    assert geometry is not None
+    return geometry
+
+
+def _shared(local: LocalCall, seed: Any) -> Call:
+    """What holds for every piece."""
+    nothing = dict.fromkeys(
+        ("key_padding_mask", "q_offset", "q_offsets", "k_offsets", "q_positions", "k_positions")
+    )
+    shared = local.call._replace(**nothing, k_offset=0, key_lo=None, key_hi=None, seed=seed)
+    if local.packed[0] is not None:  # key ranges hold them
+        shared = shared._replace(is_causal=False, window=None)
+    return shared

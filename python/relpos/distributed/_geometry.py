@@ -1,0 +1,173 @@
+"""Where the queries and keys of each rank stand, and which ranks see which."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos.distributed._layout import Run
+
+FAR = 2**61
+
+
+@dataclass
+class Side:
+    """The queries, or the keys, of all ranks."""
+
+    runs: list[list[Run]]  # of each rank
+    offset: int | Tensor = 0  # position of token 0, an int or int64 [B]
+    given: Tensor | None = None  # this rank's positions, said by the caller
+    make: Callable[[Tensor], Tensor] | None = None  # positions of tokens, where not token + offset
+
+    @property
+    def explicit(self) -> bool:
+        return self.given is not None or self.make is not None
+
+    @property
+    def total(self) -> int:
+        return sum(run.count for runs in self.runs for run in runs)
+
+    def place(self, rank: int, n: int) -> slice:
+        """Run n of a rank within its shard."""
+        before = sum(run.count for run in self.runs[rank][:n])
+        return slice(before, before + self.runs[rank][n].count)
+
+    def own(self, rank: int, n: int) -> Tensor:
+        """Positions of a run of this rank, int64 [L] or [B, L]."""
+        if self.given is not None:
+            return self.given[..., self.place(rank, n)]
+        return self.positions(rank, n)
+
+    def positions(self, rank: int, n: int) -> Tensor:
+        """Of the tokens of a run, where the caller said none."""
+        tokens = self.runs[rank][n].tokens()
+        if self.make is not None:
+            return self.make(tokens)
+        if isinstance(self.offset, Tensor):
+            return tokens + self.offset[:, None]
+        return tokens + self.offset
+
+    def bounds(self, rank: int, n: int) -> tuple[int, int]:
+        """Least and largest position of a run, none of which the caller said."""
+        run = self.runs[rank][n]
+        ends = torch.tensor([run.start, run.last])
+        least, most = self.make(ends).flatten().aminmax() if self.make else ends.aminmax()
+        if self.make is not None:
+            return int(least), int(most)
+        low, high = self.offset.aminmax() if isinstance(self.offset, Tensor) else (self.offset,) * 2
+        return int(least) + int(low), int(most) + int(high)
+
+
+def placing(text: str, keys: bool, offset: int | Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Positions of queries, or of keys, by number under a position that places tokens; None where
+    it does not."""
+    if not text or not _core.place_tokens(text, keys, torch.empty(0, dtype=torch.int64)):
+        return None
+
+    def place(tokens: Tensor) -> Tensor:
+        rows = offset if isinstance(offset, Tensor) else torch.tensor([offset])
+        placed = torch.stack([tokens + row for row in rows])
+        for row in placed:
+            _core.place_tokens(text, keys, row)
+        return placed if isinstance(offset, Tensor) else placed[0]
+
+    return place
+
+
+@dataclass
+class Geometry:
+    """Which (query run, key run) of which ranks meet."""
+
+    rank: int
+    q: Side
+    k: Side
+    left: int | None = None  # -left <= pos_k - pos_q <= right; None: no bound
+    right: int | None = None
+    lo: Tensor | None = None  # key_range of this rank's queries, in tokens
+    hi: Tensor | None = None
+    spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.q.runs)
+
+    def own_spans(self) -> list[int]:
+        """Of each run of this rank: least and largest position of queries, least lo and largest hi,
+        least and largest position of keys. For spans of the other ranks."""
+        found = []
+        for n in range(2):
+            found += self._queries(n) if n < len(self.q.runs[self.rank]) else [0] * 4
+            found += self._keys(n) if n < len(self.k.runs[self.rank]) else [0] * 2
+        return found
+
+    def _queries(self, n: int) -> list[int]:
+        if self.q.runs[self.rank][n].count == 0:
+            return [0, 0, 0, 0]
+        at = self.q.place(self.rank, n)
+        low, high = _ends(self.q, self.rank, n)
+        if self.lo is None or self.hi is None:
+            return [low, high, -FAR, FAR]
+        return [low, high, int(self.lo[..., at].min()), int(self.hi[..., at].max())]
+
+    def _keys(self, n: int) -> list[int]:
+        if self.k.runs[self.rank][n].count == 0:
+            return [0, 0]
+        return list(_ends(self.k, self.rank, n))
+
+    def learn(self, spans: Sequence[Sequence[int]]) -> None:
+        """own_spans() of every rank."""
+        for rank, row in enumerate(spans):
+            for n in range(2):
+                self.spans[rank, n] = row[6 * n : 6 * n + 6]
+
+    def meet(self, rank: int, i: int, other: int, j: int) -> bool:
+        """Whether a query of run i of a rank may see a key of run j of another."""
+        q, k = self.q.runs[rank][i], self.k.runs[other][j]
+        if q.count == 0 or k.count == 0:
+            return False
+        if self.spans:
+            low, high, lo, hi = self.spans[rank, i][:4]
+            first, last = self.spans[other, j][4:]
+        else:
+            (low, high), lo, hi = self.q.bounds(rank, i), -FAR, FAR
+            first, last = self.k.bounds(other, j)
+        if self.right is not None and first - high > self.right:
+            return False
+        if self.left is not None and last - low < -self.left:
+            return False
+        return max(lo, k.start) < min(hi, k.last + 1)
+
+    def length(self) -> int:
+        """One more than the last position of all ranks; 0 where there is none."""
+        last = -1
+        for side, number in ((self.q, 1), (self.k, 5)):
+            for rank, runs in enumerate(side.runs):
+                for n, run in enumerate(runs):
+                    if run.count and self.spans:
+                        last = max(last, self.spans[rank, n][number])
+                    elif run.count:
+                        last = max(last, _ends(side, rank, n)[1])
+        return last + 1
+
+    def needs(self, rank: int, other: int) -> bool:
+        """Whether queries of a rank see keys of another."""
+        return any(
+            self.meet(rank, i, other, j)
+            for i in range(len(self.q.runs[rank]))
+            for j in range(len(self.k.runs[other]))
+        )
+
+
+def _ends(side: Side, rank: int, n: int) -> tuple[int, int]:
+    if side.given is None:
+        return side.bounds(rank, n)
+    least, most = side.given[..., side.place(rank, n)].aminmax()
+    return int(least), int(most)
+
+
+def within(bound: Tensor, run: Run) -> Tensor:
+    """A bound in tokens as one among the keys of a run."""
+    steps = torch.div(bound - run.start + run.step - 1, run.step, rounding_mode="floor")
+    return steps.clamp(0, run.count)

@@ -1,0 +1,137 @@
+"""From a share of the tokens with all heads to all tokens with a share of the heads, and back."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relpos.distributed._exchange import TOTAL, Team, explained
+from relpos.distributed._layout import Run, gather_tokens
+from relpos.distributed._local import LocalCall
+from relpos.distributed._pieces import Inputs
+
+
+def check_heads(tensors: list[Tensor], ranks: int) -> None:
+    query, key, _ = tensors
+    if query.shape[1] % ranks:
+        raise ValueError(
+            f"group: {ranks} ranks share the heads, expected a number that divides the "
+            f"{query.shape[1]} heads of query; ring_attention takes any number of ranks"
+        )
+    if key.shape[1] % ranks and ranks % key.shape[1]:
+        raise ValueError(
+            f"group: {ranks} ranks share the heads, expected a divisor or a multiple of the "
+            f"{key.shape[1]} heads of key; ring_attention takes any number of ranks"
+        )
+
+
+def with_own_heads(
+    local: LocalCall, q_runs: list[list[Run]], k_runs: list[list[Run]], heads: Team
+) -> LocalCall:
+    """The call with this rank's share of the heads and the tokens of all ranks of a team."""
+    query, key, value = local.tensors
+    if key.shape[1] % heads.ranks:  # several ranks use one head
+        times = heads.ranks // key.shape[1]
+        key, value = (t.repeat_interleave(times, 1) for t in (key, value))
+    group, own = heads.group, query.shape[1] // heads.ranks
+    tensors = [ToHeads.apply(query, q_runs, group)]
+    tensors += [ToHeads.apply(t, k_runs, group) for t in (key, value)]
+    call = local.call._replace(
+        first_head=heads.rank * own,
+        all_heads=query.shape[1],
+        parameters=_inputs_of_heads(local, q_runs, k_runs, group),
+    )
+    for name in ("key_padding_mask", "k_positions", "q_positions", "key_lo", "key_hi"):
+        held = getattr(call, name)
+        if held is not None:
+            runs = k_runs if name.startswith("key_p") or name == "k_positions" else q_runs
+            call = call._replace(**{name: gather_tokens(held, runs, -1, group).contiguous()})
+    return replace(local, tensors=tensors, call=call)
+
+
+def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, group: Any) -> list[Tensor]:
+    inputs = Inputs.of(local.call.position, list(local.call.parameters))
+    found = list(inputs.tensors)
+    for axes, runs in ((inputs.key_axis, k_runs), (inputs.query_axis, q_runs)):
+        for n, axis in axes.items():
+            if n not in inputs.of_heads and not found[n].is_floating_point():
+                found[n] = gather_tokens(found[n], runs, axis, group).contiguous()
+                continue
+            if axis != 2 or n not in inputs.of_heads:  # [batch, heads, tokens, ...]
+                raise ValueError(
+                    f"position: input {n} has tokens on axis {axis}, expected 2, behind its heads; "
+                    "ring_attention takes it"
+                )
+            flat = found[n].flatten(3) if found[n].dim() > 3 else found[n].unsqueeze(-1)
+            swapped = ToHeads.apply(flat, runs, group)
+            found[n] = swapped.view(*swapped.shape[:3], *found[n].shape[3:])
+    return found
+
+
+class ToHeads(torch.autograd.Function):
+    """[B, H, L of this rank, D] as [B, H / ranks, L of all, D], tokens in their order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+        ctx.runs, ctx.group = runs, group
+        return to_heads(x, runs, group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> Any:
+        return to_tokens(dx, ctx.runs, ctx.group), None, None
+
+
+class ToTokens(torch.autograd.Function):
+    """The inverse of ToHeads."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+        ctx.runs, ctx.group = runs, group
+        return to_tokens(x, runs, group)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dx: Tensor) -> Any:
+        return to_heads(dx, ctx.runs, ctx.group), None, None
+
+
+def to_heads(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+    ranks = len(runs)
+    pieces = [piece.contiguous().flatten() for piece in x.chunk(ranks, 1)]
+    batch, heads, _, dim = x.shape
+    counts = [sum(run.count for run in own) for own in runs]
+    sizes = [batch * (heads // ranks) * count * dim for count in counts]
+    arrived = _swap(pieces, sizes, group)
+    whole = x.new_empty((batch, heads // ranks, sum(counts), dim))
+    for own, count, piece in zip(runs, counts, arrived, strict=True):
+        rows = piece.view(batch, heads // ranks, count, dim)
+        for run, part in zip(own, rows.split([run.count for run in own], 2), strict=True):
+            whole[:, :, run.start : run.stop : run.step] = part
+    return whole
+
+
+def to_tokens(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+    batch, heads, _, dim = x.shape
+    pieces = []
+    for own in runs:
+        parts = [x[:, :, run.start : run.stop : run.step] for run in own]
+        pieces.append(torch.cat(parts, 2).flatten())
+    count = sum(run.count for run in runs[dist.get_rank(group)])
+    arrived = _swap(pieces, [batch * heads * count * dim] * len(runs), group)
+    return torch.cat([piece.view(batch, heads, count, dim) for piece in arrived], 1)
+
+
+def _swap(pieces: list[Tensor], sizes: list[int], group: Any) -> list[Tensor]:
+    """Piece n goes to rank n; what comes from each has these sizes."""
+    rank = dist.get_rank(group)
+    out = pieces[0].new_empty(sum(sizes))
+    for n, piece in enumerate(pieces):
+        TOTAL.sent_bytes += piece.numel() * piece.element_size() * (n != rank)
+    with explained("exchanging tokens for heads"):
+        dist.all_to_all_single(
+            out, torch.cat(pieces), sizes, [piece.numel() for piece in pieces], group=group
+        )
+    return list(out.split(sizes))

@@ -1,0 +1,167 @@
+"""One rank's call: checked as far as one rank can, then placed among the others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos._attention import _draw_seed, _same_kind
+from relpos._call import Call, flatten
+from relpos._varlen import _bounds as bounds_of
+from relpos._varlen import _check_one_length as check_one_length
+from relpos.distributed._geometry import Geometry, Side, placing
+from relpos.distributed._layout import check_layout, held
+from relpos.distributed._packed import pack
+from relpos.distributed._pieces import Inputs
+
+MODES = ("ring", "all_gather")
+
+
+@dataclass
+class LocalCall:
+    """One rank's call, checked as far as one rank can."""
+
+    tensors: list[Tensor]  # query, key, value
+    call: Call  # as the kernels would take it, of this rank's tokens alone
+    packed: Sequence[Tensor | None]
+    how: dict[str, Any]
+    reads_length: bool  # the position depends on the length of the whole
+
+    @classmethod
+    def of(cls, tensors: Any, options: dict[str, Any], packed: Any, how: dict) -> "LocalCall":
+        _refuse_quadratic(options.pop("attn_mask"), options.pop("return_weights"))
+        check_layout(how["layout"])
+        if how["mode"] not in MODES:
+            raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {how['mode']!r}")
+        _check_packed(packed, options)
+        tensors = _same_kind(**dict(zip(("query", "key", "value"), tensors, strict=True)))
+        dropout_p = options["dropout_p"]
+        seed = None if dropout_p == 0.0 else _draw_seed(dropout_p)
+        offset = options["q_offset"]
+        if packed[0] is not None:
+            options["q_offset"] = None
+        call = Call.of(tensors[0], seed=seed, **options)
+        check = call
+        if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
+            check = call._replace(q_offset=0)
+        _core.workspace_bytes(*tensors, check, False)
+        parts = flatten(options["position"])
+        if packed[0] is not None:
+            packed = (*packed, offset)
+            if len(packed[0]) > 2:
+                check_one_length(parts)
+        reads_length = any(part._reads_length for part in parts)
+        return cls(list(tensors), call, packed, how, reads_length)
+
+    def description(self) -> dict[str, Any]:
+        """What must be the same on every rank."""
+        query, key, value = self.tensors
+        call, inputs = self.call, Inputs.of(self.call.position, self.call.parameters)
+        free = {**inputs.key_axis, **inputs.query_axis}
+        shapes = [
+            [size for axis, size in enumerate(t.shape) if axis != free.get(n)]
+            for n, t in enumerate(call.parameters)
+        ]
+        leaves = [*self.tensors, *call.parameters]
+        wants = [t.requires_grad and torch.is_grad_enabled() for t in leaves]
+        found: dict[str, Any] = dict(self.how)
+        for name, t in (("query", query), ("key", key), ("value", value)):
+            found[name] = f"[{t.shape[0]}, {t.shape[1]}, L, {t.shape[3]}] of {t.dtype}"
+        found["position"] = call.position or None
+        found["tensors of position"] = [
+            (shape, str(t.dtype)) for shape, t in zip(shapes, call.parameters, strict=True)
+        ]
+        found["requires_grad of query, key, value and position"] = wants
+        for name in ("dropout_p", "is_causal", "scale", "enable_gqa", "window"):
+            found[name] = getattr(call, name)
+        found["q_offset"] = _shown(call.q_offset, call.q_offsets)
+        found["k_offset"] = _shown(call.k_offset, call.k_offsets)
+        for name in ("key_padding_mask", "q_positions", "key_lo"):
+            title = "key_range" if name == "key_lo" else name
+            found[f"{title} given"] = getattr(call, name) is not None
+        found["cu_seqlens, cu_seqlens_k, q_offset"] = [
+            t.tolist() if isinstance(t, Tensor) else t for t in self.packed
+        ]
+        return found
+
+
+def geometry_of(local: LocalCall, lengths: Any, rank: int) -> Geometry:
+    """Of the ranks of a ring that hold so many queries and keys."""
+    call, layout = local.call, local.how["layout"]
+    q = Side(held("query", layout, lengths["query"]), given=call.q_positions)
+    k = Side(held("key", layout, lengths["key"]), given=call.k_positions)
+    geometry = Geometry(rank, q, k, lo=call.key_lo, hi=call.key_hi)
+    if local.packed[0] is not None:
+        return pack(geometry, local)
+    bounds = bounds_of(call.window, call.is_causal)
+    geometry.left, geometry.right = bounds
+    in_play = bool(call.position) or bounds != (None, None)
+    if q.given is not None:
+        _check_order(geometry, in_play and bounds != (None, None))
+    elif in_play:
+        _say_offsets(geometry, call)
+    return geometry
+
+
+def _say_offsets(geometry: Geometry, call: Call) -> None:
+    """Positions that follow from tokens and offsets."""
+    q, k = geometry.q, geometry.k
+    offset = call.q_offset if call.q_offsets is None else call.q_offsets
+    k.offset = call.k_offset if call.k_offsets is None else call.k_offsets
+    if offset is None and (isinstance(k.offset, Tensor) or k.offset or q.total != k.total):
+        raise ValueError(
+            f"q_offset: not given, and Lq = {q.total} in all differs from Lk = {k.total} or "
+            "k_offset is given, while a position, is_causal or window is in play. Say where the "
+            "queries are: q_offset = Lk - Lq for a memory; q_offset = 0 where both start at 0"
+        )
+    q.offset = 0 if offset is None else offset
+    for side in (q, k):
+        side.make = placing(call.position, side is k, side.offset)
+    striped = any(run.step > 1 for side in (q, k) for runs in side.runs for run in runs)
+    if striped and q.make is None:
+        q.make, k.make = (_counting(side.offset) for side in (q, k))
+
+
+def _counting(offset: int | Tensor) -> Any:
+    at = offset[:, None] if isinstance(offset, Tensor) else offset
+    return lambda tokens: tokens + at
+
+
+def _check_order(geometry: Geometry, bounded: bool) -> None:
+    side, rank = geometry.k, geometry.rank
+    for n in range(len(side.runs[rank])):
+        run = side.own(rank, n)
+        if bounded and bool((run.diff(dim=-1) < 0).any()):
+            raise ValueError(
+                "k_positions: must not decrease when is_causal or window is given; say the "
+                "boundary of each query with key_range instead"
+            )
+
+
+def _refuse_quadratic(attn_mask: Any, return_weights: Any) -> None:
+    if attn_mask is not None:
+        raise ValueError(
+            "attn_mask: expected None; a dense Lq x Lk mask is what a ring is there to avoid: say "
+            "it with is_causal, window, key_padding_mask, key_range or a position"
+        )
+    if return_weights:
+        raise ValueError("return_weights: expected False; Lq x Lk weights fit on no rank")
+
+
+def _check_packed(packed: Any, options: dict[str, Any]) -> None:
+    if packed[0] is None and packed[1] is not None:
+        raise ValueError("cu_seqlens_k: given without cu_seqlens")
+    if packed[0] is None:
+        return
+    for name in ("q_positions", "k_positions", "key_range"):
+        if options[name] is not None:
+            raise ValueError(f"{name}: expected None beside cu_seqlens, which says it")
+    if isinstance(options["k_offset"], Tensor) or options["k_offset"] != 0:
+        raise ValueError("k_offset: expected 0 beside cu_seqlens: each sequence's keys start at 0")
+
+
+def _shown(offset: Any, rows: Tensor | None) -> Any:
+    return offset if rows is None else rows.tolist()

@@ -1,0 +1,229 @@
+"""One softmax over keys and values that lie on many ranks: blocks travel, results are merged."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from relpos.distributed._exchange import Transfer, explained
+from relpos.distributed._pieces import Pieces, join, wide_dtype
+
+_GRADIENTS = 16  # tags of gradients begin here
+
+
+class Ring:
+    """A call on its way round. At step s a rank computes with the block of the rank s before it,
+    while it sends its own to the rank s + 1 after it; `ahead` blocks are under way at a time."""
+
+    def __init__(self, pieces: Pieces, group: Any, ahead: int, reduce: bool) -> None:
+        self.pieces, self.group, self.ahead, self.reduce = pieces, group, ahead, reduce
+        self.rank, self.ranks = pieces.geometry.rank, pieces.geometry.ranks
+        self.needs = pieces.geometry.needs
+
+    def source(self, step: int) -> int:
+        return (self.rank - step) % self.ranks
+
+    def target(self, step: int) -> int:
+        return (self.rank + step) % self.ranks
+
+    def steps(self, own: list[Tensor]) -> Iterator[tuple[int, list[Tensor] | None]]:
+        """(step, block of its source), None where no query of this rank sees it."""
+        under_way = [self._exchange(own, n + 1) for n in range(min(self.ahead, self.ranks - 1))]
+        yield 0, own if self.needs(self.rank, self.rank) else None
+        for step in range(1, self.ranks):
+            transfer, block = under_way.pop(0)
+            transfer.wait()
+            if step + self.ahead < self.ranks:
+                under_way.append(self._exchange(own, step + self.ahead))
+            yield step, block
+            block = None  # its memory serves the next but one
+
+    def _exchange(self, own: list[Tensor], step: int) -> tuple[Transfer, list[Tensor] | None]:
+        source, target = self.source(step), self.target(step)
+        transfer, block = Transfer(self.group), None
+        if self.needs(self.rank, source):
+            block = self.pieces.empty_block(own, source)
+            transfer.receive(block, source)
+        if self.needs(target, self.rank):
+            transfer.send(own, target)
+        return transfer.start(), block
+
+    def forward(self, query: Tensor, own: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """(out, lse), lse in double."""
+        shape = (*query.shape[:3], own[1].shape[3])
+        out = query.new_zeros(shape, dtype=wide_dtype(query))
+        lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float64)
+        of_queries = self.pieces.of_queries
+        for step, block in self.steps(own):
+            source = self.source(step)
+            for i, j in self._pairs(source) if block is not None else ():
+                run = self.pieces.of_keys(block, source, j)
+                call = self.pieces.call_of(i, source, j, run)
+                piece = self.pieces.forward(of_queries(query, i), run, call)
+                join(of_queries(out, i), of_queries(lse, i), *piece)
+            del block
+        return out, lse
+
+    def _pairs(self, source: int) -> list[tuple[int, int]]:
+        geometry = self.pieces.geometry
+        q_runs, k_runs = geometry.q.runs[self.rank], geometry.k.runs[source]
+        grid = [(i, j) for i in range(len(q_runs)) for j in range(len(k_runs))]
+        return [(i, j) for i, j in grid if geometry.meet(self.rank, i, source, j)]
+
+    def backward(self, rows: list[Any], own: list[Tensor], needs: list[bool]) -> "Sums":
+        """rows: query, out, lse, dout, dlse. needs: of query, key, value and the position's
+        tensors."""
+        sums = Sums(self.pieces, rows[0], own, needs)
+        returning = None
+        for step, block in self.steps(own):
+            source = self.source(step)
+            gradients = sums.block if step == 0 else None
+            if block is not None:
+                gradients = gradients or sums.of_block(block)
+                for i, j in self._pairs(source):
+                    self._backward_pair(rows, block, (i, source, j), sums, gradients)
+            del block
+            if returning is not None:
+                self._arrive(returning, sums)
+            returning = self._return(gradients, sums, step) if step else None
+            del gradients
+        if returning is not None:
+            self._arrive(returning, sums)
+        if self.reduce:
+            self._reduce(sums)
+        return sums
+
+    def _backward_pair(
+        self, rows: list[Any], block: Any, pair: Any, sums: "Sums", gradients: list[Any]
+    ) -> None:
+        i, source, j = pair
+        run = self.pieces.of_keys(block, source, j)
+        call = self.pieces.call_of(i, source, j, run)
+        queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
+        places = sums.places(gradients, i, source, j)
+        found = self.pieces.backward(queries, run, call, sums.needs, places)
+        sums.add(found, places, gradients, i, source, j)
+
+    def _return(self, gradients: list[Any] | None, sums: "Sums", step: int) -> Any:
+        """Sends the gradients of a block to its rank; receives those of this rank's own."""
+        transfer, arriving = Transfer(self.group, _GRADIENTS), None
+        if self.needs(self.target(step), self.rank):
+            arriving = [None if t is None else torch.empty_like(t) for t in sums.block]
+            transfer.receive([t for t in arriving if t is not None], self.target(step))
+        if gradients is not None:
+            transfer.send([t for t in gradients if t is not None], self.source(step))
+        return transfer.start(), arriving
+
+    def _arrive(self, returning: Any, sums: "Sums") -> None:
+        transfer, arriving = returning
+        transfer.wait()
+        for to, what in zip(sums.block, arriving or [], strict=False):
+            if to is not None:
+                to += what
+
+    def _reduce(self, sums: "Sums") -> None:
+        """Sums the gradients of the position's parameters over the ranks."""
+        trained = [n for n in self.pieces.inputs.trained() if sums.position[n] is not None]
+        if not trained:
+            return
+        flat = torch.cat([sums.position[n].flatten() for n in trained])
+        with explained("adding up the gradients of the position"):
+            dist.all_reduce(flat, group=self.group)
+        parts = flat.split([sums.position[n].numel() for n in trained])
+        for n, part in zip(trained, parts, strict=True):
+            sums.position[n] = part.view_as(sums.position[n])
+
+
+class Sums:
+    """Gradients as they are added up: of the query, of this rank's block, of the position."""
+
+    def __init__(self, pieces: Pieces, query: Tensor, own: list[Tensor], needs: list[bool]) -> None:
+        self.pieces, self.needs = pieces, needs
+        self.query = torch.zeros_like(query, dtype=wide_dtype(query)) if needs[0] else None
+        self.block = self.of_block(own)
+        self.written: set[tuple[int, ...]] = set()  # runs of queries, runs of keys of a rank
+        inputs = pieces.inputs
+        self.position: list[Any] = [
+            torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
+            if need and n not in inputs.key_axis
+            else None
+            for n, (t, need) in enumerate(zip(inputs.tensors, needs[3:], strict=True))
+        ]
+
+    def of_block(self, block: list[Tensor]) -> list[Tensor | None]:
+        """Zeros for the gradients of a block's tensors, None where not needed."""
+        keyed = list(self.pieces.inputs.key_axis)
+        needs = [*self.needs[1:3], *(self.needs[3 + n] for n in keyed)]
+        return [
+            torch.zeros_like(t, dtype=wide_dtype(t)) if need else None
+            for t, need in zip(block, needs, strict=False)
+        ]
+
+    def _parts(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
+        """Of the query's gradients and of a block's, those of a pair of runs."""
+        query = None if self.query is None else self.pieces.of_queries(self.query, i)
+        at = self.pieces.geometry.k.place(source, j)
+        count = at.stop - at.start
+        cut = [
+            None if t is None else t.narrow(self.pieces.axis(n), at.start, count)
+            for n, t in enumerate(block)
+        ]
+        return [query, *cut]
+
+    def places(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
+        """Where gradients of query, key and value may be written, since nothing is there yet."""
+        query, key, value = self._parts(block, i, source, j)[:3]
+        first = (source, j) not in self.written
+        return [None if (i,) in self.written else query, *([key, value] if first else [None, None])]
+
+    def add(
+        self, found: list[Any], places: list[Any], block: list[Any], i: int, source: int, j: int
+    ) -> None:
+        """What was not written to its place."""
+        pieces, inputs = self.pieces, self.pieces.inputs
+        keyed = list(inputs.key_axis)
+        parts = self._parts(block, i, source, j)
+        of_parts = [*found[:3], *(found[3 + n] for n in keyed)]
+        for to, what, place in zip(parts, of_parts, [*places, *[None] * len(keyed)], strict=True):
+            if to is not None and what is not place:
+                to.add_(what)
+        self.written |= {(i,), (source, j)}
+        for n, to in enumerate(self.position):
+            if to is not None:
+                axis = inputs.query_axis.get(n)
+                (to if axis is None else pieces.of_queries(to, i, axis)).add_(found[3 + n])
+
+
+class RingAttention(torch.autograd.Function):
+    """(out, lse) of (query, key, value, ring, padding, *tensors of the position)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, ring: Ring, padding: Any, *tensors: Any
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = ring.forward(query, ring.pieces.block(key, value, padding))
+        out = out.to(query.dtype)
+        ctx.ring = ring
+        ctx.save_for_backward(query, key, value, out, lse, padding, *tensors)
+        ctx.set_materialize_grads(False)
+        return out, lse.to(wide_dtype(query))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        query, key, value, out, lse, padding, *tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        needs = [*wanted[:3], *wanted[5:]]
+        dout = torch.zeros_like(out) if dout is None else dout
+        own = ctx.ring.pieces.block(key, value, padding)
+        sums = ctx.ring.backward([query, out, lse, dout, dlse], own, needs)
+        position = list(sums.position)
+        for at, n in enumerate(ctx.ring.pieces.inputs.key_axis):
+            position[n] = sums.block[2 + at]
+        found = [sums.query, *sums.block[:2], *position]
+        given = [query, key, value, *tensors]
+        cast = [None if g is None else g.to(t.dtype) for g, t in zip(found, given, strict=True)]
+        return *cast[:3], None, None, *cast[3:]

@@ -1,0 +1,81 @@
+"""Sums over a sequence that lies on many ranks, as every token has them."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from relpos.distributed._exchange import Transfer, explained
+from relpos.distributed._layout import Run
+
+
+class Cumulative(torch.autograd.Function):
+    """Sums in double up to and with each token of this rank's shard [..., L]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+        ctx.runs, ctx.group, ctx.dtype = runs, group, x.dtype
+        return _sums(x.double(), runs, group)[0]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dsums: Tensor) -> Any:
+        sums, total = _sums(dsums.double(), ctx.runs, ctx.group)
+        return (total.unsqueeze(-1) - sums + dsums).to(ctx.dtype), None, None
+
+
+def _sums(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]:
+    """(sums so far, sum of all)."""
+    if len(runs) == 1:
+        sums = x.cumsum(-1)
+        return sums, x.sum(-1)
+    striped = runs[0][0].step > 1
+    return _striped(x, runs, group) if striped else _in_runs(x, runs, group)
+
+
+def _in_runs(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]:
+    """Where a shard is a few runs of consecutive tokens: their totals go round."""
+    rank = dist.get_rank(group)
+    own = list(x.split([run.count for run in runs[rank]], -1))
+    totals = torch.stack([piece.sum(-1) for piece in own])
+    found = [torch.empty_like(totals) for _ in runs]
+    with explained("adding up an input over the ranks"):
+        dist.all_gather(found, totals, group=group)
+    order = sorted((run.start, r, n) for r, rs in enumerate(runs) for n, run in enumerate(rs))
+    before, so_far = {}, torch.zeros_like(totals[0])
+    for _, r, n in order:
+        before[r, n] = so_far
+        so_far = so_far + found[r][n]
+    pieces = [p.cumsum(-1) + before[rank, n].unsqueeze(-1) for n, p in enumerate(own)]
+    return torch.cat(pieces, -1), so_far
+
+
+def _striped(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]:
+    """Where neighbours lie on neighbouring ranks: each rank adds its own to what comes."""
+    rank, ranks = dist.get_rank(group), len(runs)
+    longest = max(run[0].count for run in runs)
+    own = torch.nn.functional.pad(x, (0, longest - x.shape[-1])).contiguous()
+    before = torch.zeros_like(own)
+    if rank > 0:
+        _receive(group, before, rank - 1)
+    so_far = before + own
+    if rank + 1 < ranks:
+        _send(group, so_far, rank + 1)
+    with explained("adding up an input over the ranks"):
+        dist.broadcast(so_far_all := so_far.clone(), group=group, group_src=ranks - 1)
+    rows = so_far_all.cumsum(-1)
+    sums = rows - so_far_all + before + own
+    return sums[..., : x.shape[-1]], rows[..., -1] if longest else x.sum(-1)
+
+
+def _send(group: Any, tensor: Tensor, rank: int) -> None:
+    transfer = Transfer(group)
+    transfer.send([tensor], rank)
+    transfer.start().wait()
+
+
+def _receive(group: Any, tensor: Tensor, rank: int) -> None:
+    transfer = Transfer(group)
+    transfer.receive([tensor], rank)
+    transfer.start().wait()

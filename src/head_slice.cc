@@ -1,0 +1,102 @@
+#include "head_slice.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace relpos {
+namespace {
+
+// Numbers of a term and the axis on which heads stand.
+struct Headed {
+  TermData* data;
+  int axis;
+};
+
+int table_axis(const TermData& table) { return table.view.rank == 3 ? 0 : -1; }
+
+std::vector<Headed> headed(Terms& terms) {
+  std::vector<Headed> found;
+  for (DistanceBias& term : terms.biases) {
+    found.push_back({&term.table, 0});
+    found.push_back({&term.slopes, 1});
+  }
+  for (RowTable& term : terms.row_tables) {
+    found.push_back({&term.table, table_axis(term.table)});
+    found.push_back({&term.factor, 1});
+    found.push_back({&term.added, 0});
+  }
+  for (ColumnTable& term : terms.column_tables) {
+    found.push_back({&term.table, table_axis(term.table)});
+  }
+  for (KeyBias& term : terms.key_biases) {
+    found.push_back({&term.values, term.values.view.rank == 3 ? 1 : 0});
+  }
+  for (ValueTable& term : terms.value_tables) {
+    found.push_back({&term.table, table_axis(term.table)});
+  }
+  for (TermData& term : terms.query_added) found.push_back({&term, 0});
+  return found;
+}
+
+// In the order of headed().
+std::vector<std::vector<double>*> listed(TermGradients& gradients) {
+  std::vector<std::vector<double>*> found;
+  for (auto& term : gradients.biases) {
+    found.push_back(&term.table);
+    found.push_back(&term.slopes);
+  }
+  for (auto& term : gradients.row_tables) {
+    found.push_back(&term.table);
+    found.push_back(&term.factor);
+    found.push_back(&term.added);
+  }
+  for (auto& term : gradients.column_tables) found.push_back(&term.table);
+  for (auto& term : gradients.key_biases) found.push_back(&term.table);
+  for (auto& term : gradients.value_tables) found.push_back(&term.table);
+  for (auto& term : gradients.query_added) found.push_back(&term);
+  return found;
+}
+
+bool is_cut(const HeadSlice& slice, const Headed& term) {
+  const TensorView& view = term.data->view;
+  return view.given() && term.axis >= 0 && view.shape[term.axis] == slice.all;
+}
+
+}  // namespace
+
+Terms HeadSlice::cut(Terms terms) const {
+  if (whole()) return terms;
+  for (const Headed& term : headed(terms)) {
+    if (!is_cut(*this, term)) continue;
+    TensorView& view = term.data->view;
+    auto* bytes = static_cast<char*>(view.data);
+    if (bytes != nullptr) bytes += first * view.strides[term.axis] * item_size(view.dtype);
+    view.data = bytes;
+    view.shape[term.axis] = own;
+  }
+  return terms;
+}
+
+TermGradients HeadSlice::spread(Terms terms, TermGradients gradients) const {
+  if (whole()) return gradients;
+  const std::vector<Headed> places = headed(terms);
+  const std::vector<std::vector<double>*> sums = listed(gradients);
+  for (size_t n = 0; n < places.size(); ++n) {
+    if (sums[n]->empty() || !is_cut(*this, places[n])) continue;
+    const TensorView& view = places[n].data->view;
+    int64_t outer = 1, inner = 1;
+    for (int axis = 0; axis < view.rank; ++axis) {
+      if (axis != places[n].axis) (axis < places[n].axis ? outer : inner) *= view.shape[axis];
+    }
+    std::vector<double> spread(static_cast<size_t>(outer * all * inner), 0.0);
+    for (int64_t at = 0; at < outer; ++at) {
+      std::copy_n(sums[n]->begin() + at * own * inner, own * inner,
+                  spread.begin() + (at * all + first) * inner);
+    }
+    *sums[n] = std::move(spread);
+  }
+  return gradients;
+}
+
+}  // namespace relpos

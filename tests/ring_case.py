@@ -1,0 +1,212 @@
+"""A case of relpos.distributed as every rank runs it, and as one process runs it."""
+
+import relpos
+import torch
+import torch.distributed as dist
+from oracle import oracle_of
+from relpos import distributed
+from sample import trained
+
+HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 8
+SEED = 11  # of dropout
+
+
+def draw(seed, *shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def drawn_inputs(name, options, *sizes):
+    """{name: tensor} of what a position takes by call. All have their tokens on axis 2."""
+    draw_inputs = getattr(oracle_of(name), "inputs", lambda *_: {})
+    return draw_inputs(options, *sizes, lambda *shape: draw(6, *shape))
+
+
+class Case:
+    """The whole tensors of a case; the same in every process."""
+
+    def __init__(
+        self,
+        schemes=(),
+        batch=1,
+        queries=24,
+        keys=None,
+        heads=HEADS,
+        key_heads=None,
+        dtype=torch.float32,
+        padding=False,
+        positions=None,
+        key_range=None,
+        function="ring_attention",
+        lengths=None,
+        **options,
+    ):
+        keys = queries if keys is None else keys
+        key_heads = key_heads or heads
+        self.function, self.lengths, self.options = function, lengths, options
+        if key_heads != heads:
+            options["enable_gqa"] = True
+        self.q = draw(1, batch, heads, queries, HEAD_DIM, dtype=dtype)
+        self.k = draw(2, batch, key_heads, keys, HEAD_DIM, dtype=dtype)
+        self.v = draw(3, batch, key_heads, keys, VALUE_DIM, dtype=dtype)
+        self.dout = draw(4, batch, heads, queries, VALUE_DIM, dtype=dtype)
+        self.dlse = draw(5, batch, heads, queries)
+        self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
+        for name, number in schemes:
+            module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM)
+            drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
+            self.chosen.append((name, part.options))
+            self.modules.append(module)
+            self.inputs.append(list(drawn.values()))
+            self.input_names.append(list(drawn))
+        self.padding = draw(7, batch, keys) > 0.7 if padding else None
+        self.positions = positions
+        self.key_range = key_range
+
+    def cast(self, dtype):
+        """Itself in another dtype, with gradients to come."""
+        for name in ("q", "k", "v"):
+            setattr(self, name, getattr(self, name).to(dtype).requires_grad_())
+        self.dout = self.dout.to(dtype)
+        self.dlse = self.dlse.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        for module in self.modules:
+            module.to(torch.float64 if dtype == torch.float64 else torch.float32)
+        self.inputs = self.each_input(lambda x: x.to(dtype))
+        return self
+
+    def each_input(self, change, whole=lambda x: x):
+        """The inputs, floating ones changed, integers as `whole` gives them."""
+        return [
+            [change(x) if x.is_floating_point() else whole(x) for x in given]
+            for given in self.inputs
+        ]
+
+    def position(self, inputs):
+        parts = [
+            module(*given) if given else module
+            for module, given in zip(self.modules, inputs, strict=True)
+        ]
+        return parts or None
+
+    def parameters(self):
+        return [p for module in self.modules for p in module.parameters()]
+
+    def whole(self, dtype):
+        """{name: result} of one process."""
+        self.cast(dtype)
+        inputs = self.each_input(lambda x: x.clone().requires_grad_())
+        options = {k: v for k, v in self.options.items() if k not in OWN}
+        if self.positions is not None:
+            options["q_positions"], options["k_positions"] = self.positions
+        if self.key_range is not None:
+            options["key_range"] = self.key_range
+        if "cu_seqlens" in self.options:
+            return self.packed(options, inputs)
+        torch.manual_seed(SEED)
+        out, lse = relpos.attention(
+            self.q,
+            self.k,
+            self.v,
+            position=self.position(inputs),
+            key_padding_mask=self.padding,
+            return_lse=True,
+            **options,
+        )
+        return self.gradients(out, lse, [self.q, self.k, self.v], inputs, self.dout, self.dlse)
+
+    def packed(self, options, inputs):
+        starts = self.options["cu_seqlens"]
+        starts_k = self.options.get("cu_seqlens_k")
+        leaves = [self.q, self.k, self.v]
+        rows = [x[0].transpose(0, 1) for x in leaves]
+        out, lse = relpos.attention_varlen(
+            *rows,
+            starts,
+            starts_k,
+            position=self.position(inputs),
+            return_lse=True,
+            **options,
+        )
+        out, lse = out.transpose(0, 1)[None], lse[None]
+        return self.gradients(out, lse, leaves, inputs, self.dout, self.dlse)
+
+    def gradients(self, out, lse, leaves, inputs, dout, dlse):
+        given = [x for own in inputs for x in own if x.is_floating_point()]
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        torch.autograd.backward(
+            [out, lse], [dout, dlse.masked_fill(torch.isneginf(lse), 0.0)], inputs=None
+        )
+        found = {"out": out, "lse": lse}
+        found |= {f"d{n}": x.grad for n, x in zip("qkv", leaves, strict=True)}
+        found |= {f"dinput{n}": x.grad for n, x in enumerate(given)}
+        found |= {f"dparameter{n}": p.grad for n, p in enumerate(parameters)}
+        return {n: torch.zeros(0) if x is None else x.detach().clone() for n, x in found.items()}
+
+    def shard(self, x, dim):
+        """This rank's share, uneven where the case says its lengths."""
+        layout = self.options.get("layout", "contiguous")
+        if x is None:
+            return None
+        if self.lengths is not None:
+            return x.split(self.lengths, dim)[dist.get_rank()].contiguous()
+        return distributed.shard(x, layout=layout, dim=dim)
+
+    def local(self, dtype):
+        """{name: result} of this rank, gradients of parameters its share."""
+        self.cast(dtype)
+        leaves = [self.shard(x.detach(), 2).requires_grad_() for x in (self.q, self.k, self.v)]
+        inputs = self.each_input(
+            lambda x: self.shard(x, 2).requires_grad_(), lambda x: self.shard(x, 2)
+        )
+        options = dict(self.options)
+        if self.positions is not None:
+            for name, at in zip(("q_positions", "k_positions"), self.positions, strict=True):
+                options[name] = self.shard(at, -1)
+        if self.key_range is not None:
+            options["key_range"] = tuple(self.shard(bound, -1) for bound in self.key_range)
+        torch.manual_seed(SEED + dist.get_rank())
+        out, lse = getattr(distributed, self.function)(
+            *leaves,
+            position=self.position(inputs),
+            key_padding_mask=self.shard(self.padding, -1),
+            return_lse=True,
+            **options,
+        )
+        dout, dlse = self.shard(self.dout, 2), self.shard(self.dlse, 2)
+        return self.gradients(out, lse, leaves, inputs, dout, dlse)
+
+
+OWN = ("layout", "mode", "reduce_position", "cu_seqlens", "cu_seqlens_k", "group", "mesh")
+
+
+def run(dtype=torch.float32, **case):
+    """On a rank."""
+    return {
+        name: x.numpy() if x.dtype != torch.bfloat16 else x.float().numpy()
+        for name, x in Case(**case).local(dtype).items()
+    }
+
+
+def joined(found, layout, lengths=None):
+    """The whole results from those of all ranks: tokens at their places, parameters summed."""
+    from relpos.distributed._layout import held
+
+    whole = {}
+    for name in found[0]:
+        shards = [torch.from_numpy(rank[name]) for rank in found]
+        if name.startswith("dparameter"):
+            given = [s for s in shards if s.numel()]
+            whole[name] = sum(given[1:], given[0]) if given else shards[0]
+            continue
+        runs = held("x", layout, [s.shape[2] for s in shards])
+        first = shards[0].movedim(2, 0)
+        total = sum(s.shape[2] for s in shards)
+        joined_rows = first.new_empty((total, *first.shape[1:]))
+        for own, piece in zip(runs, shards, strict=True):
+            at = 0
+            for part in own:
+                rows = piece.movedim(2, 0)[at : at + part.count]
+                joined_rows[part.start : part.stop : part.step] = rows
+                at += part.count
+        whole[name] = joined_rows.movedim(0, 2)
+    return whole

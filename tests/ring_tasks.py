@@ -1,0 +1,211 @@
+"""What ranks run in tests/test_distributed_use.py."""
+
+import gc
+import os
+import signal
+from pathlib import Path
+
+import relpos
+import torch
+import torch.distributed as dist
+from relpos import distributed
+from ring_case import draw
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+LENGTH, WIDTH, HEADS = 48, 16, 4
+
+
+def call(bad_rank, name, change, **options):
+    """ring_attention of tensors of ones, changed on one rank; what was raised, and what it sent."""
+    said = {"query": (1, 4, 12, 8), "key": (1, 4, 12, 8), "value": (1, 4, 12, 8)}
+    dtype = torch.float32
+    if dist.get_rank() == bad_rank:
+        if name in said:
+            said[name] = change
+        elif name == "dtype":
+            dtype = change
+        else:
+            options[name] = change
+    for key in ("position",):
+        if isinstance(options.get(key), str):
+            options[key] = eval(options[key], {"relpos": relpos})
+    before = distributed.traffic().sent_bytes
+    try:
+        distributed.ring_attention(*(torch.ones(s, dtype=dtype) for s in said.values()), **options)
+    except Exception as error:
+        return type(error).__name__, str(error), distributed.traffic().sent_bytes - before
+    return None
+
+
+def die(**options):
+    """Rank 1 is killed in its backward pass; what the others raise."""
+    q, k, v = (draw(n, 1, 4, 16, 8).requires_grad_() for n in range(3))
+    out = distributed.ring_attention(q, k, v, **options)
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        out.sum().backward()
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+class Model(nn.Module):
+    """One block with a T5 bias, causal."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        position = relpos.T5Bias(HEADS, bidirectional=False)
+        self.attention = relpos.nn.MultiheadAttention(
+            WIDTH, HEADS, batch_first=True, position=position
+        )
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.last(x + self.attention(x, x, x, is_causal=True)[0])
+
+
+def whole_gradients():
+    """Of the mean of squares over the whole sequence, by one process."""
+    model, x = Model(), draw(5, 2, LENGTH, WIDTH)
+    loss = model(x).square().mean()
+    loss.backward()
+    return float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}
+
+
+def gradients(model):
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        full = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        found[name.removeprefix("module.")] = full.numpy()
+    return found
+
+
+def trained(wrap, layout, mode):
+    """A step under context_parallel; (loss over all ranks, gradients) on every rank."""
+    model = Model()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if wrap == "ddp":
+        model = nn.parallel.DistributedDataParallel(model)
+    if wrap == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=mesh)
+    x = draw(5, 2, LENGTH, WIDTH)
+    with distributed.context_parallel(
+        mesh, layout=layout, mode=mode, buffers=[x], buffer_seq_dims=[1]
+    ):
+        # DDP and FSDP2 average over the ranks: each says the mean over its own tokens.
+        loss = model(x).square().mean()
+        assert x.shape[1] < LENGTH
+        loss.backward()
+    assert x.shape[1] == LENGTH
+    if wrap == "none":
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size(), gradients(model)
+
+
+def dtensors(placement):
+    """(shards that come out, gradient of the query) of DTensors with a sharded sequence."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    where = Shard(placement) if placement is not None else Replicate()
+    q, k, v = (distribute_tensor(draw(n, 1, 4, 30, 8), mesh, [where]) for n in range(3))
+    q.requires_grad_()
+    try:
+        out = distributed.ring_attention(q, k, v, position=relpos.ALiBi(4), is_causal=True)
+    except ValueError as error:
+        return str(error)
+    out.square().sum().backward()
+    return out.full_tensor().detach().numpy(), q.grad.full_tensor().numpy()
+
+
+def on_mesh(layout, name):
+    """(out, gradients of q, k, v and the table) of a 2 x 2 mesh, whole, on every rank."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
+    position = relpos.T5Bias(4, bidirectional=False)
+    with torch.no_grad():
+        position.relative_attention_bias.weight.copy_(draw(9, 32, 4))
+    whole = [draw(n, 2, h, 48, 8) for n, h in enumerate((4, 2, 2))]
+    leaves = [
+        distributed.shard(x, layout=layout, dim=2, group=mesh).requires_grad_() for x in whole
+    ]
+    torch.manual_seed(5 + dist.get_rank())
+    options = {"dropout_p": 0.25} if name == "dropout" else {}
+    out = distributed.ring_attention(
+        *leaves,
+        group=mesh,
+        layout=layout,
+        position=position,
+        is_causal=True,
+        enable_gqa=True,
+        **options,
+    )
+    out.square().sum().backward()
+    table = position.relative_attention_bias.weight.grad
+    dist.all_reduce(table)
+    found = [out.detach(), *(x.grad for x in leaves)]
+    joined = [distributed.unshard(x, layout=layout, dim=2, group=mesh) for x in found]
+    return [x.numpy() for x in (*joined, table)]
+
+
+def traffic(layout, window=None, dtype=torch.float32):
+    """Bytes that this rank sent, forward and backward."""
+    q, k, v = (draw(n, 1, 4, 64, 8).to(dtype).requires_grad_() for n in range(3))
+    leaves = [
+        distributed.shard(x, layout=layout, dim=2).detach().requires_grad_() for x in (q, k, v)
+    ]
+    before = distributed.traffic().sent_bytes
+    out = distributed.ring_attention(*leaves, layout=layout, window=window)
+    forward = distributed.traffic().sent_bytes - before
+    out.sum().backward()
+    return forward, distributed.traffic().sent_bytes - before - forward
+
+
+def round_trip(layout, length):
+    x = draw(1, 2, length, 3).requires_grad_()
+    own = distributed.shard(x, layout=layout, dim=1)
+    back = distributed.unshard(own, layout=layout, dim=1)
+    (back * draw(2, *back.shape)).sum().backward()
+    return bool(torch.equal(back, x)), x.grad.numpy()
+
+
+def memory(layout, length):
+    """(growth of the resident set at its peak, formula) of a forward and a backward pass."""
+    from memory_probe import status
+    from relpos._attention import workspace_bytes
+
+    position = relpos.T5Bias(2, bidirectional=False)
+    own = length // dist.get_world_size()
+    call = {"position": position, "is_causal": True}
+
+    def step(tokens):
+        leaves = [torch.randn(1, 2, tokens, 64).requires_grad_() for _ in range(3)]
+        dout = torch.randn(1, 2, tokens, 64)
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
+        before = status("VmRSS")
+        distributed.ring_attention(*leaves, layout=layout, **call).backward(dout)
+        return status("VmHWM") - before, leaves
+
+    step(384)
+    peak, leaves = step(own)
+    unit = leaves[0].nbytes
+    kept = 1 + 3  # out, dq, dk, dv
+    travelling = 2 * 2 + 3 * 2  # keys and values of two blocks, gradients of three
+    # dq where another piece's is; of halves, which meet twice, dk and dv, too
+    piece = {"contiguous": 1, "zigzag": 1.5}[layout]
+    rows = 8 * 2 * own * 6  # log-sum-exps in double, and what merging makes of them
+    work = max(workspace_bytes(*leaves, backward=b, **call) for b in (False, True))
+    return peak, int((kept + travelling + piece) * unit) + rows + work + SLACK
+
+
+SLACK = 4 << 20  # of allocators and of the sockets' buffers

@@ -1,0 +1,215 @@
+"""relpos.distributed on 2 and 3 processes (4 with RELPOS_FULL=1) against one process."""
+
+import os
+
+import pytest
+import ring_case
+import torch
+from conftest import SUMMARY
+from oracle import oracle_of, registry
+from ranks import shared
+from ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
+from ring_promise import expected, shares_of_bounds, times_alone
+
+FULL = os.environ.get("RELPOS_FULL") == "1"
+SIZES = (2, 3, 4) if FULL else (2, 3)
+LENGTHS = (70, 260) if FULL else (70,)
+LAYOUTS = ("contiguous", "zigzag", "striped")
+ROWS = 20  # of queries and heads, from which on two errors are compared
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def pool():
+    """pool(n): n processes."""
+    return shared
+
+
+def configurations():
+    return [
+        (name, number)
+        for name in registry()
+        for number, options in enumerate(oracle_of(name).configs(HEADS, HEAD_DIM, VALUE_DIM))
+        if options is not None
+    ]
+
+
+FOUND = {"bounds": {}, "times": {}}  # {kind of result: numbers of all cases}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def summary(request):
+    """A line at the end of the tests: how far the ranks were from the exact results."""
+    yield
+    for name, said in (("bounds", "of the bound of one process"), ("times", "of its error")):
+        worst = ", ".join(f"{kind} {max(of):.2f}" for kind, of in sorted(FOUND[name].items()))
+        count = max(map(len, FOUND[name].values()), default=0)
+        line = f"relpos.distributed, {count} cases, largest error in parts {said}: {worst}"
+        request.config.stash[SUMMARY].append(line)
+
+
+def keep(kind, values):
+    for name, value in values.items():
+        FOUND[kind].setdefault(name.rstrip("0123456789"), []).append(value)
+
+
+def check(ranks, dtype=torch.float32, **case):
+    """That no number is off by more than twice what one process promises; and that the numbers of
+    a result are off by at most twice those of one process, in root mean squares, where they come
+    from so many rows that chance does not decide. Of a parameter's numbers, each a sum of terms
+    that cancel, few are independent."""
+    answers = ranks.results(ring_case.run, dtype=dtype, **case)
+    found = joined(answers, case.get("layout", "contiguous"))
+    wanted = expected(dtype, **case)
+    shares = shares_of_bounds(found, wanted)
+    keep("bounds", shares)
+    assert max(shares.values()) <= 2.0, shares
+    times = {n: x for n, x in times_alone(found, wanted).items() if not n.startswith("dparameter")}
+    if found["lse"].numel() >= ROWS:
+        keep("times", times)
+        assert max(times.values()) <= 2.0, times
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_scheme(pool, size, layout):
+    """Forward and every gradient, tables, inputs and lse included, alone."""
+    turn = LAYOUTS.index(layout) + len(LAYOUTS) * (size - 2)
+    for n, (name, number) in enumerate(configurations()):
+        if FULL or number == 0 or n % 6 == turn:
+            for length in LENGTHS:
+                case = {"queries": length + n % 3, "is_causal": n % 2 == 0}
+                case |= {"schemes": [(name, number)], "layout": layout}
+                try:
+                    check(pool(size), **case)
+                except AssertionError as error:
+                    raise AssertionError(f"{case}: {error}") from None
+
+
+SUM = [("rope", 0), ("t5", 0), ("shaw", 0)]
+OPTIONS = {
+    "causal": {"is_causal": True},
+    "window": {"window": (9, 3)},
+    "causal window": {"window": (20, -1), "is_causal": True},
+    "padding": {"padding": True, "batch": 2},
+    "padding, causal": {"padding": True, "batch": 3, "is_causal": True},
+    "grouped heads": {"key_heads": 2, "is_causal": True},
+    "one key head": {"key_heads": 1},
+    "scale": {"scale": 0.37},
+    "other lengths": {"queries": 41, "keys": 77, "q_offset": 36, "is_causal": True},
+    "other lengths from 0": {"queries": 90, "keys": 31, "q_offset": 0},
+    "offsets of rows": {
+        "batch": 2,
+        "queries": 40,
+        "keys": 60,
+        "q_offset": torch.tensor([20, 7]),
+        "k_offset": torch.tensor([0, 3]),
+        "window": (30, 0),
+    },
+    "few tokens": {"queries": 5, "is_causal": True},
+    "fewer tokens than ranks": {"queries": 1},
+    "dropout": {"dropout_p": 0.3, "queries": 150, "batch": 2, "is_causal": True},
+    "dropout, no position": {"dropout_p": 0.5, "queries": 200, "schemes": []},
+    "packed": {"cu_seqlens": torch.tensor([0, 13, 13, 50, 72])},
+    "packed, causal, window": {
+        "cu_seqlens": torch.tensor([0, 30, 72]),
+        "is_causal": True,
+        "window": (11, -1),
+    },
+    "packed, other keys": {
+        "cu_seqlens": torch.tensor([0, 20, 72]),
+        "cu_seqlens_k": torch.tensor([0, 31, 60]),
+        "keys": 60,
+        "q_offset": torch.tensor([11, 0]),
+        "window": (25, 25),
+    },
+    "key range": {
+        "key_range": (torch.arange(72) // 2, torch.arange(72) // 2 + 20),
+        "q_positions_all": True,
+    },
+    "positions": {"positions": (torch.arange(72) * 3, torch.arange(72) * 3), "is_causal": True},
+    "all_gather": {"mode": "all_gather", "is_causal": True},
+    "tiny": {"queries": 300, "window": (40, 0), "batch": 2, "key_heads": 2, "padding": True},
+}
+
+
+def option_case(name):
+    case = {"schemes": SUM, "queries": 72} | OPTIONS[name]
+    case.pop("q_positions_all", None)
+    return case
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(pool, name):
+    """On 2 and 3 ranks, each option in each layout (in turns, without RELPOS_FULL)."""
+    for n, layout in enumerate(LAYOUTS):
+        for size in SIZES if FULL else [(2, 3)[(n + len(name)) % 2]]:
+            check(pool(size), layout=layout, **option_case(name))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(pool, dtype):
+    """Merged in float32: as close as one call, however many ranks."""
+    check(pool(3), dtype=dtype, queries=100, schemes=SUM, is_causal=True, layout="zigzag")
+
+
+@pytest.mark.parametrize("lengths", [[10, 62], [0, 72], [71, 1]])
+def test_uneven_shards(pool, lengths):
+    for options in ({"is_causal": True}, {"padding": True}, {"dropout_p": 0.2}):
+        check(pool(2), lengths=lengths, queries=72, schemes=SUM, **options)
+
+
+def test_inputs_travel(pool):
+    """Sums of a forget gate go over all tokens, in every layout."""
+    for size in SIZES:
+        for layout in LAYOUTS:
+            both = [("forgetting", 0), ("t5", 0)]
+            case = {"schemes": both, "queries": 61, "batch": 2, "is_causal": True}
+            check(pool(size), layout=layout, **case)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_same_bits_on_every_run(pool, layout):
+    case = {"schemes": SUM, "queries": 130, "is_causal": True, "layout": layout}
+    first, second = (pool(3).results(ring_case.run, **case) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        for name, values in one.items():
+            assert (values == other[name]).all(), name
+
+
+def test_reduce_position(pool):
+    """Every rank has the sum of all shares, the same bits."""
+    case = {"schemes": SUM, "queries": 72, "is_causal": True}
+    shares = pool(3).results(ring_case.run, **case)
+    sums = pool(3).results(ring_case.run, reduce_position=True, **case)
+    for name in (n for n in shares[0] if n.startswith("dparameter")):
+        assert all((rank[name] == sums[0][name]).all() for rank in sums)
+        total = sum(torch.from_numpy(rank[name]) for rank in shares)
+        torch.testing.assert_close(torch.from_numpy(sums[0][name]), total, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ulysses(pool, size):
+    """Heads dealt over the ranks, with the position's parameters of all of them."""
+    heads = 2 * size
+    for n, (name, number) in enumerate(configurations()):
+        if FULL or number == 0 or n % 4 == size - 2:
+            case = {
+                "schemes": [(name, number)],
+                "queries": 61 + n % 2,
+                "is_causal": n % 2 == 0,
+                "heads": heads,
+                "layout": LAYOUTS[n % 3],
+                "function": "ulysses_attention",
+            }
+            try:
+                check(pool(size), **case)
+            except AssertionError as error:
+                raise AssertionError(f"{case}: {error}") from None
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_ulysses_options(pool, name):
+    case = option_case(name)
+    case.pop("mode", None)
+    check(pool(2), function="ulysses_attention", layout=LAYOUTS[len(name) % 3], **case)
