@@ -190,7 +190,7 @@ std::string heads_text(const std::vector<HeadDifference>& heads) {
     if (head.largest > 0) {
       text += "  " + std::to_string(head.query) + ", " + std::to_string(head.key);
     }
-    text += "\n";
+    text += '\n';
   }
   if (heads.size() > kMostLines) {
     text += "(" + std::to_string(heads.size() - kMostLines) + " more heads: --json has all)\n";

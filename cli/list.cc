@@ -100,7 +100,7 @@ std::string entries_text(const std::vector<Entry>& entries, bool papers, const S
     text += beside ? padded(entry.scheme->class_name, class_width) + lines.front()
                    : entry.scheme->class_name + "\n" + margin + lines.front();
     for (size_t n = 1; n < lines.size(); ++n) text += "\n" + margin + lines[n];
-    text += "\n";
+    text += '\n';
   }
   return text;
 }
@@ -121,7 +121,7 @@ int list(const ListArguments& arguments) {
                          [&](const Entry& entry) { return entry.family == one.name; });
     if (members.empty()) continue;
     const std::string heading = one.name + ": " + one.summary;
-    if (!text.empty()) text += "\n";
+    if (!text.empty()) text += '\n';
     text += join(wrapped(heading, static_cast<size_t>(style.width)), "\n") + "\n\n";
     text += entries_text(members, !arguments.words.empty(), style);
   }
