@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cli_tool import TOOL
 from patience import heed_interrupts, timeout
-from relpos.lab import chorales, cli, data, midi, positions, report
+from relpos.lab import chorales, cli, data, midi, report
 from relpos.lab.chorales import FIRST_PITCH, HOLD, LOWEST_PITCH, REST, Note
 from relpos.lab.positions import RUNS
 
@@ -368,24 +368,6 @@ def test_any_scheme_by_its_text(own, tmp_path):
     assert parameters["rope+alibi"] == 0
     page = check_page(tmp_path, continuation="continuation.txt")
     assert all(text in page for text in texts)
-
-
-def test_texts_are_divided_outside_brackets():
-    text = "rope, alibi(slopes=[1, 0.5]) ,shaw(a=1, b=',') + t5,,rope"
-    assert positions.split_texts(text) == [
-        "rope",
-        "alibi(slopes=[1, 0.5])",
-        "shaw(a=1, b=',') + t5",
-    ]
-
-
-def test_runs_have_labels_and_colours_of_their_own():
-    texts = ["rope", "alibi(slopes=geometric)", "alibi(slopes=geometric, heads=4)", "rope+t5"]
-    runs = positions.runs_of(texts)
-    assert runs["rope"] is RUNS["rope"]
-    for of in ("label", "colour"):
-        assert len({getattr(run, of) for run in runs.values()}) == len(texts)
-    assert max(len(run.label) for run in runs.values()) <= 24
 
 
 def test_ctrl_c_keeps_what_is_done(own, tmp_path):
