@@ -166,13 +166,14 @@ def test_dropout_follows_the_default_generator():
 
 def test_gradcheck():
     query, key, value, _ = (x.requires_grad_() for x in packed([2, 3], [3, 2]))
+    summed = position("sum", dtype=torch.float64)[0]
 
     def run(*leaves):
         return relpos.attention_varlen(
             *leaves,
             starts([2, 3]),
             starts([3, 2]),
-            position=position("sum", dtype=torch.float64)[0],
+            position=summed,
             q_offset=torch.tensor([1, 0]),
             is_causal=True,
             return_lse=True,
