@@ -32,7 +32,8 @@ def test_the_binding_refuses_fields_that_it_does_not_know():
     try:
         with pytest.raises(ValueError, match="nothing here reads its field softness"):
             _core.read_fields([*Call._fields, "softness"])
-        with pytest.raises(ValueError, match="expected 18 fields, got 17"):
+        count = len(Call._fields)
+        with pytest.raises(ValueError, match=f"expected {count} fields, got {count - 1}"):
             _core.read_fields(Call._fields[1:])
         _core.read_fields(Call._fields[::-1])  # any order, as long as both sides agree
         x = torch.randn(1, 1, 3, 4)
