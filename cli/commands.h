@@ -10,6 +10,7 @@ using Run = std::function<int()>;  // returns an exit code; throws relpos::Error
 
 void add_list(CLI::App& tool, Run& run);
 void add_show(CLI::App& tool, Run& run);
+void add_compare(CLI::App& tool, Run& run);
 void add_attend(CLI::App& tool, Run& run);
 void add_check(CLI::App& tool, Run& run);
 void add_selftest(CLI::App& tool, Run& run);

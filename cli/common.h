@@ -20,6 +20,9 @@ int64_t parse_int(const std::string& text, const std::string& what);
 double parse_number(const std::string& text, const std::string& what);
 std::vector<std::string> split(const std::string& text, char separator);
 
+// Words of `text` in lines of at most `width`; a longer word has a line of its own.
+std::vector<std::string> wrapped(const std::string& text, size_t width);
+
 // Numbers that JSON lacks become "inf", "-inf", "nan".
 nlohmann::ordered_json json_number(double value);
 nlohmann::ordered_json json_option(const OptionValue& value);

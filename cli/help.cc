@@ -26,19 +26,7 @@ std::string HelpFormatter::make_option_name(const CLI::Option* option, bool posi
 }
 
 std::string HelpFormatter::make_option_desc(const CLI::Option* option) const {
-  constexpr size_t kWidth = 64;
-  std::string text;
-  size_t line = 0;
-  for (const std::string& word : split(option->get_description(), ' ')) {
-    if (line > 0 && line + 1 + word.size() > kWidth) {
-      text += '\n';
-      line = 0;
-    }
-    if (line > 0) text += ' ';
-    text += word;
-    line += word.size() + 1;
-  }
-  return text;
+  return join(wrapped(option->get_description(), 64), "\n");
 }
 
 const CLI::App& active_command(const CLI::App& tool) {

@@ -30,6 +30,7 @@ int run_tool(int argc, char** argv) {
   tool.footer(
       "  relpos list\n"
       "  relpos show alibi --heads 8 --query 4 --key 4\n"
+      "  relpos compare 'alibi(heads=8)' 'alibi(heads=8, slopes=geometric)'\n"
       "  relpos attend --query q.npy --key k.npy --value v.npy --position 'rope(layout=half)' "
       "--causal --out o.npy\n"
       "  relpos check t5 model.safetensors\n"
@@ -40,6 +41,7 @@ int run_tool(int argc, char** argv) {
   Run run;
   add_list(tool, run);
   add_show(tool, run);
+  add_compare(tool, run);
   add_attend(tool, run);
   add_check(tool, run);
   add_selftest(tool, run);

@@ -210,19 +210,20 @@ Json nested_json(const Step& matrix, size_t axis, size_t& next) {
 
 Style stdout_style(const std::string& mode) {
   Style style;
-  const char* term = std::getenv("TERM");
-  const bool dumb = term == nullptr || std::string_view(term) == "dumb" || *term == '\0';
-  const bool plain = set_and_not_empty("NO_COLOR") || dumb || ::isatty(STDOUT_FILENO) == 0;
-  if (mode == "never" || (mode != "always" && plain)) return style;
-  const char* depth = std::getenv("COLORTERM");
-  const std::string_view depth_text = depth == nullptr ? "" : depth;
-  const bool full = depth_text == "truecolor" || depth_text == "24bit";
-  style.color = full ? Style::Color::kTrue : Style::Color::k256;
+  style.terminal = ::isatty(STDOUT_FILENO) != 0;
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     style.width = size.ws_col;
     style.height = size.ws_row > 0 ? size.ws_row : style.height;
   }
+  const char* term = std::getenv("TERM");
+  const bool dumb = term == nullptr || std::string_view(term) == "dumb" || *term == '\0';
+  const bool plain = set_and_not_empty("NO_COLOR") || dumb || !style.terminal;
+  if (mode == "never" || (mode != "always" && plain)) return style;
+  const char* depth = std::getenv("COLORTERM");
+  const std::string_view depth_text = depth == nullptr ? "" : depth;
+  const bool full = depth_text == "truecolor" || depth_text == "24bit";
+  style.color = full ? Style::Color::kTrue : Style::Color::k256;
   return style;
 }
 

@@ -11,7 +11,8 @@ namespace relpos::cli {
 struct Style {
   enum class Color { kNone, k256, kTrue };
   Color color = Color::kNone;
-  int width = 80, height = 24;  // of the terminal; only heat maps are cut to it
+  int width = 80, height = 24;  // of the terminal, where there is one; heat maps are cut to it
+  bool terminal = false;
 };
 
 // `mode` is auto, always or never. Auto colours a terminal unless NO_COLOR is set or TERM is dumb.

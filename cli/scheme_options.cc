@@ -125,13 +125,18 @@ GivenOptions SchemeOptions::given() const {
 
 void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given) {
   for (const OptionSpec& spec : scheme.options) {
-    if (is_filled(spec) && !is_given(given, spec.name)) {
-      given.emplace_back(spec.name, filled_size(spec, length));
-    }
-    if (spec.required && spec.type == OptionType::kValues && !is_given(given, spec.name)) {
+    if (is_given(given, spec.name)) continue;
+    if (is_filled(spec)) given.emplace_back(spec.name, filled_size(spec, length));
+    if (spec.required && spec.type == OptionType::kValues) {
       given.emplace_back(spec.name, std::vector<double>{kFilledValue});
     }
   }
+}
+
+OptionValues required_sizes(int64_t length) {
+  OptionValues sizes;
+  for (const Scheme& scheme : schemes()) fill_required(scheme, length, sizes);
+  return sizes;
 }
 
 void make_one_sided(const Scheme& scheme, GivenOptions& given) {

@@ -44,6 +44,9 @@ class SchemeOptions {
 // Adds the required integers that were not given: heads 4, dims 8, any other size `length`.
 void fill_required(const Scheme& scheme, int64_t length, GivenOptions& given);
 
+// The same for every required size of the registry, as defaults of a position's text.
+OptionValues required_sizes(int64_t length);
+
 // The scheme's one-sided form: bidirectional=False, or symmetric=False. Throws where there is none,
 // or where the other form was asked for.
 void make_one_sided(const Scheme& scheme, GivenOptions& given);

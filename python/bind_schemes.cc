@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "parts.h"
+#include "relpos/family.h"
 
 namespace relpos {
 namespace {
@@ -59,6 +60,12 @@ std::vector<std::pair<std::string, OptionValue>> to_given(const nb::dict& option
   return given;
 }
 
+nb::dict to_python(const OptionValues& values) {
+  nb::dict options;
+  for (const auto& [name, value] : values) options[name.c_str()] = to_python(value);
+  return options;
+}
+
 nb::list list_schemes() {
   nb::list list;
   for (const Scheme& scheme : schemes()) {
@@ -79,6 +86,7 @@ nb::list list_schemes() {
     entry["class_name"] = scheme.class_name;
     entry["summary"] = scheme.summary;
     entry["source"] = scheme.source;
+    entry["family"] = family(scheme).name;
     entry["options"] = options;
     list.append(entry);
   }
@@ -102,10 +110,6 @@ void add_initial(const ParameterSpec& spec, nb::dict& parameter) {
 nb::dict describe(const std::string& scheme, const nb::dict& given) {
   Position position;
   position.parts.push_back(make_part(to_scheme(scheme), to_given(given)));
-  nb::dict options;
-  for (const auto& [name, value] : position.parts[0].options().items()) {
-    options[name.c_str()] = to_python(value);
-  }
   nb::list parameters;
   for (const ParameterSpec& spec : position.parts[0].specs()) {
     nb::dict parameter;
@@ -123,23 +127,31 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   }
   nb::dict description;
   description["text"] = position_text(position);
-  description["options"] = options;
+  description["options"] = to_python(position.parts[0].options().items());
   description["parameters"] = parameters;
+  description["terms"] = nb::tuple(nb::cast(term_kinds(position.parts[0])));
   description["rotary_dims"] = rotary_dims(position.parts[0]);
   description["reads_length"] = reads_length(position);
   return description;
 }
 
+// (scheme, complete options) of each part of a text; `defaults` serve required options.
+nb::list parse(const std::string& text, const nb::dict& defaults) {
+  nb::list parts;
+  for (const Part& part : parse_position(text, to_given(defaults)).parts) {
+    parts.append(nb::make_tuple(part.scheme().name, to_python(part.options().items())));
+  }
+  return parts;
+}
+
 nb::dict to_python(const Comparison& comparison) {
   using Outcome = Comparison::Outcome;
-  nb::dict options;
-  for (const auto& [name, value] : comparison.options) options[name.c_str()] = to_python(value);
   nb::dict entry;
   entry["outcome"] = comparison.outcome == Outcome::kFits      ? "fits"
                      : comparison.outcome == Outcome::kDiffers ? "differs"
                                                                : "shape";
   entry["convention"] = comparison.convention;
-  entry["options"] = options;
+  entry["options"] = to_python(comparison.options);
   entry["note"] = comparison.note;
   entry["compared"] = comparison.compared;
   entry["largest_difference"] = comparison.largest;
@@ -164,6 +176,10 @@ nb::tuple check_tensor(const std::string& scheme, const nb::dict& options, nb::h
 void bind_schemes(nb::module_& module) {
   module.def("schemes", &list_schemes);
   module.def("describe", &describe);
+  module.def("example_options", [](const std::string& scheme) {
+    return to_python(example_options(to_scheme(scheme)));
+  });
+  module.def("parse", &parse);
   module.def("check", &check_tensor);
   module.def("is_held_as", [](const std::string& scheme, const std::string& name) {
     return is_held_as(to_scheme(scheme), name);

@@ -24,6 +24,16 @@ TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
 
 }  // namespace
 
+std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms) {
+  return {{"rotation", terms.rotations.size()},
+          {"distance bias", terms.biases.size()},
+          {"row table", terms.row_tables.size()},
+          {"column table", terms.column_tables.size()},
+          {"key bias", terms.key_biases.size()},
+          {"value table", terms.value_tables.size()},
+          {"vector added to the query", terms.query_added.size()}};
+}
+
 GridPositions::GridPositions(const Part& part, const Grid& grid) : grid_(grid) {
   if (!part.recipe || !part.recipe->place) return;
   const Position alone{{part}};

@@ -1,6 +1,7 @@
 // The terms of one part outside an attention call: for dense forms, classes and rotations.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "recipe.h"
@@ -27,6 +28,9 @@ class GridPositions {
   Grid grid_;
   std::vector<int64_t> q_, k_;
 };
+
+// How many terms there are of each kind, by its name.
+std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms);
 
 class BoundPart {
  public:

@@ -24,18 +24,11 @@ void check_grid(const Grid& grid) {
 
 std::string describe(const Terms& terms) {
   std::string text;
-  const auto add = [&](size_t count, const char* name) {
-    if (count == 0) return;
+  for (const auto& [name, count] : count_terms(terms)) {
+    if (count == 0) continue;
     text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
     if (count > 1) text += text.back() == 's' ? "es" : "s";
-  };
-  add(terms.rotations.size(), "rotation");
-  add(terms.biases.size(), "distance bias");
-  add(terms.row_tables.size(), "row table");
-  add(terms.column_tables.size(), "column table");
-  add(terms.key_biases.size(), "key bias");
-  add(terms.value_tables.size(), "value table");
-  add(terms.query_added.size(), "vector added to the query");
+  }
   return text.empty() ? "no term" : text;
 }
 

@@ -1,29 +1,64 @@
-"""docs/schemes.md has one row for each scheme, with its class, parameters and options."""
+"""docs/schemes.md has one row for each scheme, at its family: what the registry says, and what only
+the row says."""
 
+import re
 from pathlib import Path
 
 import pytest
 import relpos
 
 ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs/schemes.md").read_text()
+HEADINGS = {"Biases": "bias", "Rows": "rows", "Rotations": "rotation", "Others": "other"}
+COLUMNS = ["scheme", "class", "paper", "used by", "parameters", "terms", "options"]
+COLUMNS += ["what implementations get wrong"]
 
 
 def rows():
-    """{scheme: cells} of the first table."""
-    text = (ROOT / "docs/schemes.md").read_text()
-    table = text[text.index("| scheme | class |") :].split("\n\n", 1)[0]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    return {row[0].strip("`"): row for row in cells[2:]}
+    """(family, cells by column) of every row in the tables of the families."""
+    for heading, section in re.findall(r"^## (\w+)\n(.*?)(?=^## )", TEXT, re.M | re.S):
+        if heading not in HEADINGS:
+            continue
+        table = [line for line in section.splitlines() if line.startswith("|")]
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+        assert cells[0] == COLUMNS, heading
+        for row in cells[2:]:
+            yield HEADINGS[heading], dict(zip(COLUMNS, row, strict=True))
+
+
+def row_of(scheme):
+    (found,) = [pair for pair in rows() if pair[1]["scheme"] == f"`{scheme.name}`"]
+    return found
 
 
 def test_docs_name_every_scheme_once():
-    assert sorted(rows()) == sorted(scheme.name for scheme in relpos.schemes())
+    listed = [row["scheme"].strip("`") for _, row in rows()]
+    assert sorted(listed) == sorted(scheme.name for scheme in relpos.schemes())
 
 
 @pytest.mark.parametrize("scheme", relpos.schemes(), ids=lambda scheme: scheme.name)
 def test_docs_say_what_the_scheme_has(scheme):
-    _, class_name, _, parameters, _, options = rows()[scheme.name]
-    assert class_name == f"`{scheme.class_name}`"
-    assert options == ", ".join(f"`{option.name}`" for option in scheme.options)
-    for spec in scheme.describe(**scheme.example()).parameters:
-        assert f"`{spec.name}` [" in parameters
+    family, row = row_of(scheme)
+    assert family == scheme.family
+    assert row["class"] == f"`{scheme.class_name}`"
+    assert row["options"] == ", ".join(f"`{option.name}`" for option in scheme.options)
+    description = scheme.describe(**scheme.example())
+    for spec in description.parameters:
+        assert f"`{spec.name}` [" in row["parameters"]
+    told = row["terms"].replace(" by coordinates", "").replace("distance bias", "distance-bias")
+    for term in description.terms:
+        assert term.replace("distance bias", "distance-bias") in told, term
+    named = re.findall(r"rotation|(?:row|column|value) table|distance-bias|key bias", told)
+    for term in named:
+        assert term.replace("-", " ") in description.terms, term
+
+
+@pytest.mark.parametrize("scheme", relpos.schemes(), ids=lambda scheme: scheme.name)
+def test_docs_name_the_paper_of_the_scheme(scheme):
+    """Its first author and its year, where the source has one."""
+    _, row = row_of(scheme)
+    first = re.match(r"[\w.]+", scheme.source)[0]
+    year = re.search(r"\b(?:19|20)\d\d\b", scheme.source)
+    if year:
+        assert year[0] in row["paper"] or "after Shaw et al. 2018" in scheme.source
+        assert first in row["paper"] or "after Shaw et al. 2018" in scheme.source

@@ -358,6 +358,18 @@ def test_a_text_of_ones_own(own, tmp_path):
     assert len((tmp_path / "out" / "continuation.txt").read_bytes()) == 256 + 512
 
 
+def test_any_scheme_by_its_text(own, tmp_path):
+    texts = ["kerple_log", "xpos", "rope+alibi", "alibi(slopes=geometric, symmetric=false)"]
+    words = ["--text", own, "--out", tmp_path, "--compare", "off", "--json", "--quiet"]
+    result = json.loads(lab(SMALL, *words, "--schemes", ",".join(texts)).stdout)
+    assert [row["scheme"] for row in result["schemes"]] == texts
+    parameters = {row["scheme"]: row["position_parameters"] for row in result["schemes"]}
+    assert parameters["kerple_log"] == 2 * 2 * 4  # layers, numbers of a head, heads
+    assert parameters["rope+alibi"] == 0
+    page = check_page(tmp_path, continuation="continuation.txt")
+    assert all(text in page for text in texts)
+
+
 def test_ctrl_c_keeps_what_is_done(own, tmp_path):
     with subprocess.Popen(
         command("--text", own, "--out", tmp_path, "--schemes", "alibi,none,rope", **SMALL),
@@ -457,7 +469,11 @@ def test_without_the_chorales_it_says_how_to_go_on(monkeypatch, capsys, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--schemes", "alibi,ropes"], "unknown scheme 'ropes'"),
+        (["--schemes", "alibi,ropes"], "no scheme 'ropes'"),
+        (["--schemes", ","], "expected positions"),
+        (["--schemes", "forgetting"], "needs its input log_f"),
+        (["--schemes", "fire(init_L=8)"], "--schemes: 'fire(init_L=8)'"),
+        (["--compare", "t6"], "--compare"),
         (["--tests", "64"], "at least 128 tokens"),
         (["--steps", "0"], "above 0"),
         (["--width", "100", "--heads", "3"], "multiple"),

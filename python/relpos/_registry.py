@@ -53,6 +53,7 @@ class Description:
     text: str  # canonical, as the command line reads it
     options: dict[str, Any]
     parameters: tuple[ParameterSpec, ...]
+    terms: tuple[str, ...]  # their kinds: "rotation", "distance bias", "row table", ...
     rotary_dims: int  # 0: no rotation
     reads_length: bool  # terms depend on the length of the call
 
@@ -65,6 +66,7 @@ class Scheme:
     class_name: str
     summary: str
     source: str
+    family: str  # "rotation", "rows", "bias", "other": decided by its terms
     options: tuple[Option, ...]
 
     def signature(self) -> Signature:
@@ -78,12 +80,7 @@ class Scheme:
 
     def example(self) -> dict[str, Any]:
         """The smallest options that construct it: required ones only."""
-        stand_ins = {"bool": False, "int": 8, "float": 1.0, "values": [8.0]}
-        return {
-            o.name: o.choices[0] if o.choices else stand_ins[o.type]
-            for o in self.options
-            if o.required
-        }
+        return _core.example_options(self.name)
 
     def describe(self, **options: Any) -> Description:
         """Checks the options and names the parameters."""
@@ -95,6 +92,7 @@ class Scheme:
                 ParameterSpec(**{**spec, "origins": tuple(Origin(*o) for o in spec["origins"])})
                 for spec in found["parameters"]
             ),
+            found["terms"],
             found["rotary_dims"],
             found["reads_length"],
         )

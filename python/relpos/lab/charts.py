@@ -9,7 +9,6 @@ import numpy as np
 from relpos.lab import svg
 from relpos.lab.chorales import HIGHEST_PITCH, LOWEST_PITCH, STEPS_PER_QUARTER, Note
 from relpos.lab.experiment import Outcome, Trained
-from relpos.lab.positions import RUNS
 
 HEAD_COLOURS = ("#2b7bd0", "#e0602c", "#12a079", "#c86aa6", "#d99a0b", "#7a6ff0", "#8b919c")
 FLOOR = -12.0  # scores below it are cut off: exp(-12) is next to nothing
@@ -74,16 +73,16 @@ def loss_against_length(outcome: Outcome, width: int, height: int) -> str:
     ends = [axes.y(t.tests[lengths[-1]]) for t in outcome.trained] + [level]
     places = svg.spread(ends, 16, axes.top + 4, axes.bottom)
     for t, end, place in zip(outcome.trained, ends, places, strict=False):
-        colour = RUNS[t.scheme].colour
+        colour = t.run.colour
         points = [(axes.x(n), axes.y(t.tests[n])) for n in lengths]
         parts.append(svg.polyline(points, class_="curve", stroke=colour))
         for (px, py), n in zip(points, lengths, strict=True):
-            hint = svg.tag("title", f"{RUNS[t.scheme].label}: {t.tests[n]:.3f} at {n:,} tokens")
+            hint = svg.tag("title", f"{t.run.label}: {t.tests[n]:.3f} at {n:,} tokens")
             parts.append(svg.tag("circle", hint, cx=px, cy=py, r=4, fill=colour, class_="dot"))
         leader = [(edge + 6, end), (edge + 14, place)]
         parts.append(svg.polyline(leader, class_="leader", stroke=colour))
         short = t.scheme.replace("_transformer", " tr.")
-        label = short if axes.narrow else RUNS[t.scheme].label
+        label = short if axes.narrow and len(short) <= len(t.run.label) else t.run.label
         parts.append(svg.text(edge + 18, place + 4, label, class_="label", style=f"fill:{colour}"))
     leader = [(edge + 2, level), (edge + 14, places[-1])]
     parts.append(svg.polyline(leader, class_="leader faintline"))
@@ -162,7 +161,7 @@ def what_it_learned(trained: Trained, train_length: int) -> str:
         width,
         bottom + 34,
         "".join(parts),
-        label=f"{RUNS[trained.scheme].label}: score and attention over distance",
+        label=f"{trained.run.label}: score and attention over distance",
     )
 
 
@@ -193,7 +192,7 @@ def _heat_rows(
     rows = density[:, np.minimum(classes, len(edges) - 2)] * inside
     return svg.tag(
         "image",
-        href=svg.picture(np.sqrt(rows), RUNS[trained.scheme].colour),
+        href=svg.picture(np.sqrt(rows), trained.run.colour),
         x=left,
         y=top,
         width=right - left,
@@ -209,7 +208,7 @@ def triangles(trained: Trained) -> list[tuple[str, str]]:
     return [
         (
             f"layer {layer + 1}, head {head + 1}",
-            svg.picture(np.sqrt(weights[layer, head]), RUNS[trained.scheme].colour),
+            svg.picture(np.sqrt(weights[layer, head]), trained.run.colour),
         )
         for layer in range(weights.shape[0])
         for head in range(weights.shape[1])
@@ -225,6 +224,7 @@ def training_curves(outcome: Outcome, width: int, height: int) -> str:
         t.scheme: np.convolve(t.train_losses, np.ones(kernel) / kernel, mode="valid")
         for t in outcome.trained
     }
+    colours = {t.scheme: t.run.colour for t in outcome.trained}
     low = min(float(values.min()) for values in smooth.values())
     high = max(float(values.max()) for values in smooth.values())
     high = min(high, low + 2.5)  # losses of the first steps may be far higher
@@ -242,7 +242,7 @@ def training_curves(outcome: Outcome, width: int, height: int) -> str:
         points = [
             (x(step + kernel), y(value)) for step, value in enumerate(values) if value <= high
         ]
-        parts.append(svg.polyline(points, class_="thin", stroke=RUNS[scheme].colour))
+        parts.append(svg.polyline(points, class_="thin", stroke=colours[scheme]))
     return svg.drawing(
         width, height, "".join(parts), label="Training loss of every scheme", class_=_size(width)
     )

@@ -12,15 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relpos.lab import compare, data, experiment, report
-from relpos.lab.positions import RUNS
+from relpos.lab.positions import RUNS, CannotRun, check, split_texts
 
 OK, FAILED_CHECK, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _EXAMPLES = """\
 examples:
-  relpos lab                               all schemes on the Bach chorales, about five minutes
+  relpos lab                               seven schemes on the Bach chorales, about five minutes
   relpos lab --text book.txt               the same on your own text, bytes as tokens
   relpos lab --schemes rope,alibi,t5 --steps 400
+  relpos lab --schemes "kerple_log,xpos,rope+alibi,alibi(slopes=geometric)"
   relpos lab --check                       exit status 1 if the expected order does not come out
 
 The chorales are read from an installed music21 (pip install --no-deps music21==10.5.1).
@@ -29,12 +30,10 @@ Exit status: 0 done, 1 a check failed, 2 usage or missing data, 130 interrupted 
 
 
 def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in RUNS]
-    if unknown or not names:
-        came = ", ".join(map(repr, unknown)) or repr(text)
-        raise argparse.ArgumentTypeError(f"unknown scheme {came}; known here: {', '.join(RUNS)}")
-    return list(dict.fromkeys(names))
+    names = split_texts(text)
+    if not names:
+        raise argparse.ArgumentTypeError(f"expected positions, such as rope,alibi; came {text!r}")
+    return names
 
 
 def _lengths(text: str) -> list[int]:
@@ -72,7 +71,9 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("relpos-lab"), metavar="DIR",
         help="folder for the report (default: %(default)s)")  # fmt: skip
     add("--schemes", type=_names, default=list(RUNS), metavar="A,B",
-        help=f"schemes to train, of {', '.join(RUNS)} (default: all)")  # fmt: skip
+        help="positions to train: schemes of `relpos list`, also with options as in "
+        "'alibi(slopes=geometric)', and sums as 'rope+alibi' "
+        f"(default: {', '.join(RUNS)})")  # fmt: skip
     for name, default, what in (
         ("steps", 200, "training steps"),
         ("batch", 16, "windows in each step"),
@@ -104,8 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.width % (2 * options.heads):
         made.error(f"--width {options.width} must be a multiple of twice --heads {options.heads}")
-    if options.compare != "off" and options.compare not in RUNS:
-        made.error(f"--compare: unknown scheme {options.compare!r}; known here: {', '.join(RUNS)}")
+    _check_positions(made, options)
     try:
         with _unwinding():
             return _run(options)
@@ -114,6 +114,18 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
         return INTERRUPTED
+
+
+def _check_positions(made: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    asked = [("--schemes", scheme, options.tests) for scheme in options.schemes]
+    if options.compare != "off":
+        asked.append(("--compare", options.compare, []))
+    for option, text, tests in asked:
+        sizes = {"heads": options.heads, "head_dim": options.width // options.heads}
+        try:
+            check(text, lengths=[options.length, *tests], **sizes)
+        except CannotRun as error:
+            made.error(f"{option}: {error}")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 
 from relpos.lab import chorales, compare, data
 from relpos.lab.model import Shape
-from relpos.lab.positions import RUNS
+from relpos.lab.positions import Run, runs_of
 from relpos.lab.progress import Progress, clock
 from relpos.lab.runner import JobFailed, run_job
 
@@ -50,6 +50,7 @@ class Trained:
     """A scheme that was trained and tested."""
 
     scheme: str
+    run: Run
     parameters: int
     position_parameters: int
     train_losses: list[float]
@@ -119,7 +120,7 @@ class Outcome:
             "threads": plan.threads,
             "unigram_loss": plan.unigram,
             "schemes": [
-                {key: value for key, value in vars(t).items() if key != "arrays"}
+                {key: value for key, value in vars(t).items() if key not in ("arrays", "run")}
                 for t in self.trained
             ],
             "stopped": self.stopped,
@@ -189,6 +190,11 @@ def run(plan: Plan, work: Path) -> Outcome:
     return outcome
 
 
+def _folder(plan: Plan, scheme: str) -> str:
+    """A text of a position is no name of a file."""
+    return f"train-{plan.schemes.index(scheme)}"
+
+
 def _attempt(outcome: Outcome, job: Callable[..., None], *arguments) -> None:
     """Runs one job; if it fails, the other jobs go on."""
     try:
@@ -214,7 +220,7 @@ def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
     progress.say("starts")
     outcome.stopped = last  # until it is through
     result, arrays = run_job(
-        work / scheme,
+        work / _folder(plan, scheme),
         plan.job("train", scheme=scheme, tests=plan.tests),
         {
             "train": plan.corpus.train,
@@ -226,7 +232,7 @@ def _train(outcome: Outcome, scheme: str, title: str, work: Path) -> None:
     )
     outcome.stopped = None
     result["tests"] = {int(length): loss for length, loss in result["tests"].items()}
-    outcome.trained.append(Trained(scheme, arrays=arrays, **result))
+    outcome.trained.append(Trained(scheme, runs_of(plan.schemes)[scheme], arrays=arrays, **result))
     losses = ", ".join(f"{loss:.3f} at {length}" for length, loss in result["tests"].items())
     progress.close(f"loss {losses}  ({clock(time.monotonic() - begin)})")
 
@@ -269,7 +275,7 @@ def _continue(outcome: Outcome, work: Path) -> None:
         plan.job(
             "continue",
             scheme=best.scheme,
-            weights=str(work / best.scheme / "arrays.npz"),
+            weights=str(work / _folder(plan, best.scheme) / "arrays.npz"),
             new_tokens=count,
             temperature=TEMPERATURE,
             forbidden=[chorales.START] if music else [],
@@ -278,4 +284,4 @@ def _continue(outcome: Outcome, work: Path) -> None:
         on_event=lambda event: progress.update(event["done"]),
     )
     progress.close(f"{count} tokens after the opening of {plan.corpus.prompt_name}")
-    outcome.continuation, outcome.continued_by = arrays["tokens"], RUNS[best.scheme].label
+    outcome.continuation, outcome.continued_by = arrays["tokens"], best.run.label

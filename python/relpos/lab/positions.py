@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import torch
+
 import relpos
+from relpos import _core
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,94 @@ RUNS = {
 }
 
 
-def make_positions(name: str, *, layers: int, heads: int, head_dim: int, length: int) -> list:
+# Of positions given by their text, in this order.
+_COLOURS = ("#3aa6b9", "#a5572b", "#8a9a1e", "#b0457a", "#5b6fae", "#2f8f4e", "#c4582f", "#937bc2")
+_LONGEST_LABEL = 18  # characters, beside the curves of the report
+
+
+class CannotRun(ValueError):
+    """A text that is no position, or a position that the model of the lab cannot use."""
+
+
+def split_texts(text: str) -> list[str]:
+    """Texts of positions, divided at the commas that stand outside brackets and quotes."""
+    texts, depth, quote = [""], 0, ""
+    for c in text:
+        if c == "," and depth <= 0 and not quote:
+            texts.append("")
+            continue
+        if quote:
+            quote = "" if c == quote else quote
+        elif c in "'\"":
+            quote = c
+        depth += (c in "([") - (c in ")]")
+        texts[-1] += c
+    return list(dict.fromkeys(t.strip() for t in texts if t.strip()))
+
+
+def runs_of(texts: Iterable[str]) -> dict[str, Run]:
+    """The run of each text: one of RUNS, or of any position by its text."""
+    found: dict[str, Run] = {}
+    for text in texts:
+        if text in RUNS:
+            found[text] = RUNS[text]
+            continue
+        colour = _COLOURS[sum(other not in RUNS for other in found) % len(_COLOURS)]
+        label = text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+        same = sum(other.label.startswith(label) for other in found.values())
+        label = f"{label} ({same + 1})" if same else label
+        found[text] = Run(label, _maker(text), _summary(text), colour)
+    return found
+
+
+def _summary(text: str) -> str:
+    names = {scheme.name: scheme.summary for scheme in relpos.schemes()}
+    parts = [names.get(part.partition("(")[0].strip(), "") for part in text.split("+")]
+    return f"{text}: " + "; ".join(part for part in parts if part)
+
+
+def _maker(text: str) -> Callable[[int, int, int], object]:
+    """What a text leaves out: the sizes of the model, layout half, and for other required sizes the
+    training length."""
+    schemes = {scheme.name: scheme for scheme in relpos.schemes()}
+
+    def make(heads: int, head_dim: int, length: int) -> object:
+        sizes = {"heads": heads, "head_dim": head_dim, "layout": "half"}
+        for option in [o for scheme in schemes.values() for o in scheme.options]:
+            if option.required and option.type == "int":
+                sizes.setdefault(option.name, length)
+        parts = []
+        for name, options in _core.parse(text, sizes):
+            inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
+            if inputs:
+                raise CannotRun(
+                    f"{name} needs its input {inputs[0]} in each call, which the lab does not "
+                    "make: expected a scheme without inputs"
+                )
+            parts.append(getattr(relpos, schemes[name].class_name)(**options))
+        return parts[0] if len(parts) == 1 else relpos.Sum(*parts)
+
+    return make
+
+
+def check(text: str, *, heads: int, head_dim: int, lengths: Iterable[int]) -> None:
+    """Raises CannotRun if the lab's model cannot use the position at one of the lengths; the first
+    is that of the training."""
+    try:
+        lengths = list(lengths)
+        sizes = {"heads": heads, "head_dim": head_dim, "length": lengths[0]}
+        (position,) = make_positions(text, layers=1, **sizes)
+        for length in lengths:
+            row = torch.zeros(1, heads, length, head_dim)
+            last = {"is_causal": True, "q_offset": length - 1}
+            relpos.attention(row[:, :, -1:], row, row, position=position, **last)
+    except (ValueError, TypeError) as error:
+        raise CannotRun(f"{text!r}: {error}; or one of {', '.join(RUNS)}") from error
+
+
+def make_positions(text: str, *, layers: int, heads: int, head_dim: int, length: int) -> list:
     """One position per layer (None for the run without)."""
-    run = RUNS[name]
+    run = runs_of([text])[text]
     if run.make is None:
         return [None] * layers
     if run.shared:

@@ -17,7 +17,7 @@ from relpos.lab import charts, chorales, compare, midi
 from relpos.lab.data import SCORED
 from relpos.lab.experiment import PROMPT_STEPS, Outcome, Trained
 from relpos.lab.look import PICTURE_LENGTH, TRIANGLE
-from relpos.lab.positions import RUNS
+from relpos.lab.positions import runs_of
 from relpos.lab.progress import clock
 
 HOLDS, BENDS = 1.05, 1.25  # loss at the longest test over loss at the trained length
@@ -161,7 +161,7 @@ def _in_words(growth: float) -> str:
 
 
 def _name(trained: Trained) -> str:
-    return RUNS[trained.scheme].label
+    return trained.run.label
 
 
 def _stopped(stopped: dict) -> str:
@@ -184,8 +184,8 @@ def _figures(outcome: Outcome) -> str:
         return ""
     best = outcome.best
     cards = "".join(
-        f'<article class="card" style="--own:{RUNS[t.scheme].colour}"><h3>{_name(t)}</h3>'
-        f"<p>{escape(RUNS[t.scheme].says)}</p>"
+        f'<article class="card" style="--own:{t.run.colour}"><h3>{escape(_name(t))}</h3>'
+        f"<p>{escape(t.run.says)}</p>"
         f"{charts.what_it_learned(t, outcome.plan.shape.length)}</article>"
         for t in outcome.trained
     )
@@ -216,7 +216,7 @@ row per head, where the attention at the end of a window of {window:,} tokens go
 colour are equal shares. The shaded part was never seen in training.</p>
 <p class="legend">{heads}</p>
 <div class="cards">{cards}</div></section>
-<section><h2>{_name(best)}, head by head</h2>
+<section><h2>{escape(_name(best))}, head by head</h2>
 <p>Attention over the opening of a held-out piece: {tokens}. Each row is a token that asks,
 each column one that is looked at; the stronger the colour, the more.</p>
 <div class="triangles">{pictures}</div></section>
@@ -234,7 +234,7 @@ def _table(outcome: Outcome) -> str:
             for n in tests
         )
         rows.append(
-            f'<tr><th><i style="background:{RUNS[t.scheme].colour}"></i>{_name(t)}</th>{cells}'
+            f'<tr><th><i style="background:{t.run.colour}"></i>{escape(_name(t))}</th>{cells}'
             f"<td>{t.ms_per_step:.0f}</td><td>{t.peak_mb:.0f}</td>"
             f"<td>{t.position_parameters:,}</td></tr>"
         )
@@ -262,7 +262,8 @@ def _comparison(outcome: Outcome) -> str:
         f"<td>{escape(compare.equality(row))}</td></tr>"
         for row in outcome.comparisons
     )
-    scheme = RUNS[outcome.comparisons[0]["scheme"]].label
+    compared = outcome.comparisons[0]["scheme"]
+    scheme = runs_of([compared])[compared].label
     return (
         "<section><h2>The same step on PyTorch’s own attention</h2>"
         f"<p>One training step of the model with {escape(scheme)}, once on "

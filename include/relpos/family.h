@@ -1,0 +1,25 @@
+// The terms of a scheme, and the family of schemes with like terms.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "relpos/position.h"
+
+namespace relpos {
+
+// The smallest options that make a part of the scheme: the required ones.
+OptionValues example_options(const Scheme& scheme);
+// The kinds of terms that a part has, each once, as terms.h calls them: "rotation", "row table".
+std::vector<std::string> term_kinds(const Part& part);
+
+// Schemes of like terms: "rotation", or "rows" (of tables, for queries, keys or values), or "bias",
+// the first that occurs among the terms; "other" where none does.
+struct Family {
+  std::string name, summary;
+};
+const std::vector<Family>& families();
+// Of the terms that the scheme has under example_options.
+const Family& family(const Scheme& scheme);
+
+}  // namespace relpos
