@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "bound_part.h"
 #include "chart.h"
 #include "commands.h"
 #include "common.h"
@@ -20,6 +19,7 @@
 #include "parameters.h"
 #include "relpos/attention.h"
 #include "relpos/error.h"
+#include "relpos/family.h"
 #include "scheme_options.h"
 
 namespace relpos::cli {
@@ -41,45 +41,22 @@ struct CompareArguments {
 };
 
 // One of the two positions; its parameters are drawn for each grid.
-struct Side {
+struct Operand {
   std::string label, params;
   Position position;
   uint64_t seed = 0;
 };
 
-struct Kinds {
-  bool biases = false, rows = false, others = false;
-};
+bool is_bias(const Part& part) { return family(part).name == "bias"; }
 
-Kinds kinds_of(const Position& position) {
-  Kinds kinds;
-  for (const Part& part : position.parts) {
-    const BoundPart bound(part);
-    const Terms& terms = bound.terms();
-    const bool biases = !terms.biases.empty() || !terms.key_biases.empty();
-    const bool rows =
-        !terms.row_tables.empty() || !terms.column_tables.empty() || !terms.value_tables.empty();
-    kinds.biases |= biases;
-    kinds.rows |= rows;
-    kinds.others |= !biases && !rows;
-  }
-  return kinds;
-}
-
-bool only_biases(const Position& position) {
-  const Kinds kinds = kinds_of(position);
-  return kinds.biases && !kinds.rows && !kinds.others;
-}
-
-bool only_rows(const Position& position) {
-  const Kinds kinds = kinds_of(position);
-  return position.parts.size() == 1 && kinds.rows && !kinds.biases;
+bool is_table(const Position& position) {
+  return position.parts.size() == 1 && family(position.parts.front()).name == "rows";
 }
 
 // What `show` draws where it can be compared; the score where the position turns queries and keys.
 std::string default_what(const Position& a, const Position& b) {
-  if (only_biases(a) && only_biases(b)) return "bias";
-  if (only_rows(a) && only_rows(b)) return "index";
+  if (std::ranges::all_of(a.parts, is_bias) && std::ranges::all_of(b.parts, is_bias)) return "bias";
+  if (is_table(a) && is_table(b)) return "index";
   return "score";
 }
 
@@ -91,11 +68,11 @@ int64_t size_of(const Position& position, const char* option, int64_t fallback) 
   return fallback;
 }
 
-Step bias_of(const Side& side, const Position& position, const Grid& grid) {
+Step bias_of(const Operand& side, const Position& position, const Grid& grid) {
   Step sum;
   for (const Part& part : position.parts) {
-    check_value(only_biases(Position{.parts = {part}}), "--what bias: ", part.scheme().name, " of ",
-                side.label, " is not a bias: try --what score");
+    check_value(is_bias(part), "--what bias: ", part.scheme().name, " of ", side.label,
+                " is not a bias: try --what score");
     const Step own = dense_matrix("bias", part, grid, "key");
     if (sum.shape.empty()) {
       sum = own;
@@ -109,7 +86,7 @@ Step bias_of(const Side& side, const Position& position, const Grid& grid) {
   return sum;
 }
 
-Step index_of(const Side& side, const Position& position, const Grid& grid) {
+Step index_of(const Operand& side, const Position& position, const Grid& grid) {
   check_value(position.parts.size() == 1, "--what index: ", side.label,
               " is a sum, expected one scheme: try --what score");
   Step step = index_matrix(position.parts.front(), grid);
@@ -141,7 +118,7 @@ Step score_of(const Position& position, const Grid& grid) {
 }
 
 // [heads, queries, keys].
-Step values_of(const Side& side, const std::string& what, const Grid& grid) {
+Step values_of(const Operand& side, const std::string& what, const Grid& grid) {
   Position position = side.position;
   const int64_t heads = size_of(position, "heads", 1);
   const Parameters parameters(position, side.params, side.seed, DType::kFloat32,
@@ -157,7 +134,7 @@ struct Pair {
   Step a, b;
 };
 
-Pair values_of(const std::array<Side, 2>& sides, const std::string& what, const Grid& grid) {
+Pair values_of(const std::array<Operand, 2>& sides, const std::string& what, const Grid& grid) {
   Pair pair{values_of(sides[0], what, grid), values_of(sides[1], what, grid)};
   const int64_t heads = std::max(pair.a.shape[0], pair.b.shape[0]);
   pair.a = with_heads(std::move(pair.a), heads);
@@ -225,7 +202,7 @@ Json runs_json(const std::vector<std::pair<int64_t, int64_t>>& runs, int64_t fir
 }
 
 struct Result {
-  std::array<Side, 2> sides;
+  std::array<Operand, 2> sides;
   std::string what;
   Grid grid;
   Pair pairs, curves;  // on the grid, and of one query, `reach` keys to both sides
@@ -268,7 +245,7 @@ std::string result_text(const Result& result, int64_t head, const Style& style) 
   const auto width = static_cast<size_t>(std::max(style.width, 20));
   const auto paragraph = [&](const std::string& text) { return join(wrapped(text, width), "\n"); };
   std::string text;
-  for (const Side& side : result.sides) {
+  for (const Operand& side : result.sides) {
     text += paragraph(side.label + ": " + position_text(side.position)) + "\n";
   }
   const int64_t heads = result.pairs.a.shape[0];
@@ -289,16 +266,14 @@ std::string result_text(const Result& result, int64_t head, const Style& style) 
 
 // The asked head, else the one that differs most.
 int64_t chosen_head(const std::vector<HeadDifference>& heads, std::optional<int64_t> asked) {
-  const auto count = static_cast<int64_t>(heads.size());
   if (asked) {
-    check_value(*asked >= 0 && *asked < count, "--head: expected 0 to ", count - 1, ", got ",
-                *asked);
+    check_head(*asked, static_cast<int64_t>(heads.size()));
     return *asked;
   }
   return std::ranges::max_element(heads, {}, &HeadDifference::largest) - heads.begin();
 }
 
-void note_drawn(const Side& side, const Grid& grid) {
+void note_drawn(const Operand& side, const Grid& grid) {
   Position position = side.position;
   const Parameters parameters(position, side.params, side.seed, DType::kFloat32,
                               {.queries = grid.queries, .keys = grid.keys});
@@ -317,9 +292,9 @@ Result compute(const CompareArguments& arguments) {
   const OptionValues sizes = required_sizes(std::max({queries, keys, arguments.reach + 1}));
   Result result;
   result.sides = {
-      Side{"A", arguments.params_a, parse_position(arguments.a, sizes), arguments.seed},
-      Side{"B", arguments.params_b, parse_position(arguments.b, sizes), arguments.seed}};
-  for (const Side& side : result.sides) {
+      Operand{"A", arguments.params_a, parse_position(arguments.a, sizes), arguments.seed},
+      Operand{"B", arguments.params_b, parse_position(arguments.b, sizes), arguments.seed}};
+  for (const Operand& side : result.sides) {
     check_value(!side.position.parts.empty(), side.label,
                 ": expected a position, as 'alibi(heads=8)', got an empty text");
   }
@@ -343,7 +318,7 @@ int compare(const CompareArguments& arguments) {
     return kOk;
   }
   if (result.what != "index") {
-    for (const Side& side : result.sides) note_drawn(side, result.grid);
+    for (const Operand& side : result.sides) note_drawn(side, result.grid);
   }
   print(result_text(result, head, stdout_style(arguments.color)));
   return kOk;

@@ -52,9 +52,13 @@ Step dense_matrix(const std::string& name, const Part& part, const Grid& grid, c
   return as_step(name, Step::Kind::kReal, tensor);
 }
 
+void check_head(int64_t head, int64_t heads) {
+  check_value(head >= 0 && head < heads, "--head: expected 0 to ", heads - 1, ", got ", head);
+}
+
 Step head_of(const Step& stack, int64_t head) {
   const int64_t heads = stack.shape.front();
-  check_value(head >= 0 && head < heads, "--head: expected 0 to ", heads - 1, ", got ", head);
+  check_head(head, heads);
   const auto size = static_cast<int64_t>(stack.values.size()) / heads;
   const auto first = stack.values.begin() + head * size;
   return {stack.name + ", head " + std::to_string(head),

@@ -196,7 +196,9 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
 }
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                             const std::optional<int64_t>& length,
                              const std::optional<Source>& added) {
+  if (length) return projected_rows(heads, weight, features(*length), added);
   recipe_.reads_length = true;
   project_rows(heads, weight, features, added);
 }
@@ -310,9 +312,11 @@ void Builder::rotation(Rotation rotation, const Source& of_queries, const Source
   }});
 }
 
-void Builder::rotation(std::function<Rotation(int64_t)> rotation) {
+void Builder::rotation(std::function<Rotation(int64_t)> of_length,
+                       const std::optional<int64_t>& length) {
+  if (length) return rotation(of_length(*length));
   recipe_.reads_length = true;
-  recipe_.terms.push_back({[of_length = std::move(rotation)](const PartCall& call, Terms& terms) {
+  recipe_.terms.push_back({[of_length = std::move(of_length)](const PartCall& call, Terms& terms) {
     terms.rotations.push_back(of_length(call.sizes.length));
   }});
 }

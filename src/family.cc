@@ -63,13 +63,17 @@ const std::vector<Family>& families() {
   return all;
 }
 
-const Family& family(const Scheme& scheme) {
-  const std::vector<std::string> terms = term_kinds(make_part(scheme, example_options(scheme)));
+const Family& family(const Part& part) {
+  const std::vector<std::string> terms = term_kinds(part);
   for (size_t n = 0; n < kinds().size(); ++n) {
     const std::vector<std::string>& wanted = kinds()[n].terms;
     if (std::ranges::find_first_of(terms, wanted) != terms.end()) return families()[n];
   }
   return families().back();
+}
+
+const Family& family(const Scheme& scheme) {
+  return family(make_part(scheme, example_options(scheme)));
 }
 
 }  // namespace relpos

@@ -82,9 +82,7 @@ struct Turn {
     cos.resize(pairs);
     sin.resize(pairs);
     for (size_t p = 0; p < pairs; ++p) {
-      const int64_t by = rotation.axis.empty()
-                             ? at.query(0, row)
-                             : rotation.coordinates->query(rotation.axis[p], 0, row);
+      const int64_t by = turns_by(at, rotation, static_cast<int64_t>(p), true, 0, row);
       const double angle = rotation_angle(rotation, by, p);
       wide_cos[p] = std::cos(angle);
       wide_sin[p] = std::sin(angle);

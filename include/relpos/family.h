@@ -19,7 +19,8 @@ struct Family {
   std::string name, summary;
 };
 const std::vector<Family>& families();
-// Of the terms that the scheme has under example_options.
+const Family& family(const Part& part);
+// Of the part that example_options make.
 const Family& family(const Scheme& scheme);
 
 }  // namespace relpos

@@ -217,9 +217,11 @@ class Builder {
   using Features = std::function<void(int64_t delta, double* features)>;
   void projected_rows(int64_t heads, const Source& weight, const Features& features,
                       const std::optional<Source>& added = {});
-  // Features that depend on the length of the call, too: one more than its last position.
+  // Features that depend on a length, too; where it is not given, on that of the call: one more than
+  // its last position.
   using FeaturesOf = std::function<Features(int64_t length)>;
   void projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                      const std::optional<int64_t>& length,
                       const std::optional<Source>& added = {});
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
@@ -233,8 +235,10 @@ class Builder {
   void rotation(Rotation rotation, CoordinateOf coordinate);
   // or are inputs of the call: integers [B, axes, Lq] and [B, axes, Lk].
   void rotation(Rotation rotation, const Source& of_queries, const Source& of_keys);
-  // A rotation that depends on the length of the call: one more than its last position.
-  void rotation(std::function<Rotation(int64_t length)> rotation);
+  // A rotation that depends on a length; where it is not given, on that of the call: one more than its
+  // last position.
+  void rotation(std::function<Rotation(int64_t length)> rotation,
+                const std::optional<int64_t>& length);
   // From the number of a token, its offset included, to its position, where a call gives none.
   void place(std::function<int64_t(int64_t token)> place);
   // The same where a key of a number stands elsewhere than a query of that number.

@@ -66,27 +66,8 @@ def attention(
       sees no key, out is 0, lse is -inf, and the gradients are 0.
     """
     if ELSEWHERE:
-        return ELSEWHERE[-1](
-            query,
-            key,
-            value,
-            position=position,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            window=window,
-            q_offset=q_offset,
-            k_offset=k_offset,
-            q_positions=q_positions,
-            k_positions=k_positions,
-            key_range=key_range,
-            return_lse=return_lse,
-            return_weights=return_weights,
-        )
-    seed = None if dropout_p == 0.0 else _draw_seed(dropout_p)
+        return ELSEWHERE[-1](**locals())  # the arguments, and nothing else yet
+    seed = None if dropout_p == 0.0 else draw_seed(dropout_p)
     call = Call.of(
         query,
         position=position,
@@ -109,7 +90,7 @@ def attention(
             out, lse, _ = _ops.run_attention(query, key, value, call, return_lse, False)
             return (out, lse) if return_lse else out
     else:
-        query, key, value = _same_kind(query=query, key=key, value=value)
+        query, key, value = same_kind(query=query, key=key, value=value)
     results = _autograd.attention(query, key, value, return_weights, call)
     if return_lse:
         return results
@@ -137,7 +118,7 @@ def scores(
 
     The arguments are those of relpos.attention.
     """
-    query, key = _same_kind(query=query, key=key)
+    query, key = same_kind(query=query, key=key)
     call = Call.of(
         query,
         position=position,
@@ -176,13 +157,13 @@ def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
     _core.check_fits(text, heads, kv_heads, head_dim)
 
 
-def _draw_seed(dropout_p: Any) -> Tensor:
+def draw_seed(dropout_p: Any) -> Tensor:
     if not 0.0 <= number("dropout_p", dropout_p) <= 1.0:
         raise ValueError(f"dropout_p: expected 0 <= dropout_p <= 1, got {dropout_p}")
     return torch.randint(2**63 - 1, (), device="cpu")
 
 
-def _same_kind(**tensors: Tensor) -> list[Tensor]:
+def same_kind(**tensors: Tensor) -> list[Tensor]:
     """Checks type, rank, device and dtype; casts as autocast asks."""
     dtype = None
     for name, tensor in tensors.items():

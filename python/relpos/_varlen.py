@@ -53,11 +53,11 @@ def attention_varlen(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
-    left, right = _bounds(window, is_causal)
+    left, right = bounds_of(window, is_causal)
     if position is not None and starts_q.shape[0] > 2:
-        _check_one_length(position)
+        check_one_length(position)
     positioned = position is not None or left is not None or right is not None
-    offsets = _offsets(q_offset, starts_q, starts_k) if positioned else None
+    offsets = offsets_of(q_offset, starts_q, starts_k) if positioned else None
 
     rows = torch.arange(query.shape[0], device=query.device)
     sequence = torch.searchsorted(starts_q[1:], rows, right=True)
@@ -95,9 +95,9 @@ def _both_starts(
     query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Where each sequence starts in query and in key, checked."""
-    starts_q = _starts("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
+    starts_q = starts_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
     if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
-        starts_k = _starts("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
+        starts_k = starts_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
         if starts_k.shape != starts_q.shape:
             raise ValueError(
                 f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens_q has, got "
@@ -112,7 +112,7 @@ def _both_starts(
     return starts_q, starts_q
 
 
-def _starts(name: str, starts: Any, rows: int, of: str) -> Tensor:
+def starts_of(name: str, starts: Any, rows: int, of: str) -> Tensor:
     if not isinstance(starts, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {type(starts).__name__}")
     if starts.dtype not in (torch.int32, torch.int64):
@@ -131,7 +131,7 @@ def _starts(name: str, starts: Any, rows: int, of: str) -> Tensor:
     return starts.to(torch.int64)
 
 
-def _check_one_length(position: Composed | Sequence[Composed]) -> None:
+def check_one_length(position: Composed | Sequence[Composed]) -> None:
     for part in flatten(position):
         if part._reads_length:
             raise ValueError(
@@ -141,7 +141,7 @@ def _check_one_length(position: Composed | Sequence[Composed]) -> None:
             )
 
 
-def _bounds(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
+def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """(left, right) distances that a query sees; None is no bound."""
     left, right = -1, -1
     if window is not None:
@@ -160,7 +160,7 @@ def _bounds(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     )
 
 
-def _offsets(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
+def offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
     count = starts_q.shape[0] - 1
     if q_offset is None:
         compiled = torch.compiler.is_compiling() or starts_q.is_meta

@@ -103,12 +103,12 @@ inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_
 }
 
 // What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
-inline int64_t turns_by(const Problem& p, const Rotation& rotation, int64_t n, bool query,
+inline int64_t turns_by(const Positions& at, const Rotation& rotation, int64_t n, bool query,
                         int64_t b, int64_t i) noexcept {
-  if (rotation.axis.empty()) return query ? p.positions.query(b, i) : p.positions.key(b, i);
+  if (rotation.axis.empty()) return query ? at.query(b, i) : at.key(b, i);
   const int axis = rotation.axis[n];
-  const Coordinates& at = *rotation.coordinates;
-  return query ? at.query(axis, b, i) : at.key(axis, b, i);
+  const Coordinates& own = *rotation.coordinates;
+  return query ? own.query(axis, b, i) : own.key(axis, b, i);
 }
 
 // Calls f(name, data, gradient) for every gradient of terms, wanted or not.

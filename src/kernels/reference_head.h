@@ -126,7 +126,7 @@ class Model {
   void rotate(double* x, bool query, int64_t b, int64_t i, bool transpose) const {
     for (const Rotation& r : p.terms.rotations) {
       for (int64_t n = 0; n < r.dims / 2; ++n) {
-        const double angle = rotation_angle(r, turns_by(p, r, n, query, b, i), n);
+        const double angle = rotation_angle(r, turns_by(p.positions, r, n, query, b, i), n);
         const auto [at, partner] = dims_of_pair(r, n);
         const double c = r.magnitude * std::cos(angle);
         const double s = r.magnitude * std::sin(angle) * (transpose ? -1.0 : 1.0);

@@ -83,11 +83,7 @@ struct Enformer {
     const auto of = [each = features / 6](int64_t positions) {
       return of_length(static_cast<double>(std::max<int64_t>(positions, 1)), each);
     };
-    if (length) {
-      b.projected_rows(heads, weight, of(*length), scale * v);
-    } else {
-      b.projected_rows(heads, weight, Builder::FeaturesOf(of), scale * v);
-    }
+    b.projected_rows(heads, weight, of, length, scale * v);
   }
 };
 

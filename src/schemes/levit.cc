@@ -27,14 +27,12 @@ struct LevitBias {
     const Source biases =
         b.parameter("attention_biases", {heads, patches.height * patches.width},
                     Init::constant(0.0), "one number for each head and distances (y, x)");
-    std::vector<int64_t> starts{-patches.farthest()}, classes{ClassMap::kNone};
-    for (int64_t delta = -patches.farthest(); delta <= patches.farthest(); ++delta) {
+    const auto row = [&](int64_t delta) {
       const auto [y, x] = patches.offset(delta);
-      classes.push_back(std::abs(y) * patches.width + std::abs(x));
-      starts.push_back(delta + 1);
-    }
-    classes.push_back(ClassMap::kNone);
-    b.bias(ClassMap::thresholds(std::move(starts), std::move(classes)), biases);
+      return std::abs(y) * patches.width + std::abs(x);
+    };
+    const int64_t reach = patches.farthest();
+    b.bias(common::by_distance(b, -reach, reach, common::Beyond::kNone, row), biases);
     b.place(patches);
   }
 };

@@ -34,15 +34,10 @@ struct DynamicRoPE {
       const auto most = static_cast<double>(max_position_embeddings);
       const double longest = std::max(static_cast<double>(found), most);
       const double growth = factor * longest / most - (factor - 1);
-      own.frequency =
-          rotary.frequencies(turn.dims, common::ntk_base(rotary.base, growth, turn.dims));
+      own.frequency = rotary.frequencies(own.dims, common::ntk_base(rotary.base, growth, own.dims));
       return own;
     };
-    if (length) {
-      b.rotation(of_length(*length));
-    } else {
-      b.rotation(of_length);
-    }
+    b.rotation(of_length, length);
   }
 };
 

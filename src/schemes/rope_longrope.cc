@@ -61,14 +61,9 @@ struct LongRoPE {
   void terms(Builder& b) const {
     const Rotation near = slower(b, "short_factor", short_factor);
     const Rotation far = slower(b, "long_factor", long_factor);
-    const auto of_length = [=, most = original_max_position_embeddings](int64_t found) {
-      return found > most ? far : near;
-    };
-    if (length) {
-      b.rotation(of_length(*length));
-    } else {
-      b.rotation(of_length);
-    }
+    b.rotation([=, most = original_max_position_embeddings](
+                   int64_t found) { return found > most ? far : near; },
+               length);
   }
 };
 

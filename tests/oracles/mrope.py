@@ -2,24 +2,21 @@
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 4
-    sizes = {"head_dim": head_dim, "rotary_dim": even, "layout": "half"}
-    pairs = even // 2
+    pairs = head_dim // 2
     thirds = [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]
-    return [
-        sizes,
-        sizes | {"section": thirds, "interleaved": True, "base": 100.0},
-        sizes | {"section": [0, pairs, 0], "layout": "interleaved"},
-        sizes | {"section": thirds, "angle": "float32"},
-    ]
+    return sized(
+        head_dim,
+        {},
+        {"section": thirds, "interleaved": True, "base": 100.0},
+        {"section": [0, pairs, 0], "layout": "interleaved"},
+        {"section": thirds, "angle": "float32"},
+    )
 
 
 def inputs(options, batch, heads, queries, keys, normal):

@@ -22,6 +22,15 @@ def configs(heads, head_dim, value_dim):
     ]
 
 
+def sized(head_dim, *variants, multiple=2):
+    """Options of variants with the sizes of a head that turns as far as it can, in layout half
+    unless they say another; None for each where the head is too small."""
+    most = head_dim - head_dim % multiple
+    if most == 0:
+        return [None] * len(variants)
+    return [{"head_dim": head_dim, "rotary_dim": most, "layout": "half"} | own for own in variants]
+
+
 def dims_of(options):
     return options.get("rotary_dim") or options["head_dim"] - options.get("start", 0)
 

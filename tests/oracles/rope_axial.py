@@ -2,24 +2,22 @@
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    most = head_dim - head_dim % 4
-    if most == 0:
-        return [None] * 6
-    sizes = {"head_dim": head_dim, "rotary_dim": most, "layout": "half"}
-    return [
-        sizes | {"grid": [5, 7]},
-        sizes | {"grid": 4, "first": "x", "layout": "interleaved", "base": 100.0},
-        sizes | {"grid": [3, 6], "ladder": "shared"},
-        sizes | {"grid": [7, 2], "prefix": 3, "origin": 1},
-        sizes | {"grid": 12, "ladder": "shared", "first": "x", "prefix": 1},
-        {"head_dim": head_dim, "rotary_dim": 4, "layout": "half", "grid": 9, "angle": "float32"},
-    ]
+    return sized(
+        head_dim,
+        {"grid": [5, 7]},
+        {"grid": 4, "first": "x", "layout": "interleaved", "base": 100.0},
+        {"grid": [3, 6], "ladder": "shared"},
+        {"grid": [7, 2], "prefix": 3, "origin": 1},
+        {"grid": 12, "ladder": "shared", "first": "x", "prefix": 1},
+        {"rotary_dim": 4, "grid": 9, "angle": "float32"},
+        multiple=4,
+    )
 
 
 def sides(options):

@@ -4,23 +4,21 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 from oracles.rope_axial import place, row_and_column, sides  # noqa: F401
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    most = head_dim - head_dim % 4
-    if most == 0:
-        return [None] * 4
-    sizes = {"head_dim": head_dim, "rotary_dim": most, "layout": "half"}
-    return [
-        sizes | {"grid": [5, 7]},
-        sizes | {"grid": 4, "layout": "interleaved", "base": 10.0},
-        sizes | {"grid": [14, 12], "prefix": 5},
-        sizes | {"grid": [3, 6], "prefix": 1, "angle": "float32"},
-    ]
+    return sized(
+        head_dim,
+        {"grid": [5, 7]},
+        {"grid": 4, "layout": "interleaved", "base": 10.0},
+        {"grid": [14, 12], "prefix": 5},
+        {"grid": [3, 6], "prefix": 1, "angle": "float32"},
+        multiple=4,
+    )
 
 
 def terms(options, parameters, pos_q, pos_k):

@@ -4,26 +4,23 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = READS_LENGTH = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 4
-    sizes = {"head_dim": head_dim, "rotary_dim": even, "layout": "half"}
-    near = [1.0 + 0.1 * p for p in range(even // 2)]
-    far = [1.0 + 3.0 * p for p in range(even // 2)]
+    near = [1.0 + 0.1 * p for p in range(head_dim // 2)]
+    far = [1.0 + 3.0 * p for p in range(head_dim // 2)]
     lists = {"short_factor": near, "long_factor": far}
     before = {"original_max_position_embeddings": 40}
-    return [
-        sizes | lists | {"length": 4097, "attention_factor": 1.5, "layout": "interleaved"},
-        sizes | lists | before | {"factor": 32.0},
-        sizes | {"long_factor": far, "factor": 0.5} | before,
-        sizes | lists | before | {"angle": "float32", "length": 40},
-    ]
+    return sized(
+        head_dim,
+        lists | {"length": 4097, "attention_factor": 1.5, "layout": "interleaved"},
+        lists | before | {"factor": 32.0},
+        {"long_factor": far, "factor": 0.5} | before,
+        lists | before | {"angle": "float32", "length": 40},
+    )
 
 
 def terms(options, parameters, pos_q, pos_k):

@@ -2,22 +2,19 @@
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 4
-    sizes = {"head_dim": head_dim, "rotary_dim": even}
-    return [
-        sizes | {"layout": "half", "partial_rotary_factor": 0.5},
-        sizes | {"layout": "interleaved", "partial_rotary_factor": 0.25, "base": 100.0},
-        sizes | {"layout": "half", "partial_rotary_factor": 0.7, "factor": 4.0},
-        sizes | {"layout": "half", "partial_rotary_factor": 0.0},
-    ]
+    return sized(
+        head_dim,
+        {"partial_rotary_factor": 0.5},
+        {"layout": "interleaved", "partial_rotary_factor": 0.25, "base": 100.0},
+        {"partial_rotary_factor": 0.7, "factor": 4.0},
+        {"partial_rotary_factor": 0.0},
+    )
 
 
 def terms(options, parameters, pos_q, pos_k):

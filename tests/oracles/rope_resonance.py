@@ -4,21 +4,18 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 3
-    sizes = {"head_dim": head_dim, "rotary_dim": even}
-    return [
-        sizes | {"layout": "half"},
-        sizes | {"layout": "interleaved", "base": 100.0},
-        sizes | {"layout": "half", "angle": "float32"},
-    ]
+    return sized(
+        head_dim,
+        {},
+        {"layout": "interleaved", "base": 100.0},
+        {"angle": "float32"},
+    )
 
 
 def terms(options, parameters, pos_q, pos_k):

@@ -5,25 +5,22 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 6
-    sizes = {"head_dim": head_dim, "rotary_dim": even}
     short = {"factor": 4.0, "original_max_position_embeddings": 64, "base": 100.0}
-    return [
-        sizes | {"layout": "half", "factor": 16.0},
-        sizes | {"layout": "interleaved", **short, "beta_fast": 8.0},
-        sizes | {"layout": "half", **short, "truncate": False, "attention_factor": 0.5},
-        sizes | {"layout": "half", **short, "mscale": 0.7, "mscale_all_dim": 1.5},
-        sizes | {"layout": "half", **short, "angle": "float32", "beta_fast": 4.0},
-        sizes | {"layout": "half", **short, "factor": 0.5, "beta_fast": 1.0},
-    ]
+    return sized(
+        head_dim,
+        {"factor": 16.0},
+        {"layout": "interleaved", **short, "beta_fast": 8.0},
+        {**short, "truncate": False, "attention_factor": 0.5},
+        {**short, "mscale": 0.7, "mscale_all_dim": 1.5},
+        {**short, "angle": "float32", "beta_fast": 4.0},
+        {**short, "factor": 0.5, "beta_fast": 1.0},
+    )
 
 
 def pair_of(options, dims, turns):

@@ -1,17 +1,19 @@
 """relpos.distributed.ring_attention and ulysses_attention."""
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relpos._attention import attention
 from relpos._call import Call
 from relpos._position import Composed
 from relpos.distributed._dtensor import of_shards
 from relpos.distributed._exchange import ALONE, Team, agree, teams
 from relpos.distributed._geometry import Geometry
-from relpos.distributed._heads import ToTokens, check_heads, with_own_heads
+from relpos.distributed._heads import check_heads, exchange, with_own_heads
 from relpos.distributed._layout import held
 from relpos.distributed._local import LocalCall, geometry_of
 from relpos.distributed._pieces import Inputs, Pieces
@@ -75,22 +77,8 @@ def ring_attention(
     Returns:
       out [B, H, Lq, Dv], or (out, lse).
     """
-    options = {
-        "position": position,
-        "key_padding_mask": key_padding_mask,
-        "dropout_p": dropout_p,
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-        "window": window,
-        "q_offset": q_offset,
-        "k_offset": k_offset,
-        "q_positions": q_positions,
-        "k_positions": k_positions,
-        "key_range": key_range,
-        "attn_mask": attn_mask,
-        "return_weights": return_weights,
-    }
+    given = locals()
+    options = {name: given[name] for name in _OPTIONS}
     how = {"layout": layout, "mode": mode, "reduce_position": bool(reduce_position)}
     packed = (cu_seqlens, cu_seqlens_k)
 
@@ -138,21 +126,11 @@ def ulysses_attention(
     return (out, lse) if return_lse else out
 
 
+# Of relpos.attention, with their defaults.
 _OPTIONS: dict[str, Any] = {
-    "position": None,
-    "key_padding_mask": None,
-    "dropout_p": 0.0,
-    "is_causal": False,
-    "scale": None,
-    "enable_gqa": False,
-    "window": None,
-    "q_offset": None,
-    "k_offset": 0,
-    "q_positions": None,
-    "k_positions": None,
-    "key_range": None,
-    "attn_mask": None,
-    "return_weights": False,
+    name: parameter.default
+    for name, parameter in inspect.signature(attention).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "return_lse"
 }
 
 
@@ -167,19 +145,19 @@ def _attend(
     except Exception as error:  # agree raises it, when the other ranks know
         failure = error
     device = tensors[0].device if isinstance(tensors[0], Tensor) else "cpu"
-    told = _agree(local, failure, ring, heads, device)
+    agreed = _agree(local, failure, ring, heads, device)
     assert local is not None
-    seed = None if local.call.seed is None else torch.tensor(told["seed"])
+    seed = None if local.call.seed is None else torch.tensor(agreed["seed"])
     if heads.ranks == 1:
-        return _attend_ring(local, told["ring"], seed, ring)
+        return _attend_ring(local, agreed["ring"], seed, ring)
     layout = how["layout"] if ring.ranks == 1 else "contiguous"
-    q_runs, k_runs = (held(n, layout, told["heads"][n]) for n in ("query", "key"))
+    q_runs, k_runs = (held(n, layout, agreed["heads"][n]) for n in ("query", "key"))
     if ring.ranks == 1:
         local.how = how | {"layout": "contiguous"}
     local = with_own_heads(local, q_runs, k_runs, heads)
-    out, lse = _attend_ring(local, told["ring"], seed, ring)
-    out = ToTokens.apply(out, q_runs, heads.group)
-    return out, ToTokens.apply(lse.unsqueeze(-1), q_runs, heads.group).squeeze(-1)
+    out, lse = _attend_ring(local, agreed["ring"], seed, ring)
+    out, lse = (exchange(x, q_runs, heads.group, to_heads=False) for x in (out, lse.unsqueeze(-1)))
+    return out, lse.squeeze(-1)
 
 
 def _agree(
@@ -240,9 +218,9 @@ def _place(local: LocalCall, lengths: Any, ring: Team) -> Geometry:
     ranged = local.call.key_lo is not None or local.packed[0] is not None
     if ring.ranks > 1 and (ranged or local.call.q_positions is not None):
         spans = [0] * 12 if geometry is None else geometry.own_spans()
-        told = agree(ring.group, {}, spans, failure, local.tensors[0].device)
+        agreed = agree(ring.group, {}, spans, failure, local.tensors[0].device)
         if geometry is not None:
-            geometry.learn(told)
+            geometry.learn(agreed)
     elif failure is not None:  # of what is the same on every rank
         raise failure
     assert geometry is not None

@@ -1,4 +1,4 @@
-"""What ranks tell each other: first that they mean the same call, then tensors."""
+"""What ranks exchange: first what they were called with, then tensors."""
 
 import hashlib
 import time
@@ -77,22 +77,24 @@ def agree(
 
 
 def _refuse(group: Any, call: dict[str, Any], failure: Any, failed: list[bool]) -> None:
-    told: list[Any] = [None] * len(failed)
-    dist.all_gather_object(told, (call, str(failure)), group=group)
+    calls: list[Any] = [None] * len(failed)
+    dist.all_gather_object(calls, (call, str(failure)), group=group)
     if failure is not None:
         raise failure
     if any(failed):
         rank = failed.index(True)
-        raise ValueError(f"rank {rank} of the group refused its arguments: {told[rank][1]}")
+        raise ValueError(f"rank {rank} of the group refused its arguments: {calls[rank][1]}")
     for name in sorted(call):
-        values = [calls.get(name) for calls, _ in told]
+        values = [theirs.get(name) for theirs, _ in calls]
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise ValueError(
                     f"{name}: expected the same on every rank, got {values[0]} on rank 0 and "
                     f"{value} on rank {rank} of the group"
                 )
-    raise ValueError(f"call: expected the same options on every rank, got {[c for c, _ in told]}")
+    raise ValueError(
+        f"call: expected the same options on every rank, got {[theirs for theirs, _ in calls]}"
+    )
 
 
 class explained:

@@ -36,8 +36,8 @@ def with_own_heads(
         times = heads.ranks // key.shape[1]
         key, value = (t.repeat_interleave(times, 1) for t in (key, value))
     group, own = heads.group, query.shape[1] // heads.ranks
-    tensors = [ToHeads.apply(query, q_runs, group)]
-    tensors += [ToHeads.apply(t, k_runs, group) for t in (key, value)]
+    tensors = [exchange(query, q_runs, group, to_heads=True)]
+    tensors += [exchange(t, k_runs, group, to_heads=True) for t in (key, value)]
     call = local.call._replace(
         first_head=heads.rank * own,
         all_heads=query.shape[1],
@@ -65,40 +65,31 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, group: Any) -> 
                     "ring_attention takes it"
                 )
             flat = found[n].flatten(3) if found[n].dim() > 3 else found[n].unsqueeze(-1)
-            swapped = ToHeads.apply(flat, runs, group)
+            swapped = exchange(flat, runs, group, to_heads=True)
             found[n] = swapped.view(*swapped.shape[:3], *found[n].shape[3:])
     return found
 
 
-class ToHeads(torch.autograd.Function):
-    """[B, H, L of this rank, D] as [B, H / ranks, L of all, D], tokens in their order."""
+def exchange(x: Tensor, runs: list[list[Run]], group: Any, *, to_heads: bool) -> Tensor:
+    """[B, H, L of this rank, D] as [B, H / ranks, L of all, D], tokens in their order; or back.
+    Differentiable."""
+    return _Exchange.apply(x, runs, group, to_heads)
 
+
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
-        ctx.runs, ctx.group = runs, group
-        return to_heads(x, runs, group)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dx: Tensor) -> Any:
-        return to_tokens(dx, ctx.runs, ctx.group), None, None
-
-
-class ToTokens(torch.autograd.Function):
-    """The inverse of ToHeads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
-        ctx.runs, ctx.group = runs, group
-        return to_tokens(x, runs, group)
+    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any, to_heads: bool) -> Tensor:
+        ctx.runs, ctx.group, ctx.to_heads = runs, group, to_heads
+        return (_to_heads if to_heads else _to_tokens)(x, runs, group)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dx: Tensor) -> Any:
-        return to_heads(dx, ctx.runs, ctx.group), None, None
+        back = _to_tokens if ctx.to_heads else _to_heads
+        return back(dx, ctx.runs, ctx.group), None, None, None
 
 
-def to_heads(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+def _to_heads(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
     ranks = len(runs)
     pieces = [piece.contiguous().flatten() for piece in x.chunk(ranks, 1)]
     batch, heads, _, dim = x.shape
@@ -113,7 +104,7 @@ def to_heads(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
     return whole
 
 
-def to_tokens(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
+def _to_tokens(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
     batch, heads, _, dim = x.shape
     pieces = []
     for own in runs:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._attention import _draw_seed, _same_kind
+from relpos._attention import draw_seed, same_kind
 from relpos._call import Call, flatten
-from relpos._varlen import _bounds as bounds_of
-from relpos._varlen import _check_one_length as check_one_length
+from relpos._varlen import bounds_of, check_one_length
 from relpos.distributed._geometry import Geometry, Side, placing
 from relpos.distributed._layout import check_layout, held
 from relpos.distributed._packed import pack
@@ -37,9 +36,9 @@ class LocalCall:
         if how["mode"] not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {how['mode']!r}")
         _check_packed(packed, options)
-        tensors = _same_kind(**dict(zip(("query", "key", "value"), tensors, strict=True)))
+        tensors = same_kind(**dict(zip(("query", "key", "value"), tensors, strict=True)))
         dropout_p = options["dropout_p"]
-        seed = None if dropout_p == 0.0 else _draw_seed(dropout_p)
+        seed = None if dropout_p == 0.0 else draw_seed(dropout_p)
         offset = options["q_offset"]
         if packed[0] is not None:
             options["q_offset"] = None

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._varlen import _bounds, _offsets, _starts
+from relpos._varlen import bounds_of, offsets_of, starts_of
 from relpos.distributed._geometry import Geometry
 
 
@@ -14,10 +14,10 @@ def pack(geometry: Geometry, local: Any) -> Geometry:
     causal and window."""
     call = local.call
     cu_seqlens, cu_seqlens_k, q_offset = local.packed
-    starts_q = _starts("cu_seqlens", cu_seqlens, geometry.q.total, "query in all")
+    starts_q = starts_of("cu_seqlens", cu_seqlens, geometry.q.total, "query in all")
     starts_k = starts_q
     if cu_seqlens_k is not None:
-        starts_k = _starts("cu_seqlens_k", cu_seqlens_k, geometry.k.total, "key in all")
+        starts_k = starts_of("cu_seqlens_k", cu_seqlens_k, geometry.k.total, "key in all")
         if starts_k.shape != starts_q.shape:
             raise ValueError(
                 f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens has, got "
@@ -28,11 +28,11 @@ def pack(geometry: Geometry, local: Any) -> Geometry:
             "cu_seqlens_k: expected it where the keys are not as many as the queries in all, "
             f"{geometry.k.total} and {geometry.q.total}"
         )
-    left, right = _bounds(call.window, call.is_causal)
+    left, right = bounds_of(call.window, call.is_causal)
     in_play = bool(call.position) or left is not None or right is not None
     offsets = torch.zeros_like(starts_q[1:])
     if in_play:
-        offsets = _offsets(q_offset, starts_q, starts_k)
+        offsets = offsets_of(q_offset, starts_q, starts_k)
 
     def at(tokens: Tensor) -> Tensor:
         sequence = torch.searchsorted(starts_q[1:], tokens, right=True)

@@ -14,7 +14,7 @@ from relpos.distributed._geometry import Geometry, within
 
 def wide(tensor: Tensor) -> Tensor:
     """16-bit numbers as float32, in which the kernels compute."""
-    return tensor.float() if tensor.element_size() == 2 else tensor
+    return tensor.to(wide_dtype(tensor))
 
 
 @dataclass

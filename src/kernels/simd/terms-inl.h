@@ -342,7 +342,8 @@ HWY_INLINE void threefry_rounds(D d, const std::array<uint32_t, 5>& keys, W& x0,
   }
 }
 
-// The factors of dropout for keys that are any columns: each lane has a counter of its own, of which it wants one word.
+// The factors of dropout for keys that are any columns: each lane has a counter of its own, of which
+// it wants one word.
 HWY_INLINE void scattered_factors(const Dropout& dropout, const Dropout::Columns& columns,
                                   int64_t row, const std::array<uint32_t, 5>& keys,
                                   float* factors) {
