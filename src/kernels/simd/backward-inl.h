@@ -176,7 +176,7 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
   }
   float* dq = state.dq + group * block.Dp;
   const float* k = tile.k + from * block.Dp;
-  if (sight.all != kAll && !tile.k_finite) {
+  if (!sight.whole && !tile.k_finite) {
     guarded_gemm(gemm, kGroup, block.Dp, last - from, ds + from, kTile, 1, k, block.Dp, dq,
                  block.Dp, {sight.visible, from, false});
   } else {

@@ -207,7 +207,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
       const int64_t from = sight.first(), last = sight.last();
       float* weights = p + group * kTile;
       float* o = state.o + group * block.Dvp;
-      if (sight.all != kAll && !tile.v_finite) {
+      if (!sight.whole && !tile.v_finite) {
         guarded_gemm(gemm, std::min(kGroup, block.rows - group), block.Dvp, last - from,
                      weights + from, kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
                      {sight.visible, from, false});

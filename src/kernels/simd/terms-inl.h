@@ -276,14 +276,18 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
 HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   if (row >= block.rows) return 0;
   const int64_t first = t * kTile;
-  if (block.lo[row] >= first + kTile || block.hi[row] <= first) return 0;
-  return block.problem->visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
+  const uint64_t within = interval_bits(block.lo[row] - first, block.hi[row] - first);
+  const Visibility& visible = block.problem->visible;
+  if (within == 0 || visible.by_interval()) return within;
+  return visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
 }
 
-// What the rows of a group see of a tile: `any` of them, `all` of them, and the columns that matter.
+// What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
+// whether all see all of those.
 struct GroupSight {
   uint64_t visible[kGroup];
   uint64_t any = 0, all = kAll;
+  bool whole = false;
 
   GroupSight() = default;
   // With `reference`, rows that saw nothing and rows past the block's last see nothing; without, the
@@ -295,6 +299,7 @@ struct GroupSight {
       any |= visible[r];
       if (reference != nullptr || group + r < block.rows) all &= visible[r];
     }
+    whole = any != 0 && (~all & interval_bits(first(), end())) == 0;
   }
   // [first, end) columns hold every visible key; multiples of a vector.
   HWY_INLINE int64_t first() const {
@@ -309,7 +314,7 @@ struct GroupSight {
 // Sets hidden columns among [c, c + kVectors * kN) to `value`.
 template <int R, int kVectors>
 HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value) {
-  if (sight.all == kAll) return;
+  if (sight.whole) return;
   const V hidden = hn::Set(F(), value);
   RELPOS_UNROLLED(r, R) {
     RELPOS_UNROLLED(v, kVectors) {
