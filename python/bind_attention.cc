@@ -61,6 +61,7 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"dropout_p", [](nb::handle v, Bound& to) { to.options.dropout_p = nb::cast<double>(v); }},
     {"is_causal", [](nb::handle v, Bound& to) { to.options.is_causal = nb::cast<bool>(v); }},
     {"scale", [](nb::handle v, Bound& to) { to.options.scale = nb::cast<double>(v); }},
+    {"softcap", [](nb::handle v, Bound& to) { to.options.softcap = nb::cast<double>(v); }},
     {"enable_gqa", [](nb::handle v, Bound& to) { to.options.enable_gqa = nb::cast<bool>(v); }},
     {"window",
      [](nb::handle v, Bound& to) { to.options.window = nb::cast<std::pair<int64_t, int64_t>>(v); }},
@@ -72,6 +73,7 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"length", [](nb::handle v, Bound& to) { to.options.length = nb::cast<int64_t>(v); }},
     {"dropout_rows", [](nb::handle v, Bound& to) { to.options.dropout_rows = to_view(v); }},
     {"dropout_columns", [](nb::handle v, Bound& to) { to.options.dropout_columns = to_view(v); }},
+    {"adds_sinks", [](nb::handle v, Bound& to) { to.options.adds_sinks = nb::cast<bool>(v); }},
     {"parameters", [](nb::handle v, Bound& to) { to.parameters = to_views(v); }},
 };
 

@@ -31,7 +31,8 @@ std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms) {
           {"column table", terms.column_tables.size()},
           {"key bias", terms.key_biases.size()},
           {"value table", terms.value_tables.size()},
-          {"vector added to the query", terms.query_added.size()}};
+          {"vector added to the query", terms.query_added.size()},
+          {"sink", terms.sinks.size()}};
 }
 
 GridPositions::GridPositions(const Part& part, const Grid& grid) : grid_(grid) {

@@ -263,6 +263,16 @@ void Builder::query_added(const Source& added) {
        }});
 }
 
+void Builder::sink(const Source& scores) {
+  const SourceReader numbers(scores);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) { terms.sinks.push_back(numbers.read(call)); },
+       [=, at = recipe_.counts.sinks++](const PartCall& call, const TermGradients& gradients,
+                                        ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.sinks[at], sums);
+       }});
+}
+
 void Builder::values(const ClassMap& map, const Source& table) {
   const SourceReader numbers(table);
   recipe_.terms.push_back(
@@ -275,12 +285,12 @@ void Builder::values(const ClassMap& map, const Source& table) {
        }});
 }
 
-void Builder::key_bias(const Source& values) {
+void Builder::key_bias(const Source& values, bool up_to_query) {
   if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
   const SourceReader numbers(values);
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) {
-         terms.key_biases.push_back({numbers.read(call)});
+         terms.key_biases.push_back({numbers.read(call), up_to_query});
        },
        [=, at = recipe_.counts.key_biases++](const PartCall& call, const TermGradients& gradients,
                                              ParameterSums& sums) {

@@ -95,6 +95,13 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
       check_shape(bias.values, {problem.batch, heads, problem.keys}, who + ": key bias");
     }
   }
+  for (const TermData& sink : terms.sinks) {
+    if (sink.view.rank == 1) {
+      check_shape(sink, {heads}, who + ": sink");
+    } else {
+      check_shape(sink, {problem.batch, heads, problem.queries}, who + ": sink");
+    }
+  }
   if (!problem.value.given()) return;
   for (const ValueTable& values : terms.value_tables) {
     check_table(values.table, heads, values.map.classes(), problem.value_dim, who);

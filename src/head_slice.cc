@@ -36,6 +36,7 @@ std::vector<Headed> headed(Terms& terms) {
     found.push_back({&term.table, table_axis(term.table)});
   }
   for (TermData& term : terms.query_added) found.push_back({&term, 0});
+  for (TermData& term : terms.sinks) found.push_back({&term, term.view.rank == 3 ? 1 : 0});
   return found;
 }
 
@@ -55,6 +56,7 @@ std::vector<std::vector<double>*> listed(TermGradients& gradients) {
   for (auto& term : gradients.key_biases) found.push_back(&term.table);
   for (auto& term : gradients.value_tables) found.push_back(&term.table);
   for (auto& term : gradients.query_added) found.push_back(&term);
+  for (auto& term : gradients.sinks) found.push_back(&term);
   return found;
 }
 

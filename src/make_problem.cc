@@ -101,7 +101,7 @@ void place_tokens(const Position& position, Positions& positions) {
 }
 
 Positions read_positions(const Problem& problem, const Position& position, const Options& options) {
-  const bool in_play = !position.parts.empty() || options.is_causal || options.window;
+  const bool in_play = reads_positions(position) || options.is_causal || options.window;
   Positions positions;
   positions.queries = problem.queries;
   positions.keys = problem.keys;
@@ -273,6 +273,7 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
     call.sizes.length = std::max(own, length);
   }
   if (has_reach(position)) call.sizes.last_query = last_query_of(problem.positions);
+  const Part* up_to_query = nullptr;
   for (size_t n = 0; n < position.parts.size(); ++n) {
     const Part& part = position.parts[n];
     check_parameters(part, call.sizes);
@@ -282,9 +283,17 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
     if (!call.heads.whole()) call.whole.append(terms);
     terms = call.heads.cut(std::move(terms));
     check_terms(terms, problem, part.scheme().name);
+    for (const KeyBias& bias : terms.key_biases) {
+      if (bias.up_to_query) up_to_query = &part;
+    }
     problem.terms.append(std::move(terms));
   }
   check_rotations_disjoint(problem.terms);
+  check_value(
+      up_to_query == nullptr || (problem.terms.sinks.empty() && problem.softcap == 0.0),
+      up_to_query == nullptr ? "" : up_to_query->scheme().name,
+      ": its scores are known up to a number for each query, which a softmax does not see but ",
+      problem.softcap == 0.0 ? "a sink" : "softcap", " does; use them without each other");
 }
 
 // Batch, heads, lengths and sizes of the three tensors.
@@ -323,6 +332,10 @@ void read_numbers(Problem& problem, const Options& options) {
   check_value(!options.scale || std::isfinite(*options.scale),
               "scale: expected a finite number, got ", options.scale.value_or(0));
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
+  check_value(!options.softcap || (std::isfinite(*options.softcap) && *options.softcap > 0.0),
+              "softcap: expected a finite number above 0, got ", options.softcap.value_or(0));
+  problem.softcap = options.softcap.value_or(0.0);
+  problem.adds_sinks = options.adds_sinks;
   read_dropout(problem, options);
   problem.cancel = options.cancel;
   check_value(options.threads >= 0, "threads: expected 0 (the default) or more, got ",

@@ -26,6 +26,12 @@ bool any_recipe(const Position& position, F holds) {
 
 }  // namespace
 
+bool reads_positions(const Position& position) {
+  return any_recipe(position, [](const Recipe& recipe) {
+    return recipe.terms.size() > recipe.counts.sinks;
+  });
+}
+
 bool places(const Position& position) {
   return any_recipe(position, [](const Recipe& recipe) { return recipe.place != nullptr; });
 }
@@ -132,6 +138,7 @@ void pull_back_parts(const Position& position, const CallSizes& sizes,
     own.key_biases = take(gradients.key_biases, at.key_biases, counts.key_biases);
     own.value_tables = take(gradients.value_tables, at.value_tables, counts.value_tables);
     own.query_added = take(gradients.query_added, at.query_added, counts.query_added);
+    own.sinks = take(gradients.sinks, at.sinks, counts.sinks);
     const std::vector<bool>& wants = all_wants[n];
     ParameterSums sums = zero_sums(part, wants);
     part.recipe->pull_back({sizes, part.parameters, wants}, own, sums);

@@ -38,7 +38,7 @@ using ParameterSums = std::vector<std::vector<double>>;
 // How many terms of each kind a part gives.
 struct TermCounts {
   size_t biases = 0, row_tables = 0, column_tables = 0, key_biases = 0, value_tables = 0,
-         query_added = 0;
+         query_added = 0, sinks = 0;
 };
 
 // One term of a recipe, and beside it the way of its gradients. `gradients` is of the part's own terms.

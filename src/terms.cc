@@ -114,6 +114,7 @@ void Terms::append(Terms other) {
   extend(key_biases, other.key_biases);
   extend(value_tables, other.value_tables);
   extend(query_added, other.query_added);
+  extend(sinks, other.sinks);
 }
 
 TermGradients TermGradients::zeros(const Terms& terms) {
@@ -130,6 +131,7 @@ TermGradients TermGradients::zeros(const Terms& terms) {
   for (const auto& t : terms.key_biases) zeros.key_biases.push_back({zeros_like(t.values)});
   for (const auto& t : terms.value_tables) zeros.value_tables.push_back({zeros_like(t.table)});
   for (const auto& t : terms.query_added) zeros.query_added.push_back(zeros_like(t));
+  for (const auto& t : terms.sinks) zeros.sinks.push_back(zeros_like(t));
   return zeros;
 }
 

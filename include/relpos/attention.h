@@ -33,9 +33,10 @@ struct Options {
       attn_mask{};  // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk]
   TensorView key_padding_mask{};  // bool [B, Lk], true = padding
   double dropout_p = 0.0;
-  bool is_causal = false;         // pos_k <= pos_q
-  std::optional<double> scale{};  // 1 / sqrt(D)
-  bool enable_gqa = false;        // Hk != H is an error without it
+  bool is_causal = false;           // pos_k <= pos_q
+  std::optional<double> scale{};    // 1 / sqrt(D)
+  std::optional<double> softcap{};  // c > 0: scores become c tanh(score / c) before attn_mask
+  bool enable_gqa = false;          // Hk != H is an error without it
   std::optional<std::pair<int64_t, int64_t>>
       window{};  // -left <= pos_k - pos_q <= right; -1: no bound
   std::optional<Offset> q_offset{};
@@ -47,8 +48,10 @@ struct Options {
   // the position has parameters for (all_heads, 0: H; inputs are the call's own). `length` is one more
   // than the last position of the larger call, for positions that depend on it (0: of this one).
   // dropout_rows [Lq] and dropout_columns [Lk], int64, are the i and j by which dropout counts.
+  // Sinks join the softmax of one piece: of the others adds_sinks is false.
   int64_t first_head = 0, all_heads = 0, length = 0;
   TensorView dropout_rows{}, dropout_columns{};
+  bool adds_sinks = true;
   CancelToken* cancel = nullptr;
   Path path = Path::kAuto;
   // 0 means the runtime's default. Never more are used than there are cores for this process, or than

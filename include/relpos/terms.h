@@ -3,7 +3,8 @@
 //   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
 //   score[i,j] = scale <R (q_i + u), R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]>
 //                + b[h, m(delta)] + key_bias[h, j]
-//   out[i]     = sum_j softmax_j(score)[i,j] (v_j + t[m(delta)])
+//   weight     = exp(score[i,j]) / (sum_j exp(score[i,j]) + exp(sink[h]))
+//   out[i]     = sum_j weight[i,j] (v_j + t[m(delta)])
 //
 // Shapes: B batch, H query heads, Lq and Lk lengths, D head size, M classes, r rank of a table.
 #pragma once
@@ -119,6 +120,9 @@ struct ColumnTable {
 // key_bias[(b,) h, j], added after the scale.
 struct KeyBias {
   TermData values;  // [H, Lk], or [B, H, Lk]
+  // The scheme's bias is this plus a number for each query, which a softmax does not see: what does see
+  // it, a sink or a softcap, is refused.
+  bool up_to_query = false;
 };
 
 // t[m(delta)], added to v_j.
@@ -138,6 +142,8 @@ struct Terms {
   // u[h], [H, D] each. Their sum is added to the query for its product with the key; row tables use the
   // query without it.
   std::vector<TermData> query_added;
+  // [H], or [B, H, Lq]: a score without a value that joins each row's softmax.
+  std::vector<TermData> sinks;
 
   void append(Terms other);
 };
@@ -157,7 +163,7 @@ struct TermGradients {
   std::vector<Bias> biases;
   std::vector<Rows> row_tables, column_tables;
   std::vector<Values> key_biases, value_tables;
-  std::vector<std::vector<double>> query_added;
+  std::vector<std::vector<double>> query_added, sinks;
 
   // Zeroed vectors for everything in `terms` that wants a gradient.
   static TermGradients zeros(const Terms& terms);

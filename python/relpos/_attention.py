@@ -27,6 +27,8 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -49,6 +51,9 @@ def attention(
       dropout_p: applies whenever it is above 0; the seed comes from torch's default generator.
       is_causal: a query sees only keys with pos_k <= pos_q.
       scale: multiplies the scores; None means 1 / sqrt(D).
+      softcap: c > 0: a score s with its position terms becomes c tanh(s / c), before attn_mask.
+      sinks: [H] or [B, H, Lq]: a score without a value that joins the softmax of each row, as in
+        gpt-oss; differentiable.
       enable_gqa: allows fewer key heads than query heads; Hk must divide H.
       window: (left, right): a query sees keys with -left <= pos_k - pos_q <= right; -1 means no
         bound.
@@ -63,7 +68,7 @@ def attention(
 
     Returns:
       out [B, H, Lq, Dv], or (out, lse), (out, weights), (out, lse, weights). For a query that
-      sees no key, out is 0, lse is -inf, and the gradients are 0.
+      sees no key, out is 0, lse is -inf (with sinks, that of the sink), and the gradients are 0.
     """
     if ELSEWHERE:
         return ELSEWHERE[-1](**locals())  # the arguments, and nothing else yet
@@ -77,6 +82,8 @@ def attention(
         dropout_p=dropout_p,
         is_causal=is_causal,
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         enable_gqa=enable_gqa,
         window=window,
         q_offset=q_offset,
@@ -106,6 +113,7 @@ def scores(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -116,7 +124,7 @@ def scores(
 ) -> Tensor:
     """The dense scores [B, H, Lq, Lk] before the softmax, -inf where hidden; differentiable.
 
-    The arguments are those of relpos.attention.
+    The arguments are those of relpos.attention. There are no sinks: they are no keys.
     """
     query, key = same_kind(query=query, key=key)
     call = Call.of(
@@ -126,6 +134,7 @@ def scores(
         key_padding_mask=key_padding_mask,
         is_causal=is_causal,
         scale=scale,
+        softcap=softcap,
         enable_gqa=enable_gqa,
         window=window,
         q_offset=q_offset,

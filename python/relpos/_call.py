@@ -35,17 +35,20 @@ class Call(NamedTuple):
     dropout_p: float = 0.0
     is_causal: bool = False
     scale: float | None = None
+    softcap: float | None = None
     enable_gqa: bool = False
     window: Sequence[int] | None = None
     q_offset: int | None = None
     k_offset: int = 0
     # Where the call is a piece of a larger one (relpos.distributed): its first head of so many, the
-    # length of the larger one, and the numbers of its rows and columns by which dropout counts.
+    # length of the larger one, the numbers of its rows and columns by which dropout counts, and
+    # whether the position's sinks join the softmax here.
     first_head: int = 0
     all_heads: int = 0
     length: int = 0
     dropout_rows: Tensor | None = None
     dropout_columns: Tensor | None = None
+    adds_sinks: bool = True
     parameters: Sequence[Tensor] = ()  # of each part of the position: parameters, then inputs
 
     @classmethod
@@ -60,6 +63,8 @@ class Call(NamedTuple):
         dropout_p: float = 0.0,
         is_causal: bool = False,
         scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
         enable_gqa: bool = False,
         window: Any = None,
         q_offset: Any = None,
@@ -70,8 +75,11 @@ class Call(NamedTuple):
     ) -> "Call":
         """Checks the arguments of relpos.attention; an argument that is not given costs nothing."""
         said: dict[str, Any] = {}
-        if position is not None:
-            said["position"], said["parameters"] = flat(position)
+        if position is not None or sinks is not None:
+            text, parameters = flat(position)
+            if sinks is not None:
+                text, parameters = _with_sinks(text, parameters, sinks, query)
+            said["position"], said["parameters"] = text, parameters
             for parameter in said["parameters"]:
                 if not parameter.is_cpu and parameter.device.type not in DEVICES:
                     raise ValueError(
@@ -89,6 +97,8 @@ class Call(NamedTuple):
             said["is_causal"] = True
         if scale is not None:
             said["scale"] = number("scale", scale)
+        if softcap is not None:
+            said["softcap"] = number("softcap", softcap)
         if enable_gqa:
             said["enable_gqa"] = True
         if window is not None:
@@ -175,6 +185,20 @@ def flat(position: Any) -> tuple[str, Sequence[Tensor]]:
         return parts[0]._text, parts[0]._values()
     text = "+".join([part._text for part in parts])
     return text, [value for part in parts for value in part._values()]
+
+
+def _with_sinks(
+    text: str, parameters: Sequence[Tensor], sinks: Any, query: Tensor
+) -> tuple[str, Sequence[Tensor]]:
+    """A position and the part that the scores `sinks`, [H] or [B, H, Lq], are."""
+    _tensor("sinks", sinks, FLOATING)
+    heads = query.shape[1] if query.dim() == 4 else 0
+    if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
+        raise ValueError(
+            f"sinks: expected [{heads}] or {list(query.shape[:3])}, got {list(sinks.shape)}"
+        )
+    part = f"attention_sink(heads={heads}, per_query={'false' if sinks.dim() == 1 else 'true'})"
+    return f"{text}+{part}" if text else part, (*parameters, sinks)
 
 
 def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:

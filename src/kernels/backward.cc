@@ -96,7 +96,7 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
                        [&](const KeyTile* tiles, int64_t t, int64_t count) {
                          x.backward(tiles, t, count, g, sums);
                        });
-    x.finish(g, sums, from, gradients);
+    x.finish(g, sums, gradients);
   };
   for (int64_t first = 0; first < pairs; first += wave) {
     const int64_t count = std::min(wave, pairs - first);

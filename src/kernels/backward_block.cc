@@ -5,6 +5,7 @@
 
 #include "kernels/rows.h"
 #include "kernels/softmax_state.h"
+#include "kernels/terms/sinks.h"
 
 namespace relpos {
 
@@ -28,7 +29,7 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
                           const ProblemGradients& gradients) {
   load();
   const int64_t end = padded_rows();
-  for (int row = 0; row < block.rows; ++row) load_row_state(row, from);
+  for (int row = 0; row < block.rows; ++row) load_row_state(row, g, sums, from, gradients);
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
   std::fill(state.delta + block.rows, state.delta + end, 0.0f);
@@ -44,7 +45,7 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   values_.attach(block, dout_.get());
   values_.clear(block);
   sums_rows_ = from.softmax.rank == 3 && block.shifted;
-  std::fill_n(row_sums_, kRows, 0.0);
+  if (sums_rows_) std::fill_n(row_sums_, kRows, 0.0);
 }
 
 void BackwardBlock::sum_rows() {
@@ -55,13 +56,15 @@ void BackwardBlock::sum_rows() {
 }
 
 // dout and delta, both divided by the sum of the row's weights (block.h).
-void BackwardBlock::load_row_state(int row, const Outputs& from) {
+void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
+                                   const ProblemGradients& gradients) {
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
   float* dout = dout_.get() + row * plan_.Dvp;
   load_row(from.dout, b, h, i, plan_.Dv, plan_.Dvp, dout);
   load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
   // Four sums: one would wait for itself.
-  double parts[4] = {from.dlse.given() ? -from.dlse.at({b, h, i}) : 0.0};
+  const double dlse = from.dlse.given() ? from.dlse.at({b, h, i}) : 0.0;
+  double parts[4] = {-dlse};
   for (int64_t d = 0; d < plan_.Dvp; d += 4) {  // both rows are padded with zeros
     for (int64_t n = 0; n < 4; ++n) {
       parts[n] += static_cast<double>(dout[d + n]) * static_cast<double>(out_[d + n]);
@@ -73,6 +76,8 @@ void BackwardBlock::load_row_state(int row, const Outputs& from) {
   plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
   state.delta[row] = static_cast<float>(delta / softmax.sum);
   state.reference[row] = static_cast<float>(softmax.reference);
+  row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, g, block.score_shift[row], softmax,
+                                             delta, sums, *gradients.terms);
 }
 
 void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g,
@@ -97,9 +102,8 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int
              });
 }
 
-void BackwardBlock::finish(int64_t g, const Sums& sums, const Outputs& from,
-                           const ProblemGradients& gradients) {
-  biases_.finish(block, state, g, sums, from.dlse, sums_rows_ ? row_sums_ : nullptr);
+void BackwardBlock::finish(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
+  biases_.finish(block, state, g, sums, row_sums_);
   values_.finish(block, dout_.get(), g, sums);
   finish_queries(g, sums, gradients);
 }

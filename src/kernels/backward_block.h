@@ -25,18 +25,19 @@ class BackwardBlock : public QueryBlock {
   // Adds what tiles [t, t + count), at most kTilesAtATime, contribute.
   void backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g, const Sums& sums);
   // Sends on what the rows have summed.
-  void finish(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
+  void finish(int64_t g, const Sums& sums, const ProblemGradients& gradients);
 
  private:
-  void load_row_state(int row, const Outputs& from);
+  void load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
+                      const ProblemGradients& gradients);
   void sum_rows();
   void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
 
   BiasGradients biases_;
   ValueTables values_;
   Buffer<float> dout_, out_, dq_, p_, ds_;
-  // Where the softmax is of more keys than these: sums of the rows' gradients of scores. Else such a
-  // sum is the gradient of the row's lse.
+  // Sums of the rows' gradients of scores: those of the lse less those of the sinks. Where the softmax
+  // is of more keys than these, they are summed (sums_rows_).
   bool sums_rows_ = false;
   double row_sums_[kRows] = {};
   Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile

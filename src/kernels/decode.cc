@@ -278,7 +278,7 @@ void decode(const Plan& plan, int threads, Stopper& stopper, const ForwardResult
     x.begin(b);
     for_each_row(p, group, first_row, end_row,
                  [&](int64_t, int64_t head, int64_t query) { x.add_row(head, query); });
-    x.start();
+    x.start(chunk == 0);
     if (plan.direct) scratch.direct[worker].arrange_queries(x.block);
     const auto [first, end] = x.tile_range();
     const int64_t from = std::max(first, chunk * kChunkTiles);

@@ -27,6 +27,7 @@ class Sizes {
   Problem p;
 
   explicit Sizes(const random_terms::Case& c) : p(c.p) {
+    p.softcap = 0.0;  // its slope is at most 1
     p.query = turned(c.q.view());
     p.key = turned(c.k.view());
     for (TermData& u : p.terms.query_added) u.view = turned(u.view);
@@ -98,32 +99,51 @@ class Sizes {
 // One row's P, and P R of docs/accuracy.md, with what dropout makes of them.
 struct Row {
   std::vector<double> weight, heavy, kept;
+  std::vector<double> sink_weight, sink_heavy;  // the same of the sinks
   double lse_size = 1.0;
 
   Row(const Problem& p, const double* score, const double* size, int64_t b, int64_t h, int64_t i,
       double c)
       : weight(p.keys), heavy(weight), kept(weight.size(), 1.0) {
-    const double top = *std::max_element(score, score + p.keys);
-    if (top == -HUGE_VAL) return;
-    std::vector<double> error(weight.size());
-    double total = 0.0, mean = 0.0;
-    for (size_t j = 0; j < weight.size(); ++j) total += weight[j] = std::exp(score[j] - top);
-    for (size_t j = 0; j < weight.size(); ++j) {
-      if (score[j] == -HUGE_VAL) continue;
-      weight[j] /= total;
-      error[j] = std::expm1(std::min(60.0, c * (size[j] + top - score[j]))) / c;
-      mean += weight[j] * error[j];
-      lse_size += weight[j] * (size[j] + error[j]);
+    std::vector<double> scores(score, score + p.keys), sizes(size, size + p.keys);
+    for (const TermData& sink : p.terms.sinks) {
+      scores.push_back(sink_score(sink, b, h, i));
+      sizes.push_back(std::fabs(scores.back()));
     }
-    for (size_t j = 0; j < weight.size(); ++j) {
-      if (score[j] == -HUGE_VAL) continue;
-      const double others = std::max(0.0, mean - weight[j] * error[j]);
-      const double spread =
-          1.0 + std::exp(std::min(60.0, c * mean)) * (others + (1.0 - weight[j]) * error[j]);
-      heavy[j] = weight[j] * spread + kFlushed;
-      if (!p.dropout.active()) continue;
+    weigh(scores, sizes, c);
+    for (size_t j = 0; j < kept.size(); ++j) {
+      if (score[j] == -HUGE_VAL || !p.dropout.active()) continue;
       const auto key = static_cast<int64_t>(j);
       kept[j] = p.dropout.keeps(b, h, i, key) ? p.dropout.keep_scale() : 0.0;
+    }
+  }
+
+ private:
+  // Of scores of keys and then of sinks.
+  void weigh(const std::vector<double>& score, const std::vector<double>& size, double c) {
+    const size_t keys = weight.size();
+    sink_weight.resize(score.size() - keys);
+    sink_heavy.resize(sink_weight.size());
+    if (score.empty()) return;
+    const double top = *std::max_element(score.begin(), score.end());
+    if (top == -HUGE_VAL) return;
+    std::vector<double> own(score.size()), error(score.size());
+    double total = 0.0, mean = 0.0;
+    for (size_t j = 0; j < own.size(); ++j) total += own[j] = std::exp(score[j] - top);
+    for (size_t j = 0; j < own.size(); ++j) {
+      if (score[j] == -HUGE_VAL) continue;
+      own[j] /= total;
+      error[j] = std::expm1(std::min(60.0, c * (size[j] + top - score[j]))) / c;
+      mean += own[j] * error[j];
+      lse_size += own[j] * (size[j] + error[j]);
+    }
+    for (size_t j = 0; j < own.size(); ++j) {
+      if (score[j] == -HUGE_VAL) continue;
+      const double others = std::max(0.0, mean - own[j] * error[j]);
+      const double spread =
+          1.0 + std::exp(std::min(60.0, c * mean)) * (others + (1.0 - own[j]) * error[j]);
+      (j < keys ? weight[j] : sink_weight[j - keys]) = own[j];
+      (j < keys ? heavy[j] : sink_heavy[j - keys]) = own[j] * spread + kFlushed;
     }
   }
 };
@@ -200,6 +220,13 @@ void fill(const random_terms::Case& c, const Results& exact, Results& bounds) {
       bounds.out.template data<double>()[to] = eps * out_size[d];
       addends += dout(d) * std::fabs(exact.out.template data<double>()[to]);
       from_out += dout(d) * out_size[d];
+    }
+    for (size_t n = 0; n < p.terms.sinks.size(); ++n) {
+      const TermData& sink = p.terms.sinks[n];
+      const int64_t to = sink.view.rank == 3 ? row : h;
+      bounds.terms.sinks[n][to] +=
+          eps * sink.multiplier *
+          (at.sink_heavy[n] * addends + at.sink_weight[n] * from_out + kLeast);
     }
     for (int64_t j = 0; j < p.keys; ++j) {
       const auto key = static_cast<size_t>(j);

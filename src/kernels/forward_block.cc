@@ -5,6 +5,7 @@
 
 #include "kernels/rows.h"
 #include "kernels/softmax_state.h"
+#include "kernels/terms/sinks.h"
 
 namespace relpos {
 
@@ -17,10 +18,15 @@ ForwardBlock::ForwardBlock(const Plan& plan, Workspace& memory)
   state = {m_.get(), l_.get(), o_.get()};
 }
 
-void ForwardBlock::start() {
+void ForwardBlock::start(bool with_sinks) {
   load();
+  std::fill_n(sinks_, block.rows, -HUGE_VALF);
+  for (int row = 0; with_sinks && !plan_.p.terms.sinks.empty() && row < block.rows; ++row) {
+    sinks_[row] = static_cast<float>(
+        row_sink(plan_.p, block.batch, block.head[row], block.index[row], block.score_shift[row]));
+  }
   // Rows past the block's last get no weight: their reference is infinite.
-  std::fill_n(m_.get(), block.rows, -HUGE_VALF);
+  std::copy_n(sinks_, block.rows, m_.get());
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
   values_.attach(block);
   clear_sums();
@@ -28,6 +34,10 @@ void ForwardBlock::start() {
 
 void ForwardBlock::clear_sums() {
   std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
+  for (int row = 0; row < block.rows; ++row) {
+    const float sink = sinks_[row], m = m_[row];
+    if (sink != -HUGE_VALF) l_[row * kLanes] = sink == m ? 1.0f : std::exp2(sink - m);
+  }
   std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
   values_.clear(block);
 }

@@ -17,7 +17,8 @@ class ForwardBlock : public QueryBlock {
 
   ForwardState state;
 
-  void start();
+  // `with_sinks`: they are summed here, else in another block of the same rows.
+  void start(bool with_sinks = true);
   // Runs advance() over all tiles of a block that has started, then adds the value tables. Once more
   // where outputs have overflowed.
   template <typename F>
@@ -45,6 +46,7 @@ class ForwardBlock : public QueryBlock {
   float sum(int row) const noexcept;  // of weights
 
  private:
+  // Of everything but the sinks.
   void clear_sums();
   // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
   // large that weights of up to 2^60 overflow.
@@ -56,6 +58,7 @@ class ForwardBlock : public QueryBlock {
 
   ValueTables values_;
   Buffer<float> m_, l_, o_;
+  float sinks_[kRows];  // row_sink()
   // m, l and o of all rows at start_again(), and which of them had overflowed.
   std::vector<float> first_m_, first_l_, first_o_;
   bool overflowed_[kRows] = {};

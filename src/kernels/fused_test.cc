@@ -110,13 +110,19 @@ Plain plain_forward(const Problem& p) {
           for (const KeyBias& t : p.terms.key_biases) {
             s += t.values.view.rank == 3 ? at(t.values, {b, h, j}) : at(t.values, {h, j});
           }
+          if (p.softcap > 0.0) s = p.softcap * std::tanh(s / p.softcap);
           if (p.visible.mask.given()) s += p.visible.mask.at({b, h, i, j});
           score[j] = s;
+        }
+        const auto keys = static_cast<std::ptrdiff_t>(score.size());
+        for (const TermData& t : p.terms.sinks) {
+          score.push_back(t.view.rank == 3 ? at(t, {b, h, i}) : at(t, {h}));
         }
         const double top = *std::max_element(score.begin(), score.end());
         double sum = 0.0;
         for (double s : score) sum += s == -HUGE_VAL ? 0.0 : std::exp(s - top);
         result.lse.push_back(sum > 0.0 ? top + std::log(sum) : -HUGE_VAL);
+        score.erase(score.begin() + keys, score.end());  // sinks have no values
         for (int64_t d = 0; d < p.value_dim; ++d) {
           double o = 0.0;
           for (int64_t j = 0; j < p.keys; ++j) {

@@ -67,7 +67,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
     columns.back().table.scale = term.scale.value_or(p.scale);
     tile_floats += kTile * columns.back().table.padded_rank;
   }
-  skips_tiles = find_peaks(*this, biases, memory);
+  skips_tiles = p.softcap == 0.0 && find_peaks(*this, biases, memory);
 }
 
 int64_t Plan::most_cells(const Window& window) const noexcept {

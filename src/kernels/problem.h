@@ -82,12 +82,14 @@ struct Problem {
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
   TensorView query, key, value;  // value is not given for scores and weights
   double scale = 1.0;
+  double softcap = 0.0;  // c of c tanh(score / c), before a floating mask; 0: none
   Terms terms;
   Positions positions;
   Visibility visible;
   Dropout dropout;
   CancelToken* cancel = nullptr;
   int threads = 1;
+  bool adds_sinks = true;  // false: they join the softmax of another piece of the call
   bool skip_tiles = true;  // false: read tiles whose weights all underflow too; no bit differs
 
   int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
@@ -95,6 +97,11 @@ struct Problem {
   // Smallest and largest distance among pairs inside the intervals; {0, -1} when there is none.
   std::pair<int64_t, int64_t> distance_range() const;
 };
+
+inline double sink_score(const TermData& sink, int64_t b, int64_t h, int64_t i) noexcept {
+  const TensorView& view = sink.view;
+  return sink.multiplier * (view.rank == 3 ? view.at({b, h, i}) : view.at({h}));
+}
 
 // The dims of a head that pair n of a rotation is.
 inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {
@@ -137,6 +144,9 @@ void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
   }
   for (size_t n = 0; n < terms.query_added.size(); ++n) {
     f("query added", terms.query_added[n], of.query_added[n]);
+  }
+  for (size_t n = 0; n < terms.sinks.size(); ++n) {
+    f("sink", terms.sinks[n], of.sinks[n]);
   }
 }
 

@@ -295,6 +295,11 @@ inline Case random_case(uint64_t seed) {
       t.query_added.push_back(c.term(rng, {p.heads, p.head_dim}));
     }
   }
+  for (int64_t n = chance(rng, 0.3) ? draw(rng, 1, 2) : 0; n > 0; --n) {
+    t.sinks.push_back(chance(rng, 0.5) ? c.term(rng, {p.heads})
+                                       : c.term(rng, {p.batch, p.heads, p.queries}));
+  }
+  if (chance(rng, 0.2)) p.softcap = chance(rng, 0.5) ? 2.0 : 30.0;
   return c;
 }
 

@@ -43,16 +43,17 @@ class HeadGradient {
       da.emplace_back(std::ssize(a.back()));
     }
     x.for_visible([&](int64_t j) {
-      const double ds = x.dscore[j];
+      const double dmasked = x.dscore[j];
+      if (out.mask != nullptr) {
+        accumulate(*out.mask, out.mask_index.offset({x.b, x.h, x.i, j}), dmasked);
+      }
+      const double ds = x.cap_slope.empty() ? dmasked : dmasked * x.cap_slope[j];
       const int64_t d = x.delta(j);
       add_content(j, d, p.scale * ds);
       for (size_t n = 0; n < a.size(); ++n) add_row_table(n, d, ds);
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
       for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, d, ds);
       for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
-      if (out.mask != nullptr) {
-        accumulate(*out.mask, out.mask_index.offset({x.b, x.h, x.i, j}), ds);
-      }
       if (++keys % kTile == 0) join_row();
     });
     join_row();
@@ -79,6 +80,17 @@ class HeadGradient {
         accumulate(t.value_tables[n].table, m.value_tables[n].at(x.h, row),
                    weight * p.terms.value_tables[n].table.multiplier, dout.data(), Dv);
       }
+    });
+  }
+
+  // `delta` is <dout, out> - dlse.
+  void add_sinks(double delta) {
+    x.for_each_sink([&](size_t n, double score) {
+      std::vector<double>& sums = t.sinks[n];
+      if (sums.empty() || x.top == kHidden) return;
+      const TermData& sink = p.terms.sinks[n];
+      const int64_t at = sink.view.rank == 3 ? (x.b * p.heads + x.h) * p.queries + x.i : x.h;
+      accumulate(sums, at, -std::exp(score - x.top) / x.sum * delta * sink.multiplier);
     });
   }
 
@@ -321,6 +333,7 @@ void reference_backward(const Problem& p, const TensorView& out, const TensorVie
       });
       gradient.add_values(go);
     }
+    gradient.add_sinks(mean);
     gradient.add_row();
   });
 }

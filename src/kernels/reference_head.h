@@ -188,6 +188,7 @@ class Head {
     score.resize(p.keys);
     weight.resize(score.size());
     dscore.resize(score.size());
+    if (p.softcap != 0.0) cap_slope.resize(score.size());
   }
 
   void select(int64_t head, int64_t query) {
@@ -292,32 +293,48 @@ class Head {
         s += term.values.multiplier *
              term.values.view.load(key_bias_offset(term.values.view, b, h, j));
       }
+      if (p.softcap != 0.0) {
+        const double t = std::tanh(s / p.softcap);
+        s = p.softcap * t;
+        cap_slope[j] = 1.0 - t * t;
+      }
       if (p.visible.floating_mask()) s += p.visible.mask.load(p.visible.mask_offset(b, h, i, j));
       score[j] = s;
     });
+  }
+
+  // Calls f(n, score) for every sink of the selected row.
+  template <typename F>
+  void for_each_sink(F&& f) const {
+    for (size_t n = 0; n < p.terms.sinks.size() && p.adds_sinks; ++n) {
+      f(n, sink_score(p.terms.sinks[n], b, h, i));
+    }
   }
 
   // exp(score - lse), of an lse over these keys and others.
   void weigh_under(double lse) {
     std::fill(weight.begin(), weight.end(), 0.0);
     top = lse;
+    sum = 1.0;
     if (lse == kHidden) return;
     for_visible([&](int64_t j) { weight[j] = std::exp(score[j] - lse); });
   }
 
   // score -> weight[j] before dropout; 0 where hidden or where the row sees nothing. Leaves the
-  // highest score (kHidden: nothing is seen) and the sum of exp(score - top).
+  // highest score, of keys and sinks (kHidden: there is none), and the sum of exp(score - top).
   void weigh() {
     std::fill(weight.begin(), weight.end(), 0.0);
     top = kHidden;
     sum = 0.0;
     std::vector<double> total(1);
     split(total);
-    for_visible([&](int64_t j) {
-      const double s = score[j];
+    const auto raise = [&](double s) {
       if (!(s <= top)) top = s;
-    });
+    };
+    for_visible([&](int64_t j) { raise(score[j]); });
+    for_each_sink([&](size_t, double s) { raise(s); });
     if (top == kHidden) return;
+    for_each_sink([&](size_t, double s) { accumulate(total, 0, std::exp(s - top)); });
     for_visible([&](int64_t j) {
       const double w = std::exp(score[j] - top);
       weight[j] = w;
@@ -349,6 +366,7 @@ class Head {
   int64_t h = 0, i = 0;
   double top = kHidden, sum = 0.0;
   std::vector<double> k, k_plain, v, q, q_plain, decay, score, weight, dscore;
+  std::vector<double> cap_slope;  // derivatives of the softcap, where there is one
 
  private:
   Stopper& stopper_;

@@ -86,7 +86,7 @@ double Shifts::key_bias(int64_t b, int64_t h, int64_t j) const {
 
 RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
   RowShift shift;
-  if (!active()) return shift;
+  if (!active() || p_.softcap != 0.0) return shift;  // a softcap sees the scores themselves
   if (sloped_ && !ascending(b)) {
     const auto [lo, hi] = p_.visible.interval(b, i);
     if (lo < hi) {
@@ -124,6 +124,7 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
 }
 
 std::pair<int64_t, int64_t> Shifts::range() const {
+  if (p_.softcap != 0.0) return p_.distance_range();
   int64_t low = INT64_MAX, high = INT64_MIN;
   CancelTicks tick;
   const int64_t rows = std::max({p_.visible.rows, p_.positions.q_rows, p_.positions.k_rows});

@@ -5,6 +5,7 @@
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
 #include "kernels/terms/columns.h"
+#include "kernels/terms/sinks.h"
 
 namespace relpos {
 
@@ -52,6 +53,10 @@ Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
                     group * keys, memory);
   query_added = doubles(any(wants.query_added, [](const auto& g) { return g.empty(); }),
                         group * plan.D, memory);
+  for (size_t n = 0; n < wants.sinks.size(); ++n) {
+    const bool of_heads = plan.p.terms.sinks[n].view.rank == 1;
+    sinks.push_back(doubles(of_heads && !wants.sinks[n].empty(), group, memory));
+  }
 }
 
 void Sums::clear() {
@@ -68,6 +73,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
     const int64_t head = kv_head(n), first = head * p.group();
     reduce_biases(plan, sums[n], head, to);
     reduce_key_biases(plan, sums[n], (first_task + n) / chunks / p.kv_heads, head, to);
+    reduce_sinks(plan, sums[n], head, to);
     for (size_t t = 0; t < plan.row_tables.size(); ++t) {
       const int64_t rank = plan.row_tables[t].rank;
       for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {

@@ -25,6 +25,7 @@ struct Sums {
   float *dk = nullptr, *dv = nullptr;  // [tiles * kTile, Dp], [.., Dvp]
   float* key_bias = nullptr;           // [group, tiles * kTile]
   double* query_added = nullptr;       // [group, D]
+  std::vector<double*> sinks;          // [group], of those without queries
   std::vector<Bias> biases;            // as the plan's
   std::vector<Rows> rows;
   std::vector<Columns> columns;

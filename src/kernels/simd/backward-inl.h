@@ -22,7 +22,9 @@ namespace {
 struct Weights {
   const float* reference;  // of the group's rows
   const Additions& additions;
+  const SoftCap& cap;
   const GroupSight& sight;
+  float* slopes;  // of the softcap [kGroup, kTile], or null
   int64_t n;
   float* p;
 
@@ -30,6 +32,7 @@ struct Weights {
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     const F d;
     additions.add_to(s, n);
+    cap.apply(s, n, slopes);
     RELPOS_UNROLLED(r, R) {
       const V top = hn::Set(d, reference[r]);
       RELPOS_UNROLLED(v, kVectors) s[r][v] = exp2(hn::Sub(s[r][v], top));
@@ -93,11 +96,14 @@ HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
   for (int64_t c = 0; c < keys; ++c) to[c * stride] += static_cast<double>(ds[c]);
 }
 
-// Gradients of the terms of one row, from its dscore; and, with dropout, p becomes what v met.
+// Gradients of the mask and of the terms of one row, from its dscore, which a softcap's slopes then
+// multiply; and, with dropout, p becomes what v met.
 HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardState& state,
-                             int row, uint64_t visible, const float* factors, float* p,
-                             const float* ds) {
+                             int row, uint64_t visible, const float* factors, const float* slopes,
+                             float* p, float* ds) {
   if (factors != nullptr) multiply(p, factors);
+  if (state.mask_gradient != nullptr) add_mask_gradient(view, block, state, row, ds);
+  if (slopes != nullptr) multiply(ds, slopes);
   add_to_gradients(view, block.scores, row, ds);
   add_to_gradients(view, block.values, row, p);
   add_ramp_gradients(view, block, row, visible, ds);
@@ -108,7 +114,6 @@ HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardS
       hn::Store(hn::Add(hn::Load(d, to + c), hn::Load(d, ds + c)), d, to + c);
     }
   }
-  if (state.mask_gradient != nullptr) add_mask_gradient(view, block, state, row, ds);
 }
 
 // dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
@@ -148,7 +153,9 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
   const int64_t from = sight.first(), last = sight.last(), end = sight.end();
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
-  HWY_ALIGN_MAX float factors[kGroup * kTile];
+  HWY_ALIGN_MAX float factors[kGroup * kTile], slopes[kGroup * kTile];
+  const SoftCap cap(view, group);
+  if (cap.active()) clear_outside(slopes, from, end);
   const float* dropout = block.problem->dropout.active() ? factors : nullptr;
   clear_outside(p, from, end);
   clear_outside(ds, from, end);
@@ -159,7 +166,8 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
     const Additions additions(view, block.scores, group, true);
     row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile,
                       p, kTile, false, [&](int64_t n) HWY_ATTR {
-                        return Weights{state.reference + group, additions, sight, n, p + n};
+                        return Weights{state.reference + group,         additions, cap,  sight,
+                                       cap.active() ? slopes : nullptr, n,         p + n};
                       });
   }
   {
@@ -172,7 +180,8 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
   }
   for (int r = 0; by_row && r < rows; ++r) {
     backward_row(view, block, state, group + r, sight.visible[r],
-                 dropout == nullptr ? nullptr : dropout + r * kTile, p + r * kTile, ds + r * kTile);
+                 dropout == nullptr ? nullptr : dropout + r * kTile,
+                 cap.active() ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
   }
   float* dq = state.dq + group * block.Dp;
   const float* k = tile.k + from * block.Dp;
@@ -192,7 +201,7 @@ void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t 
   for (const Panel& panel : block.values) reads_values |= panel.cells != nullptr;
   const bool by_row = block.problem->dropout.active() || !block.scores.empty() ||
                       !block.values.empty() || !block.ramps.empty() || state.key_bias != nullptr ||
-                      state.mask_gradient != nullptr;
+                      state.mask_gradient != nullptr || block.problem->softcap != 0.0;
   uint64_t visible[kRows], group_any[kRows / kGroup];
   for (int64_t t = first; t < first + count; ++t) {
     const TileView view(block, tiles[t - first], t);

@@ -64,6 +64,7 @@ struct Softmax {
   const Block& block;
   ForwardState& state;
   const Additions& additions;
+  const SoftCap& cap;
   const GroupSight& sight;
   int group;
   int64_t first, n;  // columns: of the first strip, of this one
@@ -73,6 +74,7 @@ struct Softmax {
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     const F d;
     additions.add_to(s, n);
+    cap.apply(s, n);
     hide(s, sight, n, kNothing);
     float* m = state.m + group;
     bool set = true;
@@ -156,10 +158,11 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const bool drops = block.problem->dropout.active();
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
+  const SoftCap cap(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   for_rows(rows, [&](auto most) HWY_ATTR {
     scores(most, from, end, [&](int64_t n) HWY_ATTR {
-      return Softmax{block, state, additions, sight, group, from, n, weights + n};
+      return Softmax{block, state, additions, cap, sight, group, from, n, weights + n};
     });
   });
   if (!drops && block.values.empty()) return;

@@ -35,22 +35,43 @@ constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 // 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]; 0 below, NaN for
 // NaN, no number to use above. Minimax polynomial of degree 6 on [-1/2, 1/2] with p(0) = 1 and
 // coefficients that are floats, relative error 3.6e-9 before rounding.
+struct PowerOf2 {
+  V r, slope, power;  // 2^x = power (1 + r slope)
+
+  HWY_INLINE explicit PowerOf2(V x) {
+    const F d;
+    const hn::RebindToSigned<F> di;
+    // 1.5 * 2^23 + 127: adding it rounds x to an integer, whose low bits are then 2^n's exponent.
+    const V magic = hn::Set(d, 12583039.0f);
+    const V t = hn::Add(x, magic);
+    r = hn::Sub(x, hn::Sub(t, magic));
+    V p = hn::Set(d, 0.00015215782332234085f);
+    p = hn::MulAdd(p, r, hn::Set(d, 0.0013388992520049214f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.00961895752698183f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.055503640323877335f));
+    p = hn::MulAdd(p, r, hn::Set(d, 0.24022643268108368f));
+    slope = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
+    power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
+  }
+};
+
 HWY_INLINE V exp2(V x) {
   const F d;
-  const hn::RebindToSigned<F> di;
-  // 1.5 * 2^23 + 127: adding it rounds x to an integer, whose low bits are then 2^n's exponent.
-  const V magic = hn::Set(d, 12583039.0f);
-  const V t = hn::Add(x, magic);
-  const V r = hn::Sub(x, hn::Sub(t, magic));
-  V p = hn::Set(d, 0.00015215782332234085f);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.0013388992520049214f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00961895752698183f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.055503640323877335f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.24022643268108368f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471824645996f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));
+  const PowerOf2 of(x);
+  const V p = hn::MulAdd(of.slope, of.r, hn::Set(d, 1.0f));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, of.power));
+}
+
+// tanh(x ln(2) / 2) = (2^x - 1) / (2^x + 1) within 3 ulp, NaN for NaN. 2^x - 1 is found without
+// cancellation; beyond 30 the result is 1.
+HWY_INLINE V tanh_of_log2(V x) {
+  const F d;
+  const V most = hn::Set(d, 30.0f), one = hn::Set(d, 1.0f);
+  x = hn::IfThenElse(hn::Gt(x, most), most, x);
+  x = hn::IfThenElse(hn::Lt(x, hn::Neg(most)), hn::Neg(most), x);
+  const PowerOf2 of(x);
+  const V less = hn::MulAdd(hn::Mul(of.slope, of.r), of.power, hn::Sub(of.power, one));
+  return hn::Div(less, hn::Add(less, hn::Set(d, 2.0f)));
 }
 
 // What sums are multiplied by when their row's reference rises by `rise`: 2^-rise in two factors, for

@@ -123,16 +123,13 @@ HWY_INLINE void add_ramp(const TileView& view, const Ramp& ramp, int row, float*
   }
 }
 
-// sums[kTile] += the terms that no panel holds: ramps and a floating mask.
-HWY_INLINE void add_by_pair(const TileView& view, int row, float* sums) {
+// sums[kTile] += a floating mask.
+HWY_INLINE void add_floating_mask(const TileView& view, int row, float* sums) {
   const Block& block = view.block;
-  for (const Ramp& ramp : block.ramps) add_ramp(view, ramp, row, sums);
   const Visibility& visible = block.problem->visible;
-  if (!visible.floating_mask()) return;
-  const TensorView& mask = visible.mask;
   const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
   const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
-  add_mask(mask, at, keys, sums);
+  add_mask(visible.mask, at, keys, sums);
 }
 
 // Fetches what the rows of a group read of a dense mask in tile t: rows lie pages apart, where the
@@ -157,7 +154,9 @@ class Additions {
                        bool scores) {
     const Block& block = view.block;
     count_ = 0;
-    bool summed = scores && (!block.ramps.empty() || block.problem->visible.floating_mask());
+    const bool masked = scores && block.problem->softcap == 0.0 &&  // else SoftCap adds the mask
+                        block.problem->visible.floating_mask();
+    bool summed = masked || (scores && !block.ramps.empty());
     if (view.tile.run && panels.size() <= kMost) {
       for (const Panel& panel : panels) {
         if (panel.cells == nullptr) continue;
@@ -191,7 +190,10 @@ class Additions {
         clear(sums, kTile);
       }
       if (row >= block.rows) continue;
-      if (scores) add_by_pair(view, row, sums);
+      for (const Ramp& ramp : block.ramps) {
+        if (scores) add_ramp(view, ramp, row, sums);
+      }
+      if (masked) add_floating_mask(view, row, sums);
       if (view.tile.run && panels.size() <= kMost) continue;
       for (const Panel& panel : panels) {
         if (panel.cells == nullptr) continue;
@@ -247,6 +249,47 @@ class Additions {
 
   int count_;
   const float* at_[kMost + 3][kGroup];
+  HWY_ALIGN_MAX float sums_[kGroup * kTile];
+};
+
+// c tanh(score / c) of scores that have their terms, and then what a floating mask adds. Without a
+// softcap it does nothing.
+class SoftCap {
+ public:
+  HWY_INLINE SoftCap(const TileView& view, int group) {
+    const Block& block = view.block;
+    const auto cap = static_cast<float>(block.problem->softcap * kLog2e);
+    cap_ = cap;
+    if (cap == 0.0f) return;
+    to_unit_ = static_cast<float>(2.0 / block.problem->softcap);
+    masked_ = block.problem->visible.floating_mask();
+    for (int r = 0; masked_ && r < kGroup; ++r) {
+      clear(sums_ + r * kTile, kTile);
+      if (group + r < block.rows) add_floating_mask(view, group + r, sums_ + r * kTile);
+    }
+  }
+  HWY_INLINE bool active() const { return cap_ != 0.0f; }
+
+  // Columns [c, c + kVectors * kN). `slopes` [kGroup, kTile] or null: the derivatives.
+  template <int R, int kVectors>
+  HWY_INLINE void apply(V (&s)[R][kVectors], int64_t c, float* slopes = nullptr) const {
+    if (HWY_LIKELY(!active())) return;
+    const F d;
+    const V to_unit = hn::Set(d, to_unit_), cap = hn::Set(d, cap_), one = hn::Set(d, 1.0f);
+    RELPOS_UNROLLED(r, R) {
+      RELPOS_UNROLLED(v, kVectors) {
+        const V t = tanh_of_log2(hn::Mul(s[r][v], to_unit));
+        const int64_t at = r * kTile + c + v * kN;
+        if (slopes != nullptr) hn::Store(hn::NegMulAdd(t, t, one), d, slopes + at);
+        s[r][v] = hn::Mul(t, cap);
+        if (masked_) s[r][v] = hn::Add(s[r][v], hn::Load(d, sums_ + at));
+      }
+    }
+  }
+
+ private:
+  float cap_, to_unit_;  // log2 units; to_unit_ is not set where there is no cap
+  bool masked_ = false;
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };
 

@@ -24,6 +24,7 @@ namespace {
 // Scores of one strip.
 struct Scores {
   const Additions& additions;
+  const SoftCap& cap;
   const GroupSight& sight;
   int64_t n;
   float* p;
@@ -31,6 +32,7 @@ struct Scores {
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     additions.add_to(s, n);
+    cap.apply(s, n);
     hide(s, sight, n, kNothing);
     Store{p, kTile}(s);
   }
@@ -43,17 +45,20 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
   const TileView view(block, tile, t);
   const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
   for (int group = 0; group < block.rows; group += kGroup) {
-    const GroupSight sight(block, group, t, reference);
+    GroupSight sight(block, group, t, reference);
+    sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
+    const SoftCap cap(view, group);
     const auto strips = [&](const auto& finish) HWY_ATTR {
       row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp, 1,
                         tile.kt, kTile, p, kTile, false, finish);
     };
     if (weights) {
-      strips([&](int64_t n)
-                 HWY_ATTR { return Weights{reference + group, additions, sight, n, p + n}; });
+      strips([&](int64_t n) HWY_ATTR {
+        return Weights{reference + group, additions, cap, sight, nullptr, n, p + n};
+      });
     } else {
-      strips([&](int64_t n) HWY_ATTR { return Scores{additions, sight, n, p + n}; });
+      strips([&](int64_t n) HWY_ATTR { return Scores{additions, cap, sight, n, p + n}; });
     }
     for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
       float* out = p + (row - group) * kTile;

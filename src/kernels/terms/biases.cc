@@ -192,7 +192,7 @@ void BiasGradients::attach(Block& block, const Sums& sums) const {
 }
 
 void BiasGradients::finish(const Block& block, const BackwardState& state, int64_t g,
-                           const Sums& sums, const TensorView& dlse, const double* row_sums) {
+                           const Sums& sums, const double* row_sums) {
   for (size_t n = 0; n < cells_.size(); ++n) {
     const BiasPlan& bias = plan_.biases[n];
     const Panel& panel = block.scores[n];
@@ -207,15 +207,12 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
       }
     }
     if (sums.biases[n].ramps == nullptr || !block.shifted) continue;
-    if (row_sums == nullptr && !dlse.given()) continue;
-    // What the shifts left out: a row's gradients of scores sum to that of its lse.
+    // What the shifts left out.
     for (int row = 0; row < block.rows; ++row) {
       const int64_t shift = block.shift[row];
       if (shift == 0 || state.reference[row] == -HUGE_VALF) continue;
       sums.biases[n].ramps[2 * g + (shift < 0 ? 0 : 1)] +=
-          static_cast<double>(shift) *
-          (row_sums != nullptr ? row_sums[row]
-                               : dlse.at({block.batch, block.head[row], block.index[row]}));
+          static_cast<double>(shift) * row_sums[row];
     }
   }
   for (const Ramp& ramp : block.ramps) {

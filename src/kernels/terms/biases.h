@@ -25,9 +25,9 @@ class BiasGradients {
 
   void attach(Block& block, const Sums& sums) const;
   // Moves the block's float cells into the task's doubles, head g of its group. `row_sums`: of the
-  // gradients of the rows' scores; null: they are those of lse.
+  // gradients of the rows' scores.
   void finish(const Block& block, const BackwardState& state, int64_t g, const Sums& sums,
-              const TensorView& dlse, const double* row_sums);
+              const double* row_sums);
 
  private:
   const Plan& plan_;

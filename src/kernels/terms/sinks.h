@@ -1,0 +1,24 @@
+// Sinks: scores without a value that join the softmax of a row. Reference twin: Head::weigh() and
+// reference_backward().
+#pragma once
+
+#include "kernels/plan.h"
+#include "kernels/softmax_state.h"
+#include "kernels/sums.h"
+
+namespace relpos {
+
+// The sinks of a row as one score, in log2 units and less by the row's shift (natural units), as its
+// scores are. -inf: there is none.
+double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift);
+
+// Adds what the row, of head g of a group, sends to its sinks: `delta` is <dout, out> - dlse. Returns the
+// sum of it.
+double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t g,
+                          double shift, const SoftmaxState& softmax, double delta, const Sums& sums,
+                          TermGradients& to);
+
+// The sums of one task into the gradients.
+void reduce_sinks(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+
+}  // namespace relpos
