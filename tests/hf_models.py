@@ -63,7 +63,7 @@ class Family:
                 part.config._attn_implementation = self.oracle
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
-                if "relative_attention_bias" in parameter_name:
+                if parameter_name.endswith(("relative_attention_bias.weight", "sinks")):
                     parameter.normal_(0.0, 1.5)
                 elif parameter.dim() > 1:
                     parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
@@ -136,6 +136,11 @@ FAMILIES = {
     ),
     "Qwen3": Family("Qwen3ForCausalLM", _GROUPED, "decoder"),
     "Gemma": Family("GemmaForCausalLM", _GROUPED, "decoder"),
+    "Gemma 2": Family(
+        "Gemma2ForCausalLM",
+        {**_GROUPED, "attn_logit_softcapping": 1.5, "sliding_window": 6},
+        "decoder",
+    ),
     "Gemma 2, no softcap": Family(
         "Gemma2ForCausalLM",
         {**_GROUPED, "attn_logit_softcapping": None, "sliding_window": 6},
@@ -154,6 +159,19 @@ FAMILIES = {
     "Phi": Family("PhiForCausalLM", _DECODER, "decoder"),
     "Phi-3": Family("Phi3ForCausalLM", {**_GROUPED, "sliding_window": 7}, "decoder"),
     "GPT-NeoX": Family("GPTNeoXForCausalLM", _DECODER, "decoder"),
+    "GPT-OSS": Family(
+        "GptOssForCausalLM",
+        {
+            **_GROUPED,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "experts_implementation": "eager",  # the others have no float64
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        "decoder",
+    ),
     "GPT-J": Family(
         "GPTJForCausalLM",
         {

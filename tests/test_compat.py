@@ -100,13 +100,15 @@ def test_sdpa_refuses():
         relpos.sdpa(query, None, value)
 
 
-def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None):
+def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None, cap=0.0):
     """FlashAttention 2 as its documentation has it, dense; positions aligned at the end."""
     queries, keys = q.shape[1], k.shape[1]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     score = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     distance = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
+    if cap:
+        score = cap * torch.tanh(score / cap)
     if slopes is not None:
         slopes = slopes.expand(q.shape[0], q.shape[1])
         score = score - slopes[:, :, None, None] * distance.abs()
@@ -157,8 +159,10 @@ def test_flash_attn_func_takes_its_places_and_refuses():
     torch.manual_seed(3)
     blhd = (x.transpose(1, 2) for x in (q, k, v))
     torch.testing.assert_close(dropped, relpos.attention(*blhd, dropout_p=0.5).transpose(1, 2))
-    with pytest.raises(ValueError, match=r"softcap: expected 0.0.*got 30"):
-        relpos.flash_attn_func(q, k, v, softcap=30.0)
+    capped = relpos.flash_attn_func(q, k, v, softcap=1.5)
+    torch.testing.assert_close(capped, flash_formula(q, k, v, cap=1.5)[0])
+    with pytest.raises(ValueError, match=r"softcap: expected 0.0 beside alibi_slopes, got 30"):
+        relpos.flash_attn_func(q, k, v, softcap=30.0, alibi_slopes=torch.rand(4))
     for shape in ((3,), (3, 4), (2, 2, 2)):
         with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
             relpos.flash_attn_func(q, k, v, alibi_slopes=torch.rand(shape))

@@ -284,7 +284,6 @@ LEFT_ALONE = {
         "disentangled",
     ),
     "DebertaModel": ({"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "disentangled"),
-    "Gemma2Model": ({"num_key_value_heads": 2, "head_dim": 8}, "softcap"),
     "BertModel": ({}, "no adapter"),
 }
 
@@ -335,17 +334,6 @@ def test_a_rotation_relpos_lacks_stays_with_the_model():
 
 def test_what_relpos_cannot_compute_raises_with_the_reason():
     ids = torch.arange(3, 12)[None]
-    options = {**FAMILIES["Llama"].options, "num_local_experts": 2, "num_experts_per_tok": 1}
-    sinks = transformers.GptOssModel(
-        transformers.GptOssConfig(**options, attn_implementation="relpos")
-    )
-    with pytest.raises(NotImplementedError, match=r"GptOssAttention asks for attention sinks"):
-        sinks(ids)
-    capped = transformers.Gemma2Model(
-        transformers.Gemma2Config(**FAMILIES["Llama"].options, attn_implementation="relpos")
-    )
-    with pytest.raises(NotImplementedError, match="softcap"):
-        capped(ids)
     # Computes attention by itself, with the mask that it gets.
     bloom = FAMILIES["BLOOM"].make()
     bloom.config._attn_implementation = "relpos"

@@ -25,6 +25,8 @@ def attention_varlen(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -44,6 +46,7 @@ def attention_varlen(
       q_offset: position of each sequence's first query, an int or int64 [S]; its first key is at
         0. It must be given where positions matter and a sequence has more or fewer keys than
         queries (under torch.compile: where cu_seqlens_k is given).
+      sinks: [H] or [H, Tq].
       The others are those of relpos.attention.
 
     Returns:
@@ -80,6 +83,8 @@ def attention_varlen(
         position=position,
         dropout_p=dropout_p,
         scale=scale,
+        softcap=softcap,
+        sinks=sinks.unsqueeze(0) if isinstance(sinks, Tensor) and sinks.dim() == 2 else sinks,
         enable_gqa=enable_gqa,
         q_positions=positions[0] if position is not None else None,
         k_positions=positions[1] if position is not None else None,

@@ -107,7 +107,8 @@ def flash_attn_func(
       q: [B, Lq, H, D], k [B, Lk, Hk, D], v [B, Lk, Hk, Dv]; Hk divides H.
       causal: query i sees keys j <= i + Lk - Lq, so that the last query sees all keys.
       window_size: (left, right) keys around i + Lk - Lq; -1 means no bound.
-      softcap: must be 0, since relpos does not cap scores.
+      softcap: c > 0: scores become c tanh(score / c); 0: they do not. Not with alibi_slopes, which
+        FlashAttention adds after the cap, relpos before it.
       alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. It has a gradient here.
       deterministic: not read, since relpos always is.
       return_attn_probs: also returns softmax_lse and the weights. Not with dropout, where
@@ -117,7 +118,7 @@ def flash_attn_func(
       out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk]). The weights are
       dense and detached. softmax_lse has a gradient here, and is -inf for a query that sees no key.
     """
-    _refuse_softcap(softcap)
+    cap = _softcap(softcap, alibi_slopes)
     _refuse_marked_weights(return_attn_probs, dropout_p)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4, "[B, L, H, D]")
@@ -142,6 +143,7 @@ def flash_attn_func(
         dropout_p=dropout_p,
         is_causal=causal,
         scale=softmax_scale,
+        softcap=cap,
         enable_gqa=True,
         window=tuple(window_size),
         q_offset=k.shape[2] - q.shape[2],
@@ -187,7 +189,7 @@ def flash_attn_varlen_func(
     Returns:
       out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None), since packed weights are not computed.
     """
-    _refuse_softcap(softcap)
+    cap = _softcap(softcap, alibi_slopes)
     if block_table is not None:
         raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
     check_rank("q", q, 3, "[Tq, H, D]")
@@ -204,6 +206,7 @@ def flash_attn_varlen_func(
         dropout_p=dropout_p,
         is_causal=causal,
         scale=softmax_scale,
+        softcap=cap,
         enable_gqa=True,
         window=tuple(window_size),
         q_offset=cu_seqlens_k.diff() - cu_seqlens_q.diff(),
@@ -227,12 +230,15 @@ def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
     return wide if len(lead) == 1 else wide.reshape(math.prod(lead), *wide.shape[-3:])
 
 
-def _refuse_softcap(softcap: float) -> None:
-    if softcap != 0:
+def _softcap(softcap: float, alibi_slopes: Tensor | None) -> float | None:
+    if softcap == 0:
+        return None
+    if alibi_slopes is not None:
         raise ValueError(
-            f"softcap: expected 0.0, for relpos does not cap scores, got {softcap}; a model that "
-            "was trained with a cap needs it: keep its own attention"
+            f"softcap: expected 0.0 beside alibi_slopes, got {softcap}: FlashAttention adds them "
+            "after the cap, relpos adds positions before it"
         )
+    return softcap
 
 
 def _refuse_marked_weights(return_attn_probs: bool, dropout_p: float) -> None:

@@ -15,9 +15,6 @@ NAME = "relpos"
 
 # Keywords by which a model requests more than softmax attention over an interval of keys.
 _FOREIGN = {
-    "softcap": "a softcap on the scores",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
     "indices": "a choice of keys for each query",
     "block_indices": "a choice of key blocks for each query",
     "cache": "a paged cache",
@@ -51,12 +48,17 @@ def attention_function(
     is_causal: bool | None = None,
     position_bias: Bias | Tensor | None = None,
     output_attentions: bool = False,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     relpos_rotation: Composed | None = None,
     position_ids: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The function that a model calls, with query [B, H, Lq, D], key and value [B, Hk, Lk, D].
     Returns the output [B, Lq, H, Dv], and the weights if output_attentions.
+
+    softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
     relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L].
     """
@@ -92,10 +94,16 @@ def attention_function(
         bias=position_bias,
         dropout=dropout,
         scale=scaling,
+        softcap=softcap,
+        sinks=_sinks(s_aux if sinks is None else sinks),
         weights=output_attentions,
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _sinks(sinks: Tensor | None) -> Tensor | None:
+    return sinks.squeeze(-1) if sinks is not None and sinks.dim() == 4 else sinks
 
 
 def both_at(position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +124,8 @@ def attend(
     bias: Tensor | None = None,
     dropout: float = 0.0,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     lse: bool = False,
     weights: bool = False,
 ) -> Any:
@@ -138,6 +148,11 @@ def attend(
             f"{list(mask.shape)}: register the mask function, too (relpos.hf.register())"
         )
     if bias is not None:
+        if softcap is not None:
+            raise NotImplementedError(
+                "relpos.hf: a dense position bias is added as a mask is, after the softcap; give "
+                "it as a relpos position, or use another attn_implementation"
+            )
         if mask is not None:
             hidden = torch.finfo(bias.dtype).min
             mask = torch.where(mask, bias, hidden) if mask.dtype == torch.bool else mask + bias
@@ -155,6 +170,8 @@ def attend(
         attn_mask=mask,
         dropout_p=dropout,
         scale=scale,
+        softcap=softcap,
+        sinks=sinks,
         enable_gqa=query.shape[1] != key.shape[1],
         return_lse=lse,
         return_weights=weights,

@@ -194,11 +194,21 @@ def _plain(
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    out = nn.functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scaling, enable_gqa=True
-    )
+    groups = query.shape[1] // key.shape[1]
+    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = torch.ones_like(scores, dtype=torch.bool).tril()
+    scores = scores.masked_fill(~seen, -torch.inf)
+    if s_aux is not None:
+        sinks = s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    out = scores.softmax(-1)[..., : key.shape[2]] @ value
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -44,8 +44,6 @@ class _FusedRotation:
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    if getattr(module, "attn_logit_softcapping", None) is not None:
-        raise Unfused("a softcap on the scores, which relpos does not have", attention=False)
     found, rotate = rotation_of(module, owner)
     prove(module, found, rotate)
     what = f"{found._text} in the kernel; with a cache keys are stored rotated"
@@ -73,13 +71,14 @@ def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Ca
     position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
     cos, sin = rotate(position_ids)
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
-    try:
-        found = rotation(parameters, head_dim, cos.shape[-1], "half", STATIC)
-    except ValueError as error:
-        raise Unfused(f"{error}: the model rotates", attention=True) from None
-    if not gives(found, position_ids, cos, sin):
-        raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
-    return found, rotate
+    for dims in (cos.shape[-1], 2 * cos.shape[-1]):  # tables of each dim, or of each pair (GPT-OSS)
+        try:
+            found = rotation(parameters, head_dim, min(dims, head_dim), "half", STATIC)
+        except ValueError as error:
+            raise Unfused(f"{error}: the model rotates", attention=True) from None
+        if gives(found, position_ids, cos, sin):
+            return found, rotate
+    raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
 
 
 ADAPTERS = [
@@ -95,6 +94,7 @@ ADAPTERS = [
             "PhiAttention",
             "Phi3Attention",
             "GPTNeoXAttention",
+            "GptOssAttention",
         ),
         _plan,
     )
