@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "arguments.h"
+#include "relpos/family.h"
 
 namespace relpos {
 namespace {
@@ -26,6 +27,16 @@ nb::list list_steps(Text text, int64_t queries, int64_t keys, OptionalInt q_offs
     list.append(nb::make_tuple(step.name, kind, nb::tuple(nb::cast(step.shape)), values));
   }
   return list;
+}
+
+// The kinds of terms that a position has.
+std::vector<std::string> kinds_of(Text text) {
+  std::vector<std::string> kinds;
+  for (const Part& part : parse_position(text).parts) {
+    const std::vector<std::string> own = term_kinds(part);
+    kinds.insert(kinds.end(), own.begin(), own.end());
+  }
+  return kinds;
 }
 
 bool takes_inputs(Text text) {
@@ -72,6 +83,7 @@ bool place_tokens_of(Text text, bool keys, nb::handle tokens) {
 
 void bind_positions(nb::module_& module) {
   module.def("takes_inputs", &takes_inputs);
+  module.def("term_kinds", &kinds_of);
   module.def("list_tensors", &list_tensors);
   module.def("place_tokens", &place_tokens_of);
   module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());

@@ -70,6 +70,8 @@ def drawn_case(seed):
     case["table size"] = draw.choice([0.7, 0.7, 20.0])
     case["strides"] = draw.choice(["plain", "blhd", "sliced", "stepped", "expanded"])
     case["scale"] = draw.choice([None, None, 0.37, 1.0])
+    unknown = any(hasattr(oracle_of(name), "UP_TO_QUERY") for name, _ in parts)
+    case["softcap"] = None if unknown else draw.choice([None, None, None, 3.0, 50.0])
     case["lse"] = draw.random() < 0.3
     case["dropout"] = 0.1 if draw.random() < 0.1 else 0.0
     case["wants"] = "all"

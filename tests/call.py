@@ -205,6 +205,7 @@ class Call:
             **self.places,
             "position": self.position(),
             "scale": self.case["scale"],
+            "softcap": self.case.get("softcap"),
             "enable_gqa": heads != key_heads,
         }
 
@@ -280,6 +281,7 @@ class Call:
             self.pos_k,
             self.allowed,
             scale=self.scale,
+            softcap=self.case.get("softcap"),
             added=added,
             keep=keep,
             dropout_p=self.case["dropout"],

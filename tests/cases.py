@@ -80,6 +80,7 @@ def factors(targets):
         "tables": ["own", "float32"],
         "strides": ["plain", "blhd", "sliced", "stepped", "expanded"],
         "scale": [None, 1.0, 0.37],
+        "softcap": [None, 2.5],
         "lse": [False, True],
         "dropout": [0.0, 0.3],
         "wants": ["all", "inputs", "tables", "key"],
@@ -112,7 +113,10 @@ def elements(case):
 
 
 def fitted(case):
-    """The case with sizes that its schemes take and that the dense oracle can hold."""
+    """The case with a softcap and sizes that its schemes take and that the dense oracle can hold."""
+    names = [part.split("#")[0] for part in filter(None, case["position"].split("+"))]
+    if any(hasattr(oracle_of(name), "UP_TO_QUERY") for name in names):
+        case["softcap"] = None
     while configuration(case) is None:
         case["head_dim"] += 1
     for shrink in ("batch", "head_dim", "value_dim", "keys"):

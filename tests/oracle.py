@@ -37,10 +37,10 @@ def oracle_of(name):
 
 
 def exclusive(name):
-    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, and it may
-    place tokens."""
-    found = {"rotates": "ROTATES", "places": "place"}
-    return {kind for kind, attribute in found.items() if hasattr(oracle_of(name), attribute)}
+    """What a scheme does to a whole call, of which a sum has at most one: it may rotate, it may
+    place tokens, and it may leave a number for each query to the softmax, or be what sees it."""
+    found = {"ROTATES": "rotates", "place": "places", "UP_TO_QUERY": "rows", "SINKS": "rows"}
+    return {kind for attribute, kind in found.items() if hasattr(oracle_of(name), attribute)}
 
 
 def reads_length(name, options):
@@ -232,6 +232,7 @@ def attend(
     allowed,
     *,
     scale,
+    softcap=None,
     added=None,
     keep=None,
     dropout_p=0.0,
@@ -244,21 +245,28 @@ def attend(
     k = k.repeat_interleave(groups, dim=1)
     v = v.repeat_interleave(groups, dim=1)
     terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
+    sinks = [term["sink"] for term in terms if "sink" in term]
+    sinks = [s if s.dim() == 3 else s[..., None] for s in sinks]  # [B or 1, H, Lq or 1]
     alive = allowed.any(dim=-1, keepdim=True)
     score = scores(q, k, terms, pos_q, pos_k, scale)
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
     if added is not None:
         score = score + added.masked_fill(added == -torch.inf, 0.0)
     score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
     weights, lse = score, score.new_zeros(score.shape[:-1])
     if score.shape[-1]:
         weights, lse = torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
+    lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
     weights = weights * alive
+    for sink in sinks:  # everything is less by what the sink takes
+        total = torch.logaddexp(lse, sink.expand(lse.shape))
+        weights, lse = weights * torch.exp(lse - total)[..., None], total
     if keep is not None:
         weights = weights * (keep.to(score.dtype) / (1.0 - dropout_p))
     out = weights @ v
     for rows in (by_head(term["value_rows"]) for term in terms if "value_rows" in term):
         out = out + (weights[..., None] * rows).sum(-2)
-    lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
     return Attended(out, lse, score.masked_fill(~allowed, -torch.inf))
 
 

@@ -92,18 +92,34 @@ class Side:
         if call.added is not None:
             self.leaves.append(leaf(call.added))
             self.added = torch.where(call.added == -torch.inf, 0.0, self.leaves[-1])
+        found = [t["sink"] for t in self.terms if "sink" in t]
+        found = [s if s.dim() == 3 else s[..., None] for s in found]
+        shape = (*self.q.shape[:3], len(found))
+        self.sinks = self.q.new_empty(shape)  # [B, H, Lq, how many]
+        if found:
+            self.sinks = torch.stack([s.expand(shape[:3]) for s in found], -1)
         self.rows = [by_head(t["value_rows"]) for t in self.terms if "value_rows" in t]
 
     def biases(self):
-        """What is added to the scores as it stands, one tensor an addend, and whether it is linear
-        in the distance."""
-        linear = [getattr(oracle_of(part.name), "LINEAR", False) for part in self.parts]
+        """What positions add to the scores as it stands, one tensor an addend, and whether it is
+        linear in the distance and counts from the nearest key on."""
+        near = self.call.case.get("softcap") is None
+        linear = [near and getattr(oracle_of(part.name), "LINEAR", False) for part in self.parts]
         found = [
             (t["bias"].abs() if self.sized else t["bias"], line)
             for t, line in zip(self.terms, linear, strict=True)
             if "bias" in t
         ]
-        return found + ([(self.added, False)] if self.added is not None else [])
+        return found
+
+    def score(self):
+        """With its softcap, whose slope is at most 1: sizes have none."""
+        score, cap = self.products(), self.call.case.get("softcap")
+        for bias, _ in self.biases():
+            score = score + bias
+        if cap is not None and not self.sized:
+            score = cap * torch.tanh(score / cap)
+        return score if self.added is None else score + self.added
 
     def products(self):
         """What q and k give to the scores."""
@@ -141,12 +157,9 @@ class Side:
             found = found + row_products(dout, rows)
         return found
 
-    def pulled(self, dscore, weights, dout):
-        """Gradients of the leaves, from those of the scores and of the output."""
-        score = self.products()
-        for bias, _ in self.biases():
-            score = score + bias
-        pairs = [(score, dscore), (self.mixed(weights), dout)]
+    def pulled(self, dscore, dsinks, weights, dout):
+        """Gradients of the leaves, from those of the scores, of the sinks and of the output."""
+        pairs = [(self.score(), dscore), (self.sinks, dsinks), (self.mixed(weights), dout)]
         pairs = [pair for pair in pairs if pair[0].requires_grad]
         outs, seeds = zip(*pairs, strict=True)
         found = torch.autograd.grad(outs, self.leaves, seeds, allow_unused=True)
@@ -166,15 +179,15 @@ def growth(error):
 
 
 class Softmax:
-    """Scores and weights of a call, and the sizes S and A of what is added up in a score."""
+    """Scores and weights of a call, and the sizes S and A of what is added up in a score. Sinks are
+    its last columns."""
 
     def __init__(self, call, signed, sized, c):
-        self.call, self.c = call, c
-        score = signed.products()
-        for bias, _ in signed.biases():
-            score = score + bias
-        score = score.detach()
-        self.allowed = call.allowed & (score > -torch.inf)
+        self.call, self.c, self.keys = call, c, call.allowed.shape[-1]
+        sinks = signed.sinks.detach()
+        score = torch.cat([signed.score().detach(), sinks], -1)
+        seen = torch.cat([call.allowed, torch.ones_like(sinks, dtype=torch.bool)], -1)
+        self.allowed = seen & (score > -torch.inf)
         self.alive = self.allowed.any(-1, keepdim=True)
         self.score = score.masked_fill(~self.allowed, -torch.inf)
         self.top = self.highest(self.score)
@@ -192,23 +205,31 @@ class Softmax:
     def size(self, signed, sized):
         products = sized.products().detach()
         whole, seen, largest = products, products, torch.zeros_like(products)
-        for (size, linear), (bias, _) in zip(sized.biases(), signed.biases(), strict=True):
+        biases = list(zip(sized.biases(), signed.biases(), strict=True))
+        if sized.added is not None:
+            biases.append(((sized.added, False), (signed.added, False)))
+        for (size, linear), (bias, _) in biases:
             size, bias = size.detach(), bias.detach()
             whole, largest = whole + size, torch.maximum(largest, size.expand_as(largest))
             seen = seen + ((bias - self.nearest(bias)).abs() if linear else size)
+        sinks = sized.sinks.detach()
+        whole, seen, largest = (torch.cat([x, sinks], -1) for x in (whole, seen, largest))
         seen = seen + (self.score - self.top).abs()
         self.swallowed = (largest > 2.0**53 * (whole - largest)) & (self.score == self.top)
+        if self.call.case.get("softcap") is not None:
+            self.swallowed = torch.zeros_like(self.swallowed)
         self.whole = whole.masked_fill(~self.allowed, 0.0)
         self.seen = seen.masked_fill(self.swallowed | ~self.allowed, 0.0)
 
     def nearest(self, bias):
         """The bias of each row's visible key that is nearest."""
-        if self.score.shape[-1] == 0:
+        allowed = self.allowed[..., : self.keys]
+        if self.keys == 0:
             return 0.0
         distance = (self.call.pos_k[:, None, :] - self.call.pos_q[:, :, None]).abs()[:, None]
         far = torch.iinfo(torch.int64).max
-        at = distance.expand_as(self.score).masked_fill(~self.allowed, far).argmin(-1, keepdim=True)
-        return bias.expand_as(self.score).gather(-1, at)
+        at = distance.expand_as(allowed).masked_fill(~allowed, far).argmin(-1, keepdim=True)
+        return bias.expand_as(allowed).gather(-1, at)
 
     def spread(self):
         """R: a weight's error is at most c R times the weight. Looser for float64."""
@@ -228,15 +249,16 @@ def promised(call, keep=None):
     signed, sized = Side(call, False), Side(call, True)
     at = Softmax(call, signed, sized, c)
     kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
-    weights, spread = at.weights, at.spread()
-    dropped = weights * kept
     least = least_normal(call.dtype)
     flushed = least if call.dtype == torch.float64 else FLUSHED
-    heavy = (weights * spread + flushed).masked_fill(~at.allowed, 0.0)  # P R
+    heavy = (at.weights * at.spread() + flushed).masked_fill(~at.allowed, 0.0)  # P R
+    weights, sunk = at.weights.split([at.keys, at.weights.shape[-1] - at.keys], -1)
+    heavy, heavy_sinks = heavy.split([*(x.shape[-1] for x in (weights, sunk))], -1)
+    dropped = weights * kept
     with torch.no_grad():
         out = signed.mixed(dropped)
         out_size = sized.mixed(heavy * kept) + least
-        lse_size = 1.0 + (weights * (at.whole + growth(c * at.seen) / c)).sum(-1)
+        lse_size = 1.0 + (at.weights * (at.whole + growth(c * at.seen) / c)).sum(-1)
         found = {
             "out": stored(out, c * out_size * at.alive, call.dtype),
             "lse": stored(at.lse, c * lse_size, work_type(call.dtype)),
@@ -245,16 +267,19 @@ def promised(call, keep=None):
         dlse = torch.zeros_like(at.lse) if call.dlse is None else call.dlse.double()
         given = (dout * out).sum(-1)
         dscore = weights * (kept * signed.met(dout) - (given - dlse)[..., None])
-        addends = (dout * out).abs().sum(-1) + dlse.abs()
-        addends = kept * sized.met(dout.abs()) + addends[..., None]
+        dsinks = -sunk * (given - dlse)[..., None]
+        of_row = ((dout * out).abs().sum(-1) + dlse.abs())[..., None]
+        addends = kept * sized.met(dout.abs()) + of_row
         from_out = (dout.abs() * out_size).sum(-1)[..., None]
         allowance = c * (heavy * addends + weights * from_out + least)
+        of_sinks = c * (heavy_sinks * of_row + sunk * from_out + least)
         if call.dtype in (torch.bfloat16, torch.float16):  # the output is read as it was stored
-            from_stored = (dout.abs() * rounding(out, call.dtype)).sum(-1)
-            allowance += weights * from_stored[..., None]
-        allowance = allowance.masked_fill(~at.allowed, 0.0)
-    grads = signed.pulled(dscore, dropped, dout)
-    bounds = sized.pulled(allowance, c * (heavy * kept), dout.abs())
+            from_stored = (dout.abs() * rounding(out, call.dtype)).sum(-1)[..., None]
+            allowance += weights * from_stored
+            of_sinks += sunk * from_stored
+        allowance = allowance.masked_fill(~at.allowed[..., : at.keys], 0.0)
+    grads = signed.pulled(dscore, dsinks, dropped, dout)
+    bounds = sized.pulled(allowance, of_sinks, c * (heavy * kept), dout.abs())
     for (name, leaf), exact, bound in zip(call.leaves(), grads, bounds, strict=True):
         if leaf.requires_grad:
             found[f"gradient of {name}"] = stored(exact, bound, leaf.dtype)
@@ -302,13 +327,15 @@ def missed(name, ours, promise):
 
 def promised_scores(call, at):
     """relpos.scores: -inf where a pair is hidden."""
-    return stored(at.score, roundings(call) * at.whole, call.dtype)
+    whole = at.whole[..., : at.keys]
+    return stored(at.score[..., : at.keys], roundings(call) * whole, call.dtype)
 
 
 def promised_weights(call, at, lse, keep):
     """return_weights: exp(score - lse) of the lse that the call returned, after dropout."""
     lse = lse.detach().double()[..., None]
-    exact = torch.exp(at.score - lse).where(keep & at.allowed, 0.0) / (1.0 - call.case["dropout"])
-    error = growth(roundings(call) * (1.0 + at.whole + lse.abs().clamp(max=1e300))) * exact
+    score, whole, seen = (x[..., : at.keys] for x in (at.score, at.whole, at.allowed))
+    exact = torch.exp(score - lse).where(keep & seen, 0.0) / (1.0 - call.case["dropout"])
+    error = growth(roundings(call) * (1.0 + whole + lse.abs().clamp(max=1e300))) * exact
     error = error + 4 * least_normal(call.dtype)
     return stored(exact, error, call.dtype)

@@ -21,6 +21,7 @@ class Whole(Call):
         self.case = {
             "heads": (case.q.shape[1], case.k.shape[1]),
             "dropout": options.get("dropout_p", 0.0),
+            "softcap": options.get("softcap"),
             "seed": SEED,
         }
         self.scale = options.get("scale") or HEAD_DIM**-0.5

@@ -96,6 +96,7 @@ OPTIONS = {
     "grouped heads": {"key_heads": 2, "is_causal": True},
     "one key head": {"key_heads": 1},
     "scale": {"scale": 0.37},
+    "softcap": {"softcap": 1.5, "is_causal": True},
     "other lengths": {"queries": 41, "keys": 77, "q_offset": 36, "is_causal": True},
     "other lengths from 0": {"queries": 90, "keys": 31, "q_offset": 0},
     "offsets of rows": {

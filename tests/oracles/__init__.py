@@ -20,6 +20,7 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         "column_rows" the shapes of "key_rows"         scale * <k_j, row_ij> joins the scores
         "value_rows"  [Lq, Lk, Dv] or [H, Lq, Lk, Dv]  join v_j under the weights
         "query_added" [H, D]                           is added to q_i in scale * <q_i, k_j>
+        "sink"        [H] or [H, Lq]                   joins the softmax without a value
         "rotate"      function (x [..., L, D], pos [L]) -> x turned; q and k both pass through it
         "rotate_sizes"  with "rotate": the same with |cos| and |sin| and every sign positive
         "q_coordinates", "k_coordinates"  [axes, L]: "rotate" takes them in place of positions
@@ -43,6 +44,8 @@ Two more functions where a scheme has what they stand for:
 What else the tests must know of a scheme, as attributes of the module:
 
     ROTATES    True where it rotates: two that do are never summed; nor are two that place tokens.
+    UP_TO_QUERY  True where its scores lack a number for each query, which a softmax does not see.
+    SINKS      True where it gives sinks, which do see it: the two are never summed.
     LINEAR     True where its bias is linear in the distance: it counts from each row's nearest
                visible key on when the sizes of the addends are summed (`tests/promise.py`).
     NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are

@@ -3,6 +3,8 @@ the log of the forget gates. F_i is the same for a whole row and left out."""
 
 import torch
 
+UP_TO_QUERY = True
+
 
 def configs(heads, head_dim, value_dim):
     return [{}]

@@ -38,6 +38,8 @@ def ring_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -71,7 +73,7 @@ def ring_attention(
       q_offset, k_offset: position of the first token of the whole sequence.
       q_positions, k_positions: of this rank's tokens.
       key_range: (lo, hi), of this rank's queries, in tokens of the whole sequence.
-      Inputs of the position are those of this rank's tokens. The others are those of
+      Inputs of the position, and sinks [B, H, Lq], are those of this rank's tokens. The others are those of
       relpos.attention; attn_mask and return_weights are refused: they are quadratic.
 
     Returns:
@@ -233,6 +235,7 @@ def _shared(local: LocalCall, seed: Any) -> Call:
         ("key_padding_mask", "q_offset", "q_offsets", "k_offsets", "q_positions", "k_positions")
     )
     shared = local.call._replace(**nothing, k_offset=0, key_lo=None, key_hi=None, seed=seed)
+    shared = shared._replace(adds_sinks=False)
     if local.packed[0] is not None:  # key ranges hold them
         shared = shared._replace(is_causal=False, window=None)
     return shared

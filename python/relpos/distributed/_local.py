@@ -74,7 +74,7 @@ class LocalCall:
             (shape, str(t.dtype)) for shape, t in zip(shapes, call.parameters, strict=True)
         ]
         found["requires_grad of query, key, value and position"] = wants
-        for name in ("dropout_p", "is_causal", "scale", "enable_gqa", "window"):
+        for name in ("dropout_p", "is_causal", "scale", "softcap", "enable_gqa", "window"):
             found[name] = getattr(call, name)
         found["q_offset"] = _shown(call.q_offset, call.q_offsets)
         found["k_offset"] = _shown(call.k_offset, call.k_offsets)
@@ -97,7 +97,8 @@ def geometry_of(local: LocalCall, lengths: Any, rank: int) -> Geometry:
         return pack(geometry, local)
     bounds = bounds_of(call.window, call.is_causal)
     geometry.left, geometry.right = bounds
-    in_play = bool(call.position) or bounds != (None, None)
+    placed = bool(call.position) and {*_core.term_kinds(call.position)} != {"sink"}
+    in_play = placed or bounds != (None, None)
     if q.given is not None:
         _check_order(geometry, in_play and bounds != (None, None))
     elif in_play:

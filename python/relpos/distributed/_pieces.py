@@ -26,10 +26,11 @@ class Inputs:
     query_axis: dict[int, int] = field(default_factory=dict)
     cumulative: set[int] = field(default_factory=set)  # given as their sums so far, in double
     of_heads: set[int] = field(default_factory=set)  # have heads on axis 1
+    sinks: bool = False  # some of them are, or become, sinks
 
     @classmethod
     def of(cls, text: str, tensors: Sequence[Tensor]) -> "Inputs":
-        found = cls(tensors)
+        found = cls(tensors, sinks=bool(text) and "sink" in _core.term_kinds(text))
         for n, (_, axes, cumulative) in enumerate(_core.list_tensors(text) if text else []):
             if "keys" in axes:
                 found.key_axis[n] = axes.index("keys")
@@ -118,6 +119,13 @@ class Pieces:
         for n, axis in self.inputs.query_axis.items():
             found[n] = self.of_queries(found[n], i, axis)
         return found
+
+    def of_sinks(self, i: int, own: Sequence[Tensor]) -> tuple[list[Tensor], Call]:
+        """No keys, and the call with them of run i of the queries, in which sinks take part."""
+        none = [t.narrow(self.axis(n), 0, 0) for n, t in enumerate(own)]
+        said = {"is_causal": False, "window": None, "dropout_p": 0.0, "q_offset": 0}
+        parameters = self._parameters(i, none)
+        return none, self.call._replace(parameters=parameters, adds_sinks=True, **said)
 
     def forward(self, query: Tensor, run: Sequence[Tensor], call: Call) -> tuple[Tensor, Tensor]:
         """(out, lse in double)."""

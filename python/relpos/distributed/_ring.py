@@ -57,6 +57,9 @@ class Ring:
         out = query.new_zeros(shape, dtype=wide_dtype(query))
         lse = query.new_full(query.shape[:3], -torch.inf, dtype=torch.float64)
         of_queries = self.pieces.of_queries
+        for i in self._runs_with_sinks():
+            piece = self.pieces.forward(of_queries(query, i), *self.pieces.of_sinks(i, own))
+            join(of_queries(out, i), of_queries(lse, i), *piece)
         for step, block in self.steps(own):
             source = self.source(step)
             for i, j in self._pairs(source) if block is not None else ():
@@ -66,6 +69,11 @@ class Ring:
                 join(of_queries(out, i), of_queries(lse, i), *piece)
             del block
         return out, lse
+
+    def _runs_with_sinks(self) -> range:
+        """Sinks join the softmax once, apart from all keys."""
+        runs = self.pieces.geometry.q.runs[self.rank]
+        return range(len(runs) if self.pieces.inputs.sinks else 0)
 
     def _pairs(self, source: int) -> list[tuple[int, int]]:
         geometry = self.pieces.geometry
@@ -77,6 +85,11 @@ class Ring:
         """rows: query, out, lse, dout, dlse. needs: of query, key, value and the position's
         tensors."""
         sums = Sums(self.pieces, rows[0], own, needs)
+        for i in self._runs_with_sinks() if any(needs[3:]) else ():
+            run, call = self.pieces.of_sinks(i, own)
+            queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
+            position = [False] * 3 + needs[3:]
+            sums.add_position(self.pieces.backward(queries, run, call, position, ()), i)
         returning = None
         for step, block in self.steps(own):
             source = self.source(step)
@@ -183,18 +196,21 @@ class Sums:
         self, found: list[Any], places: list[Any], block: list[Any], i: int, source: int, j: int
     ) -> None:
         """What was not written to its place."""
-        pieces, inputs = self.pieces, self.pieces.inputs
-        keyed = list(inputs.key_axis)
+        keyed = list(self.pieces.inputs.key_axis)
         parts = self._parts(block, i, source, j)
         of_parts = [*found[:3], *(found[3 + n] for n in keyed)]
         for to, what, place in zip(parts, of_parts, [*places, *[None] * len(keyed)], strict=True):
             if to is not None and what is not place:
                 to.add_(what)
         self.written |= {(i,), (source, j)}
+        self.add_position(found, i)
+
+    def add_position(self, found: list[Any], i: int) -> None:
+        """Gradients of the position's tensors from run i of the queries."""
         for n, to in enumerate(self.position):
             if to is not None:
-                axis = inputs.query_axis.get(n)
-                (to if axis is None else pieces.of_queries(to, i, axis)).add_(found[3 + n])
+                axis = self.pieces.inputs.query_axis.get(n)
+                (to if axis is None else self.pieces.of_queries(to, i, axis)).add_(found[3 + n])
 
 
 class RingAttention(torch.autograd.Function):
