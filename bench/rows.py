@@ -39,6 +39,7 @@ CHOSEN = {
     "rope": Chosen({"layout": "half"}, forward=(1.06, 1.03), backward=(1.06, 1.03)),
     "shaw": Chosen({"max_distance": 64}, forward=(1.2, 1.1), backward=(1.4, 1.25)),
     "music_transformer": Chosen(causal=True, forward=(1.65, 1.53), backward=(1.8, 1.62)),
+    "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
 }
 
@@ -110,6 +111,13 @@ def position_cases() -> list[Case]:
         against_plain(name, make, shape, (1.25, 1.05), q_positions=ids, k_positions=ids)
         for name, make, shape, ids in rows
     ]
+
+
+def softcap_cases() -> list[Case]:
+    def case(end: str, target: Target, **more: Any) -> Case:
+        return against_plain(f"softcap, {end}", lambda: None, FULL, target, softcap=50.0, **more)
+
+    return [case("forward", (1.2, None)), case("backward", (1.25, None), backward=True)]
 
 
 def flops_of(shape: Shape, causal: bool, backward: bool) -> float:
@@ -312,6 +320,6 @@ def call_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     return [
-        *peak_cases(), *scheme_cases(), *position_cases(), *call_cases(), *ring.cases(),
-        *contests.cases(),
+        *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *call_cases(),
+        *ring.cases(), *contests.cases(),
     ]  # fmt: skip

@@ -30,7 +30,7 @@ struct AttendArguments {
   std::vector<std::string> inputs;
   std::string mask, padding, q_offset, k_offset, q_positions, k_positions, key_lo, key_hi;
   std::string window, path = "auto";
-  std::optional<double> scale;
+  std::optional<double> scale, softcap;
   double dropout = 0.0;
   uint64_t seed = 0;
   int threads = 0;
@@ -94,6 +94,7 @@ Options make_call_options(const AttendArguments& a, OptionTensors& tensors) {
   options.is_causal = a.causal;
   options.enable_gqa = a.enable_gqa;
   options.scale = a.scale;
+  options.softcap = a.softcap;
   options.dropout_p = a.dropout;
   options.seed = a.seed;
   options.threads = a.threads;
@@ -327,6 +328,32 @@ int attend(const AttendArguments& a) {
   return kOk;
 }
 
+// Where tokens stand, and which keys a query sees.
+void add_visibility(CLI::App& command, AttendArguments& a) {
+  command.add_flag("--causal", a.causal, "a query sees only keys with pos_k <= pos_q");
+  command
+      .add_option("--window", a.window,
+                  "a query sees keys with -L <= pos_k - pos_q <= R; -1 means no bound")
+      ->type_name("L,R");
+  command.add_option("--q-offset", a.q_offset, "position of query 0, or a file of int64 [B]")
+      ->type_name("N|FILE");
+  command.add_option("--k-offset", a.k_offset, "position of key 0, or a file of int64 [B] [0]")
+      ->type_name("N|FILE");
+  command
+      .add_option("--q-positions", a.q_positions, "positions of the queries, int64 [Lq] or [B, Lq]")
+      ->type_name("FILE");
+  command
+      .add_option("--k-positions", a.k_positions, "positions of the keys, int64 [Lk] or [B, Lk]")
+      ->type_name("FILE");
+  command.add_option("--key-lo", a.key_lo, "first key of each query, int64")->type_name("FILE");
+  command.add_option("--key-hi", a.key_hi, "one past the last key of each query, int64")
+      ->type_name("FILE");
+  command.add_option("--mask", a.mask, "bool (true: attend), or numbers to add to the scores")
+      ->type_name("FILE");
+  command.add_option("--key-padding-mask", a.padding, "bool [B, Lk], true: padding")
+      ->type_name("FILE");
+}
+
 }  // namespace
 
 void add_attend(CLI::App& tool, Run& run) {
@@ -360,26 +387,9 @@ void add_attend(CLI::App& tool, Run& run) {
   app->add_option("--lse", a.lse, "write the log-sum-exp, [B, H, Lq]")->type_name("FILE");
   app->add_option("--backward", a.backward, "the gradient of the output")->type_name("FILE");
   app->add_option("--grads", a.grads, "folder for the gradients")->type_name("DIR");
-  app->add_flag("--causal", a.causal, "a query sees only keys with pos_k <= pos_q");
-  app->add_option("--window", a.window,
-                  "a query sees keys with -L <= pos_k - pos_q <= R; -1 means no bound")
-      ->type_name("L,R");
-  app->add_option("--q-offset", a.q_offset, "position of query 0, or a file of int64 [B]")
-      ->type_name("N|FILE");
-  app->add_option("--k-offset", a.k_offset, "position of key 0, or a file of int64 [B] [0]")
-      ->type_name("N|FILE");
-  app->add_option("--q-positions", a.q_positions, "positions of the queries, int64 [Lq] or [B, Lq]")
-      ->type_name("FILE");
-  app->add_option("--k-positions", a.k_positions, "positions of the keys, int64 [Lk] or [B, Lk]")
-      ->type_name("FILE");
-  app->add_option("--key-lo", a.key_lo, "first key of each query, int64")->type_name("FILE");
-  app->add_option("--key-hi", a.key_hi, "one past the last key of each query, int64")
-      ->type_name("FILE");
-  app->add_option("--mask", a.mask, "bool (true: attend), or numbers to add to the scores")
-      ->type_name("FILE");
-  app->add_option("--key-padding-mask", a.padding, "bool [B, Lk], true: padding")
-      ->type_name("FILE");
+  add_visibility(*app, a);
   app->add_option("--scale", a.scale, "multiplies the scores [1/sqrt(D)]");
+  app->add_option("--softcap", a.softcap, "C: scores become C tanh(score / C), before --mask");
   app->add_flag("--enable-gqa", a.enable_gqa, "allow fewer key heads than query heads");
   app->add_option("--dropout", a.dropout, "probability of dropping a weight [0]");
   app->add_option("--seed", a.seed, "random seed of dropout and of random parameters [0]");

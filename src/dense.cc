@@ -82,6 +82,7 @@ Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
                 values.shape_text());
     agree(values.shape[batched ? 1 : 0]);
   }
+  for (const TermData& sink : terms.sinks) agree(sink.view.shape[sink.view.rank == 3 ? 1 : 0]);
   check_value(form.heads >= 0, who, ": its distance bias has neither a table nor slopes");
   return form;
 }
@@ -99,8 +100,9 @@ Form rows_form(const std::string& who, const ClassMap& map, const TermData& tabl
   return form;
 }
 
+// Sinks add 0 to every score.
 bool has_key_form(const Terms& terms) {
-  const bool biases = !terms.biases.empty() || !terms.key_biases.empty();
+  const bool biases = !terms.biases.empty() || !terms.key_biases.empty() || !terms.sinks.empty();
   const size_t tables = terms.row_tables.size() + terms.column_tables.size();
   return biases ? tables == 0 : terms.row_tables.size() == 1 || tables == 1;
 }
@@ -115,7 +117,8 @@ Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::stri
     return rows_form(who, terms.value_tables[0].map, terms.value_tables[0].table);
   }
   check_value(has_key_form(terms), who,
-              ": which='key' needs biases or one row table; this position has ", describe(terms));
+              ": which='key' needs biases, sinks or one row table; this position has ",
+              describe(terms));
   if (terms.row_tables.empty() && !terms.column_tables.empty()) {
     return rows_form(who, terms.column_tables[0].map, terms.column_tables[0].table);
   }

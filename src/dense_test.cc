@@ -210,10 +210,11 @@ TEST(Dense, ErrorsSayWhatThePartHas) {
   EXPECT_EQ(error([&] { dense_shape(bias.part, kGrid, "value"); }),
             "toy: which='value' needs one value table; this position has 2 distance biases");
   EXPECT_EQ(error([&] { dense_shape(nothing.part, kGrid, "key"); }),
-            "toy: which='key' needs biases or one row table; this position has no term");
-  EXPECT_EQ(error([&] { dense_shape(both.part, kGrid, "key"); }),
-            "toy: which='key' needs biases or one row table; this position has 2 distance biases, "
-            "1 row table");
+            "toy: which='key' needs biases, sinks or one row table; this position has no term");
+  EXPECT_EQ(
+      error([&] { dense_shape(both.part, kGrid, "key"); }),
+      "toy: which='key' needs biases, sinks or one row table; this position has 2 distance biases, "
+      "1 row table");
   EXPECT_EQ(error([&] { dense_shape(bias.part, kGrid, "query"); }),
             "toy: which: expected 'key' or 'value', got 'query'");
   const Part bare = make_part(kBias, {});

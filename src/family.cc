@@ -17,12 +17,13 @@ struct Kinds {
   std::vector<std::string> terms;
 };
 
-const std::array<Kinds, 4>& kinds() {
-  static const std::array<Kinds, 4> all{{
+const std::array<Kinds, 5>& kinds() {
+  static const std::array<Kinds, 5> all{{
       {{"rotation", "queries and keys turn by their positions"}, {"rotation"}},
       {{"rows", "rows of a table meet queries or keys, or join the values"},
        {"row table", "column table", "value table"}},
       {{"bias", "a number joins the score of each pair"}, {"distance bias", "key bias"}},
+      {{"sink", "a score without a value joins the softmax of each row"}, {"sink"}},
       {{"other", "none of these"}, {}},
   }};
   return all;

@@ -113,7 +113,7 @@ def elements(case):
 
 
 def fitted(case):
-    """The case with a softcap and sizes that its schemes take and that the dense oracle can hold."""
+    """The case with a softcap and sizes that its schemes take, and that the oracle can hold."""
     names = [part.split("#")[0] for part in filter(None, case["position"].split("+"))]
     if any(hasattr(oracle_of(name), "UP_TO_QUERY") for name in names):
         case["softcap"] = None

@@ -105,12 +105,11 @@ class Side:
         linear in the distance and counts from the nearest key on."""
         near = self.call.case.get("softcap") is None
         linear = [near and getattr(oracle_of(part.name), "LINEAR", False) for part in self.parts]
-        found = [
+        return [
             (t["bias"].abs() if self.sized else t["bias"], line)
             for t, line in zip(self.terms, linear, strict=True)
             if "bias" in t
         ]
-        return found
 
     def score(self):
         """With its softcap, whose slope is at most 1: sizes have none."""

@@ -257,6 +257,23 @@ def forgetting(length, keys=None):
     return Peer("forgetting", {}, given, out, [*given, log_f], inputs={"log_f": log_f}, call=call)
 
 
+def gpt_oss(length):
+    """eager_attention_forward of Hugging Face's GPT-OSS, causal."""
+    from transformers.models.gpt_oss import modeling_gpt_oss as hf
+
+    q = normal(2, HEADS, length, DIM)
+    k, v = (normal(2, HEADS, length, DIM, seed=n) for n in (1, 2))
+    sinks = normal(HEADS, seed=3)
+    module = SimpleNamespace(sinks=sinks, num_key_value_groups=1, training=False)
+    mask = torch.full((length, length), -torch.inf, dtype=q.dtype).triu(1)
+    out, _ = hf.eager_attention_forward(module, q, k, v, mask, scaling=DIM**-0.5)
+    given, call = [q, k, v], {"is_causal": True}
+    named = {"sinks": sinks}
+    leaves = [*given, sinks]
+    options = {"heads": HEADS}
+    return Peer("attention_sink", options, given, out.transpose(1, 2), leaves, named, call=call)
+
+
 PEERS = {
     "DeBERTa v3, long": lambda: deberta_v2(520, 256),
     "DeBERTa v3, shared projections": lambda: deberta_v2(140, 256, shared=True),
@@ -285,4 +302,5 @@ PEERS = {
     "KERPLE power, gpt-neox's grid": lambda: kerple("power", False, symmetric=False),
     "Forgetting Transformer": lambda: forgetting(20),
     "Forgetting Transformer with memory": lambda: forgetting(4, 25),
+    "GPT-OSS sinks": lambda: gpt_oss(41),
 }

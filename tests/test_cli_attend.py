@@ -20,11 +20,12 @@ def normal(*shape, dtype=np.float32):
     return RNG.standard_normal(shape).astype(dtype)
 
 
-def softmax_attention(q, k, v, bias=0.0, allowed=True, scale=None):
+def softmax_attention(q, k, v, bias=0.0, allowed=True, scale=None, cap=None):
     """out, lse, weights in float64; heads of k and v are repeated to those of q."""
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     k, v = (np.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
     scores = q @ np.swapaxes(k, -1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
     scores = np.where(allowed, scores + bias, -np.inf)
     top = np.maximum(scores.max(-1, keepdims=True, initial=-1e300), -1e300)
     weights = np.exp(scores - top)
@@ -204,6 +205,9 @@ def test_masks_windows_scale_and_positions(tmp_path):
     words = inputs(tmp_path, query=q, key=k, value=v)
     output(*words, "--mask", tmp_path / "mask.npy", "--scale", 0.5)
     close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, 0, mask, 0.5)[0])
+    output(*words, "--mask", tmp_path / "added.npy", "--softcap", 0.7)
+    added = np.load(tmp_path / "added.npy")
+    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, added, cap=0.7)[0])
 
     output(*words, "--key-padding-mask", tmp_path / "padding.npy", "--window", "2,-1", "--q-offset",
            tmp_path / "offsets.npy")  # fmt: skip
@@ -211,7 +215,6 @@ def test_masks_windows_scale_and_positions(tmp_path):
     allowed = (np.arange(9) >= at[..., None] - 2) & ~padding[:, None]
     close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, 0, allowed[:, None])[0])
 
-    added = np.load(tmp_path / "added.npy")
     words_with_mask = [
         *words,
         "--mask",
@@ -376,6 +379,7 @@ def test_bad_files_are_refused_before_anything_is_written(tmp_path, data, part):
         (["--dropout", "nan"], "dropout"),
         (["--scale", "x"], "--scale"),
         (["--scale", "nan"], "scale"),
+        (["--softcap", "0"], "softcap"),
         (["--path", "fast"], "--path"),
         (["--mask", "absent.npy"], "absent.npy"),
         (["--mask", "query.npy"], "attn_mask"),

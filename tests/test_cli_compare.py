@@ -19,7 +19,7 @@ def headings(text):
 
 def test_list_groups_by_family():
     text = output("list")
-    assert headings(text) == ["rotation", "rows", "bias"]
+    assert headings(text) == ["rotation", "rows", "bias", "sink"]
     family = None
     for line in text.splitlines():
         if match := re.match(r"(\w+): ", line):

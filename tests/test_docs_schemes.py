@@ -9,7 +9,8 @@ import relpos
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs/schemes.md").read_text()
-HEADINGS = {"Biases": "bias", "Rows": "rows", "Rotations": "rotation", "Others": "other"}
+HEADINGS = {"Biases": "bias", "Rows": "rows", "Rotations": "rotation"}
+HEADINGS |= {"Sinks": "sink", "Others": "other"}
 COLUMNS = ["scheme", "class", "paper", "used by", "parameters", "terms", "options"]
 COLUMNS += ["what implementations get wrong"]
 
@@ -48,7 +49,7 @@ def test_docs_say_what_the_scheme_has(scheme):
     told = row["terms"].replace(" by coordinates", "").replace("distance bias", "distance-bias")
     for term in description.terms:
         assert term.replace("distance bias", "distance-bias") in told, term
-    named = re.findall(r"rotation|(?:row|column|value) table|distance-bias|key bias", told)
+    named = re.findall(r"rotation|(?:row|column|value) table|distance-bias|key bias|sink", told)
     for term in named:
         assert term.replace("-", " ") in description.terms, term
 

@@ -27,8 +27,6 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -36,6 +34,8 @@ def attention(
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
     key_range: tuple[Tensor, Tensor] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
 ) -> Any:
@@ -51,9 +51,6 @@ def attention(
       dropout_p: applies whenever it is above 0; the seed comes from torch's default generator.
       is_causal: a query sees only keys with pos_k <= pos_q.
       scale: multiplies the scores; None means 1 / sqrt(D).
-      softcap: c > 0: a score s with its position terms becomes c tanh(s / c), before attn_mask.
-      sinks: [H] or [B, H, Lq]: a score without a value that joins the softmax of each row, as in
-        gpt-oss; differentiable.
       enable_gqa: allows fewer key heads than query heads; Hk must divide H.
       window: (left, right): a query sees keys with -left <= pos_k - pos_q <= right; -1 means no
         bound.
@@ -62,6 +59,9 @@ def attention(
       q_positions, k_positions: int64 [L] or [B, L], both or neither, instead of offsets.
       key_range: (lo, hi), int64 [Lq] or [B, Lq]: a query sees keys lo <= j < hi. A key must pass
         all masks to be seen.
+      softcap: c > 0: a score s with its position terms becomes c tanh(s / c), before attn_mask.
+      sinks: [H] or [B, H, Lq]: a score without a value that joins the softmax of each row, as in
+        gpt-oss; differentiable.
       return_lse: also returns the log-sum-exp (natural log) of each query's scores [B, H, Lq],
         differentiable.
       return_weights: also returns the weights after dropout [B, H, Lq, Lk], detached and dense.
@@ -113,7 +113,6 @@ def scores(
     key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
     scale: float | None = None,
-    softcap: float | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -121,6 +120,7 @@ def scores(
     q_positions: Tensor | None = None,
     k_positions: Tensor | None = None,
     key_range: tuple[Tensor, Tensor] | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """The dense scores [B, H, Lq, Lk] before the softmax, -inf where hidden; differentiable.
 

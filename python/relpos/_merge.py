@@ -11,7 +11,8 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
     Args:
       outs: one [..., L, Dv] for each set of keys, of one shape and dtype.
-      lses: one [..., L] for each, the natural log of each row's sum, as return_lse gives it.
+      lses: one [..., L] for each, the natural log of each row's sum, as return_lse gives it. Give
+        sinks to one of the calls alone.
 
     Returns:
       (out, lse) as one call over all keys at once would give them, up to rounding: each out is

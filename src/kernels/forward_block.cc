@@ -20,13 +20,14 @@ ForwardBlock::ForwardBlock(const Plan& plan, Workspace& memory)
 
 void ForwardBlock::start(bool with_sinks) {
   load();
-  std::fill_n(sinks_, block.rows, -HUGE_VALF);
+  std::fill_n(sinks_, block.rows, -HUGE_VAL);
   for (int row = 0; with_sinks && !plan_.p.terms.sinks.empty() && row < block.rows; ++row) {
-    sinks_[row] = static_cast<float>(
-        row_sink(plan_.p, block.batch, block.head[row], block.index[row], block.score_shift[row]));
+    sinks_[row] =
+        row_sink(plan_.p, block.batch, block.head[row], block.index[row], block.score_shift[row]);
   }
   // Rows past the block's last get no weight: their reference is infinite.
-  std::copy_n(sinks_, block.rows, m_.get());
+  std::transform(sinks_, sinks_ + block.rows, m_.get(),
+                 [](double sink) { return static_cast<float>(sink); });
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
   values_.attach(block);
   clear_sums();
@@ -35,8 +36,9 @@ void ForwardBlock::start(bool with_sinks) {
 void ForwardBlock::clear_sums() {
   std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
   for (int row = 0; row < block.rows; ++row) {
-    const float sink = sinks_[row], m = m_[row];
-    if (sink != -HUGE_VALF) l_[row * kLanes] = sink == m ? 1.0f : std::exp2(sink - m);
+    // Where the row's shift is large, a sink less its reference is what float32 has rounded off.
+    const double above = sinks_[row] - static_cast<double>(m_[row]);
+    if (sinks_[row] != -HUGE_VAL) l_[row * kLanes] = static_cast<float>(std::exp2(above));
   }
   std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
   values_.clear(block);

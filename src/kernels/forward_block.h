@@ -58,7 +58,7 @@ class ForwardBlock : public QueryBlock {
 
   ValueTables values_;
   Buffer<float> m_, l_, o_;
-  float sinks_[kRows];  // row_sink()
+  double sinks_[kRows];  // row_sink()
   // m, l and o of all rows at start_again(), and which of them had overflowed.
   std::vector<float> first_m_, first_l_, first_o_;
   bool overflowed_[kRows] = {};

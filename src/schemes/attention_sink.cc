@@ -23,14 +23,14 @@ struct AttentionSink {
   void terms(Builder& b) const {
     const char* doc = "the score of each head's sink";
     b.sink(per_query ? b.input("sinks", {kBatch, kHeads, kQueries}, Init::normal(1.0), doc)
-                     : b.parameter("sinks", {heads}, Init::normal(0.02), doc, {{"sinks"}}));
+                     : b.parameter("sinks", {heads}, Init::normal(0.02), doc));
   }
 };
 
 }  // namespace
 
 RELPOS_SCHEME(attention_sink, AttentionSink, "AttentionSink",
-              "a learned score without a value joins each softmax: a head may attend to nothing",
+              "a score of each head, without a value, joins the softmax of every row",
               "OpenAI 2025, gpt-oss model card, Attention")
 
 }  // namespace relpos

@@ -38,8 +38,6 @@ def ring_attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
     enable_gqa: bool = False,
     window: tuple[int, int] | None = None,
     q_offset: int | Tensor | None = None,
@@ -48,6 +46,8 @@ def ring_attention(
     k_positions: Tensor | None = None,
     key_range: tuple[Tensor, Tensor] | None = None,
     attn_mask: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
     return_weights: bool = False,
 ) -> Any:
@@ -73,8 +73,8 @@ def ring_attention(
       q_offset, k_offset: position of the first token of the whole sequence.
       q_positions, k_positions: of this rank's tokens.
       key_range: (lo, hi), of this rank's queries, in tokens of the whole sequence.
-      Inputs of the position, and sinks [B, H, Lq], are those of this rank's tokens. The others are those of
-      relpos.attention; attn_mask and return_weights are refused: they are quadratic.
+      Inputs of the position, and sinks [B, H, Lq], are those of this rank's tokens. The others are
+      those of relpos.attention; attn_mask and return_weights are refused: they are quadratic.
 
     Returns:
       out [B, H, Lq, Dv], or (out, lse).

@@ -1,0 +1,158 @@
+"""sinks= and softcap= of relpos.attention and of what calls it, against dense formulas."""
+
+import pytest
+import relpos
+import torch
+
+HEADS = 3
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype).requires_grad_()
+
+
+def qkv(queries=9, keys=9, dtype=torch.float64):
+    return [drawn(2, HEADS, n, 8, seed=s, dtype=dtype) for s, n in enumerate((queries, keys, keys))]
+
+
+def formula(q, k, v, sinks=None, softcap=None, bias=0.0, mask=None):
+    """(out, lse)."""
+    score = q @ k.mT * q.shape[-1] ** -0.5 + bias
+    score = score if softcap is None else softcap * torch.tanh(score / softcap)
+    score = score if mask is None else score + mask
+    if sinks is not None:
+        column = sinks[:, None, None] if sinks.dim() == 1 else sinks[..., None]
+        score = torch.cat([score, column.expand(*score.shape[:3], 1)], -1)
+    weights = score.softmax(-1)[..., : k.shape[2]]
+    return weights @ v, score.logsumexp(-1)
+
+
+def same(found, expected, leaves, **close):
+    seeds = [torch.randn_like(x) for x in expected]
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **close)
+    pairs = (
+        torch.autograd.grad(outs, leaves, seeds, retain_graph=True) for outs in (found, expected)
+    )
+    for a, b in zip(*pairs, strict=True):
+        torch.testing.assert_close(a, b, **close)
+
+
+@pytest.mark.parametrize("path", ["fused", "reference"])
+@pytest.mark.parametrize("shape", [(HEADS,), (2, HEADS, 9)])
+@pytest.mark.parametrize("softcap", [None, 0.8, 50.0])
+def test_attention(path, shape, softcap):
+    leaves = [*qkv(dtype=torch.float32), drawn(*shape, seed=4, dtype=torch.float32)]
+    mask = drawn(9, 9, seed=5, dtype=torch.float32)
+    table = relpos.T5Bias(HEADS)
+    relpos._core.force_path(path)
+    try:
+        found = relpos.attention(
+            *leaves[:3], position=table, sinks=leaves[3], softcap=softcap, attn_mask=mask,
+            return_lse=True,
+        )  # fmt: skip
+        expected = formula(*leaves, softcap, table.dense(9, 9), mask)
+        leaves += [mask, *table.parameters()]
+        same(found, expected, leaves, rtol=2e-5, atol=2e-6)
+    finally:
+        relpos._core.force_path("auto")
+
+
+def test_the_argument_is_the_scheme():
+    q, k, v = qkv()
+    position = relpos.AttentionSink(HEADS).double()
+    sinks = drawn(2, HEADS, 9, seed=4)
+    by_query = relpos.AttentionSink(HEADS, per_query=True)
+    for argument, scheme in ((position.sinks, position), (sinks, by_query(sinks))):
+        a, b = relpos.attention(q, k, v, sinks=argument), relpos.attention(q, k, v, position=scheme)
+        assert torch.equal(a, b)
+    both = relpos.attention(q, k, v, position=position, sinks=position.sinks)
+    two = position.sinks + torch.log(torch.tensor(2.0, dtype=torch.float64))
+    torch.testing.assert_close(both, relpos.attention(q, k, v, sinks=two))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_see_nothing_and_sinks_at_the_ends(dtype):
+    q, k, v = qkv(3, 20, dtype)
+    sinks = torch.tensor([-torch.inf, 100.0, torch.nan], dtype=dtype)
+    out, lse = relpos.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert torch.equal(out[:, 0], relpos.attention(q, k, v)[:, 0])
+    assert out[:, 1].abs().max() < 1e-30
+    assert bool((lse[:, 1] == 100.0).all() and out[:, 2].isnan().all() and lse[:, 2].isnan().all())
+    leaf = drawn(HEADS, seed=4, dtype=dtype)
+    nothing = torch.zeros(3, 20, dtype=torch.bool)
+    out, lse = relpos.attention(q, k, v, sinks=leaf, attn_mask=nothing, return_lse=True)
+    assert not out.any()
+    torch.testing.assert_close(lse, leaf[:, None].expand(2, -1, 3))
+    (gradient,) = torch.autograd.grad(lse.sum(), [leaf])
+    assert bool((gradient == 6).all())
+    position = relpos.ALiBi(HEADS)
+    far = {"q_offset": 10**6, "position": position, "sinks": leaf}
+    bias = position.double().dense(3, 20, q_offset=10**6)
+    out, lse = relpos.attention(q, k, v, return_lse=True, **far)
+    expected = formula(*(x.double() for x in (q, k, v, leaf)), bias=bias)[1]
+    torch.testing.assert_close(lse, expected.to(dtype))
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_decoding_sees_the_sink_once(queries):
+    """Chunks of a long cache are merged; a sum of merged calls has it in one of them."""
+    q, k, v = qkv(queries, 5000, torch.float32)
+    sinks = drawn(HEADS, seed=4, dtype=torch.float32)
+    expected = formula(q, k, v, sinks, 3.0)
+    found = relpos.attention(q, k, v, sinks=sinks, softcap=3.0, return_lse=True)
+    same(found, expected, [q, k, v, sinks], rtol=2e-4, atol=2e-6)
+    halves = [(k[:, :, :3000], v[:, :, :3000], sinks), (k[:, :, 3000:], v[:, :, 3000:], None)]
+    parts = [relpos.attention(q, a, b, sinks=s, softcap=3.0, return_lse=True) for a, b, s in halves]
+    same(relpos.merge(*zip(*parts, strict=True)), expected, [q, k, v, sinks], rtol=2e-4, atol=2e-6)
+
+
+def test_packed_sequences():
+    q, k, v = (drawn(30, HEADS, 8, seed=s) for s in range(3))
+    starts = torch.tensor([0, 11, 11, 30])
+    for sinks in (drawn(HEADS, seed=4), drawn(HEADS, 30, seed=5)):
+        found = relpos.attention_varlen(q, k, v, starts, sinks=sinks, softcap=1.5)
+        for a, b in ((0, 11), (11, 30)):
+            own = [x[a:b].transpose(0, 1)[None] for x in (q, k, v)]
+            cut = sinks if sinks.dim() == 1 else sinks[None, :, a:b]
+            expected, _ = formula(*own, cut, 1.5)
+            torch.testing.assert_close(found[a:b].transpose(0, 1)[None], expected)
+
+
+def test_weights_scores_and_transforms():
+    q, k, v = (x.detach() for x in qkv(dtype=torch.float32))
+    sinks = torch.tensor([0.3, -1.0, 2.0])
+    out, weights = relpos.attention(q, k, v, sinks=sinks, softcap=2.0, return_weights=True)
+    torch.testing.assert_close(out, weights @ v)
+    assert bool((weights.sum(-1) < 1).all())
+    score = q @ k.mT * 8**-0.5
+    torch.testing.assert_close(relpos.scores(q, k, softcap=2.0), 2 * torch.tanh(score / 2))
+
+    def call(q, sinks):
+        return relpos.attention(q, k, v, sinks=sinks, softcap=2.0)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, sinks), out)
+    many = torch.stack([sinks, sinks + 1])
+    mapped = torch.func.vmap(call, in_dims=(None, 0))(q, many)
+    torch.testing.assert_close(mapped[1], call(q, many[1]))
+    torch.autograd.gradcheck(
+        lambda *x: relpos.attention(*x[:3], sinks=x[3], softcap=0.9), [*qkv(3, 4), drawn(HEADS)]
+    )
+
+
+def test_what_is_refused():
+    q, k, v = qkv()
+    for sinks, error in ((torch.zeros(4), ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="sinks: expected"):
+            relpos.attention(q, k, v, sinks=sinks)
+    for softcap in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"softcap: expected a finite number above 0"):
+            relpos.attention(q, k, v, softcap=softcap)
+    with pytest.raises(TypeError, match="softcap: expected a number"):
+        relpos.attention(q, k, v, softcap="2")
+    gate = relpos.ForgettingGate()(torch.zeros(2, HEADS, 9, dtype=torch.float64))
+    for option in ({"sinks": drawn(HEADS)}, {"softcap": 1.0}):
+        with pytest.raises(ValueError, match=r"forgetting: .*up to a number for each query"):
+            relpos.attention(q, k, v, position=gate, **option)
