@@ -24,27 +24,46 @@ void check_shape(const TermData& data, const std::vector<int64_t>& shape, const 
               Shape{data.view});
 }
 
-void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
-  check_value(rotation.log_decay.empty(), who,
-              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
-  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
-              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
-              " pairs, got ", rotation.axis.size());
-  const Coordinates& at = *rotation.coordinates;
-  for (const int axis : rotation.axis) {
-    check_value(axis >= 0 && axis < at.axes, who, ": expected axes from 0 to ", at.axes - 1,
-                ", got ", axis);
-  }
+// `limit`: coordinates stay below it.
+void check_coordinates(const Coordinates& at, const Problem& problem, int64_t limit,
+                       const std::string& who) {
   const auto check_side = [&](const std::vector<int64_t>& values, int64_t rows, int64_t length,
                               int64_t wanted, const char* side) {
     check_value((rows == 1 || rows == problem.batch) && length == wanted &&
                     std::ssize(values) == at.axes * rows * length,
                 who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", problem.batch,
                 ", ", wanted, "], got ", values.size(), " numbers in ", rows, " rows of ", length);
-    for (const int64_t value : values) check_position(value, "coordinates");
+    for (const int64_t value : values) {
+      check_value(value > -limit && value < limit, who, ": coordinates of ", side,
+                  ": expected numbers below ", limit, " on both sides of 0, got ", value);
+    }
   };
   check_side(at.q, at.q_rows, at.queries, problem.queries, "queries");
   check_side(at.k, at.k_rows, at.keys, problem.keys, "keys");
+}
+
+void check_axis(const Coordinates& at, int axis, const std::string& who) {
+  check_value(axis >= 0 && axis < at.axes, who, ": expected axes from 0 to ", at.axes - 1, ", got ",
+              axis);
+}
+
+void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
+  check_value(rotation.log_decay.empty(), who,
+              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
+  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
+              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
+              " pairs, got ", rotation.axis.size());
+  for (const int axis : rotation.axis) check_axis(*rotation.coordinates, axis, who);
+  check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
+}
+
+// Of a term that is read by a coordinate.
+template <typename Term>
+void check_coordinates(const Term& term, const Problem& problem, const std::string& who) {
+  constexpr int64_t kLimit = int64_t{1} << 29;  // their differences are int32 in the kernels
+  if (term.coordinates == nullptr) return;
+  check_axis(*term.coordinates, term.axis, who);
+  check_coordinates(*term.coordinates, problem, kLimit, who);
 }
 
 }  // namespace
@@ -68,6 +87,9 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
                   who, ": its bias table is ", Shape{bias.table.view},
                   " ([heads, classes]) but query has ", heads, " heads");
     }
+    check_coordinates(bias, problem, who);
+    check_value(bias.coordinates == nullptr || !bias.slopes.view.given(), who,
+                ": slopes are of positions, not of coordinates");
     if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
   }
   for (const RowTable& rows : terms.row_tables) {
@@ -77,6 +99,7 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
       check_shape(rows.factor, {problem.batch, heads, problem.queries, rank}, who + ": row factor");
     }
     check_table(rows.table, heads, rows.map.classes(), rank, who);
+    check_coordinates(rows, problem, who);
     if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
   }
   for (const ColumnTable& columns : terms.column_tables) {

@@ -62,7 +62,8 @@ struct TermData {
 
 enum class PairLayout { kHalf, kInterleaved };  // pairs (p, p + dims/2), or (2p, 2p + 1)
 
-// Integers that tokens have besides their position, such as the row and the column of an image patch.
+// Integers that tokens have besides their position, such as the row and the column of an image patch,
+// for rotations and for terms whose distance is one of a coordinate. The latter are below 2^29.
 struct Coordinates {
   int64_t axes = 0, queries = 0, keys = 0;
   int64_t q_rows = 1, k_rows = 1;  // 1 or B
@@ -98,6 +99,9 @@ struct DistanceBias {
   std::optional<ClassMap> map;  // with table
   TermData table;               // [H, M]
   TermData slopes;              // [2, H]
+  // Given: delta is that of coordinate `axis`; not with slopes.
+  std::shared_ptr<const Coordinates> coordinates{};
+  int axis = 0;
 };
 
 // multiplier(s1) <a_i, r[m(delta)]>. a_i is the unrotated query plus `added`, or `factor` plus `added`.
@@ -107,6 +111,9 @@ struct RowTable {
   TermData factor;              // not given, or [B, H, Lq, r]; not given: the query, r = D
   TermData added;               // not given, or [H, r]
   std::optional<double> scale;  // s1; not given: the scale of the scores
+  // Given: delta is that of coordinate `axis`.
+  std::shared_ptr<const Coordinates> coordinates{};
+  int axis = 0;
 };
 
 // s2 <c_j, r'[m(delta)]>, c_j the unrotated key or `factor`.

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/coordinate_tiles.h"
 #include "kernels/problem.h"
 
 namespace relpos {
@@ -53,6 +54,7 @@ struct Panel {
   const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
   bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
+  const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
 
   const float* row_cells(int row) const noexcept {
     return cells + (row_of == nullptr ? row : row_of[row]) * stride;
@@ -61,8 +63,8 @@ struct Panel {
     return gradient + (takes_turns ? row % kGroup : row) * stride;
   }
   int64_t offset(int64_t distance) const noexcept {
-    const int64_t at = distance - lo + kPad;
-    return at < 0 ? 0 : at > width + kPad ? width + kPad : at;
+    const int64_t cell = distance - lo + kPad;
+    return cell < 0 ? 0 : cell > width + kPad ? width + kPad : cell;
   }
   int64_t offset(int row, int64_t distance) const noexcept {
     return offset(shift == nullptr ? distance : distance - shift[row]);

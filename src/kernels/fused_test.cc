@@ -75,6 +75,10 @@ Plain plain_forward(const Problem& p) {
           if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0)
             continue;
           const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
+          const auto distance = [&](const auto& t) {
+            if (t.coordinates == nullptr) return delta;
+            return t.coordinates->key(t.axis, b, j) - t.coordinates->query(t.axis, b, i);
+          };
           double s = 0.0;
           for (int64_t d = 0; d < p.head_dim; ++d) {
             double factor = 1.0;
@@ -86,7 +90,7 @@ Plain plain_forward(const Problem& p) {
           }
           s *= p.scale;
           for (const RowTable& t : p.terms.row_tables) {
-            const int64_t m = t.map(delta), rank = t.table.view.shape[t.table.view.rank - 1];
+            const int64_t m = t.map(distance(t)), rank = t.table.view.shape[t.table.view.rank - 1];
             for (int64_t d = 0; m >= 0 && d < rank; ++d) {
               double a =
                   t.factor.view.given() ? at(t.factor, {b, h, i, d}) : p.query.at({b, h, i, d});
@@ -103,7 +107,8 @@ Plain plain_forward(const Problem& p) {
             }
           }
           for (const DistanceBias& t : p.terms.biases) {
-            if (t.map && (*t.map)(delta) >= 0) s += at(t.table, {h, (*t.map)(delta)});
+            const int64_t m = t.map ? (*t.map)(distance(t)) : ClassMap::kNone;
+            if (m >= 0) s += at(t.table, {h, m});
             if (!t.slopes.view.given()) continue;
             s += at(t.slopes, {delta < 0 ? 0 : 1, h}) * static_cast<double>(delta);
           }

@@ -43,16 +43,19 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
       tiles(p.tiles()),
       range(p.distance_range()),
       shifts(p),
-      rotations(p, memory) {
+      rotations(p, memory),
+      coordinates(p, memory) {
   if (range.first > range.second) range = {0, 0};
-  biases = expand_biases(p, range, shifts, direct, memory);
+  biases = expand_biases(p, range, coordinates, shifts, direct, memory);
   query_added = sum_query_added(p, memory);
   expand_key_biases(*this, memory);
   for (const RowTable& term : p.terms.row_tables) {
-    Window window(term.map, range, memory);
+    const CoordinateTiles* at = coordinates.of(term);
+    Window window(term.map, at == nullptr ? range : at->range(), memory);
     const bool by_runs = Runs::count_of(window) * 4 < window.width * 3;
     row_tables.emplace_back(std::move(window), term.table, by_runs, backward, true, memory);
     row_tables.back().scale = term.scale.value_or(p.scale);
+    row_tables.back().at = at;
   }
   for (const ValueTable& term : p.terms.value_tables) {
     if (!p.value.given()) continue;

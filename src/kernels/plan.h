@@ -27,6 +27,7 @@ struct BiasPlan {
   bool sloped = false;  // read at a distance less the shift of its row (shift.h)
   Window window;        // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
+  const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
   bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
 
@@ -53,6 +54,7 @@ class Plan {
   std::pair<int64_t, int64_t> range;  // distances that occur
   const Shifts shifts;
   const Rotations rotations;
+  const CoordinateList coordinates;
   std::vector<BiasPlan> biases;
   std::vector<TablePlan> row_tables, value_tables;
   std::vector<ColumnPlan> columns;

@@ -103,20 +103,34 @@ inline std::vector<int64_t> table_shape(Rng& rng, const Problem& p, const ClassM
   return {rows, columns};
 }
 
-// Pairs turn by two coordinates of each token.
-inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
+// Two coordinates of each token: scattered, or the rows and columns of an image.
+inline std::shared_ptr<Coordinates> draw_coordinates(Rng& rng, const Problem& p) {
   auto at = std::make_shared<Coordinates>();
   at->axes = 2;
   at->queries = p.queries;
   at->keys = p.keys;
   at->q_rows = chance(rng, 0.5) ? 1 : p.batch;
   at->k_rows = chance(rng, 0.5) ? 1 : p.batch;
-  for (int64_t n = 0; n < 2 * at->q_rows * p.queries; ++n) at->q.push_back(draw(rng, -99, 99));
-  for (int64_t n = 0; n < 2 * at->k_rows * p.keys; ++n) at->k.push_back(draw(rng, -99, 99));
+  const int64_t widths[] = {0, 0, 5, 16, 64, 128};
+  const int64_t width = widths[draw(rng, 0, 5)];  // 0: scattered
+  const auto fill = [&](std::vector<int64_t>& values, int64_t rows, int64_t length) {
+    for (int64_t n = 0; n < 2 * rows * length; ++n) {
+      const int64_t token = n % std::max<int64_t>(length, 1);
+      const bool by_row = n < rows * length;
+      values.push_back(width == 0 ? draw(rng, -99, 99) : (by_row ? token / width : token % width));
+    }
+  };
+  fill(at->q, at->q_rows, p.queries);
+  fill(at->k, at->k_rows, p.keys);
+  return at;
+}
+
+// Pairs turn by coordinates.
+inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
   for (size_t n = 0; n < rotation.frequency.size(); ++n) {
     rotation.axis.push_back(static_cast<int>(draw(rng, 0, 1)));
   }
-  rotation.coordinates = std::move(at);
+  rotation.coordinates = draw_coordinates(rng, p);
 }
 
 inline void draw_tensors(Rng& rng, Case& c) {
@@ -299,6 +313,15 @@ inline Case random_case(uint64_t seed) {
     t.sinks.push_back(chance(rng, 0.5) ? c.term(rng, {p.heads})
                                        : c.term(rng, {p.batch, p.heads, p.queries}));
   }
+  const auto look = [&](auto& term) {
+    if (!chance(rng, 0.3)) return;
+    term.coordinates = draw_coordinates(rng, p);
+    term.axis = static_cast<int>(draw(rng, 0, 1));
+  };
+  for (DistanceBias& term : t.biases) {
+    if (!term.slopes.view.given()) look(term);
+  }
+  for (RowTable& term : t.row_tables) look(term);
   if (chance(rng, 0.2)) p.softcap = chance(rng, 0.5) ? 2.0 : 30.0;
   return c;
 }

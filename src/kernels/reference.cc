@@ -50,9 +50,9 @@ class HeadGradient {
       const double ds = x.cap_slope.empty() ? dmasked : dmasked * x.cap_slope[j];
       const int64_t d = x.delta(j);
       add_content(j, d, p.scale * ds);
-      for (size_t n = 0; n < a.size(); ++n) add_row_table(n, d, ds);
+      for (size_t n = 0; n < a.size(); ++n) add_row_table(n, j, ds);
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
-      for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, d, ds);
+      for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, j, ds);
       for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
       if (++keys % kTile == 0) join_row();
     });
@@ -130,9 +130,9 @@ class HeadGradient {
     }
   }
 
-  void add_row_table(size_t n, int64_t d, double ds) {
+  void add_row_table(size_t n, int64_t j, double ds) {
     const RowTable& term = p.terms.row_tables[n];
-    const int64_t row = term.map(d), r = m.row_tables[n].columns;
+    const int64_t row = term.map(x.delta(term, j)), r = m.row_tables[n].columns;
     if (row == ClassMap::kNone) return;
     const double s = term.scale.value_or(p.scale) * ds;
     add_scaled(da[n].recent.data(), s, m.row_tables[n].row(x.h, row), r);
@@ -182,8 +182,9 @@ class HeadGradient {
     }
   }
 
-  void add_bias(size_t n, int64_t d, double ds) {
+  void add_bias(size_t n, int64_t j, double ds) {
     const DistanceBias& term = p.terms.biases[n];
+    const int64_t d = x.delta(term, j);
     if (!t.biases[n].table.empty()) {
       const int64_t row = (*term.map)(d);
       if (row != ClassMap::kNone) {

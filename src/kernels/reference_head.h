@@ -204,6 +204,12 @@ class Head {
   bool stopped(int64_t j) const { return j % kTile == 0 && stopper_.stopped(worker_); }
 
   int64_t delta(int64_t j) const { return p.positions.key(b, j) - p.positions.query(b, i); }
+  // By what a term is read.
+  template <typename Term>
+  int64_t delta(const Term& term, int64_t j) const {
+    if (term.coordinates == nullptr) return delta(j);
+    return term.coordinates->key(term.axis, b, j) - term.coordinates->query(term.axis, b, i);
+  }
 
   template <typename F>
   void for_visible(F&& f) const {
@@ -267,7 +273,7 @@ class Head {
       }
       s *= p.scale;
       for (size_t n = 0; n < a.size(); ++n) {
-        const int64_t row = p.terms.row_tables[n].map(d);
+        const int64_t row = p.terms.row_tables[n].map(delta(p.terms.row_tables[n], j));
         if (row == ClassMap::kNone) continue;
         s += p.terms.row_tables[n].scale.value_or(p.scale) *
              dot(a[n].data(), m.row_tables[n].row(h, row), m.row_tables[n].columns);
@@ -282,7 +288,7 @@ class Head {
       for (size_t n = 0; n < p.terms.biases.size(); ++n) {
         const DistanceBias& term = p.terms.biases[n];
         if (term.map) {
-          const int64_t row = (*term.map)(d);
+          const int64_t row = (*term.map)(delta(term, j));
           if (row != ClassMap::kNone) s += m.bias_tables[n].row(0, h)[row];
         }
         if (term.slopes.view.given()) {

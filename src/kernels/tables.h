@@ -62,9 +62,10 @@ struct TablePlan {
   int64_t heads = 1;  // 1: shared
   int64_t rank = 0, padded_rank = 0;
   bool finite = true;
-  Buffer<float> rows;        // [heads, entries, padded_rank]
-  Buffer<float> transposed;  // [heads, panels of kTile entries, rank, kTile]
-  double scale = 1.0;        // of a row or column table's product, natural units
+  Buffer<float> rows;                   // [heads, entries, padded_rank]
+  Buffer<float> transposed;             // [heads, panels of kTile entries, rank, kTile]
+  double scale = 1.0;                   // of a row or column table's product, natural units
+  const CoordinateTiles* at = nullptr;  // what a row table is read by; null: positions
 
   // `by_runs`: entries are runs, padded with zero rows to a multiple of kLanes.
   TablePlan(Window over, const TermData& table, bool by_runs, bool with_rows, bool with_transposed,

@@ -85,6 +85,52 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, fl
   }
 }
 
+// The query of a row and the keys of a tile by a panel's own coordinate.
+HWY_INLINE int32_t own_query(const TileView& view, const Panel& panel, int row) {
+  return panel.at->query(view.block.batch, view.block.index[row]);
+}
+HWY_INLINE const int32_t* own_keys(const TileView& view, const Panel& panel) {
+  return panel.at->keys(view.block.batch, view.t);
+}
+
+// Whether a row reads a tile as kTile cells one after another.
+HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
+  if (panel.at == nullptr) return view.tile.run;
+  return panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kRun;
+}
+// Where those start among its cells.
+HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
+  if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
+  return panel.offset(own_keys(view, panel)[0] - own_query(view, panel, row));
+}
+
+// sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
+HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, float* sums) {
+  if (panel.at == nullptr) {
+    add_pieces(view, panel, row, sums);
+    return;
+  }
+  const F d;
+  const float* cells = panel.row_cells(row);
+  const int32_t* keys = own_keys(view, panel);
+  const int32_t query = own_query(view, panel, row);
+  if (panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat) {
+    const V cell = hn::Set(d, cells[panel.offset(keys[0] - query)]);
+    for (int64_t c = 0; c < kTile; c += kN) {
+      hn::Store(hn::Add(hn::Load(d, sums + c), cell), d, sums + c);
+    }
+    return;
+  }
+  const hn::RebindToSigned<F> di;
+  const auto first = hn::Set(di, query + static_cast<int32_t>(panel.lo - kPad));
+  const auto last = hn::Set(di, static_cast<int32_t>(panel.width + kPad));
+  for (int64_t c = 0; c < kTile; c += kN) {
+    const auto at = hn::Sub(hn::LoadU(di, keys + c), first);
+    const auto cell = hn::Min(hn::Max(at, hn::Zero(di)), last);
+    hn::Store(hn::Add(hn::Load(d, sums + c), hn::GatherIndex(d, cells, cell)), d, sums + c);
+  }
+}
+
 // slope * delta, the slope split into two floats.
 HWY_INLINE V sloped(V high, V low, V delta) {
 #if HWY_TARGET == HWY_SCALAR  // no fused product: rounding twice would show
@@ -157,17 +203,18 @@ class Additions {
     const bool masked = scores && block.problem->softcap == 0.0 &&  // else SoftCap adds the mask
                         block.problem->visible.floating_mask();
     bool summed = masked || (scores && !block.ramps.empty());
-    if (view.tile.run && panels.size() <= kMost) {
-      for (const Panel& panel : panels) {
-        if (panel.cells == nullptr) continue;
-        for (int r = 0; r < kGroup; ++r) {
-          const int row = std::min(group + r, block.rows - 1);
-          at_[count_][r] = panel.row_cells(row) + panel.offset(row, view.distance(row, 0));
-        }
-        ++count_;
+    for (size_t n = 0; n < panels.size(); ++n) {
+      const Panel& panel = panels[n];
+      if (panel.cells == nullptr) continue;
+      if (n >= kMost || !is_run(view, panel)) {
+        summed = true;
+        continue;
       }
-    } else {
-      summed = summed || !panels.empty();
+      for (int r = 0; r < kGroup; ++r) {
+        const int row = std::min(group + r, block.rows - 1);
+        at_[count_][r] = panel.row_cells(row) + run_offset(view, panel, row);
+      }
+      ++count_;
     }
     const bool biased = scores && block.key_bias[group] != nullptr;
     if (scores && block.extra != nullptr) {
@@ -194,13 +241,13 @@ class Additions {
         if (scores) add_ramp(view, ramp, row, sums);
       }
       if (masked) add_floating_mask(view, row, sums);
-      if (view.tile.run && panels.size() <= kMost) continue;
-      for (const Panel& panel : panels) {
+      for (size_t n = 0; n < panels.size(); ++n) {
+        const Panel& panel = panels[n];
         if (panel.cells == nullptr) continue;
-        if (view.tile.run) {
-          add(sums, panel.row_cells(row) + panel.offset(row, view.distance(row, 0)));
-        } else {
-          add_pieces(view, panel, row, sums);
+        if (!is_run(view, panel)) {
+          add_cells(view, panel, row, sums);
+        } else if (n >= kMost) {
+          add(sums, panel.row_cells(row) + run_offset(view, panel, row));
         }
       }
     }
@@ -293,17 +340,36 @@ class SoftCap {
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };
 
+// Adds x[kTile] into the gradient cells of a panel that a row reads by its own coordinate.
+HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, const float* x) {
+  float* to = panel.row_gradient(row);
+  const int32_t* keys = own_keys(view, panel);
+  const int32_t query = own_query(view, panel, row);
+  if (panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat) {
+    const F d;
+    V sum = hn::Zero(d);
+    for (int64_t c = 0; c < kTile; c += kN) sum = hn::Add(sum, hn::Load(d, x + c));
+    to[panel.offset(keys[0] - query)] += hn::GetLane(hn::SumOfLanes(d, sum));
+    return;
+  }
+  for (int64_t c = 0; c < kTile; ++c) to[panel.offset(keys[c] - query)] += x[c];
+}
+
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
 HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int row,
                                  const float* x) {
   const F d;
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
-    if (view.tile.run) {
-      float* to = panel.row_gradient(row) + panel.offset(row, view.distance(row, 0));
+    if (is_run(view, panel)) {
+      float* to = panel.row_gradient(row) + run_offset(view, panel, row);
       for (int64_t c = 0; c < kTile; c += kN) {
         hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
       }
+      continue;
+    }
+    if (panel.at != nullptr) {
+      add_to_cells(view, panel, row, x);
       continue;
     }
     for (int n = 0; n < view.pieces.count; ++n) {

@@ -75,10 +75,15 @@ Ramp ramp_of(const Plan& plan, const Block& block, int64_t n, const int64_t* nea
 }  // namespace
 
 std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t> range,
-                                    const Shifts& shifts, bool direct, Workspace& memory) {
+                                    const CoordinateList& coordinates, const Shifts& shifts,
+                                    bool direct, Workspace& memory) {
   std::vector<BiasPlan> plans;
   for (int64_t n = 0; n < std::ssize(p.terms.biases); ++n) {
-    if (p.terms.biases[n].map) plans.push_back(expand_table(p, n, range, memory));
+    if (p.terms.biases[n].map) {
+      const CoordinateTiles* at = coordinates.of(p.terms.biases[n]);
+      plans.push_back(expand_table(p, n, at == nullptr ? range : at->range(), memory));
+      plans.back().at = at;
+    }
     if (!p.terms.biases[n].slopes.view.given()) continue;
     std::pair<int64_t, int64_t> read = shifts.range();
     if (read.first > read.second) read = {0, 0};
@@ -114,7 +119,7 @@ bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memo
   }
   bool falls = false;
   for (const BiasPlan& bias : biases) {
-    if (bias.ramp) return false;
+    if (bias.ramp || bias.at != nullptr) return false;
     for (int64_t h = 0; h < p.heads; ++h) {
       check_cancelled();
       const float* row = bias.cells.get() + h * bias.row_size();
@@ -169,6 +174,7 @@ void attach_biases(const Plan& plan, Block& block) {
     panel.stride = bias.row_size();
     panel.row_of = block.head;
     panel.shift = bias.sloped && block.shifted ? block.shift : nullptr;
+    panel.at = bias.at;
     if (!ramp) panel.cells = bias.cells.get();
     block.scores.push_back(panel);
     if (ramp) block.ramps.push_back(ramp_of(plan, block, n, nearest));
@@ -197,8 +203,8 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
     const BiasPlan& bias = plan_.biases[n];
     const Panel& panel = block.scores[n];
     if (panel.gradient != nullptr) {
-      const Cut touched =
-          panel.shift != nullptr ? Cut{0, bias.window.width} : bias.window.cut(block.range);
+      const bool anywhere = panel.shift != nullptr || panel.at != nullptr;
+      const Cut touched = anywhere ? Cut{0, bias.window.width} : bias.window.cut(block.range);
       double* to = sums.biases[n].cells + g * panel.stride;
       for (int64_t c = touched.first; c < touched.end() + 2 * kPad; ++c) {
         for (int64_t r = 0; r < kGroup; ++r) {

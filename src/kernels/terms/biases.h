@@ -10,7 +10,8 @@
 namespace relpos {
 
 std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t> range,
-                                    const Shifts& shifts, bool direct, Workspace& memory);
+                                    const CoordinateList& coordinates, const Shifts& shifts,
+                                    bool direct, Workspace& memory);
 void expand_key_biases(Plan& plan, Workspace& memory);
 // The largest of each kTile cells, and true, where a bias falls so far that tiles may be skipped.
 bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memory);

@@ -13,7 +13,8 @@ constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kT
 // Whether a table's cells are not all there at once. Products that runs share are computed once a
 // block: a window of them would compute many anew.
 bool slides(const Plan& plan, const TablePlan& table) {
-  return plan.p.positions.consecutive && !table.by_runs() && table.window.width > kSlidingCells;
+  return plan.p.positions.consecutive && table.at == nullptr && !table.by_runs() &&
+         table.window.width > kSlidingCells;
 }
 
 // How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
@@ -33,6 +34,7 @@ void move_shared(const Cut& from, const Cut& to, int rows, float* cells, int64_t
 }  // namespace
 
 int64_t RowTables::stride(const Plan& plan, const TablePlan& table) {
+  if (table.at != nullptr) return round_up(table.window.width + 2 * kPad, kLanes);
   return slides(plan, table) ? kSlidingCells + 2 * kPad : plan.cell_stride(table.window);
 }
 
@@ -47,6 +49,7 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     own.panel.stride = stride(plan, table);
     own.panel.cells = own.cells.get();
     own.panel.gradient = own.cell_gradients.get();
+    own.panel.at = table.at;
   }
 }
 
@@ -83,6 +86,7 @@ void RowTables::attach(Block& block, const float* queries) {
 
 Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
   const TablePlan& table = plan_.row_tables[n];
+  if (table.at != nullptr) return {0, table.window.width};
   if (!slides(plan_, table)) return table.window.cut(block.range);
   const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
   const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
