@@ -50,6 +50,16 @@ std::pair<int64_t, int64_t> GridPositions::distances() const {
   return {*k_low - *q_high, *k_high - *q_low};
 }
 
+Positions GridPositions::tokens() const {
+  Positions found;
+  found.consecutive = false;
+  found.queries = grid_.queries;
+  found.keys = grid_.keys;
+  for (int64_t i = 0; i < grid_.queries; ++i) found.q.push_back(query(i));
+  for (int64_t j = 0; j < grid_.keys; ++j) found.k.push_back(key(j));
+  return found;
+}
+
 CallSizes GridPositions::sizes() const {
   CallSizes sizes;
   std::tie(sizes.first_distance, sizes.last_distance) = distances();
@@ -65,11 +75,12 @@ CallSizes GridPositions::sizes() const {
   return sizes;
 }
 
-BoundPart::BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants)
+BoundPart::BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants,
+                     const Positions* positions)
     : part_(part), sizes_(sizes), parameters_(part.parameters), wants_(std::move(wants)) {
   check_parameters(part, sizes_);
   wants_.resize(part.parameters.size(), false);
-  bind();
+  bind(positions);
 }
 
 BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const Positions* positions)

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/problem.h"
 #include "recipe.h"
 #include "relpos/dense.h"
 
@@ -21,6 +22,8 @@ class GridPositions {
   int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
   // Of all pairs; {0, -1} where there is none.
   std::pair<int64_t, int64_t> distances() const;
+  // The same as one row of explicit positions.
+  Positions tokens() const;
   // What terms may know of a call with these positions, heads aside.
   CallSizes sizes() const;
 
@@ -35,7 +38,8 @@ std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms);
 class BoundPart {
  public:
   // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.
-  BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants);
+  BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants,
+            const Positions* positions = nullptr);
   // For questions whose answer no parameter changes (classes, shapes, rotations): a missing parameter
   // is stood in for by its initial values, 0 where those are random.
   explicit BoundPart(const Part& part, const CallSizes& sizes = {},

@@ -68,11 +68,32 @@ Source Builder::integers(const std::string& name, const std::vector<int64_t>& sh
   return declare({name, shape, example, false, doc, {}, true});
 }
 
-void Builder::bias(const ClassMap& map, const Source& table) {
+// What the bound terms of `along` are read by; null: positions.
+std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
+    const std::optional<Along>& along) const {
+  if (!along) return [](const PartCall&) { return Seen(nullptr, 0); };
+  if (!along->queries) {
+    return [along = *along](const PartCall& call) {
+      return Seen(std::make_shared<const Coordinates>(
+                      coordinates_at(call.positions, along.query, along.key)),
+                  0);
+    };
+  }
+  return [q = along->queries->index_, k = along->keys->index_,
+          axis = along->axis](const PartCall& call) {
+    return Seen(std::make_shared<const Coordinates>(
+                    coordinates_given(call.parameters[q], call.parameters[k])),
+                axis);
+  };
+}
+
+void Builder::table_bias(const ClassMap& map, const Source& table,
+                         const std::optional<Along>& along) {
   const SourceReader numbers(table);
   recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) {
-         terms.biases.push_back({map, numbers.read(call), {}});
+      {[=, seen = coordinates_of(along)](const PartCall& call, Terms& terms) {
+         const auto [coordinates, axis] = seen(call);
+         terms.biases.push_back({map, numbers.read(call), {}, coordinates, axis});
        },
        [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
                                          ParameterSums& sums) {
@@ -177,9 +198,11 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
 void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& options) {
   const SourceReader numbers(table), factor(options.factor), added(options.added);
   recipe_.terms.push_back(
-      {[=, scale = options.scale](const PartCall& call, Terms& terms) {
-         terms.row_tables.push_back(
-             {map, numbers.read(call), factor.read(call), added.read(call), scale});
+      {[=, scale = options.scale, seen = coordinates_of(options.along)](const PartCall& call,
+                                                                        Terms& terms) {
+         const auto [coordinates, axis] = seen(call);
+         terms.row_tables.push_back({map, numbers.read(call), factor.read(call), added.read(call),
+                                     scale, coordinates, axis});
        },
        [=, at = recipe_.counts.row_tables++](const PartCall& call, const TermGradients& gradients,
                                              ParameterSums& sums) {

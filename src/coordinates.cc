@@ -65,6 +65,15 @@ Coordinates coordinates_at(const Positions* positions, int64_t axes,
   return found;
 }
 
+Coordinates coordinates_at(const Positions* positions, const Along::Coordinate& query,
+                           const Along::Coordinate& key) {
+  const auto of_query = [&](int, int64_t position) { return query(position); };
+  const auto of_key = [&](int, int64_t position) { return key(position); };
+  Coordinates found = coordinates_at(positions, 1, of_query);
+  found.k = coordinates_at(positions, 1, of_key).k;
+  return found;
+}
+
 Coordinates coordinates_given(const TensorView& queries, const TensorView& keys) {
   Coordinates found;
   found.axes = queries.shape[1];

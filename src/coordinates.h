@@ -15,6 +15,10 @@ int64_t axis_count(const std::vector<int>& axis);
 Coordinates coordinates_at(const Positions* positions, int64_t axes,
                            const Builder::CoordinateOf& coordinate);
 
+// One coordinate, of queries and of keys.
+Coordinates coordinates_at(const Positions* positions, const Along::Coordinate& query,
+                           const Along::Coordinate& key);
+
 // Of inputs [B, axes, Lq] and [B, axes, Lk].
 Coordinates coordinates_given(const TensorView& queries, const TensorView& keys);
 

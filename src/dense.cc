@@ -32,12 +32,26 @@ std::string describe(const Terms& terms) {
   return text.empty() ? "no term" : text;
 }
 
-// A bias of every head and pair, or a row of every pair.
+// The distance of a pair by which a term is read.
+template <typename Term>
+int64_t delta_of(const Term& term, const GridPositions& at, int64_t i, int64_t j) {
+  if (term.coordinates == nullptr) return at.delta(i, j);
+  return term.coordinates->key(term.axis, 0, j) - term.coordinates->query(term.axis, 0, i);
+}
+
+// A table whose rows pairs read.
+struct ReadTable {
+  const ClassMap* map;
+  const TermData* table;  // [M, r] or [H, M, r]
+  const Coordinates* coordinates = nullptr;
+  int axis = 0;
+};
+
+// A bias of every head and pair, or a row of every pair: the sum of those of some tables.
 struct Form {
   const std::vector<DistanceBias>* biases = nullptr;  // null: rows
   const std::vector<KeyBias>* key_biases = nullptr;   // beside biases
-  const ClassMap* map = nullptr;                      // of rows
-  const TermData* table = nullptr;                    // of rows, [M, r] or [H, M, r]
+  std::vector<ReadTable> tables;                      // of rows
   int64_t heads = 0;                                  // 0: rows that all heads share
   int64_t columns = 0;                                // of rows
 
@@ -87,24 +101,34 @@ Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
   return form;
 }
 
-Form rows_form(const std::string& who, const ClassMap& map, const TermData& table) {
-  const TensorView& view = table.view;
-  const bool per_head = view.rank == 3;
-  check_value((view.rank == 2 || per_head) && view.shape[per_head ? 1 : 0] >= map.classes(), who,
-              ": expected a table with ", map.classes(), " rows, got ", view.shape_text());
+Form rows_form(const std::string& who, std::vector<ReadTable> tables) {
   Form form;
-  form.map = &map;
-  form.table = &table;
-  form.heads = per_head ? view.shape[0] : 0;
-  form.columns = view.shape[per_head ? 2 : 1];
+  for (const ReadTable& read : tables) {
+    const TensorView& view = read.table->view;
+    const bool per_head = view.rank == 3;
+    check_value((view.rank == 2 || per_head) && view.shape[per_head ? 1 : 0] >= read.map->classes(),
+                who, ": expected a table with ", read.map->classes(), " rows, got ",
+                view.shape_text());
+    form.heads = std::max(form.heads, per_head ? view.shape[0] : 0);
+    form.columns = view.shape[per_head ? 2 : 1];
+  }
+  form.tables = std::move(tables);
   return form;
+}
+
+// Tables that one query meets under one scale: their rows add up.
+bool alike(const std::vector<RowTable>& tables) {
+  return !tables.empty() && std::all_of(tables.begin(), tables.end(), [&](const RowTable& other) {
+    const bool plain = !other.factor.view.given() && !other.added.view.given();
+    return tables.size() == 1 || (plain && other.scale == tables[0].scale);
+  });
 }
 
 // Sinks add 0 to every score.
 bool has_key_form(const Terms& terms) {
   const bool biases = !terms.biases.empty() || !terms.key_biases.empty() || !terms.sinks.empty();
   const size_t tables = terms.row_tables.size() + terms.column_tables.size();
-  return biases ? tables == 0 : terms.row_tables.size() == 1 || tables == 1;
+  return biases ? tables == 0 : alike(terms.row_tables) || tables == 1;
 }
 
 Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which) {
@@ -114,21 +138,27 @@ Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::stri
   if (which == "value") {
     check_value(terms.value_tables.size() == 1, who,
                 ": which='value' needs one value table; this position has ", describe(terms));
-    return rows_form(who, terms.value_tables[0].map, terms.value_tables[0].table);
+    return rows_form(who, {{&terms.value_tables[0].map, &terms.value_tables[0].table}});
   }
   check_value(has_key_form(terms), who,
               ": which='key' needs biases, sinks or one row table; this position has ",
               describe(terms));
   if (terms.row_tables.empty() && !terms.column_tables.empty()) {
-    return rows_form(who, terms.column_tables[0].map, terms.column_tables[0].table);
+    return rows_form(who, {{&terms.column_tables[0].map, &terms.column_tables[0].table}});
   }
   if (terms.row_tables.empty()) return bias_form(who, terms, grid);
-  return rows_form(who, terms.row_tables[0].map, terms.row_tables[0].table);
+  std::vector<ReadTable> tables;
+  for (const RowTable& term : terms.row_tables) {
+    tables.push_back({&term.map, &term.table, term.coordinates.get(), term.axis});
+  }
+  return rows_form(who, std::move(tables));
 }
 
+// Of biases that are read by positions.
 double bias_at(const std::vector<DistanceBias>& biases, int64_t h, int64_t delta) {
   double sum = 0.0;
   for (const DistanceBias& bias : biases) {
+    if (bias.coordinates != nullptr) continue;
     const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
     if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
     if (bias.slopes.view.given() && delta != 0) {
@@ -174,6 +204,11 @@ void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
         double sum = values[static_cast<size_t>(at.delta(i, j) - range.first)];
+        for (const DistanceBias& bias : *form.biases) {
+          if (bias.coordinates == nullptr) continue;
+          const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
+          if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
+        }
         for (const KeyBias& bias : *form.key_biases) {
           sum += bias.values.multiplier * bias.values.view.load(key_offset(bias.values.view, h, j));
         }
@@ -185,21 +220,26 @@ void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
 
 void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
                 const TensorView& out) {
-  const TensorView& table = form.table->view;
-  const int64_t step = table.strides[static_cast<size_t>(table.rank - 1)];
   const int64_t out_step = out.strides[static_cast<size_t>(out.rank - 1)];
+  std::vector<double> sum(static_cast<size_t>(form.columns));
   CancelTicks tick;
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
-        const int64_t row = (*form.map)(at.delta(i, j));
-        const int64_t from = row == ClassMap::kNone ? 0 : row_offset(table, h, row);
+        std::fill(sum.begin(), sum.end(), 0.0);
+        for (const ReadTable& read : form.tables) {
+          const TensorView& table = read.table->view;
+          const int64_t row = (*read.map)(delta_of(read, at, i, j));
+          if (row == ClassMap::kNone) continue;
+          const int64_t from = row_offset(table, h, row), step = table.strides[table.rank - 1];
+          for (int64_t c = 0; c < form.columns; ++c) {
+            tick();
+            sum[static_cast<size_t>(c)] += read.table->multiplier * table.load(from + c * step);
+          }
+        }
         const int64_t to = pair_offset(out, form, h, i, j);
         for (int64_t c = 0; c < form.columns; ++c) {
-          tick();
-          const double value =
-              row == ClassMap::kNone ? 0.0 : form.table->multiplier * table.load(from + c * step);
-          out.store(to + c * out_step, value);
+          out.store(to + c * out_step, sum[static_cast<size_t>(c)]);
         }
       }
     }
@@ -225,6 +265,20 @@ void add_bias_gradient(const DistanceBias& bias, int64_t h, int64_t heads, int64
   }
 }
 
+void add_gradient_by_pair(const DistanceBias& bias, int64_t h, const Grid& grid,
+                          const GridPositions& at, const TensorView& dout,
+                          std::vector<double>& gradient) {
+  CancelTicks tick;
+  for (int64_t n = 0; n < grid.queries * grid.keys && !gradient.empty(); ++n) {
+    tick();
+    const int64_t i = n / grid.keys, j = n % grid.keys;
+    const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
+    if (row == ClassMap::kNone) continue;
+    gradient[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
+        bias.table.multiplier * dout.at({h, i, j});
+  }
+}
+
 void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
                    const TensorView& dout, TermGradients& gradients) {
   const auto [first, last] = at.distances();
@@ -245,15 +299,20 @@ void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
       }
     }
     for (size_t b = 0; b < form.biases->size(); ++b) {
-      add_bias_gradient((*form.biases)[b], h, form.heads, first, sums, gradients.biases[b]);
+      const DistanceBias& bias = (*form.biases)[b];
+      if (bias.coordinates == nullptr) {
+        add_bias_gradient(bias, h, form.heads, first, sums, gradients.biases[b]);
+      } else {
+        add_gradient_by_pair(bias, h, grid, at, dout, gradients.biases[b].table);
+      }
     }
   }
 }
 
-void rows_backward(const Form& form, const Grid& grid, const GridPositions& at,
-                   const TensorView& dout, std::vector<double>& gradient) {
+void rows_backward(const Form& form, const ReadTable& read, const Grid& grid,
+                   const GridPositions& at, const TensorView& dout, std::vector<double>& gradient) {
   if (gradient.empty()) return;
-  const TensorView& table = form.table->view;
+  const TensorView& table = read.table->view;
   const int64_t rows = table.shape[static_cast<size_t>(table.rank - 2)];
   const int64_t step = dout.strides[static_cast<size_t>(dout.rank - 1)];
   CancelTicks tick;
@@ -261,13 +320,13 @@ void rows_backward(const Form& form, const Grid& grid, const GridPositions& at,
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
         tick();
-        const int64_t row = (*form.map)(at.delta(i, j));
+        const int64_t row = (*read.map)(delta_of(read, at, i, j));
         if (row == ClassMap::kNone) continue;
         const int64_t from = pair_offset(dout, form, h, i, j);
         double* to = gradient.data() + (h * rows + row) * form.columns;
         for (int64_t c = 0; c < form.columns; ++c) {
           tick();
-          to[c] += form.table->multiplier * dout.load(from + c * step);
+          to[c] += read.table->multiplier * dout.load(from + c * step);
         }
       }
     }
@@ -282,14 +341,20 @@ void check_floating(const TensorView& view, const std::vector<int64_t>& shape, c
   }
 }
 
-const ClassMap* first_map(const Terms& terms) {
+std::optional<ReadTable> first_table(const Terms& terms) {
   for (const DistanceBias& bias : terms.biases) {
-    if (bias.map) return &*bias.map;
+    if (bias.map) return ReadTable{&*bias.map, &bias.table, bias.coordinates.get(), bias.axis};
   }
-  if (!terms.row_tables.empty()) return &terms.row_tables[0].map;
-  if (!terms.column_tables.empty()) return &terms.column_tables[0].map;
-  if (!terms.value_tables.empty()) return &terms.value_tables[0].map;
-  return nullptr;
+  for (const RowTable& rows : terms.row_tables) {
+    return ReadTable{&rows.map, &rows.table, rows.coordinates.get(), rows.axis};
+  }
+  for (const ColumnTable& columns : terms.column_tables) {
+    return ReadTable{&columns.map, &columns.table};
+  }
+  for (const ValueTable& values : terms.value_tables) {
+    return ReadTable{&values.map, &values.table};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -317,7 +382,8 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
   const CallScope scope(cancel);
   check_grid(grid);
   const GridPositions at(part, grid);
-  const BoundPart bound(part, at.sizes(), std::vector<bool>());
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, at.sizes(), std::vector<bool>(), &tokens);
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(out, form.shape(grid), "out");
   check_output(out, form.shape(grid), out.dtype, "out");
@@ -339,7 +405,8 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   std::vector<bool> wants;
   for (const TensorView& view : dparameters) wants.push_back(view.given());
   const GridPositions at(part, grid);
-  const BoundPart bound(part, at.sizes(), wants);
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, at.sizes(), wants, &tokens);
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(dout, form.shape(grid), "dout");
   for (size_t p = 0; p < wants.size(); ++p) {
@@ -352,10 +419,12 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
     if (form.biases != nullptr) {
       bias_backward(form, grid, at, dout, gradients);
     } else {
-      rows_backward(form, grid, at, dout,
-                    which == "value"               ? gradients.value_tables[0].table
-                    : gradients.row_tables.empty() ? gradients.column_tables[0].table
-                                                   : gradients.row_tables[0].table);
+      for (size_t n = 0; n < form.tables.size(); ++n) {
+        rows_backward(form, form.tables[n], grid, at, dout,
+                      which == "value"               ? gradients.value_tables[n].table
+                      : gradients.row_tables.empty() ? gradients.column_tables[n].table
+                                                     : gradients.row_tables[n].table);
+      }
     }
   }
   ParameterSums sums = zero_sums(part, wants);
@@ -370,14 +439,15 @@ void indices(const Part& part, const Grid& grid, const TensorView& out, CancelTo
   check_grid(grid);
   check_output(out, {grid.queries, grid.keys}, DType::kInt64, "out");
   const GridPositions at(part, grid);
-  const BoundPart bound(part);
-  const ClassMap* map = part.recipe->reads_distances ? nullptr : first_map(bound.terms());
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, {}, &tokens);
+  const std::optional<ReadTable> first =
+      part.recipe->reads_distances ? std::nullopt : first_table(bound.terms());
   CancelTicks tick;
   for (int64_t i = 0; i < grid.queries; ++i) {
     for (int64_t j = 0; j < grid.keys; ++j) {
       tick();
-      const int64_t delta = at.delta(i, j);
-      const int64_t value = map == nullptr ? delta : (*map)(delta);
+      const int64_t value = first ? (*first->map)(delta_of(*first, at, i, j)) : at.delta(i, j);
       std::memcpy(
           static_cast<char*>(out.data) + out.offset({i, j}) * static_cast<int64_t>(sizeof value),
           &value, sizeof value);

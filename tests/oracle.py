@@ -211,6 +211,8 @@ def scores(q, k, terms, pos_q, pos_k, scale):
             score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
     score = scale * score
     for term in terms:
+        if "unscaled_rows" in term:
+            score = score + (q[:, :, :, None, :] * by_head(term["unscaled_rows"])).sum(-1)
         if "bias" in term:
             score = score + term["bias"]
     return score

@@ -140,7 +140,11 @@ class Side:
             if "column_rows" in term:
                 rows = by_head(term["column_rows"]).transpose(2, 3)
                 score = score + row_products(self.k, rows).transpose(2, 3)
-        return (abs(call.scale) if self.sized else call.scale) * score
+        score = (abs(call.scale) if self.sized else call.scale) * score
+        for term in self.terms:
+            if "unscaled_rows" in term:
+                score = score + row_products(self.q, by_head(term["unscaled_rows"]))
+        return score
 
     def mixed(self, weights):
         """Weights times values."""

@@ -35,6 +35,8 @@
 
 namespace relpos {
 
+struct PartCall;  // a call as the terms of one part meet it
+
 // Sums and doubles of sizes up to this stay exact in int64 and in double.
 inline constexpr int64_t kLargestSize = int64_t{1} << 48;
 // Of heads and of a head's dims: some schemes compute a number for each when they are made.
@@ -138,10 +140,26 @@ struct Network {
   std::function<void(int64_t last_query, const double* numbers)> check_reach;
 };
 
+// A coordinate of the tokens, whose distance a term is read by in place of that of the positions: a
+// function of the position, or one axis of inputs of the call.
+struct Along {
+  using Coordinate = std::function<int64_t(int64_t position)>;
+  Coordinate query, key;  // of a query and of a key; empty: given
+  // Integers [B, axes, Lq] and [B, axes, Lk].
+  std::optional<Source> queries{}, keys{};
+  int axis = 0;
+
+  static Along coordinate(const Coordinate& both) { return {both, both}; }
+  static Along given(const Source& queries, const Source& keys, int axis) {
+    return {{}, {}, queries, keys, axis};
+  }
+};
+
 // Of a row table and of a column table: terms.h.
 struct RowOptions {
   std::optional<Source> factor{}, added{};
   std::optional<double> scale{};
+  std::optional<Along> along{};
 };
 struct ColumnOptions {
   std::optional<Source> factor{};
@@ -179,7 +197,10 @@ class Builder {
                   const std::string& doc);
 
   // b[h, m(delta)] of a table [H, M].
-  void bias(const ClassMap& map, const Source& table);
+  void bias(const ClassMap& map, const Source& table) { table_bias(map, table, {}); }
+  void bias(const ClassMap& map, const Source& table, const Along& along) {
+    table_bias(map, table, along);
+  }
   // b[h, delta] = formula(delta, numbers of head h...), each of `numbers` one number a head. The
   // formula takes (double, auto...) and works on double and Dual alike.
   template <typename F, typename... Sources>
@@ -249,9 +270,12 @@ class Builder {
 
  private:
   static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
+  void table_bias(const ClassMap& map, const Source& table, const std::optional<Along>& along);
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
   void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                     const std::optional<Source>& added);
+  using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
+  std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

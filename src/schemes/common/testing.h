@@ -42,6 +42,10 @@ class Made {
   Terms lower(int64_t heads = 0, int64_t head_dim = 0, int64_t value_dim = 0) const {
     return part_.recipe->bind({sizes(heads, head_dim, value_dim), parameters(), wants_});
   }
+  // At these positions.
+  Terms lower(const Positions& at) const {
+    return part_.recipe->bind({sizes(0, 0, 0), parameters(), wants_, &at});
+  }
   // With these parameters frozen.
   Terms lower(int64_t heads, const std::vector<bool>& wants) const {
     return part_.recipe->bind({sizes(heads, 0, 0), parameters(), wants});

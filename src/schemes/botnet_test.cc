@@ -1,0 +1,37 @@
+#include <gtest/gtest.h>
+
+#include "kernels/problem.h"
+#include "schemes/common/testing.h"
+
+namespace relpos {
+namespace {
+
+using plain::Made;
+
+TEST(BoTNet, TablesAreReadByRowsAndColumns) {
+  const Made made("botnet", {{"head_dim", int64_t{3}}, {"grid", std::vector<double>{4, 5}}});
+  EXPECT_EQ(made.specs()[0].shape, (std::vector<int64_t>{7, 3}));
+  EXPECT_EQ(made.specs()[1].shape, (std::vector<int64_t>{9, 3}));
+  Positions at;
+  at.consecutive = false;
+  at.queries = at.keys = 20;
+  for (int64_t t = 0; t < 20; ++t) at.q.push_back(made.place()(t));
+  at.k = at.q;
+  const Terms terms = made.lower(at);
+  for (int64_t n = 0; n < 2; ++n) {
+    const RowTable& term = terms.row_tables[static_cast<size_t>(n)];
+    EXPECT_EQ(term.table.view.data, made.parameters()[static_cast<size_t>(n)].data);
+    EXPECT_FALSE(term.scale.has_value());
+    for (int64_t i = 0; i < 20; ++i) {
+      for (int64_t j = 0; j < 20; ++j) {
+        const int64_t apart = n == 0 ? j / 5 - i / 5 + 3 : j % 5 - i % 5 + 4;
+        const int64_t delta =
+            term.coordinates->key(term.axis, 0, j) - term.coordinates->query(term.axis, 0, i);
+        ASSERT_EQ(term.map(delta), apart);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace relpos
