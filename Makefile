@@ -14,6 +14,8 @@ build: ## set up the machine, build, install into .venv; the tool is build/relpo
 demo: build ## train a small model per scheme on Bach chorales; ends in build/demo/report.html
 	@$(PY) -m relpos.lab --out build/demo
 
+# Two processes at a time share the cores: a thread that waits is to sleep and not to spin.
+test: export OMP_WAIT_POLICY ?= passive
 test: build ## every check, in the order in which CI runs them; stops at the first failure
 	@echo "== format and lint"
 	@scripts/lint.sh
@@ -24,7 +26,7 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@echo "== a C++ program built against the installed library"
 	@scripts/check_install.sh
 	@echo "== Python tests"
-	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile
+	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
 test-full: test ## the same with six times the conformance cases and twenty times the random terms; an hour

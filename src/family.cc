@@ -55,6 +55,10 @@ std::vector<std::string> term_kinds(const Part& part) {
   return names;
 }
 
+bool reads_positions(const Part& part) {
+  return part.recipe->terms.size() > part.recipe->counts.sinks;
+}
+
 const std::vector<Family>& families() {
   static const std::vector<Family> all = [] {
     std::vector<Family> list;

@@ -9,6 +9,7 @@
 #include "coordinates.h"
 #include "parts.h"
 #include "relpos/error.h"
+#include "relpos/family.h"
 #include "views.h"
 
 namespace relpos {
@@ -101,7 +102,8 @@ void place_tokens(const Position& position, Positions& positions) {
 }
 
 Positions read_positions(const Problem& problem, const Position& position, const Options& options) {
-  const bool in_play = reads_positions(position) || options.is_causal || options.window;
+  const bool in_play = std::any_of(position.parts.begin(), position.parts.end(), reads_positions) ||
+                       options.is_causal || options.window;
   Positions positions;
   positions.queries = problem.queries;
   positions.keys = problem.keys;
@@ -289,11 +291,13 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
     problem.terms.append(std::move(terms));
   }
   check_rotations_disjoint(problem.terms);
-  check_value(
-      up_to_query == nullptr || (problem.terms.sinks.empty() && problem.softcap == 0.0),
-      up_to_query == nullptr ? "" : up_to_query->scheme().name,
-      ": its scores are known up to a number for each query, which a softmax does not see but ",
-      problem.softcap == 0.0 ? "a sink" : "softcap", " does; use them without each other");
+  if (up_to_query == nullptr) return;
+  const auto refuse = [&](bool given, const char* what) {
+    check_value(!given, what, ": expected none beside ", up_to_query->scheme().name,
+                ", whose scores lack a number for each query; a softmax alone does not need it");
+  };
+  refuse(!problem.terms.sinks.empty(), "sinks");
+  refuse(problem.softcap != 0.0, "softcap");
 }
 
 // Batch, heads, lengths and sizes of the three tensors.
@@ -332,9 +336,9 @@ void read_numbers(Problem& problem, const Options& options) {
   check_value(!options.scale || std::isfinite(*options.scale),
               "scale: expected a finite number, got ", options.scale.value_or(0));
   problem.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(problem.head_dim)));
-  check_value(!options.softcap || (std::isfinite(*options.softcap) && *options.softcap > 0.0),
-              "softcap: expected a finite number above 0, got ", options.softcap.value_or(0));
   problem.softcap = options.softcap.value_or(0.0);
+  check_value(!options.softcap || (problem.softcap >= 1e-30 && problem.softcap <= 1e30),
+              "softcap: expected a number from 1e-30 to 1e30, got ", problem.softcap);
   problem.adds_sinks = options.adds_sinks;
   read_dropout(problem, options);
   problem.cancel = options.cancel;

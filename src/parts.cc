@@ -26,11 +26,6 @@ bool any_recipe(const Position& position, F holds) {
 
 }  // namespace
 
-bool reads_positions(const Position& position) {
-  return any_recipe(position,
-                    [](const Recipe& recipe) { return recipe.terms.size() > recipe.counts.sinks; });
-}
-
 bool places(const Position& position) {
   return any_recipe(position, [](const Recipe& recipe) { return recipe.place != nullptr; });
 }

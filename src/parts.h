@@ -8,8 +8,6 @@
 
 namespace relpos {
 
-// Whether a part has terms that depend on where tokens stand; sinks do not.
-bool reads_positions(const Position& position);
 // Whether a part places tokens.
 bool places(const Position& position);
 // Appends where the position places the tokens first, first + 1, ...; throws Error where two of its

@@ -185,35 +185,41 @@ def numbered(x, kind, which, draw):
     return x
 
 
-def serve():
-    """A seed a line in, pickled results out: the process of one target."""
+def serve(call_of):
+    """A number a line in, pickled results of `call_of(number)` out: the process of one target."""
     torch.set_num_threads(1)
+    target = relpos.show_config()["target"]
     for line in sys.stdin:
         try:
-            found, _, keep = DrawnCall(drawn_case(int(line))).computed()
+            found, _, keep = call_of(int(line)).computed()
             answer = found, keep
         except Exception:
             answer = traceback.format_exc()
-        pickle.dump(answer, sys.stdout.buffer)
+        pickle.dump((target, answer), sys.stdout.buffer)
         sys.stdout.buffer.flush()
 
 
 class Server:
-    def __init__(self, target):
-        own = {"RELPOS_TARGET": target, "OMP_NUM_THREADS": "1"}
+    """A process that runs `serve` of `program` on a target, which is read at first use."""
+
+    def __init__(self, target, program=__file__):
+        self.target = target
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--serve"],
-            env=os.environ | own,
+            [sys.executable, program, "--serve"],
+            env=os.environ | {"RELPOS_TARGET": target, "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
 
-    def ask(self, seed):
-        self.process.stdin.write(f"{seed}\n".encode())
+    def ask(self, number):
+        self.process.stdin.write(f"{number}\n".encode())
         self.process.stdin.flush()
 
     def answer(self):
-        return pickle.load(self.process.stdout)
+        """(results, what dropout keeps), or the text of an exception."""
+        target, answer = pickle.load(self.process.stdout)
+        assert target == self.target
+        return answer
 
     def close(self):
         self.process.kill()
@@ -308,7 +314,7 @@ def main():
     parse.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parse.parse_args()
     if given.serve:
-        return serve()
+        return serve(lambda seed: DrawnCall(drawn_case(seed)))
     targets = TARGETS if given.target == "all" else (given.target,)
     tally = fuzz(given.calls, targets, given.seed)
     if given.json:

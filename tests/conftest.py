@@ -8,9 +8,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
 SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
 
+LONGEST = ["toy_scheme", "lab", "conformance", "accuracy", "torch_op", "leaks", "torch_compile"]
+
 
 def pytest_configure(config):
     config.stash[SUMMARY] = []
+
+
+def pytest_collection_modifyitems(items):
+    """The longest files first: a process that ends with one of them would end alone."""
+    first = {f"test_{name}": number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: first.get(item.path.stem, len(first)))
 
 
 def pytest_sessionfinish(session):

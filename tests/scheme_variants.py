@@ -11,6 +11,15 @@ FEW = {  # finite differences take a call for each number
     "hidden": 6,
     "width": 6,
 }
+REACH = {  # of what has no default: some pairs of a short call lie beyond it, or in another row
+    "grid": [3.0],
+    "max_distance": 3,
+    "max_length": 6,
+    "positions": 6,
+    "span": 6,
+    "window": [3.0],
+    "window_size": 3,
+}
 
 
 def takes_inputs(scheme, options):
@@ -21,7 +30,7 @@ def variants():
     """(test id, class, options), the required options alone first; no scheme that takes inputs."""
     for scheme in relpos.schemes():
         base = scheme.example()
-        base |= {name: SIZES[name] for name in base if name in SIZES}
+        base |= {name: size for name, size in (SIZES | REACH).items() if name in base}
         base |= {option.name: FEW[option.name] for option in scheme.options if option.name in FEW}
         if takes_inputs(scheme, base):
             continue

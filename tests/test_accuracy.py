@@ -4,16 +4,15 @@ Scores that are hard on float32, and a short run of the fuzz. And that the bound
 what computes something else, if only a little, misses it.
 """
 
+import functools
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import relpos
 import torch
-from accuracy_fuzz import DrawnCall
+from accuracy_fuzz import TARGETS, DrawnCall, Server, serve
 from call import Call, Draw, inputs_of
 from oracle import (
     allowed_pairs,
@@ -29,9 +28,8 @@ from sample import trained
 
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000
 HERE = Path(__file__).resolve().parent
-HEADS, LENGTH, DIM, TILE = 2, 200, 16, 64
+HEADS, LENGTH, DIM, TILE = 2, 140, 16, 64
 SCALE = DIM**-0.5
-TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
 
 
 def normal(q, k, v):
@@ -111,52 +109,38 @@ class Hard(Call):
     def part(self):
         return part_of(*self.chosen[0], self.modules[0], self.given[0])
 
-    def problems(self):
-        found = self.computed()[0]
-        lines = [missed(name, found[name], x) for name, x in promised(self)[0].items()]
-        return [line for line in lines if line]
+
+CASES = [(n, kind, c) for n in ("none", *registry()) for kind in KINDS for c in (False, True)]
 
 
-def cases():
-    return [(n, kind, c) for n in ("none", *registry()) for kind in KINDS for c in (False, True)]
-
-
-def main():
-    """Problems of every case on the target of RELPOS_TARGET, as JSON."""
-    torch.set_num_threads(1)
-    problems = []
-    for name, kind, causal in cases():
-        for problem in Hard(name, kind, causal).problems():
-            problems.append(f"{name}, {kind.__name__}, {'causal' if causal else 'full'}: {problem}")
-    print(json.dumps({"target": relpos.show_config()["target"], "problems": problems}))
-
-
-@pytest.fixture(scope="module")
-def runs():
-    """One process per target, because RELPOS_TARGET is read at first use."""
-    own = {"OMP_NUM_THREADS": "1"}
-    started = {
-        target: subprocess.Popen(
-            [sys.executable, __file__],
-            env=os.environ | own | {"RELPOS_TARGET": target},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for target in TARGETS
-    }
-    yield started
-    for process in started.values():
-        process.kill()
+@functools.cache
+def hard_misses():
+    """{target: misses} of every case; all targets are judged by one promise."""
+    found = {target: [] for target in TARGETS}
+    servers = {target: Server(target, __file__) for target in TARGETS}
+    try:
+        for number, (name, kind, causal) in enumerate(CASES):
+            for server in servers.values():
+                server.ask(number)
+            promises = promised(Hard(name, kind, causal))[0]
+            where = f"{name}, {kind.__name__}, {'causal' if causal else 'full'}"
+            for target, server in servers.items():
+                answer = server.answer()
+                lines = [answer]
+                if not isinstance(answer, str):
+                    lines = [missed(result, answer[0][result], x) for result, x in promises.items()]
+                found[target] += [f"{where}: {line}" for line in lines if line]
+    finally:
+        for server in servers.values():
+            server.close()
+    return found
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_hard_scores_keep_the_promise(runs, target):
-    printed, errors = runs[target].communicate()
-    assert runs[target].returncode == 0, errors[-2000:]
-    found = json.loads(printed)
-    assert found["target"] == target
-    assert not found["problems"], "\n".join(found["problems"])
+@pytest.mark.usefixtures("one_thread")
+def test_hard_scores_keep_the_promise(target):
+    misses = hard_misses()[target]
+    assert not misses, "\n".join(misses)
 
 
 def test_random_calls_keep_the_promise():
@@ -239,17 +223,27 @@ SUMS = ["rope#0+t5#0", "alibi#3+bias_rpe#0", "t5#1+shaw#2"]
 SUMS += ["kerple_log#0+deberta#1", "transformer_xl#0+forgetting#0", "rope_llama3#2+kerple_power#0"]
 
 
-@pytest.mark.parametrize("parts", SUMS)
-@pytest.mark.parametrize("breaking", [None, *BREAKS])
-def test_what_is_a_little_broken_misses_the_promise(breaking, parts):
-    """Plain torch in float32 keeps it, and misses it with any of these breaks."""
+def benign(parts):
+    """A new call of such a sum, always the same one."""
     sizes = BENIGN["heads"][0], BENIGN["head_dim"], BENIGN["value_dim"]
     named = [part.split("#") for part in parts.split("+")]
-    if not {name for name, _ in named} <= registry().keys():
-        pytest.skip(f"this build of relpos lacks a part of {parts}")
     chosen = [(name, oracle_of(name).configs(*sizes)[int(n)]) for name, n in named]
-    call = DrawnCall(BENIGN | {"parts": chosen})
-    promises = promised(call)[0]
+    return DrawnCall(BENIGN | {"parts": chosen})
+
+
+@functools.cache
+def benign_promises(parts):
+    return promised(benign(parts))[0]
+
+
+@pytest.mark.parametrize("parts", SUMS)
+@pytest.mark.parametrize("breaking", [None, *BREAKS])
+@pytest.mark.usefixtures("one_thread")
+def test_what_is_a_little_broken_misses_the_promise(breaking, parts):
+    """Plain torch in float32 keeps it, and misses it with any of these breaks."""
+    if not {part.split("#")[0] for part in parts.split("+")} <= registry().keys():
+        pytest.skip(f"this build of relpos lacks a part of {parts}")
+    call, promises = benign(parts), benign_promises(parts)
     if breaking is not None:
         breaking(call)
     found = call.plain()
@@ -258,4 +252,4 @@ def test_what_is_a_little_broken_misses_the_promise(breaking, parts):
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda number: Hard(*CASES[number]))

@@ -330,44 +330,52 @@ def test_the_report_is_one_page_with_everything(gate):
     assert max(n.start for n in notes) > 64  # beyond the prompt
 
 
-def test_a_second_run_prints_the_same_losses(gate, tmp_path):
-    _, first = gate
-    again = json.loads(
-        lab(GATE, "--out", tmp_path, "--json", "--schemes", "shaw", "--compare", "off").stdout
-    )
-    (before,) = (row for row in first["schemes"] if row["scheme"] == "shaw")
-    (row,) = again["schemes"]
-    assert row["train_losses"] == before["train_losses"]
-    assert row["tests"] == before["tests"]
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "own.txt"
+    path.write_text("Wer nur den lieben Gott lässt walten <&>. " * 200)
+    return path
 
 
-@pytest.fixture
-def own(tmp_path):
-    (tmp_path / "own.txt").write_text("Wer nur den lieben Gott lässt walten <&>. " * 200)
-    return tmp_path / "own.txt"
+TEXTS = ["xpos", "rope+alibi", "alibi(slopes=geometric, symmetric=false)", "kerple_log"]
 
 
-def test_a_text_of_ones_own(own, tmp_path):
-    out = tmp_path / "out"
-    done = lab(SMALL, "--text", own, "--out", out, "--schemes", "alibi", "--compare", "off")
+@pytest.fixture(scope="module")
+def small(own, tmp_path_factory):
+    """(folder, the finished process) of a run of TEXTS on a text of one's own."""
+    folder = tmp_path_factory.mktemp("small")
+    words = ["--text", own, "--out", folder, "--schemes", ",".join(TEXTS), "--compare", "off"]
+    return folder, lab(SMALL, *words)
+
+
+def test_a_text_of_ones_own(small):
+    folder, done = small
     assert "alibi" in done.stdout
-    assert str(tmp_path / "out" / "report.html") in done.stdout
+    assert str(folder / "report.html") in done.stdout
     assert re.search(r"\d\.\d steps/s +\d+:\d\d left +loss \d\.\d{3}", done.stderr)
     assert "\r" not in done.stderr
-    check_page(tmp_path / "out", continuation="continuation.txt")
-    assert len((tmp_path / "out" / "continuation.txt").read_bytes()) == 256 + 512
+    check_page(folder, continuation="continuation.txt")
+    assert len((folder / "continuation.txt").read_bytes()) == 256 + 512
 
 
-def test_any_scheme_by_its_text(own, tmp_path):
-    texts = ["kerple_log", "xpos", "rope+alibi", "alibi(slopes=geometric, symmetric=false)"]
-    words = ["--text", own, "--out", tmp_path, "--compare", "off", "--json", "--quiet"]
-    result = json.loads(lab(SMALL, *words, "--schemes", ",".join(texts)).stdout)
-    assert [row["scheme"] for row in result["schemes"]] == texts
+def test_any_scheme_by_its_text(small):
+    folder, _ = small
+    result = json.loads((folder / "results.json").read_text())
+    assert [row["scheme"] for row in result["schemes"]] == TEXTS
     parameters = {row["scheme"]: row["position_parameters"] for row in result["schemes"]}
     assert parameters["kerple_log"] == 2 * 2 * 4  # layers, numbers of a head, heads
     assert parameters["rope+alibi"] == 0
-    page = check_page(tmp_path, continuation="continuation.txt")
-    assert all(text in page for text in texts)
+    page = check_page(folder, continuation="continuation.txt")
+    assert all(text in page for text in TEXTS)
+
+
+def test_a_second_run_prints_the_same_losses(own, small, tmp_path):
+    first = json.loads((small[0] / "results.json").read_text())
+    words = ["--text", own, "--out", tmp_path, "--schemes", TEXTS[-1], "--compare", "off"]
+    (row,) = json.loads(lab(SMALL, *words, "--json", "--quiet").stdout)["schemes"]
+    before = first["schemes"][-1]
+    assert row["train_losses"] == before["train_losses"]
+    assert row["tests"] == before["tests"]
 
 
 def test_ctrl_c_keeps_what_is_done(own, tmp_path):

@@ -95,6 +95,30 @@ def test_rows_that_see_nothing_and_sinks_at_the_ends(dtype):
     torch.testing.assert_close(lse, expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("keys", [3, 20, 5000])
+def test_sinks_far_from_all_scores(keys, dtype):
+    """finfo.min, 1e10 and the like: the row's own float, without weight or with all of it."""
+    q, k, v = (x.detach() for x in qkv(3, keys, dtype))
+    most = torch.finfo(dtype).max
+    plain, plain_lse = relpos.attention(q, k, v, return_lse=True)
+    for size in (most, 3e9, 7e9, 1e10, 1e12, 1e20, 1e38):
+        if size > most:
+            continue
+        sinks = torch.tensor([-size, 0.0, size], dtype=dtype).requires_grad_()
+        out, lse = relpos.attention(q, k, v, sinks=sinks, return_lse=True)
+        assert torch.equal(out[:, 0], plain[:, 0])
+        assert torch.equal(lse[:, 0], plain_lse[:, 0])
+        assert not out[:, 2].any()
+        torch.testing.assert_close(lse[:, 2], sinks[2].float().expand_as(lse[:, 2]))
+        (gradient,) = torch.autograd.grad(lse.sum(), [sinks])
+        torch.testing.assert_close(gradient[[0, 2]].float(), torch.tensor([0.0, 6.0]))
+        nothing = torch.zeros(3, keys, dtype=torch.bool)
+        out, lse = relpos.attention(q, k, v, sinks=sinks, attn_mask=nothing, return_lse=True)
+        assert not out.any()
+        torch.testing.assert_close(lse, sinks.float()[:, None].expand(2, -1, 3))
+
+
 @pytest.mark.parametrize("queries", [1, 5])
 def test_decoding_sees_the_sink_once(queries):
     """Chunks of a long cache are merged; a sum of merged calls has it in one of them."""
@@ -111,6 +135,15 @@ def test_decoding_sees_the_sink_once(queries):
 def test_packed_sequences():
     q, k, v = (drawn(30, HEADS, 8, seed=s) for s in range(3))
     starts = torch.tensor([0, 11, 11, 30])
+    of_heads = drawn(HEADS, seed=4)
+    module = relpos.AttentionSink(HEADS).double()
+    more = torch.tensor([0, 12, 13, 30])  # as many keys as the others have: sinks read no position
+    with torch.no_grad():
+        module.sinks.copy_(of_heads)
+    torch.testing.assert_close(
+        relpos.attention_varlen(q, k, v, starts, more, position=module),
+        relpos.attention_varlen(q, k, v, starts, more, sinks=of_heads),
+    )
     for sinks in (drawn(HEADS, seed=4), drawn(HEADS, 30, seed=5)):
         found = relpos.attention_varlen(q, k, v, starts, sinks=sinks, softcap=1.5)
         for a, b in ((0, 11), (11, 30)):
@@ -128,6 +161,9 @@ def test_weights_scores_and_transforms():
     assert bool((weights.sum(-1) < 1).all())
     score = q @ k.mT * 8**-0.5
     torch.testing.assert_close(relpos.scores(q, k, softcap=2.0), 2 * torch.tanh(score / 2))
+    for cap in (1e-30, 1e30):
+        limited = cap * torch.tanh(score.double() / cap)
+        torch.testing.assert_close(relpos.scores(q, k, softcap=cap), limited.float())
 
     def call(q, sinks):
         return relpos.attention(q, k, v, sinks=sinks, softcap=2.0)
@@ -140,6 +176,10 @@ def test_weights_scores_and_transforms():
     torch.autograd.gradcheck(
         lambda *x: relpos.attention(*x[:3], sinks=x[3], softcap=0.9), [*qkv(3, 4), drawn(HEADS)]
     )
+    mask = drawn(3, 4, seed=9)
+    torch.autograd.gradcheck(
+        lambda q, k, mask: relpos.scores(q, k, attn_mask=mask, softcap=0.9), [*qkv(3, 4)[:2], mask]
+    )
 
 
 def test_what_is_refused():
@@ -147,12 +187,17 @@ def test_what_is_refused():
     for sinks, error in ((torch.zeros(4), ValueError), (1.0, TypeError)):
         with pytest.raises(error, match="sinks: expected"):
             relpos.attention(q, k, v, sinks=sinks)
-    for softcap in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=r"softcap: expected a finite number above 0"):
+    for softcap in (0.0, -1.0, 1e-31, 1e31, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=r"softcap: expected a number from 1e-30 to 1e\+?30"):
             relpos.attention(q, k, v, softcap=softcap)
     with pytest.raises(TypeError, match="softcap: expected a number"):
         relpos.attention(q, k, v, softcap="2")
     gate = relpos.ForgettingGate()(torch.zeros(2, HEADS, 9, dtype=torch.float64))
-    for option in ({"sinks": drawn(HEADS)}, {"softcap": 1.0}):
-        with pytest.raises(ValueError, match=r"forgetting: .*up to a number for each query"):
-            relpos.attention(q, k, v, position=gate, **option)
+    for name, given in (("sinks", drawn(HEADS)), ("softcap", 1.0)):
+        with pytest.raises(ValueError, match=f"{name}: expected none beside forgetting"):
+            relpos.attention(q, k, v, position=gate, **{name: given})
+    with pytest.raises(ValueError, match=r"query: expected rank 4"):
+        relpos.attention(q[0], k[0], v[0], sinks=drawn(HEADS))
+    flat = [x[0].transpose(0, 1) for x in (q, k, v)]
+    with pytest.raises(ValueError, match=r"sinks: expected \[3\] or \[3, 9\], got \[3, 4\]"):
+        relpos.attention_varlen(*flat, torch.tensor([0, 9]), sinks=drawn(HEADS, 4))

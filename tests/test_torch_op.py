@@ -25,7 +25,8 @@ def one_thread():
 @every_scheme
 @pytest.mark.parametrize("setting", ["plain", "causal", "masks"])
 def test_gradcheck(name, scheme, options, setting):
-    query, key, value = tensors(queries=4, keys=6)
+    batch = 2 if setting == "masks" else 1  # where rows of a batch differ, and meet in a table
+    query, key, value = tensors(batch, queries=4, keys=6)
     extra = {"q_offset": 2}
     if setting == "causal":
         extra |= {"is_causal": True, "window": (3, -1)}
@@ -49,7 +50,7 @@ def test_gradcheck(name, scheme, options, setting):
 
 @every_scheme
 def test_gradcheck_of_scores(name, scheme, options):
-    query, key, _ = tensors(queries=4, keys=6)
+    query, key, _ = tensors(queries=3, keys=5)
 
     def run(position, query, key):
         return relpos.scores(query, key, position=position, q_offset=2)

@@ -13,6 +13,9 @@ OptionValues example_options(const Scheme& scheme);
 // The kinds of terms that a part has, each once, as terms.h calls them: "rotation", "row table".
 std::vector<std::string> term_kinds(const Part& part);
 
+// Whether a term of the part depends on where tokens stand; sinks do not.
+bool reads_positions(const Part& part);
+
 // Schemes of like terms: "rotation", or "rows" (of tables, for queries, keys or values), or "bias",
 // the first that occurs among the terms; "other" where none does.
 struct Family {

@@ -247,7 +247,7 @@ class Builder {
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
   void values(const ClassMap& map, const Source& table);
-  // values [H, Lk] or [B, H, Lk]; up_to_query: terms.h.
+  // values [H, Lk] or [B, H, Lk]; `up_to_query` as in KeyBias of terms.h.
   void key_bias(const Source& values, bool up_to_query = false);
   // scores [H] or [B, H, Lq], without values, that join the softmax of each row.
   void sink(const Source& scores);

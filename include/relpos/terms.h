@@ -127,8 +127,8 @@ struct ColumnTable {
 // key_bias[(b,) h, j], added after the scale.
 struct KeyBias {
   TermData values;  // [H, Lk], or [B, H, Lk]
-  // The scheme's bias is this plus a number for each query, which a softmax does not see: what does see
-  // it, a sink or a softcap, is refused.
+  // The scheme's bias is this plus a number for each query, which changes nothing in a softmax. It would
+  // with a sink or a softcap, which are refused then.
   bool up_to_query = false;
 };
 

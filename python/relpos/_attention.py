@@ -59,16 +59,18 @@ def attention(
       q_positions, k_positions: int64 [L] or [B, L], both or neither, instead of offsets.
       key_range: (lo, hi), int64 [Lq] or [B, Lq]: a query sees keys lo <= j < hi. A key must pass
         all masks to be seen.
-      softcap: c > 0: a score s with its position terms becomes c tanh(s / c), before attn_mask.
+      softcap: a number c from 1e-30 to 1e30: a score s with its position terms becomes
+        c tanh(s / c), before attn_mask is added.
       sinks: [H] or [B, H, Lq]: a score without a value that joins the softmax of each row, as in
-        gpt-oss; differentiable.
+        gpt-oss; differentiable. relpos.AttentionSink is the same as a module; both add up.
       return_lse: also returns the log-sum-exp (natural log) of each query's scores [B, H, Lq],
         differentiable.
       return_weights: also returns the weights after dropout [B, H, Lq, Lk], detached and dense.
 
     Returns:
       out [B, H, Lq, Dv], or (out, lse), (out, weights), (out, lse, weights). For a query that
-      sees no key, out is 0, lse is -inf (with sinks, that of the sink), and the gradients are 0.
+      sees no key, out is 0, lse is -inf, and the gradients are 0; with sinks, lse is their
+      log-sum-exp, and has a gradient to them.
     """
     if ELSEWHERE:
         return ELSEWHERE[-1](**locals())  # the arguments, and nothing else yet
@@ -124,7 +126,7 @@ def scores(
 ) -> Tensor:
     """The dense scores [B, H, Lq, Lk] before the softmax, -inf where hidden; differentiable.
 
-    The arguments are those of relpos.attention. There are no sinks: they are no keys.
+    The arguments are those of relpos.attention. Sinks do not appear, since they are not keys.
     """
     query, key = same_kind(query=query, key=key)
     call = Call.of(

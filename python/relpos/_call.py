@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos._rank import check_rank
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 DEVICES = ("cpu", "meta")
@@ -192,7 +193,8 @@ def _with_sinks(
 ) -> tuple[str, Sequence[Tensor]]:
     """A position and the part that the scores `sinks`, [H] or [B, H, Lq], are."""
     _tensor("sinks", sinks, FLOATING)
-    heads = query.shape[1] if query.dim() == 4 else 0
+    check_rank("query", query, 4, "[B, H, Lq, D]")
+    heads = query.shape[1]
     if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
         raise ValueError(
             f"sinks: expected [{heads}] or {list(query.shape[:3])}, got {list(sinks.shape)}"

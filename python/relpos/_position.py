@@ -57,6 +57,7 @@ class OnePart(Composed):
     _text: str
     _rotary_dims: int
     _reads_length: bool  # its terms depend on the length of the call
+    _reads_positions = True  # its terms depend on where tokens stand
 
     def _parts(self) -> list["OnePart"]:
         return [self]
@@ -119,6 +120,7 @@ class SchemePosition(OnePart, Position):
         ]
         self._rotary_dims = description.rotary_dims
         self._reads_length = description.reads_length
+        self._reads_positions = description.reads_positions
         for spec in self._specs:
             owner, name = self._owner(spec.name)
             values = _initial(spec)
@@ -180,7 +182,9 @@ class SchemePosition(OnePart, Position):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         values = [*self._held(), *[given[name] for name in names]]
-        return Given(self._text, values, self._reads_length)
+        found = Given(self._text, values, self._reads_length)
+        found._reads_positions = self._reads_positions
+        return found
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SchemePosition":
         super()._apply(fn, recurse)

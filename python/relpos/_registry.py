@@ -56,6 +56,7 @@ class Description:
     terms: tuple[str, ...]  # their kinds: "rotation", "distance bias", "row table", ...
     rotary_dims: int  # 0: no rotation
     reads_length: bool  # terms depend on the length of the call
+    reads_positions: bool  # terms depend on where tokens stand
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Scheme:
             found["terms"],
             found["rotary_dims"],
             found["reads_length"],
+            found["reads_positions"],
         )
 
 

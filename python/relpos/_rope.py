@@ -27,7 +27,7 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "proportional": ("ProportionalRoPE", (), ("partial_rotary_factor", "factor")),
 }
 # Rotations of which a cache may hold turned keys: they turn alike in every call.
-STATIC = ("default", "llama3")
+STATIC = ("default", "linear", "yarn", "llama3", "proportional")
 # Model types of transformers 5.23.0 whose code turns pairs (2p, 2p + 1): no configuration says so.
 _INTERLEAVED = (
     *("blt", "cohere", "cohere2", "cohere2_moe", "ernie4_5", "ernie4_5_moe", "glm", "glm4"),

@@ -59,7 +59,8 @@ def attention_varlen(
     left, right = bounds_of(window, is_causal)
     if position is not None and starts_q.shape[0] > 2:
         check_one_length(position)
-    positioned = position is not None or left is not None or right is not None
+    read = any(part._reads_positions for part in flatten(position))
+    positioned = read or left is not None or right is not None
     offsets = offsets_of(q_offset, starts_q, starts_k) if positioned else None
 
     rows = torch.arange(query.shape[0], device=query.device)
@@ -84,16 +85,28 @@ def attention_varlen(
         dropout_p=dropout_p,
         scale=scale,
         softcap=softcap,
-        sinks=sinks.unsqueeze(0) if isinstance(sinks, Tensor) and sinks.dim() == 2 else sinks,
+        sinks=_of_batch(sinks, query),
         enable_gqa=enable_gqa,
-        q_positions=positions[0] if position is not None else None,
-        k_positions=positions[1] if position is not None else None,
+        q_positions=positions[0] if read else None,
+        k_positions=positions[1] if read else None,
         key_range=(lo, hi),
         return_lse=return_lse,
     )
     out, lse = results if return_lse else (results, None)
     out = out.squeeze(0).transpose(0, 1).contiguous()
     return out if lse is None else (out, lse.squeeze(0))
+
+
+def _of_batch(sinks: Any, query: Tensor) -> Any:
+    """[H] or [H, Tq] as relpos.attention takes them."""
+    if not isinstance(sinks, Tensor) or sinks.dim() == 1:
+        return sinks
+    tokens, heads = query.shape[:2]
+    if sinks.shape != (heads, tokens):
+        raise ValueError(
+            f"sinks: expected [{heads}] or [{heads}, {tokens}], got {list(sinks.shape)}"
+        )
+    return sinks.unsqueeze(0)
 
 
 def _both_starts(

@@ -107,7 +107,7 @@ def flash_attn_func(
       q: [B, Lq, H, D], k [B, Lk, Hk, D], v [B, Lk, Hk, Dv]; Hk divides H.
       causal: query i sees keys j <= i + Lk - Lq, so that the last query sees all keys.
       window_size: (left, right) keys around i + Lk - Lq; -1 means no bound.
-      softcap: c > 0: scores become c tanh(score / c); 0: they do not. Not with alibi_slopes, which
+      softcap: c > 0: scores become c tanh(score / c); 0: no cap. Not with alibi_slopes, which
         FlashAttention adds after the cap, relpos before it.
       alibi_slopes: [H] or [B, H]: adds -slope |i + Lk - Lq - j|. It has a gradient here.
       deterministic: not read, since relpos always is.

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/sanitized.h"
 #include "base/thread_grant.h"
 #include "relpos/error.h"
 
@@ -55,9 +56,7 @@ constexpr int kMany = 64;
 class LimitedThreads : public testing::Test {
  protected:
   void SetUp() override {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "a sanitizer takes address space and threads of its own";
-#endif
+    if (kSanitized) GTEST_SKIP() << "a sanitizer takes address space and threads of its own";
     GTEST_FLAG_SET(death_test_style, "threadsafe");
   }
   [[noreturn]] static void compute() {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "base/sanitized.h"
 #include "kernels/fused.h"
 #include "kernels/query_block.h"
 #include "kernels/random_terms.h"
@@ -176,13 +177,14 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
                                       ClassMap::zero_outside(-1650, 1650)};
   for (size_t n = 0; n < maps.size(); ++n) {
     const ClassMap& map = maps[n];
-    for (const int64_t queries : {1, 12, 200}) {  // one row of keys after the other, packed, blocks
+    for (const int64_t queries : {1, 12, 100}) {  // one row of keys after the other, packed, blocks
       for (const bool causal : {true, false}) {   // or a band
         SCOPED_TRACE(testing::Message() << n << ", " << queries << ", " << causal);
         Wide a(queries, map, causal ? Wide::kKeys : 900, n != 0, causal == (n == 1));
         expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);
         expect_near(a.gradients(fused_backward), a.gradients(plain_backward), 1e-5);
         expect_near(a.weights(fused_emit), a.weights(plain_weights), 1e-5);
+        if (kSanitized) continue;  // a NaN moves no address
         // One class that is NaN: only those who meet it notice.
         a.rows.data<float>()[(map.classes() - 40) * a.rows.view().shape[a.rows.view().rank - 1]] =
             NAN;

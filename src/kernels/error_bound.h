@@ -106,10 +106,10 @@ struct Row {
       double c)
       : weight(p.keys), heavy(weight), kept(weight.size(), 1.0) {
     std::vector<double> scores(score, score + p.keys), sizes(size, size + p.keys);
-    for (const TermData& sink : p.terms.sinks) {
-      scores.push_back(sink_score(sink, b, h, i));
-      sizes.push_back(std::fabs(scores.back()));
-    }
+    p.for_each_sink(b, h, i, [&](size_t, double sink) {
+      scores.push_back(sink);
+      sizes.push_back(std::fabs(sink));
+    });
     weigh(scores, sizes, c);
     for (size_t j = 0; j < kept.size(); ++j) {
       if (score[j] == -HUGE_VAL || !p.dropout.active()) continue;

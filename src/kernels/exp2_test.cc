@@ -13,16 +13,17 @@
 
 #include "base/buffer.h"
 #include "base/parallel.h"
+#include "base/sanitized.h"
 #include "kernels/block.h"
 
 namespace relpos {
 namespace {
 
 // One float in so many; RELPOS_FULL=1 takes every one, 85 s. Sanitized and unoptimised builds take few.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
-constexpr int64_t kFew = 1009;
+#ifdef __OPTIMIZE__
+constexpr int64_t kFew = kSanitized ? 1009 : 13;
 #else
-constexpr int64_t kFew = 13;
+constexpr int64_t kFew = 1009;
 #endif
 const int64_t kStride = std::getenv("RELPOS_FULL") != nullptr ? 1 : kFew;
 

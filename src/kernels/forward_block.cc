@@ -37,8 +37,9 @@ void ForwardBlock::clear_sums() {
   std::fill_n(l_.get(), padded_rows() * kLanes, 0.0f);
   for (int row = 0; row < block.rows; ++row) {
     // Where the row's shift is large, a sink less its reference is what float32 has rounded off.
-    const double above = sinks_[row] - static_cast<double>(m_[row]);
-    if (sinks_[row] != -HUGE_VAL) l_[row * kLanes] = static_cast<float>(std::exp2(above));
+    const double sink = sinks_[row], m = static_cast<double>(m_[row]);
+    if (sink == -HUGE_VAL) continue;
+    l_[row * kLanes] = static_cast<float>(std::exp2(sink - m - rounded_off(sink, m)));
   }
   std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
   values_.clear(block);
@@ -112,7 +113,9 @@ void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, co
     if (to.softmax.given()) write_softmax(to.softmax, b, h, i + row, left);
     if (!to.lse.given()) continue;
     const double shift = plan.shifts.active() ? plan.shifts.of(b, h, i + row).total() : 0.0;
-    to.lse.store(to.lse.offset({b, h, i + row}), left.lse(shift));
+    const double sink = p.terms.sinks.empty() ? m[row] : row_sink(p, b, h, i + row, shift);
+    to.lse.store(to.lse.offset({b, h, i + row}),
+                 left.lse(shift) + from_log2(rounded_off(sink, m[row])));
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/parallel.h"
+#include "base/sanitized.h"
 #include "kernels/error_bound.h"
 #include "kernels/random_terms.h"
 #include "kernels/reference.h"
@@ -234,12 +235,16 @@ void expect_within(const Results& got, const Results& want, const Results& bound
 
 int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few; }
 
+// Whether a case's numbers are compared; its calls are made in any case.
+bool compared(uint64_t seed) { return !kSanitized || seed % 6 == 0; }
+
 TEST(Terms, ReferenceEqualsThePlainFormula) {
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(120)); ++seed) {
     const Case c = random_case(seed);
-    const Plain plain = plain_forward(c.p);
     Results r(c, DType::kFloat64);
     reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
+    if (!compared(seed)) continue;
+    const Plain plain = plain_forward(c.p);
     for (size_t n = 0; n < plain.out.size(); ++n) {
       ASSERT_NEAR(r.out.data<double>()[n], plain.out[n], 1e-9) << "out, seed " << seed;
     }
@@ -277,10 +282,12 @@ TEST(Terms, FusedEqualsReference) {
     }
     c.p.threads = 2;
     retype_mask(c, seed);
+    const Results found = run_fused(c);
+    if (!compared(seed)) continue;
     const Results exact = run_reference(c);
     Results bounds(c, DType::kFloat64);
     error_bound::fill(c, exact, bounds);
-    expect_within(run_fused(c), exact, bounds, seed);
+    expect_within(found, exact, bounds, seed);
     if (HasFatalFailure()) return;
   }
   EXPECT_LT(10 * unfused, cases(250));
@@ -296,6 +303,7 @@ void poison() {
 }
 
 TEST(Terms, BitsDoNotDependOnWhatMemoryHeld) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory from new owners";
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(60)); ++seed) {
     const Case c = random_case(seed);
     if (!fused_supports(c.p, nullptr)) continue;
@@ -366,7 +374,7 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
     const auto probe = [&](const char* name, const TensorView& input,
                            const std::vector<double>& gradient) {
       if (gradient.empty()) return;
-      for (int n = 0; n < 3; ++n) {
+      for (int n = 0; n < (kSanitized ? 1 : 3); ++n) {
         const int64_t at = draw(rng, 0, input.numel() - 1);
         float* x = static_cast<float*>(input.data) + at;
         if (!std::isfinite(*x)) continue;

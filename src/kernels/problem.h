@@ -92,16 +92,19 @@ struct Problem {
   bool adds_sinks = true;  // false: they join the softmax of another piece of the call
   bool skip_tiles = true;  // false: read tiles whose weights all underflow too; no bit differs
 
+  // Calls f(n, score) for the sinks that join the softmax of row (b, h, i).
+  template <typename F>
+  void for_each_sink(int64_t b, int64_t h, int64_t i, F&& f) const {
+    for (size_t n = 0; n < terms.sinks.size() && adds_sinks; ++n) {
+      const TensorView& view = terms.sinks[n].view;
+      f(n, terms.sinks[n].multiplier * (view.rank == 3 ? view.at({b, h, i}) : view.at({h})));
+    }
+  }
   int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }
   // Smallest and largest distance among pairs inside the intervals; {0, -1} when there is none.
   std::pair<int64_t, int64_t> distance_range() const;
 };
-
-inline double sink_score(const TermData& sink, int64_t b, int64_t h, int64_t i) noexcept {
-  const TensorView& view = sink.view;
-  return sink.multiplier * (view.rank == 3 ? view.at({b, h, i}) : view.at({h}));
-}
 
 // The dims of a head that pair n of a rotation is.
 inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {

@@ -359,6 +359,7 @@ void reference_scores(const Problem& p, const TensorView& out) {
 void reference_scores_backward(const Problem& p, const TensorView& dscores,
                                const ProblemGradients& gradients) {
   for_each_head_gradient(p, gradients, [&](Head& x, HeadGradient& gradient) {
+    if (p.softcap != 0.0) x.score_row();  // for the slopes
     load_row(dscores, x.b, x.h, x.i, p.keys, x.dscore.data());
     gradient.add_row();
   });

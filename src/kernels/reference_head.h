@@ -312,9 +312,7 @@ class Head {
   // Calls f(n, score) for every sink of the selected row.
   template <typename F>
   void for_each_sink(F&& f) const {
-    for (size_t n = 0; n < p.terms.sinks.size() && p.adds_sinks; ++n) {
-      f(n, sink_score(p.terms.sinks[n], b, h, i));
-    }
+    p.for_each_sink(b, h, i, f);
   }
 
   // exp(score - lse), of an lse over these keys and others.

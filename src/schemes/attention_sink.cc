@@ -21,9 +21,10 @@ struct AttentionSink {
   }
 
   void terms(Builder& b) const {
-    const char* doc = "the score of each head's sink";
-    b.sink(per_query ? b.input("sinks", {kBatch, kHeads, kQueries}, Init::normal(1.0), doc)
-                     : b.parameter("sinks", {heads}, Init::normal(0.02), doc));
+    b.sink(per_query ? b.input("sinks", {kBatch, kHeads, kQueries}, Init::normal(1.0),
+                               "the score of each query's sink")
+                     : b.parameter("sinks", {heads}, Init::normal(0.02),
+                                   "the score of each head's sink"));
   }
 };
 

@@ -16,7 +16,7 @@ struct ForgettingGate {
   void terms(Builder& b) const {
     const Source log_f = b.input("log_f", {kBatch, kHeads, kKeys}, Init::uniform(-1, 0),
                                  "logarithms of the forget gates of each key; 0 at padding");
-    b.key_bias(-log_f.cumulative(), true);
+    b.key_bias(-log_f.cumulative(), /*up_to_query=*/true);
   }
 };
 

@@ -65,7 +65,8 @@ def ring_attention(
       layout: "contiguous", "zigzag" or "striped", as relpos.distributed.shard cuts. Contiguous
         shards may have any lengths.
       mode: "ring" holds two blocks of other ranks at a time, "all_gather" all of them.
-      reduce_position: sums the gradients of the position's parameters over the ranks. Else they
+      reduce_position: sums the gradients of the position's parameters, and of sinks [H], over the
+        ranks. Else they
         are this rank's share, for DistributedDataParallel or FSDP2 to sum.
       cu_seqlens, cu_seqlens_k: the whole sequence is S packed ones, which start at these tokens,
         int64 [S + 1], the same on every rank; for keys: None is as for queries.

@@ -28,6 +28,7 @@ class LocalCall:
     packed: Sequence[Tensor | None]
     how: dict[str, Any]
     reads_length: bool  # the position depends on the length of the whole
+    reads_positions: bool  # and on where tokens stand
 
     @classmethod
     def of(cls, tensors: Any, options: dict[str, Any], packed: Any, how: dict) -> "LocalCall":
@@ -53,7 +54,8 @@ class LocalCall:
             if len(packed[0]) > 2:
                 check_one_length(parts)
         reads_length = any(part._reads_length for part in parts)
-        return cls(list(tensors), call, packed, how, reads_length)
+        reads_positions = any(part._reads_positions for part in parts)
+        return cls(list(tensors), call, packed, how, reads_length, reads_positions)
 
     def description(self) -> dict[str, Any]:
         """What must be the same on every rank."""
@@ -97,8 +99,7 @@ def geometry_of(local: LocalCall, lengths: Any, rank: int) -> Geometry:
         return pack(geometry, local)
     bounds = bounds_of(call.window, call.is_causal)
     geometry.left, geometry.right = bounds
-    placed = bool(call.position) and {*_core.term_kinds(call.position)} != {"sink"}
-    in_play = placed or bounds != (None, None)
+    in_play = local.reads_positions or bounds != (None, None)
     if q.given is not None:
         _check_order(geometry, in_play and bounds != (None, None))
     elif in_play:

@@ -305,9 +305,8 @@ class SoftCap {
  public:
   HWY_INLINE SoftCap(const TileView& view, int group) {
     const Block& block = view.block;
-    const auto cap = static_cast<float>(block.problem->softcap * kLog2e);
-    cap_ = cap;
-    if (cap == 0.0f) return;
+    cap_ = static_cast<float>(block.problem->softcap * kLog2e);
+    if (!active()) return;
     to_unit_ = static_cast<float>(2.0 / block.problem->softcap);
     masked_ = block.problem->visible.floating_mask();
     for (int r = 0; masked_ && r < kGroup; ++r) {

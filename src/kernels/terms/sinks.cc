@@ -9,34 +9,39 @@ namespace relpos {
 
 double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift) {
   double top = -HUGE_VAL, sum = 0.0;
-  if (!p.adds_sinks) return top;
-  for (const TermData& sink : p.terms.sinks) {
-    const double score = sink_score(sink, b, h, i);
+  p.for_each_sink(b, h, i, [&](size_t, double score) {
     if (!(score <= top)) top = score;  // NaN stays
-  }
+  });
   if (p.terms.sinks.size() <= 1 || !std::isfinite(top)) return to_log2(top - shift);
-  for (const TermData& sink : p.terms.sinks) sum += std::exp(sink_score(sink, b, h, i) - top);
+  p.for_each_sink(b, h, i, [&](size_t, double score) { sum += std::exp(score - top); });
   return to_log2(top + std::log(sum) - shift);
+}
+
+double rounded_off(double sink, double reference) {
+  constexpr double kMost = 60.0;
+  const bool stands = static_cast<float>(sink) == static_cast<float>(reference);
+  return stands && std::fabs(sink - reference) > kMost ? sink - reference : 0.0;
 }
 
 double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t g,
                           double shift, const SoftmaxState& softmax, double delta, const Sums& sums,
                           TermGradients& to) {
+  if (p.terms.sinks.empty()) return 0.0;
   double total = 0.0;
-  for (size_t n = 0; n < p.terms.sinks.size() && p.adds_sinks; ++n) {
-    const TermData& sink = p.terms.sinks[n];
-    const double score = to_log2(sink_score(sink, b, h, i) - shift);
-    const double weight =
-        score == -HUGE_VAL ? 0.0 : std::exp2(score - softmax.reference) / softmax.sum;
+  const double reference =
+      softmax.reference + rounded_off(row_sink(p, b, h, i, shift), softmax.reference);
+  p.for_each_sink(b, h, i, [&](size_t n, double score) {
+    const double at = to_log2(score - shift);
+    const double weight = at == -HUGE_VAL ? 0.0 : std::exp2(at - reference) / softmax.sum;
     const double gradient = weight == 0.0 ? 0.0 : -weight * delta;
     total += gradient;
-    if (to.sinks[n].empty()) continue;
-    if (sink.view.rank == 3) {
-      to.sinks[n][(b * p.heads + h) * p.queries + i] = gradient * sink.multiplier;
+    if (to.sinks[n].empty()) return;
+    if (p.terms.sinks[n].view.rank == 3) {
+      to.sinks[n][(b * p.heads + h) * p.queries + i] = gradient * p.terms.sinks[n].multiplier;
     } else {
       sums.sinks[n][g] += gradient;
     }
-  }
+  });
   return total;
 }
 

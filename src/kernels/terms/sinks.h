@@ -12,6 +12,11 @@ namespace relpos {
 // scores are. -inf: there is none.
 double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift);
 
+// What float32 has rounded off a row's sink that is its reference, where that is so much that scores
+// which could tell are not floats either: it counts as nothing in weights. 0 where it is less, and a
+// part of the row's sum.
+double rounded_off(double sink, double reference);
+
 // Adds what the row, of head g of a group, sends to its sinks: `delta` is <dout, out> - dlse. Returns the
 // sum of it.
 double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t g,
