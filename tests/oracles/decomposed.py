@@ -3,7 +3,7 @@ and one for that in width, without the scale."""
 
 import torch
 
-from oracles import levit, swin
+from oracles import swin
 from oracles.levit import place  # noqa: F401
 
 
@@ -12,9 +12,12 @@ def configs(heads, head_dim, value_dim):
 
 
 def offsets(options, pos_q, pos_k):
-    """(side, query - key) of both axes."""
-    sides = swin.sides({"window": options["grid"]})
-    return zip(sides, levit.offsets({"window": options["grid"]}, pos_q, pos_k), strict=True)
+    """(side, query - key) of both axes, where a position is y (2 width - 1) + x."""
+    height, width = swin.sides({"window": options["grid"]})
+    rows = [p.div(2 * width - 1, rounding_mode="floor") for p in (pos_q, pos_k)]
+    columns = [p.remainder(2 * width - 1) for p in (pos_q, pos_k)]
+    apart = (q[:, None] - k[None, :] for q, k in (rows, columns))
+    return zip((height, width), apart, strict=True)
 
 
 def rows_of(table, side, offset):
