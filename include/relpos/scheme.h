@@ -35,6 +35,8 @@
 
 namespace relpos {
 
+struct TermCounts;  // how many terms of each kind a part gives
+
 // Sums and doubles of sizes up to this stay exact in int64 and in double.
 inline constexpr int64_t kLargestSize = int64_t{1} << 48;
 // Of heads and of a head's dims: some schemes compute a number for each when they are made.
@@ -252,6 +254,10 @@ class Builder {
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
   void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                     const std::optional<Source>& added);
+  // A term that is one source, in these lists of terms.
+  void read(const Source& source, std::vector<TermData> Terms::* of,
+            std::vector<std::vector<double>> TermGradients::* gradients_of,
+            size_t TermCounts::* count_of);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 
