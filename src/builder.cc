@@ -276,24 +276,24 @@ void Builder::columns(const ClassMap& map, const Source& table, const ColumnOpti
        }});
 }
 
-void Builder::query_added(const Source& added) {
-  const SourceReader numbers(added);
+void Builder::read(const Source& source, std::vector<TermData> Terms::* of,
+                   std::vector<std::vector<double>> TermGradients::* gradients_of,
+                   size_t TermCounts::* count_of) {
+  const SourceReader numbers(source);
   recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) { terms.query_added.push_back(numbers.read(call)); },
-       [=, at = recipe_.counts.query_added++](const PartCall& call, const TermGradients& gradients,
+      {[=](const PartCall& call, Terms& terms) { (terms.*of).push_back(numbers.read(call)); },
+       [=, at = (recipe_.counts.*count_of)++](const PartCall& call, const TermGradients& gradients,
                                               ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.query_added[at], sums);
+         numbers.add_gradient(call, (gradients.*gradients_of)[at], sums);
        }});
 }
 
+void Builder::query_added(const Source& added) {
+  read(added, &Terms::query_added, &TermGradients::query_added, &TermCounts::query_added);
+}
+
 void Builder::sink(const Source& scores) {
-  const SourceReader numbers(scores);
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) { terms.sinks.push_back(numbers.read(call)); },
-       [=, at = recipe_.counts.sinks++](const PartCall& call, const TermGradients& gradients,
-                                        ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.sinks[at], sums);
-       }});
+  read(scores, &Terms::sinks, &TermGradients::sinks, &TermCounts::sinks);
 }
 
 void Builder::values(const ClassMap& map, const Source& table) {

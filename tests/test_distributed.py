@@ -124,6 +124,12 @@ OPTIONS = {
         "q_offset": torch.tensor([11, 0]),
         "window": (25, 25),
     },
+    "packed, other keys, a sink alone": {
+        "schemes": [("attention_sink", 0)],
+        "cu_seqlens": torch.tensor([0, 20, 72]),
+        "cu_seqlens_k": torch.tensor([0, 31, 60]),
+        "keys": 60,
+    },
     "key range": {
         "key_range": (torch.arange(72) // 2, torch.arange(72) // 2 + 20),
         "q_positions_all": True,

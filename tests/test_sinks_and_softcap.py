@@ -132,6 +132,15 @@ def test_decoding_sees_the_sink_once(queries):
     same(relpos.merge(*zip(*parts, strict=True)), expected, [q, k, v, sinks], rtol=2e-4, atol=2e-6)
 
 
+def test_softcap_is_as_exact_near_0_as_at_its_ends():
+    near, wide = torch.logspace(-30, 1, 4001), torch.linspace(-12, 12, 4001)
+    for cap in (1.0, 3.7, 50.0):
+        score = cap * torch.cat([near, -near, wide])
+        found = relpos.scores(score.view(1, 1, -1, 1), torch.ones(1, 1, 1, 1), softcap=cap, scale=1)
+        exact = cap * torch.tanh(score.double() / cap)
+        assert ((found.flatten() - exact).abs() <= 8 * 2.0**-24 * exact.abs()).all()
+
+
 def test_packed_sequences():
     q, k, v = (drawn(30, HEADS, 8, seed=s) for s in range(3))
     starts = torch.tensor([0, 11, 11, 30])

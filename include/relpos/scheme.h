@@ -35,7 +35,8 @@
 
 namespace relpos {
 
-struct PartCall;  // a call as the terms of one part meet it
+struct PartCall;    // a call as the terms of one part meet it
+struct TermCounts;  // how many terms of each kind a part gives
 
 // Sums and doubles of sizes up to this stay exact in int64 and in double.
 inline constexpr int64_t kLargestSize = int64_t{1} << 48;
@@ -276,6 +277,10 @@ class Builder {
                     const std::optional<Source>& added);
   using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
+  // A term that is one source, in these lists of terms.
+  void read(const Source& source, std::vector<TermData> Terms::* of,
+            std::vector<std::vector<double>> TermGradients::* gradients_of,
+            size_t TermCounts::* count_of);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

@@ -77,15 +77,7 @@ class Call(NamedTuple):
         """Checks the arguments of relpos.attention; an argument that is not given costs nothing."""
         said: dict[str, Any] = {}
         if position is not None or sinks is not None:
-            text, parameters = flat(position)
-            if sinks is not None:
-                text, parameters = _with_sinks(text, parameters, sinks, query)
-            said["position"], said["parameters"] = text, parameters
-            for parameter in said["parameters"]:
-                if not parameter.is_cpu and parameter.device.type not in DEVICES:
-                    raise ValueError(
-                        f"position: expected its tensors on the CPU, got {parameter.device}"
-                    )
+            said["position"], said["parameters"] = _position_of(position, sinks, query)
         if attn_mask is not None:
             said["attn_mask"] = _tensor("attn_mask", attn_mask, (torch.bool, *FLOATING))
         if key_padding_mask is not None:
@@ -188,19 +180,24 @@ def flat(position: Any) -> tuple[str, Sequence[Tensor]]:
     return text, [value for part in parts for value in part._values()]
 
 
-def _with_sinks(
-    text: str, parameters: Sequence[Tensor], sinks: Any, query: Tensor
-) -> tuple[str, Sequence[Tensor]]:
-    """A position and the part that the scores `sinks`, [H] or [B, H, Lq], are."""
-    _tensor("sinks", sinks, FLOATING)
-    check_rank("query", query, 4, "[B, H, Lq, D]")
-    heads = query.shape[1]
-    if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
-        raise ValueError(
-            f"sinks: expected [{heads}] or {list(query.shape[:3])}, got {list(sinks.shape)}"
-        )
-    part = f"attention_sink(heads={heads}, per_query={'false' if sinks.dim() == 1 else 'true'})"
-    return f"{text}+{part}" if text else part, (*parameters, sinks)
+def _position_of(position: Any, sinks: Any, query: Tensor) -> tuple[str, Sequence[Tensor]]:
+    """The text and the tensors of a position and of scores `sinks`, [H] or [B, H, Lq], if any."""
+    text, tensors = flat(position)
+    if sinks is not None:
+        _tensor("sinks", sinks, FLOATING)
+        check_rank("query", query, 4, "[B, H, Lq, D]")
+        heads = query.shape[1]
+        if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
+            raise ValueError(
+                f"sinks: expected [{heads}] or {list(query.shape[:3])}, got {list(sinks.shape)}"
+            )
+        per_query = "false" if sinks.dim() == 1 else "true"
+        part = f"attention_sink(heads={heads}, per_query={per_query})"
+        text, tensors = f"{text}+{part}" if text else part, (*tensors, sinks)
+    for tensor in tensors:
+        if not tensor.is_cpu and tensor.device.type not in DEVICES:
+            raise ValueError(f"position: expected its tensors on the CPU, got {tensor.device}")
+    return text, tensors
 
 
 def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:

@@ -57,7 +57,7 @@ class OnePart(Composed):
     _text: str
     _rotary_dims: int
     _reads_length: bool  # its terms depend on the length of the call
-    _reads_positions = True  # its terms depend on where tokens stand
+    _reads_positions: bool  # its terms depend on where tokens stand
 
     def _parts(self) -> list["OnePart"]:
         return [self]
@@ -182,9 +182,7 @@ class SchemePosition(OnePart, Position):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         values = [*self._held(), *[given[name] for name in names]]
-        found = Given(self._text, values, self._reads_length)
-        found._reads_positions = self._reads_positions
-        return found
+        return Given(self._text, values, self._reads_length, self._reads_positions)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SchemePosition":
         super()._apply(fn, recurse)
@@ -296,10 +294,17 @@ class Given(OnePart):
 
     _rotary_dims = 0
 
-    def __init__(self, text: str, values: Sequence[Tensor], reads_length: bool = False) -> None:
+    def __init__(
+        self,
+        text: str,
+        values: Sequence[Tensor],
+        reads_length: bool = False,
+        reads_positions: bool = True,
+    ) -> None:
         self._text = text
         self._tensors = list(values)
         self._reads_length = reads_length
+        self._reads_positions = reads_positions
 
     def _values(self) -> list[Tensor]:
         return self._tensors

@@ -60,23 +60,21 @@ def attention_varlen(
     if position is not None and starts_q.shape[0] > 2:
         check_one_length(position)
     read = any(part._reads_positions for part in flatten(position))
-    positioned = read or left is not None or right is not None
-    offsets = offsets_of(q_offset, starts_q, starts_k) if positioned else None
-
     rows = torch.arange(query.shape[0], device=query.device)
     sequence = torch.searchsorted(starts_q[1:], rows, right=True)
     first, last = starts_k[sequence], starts_k[sequence + 1]
     lo, hi = first, last
-    positions = (None, None)
-    if offsets is not None:
-        at = rows - starts_q[sequence] + offsets[sequence]
+    positions = {}
+    if read or left is not None or right is not None:
+        at = rows - starts_q[sequence] + offsets_of(q_offset, starts_q, starts_k)[sequence]
         if left is not None:
             lo = torch.maximum(lo, first + (at - left))
         if right is not None:
             hi = torch.minimum(hi, first + (at + (right + 1)))
+    if read:
         columns = torch.arange(key.shape[0], device=key.device)
         of_key = torch.searchsorted(starts_k[1:], columns, right=True)
-        positions = (at, columns - starts_k[of_key])
+        positions = {"q_positions": at, "k_positions": columns - starts_k[of_key]}
     results = attention(
         query.transpose(0, 1).unsqueeze(0),
         key.transpose(0, 1).unsqueeze(0),
@@ -87,10 +85,9 @@ def attention_varlen(
         softcap=softcap,
         sinks=_of_batch(sinks, query),
         enable_gqa=enable_gqa,
-        q_positions=positions[0] if read else None,
-        k_positions=positions[1] if read else None,
         key_range=(lo, hi),
         return_lse=return_lse,
+        **positions,
     )
     out, lse = results if return_lse else (results, None)
     out = out.squeeze(0).transpose(0, 1).contiguous()

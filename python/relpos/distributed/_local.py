@@ -27,8 +27,17 @@ class LocalCall:
     call: Call  # as the kernels would take it, of this rank's tokens alone
     packed: Sequence[Tensor | None]
     how: dict[str, Any]
-    reads_length: bool  # the position depends on the length of the whole
-    reads_positions: bool  # and on where tokens stand
+    parts: list[Any]  # of the position
+
+    @property
+    def reads_length(self) -> bool:
+        """Whether the position depends on the length of the whole."""
+        return any(part._reads_length for part in self.parts)
+
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it depends on where tokens stand."""
+        return any(part._reads_positions for part in self.parts)
 
     @classmethod
     def of(cls, tensors: Any, options: dict[str, Any], packed: Any, how: dict) -> "LocalCall":
@@ -53,9 +62,7 @@ class LocalCall:
             packed = (*packed, offset)
             if len(packed[0]) > 2:
                 check_one_length(parts)
-        reads_length = any(part._reads_length for part in parts)
-        reads_positions = any(part._reads_positions for part in parts)
-        return cls(list(tensors), call, packed, how, reads_length, reads_positions)
+        return cls(list(tensors), call, packed, how, parts)
 
     def description(self) -> dict[str, Any]:
         """What must be the same on every rank."""

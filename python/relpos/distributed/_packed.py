@@ -29,7 +29,7 @@ def pack(geometry: Geometry, local: Any) -> Geometry:
             f"{geometry.k.total} and {geometry.q.total}"
         )
     left, right = bounds_of(call.window, call.is_causal)
-    in_play = bool(call.position) or left is not None or right is not None
+    in_play = local.reads_positions or left is not None or right is not None
     offsets = torch.zeros_like(starts_q[1:])
     if in_play:
         offsets = offsets_of(q_offset, starts_q, starts_k)

@@ -32,11 +32,11 @@ constexpr int kTileVectors = static_cast<int>(kTile / kN);
 // Vectors of a register tile: 16 registers hold 6 x 2 accumulators, 32 hold 6 x 4.
 constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
-// 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]; 0 below, NaN for
-// NaN, no number to use above. Minimax polynomial of degree 6 on [-1/2, 1/2] with p(0) = 1 and
-// coefficients that are floats, relative error 3.6e-9 before rounding.
+// 2^x = power (1 + r slope), power the nearest power of 2, for x in [-125, 127.5]. Minimax polynomial of
+// degree 6 on [-1/2, 1/2] with p(0) = 1 and coefficients that are floats, relative error 3.6e-9 before
+// rounding.
 struct PowerOf2 {
-  V r, slope, power;  // 2^x = power (1 + r slope)
+  V r, slope, power;
 
   HWY_INLINE explicit PowerOf2(V x) {
     const F d;
@@ -55,6 +55,8 @@ struct PowerOf2 {
   }
 };
 
+// 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]; 0 below, NaN for
+// NaN, no number to use above.
 HWY_INLINE V exp2(V x) {
   const F d;
   const PowerOf2 of(x);

@@ -1,5 +1,5 @@
-// Sinks: scores without a value that join the softmax of a row. Reference twin: Head::weigh() and
-// reference_backward().
+// Sinks: scores without a value that join the softmax of a row. Reference twins: Head::weigh() and
+// HeadGradient::add_sinks().
 #pragma once
 
 #include "kernels/plan.h"
@@ -12,9 +12,9 @@ namespace relpos {
 // scores are. -inf: there is none.
 double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift);
 
-// What float32 has rounded off a row's sink that is its reference, where that is so much that scores
-// which could tell are not floats either: it counts as nothing in weights. 0 where it is less, and a
-// part of the row's sum.
+// A row's softmax starts with its sink, rounded to float32, as the reference, and with the weight
+// 2^(sink - reference) in its sum. Beyond 2^31 the rounding may be so large that this weight overflows or
+// vanishes; the weight is 1 there, and the log-sum-exp adds what was rounded off: this. Else 0.
 double rounded_off(double sink, double reference);
 
 // Adds what the row, of head g of a group, sends to its sinks: `delta` is <dout, out> - dlse. Returns the
