@@ -52,9 +52,14 @@ std::pair<int64_t, int64_t> GridPositions::distances() const {
 
 Positions GridPositions::tokens() const {
   Positions found;
-  found.consecutive = false;
   found.queries = grid_.queries;
   found.keys = grid_.keys;
+  found.consecutive = q_.empty() && k_.empty();
+  if (found.consecutive) {
+    found.q = {query(0)};
+    found.k = {key(0)};
+    return found;
+  }
   for (int64_t i = 0; i < grid_.queries; ++i) found.q.push_back(query(i));
   for (int64_t j = 0; j < grid_.keys; ++j) found.k.push_back(key(j));
   return found;

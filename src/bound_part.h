@@ -22,7 +22,7 @@ class GridPositions {
   int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
   // Of all pairs; {0, -1} where there is none.
   std::pair<int64_t, int64_t> distances() const;
-  // The same as one row of explicit positions.
+  // The same as one batch row of positions.
   Positions tokens() const;
   // What terms may know of a call with these positions, heads aside.
   CallSizes sizes() const;
