@@ -130,6 +130,7 @@ OPTIONS = {
         "cu_seqlens_k": torch.tensor([0, 31, 60]),
         "keys": 60,
     },
+    "a sink for every query": {"schemes": [("attention_sink", 1), ("t5", 0)], "batch": 3},
     "key range": {
         "key_range": (torch.arange(72) // 2, torch.arange(72) // 2 + 20),
         "q_positions_all": True,

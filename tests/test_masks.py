@@ -92,3 +92,17 @@ def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
         torch.set_num_threads(before)
     for other in found[1:]:
         assert torch.equal(found[0], other)
+
+
+@pytest.mark.parametrize("where", [slice(0, 20), slice(30, 50), slice(60, 193)])
+def test_keys_that_no_query_sees_have_weight_0_and_score_minus_infinity(where):
+    q, k, v, _ = inputs(49, 193)
+    seen = torch.zeros(2, 193, dtype=torch.bool)
+    seen[:, where] = True
+    for hidden in ({"key_padding_mask": ~seen}, {"attn_mask": seen[:, None, None]}):
+        _, weights = relpos.attention(q, k, v, return_weights=True, **hidden)
+        scores = relpos.scores(q, k, **hidden)
+        expected = (q @ k.mT * 0.25).masked_fill(~seen[:, None, None], -torch.inf)
+        torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(weights, expected.softmax(-1), rtol=1e-5, atol=1e-6)
+        assert not weights.masked_select(~seen[:, None, None]).any()

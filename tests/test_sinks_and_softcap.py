@@ -141,6 +141,29 @@ def test_softcap_is_as_exact_near_0_as_at_its_ends():
         assert ((found.flatten() - exact).abs() <= 8 * 2.0**-24 * exact.abs()).all()
 
 
+@pytest.mark.parametrize("queries", [1, 5, 70])
+def test_far_keys_count_under_a_softcap(queries):
+    """Without it, ALiBi leaves them no weight and their tiles are skipped."""
+    q, k, v = qkv(queries, 2000, torch.float32)
+    position = relpos.ALiBi(HEADS)
+    place = {"q_offset": 2000 - queries}
+    found = relpos.attention(q, k, v, position=position, softcap=2.0, return_lse=True, **place)
+    bias = position.double().dense(queries, 2000, **place)
+    expected = formula(*(x.double() for x in (q, k, v)), softcap=2.0, bias=bias)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_lse_keeps_the_digits_of_a_sink_that_float32_would_round(queries):
+    q, k, v = (x.detach() for x in qkv(queries, 20, torch.float32))
+    sinks = torch.tensor([3e9, 5e10, 7e12], dtype=torch.float64) / 3
+    sinks = sinks.float()
+    out, lse = relpos.attention(q, k, v, sinks=sinks, return_lse=True)
+    assert not out.any()
+    assert torch.equal(lse, sinks[:, None].expand(2, -1, queries))
+
+
 def test_packed_sequences():
     q, k, v = (drawn(30, HEADS, 8, seed=s) for s in range(3))
     starts = torch.tensor([0, 11, 11, 30])
