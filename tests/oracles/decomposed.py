@@ -1,5 +1,5 @@
-"""Li et al. 2022 (MViTv2), section 4.1, as SAM has it: the query meets a row for the offset in height
-and one for that in width, without the scale."""
+"""Li et al. 2022 (MViTv2), section 4.1, as SAM has it: the query meets a row for the offset in
+height and one for that in width, without the scale."""
 
 import torch
 

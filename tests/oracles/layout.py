@@ -1,4 +1,4 @@
-"""Xu et al. 2021 (LayoutLMv2), section 3.2: T5's buckets of the distances in text, in x and in y."""
+"""Xu et al. 2021 (LayoutLMv2), section 3.2: T5's buckets of distances in text, in x and in y."""
 
 from oracles import t5
 
