@@ -153,8 +153,25 @@ def cases() -> list[Case]:
     ):
         run = against_formula(build, shape, False)
         rows.append(peer_case(f"notebooks' code, forward: {name}", target, run))
-    run = against_peers(formulas.plain, (64, 4, 32, 32, 32), [TORCH])
-    rows.append(peer_case("short: B 64, H 4, L 32, D 32, against torch SDPA", (2, 4), run))
+    for name, backward, target in (
+        ("floating mask, forward, L 2048, against torch SDPA", False, (1.3, 1.6)),
+        (
+            "floating mask and its gradient, forward + backward, L 2048, against torch SDPA",
+            True,
+            (2, 3),
+        ),
+    ):
+        run = against_formula(formulas.masked, FULL, backward)
+        rows.append(peer_case(name, target, run))
+    for name, shape, target in (
+        ("short: B 64, H 4, L 32, D 32", (64, 4, 32, 32, 32), (1.35, 1.6)),
+        ("short: windows of Swin, B 64, H 4, L 49, D 32", (64, 4, 49, 49, 32), (1.2, 1.6)),
+        ("short: B 8, H 8, L 128, D 64", (8, 8, 128, 128, 64), NO_TARGET),
+    ):
+        run = against_peers(formulas.plain, shape, [TORCH])
+        rows.append(peer_case(f"{name}, against torch SDPA", target, run))
+        run = against_formula(formulas.plain, shape, True)
+        rows.append(peer_case(f"{name}, forward + backward, against torch SDPA", NO_TARGET, run))
     for dtype in (torch.bfloat16, torch.float16):
         name = f"{str(dtype).removeprefix('torch.')} forward, L 4096, against torch SDPA"
         run = against_peers(formulas.plain, LONG, [TORCH], dtype)

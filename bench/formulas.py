@@ -50,6 +50,18 @@ def causal(shape: Shape, dtype: torch.dtype) -> Match:
     return plain(shape, dtype, causal=True)
 
 
+def masked(shape: Shape, dtype: torch.dtype) -> Match:
+    """A floating mask of every pair, the heads' own, with a gradient."""
+    qkv = inputs(shape, dtype)
+    mask = torch.randn(1, *shape[1:4], dtype=dtype, requires_grad=True)
+    return Match(
+        [*qkv, mask],
+        lambda: relpos.attention(*qkv, attn_mask=mask),
+        lambda: functional.scaled_dot_product_attention(*qkv, attn_mask=mask),
+        lambda: mask,
+    )
+
+
 def trained_bias(shape: Shape, dtype: torch.dtype) -> Match:
     """T5's table: gathered to a mask in torch, so that it gets its gradient."""
     qkv = inputs(shape, dtype)

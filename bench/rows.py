@@ -31,20 +31,23 @@ class Chosen:
     shape: Shape = FULL
     forward: Target = NO_TARGET  # times plain
     backward: Target = NO_TARGET
+    page: int = 0  # coordinates that are given are drawn below it; 0: those of a text
 
 
 # A scheme that the registry lacks is a row that says so.
 CHOSEN = {
     "t5": Chosen(forward=(1.04, 1.01), backward=(1.06, 1.02)),
     "rope": Chosen({"layout": "half"}, forward=(1.06, 1.03), backward=(1.06, 1.03)),
-    "shaw": Chosen({"max_distance": 64}, forward=(1.2, 1.1), backward=(1.4, 1.25)),
-    "music_transformer": Chosen(causal=True, forward=(1.65, 1.53), backward=(1.8, 1.62)),
+    "shaw": Chosen({"max_distance": 64}, forward=(1.12, 1.08), backward=(1.4, 1.25)),
+    "music_transformer": Chosen(causal=True, forward=(1.55, 1.5), backward=(1.7, 1.62)),
     "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
+    "decomposed": Chosen(shape=(1, 12, 4096, 4096, 64), forward=(1.12, None)),  # SAM
+    "layout": Chosen(shape=(1, 12, 709, 709, 64), forward=(1.8, None), page=1000),
 }
 
 
-def construct(name: str, shape: Shape, chosen: dict[str, Any]) -> Any:
+def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) -> Any:
     """A position of the scheme; sizes that must be given are those of the call, else its length,
     or the side of a square of its tokens. Inputs are drawn as the scheme's example says."""
     scheme = next((s for s in relpos.schemes() if s.name == name), None)
@@ -68,7 +71,9 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any]) -> Any:
         tensor = torch.empty([of_call.get(n, n) for n in spec.shape])
         if spec.trainable:
             drawn.append(tensor.uniform_(spec.low, spec.high))
-        else:  # coordinates: those of a text
+        elif page:
+            drawn.append(torch.randint(0, page, tensor.shape))
+        else:
             drawn.append(torch.arange(tensor.shape[-1]).expand(tensor.shape).contiguous())
     return position(*drawn)
 
@@ -91,7 +96,7 @@ def scheme_cases() -> list[Case]:
         chosen = CHOSEN.get(name, Chosen())
         said = [f"{option}={value}" for option, value in chosen.options.items()]
         label = ", ".join([name, *said, *(["causal"] if chosen.causal else [])])
-        make = functools.partial(construct, name, chosen.shape, chosen.options)
+        make = functools.partial(construct, name, chosen.shape, chosen.options, chosen.page)
         for end, target in (("forward", chosen.forward), ("backward", chosen.backward)):
             both = {"backward": end == "backward", "is_causal": chosen.causal}
             cases.append(against_plain(f"{label}, {end}", make, chosen.shape, target, **both))
@@ -118,6 +123,30 @@ def softcap_cases() -> list[Case]:
         return against_plain(f"softcap, {end}", lambda: None, FULL, target, softcap=50.0, **more)
 
     return [case("forward", (1.2, None)), case("backward", (1.25, None), backward=True)]
+
+
+def mask_cases() -> list[Case]:
+    """A mask of the call's own shape, half of it hidden or all of it added, against none."""
+
+    def case(dtype: torch.dtype, target: Target) -> Case:
+        def sides() -> Sides:
+            mask = (
+                torch.randn(FULL[1:4]).to(dtype)
+                if dtype.is_floating_point
+                else (torch.rand(FULL[1:4]) < 0.5)
+            )
+            masked, plain = Call(FULL, attn_mask=mask), Call(FULL)
+            return {"relpos": masked.forward, "without a mask": plain.forward}
+
+        name = f"mask, {str(dtype).removeprefix('torch.')}, forward"
+        return Case(name, "x of none", target, compare(sides, ratio), better="lower")
+
+    return [
+        case(torch.bool, (1.15, 1.05)),
+        case(torch.float32, (1.15, 1.05)),
+        case(torch.bfloat16, (1.2, 1.05)),
+        case(torch.float16, NO_TARGET),
+    ]
 
 
 def flops_of(shape: Shape, causal: bool, backward: bool) -> float:
@@ -320,6 +349,7 @@ def call_cases() -> list[Case]:
 
 def all_cases() -> list[Case]:
     return [
-        *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *call_cases(),
+        *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
+        *call_cases(),
         *ring.cases(), *contests.cases(),
     ]  # fmt: skip

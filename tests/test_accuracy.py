@@ -6,6 +6,7 @@ what computes something else, if only a little, misses it.
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from oracle import (
 from promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from sample import trained
 
+FULL = os.environ.get("RELPOS_FULL") == "1"
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000
 HERE = Path(__file__).resolve().parent
 HEADS, LENGTH, DIM, TILE = 2, 140, 16, 64
@@ -110,7 +112,15 @@ class Hard(Call):
         return part_of(*self.chosen[0], self.modules[0], self.given[0])
 
 
-CASES = [(n, kind, c) for n in ("none", *registry()) for kind in KINDS for c in (False, True)]
+# Each scheme meets each kind in one of the two, its neighbours in the registry in the other; all
+# meet both with RELPOS_FULL.
+CASES = [
+    (name, kind, causal)
+    for n, name in enumerate(("none", *registry()))
+    for m, kind in enumerate(KINDS)
+    for causal in (False, True)
+    if FULL or n == 0 or causal == ((n + m) % 2 == 1)
+]
 
 
 @functools.cache
