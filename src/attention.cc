@@ -68,10 +68,11 @@ void check_gradient(const TensorView& gradient, const TensorView& of, const char
   if (gradient.given()) check_output(gradient, of.dims(), of.dtype, name);
 }
 
-// Runs `body` with gradient buffers ready and writes what it leaves in them.
+// Runs `body` with gradient buffers ready and writes what it leaves in them. `by_rows`: it can write the
+// gradient of a mask by rows.
 template <typename F>
 void with_gradients(Call& call, const Position& position, const Options& options,
-                    const Gradients& gradients, F&& body) {
+                    const Gradients& gradients, bool by_rows, F&& body) {
   Problem& problem = call.problem;
   check_gradient(gradients.query, problem.query, "dquery");
   check_gradient(gradients.key, problem.key, "dkey");
@@ -89,11 +90,16 @@ void with_gradients(Call& call, const Position& position, const Options& options
                 "attn_mask: only a floating mask has a gradient; this call has ",
                 options.attn_mask.given() ? "a bool mask" : "no mask");
     check_gradient(gradients.attn_mask, options.attn_mask, "dattn_mask");
-    mask = zeros(options.attn_mask.numel());
-    inner.mask = &mask;
     inner.mask_index =
         broadcast_view(TensorView(nullptr, DType::kFloat32, options.attn_mask.dims()),
                        score_shape(problem), "attn_mask");
+    if (by_rows && !shares_elements(inner.mask_index)) {
+      write_zeros(gradients.attn_mask, problem.threads, problem.cancel);
+      inner.mask_rows = broadcast_view(gradients.attn_mask, score_shape(problem), "dattn_mask");
+    } else {
+      mask = zeros(options.attn_mask.numel());
+      inner.mask = &mask;
+    }
   }
   body(inner);
   if (inner.mask != nullptr) write_values(mask, gradients.attn_mask);
@@ -136,8 +142,9 @@ void attention_backward(const TensorView& query, const TensorView& key, const Te
   check_softmax(softmax, p);
   check_input(dout, out_shape, "dout");
   if (dlse.given()) check_input(dlse, {p.batch, p.heads, p.queries}, "dlse");
-  with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
-    if (use_fused(p, options.path)) {
+  const bool fused = use_fused(p, options.path);
+  with_gradients(call, position, options, gradients, fused, [&](const ProblemGradients& inner) {
+    if (fused) {
       fused_backward(p, out, softmax, dout, dlse, inner);
     } else {
       reference_backward(p, out, softmax.rank == 3 ? softmax : TensorView{}, dout, dlse, inner);
@@ -178,7 +185,7 @@ void scores_backward(const TensorView& query, const TensorView& key, const Tenso
   const CallScope scope(options.cancel);
   Call call = make_call(query, key, {}, position, options, wanted(gradients, position));
   check_input(dscores, score_shape(call.problem), "dscores");
-  with_gradients(call, position, options, gradients, [&](const ProblemGradients& inner) {
+  with_gradients(call, position, options, gradients, false, [&](const ProblemGradients& inner) {
     reference_scores_backward(call.problem, dscores, inner);
   });
 }

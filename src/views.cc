@@ -1,5 +1,7 @@
 #include "views.h"
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 
 #include "base/parallel.h"
@@ -68,6 +70,25 @@ void write_values(const std::vector<double>& values, const TensorView& view) {
     tick();
     view.store(at, values[n++]);
   });
+}
+
+void write_zeros(const TensorView& view, int threads, CancelToken* cancel) {
+  if (!view.contiguous()) {
+    CancelTicks tick;
+    for_each_offset(view, [&](int64_t at) {
+      tick();
+      view.store(at, 0.0);
+    });
+    return;
+  }
+  constexpr int64_t kPiece = int64_t{1} << 20;
+  auto* memory = static_cast<char*>(view.data);
+  const int64_t bytes = view.numel() * item_size(view.dtype);
+  Stopper stopper(cancel);
+  parallel_for((bytes + kPiece - 1) / kPiece, threads, stopper, [&](int64_t n, int) {
+    std::memset(memory + n * kPiece, 0, static_cast<size_t>(std::min(kPiece, bytes - n * kPiece)));
+  });
+  stopper.check();
 }
 
 }  // namespace relpos

@@ -4,6 +4,7 @@
 #include <ostream>
 #include <vector>
 
+#include "relpos/cancel.h"
 #include "relpos/tensor.h"
 
 namespace relpos {
@@ -33,5 +34,6 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
 
 // Writes contiguous values in the order of a strided view, converting to its dtype.
 void write_values(const std::vector<double>& values, const TensorView& view);
+void write_zeros(const TensorView& view, int threads, CancelToken* cancel);
 
 }  // namespace relpos

@@ -94,7 +94,7 @@ def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
         assert torch.equal(found[0], other)
 
 
-@pytest.mark.parametrize("where", [slice(0, 20), slice(30, 50), slice(60, 193)])
+@pytest.mark.parametrize("where", [slice(0, 20), slice(0, 32), slice(80, 96), slice(60, 193)])
 def test_keys_that_no_query_sees_have_weight_0_and_score_minus_infinity(where):
     q, k, v, _ = inputs(49, 193)
     seen = torch.zeros(2, 193, dtype=torch.bool)
@@ -106,3 +106,22 @@ def test_keys_that_no_query_sees_have_weight_0_and_score_minus_infinity(where):
         torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(weights, expected.softmax(-1), rtol=1e-5, atol=1e-6)
         assert not weights.masked_select(~seen[:, None, None]).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_mask_of_all_pairs_gets_what_a_shared_one_sums(dtype):
+    """Pairs that a window hides get 0, whatever the memory of the gradient held."""
+    q, k, v, _ = inputs(130, 193)
+    shared = torch.randn(130, 193, generator=torch.Generator().manual_seed(1)).to(dtype)
+    wide = torch.empty(2, 4, 193, 130, dtype=dtype).mT  # rows are not contiguous
+    grads = []
+    for mask in (shared, shared.expand(2, 4, -1, -1).contiguous(), wide.copy_(shared)):
+        leaf = mask.detach().requires_grad_()
+        out = relpos.attention(q, k, v, attn_mask=leaf, q_offset=63, window=(20, 5))
+        torch.full_like(mask, torch.nan)  # freed for the gradient to take
+        grads += torch.autograd.grad(out.square().sum(), [leaf])
+    far = torch.arange(193) - torch.arange(63, 193)[:, None]
+    assert not grads[1][..., (far < -20) | (far > 5)].any()
+    assert torch.equal(grads[1], grads[2])
+    close = {"rtol": 0.02, "atol": 0.02} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(grads[1].float().sum((0, 1)), grads[0].float(), **close)

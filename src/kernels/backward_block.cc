@@ -41,6 +41,7 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   state.key_bias = sums.key_bias == nullptr ? nullptr : sums.key_bias + g * plan_.tiles * kTile;
   state.mask_gradient = gradients.mask;
   state.mask_index = &gradients.mask_index;
+  state.mask_rows = gradients.mask_rows.given() ? &gradients.mask_rows : nullptr;
   biases_.attach(block, sums);
   values_.attach(block, dout_.get());
   values_.clear(block);

@@ -145,6 +145,7 @@ struct BackwardState {
   float* key_bias = nullptr;    // [tiles * kTile], takes dscore; null: not wanted
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
+  const TensorView* mask_rows = nullptr;  // in place of the two; null: not wanted
 };
 
 // Calls f(head, first row, rows) for each run of rows of one head.

@@ -158,6 +158,7 @@ struct Results {
   const Terms& problem;
   TermGradients terms;
   std::vector<double> mask;
+  std::vector<float> mask_rows;
 
   Results(const Case& c, DType dtype)
       : out(dtype, c.dout.view().dims()),
@@ -176,10 +177,21 @@ struct Results {
     g.key = dk.view();
     g.value = dv.view();
     g.terms = &terms;
-    if (c.p.visible.mask.given()) {
-      g.mask = &mask;
-      g.mask_index = c.p.visible.mask;
-    }
+    if (!c.p.visible.mask.given()) return g;
+    g.mask = &mask;
+    g.mask_index = c.p.visible.mask;
+    return g;
+  }
+
+  // As the fused path gives that of a mask whose elements are one pair's each.
+  ProblemGradients gradients_by_rows(const Case& c) {
+    ProblemGradients g = gradients(c);
+    if (g.mask == nullptr || shares_elements(g.mask_index)) return g;
+    mask_rows.assign(mask.size(), 0.0f);
+    g.mask_rows = g.mask_index;
+    g.mask_rows.dtype = DType::kFloat32;
+    g.mask_rows.data = mask_rows.data();
+    g.mask = nullptr;
     return g;
   }
 
@@ -199,7 +211,9 @@ struct Results {
     for_each_gradient(problem, terms, [&](const char* name, auto&&, const auto& gradient) {
       list.emplace_back(name, gradient);
     });
-    list.emplace_back("mask", mask);
+    std::vector<double> of_mask = mask;
+    for (size_t n = 0; n < mask_rows.size(); ++n) of_mask[n] = static_cast<double>(mask_rows[n]);
+    list.emplace_back("mask", of_mask);
     return list;
   }
 };
@@ -214,7 +228,8 @@ Results run_reference(const Case& c) {
 Results run_fused(const Case& c) {
   Results r(c, DType::kFloat32);
   fused_forward(c.p, {r.out.view(), r.lse.view(), r.softmax.view()});
-  fused_backward(c.p, r.out.view(), r.softmax.view(), c.dout.view(), c.dlse.view(), r.gradients(c));
+  fused_backward(c.p, r.out.view(), r.softmax.view(), c.dout.view(), c.dlse.view(),
+                 r.gradients_by_rows(c));
   return r;
 }
 

@@ -159,10 +159,21 @@ struct ForwardResults {
 };
 
 // Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
+// Whether elements of a mask, broadcast to [B, H, Lq, Lk], are read by more than one pair.
+inline bool shares_elements(const TensorView& mask) noexcept {
+  for (size_t axis = 0; axis < 4; ++axis) {
+    if (mask.shape[axis] > 1 && mask.strides[axis] == 0) return true;
+  }
+  return false;
+}
+
 struct ProblemGradients {
   TensorView query, key, value;
-  std::vector<double>* mask = nullptr;  // of the floating mask, indexed through mask_index
-  TensorView mask_index;                // no data: contiguous strides, broadcast to [B, H, Lq, Lk]
+  // Of the floating mask. Where several pairs share an element, sums, indexed through mask_index, which
+  // has no data and contiguous strides, broadcast to [B, H, Lq, Lk]. Else, if given, `mask_rows`
+  // [B, H, Lq, Lk], zeros before the pass, gets the rows as they come.
+  std::vector<double>* mask = nullptr;
+  TensorView mask_index, mask_rows;
   TermGradients* terms = nullptr;
 };
 

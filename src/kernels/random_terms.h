@@ -60,7 +60,7 @@ struct PlainCall {
   // Where the gradients go, those of the terms zeroed.
   ProblemGradients gradients() {
     terms = TermGradients::zeros(p.terms);
-    return {dq.view(), dk.view(), dv.view(), nullptr, {}, &terms};
+    return {.query = dq.view(), .key = dk.view(), .value = dv.view(), .terms = &terms};
   }
 };
 

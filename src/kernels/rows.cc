@@ -30,9 +30,9 @@ void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n
   std::fill(row + n, row + padded, 0.0f);
 }
 
-void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
-               const float* row) {
-  const int64_t at = view.offset({b, h, i, 0}), stride = view.strides[3];
+void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, const float* row,
+               int64_t first) {
+  const int64_t at = view.offset({b, h, i, first}), stride = view.strides[3];
   auto* bytes = static_cast<unsigned char*>(view.data);
   if (view.dtype == DType::kFloat32 && stride == 1) {
     std::memcpy(bytes + at * 4, row, static_cast<size_t>(n) * 4);

@@ -10,7 +10,8 @@ const float* row_in_place(const TensorView& view, int64_t b, int64_t h, int64_t 
 // Its n numbers, then zeros up to `padded`.
 void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, int64_t padded,
               float* row);
-void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
-               const float* row);
+// From column `first` on.
+void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n, const float* row,
+               int64_t first = 0);
 
 }  // namespace relpos

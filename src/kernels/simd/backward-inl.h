@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/rows.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -86,6 +87,11 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
 HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
                                   const BackwardState& state, int row, const float* ds) {
   const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
+  if (state.mask_rows != nullptr) {
+    store_row(*state.mask_rows, block.batch, block.head[row], block.index[row], keys, ds, first);
+    return;
+  }
+  if (state.mask_gradient == nullptr) return;
   const int64_t stride = state.mask_index->strides[3];
   double* to = state.mask_gradient->data() +
                state.mask_index->offset({block.batch, block.head[row], block.index[row], first});
@@ -102,7 +108,7 @@ HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardS
                              int row, uint64_t visible, const float* factors, const float* slopes,
                              float* p, float* ds) {
   if (factors != nullptr) multiply(p, factors);
-  if (state.mask_gradient != nullptr) add_mask_gradient(view, block, state, row, ds);
+  add_mask_gradient(view, block, state, row, ds);
   if (slopes != nullptr) multiply(ds, slopes);
   add_to_gradients(view, block.scores, row, ds);
   add_to_gradients(view, block.values, row, p);
@@ -201,7 +207,8 @@ void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t 
   for (const Panel& panel : block.values) reads_values |= panel.cells != nullptr;
   const bool by_row = block.problem->dropout.active() || !block.scores.empty() ||
                       !block.values.empty() || !block.ramps.empty() || state.key_bias != nullptr ||
-                      state.mask_gradient != nullptr || block.problem->softcap != 0.0;
+                      state.mask_gradient != nullptr || state.mask_rows != nullptr ||
+                      block.problem->softcap != 0.0;
   uint64_t visible[kRows], group_any[kRows / kGroup];
   for (int64_t t = first; t < first + count; ++t) {
     const TileView view(block, tiles[t - first], t);
