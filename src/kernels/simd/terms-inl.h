@@ -98,13 +98,21 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
   if (panel.at == nullptr) return view.tile.run;
   return panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kRun;
 }
-// Where those start among its cells.
+// Whether it reads one cell for all of the tile's keys, and that cell.
+HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
+  return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
+}
+HWY_INLINE float flat_cell(const TileView& view, const Panel& panel, int row) {
+  const int64_t distance = own_keys(view, panel)[0] - own_query(view, panel, row);
+  return panel.row_cells(row)[panel.offset(distance)];
+}
+// Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
   if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
   return panel.offset(own_keys(view, panel)[0] - own_query(view, panel, row));
 }
 
-// sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
+// sums[kTile] += the cells of a panel that a row reads in a tile that is neither a run nor flat.
 HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, float* sums) {
   if (panel.at == nullptr) {
     add_pieces(view, panel, row, sums);
@@ -114,13 +122,6 @@ HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, flo
   const float* cells = panel.row_cells(row);
   const int32_t* keys = own_keys(view, panel);
   const int32_t query = own_query(view, panel, row);
-  if (panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat) {
-    const V cell = hn::Set(d, cells[panel.offset(keys[0] - query)]);
-    for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(hn::Add(hn::Load(d, sums + c), cell), d, sums + c);
-    }
-    return;
-  }
   const hn::RebindToSigned<F> di;
   const auto first = hn::Set(di, query + static_cast<int32_t>(panel.lo - kPad));
   const auto last = hn::Set(di, static_cast<int32_t>(panel.width + kPad));
@@ -206,6 +207,10 @@ class Additions {
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
+      if (is_flat(view, panel)) {
+        add_flat(view, panel, group);
+        continue;
+      }
       if (n >= kMost || !is_run(view, panel)) {
         summed = true;
         continue;
@@ -243,7 +248,7 @@ class Additions {
       if (masked) add_floating_mask(view, row, sums);
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
-        if (panel.cells == nullptr) continue;
+        if (panel.cells == nullptr || is_flat(view, panel)) continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -257,6 +262,12 @@ class Additions {
   // Adds columns [c, c + kVectors * kN).
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c) const {
+    if (HWY_UNLIKELY(has_flat_)) {
+      RELPOS_UNROLLED(r, R) {
+        const V cell = hn::Set(F(), flat_[r]);
+        RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
+      }
+    }
     for (int n = 0; n < count_; ++n) {
       RELPOS_UNROLLED(r, R) {
         const float* from = at_[n][r] + c;
@@ -269,6 +280,13 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
+  HWY_INLINE void add_flat(const TileView& view, const Panel& panel, int group) {
+    if (!has_flat_) std::fill_n(flat_, kGroup, 0.0f);
+    has_flat_ = true;
+    for (int r = 0; r < kGroup; ++r) {
+      flat_[r] += flat_cell(view, panel, std::min(group + r, view.block.rows - 1));
+    }
+  }
   // Key biases of the tile, less what the row's scores are less by.
   static HWY_INLINE void load_key_bias(const TileView& view, int row, float* to) {
     const double* from = view.block.key_bias[row] + view.t * kTile;
@@ -295,6 +313,8 @@ class Additions {
   }
 
   int count_;
+  bool has_flat_ = false;
+  float flat_[kGroup];
   const float* at_[kMost + 3][kGroup];
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };
@@ -344,7 +364,7 @@ HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, 
   float* to = panel.row_gradient(row);
   const int32_t* keys = own_keys(view, panel);
   const int32_t query = own_query(view, panel, row);
-  if (panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat) {
+  if (is_flat(view, panel)) {
     const F d;
     V sum = hn::Zero(d);
     for (int64_t c = 0; c < kTile; c += kN) sum = hn::Add(sum, hn::Load(d, x + c));
