@@ -10,8 +10,9 @@
 namespace relpos {
 namespace {
 
-constexpr int64_t kWaveTasks = 16;   // accumulators that exist at one time
-constexpr int64_t kWantedTasks = 8;  // parallelism that few key heads get from chunks of queries
+// Accumulators that exist at one time; at least two for each thread. Sums do not depend on it.
+constexpr int64_t kWaveTasks = 16;
+constexpr int64_t kWantedTasks = 16;  // parallelism that few key heads get from chunks of queries
 constexpr int64_t kMaxChunks = 4;
 // dk and dv of one head above this: no more than two chunks, each of which has its own.
 constexpr int64_t kLargeSums = int64_t{16} << 20;
@@ -27,8 +28,8 @@ int64_t chunk_count(const Problem& p) {
 
 // Key heads of one wave.
 int64_t wave_of(const Problem& p) {
-  return std::clamp<int64_t>(kWaveTasks / chunk_count(p), 1,
-                             std::max<int64_t>(1, p.batch * p.kv_heads));
+  const int64_t tasks = std::max<int64_t>(kWaveTasks, 2 * p.threads);
+  return std::clamp<int64_t>(tasks / chunk_count(p), 1, std::max<int64_t>(1, p.batch * p.kv_heads));
 }
 
 // Scratch of the pass.
