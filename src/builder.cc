@@ -79,12 +79,12 @@ std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
                   0);
     };
   }
-  return [q = along->queries->index_, k = along->keys->index_,
-          axis = along->axis](const PartCall& call) {
-    return Seen(std::make_shared<const Coordinates>(
-                    coordinates_given(call.parameters[q], call.parameters[k])),
-                axis);
-  };
+  return
+      [q = along->queries->index_, k = along->keys->index_, along = *along](const PartCall& call) {
+        Coordinates given = coordinates_given(call.parameters[q], call.parameters[k]);
+        if (along.of_query) given = coordinates_read(given, call.positions, along);
+        return Seen(std::make_shared<const Coordinates>(std::move(given)), along.axis);
+      };
 }
 
 void Builder::table_bias(const ClassMap& map, const Source& table,
@@ -229,9 +229,10 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
 void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                            const std::optional<Source>& adds) {
   const SourceReader numbers(weight), added(adds);
-  const std::vector<int64_t>& shape = recipe_.specs[weight.index_].shape;
-  const auto projection = [=, who = std::string(scheme()), rows = shape.at(0),
-                           width = shape.at(1)](const CallSizes& sizes) {
+  const int64_t width =
+      recipe_.specs[weight.index_].shape.at(static_cast<size_t>(weight.axes_.back()));
+  const auto projection = [=, who = std::string(scheme()),
+                           rows = size_of(weight) / width](const CallSizes& sizes) {
     return Projection{heads,
                       rows / heads,
                       width,

@@ -8,6 +8,16 @@
 namespace relpos {
 namespace {
 
+// [B, axes, L] of one axis without that axis.
+TensorView with_axis(const TensorView& view) {
+  if (view.rank != 2) return view;
+  TensorView whole = view;
+  whole.rank = 3;
+  whole.shape = {view.shape[0], 1, view.shape[1]};
+  whole.strides = {view.strides[0], 0, view.strides[1]};
+  return whole;
+}
+
 // [axes, B, L] of [B, axes, L]. Views without memory, of which only sizes matter, give zeros.
 std::vector<int64_t> by_axis(const TensorView& view) {
   std::vector<int64_t> values;
@@ -74,7 +84,8 @@ Coordinates coordinates_at(const Positions* positions, const Along::Coordinate& 
   return found;
 }
 
-Coordinates coordinates_given(const TensorView& queries, const TensorView& keys) {
+Coordinates coordinates_given(const TensorView& of_queries, const TensorView& of_keys) {
+  const TensorView queries = with_axis(of_queries), keys = with_axis(of_keys);
   Coordinates found;
   found.axes = queries.shape[1];
   found.q_rows = queries.shape[0];
@@ -83,6 +94,31 @@ Coordinates coordinates_given(const TensorView& queries, const TensorView& keys)
   found.keys = keys.shape[2];
   found.q = by_axis(queries);
   found.k = by_axis(keys);
+  return found;
+}
+
+Coordinates coordinates_read(const Coordinates& given, const Positions* positions,
+                             const Along& along) {
+  if (positions == nullptr) return given;
+  Coordinates found;
+  found.axes = 1;
+  found.queries = given.queries;
+  found.keys = given.keys;
+  found.q_rows = std::max(given.q_rows, positions->q_rows);
+  found.k_rows = std::max(given.k_rows, positions->k_rows);
+  CancelTicks tick;
+  for (int64_t b = 0; b < found.q_rows; ++b) {
+    for (int64_t i = 0; i < found.queries; ++i) {
+      tick();
+      found.q.push_back(along.of_query(given.query(0, b, i), positions->query(b, i)));
+    }
+  }
+  for (int64_t b = 0; b < found.k_rows; ++b) {
+    for (int64_t j = 0; j < found.keys; ++j) {
+      tick();
+      found.k.push_back(along.of_key(given.key(0, b, j), positions->key(b, j)));
+    }
+  }
   return found;
 }
 

@@ -19,8 +19,12 @@ Coordinates coordinates_at(const Positions* positions, int64_t axes,
 Coordinates coordinates_at(const Positions* positions, const Along::Coordinate& query,
                            const Along::Coordinate& key);
 
-// Of inputs [B, axes, Lq] and [B, axes, Lk].
+// Of inputs [B, axes, Lq] and [B, axes, Lk], or [B, Lq] and [B, Lk].
 Coordinates coordinates_given(const TensorView& queries, const TensorView& keys);
+
+// One coordinate, of such a number of each token and its position.
+Coordinates coordinates_read(const Coordinates& given, const Positions* positions,
+                             const Along& along);
 
 // One more than the largest position of queries and keys; 0 where there is no token.
 int64_t length_of(const Positions& positions);

@@ -15,6 +15,13 @@ Source Source::transposed() const {
   return turned;
 }
 
+Source Source::rolled() const {
+  Source turned = *this;
+  check_value(!axes_.empty(), "rolled: expected an axis, got a number");
+  std::rotate(turned.axes_.begin(), turned.axes_.begin() + 1, turned.axes_.end());
+  return turned;
+}
+
 Source Source::operator[](int64_t index) const {
   Source entry = *this;
   check_value(!axes_.empty(), "[]: expected an axis, got a number");

@@ -204,9 +204,10 @@ def scores(q, k, terms, pos_q, pos_k, scale):
             q_turned, k_turned = turned(q_turned, k_turned, term, pos_q, pos_k)
     score = q_turned @ k_turned.transpose(-1, -2)
     for term in terms:
-        if "key_rows" in term:
-            factor = with_added(q, [term], "key_rows_added")
-            score = score + (factor[:, :, :, None, :] * by_head(term["key_rows"])).sum(-1)
+        for rows in ("key_rows", "segment_rows"):
+            if rows in term:
+                factor = with_added(q, [term], f"{rows}_added")
+                score = score + (factor[:, :, :, None, :] * by_head(term[rows])).sum(-1)
         if "column_rows" in term:
             score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
     score = scale * score

@@ -134,9 +134,10 @@ class Side:
             far = max((p.abs().max() for p in at if p.numel()), default=0)
             score = score * (1.0 + float(far) * 2.0**-53 / eps_of(call.dtype))
         for term in self.terms:
-            if "key_rows" in term:
-                factor = with_added(self.q, [term], "key_rows_added")
-                score = score + row_products(factor, by_head(term["key_rows"]))
+            for rows in ("key_rows", "segment_rows"):
+                if rows in term:
+                    factor = with_added(self.q, [term], f"{rows}_added")
+                    score = score + row_products(factor, by_head(term[rows]))
             if "column_rows" in term:
                 rows = by_head(term["column_rows"]).transpose(2, 3)
                 score = score + row_products(self.k, rows).transpose(2, 3)

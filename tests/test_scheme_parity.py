@@ -8,12 +8,13 @@ import relpos
 import torch
 from oracle import Part, allowed_pairs, attend, gradients, place_of, positions, registry
 from published import PEERS as MODELS
+from published_coordinates import PEERS as COORDINATES
 from published_rotations import PEERS as ROTATIONS
 from published_tables import PEERS as TABLES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-PEERS = MODELS | ROTATIONS | TABLES
+PEERS = MODELS | ROTATIONS | TABLES | COORDINATES
 peer_of = cache(lambda name: PEERS[name]())
 
 
@@ -55,11 +56,12 @@ def test_formula(name):
     q, k, v = (x.detach().requires_grad_() for x in peer.qkv)
     part = Part(peer.scheme, peer.options, fresh(peer.parameters), fresh(peer.inputs))
     call = dict(peer.call)
-    causal, scale = call.pop("is_causal", False), call.pop("scale", q.shape[-1] ** -0.5)
+    bounds = {name: call.pop(name) for name in ("is_causal", "window") if name in call}
+    scale, softcap = call.pop("scale", q.shape[-1] ** -0.5), call.pop("softcap", None)
     place = place_of([(peer.scheme, peer.options)])
     pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **call, place=place)
-    seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], is_causal=causal)
-    out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale).out
+    seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **bounds)
+    out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale, softcap=softcap).out
     leaves = [q, k, v, *part.parameters.values(), *trained(part.inputs)]
     compare(peer, out, leaves, peer.tolerance)
 

@@ -83,6 +83,7 @@ class OptionList {
 class Source {
  public:
   Source transposed() const;               // the last two axes change places
+  Source rolled() const;                   // the first axis becomes the last
   Source operator[](int64_t index) const;  // one entry of the first axis, which goes
   // Read as if it were at least, or at most, this; the gradient passes as it is.
   Source at_least(double least) const;
@@ -146,13 +147,20 @@ struct Network {
 struct Along {
   using Coordinate = std::function<int64_t(int64_t position)>;
   Coordinate query, key;  // of a query and of a key; empty: given
-  // Integers [B, axes, Lq] and [B, axes, Lk].
+  // Integers [B, axes, Lq] and [B, axes, Lk]; with one axis, also [B, Lq] and [B, Lk].
   std::optional<Source> queries{}, keys{};
   int axis = 0;
+  // From such a number and the token's position to the coordinate; empty: the number.
+  using Reading = std::function<int64_t(int64_t number, int64_t position)>;
+  Reading of_query{}, of_key{};
 
   static Along coordinate(const Coordinate& both) { return {both, both}; }
   static Along given(const Source& queries, const Source& keys, int axis) {
     return {{}, {}, queries, keys, axis};
+  }
+  static Along read(const Source& queries, const Source& keys, const Reading& of_query,
+                    const Reading& of_key) {
+    return {{}, {}, queries, keys, 0, of_query, of_key};
   }
 };
 
@@ -234,8 +242,8 @@ class Builder {
   void rows(const ClassMap& map, const Source& table, const RowOptions& options = {});
   // scale <c_j, r'[m(delta)]>: terms.h.
   void columns(const ClassMap& map, const Source& table, const ColumnOptions& options = {});
-  // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width],
-  // and `features` writes `width` numbers.
+  // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width] or
+  // [H, D, width], and `features` writes `width` numbers.
   using Features = std::function<void(int64_t delta, double* features)>;
   void projected_rows(int64_t heads, const Source& weight, const Features& features,
                       const std::optional<Source>& added = {});

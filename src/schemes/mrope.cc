@@ -6,9 +6,6 @@
 //   as in Qwen3-VL: p mod 3 for p < 3 section[p mod 3], else time
 //
 // Coordinates are given with each call. Boundaries (causal, window) go by positions as ever.
-#include <cmath>
-#include <numeric>
-
 #include "schemes/common/rotary.h"
 
 namespace relpos {
@@ -27,24 +24,11 @@ struct MRoPE {
     o.flag("interleaved", interleaved, "the axes take turns from pair to pair");
   }
 
-  std::vector<int64_t> sections(const Builder& b, int64_t pairs) const {
-    if (!section) return {pairs / 4, 3 * pairs / 8, pairs - pairs / 4 - 3 * pairs / 8};
-    std::vector<int64_t> whole;
-    for (const double size : *section) {
-      b.require(size >= 0 && size == std::floor(size) && size <= static_cast<double>(pairs),
-                "section: expected whole numbers of pairs, got ", size);
-      whole.push_back(static_cast<int64_t>(size));
-    }
-    b.require(whole.size() == 3 && std::accumulate(whole.begin(), whole.end(), int64_t{0}) == pairs,
-              "section: expected three numbers that add up to ", pairs, " pairs, got ",
-              whole.size());
-    return whole;
-  }
-
   void terms(Builder& b) const {
     Rotation turn = rotary.rotation(b);
     const auto pairs = static_cast<int64_t>(turn.frequency.size());
-    const std::vector<int64_t> of = sections(b, pairs);
+    const std::vector<int64_t> of =
+        common::sections(b, section, {pairs / 4, 3 * pairs / 8, pairs - pairs / 4 - 3 * pairs / 8});
     for (int64_t p = 0; p < pairs; ++p) {
       const auto turns = static_cast<size_t>(p % 3);
       if (interleaved) {

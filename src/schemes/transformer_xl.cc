@@ -2,11 +2,8 @@
 //
 //   score[h,i,j] = scale (<q_i + u_h, k_j> + <q_i + w_h, W_h R(n)>),   n = pos_q - pos_k
 //   R(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
-#include <algorithm>
-#include <cmath>
-
-#include "relpos/scheme.h"
 #include "schemes/common/frequencies.h"
+#include "schemes/common/sinusoids.h"
 
 namespace relpos {
 
@@ -38,17 +35,7 @@ struct TransformerXL {
     b.query_added(u);
     b.projected_rows(
         heads, weight,
-        [frequencies = common::rotary_frequencies(width, 10000.0), farthest = clamp_len](
-            int64_t delta, double* features) {
-          const int64_t n = farthest ? std::clamp(-delta, -*farthest, *farthest) : -delta;
-          const size_t half = frequencies.size();
-          for (size_t p = 0; p < half; ++p) {
-            const double angle = static_cast<double>(n) * frequencies[p];
-            features[p] = std::sin(angle);
-            features[half + p] = std::cos(angle);
-          }
-        },
-        w);
+        common::sines_then_cosines(common::rotary_frequencies(width, 10000.0), clamp_len), w);
   }
 };
 

@@ -17,6 +17,7 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         "bias"        [H, Lq, Lk]                      added to the scores after the scale
         "key_rows"    [Lq, Lk, D] or [H, Lq, Lk, D]    scale * <q_i, row_ij> joins the scores
         "key_rows_added"  with "key_rows": [H, D]      is added to q_i in that product
+        "segment_rows", "segment_rows_added"           the same once more
         "unscaled_rows"  the shapes of "key_rows"      <q_i, row_ij> joins the scores unscaled
         "column_rows" the shapes of "key_rows"         scale * <k_j, row_ij> joins the scores
         "value_rows"  [Lq, Lk, Dv] or [H, Lq, Lk, Dv]  join v_j under the weights

@@ -28,12 +28,11 @@ def buckets_of_backward_distances(buckets, far):
     """The bucket of n = 0 .. far; all beyond share the last one."""
     exact = buckets // 2
     rest = buckets - exact
-    found = []
+    found, k = [], 0
     for n in range(far + 1):
         if n < exact:
             found.append(n)
             continue
-        k = 0
         while k < rest and n**rest * exact ** (k + 1) >= far ** (k + 1) * exact**rest:
             k += 1
         found.append(min(buckets - 1, exact + k))

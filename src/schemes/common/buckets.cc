@@ -113,20 +113,28 @@ std::vector<std::pair<int64_t, int64_t>> Buckets::starts() const {
   return starts;
 }
 
-ClassMap Buckets::map() const {
+ClassMap Buckets::map(int64_t unit, std::optional<int64_t> reach) const {
   const auto sides = starts();
   std::vector<int64_t> first_delta, classes;
+  if (reach) {
+    classes.push_back(ClassMap::kNone);
+    first_delta.push_back(1 - *reach);
+  }
   for (size_t i = sides.size(); i-- > 0;) {
     classes.push_back(sides[i].second);
-    if (i > 0) first_delta.push_back(1 - sides[i].first);
+    if (i > 0) first_delta.push_back(1 - unit * sides[i].first);
   }
   if (bidirectional_) {
     for (size_t i = 0; i < sides.size(); ++i) {
       const bool joined = i + 1 < sides.size() && sides[i + 1].first <= 1;  // no future has n = 0
       if (joined) continue;
-      first_delta.push_back(std::max<int64_t>(sides[i].first, 1));
+      first_delta.push_back(unit * std::max<int64_t>(sides[i].first, 1));
       classes.push_back(per_side_ + sides[i].second);
     }
+  }
+  if (reach) {
+    first_delta.push_back(*reach);
+    classes.push_back(ClassMap::kNone);
   }
   return ClassMap::thresholds(std::move(first_delta), std::move(classes));
 }

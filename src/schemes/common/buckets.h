@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,9 @@ class Buckets {
 
   // First n of each bucket that holds any, with the bucket, in order; bucket 0 starts at 0.
   std::vector<std::pair<int64_t, int64_t>> starts() const;
-  // The class of each distance: runs between integer thresholds, no logarithm left.
-  ClassMap map() const;
+  // The class of each distance: runs between integer thresholds, no logarithm left. Distances count
+  // in whole units, rounded towards 0; those from `reach` on, on either side, have no class.
+  ClassMap map(int64_t unit = 1, std::optional<int64_t> reach = {}) const;
 
  private:
   // Whether (n / e)^(s - e) >= (max_distance / e)^k.

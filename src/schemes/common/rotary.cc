@@ -1,5 +1,8 @@
 #include "schemes/common/rotary.h"
 
+#include <cmath>
+#include <numeric>
+
 #include "schemes/common/frequencies.h"
 
 namespace relpos::common {
@@ -43,6 +46,22 @@ Rotation Rotary::rotation(const Builder& b) const {
 std::vector<double> Rotary::frequencies(int64_t dims, double of_base) const {
   return angle == "float32" ? rotary_frequencies_float32(dims, of_base)
                             : rotary_frequencies(dims, of_base);
+}
+
+std::vector<int64_t> sections(const Builder& b, const std::optional<std::vector<double>>& section,
+                              const std::vector<int64_t>& otherwise) {
+  if (!section) return otherwise;
+  const int64_t pairs = std::accumulate(otherwise.begin(), otherwise.end(), int64_t{0});
+  std::vector<int64_t> whole;
+  for (const double size : *section) {
+    b.require(size >= 0 && size == std::floor(size) && size <= static_cast<double>(pairs),
+              "section: expected whole numbers of pairs, got ", size);
+    whole.push_back(static_cast<int64_t>(size));
+  }
+  b.require(whole.size() == otherwise.size() &&
+                std::accumulate(whole.begin(), whole.end(), int64_t{0}) == pairs,
+            "section: expected three numbers that add up to ", pairs, " pairs, got ", whole.size());
+  return whole;
 }
 
 }  // namespace relpos::common

@@ -38,4 +38,9 @@ struct Rotary {
   }
 };
 
+// Pairs that turn by each of three axes, as the option `section` gives them; else `otherwise`, which has
+// as many in all.
+std::vector<int64_t> sections(const Builder& b, const std::optional<std::vector<double>>& section,
+                              const std::vector<int64_t>& otherwise);
+
 }  // namespace relpos::common

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/problem.h"
 #include "recipe.h"
 #include "relpos/dense.h"
 #include "relpos/error.h"
@@ -76,6 +77,67 @@ class Made {
   Part part_;
   std::vector<Tensor> tensors_;
   std::vector<bool> wants_;
+};
+
+// A call of one batch row in which queries and keys have the same integers, [.., L], at 0, 1, ...
+class WithTokens {
+ public:
+  WithTokens(std::string_view name, const OptionValues& given, const std::vector<int64_t>& shape,
+             const std::vector<int64_t>& numbers)
+      : part_(make_part(*find_scheme(name), given)) {
+    const int64_t tokens = shape.back();
+    std::mt19937_64 random(7);
+    std::normal_distribution<double> normal;
+    for (const ParameterSpec& spec : part_.specs()) {
+      tensors_.emplace_back(spec.input ? DType::kInt64 : DType::kFloat64,
+                            spec.input ? shape : spec.shape);
+      part_.parameters.push_back(tensors_.back().view());
+      if (spec.input) {
+        std::copy(numbers.begin(), numbers.end(), tensors_.back().data<int64_t>());
+      } else {
+        std::generate_n(tensors_.back().data<double>(), part_.parameters.back().numel(),
+                        [&] { return normal(random); });
+      }
+    }
+    at_.consecutive = false;
+    at_.queries = at_.keys = tokens;
+    const auto& place = part_.recipe->place;
+    const auto& place_key = part_.recipe->place_key;
+    for (int64_t t = 0; t < tokens; ++t) {
+      at_.q.push_back(place ? place(t) : t);
+      at_.k.push_back(place_key ? place_key(t) : at_.q.back());
+    }
+    const auto [low_q, high_q] = std::minmax_element(at_.q.begin(), at_.q.end());
+    const auto [low_k, high_k] = std::minmax_element(at_.k.begin(), at_.k.end());
+    const CallSizes sizes{.batch = 1,
+                          .queries = tokens,
+                          .keys = tokens,
+                          .first_distance = *low_k - *high_q,
+                          .last_distance = *high_k - *low_q};
+    terms = part_.recipe->bind(
+        {sizes, part_.parameters, std::vector<bool>(tensors_.size(), false), &at_});
+  }
+  WithTokens(const WithTokens&) = delete;
+  WithTokens& operator=(const WithTokens&) = delete;
+
+  const TensorView& parameter(size_t n) const { return part_.parameters[n]; }
+  // The class of query i and key j in a bias or a row table; kNone: none.
+  template <typename Term>
+  int64_t row(const Term& term, int64_t i, int64_t j) const {
+    if (term.coordinates == nullptr) return at(term, at_.key(0, j) - at_.query(0, i));
+    return at(term,
+              term.coordinates->key(term.axis, 0, j) - term.coordinates->query(term.axis, 0, i));
+  }
+
+  Terms terms;
+
+ private:
+  static int64_t at(const DistanceBias& term, int64_t delta) { return (*term.map)(delta); }
+  static int64_t at(const RowTable& term, int64_t delta) { return term.map(delta); }
+
+  Part part_;
+  std::vector<Tensor> tensors_;
+  Positions at_;
 };
 
 // Any fixed numbers that differ from each other: the gradient of a loss by element c of pair (h, i, j).

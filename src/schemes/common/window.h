@@ -11,6 +11,11 @@
 
 namespace relpos::common {
 
+// Rounded down.
+inline int64_t quotient(int64_t number, int64_t by) {
+  return number >= 0 ? number / by : -((by - 1 - number) / by);
+}
+
 // Token t stands at y (2 width - 1) + x: then the distance of two tokens says both of their offsets.
 // The first `prefix` tokens stand before the window's, at positions below 0; where there are none,
 // positions below 0 are rows above it.
@@ -53,11 +58,6 @@ struct Window {
   std::pair<int64_t, int64_t> offset(int64_t distance) const {
     const int64_t y = quotient(distance + width - 1, stride());
     return {y, distance - y * stride()};
-  }
-
- private:
-  static int64_t quotient(int64_t number, int64_t by) {  // rounded down
-    return number >= 0 ? number / by : -((by - 1 - number) / by);
   }
 };
 

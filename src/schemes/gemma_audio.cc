@@ -1,0 +1,50 @@
+// Gemma Team 2025 (audio of Gemma 3n and 4): projected sinusoids of the distance join the keys.
+//
+//   score[h,i,j] = scale <q_i, k_j + pos_proj_h T(n)>,   n = pos_q - pos_k
+//   T(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...]
+//   f_p = 10000^(-p / (width / 2 - 1))
+//
+// The models attend within `window=`, cap scores with `softcap=`, and scale the dims of a query before.
+#include <cmath>
+
+#include "schemes/common/sinusoids.h"
+
+namespace relpos {
+
+namespace {
+
+struct GemmaAudio {
+  int64_t heads = 0, head_dim = 0;
+  std::optional<int64_t> model_width;
+
+  void options(OptionList& o) {
+    o.required("heads", heads, "query heads");
+    o.required("head_dim", head_dim, "size of a query and key head");
+    o.size("width", model_width,
+           "sines and cosines of a distance, an even number (hidden_size); None: heads head_dim",
+           2);
+  }
+
+  void terms(Builder& b) const {
+    const int64_t width = model_width.value_or(heads * head_dim);
+    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const Source weight = b.parameter("pos_proj.weight", {heads * head_dim, width},
+                                      Init::glorot_uniform(heads * head_dim, width),
+                                      "projects the sinusoids of a distance to each head");
+    std::vector<double> frequencies;
+    for (int64_t p = 0; p < width / 2; ++p) {
+      const double share =
+          p == 0 ? 0.0 : static_cast<double>(p) / static_cast<double>(width / 2 - 1);
+      frequencies.push_back(std::pow(10000.0, -share));
+    }
+    b.projected_rows(heads, weight, common::sines_then_cosines(frequencies));
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(gemma_audio, GemmaAudio, "GemmaAudio",
+              "projected sinusoids of the distance join the keys, within windows of audio",
+              "Gemma Team 2025, Gemma 3n; Hugging Face Gemma3nAudioAttention")
+
+}  // namespace relpos

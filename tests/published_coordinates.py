@@ -1,0 +1,238 @@
+"""Terms by coordinates and segments as modules of transformers compute them, random weights."""
+
+from types import SimpleNamespace
+
+import torch
+from published import DIM, HEADS, Peer, attended, heads_of, normal, seeded
+from published_tables import WIDTH, of_bias, passing, projected
+
+
+def drawn(*shape, below, seed=0):
+    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens_of(at):
+    """A tensor of each token, for queries and for keys."""
+    return at, at.clone()
+
+
+def udop(length):
+    """Boxes in thousandths. Their middles differ by no whole hundredth, so that float32 differences
+    are cut off where they should be."""
+    from transformers.models.udop import modeling_udop as hf
+
+    kinds = {
+        "1d": (hf.RelativePositionBias1D, {"max_distance": 20}),
+        "horizontal": (hf.RelativePositionBiasHorizontal, {}),
+        "vertical": (hf.RelativePositionBiasVertical, {}),
+    }
+    module = seeded(
+        hf.RelativePositionBiasAggregated(
+            [kind(num_heads=HEADS, **own) for kind, own in kinds.values()]
+        )
+    )
+    both = 20 * drawn(2, 2, length, below=95) + torch.randperm(20)[:length]
+    first = both // 2
+    boxes = torch.cat([first, both - first], 1).mT / 1000
+    bias = module(torch.ones(2, length), boxes)
+    named = {
+        f"biases.{n}.relative_attention_bias.weight": each.relative_attention_bias.weight
+        for n, each in enumerate(module.biases)
+    }
+    peer = of_bias("udop", {"heads": HEADS, "max_distance": 20}, length, length, bias, named)
+    peer.inputs = dict(zip(("q_coordinates", "k_coordinates"), tokens_of(both), strict=True))
+    return peer
+
+
+class Selected:
+    """A table [heads, bins] whose gather gives one-hot rows: Hugging Face gathers its tables
+    without gradients, so the product with the table is taken here."""
+
+    def __init__(self, bins):
+        self.weight = torch.eye(bins)
+
+
+def layout(length, scale):
+    from transformers.models.layoutlmv3.modeling_layoutlmv3 import LayoutLMv3Encoder as Encoder
+
+    sizes = {"rel_pos_bins": 32, "max_rel_pos": 128, "rel_2d_pos_bins": 64, "max_rel_2d_pos": 256}
+    tables = [normal(HEADS, bins, seed=n) for n, bins in enumerate((32, 64, 64))]
+    boxes, nothing = drawn(2, length, 4, below=1000), torch.zeros(64, 64)
+    holder = SimpleNamespace(**sizes, rel_pos_bias=Selected(32))
+    holder.relative_position_bucket = lambda *a, **k: Encoder.relative_position_bucket(
+        holder, *a, **k
+    )
+    text = Encoder._cal_1d_pos_emb(holder, torch.arange(length)[None])
+    holder.rel_pos_x_bias, holder.rel_pos_y_bias = Selected(64), SimpleNamespace(weight=nothing)
+    across = Encoder._cal_2d_pos_emb(holder, boxes)
+    holder.rel_pos_x_bias, holder.rel_pos_y_bias = holder.rel_pos_y_bias, holder.rel_pos_x_bias
+    down = Encoder._cal_2d_pos_emb(holder, boxes)
+    bias = sum(
+        torch.einsum("bmij,hm->bhij", rows.to(table.dtype), table)
+        for rows, table in zip((text, across, down), tables, strict=True)
+    )
+    names = [f"rel_pos_{axis}bias.weight" for axis in ("", "x_", "y_")]
+    named = dict(zip(names, tables, strict=True))
+    options = {"heads": HEADS, "scale": scale}
+    peer = of_bias("layout", options, length, length, scale * bias, named)
+    at = boxes[..., [0, 3]].mT.contiguous()
+    peer.inputs = dict(zip(("q_coordinates", "k_coordinates"), tokens_of(at), strict=True))
+    return peer
+
+
+def cpm_ant(queries, keys, buckets, far):
+    from transformers.models.cpmant.modeling_cpmant import CpmAntSegmentPositionEmbedding
+
+    config = SimpleNamespace(
+        num_attention_heads=HEADS,
+        position_bias_num_buckets=buckets,
+        position_bias_max_distance=far,
+        segment_types=4,
+    )
+    module = seeded(CpmAntSegmentPositionEmbedding(config))
+    segments = drawn(2, queries, below=4), drawn(2, keys, below=4, seed=1)
+    ignored = torch.zeros(2, queries).long(), torch.zeros(2, keys).long()
+    bias = module(ignored[1], ignored[0], segments[1], segments[0])
+    options = {"heads": HEADS, "segments": 4, "buckets": buckets, "max_distance": far}
+    named = {"relative_attention_bias": module.relative_attention_bias}
+    peer = of_bias("cpm_ant", options, queries, keys, bias, named, q_offset=0)
+    peer.inputs = dict(zip(("q_segments", "k_segments"), segments, strict=True))
+    return peer
+
+
+def xlnet(queries, keys, segments=True):
+    from transformers.models.xlnet import modeling_xlnet as hf
+
+    config = SimpleNamespace(
+        n_head=HEADS, d_head=DIM, d_model=WIDTH, layer_norm_eps=1e-12, dropout=0.0
+    )
+    module = seeded(hf.XLNetRelativeAttention(config))
+    q = normal(2, HEADS, queries, DIM)
+    k, v = (normal(2, HEADS, keys, DIM, seed=n) for n in (1, 2))
+    frequency = 1 / 10000 ** (torch.arange(0, WIDTH, 2).to(q.dtype) / WIDTH)
+    at = torch.arange(keys, -queries, -1).to(q.dtype)
+    waves = hf.XLNetModel.positional_embedding(at, frequency, 2)
+    rows = torch.einsum("ibh,hnd->ibnd", waves, module.r)
+    of_q, of_k = drawn(2, queries, below=3), drawn(2, keys, below=3, seed=1)
+    other = (of_q.T[:, None] != of_k.T[None]).long()
+    kinds = torch.nn.functional.one_hot(other, 2).to(q.dtype) if segments else None
+    out = module.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), rows, seg_mat=kinds)
+    named = {n: getattr(module, n) for n in ("r", "r_w_bias", "r_r_bias")}
+    if segments:
+        named |= {n: getattr(module, n) for n in ("r_s_bias", "seg_embed")}
+    options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH, "segments": segments}
+    given, call = [q, k, v], {"q_offset": keys - queries}
+    inputs = {"q_segments": of_q, "k_segments": of_k} if segments else {}
+    leaves = [*given, *named.values()]
+    return Peer("xlnet", options, given, out.permute(1, 2, 0, 3), leaves, named, inputs, call)
+
+
+def funnel(length, kind, pooled=False, separate=True):
+    """Its sum of three scores, of all tokens or of the queries of the second block."""
+    from transformers.models.funnel import modeling_funnel as hf
+    from transformers.models.funnel.configuration_funnel import FunnelConfig
+
+    config = FunnelConfig(
+        d_model=WIDTH,
+        n_head=HEADS,
+        d_head=DIM,
+        block_sizes=[1, 1],
+        attention_type=kind,
+        separate_cls=separate,
+    )
+    structure = hf.FunnelAttentionStructure(config).eval()
+    module = seeded(hf.FunnelRelMultiheadAttention(config, 1 if pooled else 0))
+    types = drawn(2, length, below=2)
+    types[:, 0] = 2
+    k, v = (normal(2, HEADS, length, DIM, seed=n) for n in (1, 2))
+    hidden = torch.zeros(2, length, WIDTH, dtype=k.dtype)
+    made = structure.init_attention_inputs(hidden, token_type_ids=types)
+    number = torch.arange(length)
+    if pooled:
+        _, made = structure.pre_attention_pooling(hidden, made)
+        number = structure.stride_pool(number, 0)
+    waves, kinds, _, cls = made
+    q = normal(2, HEADS, len(number), DIM)
+    scaled = q.transpose(1, 2) * module.scale
+    content = torch.einsum(
+        "bind,bjnd->bnij", scaled + module.r_w_bias * module.scale, k.transpose(1, 2)
+    )
+    scores = (
+        content
+        + module.relative_positional_attention(waves, scaled, length, cls)
+        + module.relative_token_type_attention(kinds, scaled, cls)
+    )
+    out = attended(scores, v)
+    names = ("r_w_bias", "r_r_bias", "r_kernel", "r_s_bias", "seg_embed")
+    named = {n: getattr(module, n) for n in names}
+    options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH}
+    options |= {"max_length": 64, "separate_cls": separate}
+    call = {"q_positions": number.clone(), "k_positions": torch.arange(length)}
+    if separate:
+        call["q_positions"][0], call["k_positions"][0] = 128, -64
+    given, inputs = [q, k, v], {"q_segments": types[:, number], "k_segments": types}
+    return Peer("funnel", options, given, out, [*given, *named.values()], named, inputs, call)
+
+
+def gemma3n_audio(length):
+    from transformers.models.gemma3n import modeling_gemma3n as hf
+
+    config = SimpleNamespace(
+        conf_num_attention_heads=HEADS,
+        hidden_size=WIDTH,
+        conf_attention_context_left=5,
+        conf_attention_context_right=2,
+        conf_attention_chunk_size=6,
+        conf_attention_logit_cap=3.0,
+    )
+    module = seeded(hf.Gemma3nAudioAttention(config))
+    hidden = normal(2, length, WIDTH)
+    out = module(hidden, torch.zeros(2, length, dtype=torch.bool)).transpose(1, 2)
+    q, k, v = projected(hidden, module.q_proj, module.k_proj, module.v_proj)
+    q = q * module.q_scale * torch.nn.functional.softplus(module.per_dim_scale)
+    weight = module.relative_position_embedding.pos_proj.weight
+    options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH}
+    call = {"scale": 1.0, "softcap": 3.0, "window": (4, 2)}
+    named = {"pos_proj.weight": weight}
+    leaves = [hidden, weight]
+    return Peer("gemma_audio", options, [q, k, v], out, leaves, named, {}, call, tolerance=2e-6)
+
+
+def sam(side):
+    from transformers.models.sam.modeling_sam import SamVisionAttention
+
+    config = SimpleNamespace(
+        image_size=16 * side,
+        patch_size=16,
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        attention_dropout=0.0,
+        qkv_bias=True,
+        use_rel_pos=True,
+    )
+    module = seeded(SamVisionAttention(config, 0))
+    passing(module.proj)
+    hidden = normal(2, side, side, WIDTH)
+    out = heads_of(module(hidden)[0].flatten(1, 2))
+    given = [heads_of(x) for x in module.qkv(hidden).flatten(1, 2).chunk(3, -1)]
+    named = {n: getattr(module, n) for n in ("rel_pos_h", "rel_pos_w")}
+    leaves = [hidden, *named.values()]
+    options = {"head_dim": DIM, "grid": side}
+    return Peer("decomposed", options, given, out, leaves, named, tolerance=2e-6)
+
+
+PEERS = {
+    "UDOP": lambda: udop(17),
+    "LayoutLMv2": lambda: layout(23, 1.0),
+    "LayoutLMv3": lambda: layout(40, DIM**-0.5),
+    "CPM-Ant": lambda: cpm_ant(60, 60, 512, 2048),
+    "CPM-Ant, small buckets": lambda: cpm_ant(20, 70, 16, 50),
+    "XLNet": lambda: xlnet(15, 15),
+    "XLNet with memory": lambda: xlnet(5, 30),
+    "XLNet without segments": lambda: xlnet(9, 9, segments=False),
+    "Funnel": lambda: funnel(12, "relative_shift"),
+    "Funnel, pooled": lambda: funnel(12, "factorized", pooled=True),
+    "Funnel, [CLS] as the others": lambda: funnel(11, "factorized", separate=False),
+    "Gemma 3n audio": lambda: gemma3n_audio(20),
+    "SAM": lambda: sam(5),
+}
