@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/bfloat16/unit.h"
 #include "kernels/coordinate_tiles.h"
 #include "kernels/problem.h"
 
@@ -84,11 +85,21 @@ struct Ramp {
   }
 };
 
+// The keys and values of a tile in bfloat16, as pairs (bfloat16/unit.h); sizes rounded up to
+// kUnitDepth, zeros beyond the last of each.
+struct PairTile {
+  const uint16_t* kt = nullptr;  // [D, kTile] rotated keys
+  const uint16_t* k = nullptr;   // [kTile, Dp] the same (backward)
+  const uint16_t* v = nullptr;   // [kTile, Dvp] values (forward)
+  const uint16_t* vt = nullptr;  // [Dv, kTile] the same (backward)
+};
+
 struct KeyTile {
   const float* kt = nullptr;      // [D, kTile] rotated keys, transposed; columns as of transpose()
   const float* k = nullptr;       // [kTile, Dp] rotated keys (backward)
   const float* v = nullptr;       // [kTile, Dvp] (forward), readable up to the last key
   const float* vt = nullptr;      // [Dv, kTile] (backward), columns as those of kt
+  PairTile pairs;                 // instead of these four, where a unit multiplies
   const float* memory = nullptr;  // of the whole tile: what the offsets of a plan count from
   // v_finite: or every query sees every value.
   bool k_finite = true, v_finite = true, factors_finite = true;
@@ -98,8 +109,11 @@ struct KeyTile {
   const int64_t* positions = nullptr;  // [kTile] where not a run
 };
 
+struct Kernels;
+
 struct Block {
   const Problem* problem = nullptr;
+  const Kernels* kernels = nullptr;
   int64_t D = 0, Dp = 0, Dv = 0, Dvp = 0;  // head sizes, and rounded up to kLanes
   int64_t batch = 0;
   // Rows in use, those of one head at consecutive queries; the rest of the last group is zero rows
@@ -112,7 +126,12 @@ struct Block {
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
   float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
-  std::vector<Panel> scores;          // added to scores; gradient takes dscore
+  // The same in bfloat16 where a unit multiplies [kRows, Dq], zero rows beyond the last; and what their
+  // products with keys are multiplied by, for they are not scaled themselves.
+  const uint16_t* narrow_q = nullptr;
+  int64_t Dq = 0;
+  float score_scale = 1.0f;
+  std::vector<Panel> scores;  // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
   // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
   const float* extra = nullptr;
@@ -170,7 +189,8 @@ struct TensorRows {
 
 struct Kernels {
   const char* name;
-  int64_t lanes;  // floats of a vector
+  const MatrixUnit* unit = nullptr;  // multiplies queries, keys and values; null: float32 products
+  int64_t lanes;                     // floats of a vector
   // C[M, N] = (accumulate ? C : 0) + A B; A at a[m * row_stride + k * k_stride]; N, ldb and ldc are
   // multiples of kLanes, B and C aligned to them.
   void (*gemm)(int64_t M, int64_t N, int64_t K, const float* a, int64_t row_stride,
@@ -216,6 +236,10 @@ struct Kernels {
   // What forward() does between its two products: p [rows, kTile], products of rows rounded up to
   // kGroup, become weights after dropout, 0 where hidden.
   void (*weigh)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p);
+  // The same of rows [first, last) from products that a unit has computed, for weights that are rounded
+  // to bfloat16. `first` is a multiple of kGroup.
+  void (*weigh_narrow)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
+                       int last, float* p);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
                   int64_t count);
@@ -232,10 +256,14 @@ struct Kernels {
   void (*dropout)(const Block& block, int row, int64_t t, float* factors);
 };
 
+// Kernels of a target that multiply bfloat16 numbers in a unit.
+Kernels with_unit(Kernels kernels, const MatrixUnit& unit);
+
 // Every target that this build holds, best first, and those of them that this machine runs.
 std::vector<Kernels> compiled_kernels();
 std::vector<Kernels> usable_kernels();
-// Of the target in use (targets.h).
+// Of the target in use (targets.h): for all but the tiles of a call, and for those.
 const Kernels& tile_kernels();
+const Kernels& tile_kernels(const Problem& problem);
 
 }  // namespace relpos

@@ -181,11 +181,13 @@ inline void add_to_value_tables(const Problem& p, TermGradients& to, int64_t b, 
 }
 
 // Bounds of everything in `exact`, in `bounds`, which starts as zeros of the same shapes in double.
+// `rounding` is that of weights, and of queries and keys that have turned, beside those of float32.
 template <typename Results>
-void fill(const random_terms::Case& c, const Results& exact, Results& bounds) {
+void fill(const random_terms::Case& c, const Results& exact, Results& bounds,
+          double rounding = 0.0) {
   const Problem& p = c.p;
   const Sizes sizes(c);
-  const double eps = roundings(p);
+  const double eps = roundings(p) + rounding;
   const std::vector<int64_t> pairs{p.batch, p.heads, p.queries, p.keys};
   const Tensor score(DType::kFloat64, pairs), size(DType::kFloat64, pairs),
       dscore(DType::kFloat64, pairs);

@@ -94,7 +94,7 @@ void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
 
 void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& dense) {
   Workspace memory;
-  const Plan plan(p, false, memory);
+  const Plan plan(p, false, memory, false, tile_kernels());  // float32 products, for they are shown
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);

@@ -1,6 +1,7 @@
 #include "kernels/plan.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
@@ -22,6 +23,12 @@ Buffer<float> sum_query_added(const Problem& p, Workspace& memory) {
   return sums;
 }
 
+// Whether a unit would round what queries and keys have become. The backward pass, in float32, would then
+// compute other scores than the forward pass.
+bool rounds_scores(const Problem& p) {
+  return !p.terms.rotations.empty() || !p.terms.query_added.empty();
+}
+
 }  // namespace
 
 bool reads_in_place(const Problem& p) {
@@ -33,9 +40,10 @@ bool reads_in_place(const Problem& p) {
 Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool packs,
            const Kernels& of_target)
     : p(problem),
-      kernels(of_target),
+      kernels(rounds_scores(p) ? tile_kernels() : of_target),
       backward(is_backward),
       direct(!backward && !packs && reads_in_place(p)),
+      unit(direct || backward ? nullptr : kernels.unit),
       D(p.head_dim),
       Dp(round_up(D, kLanes)),
       Dv(p.value_dim),
@@ -44,7 +52,8 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
       range(p.distance_range()),
       shifts(p),
       rotations(p, memory),
-      coordinates(p, memory) {
+      coordinates(p, memory),
+      pairs{D, Dv, backward} {
   if (range.first > range.second) range = {0, 0};
   biases = expand_biases(p, range, coordinates, shifts, direct, memory);
   query_added = sum_query_added(p, memory);
@@ -63,6 +72,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
                               backward, memory);
   }
   tile_floats = D * kTile + (backward ? kTile * Dp + Dv * kTile : kTile * Dvp);
+  if (unit != nullptr) tile_floats = pairs.tile();
   for (const ColumnTable& term : p.terms.column_tables) {
     columns.push_back(
         {TablePlan(Window(term.map, range, memory), term.table, true, true, true, memory),
@@ -106,6 +116,18 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
   const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
   KeyTile tile;
   tile.memory = memory;
+  if (unit != nullptr) {
+    pack_pairs(b, kv_head, first, count, memory, rows, tile);
+  } else {
+    pack_rows(b, kv_head, first, count, memory, rows, tile);
+  }
+  pack_factors(b, kv_head, first, count, memory, tile);
+  place(b, t, positions, tile);
+  return tile;
+}
+
+void Plan::pack_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                     float* rows, KeyTile& tile) const {
   tile.kt = memory;
   float* rest = memory + D * kTile;
   float* to = backward ? rest : rows;
@@ -118,9 +140,53 @@ KeyTile Plan::pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, in
     rest += kTile * Dp;
   }
   if (p.value.given()) pack_values(b, kv_head, first, count, rest, rows, tile);
-  pack_factors(b, kv_head, first, count, memory, tile);
-  place(b, t, positions, tile);
-  return tile;
+}
+
+void Plan::narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int64_t count,
+                       float* rows, uint16_t* to) const {
+  const TensorView& view = keys ? p.key : p.value;
+  const int64_t n = keys ? D : Dv, stride = keys ? pairs.Dq() : pairs.Dvq();
+  const bool as_they_are =
+      view.dtype == DType::kBFloat16 && view.strides[3] == 1 && (!keys || rotations.none());
+  for (int64_t c = 0; c < count; ++c, to += stride) {
+    std::fill_n(to, stride, uint16_t{0});
+    if (as_they_are) {
+      const auto* from = static_cast<const std::byte*>(view.data);
+      std::memcpy(to, from + 2 * view.offset({b, kv_head, first + c, 0}),
+                  2 * static_cast<size_t>(n));
+      continue;
+    }
+    load_row(view, b, kv_head, first + c, n, n, rows);
+    if (keys) rotations.apply(false, b, first + c, rows);
+    kernels.narrow_bfloat16(rows, n, to);
+  }
+}
+
+void Plan::pack_pairs(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                      float* rows, KeyTile& tile) const {
+  const auto as_pairs = [](float* at) { return reinterpret_cast<uint16_t*>(at); };
+  const int64_t Dq = pairs.Dq(), Dvq = pairs.Dvq();
+  uint16_t* narrow = as_pairs(rows + std::max(Dp, Dvp));
+  narrow_rows(true, b, kv_head, first, count, rows, narrow);
+  tile.k_finite = finite(narrow, Dq, count, D);
+  if (skips_tiles) tile.norm = largest_norm(narrow, Dq, count, D);
+  pair_transposed(narrow, Dq, count, Dq, as_pairs(memory));
+  tile.pairs.kt = as_pairs(memory);
+  float* rest = memory + pairs.keys();
+  if (backward) {
+    pair_rows(narrow, Dq, count, Dp, as_pairs(rest));
+    tile.pairs.k = as_pairs(rest);
+    rest += pairs.rows_of_keys();
+  }
+  if (!p.value.given()) return;
+  narrow_rows(false, b, kv_head, first, count, rows, narrow);
+  tile.v_finite = (p.visible.everything() && !skips_tiles) || finite(narrow, Dvq, count, Dv);
+  (backward ? tile.pairs.vt : tile.pairs.v) = as_pairs(rest);
+  if (backward) {
+    pair_transposed(narrow, Dvq, count, Dvq, as_pairs(rest));
+  } else {
+    pair_rows(narrow, Dvq, count, Dvp, as_pairs(rest));
+  }
 }
 
 void Plan::pack_values(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/bfloat16/layout.h"
 #include "kernels/problem.h"
 #include "kernels/shift.h"
 #include "kernels/tables.h"
@@ -44,12 +45,15 @@ struct ColumnPlan {
 class Plan {
  public:
   // `packs`: keys are packed even where their rows would be read in place.
-  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false,
-       const Kernels& of_target = tile_kernels());
+  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false)
+      : Plan(problem, backward, memory, packs, tile_kernels(problem)) {}
+  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs,
+       const Kernels& of_target);
 
   const Problem& p;
   const Kernels& kernels;
-  const bool backward, direct;  // direct: a forward pass that reads rows in place
+  const bool backward, direct;   // direct: a forward pass that reads rows in place
+  const MatrixUnit* const unit;  // multiplies queries, keys and values; null: float32 products
   const int64_t D, Dp, Dv, Dvp, tiles;
   std::pair<int64_t, int64_t> range;  // distances that occur
   const Shifts shifts;
@@ -63,6 +67,7 @@ class Plan {
   int64_t key_bias_rows = 1;
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
   int64_t tile_floats = 0;   // of a packed tile
+  UnitLayout pairs;          // of its keys and values, with a unit
 
   // True where something must be done before or after each tile.
   bool by_tile() const noexcept { return !columns.empty() || skips_tiles || rotations.decays(); }
@@ -71,8 +76,13 @@ class Plan {
   int64_t cell_stride(const Window& window) const noexcept {
     return round_up(most_cells(window) + 2 * kPad, kLanes);
   }
+  // Floats of scratch that packing a tile takes.
+  int64_t packing_floats() const noexcept {
+    return kTile *
+           (std::max(Dp, Dvp) + (unit == nullptr ? 0 : std::max(pairs.Dq(), pairs.Dvq()) / 2));
+  }
   // Packs tile t of (b, kv head) into `memory` [tile_floats] and describes it. `positions` [kTile] is
-  // written where positions are explicit; `rows` [kTile, max(Dp, Dvp)] is scratch.
+  // written where positions are explicit; `rows` [packing_floats] is scratch.
   KeyTile pack_tile(int64_t b, int64_t kv_head, int64_t t, float* memory, int64_t* positions,
                     float* rows) const;
   // A tile's positions alone.
@@ -86,6 +96,13 @@ class Plan {
   };
   Rows key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
   Rows value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
+  void pack_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                 float* rows, KeyTile& tile) const;
+  // The same as pairs for the unit.
+  void pack_pairs(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
+                  float* rows, KeyTile& tile) const;
+  void narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int64_t count, float* rows,
+                   uint16_t* to) const;
   void pack_values(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                    float* rows, KeyTile& tile) const;
   void pack_factors(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,

@@ -78,6 +78,8 @@ struct Visibility {
   }
 };
 
+struct Kernels;
+
 struct Problem {
   int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
   TensorView query, key, value;  // value is not given for scores and weights
@@ -89,7 +91,8 @@ struct Problem {
   Dropout dropout;
   CancelToken* cancel = nullptr;
   int threads = 1;
-  bool adds_sinks = true;  // false: they join the softmax of another piece of the call
+  const Kernels* kernels = nullptr;  // null: those of the target in use
+  bool adds_sinks = true;            // false: they join the softmax of another piece of the call
   bool skip_tiles = true;  // false: read tiles whose weights all underflow too; no bit differs
 
   // Calls f(n, score) for the sinks that join the softmax of row (b, h, i).

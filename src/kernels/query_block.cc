@@ -15,8 +15,14 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
       decayed_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)),
       decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
       raw_(memory.take<float>(kRows * plan.Dp)),
-      q_(memory.take<float>(kRows * plan.Dp)) {
+      q_(memory.take<float>(kRows * plan.Dp)),
+      narrow_(memory.take<uint16_t>(plan.unit == nullptr ? 0 : kRows * plan.pairs.Dq())) {
   block.problem = &plan.p;
+  block.kernels = &plan.kernels;
+  block.narrow_q = narrow_.get();
+  block.Dq = plan.pairs.Dq();
+  // Queries that decay are scaled before they are rounded, tile by tile.
+  if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);
   block.D = plan.D;
   block.Dp = plan.Dp;
   block.Dv = plan.Dv;
@@ -82,8 +88,9 @@ void QueryBlock::load_queries() {
   float* q = block.q = q_.get();
   std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
   std::fill(block.position + block.rows, block.position + end, 0);
-  if (plan_.rotations.none() && plan_.row_tables.empty() && plan_.query_added.size() == 0 &&
-      plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
+  if (plan_.unit == nullptr && plan_.rotations.none() && plan_.row_tables.empty() &&
+      plan_.query_added.size() == 0 && plan_.D == Dp &&
+      row_in_place(p.query, block.batch, 0, 0) != nullptr) {
     for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* from = row_in_place(p.query, block.batch, head, block.index[first]);
       plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &scale, 0, q + first * Dp, Dp);
@@ -101,7 +108,16 @@ void QueryBlock::load_queries() {
     }
     plan_.rotations.apply(true, block.batch, block.index[row], own);
   }
+  if (plan_.unit != nullptr) narrow_queries(q);
   plan_.kernels.scale(block.rows, Dp, q, Dp, &scale, 0, q, Dp);
+}
+
+void QueryBlock::narrow_queries(const float* rows) {
+  const int64_t Dq = block.Dq;
+  std::fill_n(narrow_.get(), narrow_.size(), uint16_t{0});
+  for (int row = 0; row < block.rows; ++row) {
+    plan_.kernels.narrow_bfloat16(rows + row * plan_.Dp, plan_.D, narrow_.get() + row * Dq);
+  }
 }
 
 void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
@@ -124,6 +140,7 @@ void QueryBlock::decay_queries(const KeyTile& tile) {
     decayed_[n] = q_[n] * decay_[n % plan_.Dp];
   }
   block.q = decayed_.get();
+  if (plan_.unit != nullptr) narrow_queries(decayed_.get());
 }
 
 }  // namespace relpos

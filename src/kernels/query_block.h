@@ -56,7 +56,11 @@ class QueryBlock {
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
-  Buffer<float> raw_, q_;  // [kRows, Dp]
+  // Queries of the block, not scaled, in bfloat16 for a unit.
+  void narrow_queries(const float* rows);
+
+  Buffer<float> raw_, q_;    // [kRows, Dp]
+  Buffer<uint16_t> narrow_;  // [kRows, Dq]
 };
 
 }  // namespace relpos

@@ -17,6 +17,7 @@ void TileSkip::start(const Block& block) {
     largest = sum <= largest ? largest : sum;  // NaN stays
   }
   query_norm_ = std::sqrt(largest);
+  if (plan_.unit != nullptr) query_norm_ *= 1.0 + 0x1p-7;  // of queries that are rounded
   const auto [low, high] = std::minmax_element(block.shift, block.shift + block.rows);
   lowest_shift_ = *low;
   highest_shift_ = *high;

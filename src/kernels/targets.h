@@ -7,7 +7,8 @@
 namespace relpos {
 
 struct Target {
-  std::string name;                    // "avx512", "avx2", "baseline", "neon"
+  // "avx512", "avx2", "baseline", "neon"; "amx" and "avx512_bf16" multiply bfloat16 numbers
+  std::string name;
   std::vector<std::string> available;  // compiled and supported here, best first
   std::string forced;                  // RELPOS_TARGET as given; empty when not set
 };

@@ -31,7 +31,7 @@ class TileCache {
       positions_.push_back(memory.take<int64_t>(plan.p.positions.consecutive ? 0 : room_ * kTile));
     }
     for (int n = 0; n < threads; ++n) {
-      rows_.push_back(memory.take<float>(kTile * std::max(plan.Dp, plan.Dvp)));
+      rows_.push_back(memory.take<float>(plan.packing_floats()));
     }
   }
 

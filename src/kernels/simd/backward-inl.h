@@ -109,7 +109,13 @@ HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardS
                              float* p, float* ds) {
   if (factors != nullptr) multiply(p, factors);
   add_mask_gradient(view, block, state, row, ds);
-  if (slopes != nullptr) multiply(ds, slopes);
+  if (slopes != nullptr) {
+    const F d;
+    for (int64_t c = 0; c < kTile; c += kN) {  // a hidden slope may be NaN
+      const V product = hn::Mul(hn::Load(d, ds + c), hn::Load(d, slopes + c));
+      hn::Store(hn::IfThenElseZero(lanes_of(visible, c), product), d, ds + c);
+    }
+  }
   add_to_gradients(view, block.scores, row, ds);
   add_to_gradients(view, block.values, row, p);
   add_ramp_gradients(view, block, row, visible, ds);

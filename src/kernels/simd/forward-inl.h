@@ -59,7 +59,13 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   return true;
 }
 
+// exp2 of float32 weights.
+struct FullExp2 {
+  HWY_INLINE V operator()(V x) const { return exp2(x); }
+};
+
 // Scores -> weights of one strip, and the rows' partial sums.
+template <typename Exp2 = FullExp2>
 struct Softmax {
   const Block& block;
   ForwardState& state;
@@ -68,15 +74,16 @@ struct Softmax {
   const GroupSight& sight;
   int group;
   int64_t first, n;  // columns: of the first strip, of this one
-  float* p;          // [kGroup, kTile], at column n
+  float* p;          // [kGroup, kTile], at column n, from `row` on
+  int row = 0;       // of the group, the strip's first
 
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     const F d;
-    additions.add_to(s, n);
-    cap.apply(s, n);
-    hide(s, sight, n, kNothing);
-    float* m = state.m + group;
+    additions.add_to(s, n, row);
+    cap.apply(s, n, nullptr, row);
+    hide(s, sight, n, kNothing, row);
+    float* m = state.m + group + row;
     bool set = true;
     V top = hn::Set(d, kNothing);
     RELPOS_UNROLLED(r, R) {
@@ -93,12 +100,12 @@ struct Softmax {
       return;
     }
     // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
-    float* l = state.l + group * kLanes + n / kVectors % kLanes / kN * kN;
+    float* l = state.l + (group + row) * kLanes + n / kVectors % kLanes / kN * kN;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
       RELPOS_UNROLLED(v, kVectors) {
-        const V weight = exp2(hn::Sub(s[r][v], reference));
+        const V weight = Exp2()(hn::Sub(s[r][v], reference));
         sum = v == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, p + r * kTile + v * kN);
       }
@@ -120,14 +127,14 @@ struct Softmax {
     const F d;
     for (int r = 0; r < rows; ++r) {
       float* x = p + r * kTile;
-      if (!move_reference(block, state, group + r, x, columns, n - first)) {
+      if (!move_reference(block, state, group + row + r, x, columns, n - first)) {
         clear(x, columns);
         continue;
       }
-      const V reference = hn::Set(d, state.m[group + r]);
+      const V reference = hn::Set(d, state.m[group + row + r]);
       for (int64_t c = 0; c < columns; c += kN) {
-        const V weight = exp2(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = state.l + (group + r) * kLanes + c % kLanes;
+        const V weight = Exp2()(hn::Sub(hn::Load(d, x + c), reference));
+        float* sums = state.l + (group + row + r) * kLanes + c % kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
       }
@@ -150,8 +157,8 @@ HWY_INLINE void for_rows(int rows, const Function& f) {
 }
 
 // Weights of a group after dropout, and what they add to the value panels. `scores` gives the products
-// of the columns that `sight` has, a strip at a time, to what `finish(first column)` makes.
-template <typename Scores>
+// of the columns that `sight` has, a strip at a time, to what `finish(first column, first row)` makes.
+template <typename Exp2, typename Scores>
 HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileView& view,
                             int group, const GroupSight& sight, float* weights,
                             const Scores& scores) {
@@ -161,8 +168,9 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const SoftCap cap(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   for_rows(rows, [&](auto most) HWY_ATTR {
-    scores(most, from, end, [&](int64_t n) HWY_ATTR {
-      return Softmax{block, state, additions, cap, sight, group, from, n, weights + n};
+    scores(most, from, end, [&](int64_t n, int row = 0) HWY_ATTR {
+      float* p = weights + row * kTile + n;
+      return Softmax<Exp2>{block, state, additions, cap, sight, group, from, n, p, row};
     });
   });
   if (!drops && block.values.empty()) return;
@@ -197,12 +205,12 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
       const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
-      weigh_group(block, state, view, group, sight, weights,
-                  [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
-                    row_strip<decltype(rows)::value>(from, end, block.D, block.q + group * block.Dp,
-                                                     block.Dp, 1, tile.kt, kTile, weights, kTile,
-                                                     false, finish);
-                  });
+      weigh_group<FullExp2>(block, state, view, group, sight, weights,
+                            [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
+                              row_strip<decltype(rows)::value>(
+                                  from, end, block.D, block.q + group * block.Dp, block.Dp, 1,
+                                  tile.kt, kTile, weights, kTile, false, finish);
+                            });
     }
     for (int group = 0; group < block.rows; group += kGroup) {
       const GroupSight& sight = sights[group / kGroup];
@@ -222,35 +230,44 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
-// Gives columns [n, end) of the scores that lie in p to `finish`, a strip at a time.
-template <int R, typename MakeFinish>
-HWY_INLINE void loaded_strip(int64_t n, int64_t end, const float* p, const MakeFinish& finish) {
-  const auto strip = [&](auto vectors) HWY_ATTR {
-    V scores[R][decltype(vectors)::value];
-    RELPOS_UNROLLED(r, R) {
-      RELPOS_UNROLLED(v, vectors) scores[r][v] = hn::Load(F(), p + r * kTile + n + v * kN);
-    }
-    finish(n)(scores);
-    n += vectors * kN;
-  };
-  while (n + kWide * kN <= end) strip(std::integral_constant<int, kWide>());
-  while (n < end) strip(std::integral_constant<int, 1>());
-}
-
-void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
+// Products of rows [first, last) -> weights after dropout. `loaded(rows, from, end, weights, finish)` reads
+// a group's products.
+template <typename Exp2, typename Loaded>
+HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
+                           int first, int last, float* p, const Loaded& loaded) {
   const TileView view(block, tile, t);
-  for (int group = 0; group < block.rows; group += kGroup) {
+  for (int group = first; group < last; group += kGroup) {
     const GroupSight sight(block, group, t, nullptr);
-    float* weights = p + group * kTile;
+    float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {
       clear(weights, kGroup * kTile);
       continue;
     }
     clear_outside(weights, sight.first(), sight.end());
-    weigh_group(block, state, view, group, sight, weights,
-                [&](auto rows, int64_t from, int64_t end, const auto& finish)
-                    HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, weights, finish); });
+    weigh_group<Exp2>(block, state, view, group, sight, weights,
+                      [&](auto rows, int64_t from, int64_t end, const auto& finish)
+                          HWY_ATTR { loaded(rows, from, end, weights, finish); });
   }
+}
+
+void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
+  weigh_rows<FullExp2>(
+      block, state, tile, t, 0, block.rows, p,
+      [](auto rows, int64_t from, int64_t end, float* weights, const auto& finish)
+          HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, 1.0f, weights, finish); });
+}
+
+void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
+                  int last, float* p) {
+  constexpr int kAtOnce = 2;  // rows whose scores stay in registers beside the polynomial
+  weigh_rows<ShortExp2>(
+      block, state, tile, t, first, last, p,
+      [&](auto, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
+        for (int row = 0; row < kGroup; row += kAtOnce) {
+          loaded_strip<kAtOnce>(from, end, block.score_scale, weights + row * kTile,
+                                [&](int64_t n) HWY_ATTR { return finish(n, row); });
+        }
+      });
 }
 
 }  // namespace

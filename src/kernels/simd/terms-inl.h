@@ -259,18 +259,18 @@ class Additions {
     ++count_;
   }
 
-  // Adds columns [c, c + kVectors * kN).
+  // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
-  HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c) const {
+  HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
     if (HWY_UNLIKELY(has_flat_)) {
       RELPOS_UNROLLED(r, R) {
-        const V cell = hn::Set(F(), flat_[r]);
+        const V cell = hn::Set(F(), flat_[row + r]);
         RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
       }
     }
     for (int n = 0; n < count_; ++n) {
       RELPOS_UNROLLED(r, R) {
-        const float* from = at_[n][r] + c;
+        const float* from = at_[n][row + r] + c;
         RELPOS_UNROLLED(v, kVectors) {
           sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
         }
@@ -336,16 +336,18 @@ class SoftCap {
   }
   HWY_INLINE bool active() const { return cap_ != 0.0f; }
 
-  // Columns [c, c + kVectors * kN). `slopes` [kGroup, kTile] or null: the derivatives.
+  // Columns [c, c + kVectors * kN) of the group's rows from `row` on. `slopes` [kGroup, kTile] or null: the
+  // derivatives.
   template <int R, int kVectors>
-  HWY_INLINE void apply(V (&s)[R][kVectors], int64_t c, float* slopes = nullptr) const {
+  HWY_INLINE void apply(V (&s)[R][kVectors], int64_t c, float* slopes = nullptr,
+                        int row = 0) const {
     if (HWY_LIKELY(!active())) return;
     const F d;
     const V to_unit = hn::Set(d, to_unit_), cap = hn::Set(d, cap_), one = hn::Set(d, 1.0f);
     RELPOS_UNROLLED(r, R) {
       RELPOS_UNROLLED(v, kVectors) {
         const V t = tanh_of_log2(hn::Mul(s[r][v], to_unit));
-        const int64_t at = r * kTile + c + v * kN;
+        const int64_t at = (row + r) * kTile + c + v * kN;
         if (slopes != nullptr) hn::Store(hn::NegMulAdd(t, t, one), d, slopes + at);
         s[r][v] = hn::Mul(t, cap);
         if (masked_) s[r][v] = hn::Add(s[r][v], hn::Load(d, sums_ + at));
@@ -439,14 +441,15 @@ struct GroupSight {
   HWY_INLINE int64_t end() const { return (last() + kN - 1) / kN * kN; }
 };
 
-// Sets hidden columns among [c, c + kVectors * kN) to `value`.
+// Sets hidden columns among [c, c + kVectors * kN) to `value`, of the group's rows from `row` on.
 template <int R, int kVectors>
-HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value) {
+HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value,
+                     int row = 0) {
   if (sight.whole) return;
   const V hidden = hn::Set(F(), value);
   RELPOS_UNROLLED(r, R) {
     RELPOS_UNROLLED(v, kVectors) {
-      sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[r], c + v * kN), sum[r][v], hidden);
+      sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[row + r], c + v * kN), sum[r][v], hidden);
     }
   }
 }

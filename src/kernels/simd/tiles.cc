@@ -114,6 +114,7 @@ Kernels kernels(const char* name) {
           .row_scores = row_scores,
           .add_row_values = add_row_values,
           .weigh = weigh,
+          .weigh_narrow = weigh_narrow,
           .forward = forward,
           .backward = backward,
           .emit = emit,

@@ -1,0 +1,147 @@
+// The units of this machine, bit for bit against their emulations, and these against sums in double.
+#include "kernels/bfloat16/unit.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "base/buffer.h"
+#include "base/half.h"
+
+namespace relpos {
+namespace {
+
+using Rng = std::mt19937_64;
+
+enum class Numbers { kNormal, kWide, kAnyBits };
+
+Buffer<uint16_t> draw_numbers(Rng& rng, int64_t n, Numbers kind) {
+  Buffer<uint16_t> x(n);
+  std::normal_distribution<float> normal;
+  std::uniform_int_distribution<int> exponent(-70, 63), bits(0, 0xFFFF);
+  for (int64_t i = 0; i < n; ++i) {
+    const float value = normal(rng);
+    const float wide = std::ldexp(value, exponent(rng));
+    x[i] = kind == Numbers::kAnyBits ? static_cast<uint16_t>(bits(rng))
+                                     : round_bfloat16(kind == Numbers::kWide ? wide : value);
+  }
+  return x;
+}
+
+Buffer<float> draw_floats(Rng& rng, int64_t n, Numbers kind) {
+  Buffer<float> x(n);
+  const Buffer<uint16_t> high = draw_numbers(rng, n, kind), low = draw_numbers(rng, n, kind);
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = std::bit_cast<float>(static_cast<uint32_t>(high[i]) << 16 | low[i]);
+  }
+  return x;
+}
+
+struct Sizes {
+  int64_t M, N, K;
+};
+constexpr Sizes kSizes[] = {{16, 16, 32}, {48, 64, 64}, {96, 80, 96}, {64, 32, 160}, {16, 112, 32}};
+
+// The product by a unit, on top of `start` where that is not empty.
+Buffer<float> product(const MatrixUnit& unit, const Sizes& s, const Buffer<uint16_t>& a,
+                      const Buffer<uint16_t>& b, const Buffer<float>& start) {
+  Buffer<float> c(s.M * s.N);
+  std::fill_n(c.get(), c.size(), 1.0f);
+  if (start.size() > 0) std::copy_n(start.get(), c.size(), c.get());
+  unit.begin();
+  unit.gemm(s.M, s.N, s.K, a.get(), s.K, b.get(), s.N, c.get(), s.N, start.size() > 0);
+  unit.end();
+  return c;
+}
+
+TEST(Units, EmulationsAreProducts) {
+  Rng rng(1);
+  for (const MatrixUnit& unit : emulated_units()) {
+    for (const Sizes& s : kSizes) {
+      const auto a = draw_numbers(rng, s.M * s.K, Numbers::kNormal);
+      const auto b = draw_numbers(rng, s.K * s.N, Numbers::kNormal);
+      const auto start = draw_floats(rng, s.M * s.N, Numbers::kNormal);
+      const auto fresh = product(unit, s, a, b, {}), joined = product(unit, s, a, b, start);
+      for (int64_t n = 0; n < s.M * s.N; ++n) {
+        double sum = 0.0, size = 0.0;
+        for (int64_t k = 0; k < s.K; ++k) {
+          const double x =
+              static_cast<double>(widen_bfloat16(a[n / s.N * s.K + k])) *
+              static_cast<double>(widen_bfloat16(b[k / 2 * 2 * s.N + n % s.N * 2 + k % 2]));
+          sum += x;
+          size += std::fabs(x);
+        }
+        const double first = start[n], most = (size + std::fabs(first)) * 100 * 0x1p-24;
+        ASSERT_NEAR(fresh[n], sum, most) << unit.name << ", element " << n;
+        ASSERT_NEAR(joined[n], sum + first, most) << unit.name << ", element " << n;
+      }
+    }
+  }
+}
+
+TEST(Units, EmulationsRoundToNearestEvenAndFlushDenormals) {
+  const float numbers[] = {1.0f,      0x1.01p0f,  0x1.03p0f,       0x1.010002p0f, -0x1.01p0f,
+                           0x1p-126f, 0x1p-127f,  -0x1p-149f,      0.0f,          -0.0f,
+                           HUGE_VALF, -HUGE_VALF, 0x1.fffffep127f, std::nanf(""), 3.0f,
+                           5.0f};
+  const uint16_t want[] = {0x3F80, 0x3F80, 0x3F82, 0x3F81, 0xBF80, 0x0080, 0x0000, 0x8000,
+                           0x0000, 0x8000, 0x7F80, 0xFF80, 0x7F80, 0x7FC0, 0x4040, 0x40A0};
+  Buffer<float> rows(2 * kUnitDepth);
+  for (int64_t x = 0; x < rows.size(); ++x) rows[x] = numbers[x % 16];
+  for (const MatrixUnit& unit : emulated_units()) {
+    uint16_t row[kUnitDepth], pairs[2 * kUnitDepth];
+    unit.narrow(1, kUnitDepth, rows.get(), kUnitDepth, row, kUnitDepth);
+    unit.narrow_pairs(2, kUnitDepth, rows.get(), kUnitDepth, pairs);
+    for (int64_t x = 0; x < kUnitDepth; ++x) {
+      EXPECT_EQ(row[x], want[x % 16]) << unit.name << ", " << numbers[x % 16];
+      EXPECT_EQ(pairs[2 * x], want[x % 16]);
+      EXPECT_EQ(pairs[2 * x + 1], want[x % 16]);
+    }
+  }
+}
+
+// NaN of any payload is one NaN.
+bool same(float a, float b) {
+  return (std::isnan(a) && std::isnan(b)) ||
+         std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
+}
+
+TEST(Units, HaveTheBitsOfTheirEmulations) {
+  if (usable_units().empty()) GTEST_SKIP() << "no unit on this machine";
+  Rng rng(2);
+  for (const MatrixUnit& unit : usable_units()) {
+    for (const MatrixUnit& emulated : emulated_units()) {
+      if (std::string(emulated.name) != std::string(unit.name) + "_emulated") continue;
+      for (Numbers kind : {Numbers::kNormal, Numbers::kWide, Numbers::kAnyBits}) {
+        for (const Sizes& s : kSizes) {
+          const auto a = draw_numbers(rng, s.M * s.K, kind), b = draw_numbers(rng, s.K * s.N, kind);
+          const auto start = draw_floats(rng, s.M * s.N, kind);
+          for (const bool joins : {false, true}) {
+            const auto from = joins ? draw_floats(rng, s.M * s.N, kind) : Buffer<float>();
+            const auto got = product(unit, s, a, b, from), want = product(emulated, s, a, b, from);
+            int64_t different = 0;
+            for (int64_t n = 0; n < s.M * s.N; ++n) different += same(got[n], want[n]) ? 0 : 1;
+            EXPECT_EQ(different, 0) << unit.name << ", numbers " << static_cast<int>(kind) << ", "
+                                    << s.M << " x " << s.N << " x " << s.K << ", of " << s.M * s.N;
+          }
+          Buffer<uint16_t> got(s.M * s.N), want(s.M * s.N);
+          const int64_t width = round_up(s.N, kUnitDepth);
+          if (width != s.N) continue;
+          unit.narrow(s.M, s.N, start.get(), s.N, got.get(), s.N);
+          emulated.narrow(s.M, s.N, start.get(), s.N, want.get(), s.N);
+          EXPECT_EQ(std::memcmp(got.get(), want.get(), 2 * static_cast<size_t>(got.size())), 0);
+          unit.narrow_pairs(s.M, s.N, start.get(), s.N, got.get());
+          emulated.narrow_pairs(s.M, s.N, start.get(), s.N, want.get());
+          EXPECT_EQ(std::memcmp(got.get(), want.get(), 2 * static_cast<size_t>(got.size())), 0);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace relpos

@@ -1,0 +1,92 @@
+"""Calls in bfloat16 where a unit multiplies: docs/accuracy.md's promise about them.
+
+The units' emulations are forced, each in a process of its own, so that every machine tests both.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+UNITS = ["amx_emulated", "avx512_bf16_emulated"]
+FORWARD, BACKWARD = 2.0, 3.0  # times the error of PyTorch's SDPA in bfloat16
+
+CASES = [
+    ("none", 150, 64, False),
+    ("none", 97, 33, True),
+    ("t5", 200, 64, False),
+    ("t5", 130, 80, True),
+    ("alibi", 150, 32, True),
+]
+
+CHILD = """
+import json, sys, torch, relpos
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+def error(got, want):
+    return (got.double() - want).pow(2).mean().sqrt().item()
+
+torch.manual_seed(0)
+found = []
+for name, length, dim, causal in json.loads(sys.argv[1]):
+    q, k, v = (torch.randn(1, 2, length, dim).bfloat16().requires_grad_() for _ in range(3))
+    dout = torch.randn(1, 2, length, dim).bfloat16()
+    position = {"none": None, "t5": relpos.T5Bias(2), "alibi": relpos.ALiBi(2)}[name]
+    bias = torch.zeros(length, length) if position is None else position.dense(length, length)
+    bias = bias.detach()
+    if causal:
+        bias = bias + torch.full((length, length), -torch.inf).triu(1)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact = sdpa(*wide, bias.double())
+    exact = [exact, *torch.autograd.grad(exact, wide, dout.double())]
+    theirs = sdpa(q, k, v, bias.bfloat16())
+    theirs = [theirs, *torch.autograd.grad(theirs, (q, k, v), dout)]
+    ours = relpos.attention(q, k, v, position=position, is_causal=causal)
+    ours = [ours, *torch.autograd.grad(ours, (q, k, v), dout)]
+    found.append([(error(a, x), error(b, x)) for a, b, x in zip(ours, theirs, exact)])
+print(json.dumps({"target": relpos.show_config()["target"], "found": found}))
+"""
+
+
+def ran(**environment):
+    command = [sys.executable, "-c", CHILD, json.dumps(CASES)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment | {"OMP_NUM_THREADS": "2"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_errors_are_within_those_of_pytorch(unit):
+    answer = ran(RELPOS_TARGET=unit)
+    assert answer["target"] == unit
+    for case, errors in zip(CASES, answer["found"], strict=True):
+        for result, (ours, theirs) in zip(("out", "dq", "dk", "dv"), errors, strict=True):
+            most = FORWARD if result == "out" else BACKWARD
+            assert ours <= most * theirs, (case, result, ours / theirs)
+
+
+def test_float32_products_on_demand():
+    """RELPOS_BF16=float32 computes what a target without a unit computes."""
+    without = ran(RELPOS_TARGET="baseline")["found"]
+    asked = ran(RELPOS_TARGET="amx_emulated", RELPOS_BF16="float32")["found"]
+    unit = ran(RELPOS_TARGET="amx_emulated")["found"]
+    for plain, exact, rounded in zip(without, asked, unit, strict=True):
+        assert exact[0][0] == pytest.approx(plain[0][0], rel=0.01)
+        assert rounded[0][0] > 1.05 * exact[0][0]
+
+
+def test_an_unknown_wish_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-c", "import relpos; relpos.show_config()"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RELPOS_BF16": "double"},
+    )
+    assert "RELPOS_BF16: expected float32 or nothing, got double" in done.stderr
