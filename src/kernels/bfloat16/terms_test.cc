@@ -1,5 +1,5 @@
-// Random lists of terms with queries, keys and values in bfloat16: products by emulated units against
-// the reference path.
+// Random lists of terms with queries, keys and values in bfloat16: products by units, emulated ones
+// among them, against the reference path.
 #include <gtest/gtest.h>
 
 #include <algorithm>
