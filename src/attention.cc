@@ -1,6 +1,8 @@
 // check -> bind -> kernels -> pull back.
 #include "relpos/attention.h"
 
+#include <cstdlib>
+
 #include "base/parallel.h"
 #include "base/zeros.h"
 #include "kernels/fused.h"
@@ -201,6 +203,7 @@ int64_t workspace_bytes(const TensorView& query, const TensorView& key, const Te
 
 std::vector<std::pair<std::string, std::string>> show_config() {
   const Target& target = current_target();
+  const char* bf16 = std::getenv("RELPOS_BF16");
   std::string available;
   for (const std::string& name : target.available)
     available += (available.empty() ? "" : " ") + name;
@@ -209,6 +212,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
       {"target", target.name},
       {"targets available", available},
       {"RELPOS_TARGET", target.forced.empty() ? "not set" : target.forced},
+      {"RELPOS_BF16", bf16 == nullptr || *bf16 == '\0' ? "not set" : bf16},
       {"threads", std::to_string(thread_count(0))},
       {"thread backend", thread_backend()},
       {"after fork", in_forked_child() ? "yes: this child computes serially" : "no"},

@@ -5,6 +5,9 @@ import os
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
+os.environ.setdefault(
+    "RELPOS_BF16", "float32"
+)  # what the tests expect; test_bfloat16.py has its own
 
 SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
 

@@ -56,7 +56,7 @@ def ran(**environment):
         command,
         capture_output=True,
         text=True,
-        env=os.environ | environment | {"OMP_NUM_THREADS": "2"},
+        env=os.environ | {"OMP_NUM_THREADS": "2", "RELPOS_BF16": ""} | environment,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

@@ -12,6 +12,13 @@
 namespace relpos {
 namespace {
 
+// The kernels of a forward pass that leaves its softmax to others, or keeps it for itself. A unit rounds what
+// queries and keys have become, and the backward pass, in float32, would compute other scores than these.
+const Kernels& forward_kernels(const Problem& p, bool leaves_softmax) {
+  const bool rounds = !p.terms.rotations.empty() || !p.terms.query_added.empty();
+  return leaves_softmax && rounds ? tile_kernels() : tile_kernels(p);
+}
+
 // Scratch of whole prompts.
 struct Prefill {
   std::vector<ForwardBlock> blocks;
@@ -51,11 +58,9 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
       });
 }
 
-}  // namespace
-
-int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
+int64_t workspace_bytes_with(const Kernels& kernels, const Problem& problem, bool backward) {
   Workspace held, memory(Workspace::kCounts);
-  const Plan plan(problem, backward, held);
+  const Plan plan(problem, backward, held, false, kernels);
   const int threads = useful_threads(problem);
   if (backward) {
     lay_out_backward(plan, threads, memory);
@@ -65,6 +70,16 @@ int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
     Prefill(plan, threads, memory);
   }
   return held.bytes() + memory.bytes();
+}
+
+}  // namespace
+
+int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
+  const Kernels& leaving = forward_kernels(problem, true);
+  const Kernels& keeping = forward_kernels(problem, false);
+  const int64_t bytes = workspace_bytes_with(leaving, problem, backward);
+  if (&leaving == &keeping) return bytes;
+  return std::max(bytes, workspace_bytes_with(keeping, problem, backward));
 }
 
 bool fused_supports(const Problem& problem, std::string* why) {
@@ -81,7 +96,8 @@ bool fused_supports(const Problem& problem, std::string* why) {
 
 void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
   Workspace memory;
-  const Plan plan(p, false, memory, packs);
+  const bool leaves_softmax = to.lse.given() || to.softmax.given();
+  const Plan plan(p, false, memory, packs, forward_kernels(p, leaves_softmax));
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   if (p.queries <= kDecodeQueries) {

@@ -23,12 +23,6 @@ Buffer<float> sum_query_added(const Problem& p, Workspace& memory) {
   return sums;
 }
 
-// Whether a unit would round what queries and keys have become. The backward pass, in float32, would then
-// compute other scores than the forward pass.
-bool rounds_scores(const Problem& p) {
-  return !p.terms.rotations.empty() || !p.terms.query_added.empty();
-}
-
 }  // namespace
 
 bool reads_in_place(const Problem& p) {
@@ -40,7 +34,7 @@ bool reads_in_place(const Problem& p) {
 Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool packs,
            const Kernels& of_target)
     : p(problem),
-      kernels(rounds_scores(p) ? tile_kernels() : of_target),
+      kernels(of_target),
       backward(is_backward),
       direct(!backward && !packs && reads_in_place(p)),
       unit(direct || backward ? nullptr : kernels.unit),

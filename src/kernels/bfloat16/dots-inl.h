@@ -1,5 +1,5 @@
-// The product of MatrixUnit from dot products of pairs, for the class Dots that is defined where this is
-// included: once for the instructions, under their target, and once for their emulation.
+// The product of MatrixUnit from dot products of pairs, for the class Dots that is defined where
+// this is included: once for the instructions, under their target, and once for their emulation.
 
 template <int kRows, int kVectors>
 inline void dot_block(int64_t K, const uint16_t* a, int64_t lda, const uint16_t* b, int64_t ldb,

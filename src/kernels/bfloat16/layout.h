@@ -26,7 +26,8 @@ struct UnitLayout {
   int64_t tile() const noexcept { return keys() + rows_of_keys() + values(); }
 };
 
-// to[n / 2, kTile] pairs of a transposed row each: rows [count, stride] of n numbers, zeros from `count` on.
+// to[n / 2, kTile] pairs of a transposed row each: rows [count, stride] of n numbers, zeros from
+// `count` on.
 void pair_transposed(const uint16_t* rows, int64_t stride, int64_t count, int64_t n, uint16_t* to);
 // to[kTile / 2, n] pairs of two neighbouring rows.
 void pair_rows(const uint16_t* rows, int64_t stride, int64_t count, int64_t n, uint16_t* to);

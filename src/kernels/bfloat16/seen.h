@@ -52,8 +52,8 @@ struct Cleaned {
   }
 };
 
-// MatrixUnit::gemm of A [M, K] and the pairs of B [K, N] onto C [M, N], all without gaps, where what is
-// not finite reaches element (m, n) only if `sees(m, k, n)`; no bit of the others depends on it.
+// MatrixUnit::gemm of A [M, K] and the pairs of B [K, N] onto C [M, N], all without gaps, where what
+// is not finite reaches element (m, n) only if `sees(m, k, n)`; no bit of the others depends on it.
 template <typename Sees>
 void guarded_gemm(const MatrixUnit& unit, int64_t M, int64_t N, int64_t K, const uint16_t* a,
                   const uint16_t* b, float* c, const Sees& sees) {

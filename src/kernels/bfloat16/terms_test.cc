@@ -1,5 +1,5 @@
-// Random lists of terms with queries, keys and values in bfloat16: products by emulated units against
-// the reference path.
+// Random lists of terms with queries, keys and values in bfloat16: products by units, emulated ones
+// among them, against the reference path.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,6 +58,36 @@ TEST(Units, TermsEqualReference) {
       c.p.kernels = &kernels;
       expect_within(run_fused(c), exact, bounds, seed);
       if (HasFatalFailure()) return;
+    }
+  }
+}
+
+// Without a softmax to leave, what a rotation has turned is multiplied in bfloat16, too.
+TEST(Units, TurnedTermsEqualReference) {
+  int checked = 0;
+  for (uint64_t seed = 0; checked < cases(12); ++seed) {
+    Case c = narrow_case(seed);
+    if (!fused_supports(c.p, nullptr) || c.p.queries <= 16) continue;
+    if (c.p.terms.rotations.empty() && c.p.terms.query_added.empty()) continue;
+    ++checked;
+    const Results exact = run_reference(c);
+    Results bounds(c, DType::kFloat64);
+    error_bound::fill(c, exact, bounds, kRounding);
+    for (const Kernels& kernels : unit_kernels()) {
+      SCOPED_TRACE(kernels.name);
+      c.p.kernels = &kernels;
+      const Tensor out(DType::kFloat32, c.dout.view().dims());
+      fused_forward(c.p, {out.view(), {}, {}});
+      bool rounded = false;
+      const auto run = run_fused(c);
+      for (int64_t n = 0; n < out.view().numel(); ++n) {
+        const double want = exact.out.data<double>()[n];
+        ASSERT_NEAR(out.data<float>()[n], want,
+                    bounds.out.data<double>()[n] + error_bound::kEps * std::fabs(want))
+            << "out[" << n << "], seed " << seed;
+        rounded |= out.data<float>()[n] != run.out.data<float>()[n];
+      }
+      EXPECT_TRUE(rounded) << "a unit multiplied, seed " << seed;
     }
   }
 }

@@ -45,9 +45,9 @@ struct AmxTiles {
 };
 #endif
 
-// What the instructions compute, bit for bit. For each element of C the products of the even columns of A are
-// summed in their order, those of the odd ones likewise, each step rounded once; then the two sums, then
-// this and C.
+// What the instructions compute, bit for bit. For each element of C the products of the even columns
+// of A are summed in their order, those of the odd ones likewise, each step rounded once; then the
+// two sums, then this and C.
 class EmulatedTiles {
  public:
   template <int kTo>

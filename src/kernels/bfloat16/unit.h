@@ -10,14 +10,14 @@ namespace relpos {
 inline constexpr int64_t kUnitRows = 16;   // rows and columns of a product are multiples of this
 inline constexpr int64_t kUnitDepth = 32;  // and what is summed over, of this
 
-// *Pairs* of a matrix B[K, N]: element n of row k / 2 is B[k, n] and B[k + 1, n], so rows hold 2 N numbers.
+// *Pairs* of a matrix B[K, N]: element n of row k / 2 is B[k, n] and B[k + 1, n].
 struct MatrixUnit {
   const char* name;
   // Around products, in each thread. Units that have no state do nothing.
   void (*begin)();
   void (*end)();
-  // C[M, N] = (accumulate ? C : 0) + A B; A's rows are lda numbers apart, the pairs of B ldb pairs, and
-  // rows of C ldc floats. Denormal inputs and sums count as 0.
+  // C[M, N] = (accumulate ? C : 0) + A B; rows of A are lda numbers apart, of B ldb pairs, and
+  // of C ldc floats. Denormal inputs and sums count as 0.
   void (*gemm)(int64_t M, int64_t N, int64_t K, const uint16_t* a, int64_t lda, const uint16_t* b,
                int64_t ldb, float* c, int64_t ldc, bool accumulate);
   // Rows of n floats, n a multiple of kUnitDepth, rounded to nearest even; denormals become 0.

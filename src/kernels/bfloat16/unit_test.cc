@@ -1,4 +1,4 @@
-// The units of this machine, bit for bit against their emulations, and these against sums in double.
+// The units of this machine, bit for bit against their emulations; these against sums in double.
 #include "kernels/bfloat16/unit.h"
 
 #include <gtest/gtest.h>

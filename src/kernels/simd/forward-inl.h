@@ -158,7 +158,7 @@ HWY_INLINE void for_rows(int rows, const Function& f) {
 
 // Weights of a group after dropout, and what they add to the value panels. `scores` gives the products
 // of the columns that `sight` has, a strip at a time, to what `finish(first column, first row)` makes.
-template <typename Exp2, typename Scores>
+template <typename Exp2, bool kWholeGroups, typename Scores>
 HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileView& view,
                             int group, const GroupSight& sight, float* weights,
                             const Scores& scores) {
@@ -167,12 +167,17 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const Additions additions(view, block.scores, group, true);
   const SoftCap cap(view, group);
   const int rows = std::min(kGroup, block.rows - group);
-  for_rows(rows, [&](auto most) HWY_ATTR {
+  const auto strips = [&](auto most) HWY_ATTR {
     scores(most, from, end, [&](int64_t n, int row = 0) HWY_ATTR {
       float* p = weights + row * kTile + n;
       return Softmax<Exp2>{block, state, additions, cap, sight, group, from, n, p, row};
     });
-  });
+  };
+  if constexpr (kWholeGroups) {
+    strips(std::integral_constant<int, kGroup>());
+  } else {
+    for_rows(rows, strips);
+  }
   if (!drops && block.values.empty()) return;
   clear_outside(weights, from, end);
   for (int r = 0; r < rows; ++r) {
@@ -205,12 +210,13 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
       const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
-      weigh_group<FullExp2>(block, state, view, group, sight, weights,
-                            [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
-                              row_strip<decltype(rows)::value>(
-                                  from, end, block.D, block.q + group * block.Dp, block.Dp, 1,
-                                  tile.kt, kTile, weights, kTile, false, finish);
-                            });
+      weigh_group<FullExp2, false>(
+          block, state, view, group, sight, weights,
+          [&](auto rows, int64_t from, int64_t end, const auto& finish) HWY_ATTR {
+            row_strip<decltype(rows)::value>(from, end, block.D, block.q + group * block.Dp,
+                                             block.Dp, 1, tile.kt, kTile, weights, kTile, false,
+                                             finish);
+          });
     }
     for (int group = 0; group < block.rows; group += kGroup) {
       const GroupSight& sight = sights[group / kGroup];
@@ -230,42 +236,73 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
+// Whether rows [first, last) see all keys of tile t.
+HWY_INLINE bool see_all(const Block& block, int first, int last, int64_t t) {
+  if (!block.problem->visible.by_interval()) return false;
+  bool all = true;
+  for (int row = first; row < last; ++row) {
+    all &= block.lo[row] <= t * kTile && block.hi[row] >= (t + 1) * kTile;
+  }
+  return all;
+}
+
 // Products of rows [first, last) -> weights after dropout. `loaded(rows, from, end, weights, finish)` reads
 // a group's products.
-template <typename Exp2, typename Loaded>
+template <typename Exp2, bool kWholeGroups, typename Loaded>
 HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
                            int first, int last, float* p, const Loaded& loaded) {
   const TileView view(block, tile, t);
+  const bool all = see_all(block, first, last, t);
   for (int group = first; group < last; group += kGroup) {
-    const GroupSight sight(block, group, t, nullptr);
+    const GroupSight sight = all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {
       clear(weights, kGroup * kTile);
       continue;
     }
-    clear_outside(weights, sight.first(), sight.end());
-    weigh_group<Exp2>(block, state, view, group, sight, weights,
-                      [&](auto rows, int64_t from, int64_t end, const auto& finish)
-                          HWY_ATTR { loaded(rows, from, end, weights, finish); });
+    if (!all) clear_outside(weights, sight.first(), sight.end());
+    weigh_group<Exp2, kWholeGroups>(block, state, view, group, sight, weights,
+                                    [&](auto rows, int64_t from, int64_t end, const auto& finish)
+                                        HWY_ATTR { loaded(rows, from, end, weights, finish); });
   }
 }
 
 void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, float* p) {
-  weigh_rows<FullExp2>(
+  weigh_rows<FullExp2, false>(
       block, state, tile, t, 0, block.rows, p,
       [](auto rows, int64_t from, int64_t end, float* weights, const auto& finish)
           HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, 1.0f, weights, finish); });
 }
 
+// The products of whole rows, kAtOnce at a time, whose scores stay in registers beside the polynomial.
+template <typename Finish>
+HWY_INLINE void whole_rows(float scale, const float* p, const Finish& finish) {
+  constexpr int kAtOnce = 2;
+  const F d;
+  const V by = hn::Set(d, scale);
+  for (int row = 0; row < kGroup; row += kAtOnce) {
+    for (int64_t n = 0; n < kTile; n += kWide * kN) {
+      V scores[kAtOnce][kWide];
+      RELPOS_UNROLLED(r, kAtOnce) {
+        RELPOS_UNROLLED(v, kWide) {
+          scores[r][v] = hn::Mul(hn::Load(d, p + (row + r) * kTile + n + v * kN), by);
+        }
+      }
+      finish(n, row)(scores);
+    }
+  }
+}
+
 void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
                   int last, float* p) {
-  constexpr int kAtOnce = 2;  // rows whose scores stay in registers beside the polynomial
-  weigh_rows<ShortExp2>(
+  const float scale = block.score_scale;
+  weigh_rows<ShortExp2, true>(
       block, state, tile, t, first, last, p,
-      [&](auto, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
-        for (int row = 0; row < kGroup; row += kAtOnce) {
-          loaded_strip<kAtOnce>(from, end, block.score_scale, weights + row * kTile,
-                                [&](int64_t n) HWY_ATTR { return finish(n, row); });
+      [&](auto rows, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
+        if (end - from == kTile) {
+          whole_rows(scale, weights, finish);
+        } else {
+          loaded_strip<decltype(rows)::value>(from, end, scale, weights, finish);
         }
       });
 }

@@ -420,6 +420,14 @@ struct GroupSight {
   bool whole = false;
 
   GroupSight() = default;
+  // Of a group whose rows see the whole tile.
+  static HWY_INLINE GroupSight everything() {
+    GroupSight sight;
+    std::fill_n(sight.visible, kGroup, kAll);
+    sight.any = kAll;
+    sight.whole = true;
+    return sight;
+  }
   // With `reference`, rows that saw nothing and rows past the block's last see nothing; without, the
   // latter do not count in `all`.
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference) {
