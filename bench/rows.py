@@ -74,7 +74,8 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) ->
         elif page:
             drawn.append(torch.randint(0, page, tensor.shape))
         else:
-            drawn.append(torch.arange(tensor.shape[-1]).expand(tensor.shape).contiguous())
+            of_tokens = torch.arange(tensor.shape[-1]) % int(spec.high + 1)
+            drawn.append(of_tokens.expand(tensor.shape).contiguous())
     return position(*drawn)
 
 

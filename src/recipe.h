@@ -65,7 +65,7 @@ class Recipe {
   std::vector<Fit> fits;
   bool reads_distances = false;               // a term needs the call's distances
   bool reads_length = false;                  // a term depends on the call's length
-  bool has_reach = false;                     // a term ends before some last queries
+  bool has_reach = false;                     // a term ends before some far positions
   std::function<int64_t(int64_t)> place;      // empty: a token stands at its number
   std::function<int64_t(int64_t)> place_key;  // empty: where a query of the same number stands
 

@@ -62,7 +62,10 @@ def drawn_case(seed):
     case["mask"] = draw.choice(MASKS)
     offsets = ["aligned", "zero", "far", "far both", "scattered", "far keys"]
     spans = any(hasattr(oracle_of(name), "SPANS") for name, _ in parts)
+    near = any(hasattr(oracle_of(name), "NEAR") for name, _ in parts)
     case["offsets"] = draw.choice(offsets[: 5 if spans else 6])
+    if near and "far" in case["offsets"]:
+        case["offsets"] = "scattered"
     case["numbers"] = draw.choice(["normal", "normal", "normal", "constant", "uniform", "one key"])
     case["deviation"] = draw.choice([1, 1, 1, 100, 1e3, 1e4])
     scales = [1.0, 1e-2, 100.0] if case["dtype"] == "float16" else [1.0, 1.0, 1e-6, 1e3, 1e30]

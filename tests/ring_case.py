@@ -156,7 +156,7 @@ class Case:
         self.cast(dtype)
         leaves = [self.shard(x.detach(), 2).requires_grad_() for x in (self.q, self.k, self.v)]
         inputs = self.each_input(
-            lambda x: self.shard(x, 2).requires_grad_(), lambda x: self.shard(x, 2)
+            lambda x: self.shard(x, 2).requires_grad_(), lambda x: self.shard(x, -1)
         )
         options = dict(self.options)
         if self.positions is not None:

@@ -270,7 +270,8 @@ def test_dense_is_what_scores_adds(name, scheme, options):
         term = torch.einsum(*terms[options.get("terms") == "p2c"], rows)
         if scheme.name == "relative_key" and options.get("kind") != "relative_key":
             term = term + torch.einsum(*terms[1], rows)
-        torch.testing.assert_close(got, plain + term / HEAD_DIM**0.5)
+        scale = 1.0 if scheme.name == "decomposed" else HEAD_DIM**-0.5
+        torch.testing.assert_close(got, plain + term * scale)
 
 
 def test_rotary_tables_and_rotate():

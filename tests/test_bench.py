@@ -354,10 +354,10 @@ def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
     quick = ["--seconds", 0.01, "--wait", 0, "--out", out, "--case"]
     page = run_program(monkeypatch, capfd, *quick, "L 12, C++")
     assert "| call, B 1, H 1, L 12, C++ |" in page
-    text = run_program(monkeypatch, capfd, *quick, "short: B 8", "--merge", out, "--json")
+    text = run_program(monkeypatch, capfd, *quick, "forward, D 32", "--merge", out, "--json")
     found = json.loads(text)
     assert found == json.loads(out.read_text())
-    assert [row["name"][:5] for row in found["rows"]] == ["short", "call,"]
+    assert [row["name"][:5] for row in found["rows"]] == ["forwa", "call,"]
     assert len(found["machines"]) == 2
 
 

@@ -51,6 +51,7 @@ struct CPMAntBias {
                   ": expected positions below max_length=", most, ", got ", position);
       return checked(segment) * 4 * most + position;
     };
+    b.ends();
     const common::Buckets within(b.scheme(), buckets, max_distance, true);
     b.bias(within.map(1, 2 * max_length), table, Along::read(q, k, place, place));
     const ClassMap pairs = common::by_distance(

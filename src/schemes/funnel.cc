@@ -6,7 +6,7 @@
 //   R(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
 //
 // Token 0 is [CLS]. It stands farther than max_length from the others, as a query on the other side than as
-// a key. Pooled queries stand at the positions of the tokens that they begin with.
+// a key, where what is before it stands in its order. Pooled queries stand at the positions of the tokens that they begin with.
 #include <algorithm>
 #include <cstdlib>
 
@@ -76,7 +76,7 @@ struct Funnel {
         {.added = of_segments, .along = Along::read(q, k, at(-2 * kSegments), at(2 * kSegments))});
     if (!separate_cls) return;
     b.place([far = 2 * max_length](int64_t token) { return token == 0 ? far : token; },
-            [far = -max_length](int64_t token) { return token == 0 ? far : token; });
+            [far = -max_length](int64_t token) { return token <= 0 ? far + token : token; });
   }
 };
 

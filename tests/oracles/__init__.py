@@ -57,6 +57,7 @@ What else the tests must know of a scheme, as attributes of the module:
                it gives the length.
     GROWS      True where products grow with the distance of keys ahead, beyond float32 where they
                are far: tests draw none there.
+    NEAR       True where positions that are far from 0 are refused.
     SPANS      True where a number is computed for each distance between the least and the greatest
                of a call: its tests keep positions together.
 

@@ -4,6 +4,8 @@ import torch
 
 from oracles import t5
 
+NEAR = True
+
 
 def configs(heads, head_dim, value_dim):
     return [

@@ -34,8 +34,8 @@ def place(options, tokens):
 
 
 def place_keys(options, tokens):
-    apart = options.get("separate_cls", True) & (tokens == 0)
-    return torch.where(apart, -options.get("max_length", 512), tokens)
+    apart = options.get("separate_cls", True) & (tokens <= 0)
+    return torch.where(apart, tokens - options.get("max_length", 512), tokens)
 
 
 def terms(options, parameters, pos_q, pos_k):
