@@ -362,4 +362,6 @@ void Builder::place(std::function<int64_t(int64_t)> query, std::function<int64_t
   recipe_.place_key = std::move(key);
 }
 
+void Builder::ends() { recipe_.has_reach = true; }
+
 }  // namespace relpos

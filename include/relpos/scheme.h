@@ -277,7 +277,7 @@ class Builder {
   void place(std::function<int64_t(int64_t token)> query,
              std::function<int64_t(int64_t token)> key);
   // The terms refuse positions that are far from 0.
-  void ends() { recipe_.has_reach = true; }
+  void ends();
 
  private:
   static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
