@@ -28,7 +28,7 @@ int64_t chunk_count(const Problem& p) {
 
 // Key heads of one wave.
 int64_t wave_of(const Problem& p) {
-  const int64_t tasks = std::max<int64_t>(kWaveTasks, 2 * p.threads);
+  const int64_t tasks = std::max<int64_t>(kWaveTasks, int64_t{2} * p.threads);
   return std::clamp<int64_t>(tasks / chunk_count(p), 1, std::max<int64_t>(1, p.batch * p.kv_heads));
 }
 

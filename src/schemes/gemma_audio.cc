@@ -32,9 +32,9 @@ struct GemmaAudio {
                                       Init::glorot_uniform(heads * head_dim, width),
                                       "projects the sinusoids of a distance to each head");
     std::vector<double> frequencies;
-    for (int64_t p = 0; p < width / 2; ++p) {
-      const double share =
-          p == 0 ? 0.0 : static_cast<double>(p) / static_cast<double>(width / 2 - 1);
+    const int64_t last = width / 2 - 1;
+    for (int64_t p = 0; p <= last; ++p) {
+      const double share = p == 0 ? 0.0 : static_cast<double>(p) / static_cast<double>(last);
       frequencies.push_back(std::pow(10000.0, -share));
     }
     b.projected_rows(heads, weight, common::sines_then_cosines(frequencies));
