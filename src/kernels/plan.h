@@ -45,9 +45,9 @@ struct ColumnPlan {
 class Plan {
  public:
   // `packs`: keys are packed even where their rows would be read in place.
-  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs = false)
-      : Plan(problem, backward, memory, packs, tile_kernels(problem)) {}
-  Plan(const Problem& problem, bool backward, Workspace& memory, bool packs,
+  Plan(const Problem& problem, bool of_backward, Workspace& memory, bool packs = false)
+      : Plan(problem, of_backward, memory, packs, tile_kernels(problem)) {}
+  Plan(const Problem& problem, bool of_backward, Workspace& memory, bool packs,
        const Kernels& of_target);
 
   const Problem& p;
