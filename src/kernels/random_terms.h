@@ -60,7 +60,12 @@ struct PlainCall {
   // Where the gradients go, those of the terms zeroed.
   ProblemGradients gradients() {
     terms = TermGradients::zeros(p.terms);
-    return {.query = dq.view(), .key = dk.view(), .value = dv.view(), .terms = &terms};
+    ProblemGradients gradients;
+    gradients.query = dq.view();
+    gradients.key = dk.view();
+    gradients.value = dv.view();
+    gradients.terms = &terms;
+    return gradients;
   }
 };
 

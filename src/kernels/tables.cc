@@ -60,8 +60,9 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
     const int64_t h = entry / entries, c = entry % entries, m = classes[c];
     if (c % kTile == 0) check_cancelled();
     for (int64_t x = 0; x < rank; ++x) {
-      const auto at = [&] { return per_head ? view.offset({h, m, x}) : view.offset({m, x}); };
-      row[x] = m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(at()) * table.multiplier);
+      const auto element = [&] { return per_head ? view.offset({h, m, x}) : view.offset({m, x}); };
+      row[x] =
+          m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(element()) * table.multiplier);
       if (with_transposed) {
         transposed[((h * panels() + c / kTile) * rank + x) * kTile + c % kTile] = row[x];
       }
