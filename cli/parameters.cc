@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numbers>
 #include <utility>
 
 #include "common.h"
@@ -18,12 +19,32 @@ namespace {
 constexpr int64_t kMostNumbers = int64_t{1} << 31;
 constexpr size_t kMostNames = 8;  // of a file, in one line
 
+// Init::turned.
+void turn_heads(const ParameterSpec& spec, Random& random, const Tensor& tensor) {
+  const auto columns = static_cast<size_t>(spec.shape[2]);
+  const std::vector<double>& of = spec.init.values;
+  for (int64_t h = 0; h < spec.shape[1]; ++h) {
+    const double angle = 2.0 * std::numbers::pi * random.uniform();
+    const double cos = std::cos(angle), sin = std::sin(angle);
+    for (size_t n = 0; n < columns; ++n) {
+      const TensorView& to = tensor.view();
+      const auto at = static_cast<int64_t>(n);
+      to.store(to.offset({0, h, at}), cos * of[n] - sin * of[columns + n]);
+      to.store(to.offset({1, h, at}), sin * of[n] + cos * of[columns + n]);
+    }
+  }
+}
+
 Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
   const int64_t count = checked_numel(spec.shape, spec.name.c_str());
   check_value(count <= kMostNumbers, spec.name, ": shape ", shape_text(spec.shape),
               " is too large to draw, at most ", kMostNumbers, " numbers");
   Tensor tensor(spec.integers() ? DType::kInt64 : dtype, spec.shape);
   const std::vector<double>& values = spec.init.values;
+  if (spec.init.kind == Init::Kind::kTurned) {
+    turn_heads(spec, random, tensor);
+    return tensor;
+  }
   for (int64_t n = 0; n < count; ++n) {
     double value = 0.0;
     switch (spec.init.kind) {
@@ -35,6 +56,8 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
         break;
       case Init::Kind::kNormal:
         value = random.normal() * spec.init.deviation;
+        break;
+      case Init::Kind::kTurned:
         break;
     }
     tensor.view().store(n, value);

@@ -98,6 +98,7 @@ void add_initial(const ParameterSpec& spec, nb::dict& parameter) {
   const Init& init = spec.init;
   parameter["init"] = init.kind == Init::Kind::kUniform  ? "uniform"
                       : init.kind == Init::Kind::kNormal ? "normal"
+                      : init.kind == Init::Kind::kTurned ? "turned"
                                                          : "values";
   parameter["values"] = nb::tuple(nb::cast(init.values));
   parameter["low"] = init.low;

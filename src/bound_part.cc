@@ -18,7 +18,8 @@ TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
     memory = values;
     return TensorView(memory.data(), DType::kFloat64, shape);
   }
-  memory.assign(1, values.empty() ? 0.0 : values[0]);
+  const bool known = spec.init.kind == Init::Kind::kValues && !values.empty();
+  memory.assign(1, known ? values[0] : 0.0);
   return TensorView(memory.data(), DType::kFloat64, shape, std::vector<int64_t>(shape.size(), 0));
 }
 

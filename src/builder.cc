@@ -47,6 +47,10 @@ void Builder::value_dim(int64_t size, const char* option) {
   recipe_.fits.push_back({&CallSizes::value_dim, option, size});
 }
 
+void Builder::kv_heads(int64_t heads, const char* option) {
+  recipe_.fits.push_back({&CallSizes::kv_heads, option, heads});
+}
+
 Source Builder::parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
                           const std::string& doc, std::vector<Origin> origins) {
   return declare({name, shape, std::move(init), true, doc, std::move(origins)});
@@ -323,35 +327,59 @@ void Builder::key_bias(const Source& values, bool up_to_query) {
 }
 
 void Builder::rotation(Rotation rotation) {
-  recipe_.terms.push_back({[turn = std::move(rotation)](const PartCall&, Terms& terms) {
-    terms.rotations.push_back(turn);
-  }});
+  fixed_rotation([turn = std::move(rotation)](const PartCall&) { return turn; });
 }
 
 void Builder::rotation(Rotation rotation, CoordinateOf coordinate) {
-  recipe_.terms.push_back({[turn = std::move(rotation), coordinate = std::move(coordinate)](
-                               const PartCall& call, Terms& terms) {
-    terms.rotations.push_back(turn);
-    terms.rotations.back().coordinates = std::make_shared<const Coordinates>(
-        coordinates_at(call.positions, axis_count(turn.axis), coordinate));
-  }});
+  fixed_rotation(
+      [=, turn = std::move(rotation), coordinate = std::move(coordinate)](const PartCall& call) {
+        Rotation own = turn;
+        own.coordinates = std::make_shared<const Coordinates>(
+            coordinates_at(call.positions, axis_count(turn.axis), coordinate));
+        return own;
+      });
 }
 
 void Builder::rotation(Rotation rotation, const Source& of_queries, const Source& of_keys) {
-  recipe_.terms.push_back({[turn = std::move(rotation), q = of_queries.index_, k = of_keys.index_](
-                               const PartCall& call, Terms& terms) {
-    terms.rotations.push_back(turn);
-    terms.rotations.back().coordinates = std::make_shared<const Coordinates>(
+  fixed_rotation([turn = std::move(rotation), q = of_queries.index_,
+                  k = of_keys.index_](const PartCall& call) {
+    Rotation own = turn;
+    own.coordinates = std::make_shared<const Coordinates>(
         coordinates_given(call.parameters[q], call.parameters[k]));
-  }});
+    return own;
+  });
+}
+
+void Builder::rotation(Rotation rotation, const Source& head_frequency,
+                       const CoordinateOf& coordinate) {
+  const SourceReader numbers(head_frequency);
+  recipe_.terms.push_back(
+      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
+         terms.rotations.push_back(turn);
+         Rotation& own = terms.rotations.back();
+         own.head_frequency = numbers.read(call);
+         own.coordinates = std::make_shared<const Coordinates>(
+             coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
+       },
+       [=, at = recipe_.counts.rotations++](const PartCall& call, const TermGradients& gradients,
+                                            ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.rotations[at].head_frequency, sums);
+       }});
 }
 
 void Builder::rotation(std::function<Rotation(int64_t)> of_length,
                        const std::optional<int64_t>& length) {
   if (length) return rotation(of_length(*length));
   recipe_.reads_length = true;
-  recipe_.terms.push_back({[of_length = std::move(of_length)](const PartCall& call, Terms& terms) {
-    terms.rotations.push_back(of_length(call.sizes.length));
+  fixed_rotation([of_length = std::move(of_length)](const PartCall& call) {
+    return of_length(call.sizes.length);
+  });
+}
+
+void Builder::fixed_rotation(std::function<Rotation(const PartCall&)> of_call) {
+  ++recipe_.counts.rotations;
+  recipe_.terms.push_back({[of_call = std::move(of_call)](const PartCall& call, Terms& terms) {
+    terms.rotations.push_back(of_call(call));
   }});
 }
 

@@ -57,6 +57,20 @@ void check_coordinates(const Rotation& rotation, const Problem& problem, const s
   check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
 }
 
+void check_head_frequency(const Rotation& rotation, const Problem& problem,
+                          const std::string& who) {
+  const TensorView& view = rotation.head_frequency.view;
+  check_value(rotation.log_decay.empty(), who,
+              ": a rotation with frequencies for each head cannot decay with the distance");
+  check_value(rotation.coordinates != nullptr && view.rank == 3 &&
+                  view.shape[0] == rotation.coordinates->axes &&
+                  (view.shape[1] == 1 || view.shape[1] == problem.kv_heads) &&
+                  view.shape[2] == rotation.dims / 2,
+              who, ": expected frequencies [axes, ", problem.kv_heads, " or 1, ", rotation.dims / 2,
+              "] for the heads of key, got ", Shape{view});
+  check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
+}
+
 // Of a term that is read by a coordinate.
 template <typename Term>
 void check_coordinates(const Term& term, const Problem& problem, const std::string& who) {
@@ -75,7 +89,11 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
                     rotation.start + rotation.dims <= problem.head_dim,
                 who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
                 " but query has head size ", problem.head_dim);
-    if (!rotation.axis.empty()) check_coordinates(rotation, problem, who);
+    if (rotation.head_frequency.view.given()) {
+      check_head_frequency(rotation, problem, who);
+    } else if (!rotation.axis.empty()) {
+      check_coordinates(rotation, problem, who);
+    }
   }
   for (const TermData& added : terms.query_added) {
     check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");

@@ -11,12 +11,14 @@ namespace {
 struct Headed {
   TermData* data;
   int axis;
+  bool of_keys = false;  // key heads
 };
 
 int table_axis(const TermData& table) { return table.view.rank == 3 ? 0 : -1; }
 
 std::vector<Headed> headed(Terms& terms) {
   std::vector<Headed> found;
+  for (Rotation& term : terms.rotations) found.push_back({&term.head_frequency, 1, true});
   for (DistanceBias& term : terms.biases) {
     found.push_back({&term.table, 0});
     found.push_back({&term.slopes, 1});
@@ -43,6 +45,7 @@ std::vector<Headed> headed(Terms& terms) {
 // In the order of headed().
 std::vector<std::vector<double>*> listed(TermGradients& gradients) {
   std::vector<std::vector<double>*> found;
+  for (auto& term : gradients.rotations) found.push_back(&term.head_frequency);
   for (auto& term : gradients.biases) {
     found.push_back(&term.table);
     found.push_back(&term.slopes);
@@ -62,7 +65,17 @@ std::vector<std::vector<double>*> listed(TermGradients& gradients) {
 
 bool is_cut(const HeadSlice& slice, const Headed& term) {
   const TensorView& view = term.data->view;
-  return view.given() && term.axis >= 0 && view.shape[term.axis] == slice.all;
+  if (!view.given() || term.axis < 0) return false;
+  const int64_t heads = view.shape[term.axis];
+  return term.of_keys ? heads > 1 && slice.all % heads == 0 : heads == slice.all;
+}
+
+// The first of the heads that a term keeps, and how many they are. Several slices may share a key head.
+std::pair<int64_t, int64_t> kept(const HeadSlice& slice, const Headed& term) {
+  if (!term.of_keys) return {slice.first, slice.own};
+  const int64_t group = slice.all / term.data->view.shape[term.axis];
+  const int64_t first = slice.first / group;
+  return {first, (slice.first + slice.own + group - 1) / group - first};
 }
 
 }  // namespace
@@ -71,11 +84,12 @@ Terms HeadSlice::cut(Terms terms) const {
   if (whole()) return terms;
   for (const Headed& term : headed(terms)) {
     if (!is_cut(*this, term)) continue;
+    const auto [from, count] = kept(*this, term);
     TensorView& view = term.data->view;
     auto* bytes = static_cast<char*>(view.data);
-    if (bytes != nullptr) bytes += first * view.strides[term.axis] * item_size(view.dtype);
+    if (bytes != nullptr) bytes += from * view.strides[term.axis] * item_size(view.dtype);
     view.data = bytes;
-    view.shape[term.axis] = own;
+    view.shape[term.axis] = count;
   }
   return terms;
 }
@@ -87,14 +101,16 @@ TermGradients HeadSlice::spread(Terms terms, TermGradients gradients) const {
   for (size_t n = 0; n < places.size(); ++n) {
     if (sums[n]->empty() || !is_cut(*this, places[n])) continue;
     const TensorView& view = places[n].data->view;
+    const auto [from, count] = kept(*this, places[n]);
+    const int64_t heads = view.shape[places[n].axis];
     int64_t outer = 1, inner = 1;
     for (int axis = 0; axis < view.rank; ++axis) {
       if (axis != places[n].axis) (axis < places[n].axis ? outer : inner) *= view.shape[axis];
     }
-    std::vector<double> spread(static_cast<size_t>(outer * all * inner), 0.0);
+    std::vector<double> spread(static_cast<size_t>(outer * heads * inner), 0.0);
     for (int64_t at = 0; at < outer; ++at) {
-      std::copy_n(sums[n]->begin() + at * own * inner, own * inner,
-                  spread.begin() + (at * all + first) * inner);
+      std::copy_n(sums[n]->begin() + at * count * inner, count * inner,
+                  spread.begin() + (at * heads + from) * inner);
     }
     *sums[n] = std::move(spread);
   }

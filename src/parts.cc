@@ -126,6 +126,7 @@ void pull_back_parts(const Position& position, const CallSizes& sizes,
     const Part& part = position.parts[n];
     const TermCounts& counts = part.recipe->counts;
     TermGradients own;
+    own.rotations = take(gradients.rotations, at.rotations, counts.rotations);
     own.biases = take(gradients.biases, at.biases, counts.biases);
     own.row_tables = take(gradients.row_tables, at.row_tables, counts.row_tables);
     own.column_tables = take(gradients.column_tables, at.column_tables, counts.column_tables);

@@ -22,6 +22,7 @@ struct CallSizes {
   bool in_double = true;                          // else computed tables may be float32
   int threads = 1;
   int64_t own_heads = 0;  // of `heads`, those that the call has, and its inputs
+  int64_t kv_heads = 0;   // 0, too, where the call has some of the heads
 };
 
 // A call as the terms of one part meet it.
@@ -37,8 +38,8 @@ using ParameterSums = std::vector<std::vector<double>>;
 
 // How many terms of each kind a part gives.
 struct TermCounts {
-  size_t biases = 0, row_tables = 0, column_tables = 0, key_biases = 0, value_tables = 0,
-         query_added = 0, sinks = 0;
+  size_t rotations = 0, biases = 0, row_tables = 0, column_tables = 0, key_biases = 0,
+         value_tables = 0, query_added = 0, sinks = 0;
 };
 
 // One term of a recipe, and beside it the way of its gradients. `gradients` is of the part's own terms.

@@ -22,7 +22,8 @@ std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
   std::vector<Rotation> rotations = BoundPart(part, sizes, at).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
-                    static_cast<int64_t>(rotation.frequency.size()) == rotation.dims / 2,
+                    (rotation.head_frequency.view.given() ||
+                     std::ssize(rotation.frequency) == rotation.dims / 2),
                 part.scheme().name, ": expected one frequency for each pair of ", rotation.dims,
                 " dims, got ", rotation.frequency.size());
   }
@@ -33,6 +34,11 @@ std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
                                          const Positions* at = nullptr) {
   std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
+  for (const Rotation& rotation : rotations) {
+    check_value(!rotation.head_frequency.view.given(), part.scheme().name,
+                ": each head turns by its own trained frequencies, so that no one table of cosines "
+                "and sines stands for it; give the position to attention or scores");
+  }
   return rotations;
 }
 

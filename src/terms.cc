@@ -119,6 +119,7 @@ void Terms::append(Terms other) {
 
 TermGradients TermGradients::zeros(const Terms& terms) {
   TermGradients zeros;
+  for (const auto& t : terms.rotations) zeros.rotations.push_back({zeros_like(t.head_frequency)});
   for (const auto& t : terms.biases) {
     zeros.biases.push_back({zeros_like(t.table), zeros_like(t.slopes)});
   }

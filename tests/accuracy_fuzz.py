@@ -19,7 +19,15 @@ from collections import defaultdict
 import relpos
 import torch
 from call import Call, Draw, inputs_of, laid_out, modules_of
-from oracle import allowed_pairs, exclusive, oracle_of, place_of, positions, registry
+from oracle import (
+    allowed_pairs,
+    configs_of,
+    exclusive,
+    oracle_of,
+    place_of,
+    positions,
+    registry,
+)
 from promise import SENTENCE, missed, promised, ratio, work_type
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
@@ -83,12 +91,13 @@ def drawn_case(seed):
 
 def drawn_parts(draw, case):
     """[(scheme, options)] of a sum of up to 3."""
-    sizes = case["heads"][0], case["head_dim"], case["value_dim"]
+    heads, key_heads = case["heads"]
+    sizes = heads, case["head_dim"], case["value_dim"], key_heads
     parts = []
     for _ in range(draw.choice([0, 1, 1, 1, 2, 2, 3])):
         name = draw.choice(sorted(registry()))
         taken = {kind for n, _ in parts for kind in exclusive(n)}
-        options = draw.choice(oracle_of(name).configs(*sizes))
+        options = draw.choice(configs_of(name, *sizes))
         if options is not None and not taken & exclusive(name):
             parts.append((name, options))
     return parts

@@ -9,7 +9,7 @@ import random
 from functools import cache
 
 from allpairspy import AllPairs
-from oracle import exclusive, oracle_of, registry
+from oracle import configs_of, exclusive, oracle_of, registry
 
 SEED = 20261121
 DRAWN = 5_000  # cases in all: the cover, then random draws up to here
@@ -26,7 +26,7 @@ def positions_to_try():
     "name#index" joined by "+"; "" is attention without positions. Each scheme stands in every
     configuration alone, beside each of two others, and in one sum of three to five."""
     draw = random.Random(SEED)
-    counts = {name: len(oracle_of(name).configs(1, 2, 2)) for name in sorted(registry())}
+    counts = {name: len(configs_of(name, 1, 2, 2)) for name in sorted(registry())}
     found = {"none": [""]} | {n: [f"{n}#{i}" for i in range(counts[n])] for n in counts}
 
     def total(name, others):
@@ -88,12 +88,13 @@ def factors(targets):
     }
 
 
-def options_of(position, heads, head_dim, value_dim):
-    """[(scheme, constructor options)]; None where a scheme has none at these sizes."""
+def options_of(position, *sizes):
+    """[(scheme, constructor options)] for calls of these sizes, as configs_of takes them; None where a
+    scheme has none."""
     chosen = []
     for text in filter(None, position.split("+")):
         name, index = text.split("#")
-        options = oracle_of(name).configs(heads, head_dim, value_dim)[int(index)]
+        options = configs_of(name, *sizes)[int(index)]
         if options is None:
             return None
         chosen.append((name, options))
@@ -102,7 +103,8 @@ def options_of(position, heads, head_dim, value_dim):
 
 def configuration(case):
     """options_of a case."""
-    return options_of(case["position"], case["heads"][0], case["head_dim"], case["value_dim"])
+    heads, key_heads = case["heads"]
+    return options_of(case["position"], heads, case["head_dim"], case["value_dim"], key_heads)
 
 
 def elements(case):

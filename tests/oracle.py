@@ -36,6 +36,14 @@ def oracle_of(name):
         raise LookupError(f"scheme {name}: write its oracle in tests/oracles/{name}.py") from error
 
 
+def configs_of(name, heads, head_dim, value_dim, key_heads=None):
+    """The configurations of a scheme for calls of these sizes, with as many key heads as heads where
+    none are given."""
+    oracle = oracle_of(name)
+    own = (key_heads or heads,) if hasattr(oracle, "KEY_HEADS") else ()
+    return oracle.configs(heads, head_dim, value_dim, *own)
+
+
 def exclusive(name):
     """What a scheme does to a whole call, of which a sum has at most one: it may rotate, it may
     place tokens, and it may leave a number for each query to the softmax, or be what sees it."""

@@ -2,7 +2,7 @@
 
 import torch
 from cases import MOST_PARTS
-from oracle import exclusive, oracle_of, part_of, registry
+from oracle import configs_of, exclusive, oracle_of, part_of, registry
 
 HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 6
 UNBOUND = [name for name in registry() if not hasattr(oracle_of(name), "inputs")]
@@ -15,14 +15,22 @@ def configurations(heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, names=PL
     return [
         (name, number)
         for name in names
-        for number, options in enumerate(oracle_of(name).configs(heads, head_dim, value_dim))
+        for number, options in enumerate(configs_of(name, heads, head_dim, value_dim))
         if options is not None
     ]
 
 
-def trained(name, number=0, heads=HEADS, head_dim=HEAD_DIM, value_dim=VALUE_DIM, dtype=None):
+def trained(
+    name,
+    number=0,
+    heads=HEADS,
+    head_dim=HEAD_DIM,
+    value_dim=VALUE_DIM,
+    dtype=None,
+    key_heads=None,
+):
     """(module, its oracle part) of one configuration, with trained-looking tables."""
-    options = oracle_of(name).configs(heads, head_dim, value_dim)[number]
+    options = configs_of(name, heads, head_dim, value_dim, key_heads)[number]
     module = registry()[name](**options)
     draw = torch.Generator().manual_seed(number)
     with torch.no_grad():

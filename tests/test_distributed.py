@@ -6,7 +6,7 @@ import pytest
 import ring_case
 import torch
 from conftest import SUMMARY
-from oracle import oracle_of, registry
+from oracle import configs_of, registry
 from ranks import shared
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
 from ring_promise import expected, shares_of_bounds, times_alone
@@ -29,7 +29,7 @@ def configurations():
     return [
         (name, number)
         for name in registry()
-        for number, options in enumerate(oracle_of(name).configs(HEADS, HEAD_DIM, VALUE_DIM))
+        for number, options in enumerate(configs_of(name, HEADS, HEAD_DIM, VALUE_DIM))
         if options is not None
     ]
 

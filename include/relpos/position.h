@@ -30,16 +30,21 @@ const std::vector<Scheme>& schemes();
 const Scheme* find_scheme(std::string_view name);
 
 struct Init {
-  enum class Kind { kValues, kUniform, kNormal };
+  enum class Kind { kValues, kUniform, kNormal, kTurned };
   Kind kind = Kind::kValues;
   double low = 0.0, high = 0.0;  // kUniform
   double deviation = 0.0;        // kNormal, about 0
-  std::vector<double> values{};  // kValues: one number for all elements, or one for each
+  // kValues: one number for all elements, or one for each. kTurned: those of one head.
+  std::vector<double> values{};
 
   static Init constant(double value) { return {.values = {value}}; }
   static Init each(std::vector<double> values) { return {.values = std::move(values)}; }
   static Init uniform(double low, double high) { return {Kind::kUniform, low, high}; }
   static Init normal(double deviation) { return {Kind::kNormal, 0, 0, deviation}; }
+  // [2, H, n] from the plane vectors [2, n] of one head: each head's are turned by a random angle.
+  static Init turned(std::vector<double> vectors) {
+    return {.kind = Kind::kTurned, .values = std::move(vectors)};
+  }
   // Glorot & Bengio 2010, for a table [fan_out, fan_in].
   static Init glorot_uniform(int64_t fan_out, int64_t fan_in);
   static Init glorot_normal(int64_t fan_out, int64_t fan_in);

@@ -191,6 +191,8 @@ class Builder {
   }
   // Throws unless value heads of the call have this size, which `option` said.
   void value_dim(int64_t size, const char* option);
+  // Throws unless the call has so many key heads.
+  void kv_heads(int64_t heads, const char* option);
 
   Source parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
                    const std::string& doc, std::vector<Origin> origins = {});
@@ -267,6 +269,9 @@ class Builder {
   void rotation(Rotation rotation, CoordinateOf coordinate);
   // or are inputs of the call: integers [B, axes, Lq] and [B, axes, Lk].
   void rotation(Rotation rotation, const Source& of_queries, const Source& of_keys);
+  // Pairs of each head turn by frequencies of their own, [axes, Hk or 1, dims / 2], times coordinates of
+  // a token that follow from the position: Rotation::head_frequency.
+  void rotation(Rotation rotation, const Source& head_frequency, const CoordinateOf& coordinate);
   // A rotation that depends on a length; where it is not given, on that of the call: one more than its
   // last position.
   void rotation(std::function<Rotation(int64_t length)> rotation,
@@ -287,6 +292,8 @@ class Builder {
                     const std::optional<Source>& added);
   using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
+  // One without parameters.
+  void fixed_rotation(std::function<Rotation(const PartCall& call)> of_call);
   // A term that is one source, in these lists of terms.
   void read(const Source& source, std::vector<TermData> Terms::* of,
             std::vector<std::vector<double>> TermGradients::* gradients_of,

@@ -72,6 +72,9 @@ struct Coordinates {
   int64_t query(int64_t axis, int64_t b, int64_t i) const noexcept {
     return q[static_cast<size_t>((axis * q_rows + (q_rows == 1 ? 0 : b)) * queries + i)];
   }
+  int64_t of(bool query_side, int64_t axis, int64_t b, int64_t i) const noexcept {
+    return query_side ? query(axis, b, i) : key(axis, b, i);
+  }
   int64_t key(int64_t axis, int64_t b, int64_t j) const noexcept {
     return k[static_cast<size_t>((axis * k_rows + (k_rows == 1 ? 0 : b)) * keys + j)];
   }
@@ -80,7 +83,8 @@ struct Coordinates {
 // R(pos): pair p of the head's dimensions [start, start + dims) is rotated by pos * frequency[p]
 // radians. The angle is computed in double and rounded once; with float32_angles it is a product of
 // float32 numbers, as in most frameworks. With `axis`, pos is coordinate axis[p] of the token instead of
-// its position.
+// its position. With `head_frequency` the angle is the sum over the axes of coordinate a times
+// head_frequency[a, h, p], h the key head: a query turns as the key head of its group does.
 struct Rotation {
   int64_t start = 0, dims = 0;
   PairLayout layout = PairLayout::kHalf;
@@ -90,7 +94,10 @@ struct Rotation {
   std::vector<double>
       log_decay;          // [dims / 2] or empty: pair p is scaled by exp(delta * log_decay[p])
   std::vector<int> axis;  // [dims / 2] or empty; not together with log_decay
-  std::shared_ptr<const Coordinates> coordinates;  // with axis
+  // Not given, or [axes, Hk or 1, dims / 2], 1: all heads turn alike. It stands for `frequency`,
+  // float32_angles and `axis`; not together with log_decay.
+  TermData head_frequency{};
+  std::shared_ptr<const Coordinates> coordinates;  // with axis or head_frequency
 };
 
 // b[h, m(delta)], added after the scale. `slopes` [2, H] adds slopes[0, h] * min(delta, 0) +
@@ -158,6 +165,9 @@ struct Terms {
 // Gradients with respect to TermData, each contiguous in the shape of its view, or empty if the term
 // wants none. Rows that no visible pair selects are exactly 0.
 struct TermGradients {
+  struct Turns {
+    std::vector<double> head_frequency;
+  };
   struct Bias {
     std::vector<double> table, slopes;
   };
@@ -167,6 +177,7 @@ struct TermGradients {
   struct Values {
     std::vector<double> table;
   };
+  std::vector<Turns> rotations;
   std::vector<Bias> biases;
   std::vector<Rows> row_tables, column_tables;
   std::vector<Values> key_biases, value_tables;

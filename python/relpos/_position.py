@@ -408,6 +408,11 @@ def _initial(spec: ParameterSpec, dtype: torch.dtype = torch.float32) -> Tensor:
             .reshape(spec.shape)
             .clone()
         )
+    if spec.init == "turned":  # the vectors [2, n] of one head, each head's by a random angle
+        of = torch.tensor(spec.values, dtype=dtype).view(2, 1, -1)
+        angle = torch.empty(spec.shape[1], 1, dtype=dtype).uniform_(0.0, 2.0 * math.pi)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.stack([cos * of[0] - sin * of[1], sin * of[0] + cos * of[1]])
     values = torch.empty(spec.shape, dtype=dtype)
     if spec.init == "uniform":
         return values.uniform_(spec.low, spec.high)

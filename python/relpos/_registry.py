@@ -35,7 +35,7 @@ class ParameterSpec:
 
     name: str  # dotted, as in the scheme's origin
     shape: tuple[int | str, ...]  # of an input: "batch", "heads", "queries", "keys" of the call
-    init: str  # "values", "uniform", "normal"
+    init: str  # "values", "uniform", "normal", "turned"
     low: float  # bounds of the uniform
     high: float
     deviation: float  # of the normal

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -64,7 +65,7 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 // at others.
 struct Call : random_terms::PlainCall {
   static constexpr int64_t kHeads = 2, kDim = 16, kReach = 4, kClasses = 2 * kReach + 1;
-  Tensor bias, slopes, rows, values, columns, keys, added;
+  Tensor bias, slopes, rows, values, columns, keys, added, frequencies;
 
   Call(Kind kind, int64_t length) : Call(Rng(3), kind, length) {}
   Call(Rng rng, Kind kind, int64_t length)
@@ -89,9 +90,18 @@ struct Call : random_terms::PlainCall {
     };
     const ClassMap map = ClassMap::clamp(-kReach, kReach);
     Rotation rotation;
-    rotation.dims = kDim;
-    rotation.frequency.assign(kDim / 2, 0.01);
-    p.terms.rotations = {rotation};
+    rotation.dims = kDim / 2;
+    rotation.frequency.assign(kDim / 4, 0.01);
+    p.terms.rotations = {rotation, rotation};
+    Rotation& trained = p.terms.rotations[1];
+    trained.start = kDim / 2;
+    trained.head_frequency = given(frequencies, {1, kHeads, kDim / 4});
+    Coordinates at;
+    at.axes = 1;
+    at.queries = at.keys = p.keys;
+    for (int64_t i = 0; i < p.keys; ++i) at.q.push_back(i);
+    at.k = at.q;
+    trained.coordinates = std::make_shared<const Coordinates>(at);
     p.terms.biases.resize(2);
     p.terms.biases[0].map = map;
     p.terms.biases[0].table = given(bias, {kHeads, kClasses});

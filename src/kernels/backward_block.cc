@@ -18,6 +18,7 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
       dq_(memory.take<float>(kRows * plan.Dp)),
       p_(memory.take<float>(kRows * kTile)),
       ds_(memory.take<float>(kRows * kTile)),
+      unturned_(memory.take<float>(plan.query_added.size() > 0 ? plan.Dp : 0)),
       tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
   state.dout = dout_.get();
   state.dq = dq_.get();
@@ -109,12 +110,29 @@ void BackwardBlock::finish(int64_t g, const Sums& sums, const ProblemGradients& 
   finish_queries(g, sums, gradients);
 }
 
+// Before dq of the row is turned back.
+void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sums) {
+  const float* query = raw_.get() + row * plan_.Dp;
+  if (plan_.query_added.size() > 0) {
+    const float* added = plan_.query_added.get() + block.head[row] * plan_.Dp;
+    for (int64_t d = 0; d < plan_.D; ++d) unturned_[d] = query[d] + added[d];
+    query = unturned_.get();
+  }
+  for (size_t n = 0; n < sums.turns.size(); ++n) {
+    if (sums.turns[n].queries == nullptr) continue;
+    plan_.rotations.add_gradients(n, true, block.batch, kv_head, block.index[row], query,
+                                  dq_.get() + row * plan_.Dp, sums.turns[n].queries);
+  }
+}
+
 void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
   const int64_t D = plan_.D;
   for (int row = 0; row < block.rows; ++row) {
     float* dq = dq_.get() + row * plan_.Dp;
     for (int64_t d = 0; d < D; ++d) dq[d] *= static_cast<float>(plan_.p.scale);
-    plan_.rotations.undo(true, block.batch, block.index[row], dq);
+    const int64_t kv_head = block.head[row] / plan_.p.group();
+    if (sums.trains_turns()) add_turn_gradients(row, kv_head, sums);
+    plan_.rotations.undo(true, block.batch, kv_head, block.index[row], dq);
     for (int64_t d = 0; sums.query_added != nullptr && d < D; ++d) {
       sums.query_added[g * D + d] += static_cast<double>(dq[d]);
     }

@@ -31,6 +31,7 @@ class BackwardBlock : public QueryBlock {
   void load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
                       const ProblemGradients& gradients);
   void sum_rows();
+  void add_turn_gradients(int row, int64_t kv_head, const Sums& sums);
   void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
 
   BiasGradients biases_;
@@ -40,7 +41,8 @@ class BackwardBlock : public QueryBlock {
   // is of more keys than these, they are summed (sums_rows_).
   bool sums_rows_ = false;
   double row_sums_[kRows] = {};
-  Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
+  Buffer<float> unturned_;  // a query and what is added to it [Dp]
+  Buffer<float> tile_dq_;   // where a rotation decays: dq of the queries scaled for a tile
 };
 
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory);

@@ -87,7 +87,7 @@ class DirectRows {
     }
     for (int64_t c = 0; c < count; ++c) {
       load_row(view, b, kv_head_, first + c, n, padded, memory + c * padded);
-      if (keys) plan_.rotations.apply(false, b, first + c, memory + c * padded);
+      if (keys) plan_.rotations.apply(false, b, kv_head_, first + c, memory + c * padded);
     }
     return {DType::kFloat32, memory, padded, padded, count};
   }

@@ -43,12 +43,23 @@ double angle_part(const Problem& p, bool query, int64_t b, int64_t h, int64_t i,
     const int64_t pair = half ? n % (r.dims / 2) : n / 2;
     const bool second = half ? n >= r.dims / 2 : n % 2 == 1;
     const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
-    int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
-    if (!r.axis.empty()) {
-      const int axis = r.axis[pair];
-      position = query ? r.coordinates->query(axis, b, i) : r.coordinates->key(axis, b, i);
+    const auto coordinate = [&](int64_t axis) {
+      return static_cast<double>(query ? r.coordinates->query(axis, b, i)
+                                       : r.coordinates->key(axis, b, i));
+    };
+    double angle = 0.0;
+    if (r.head_frequency.view.given()) {
+      const int64_t own = query ? h / p.group() : h;
+      for (int64_t axis = 0; axis < 2; ++axis) {
+        const int64_t head = r.head_frequency.view.shape[1] == 1 ? 0 : own;
+        angle += coordinate(axis) * at(r.head_frequency, {axis, head, pair});
+      }
+    } else if (!r.axis.empty()) {
+      angle = coordinate(r.axis[pair]) * r.frequency[pair];
+    } else {
+      const int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
+      angle = static_cast<double>(position) * r.frequency[pair];
     }
-    const double angle = static_cast<double>(position) * r.frequency[pair];
     const double other = content(p, query, b, h, i, partner) * std::sin(angle);
     const double own = content(p, query, b, h, i, d) * std::cos(angle);
     return r.magnitude * (own + (second ? other : -other));

@@ -87,7 +87,7 @@ Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t cou
   if (in_place != nullptr && !backward) return {in_place, p.key.strides[2]};
   for (int64_t c = 0; c < count; ++c) {
     load_row(p.key, b, kv_head, first + c, D, Dp, memory + c * Dp);
-    rotations.apply(false, b, first + c, memory + c * Dp);
+    rotations.apply(false, b, kv_head, first + c, memory + c * Dp);
   }
   return {memory, Dp};
 }
@@ -151,7 +151,7 @@ void Plan::narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int
       continue;
     }
     load_row(view, b, kv_head, first + c, n, n, rows);
-    if (keys) rotations.apply(false, b, first + c, rows);
+    if (keys) rotations.apply(false, b, kv_head, first + c, rows);
     kernels.narrow_bfloat16(rows, n, to);
   }
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/angles.h"
 #include "kernels/dropout.h"
 #include "relpos/cancel.h"
 #include "relpos/tensor.h"
@@ -121,14 +122,36 @@ inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_
 inline int64_t turns_by(const Positions& at, const Rotation& rotation, int64_t n, bool query,
                         int64_t b, int64_t i) noexcept {
   if (rotation.axis.empty()) return query ? at.query(b, i) : at.key(b, i);
-  const int axis = rotation.axis[n];
-  const Coordinates& own = *rotation.coordinates;
-  return query ? own.query(axis, b, i) : own.key(axis, b, i);
+  return rotation.coordinates->of(query, rotation.axis[n], b, i);
+}
+
+// head_frequency[axis, h, n] of a rotation, multiplied.
+inline double frequency_of(const TermData& head_frequency, int64_t axis, int64_t h, int64_t n) {
+  const TensorView& view = head_frequency.view;
+  return head_frequency.multiplier * view.at({axis, view.shape[1] == 1 ? 0 : h, n});
+}
+
+// The angle by which pair n of key head h turns query or key i, and the queries of its group.
+inline double angle_of(const Positions& at, const Rotation& rotation, int64_t n, bool query,
+                       int64_t b, int64_t h, int64_t i) noexcept {
+  const TermData& own = rotation.head_frequency;
+  if (!own.view.given()) {
+    return rotation_angle(rotation, turns_by(at, rotation, n, query, b, i), n);
+  }
+  double angle = 0.0;
+  for (int64_t axis = 0; axis < own.view.shape[0]; ++axis) {
+    angle += static_cast<double>(rotation.coordinates->of(query, axis, b, i)) *
+             frequency_of(own, axis, h, n);
+  }
+  return angle;
 }
 
 // Calls f(name, data, gradient) for every gradient of terms, wanted or not.
 template <typename Gradients, typename F>
 void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
+  for (size_t n = 0; n < terms.rotations.size(); ++n) {
+    f("head frequency", terms.rotations[n].head_frequency, of.rotations[n].head_frequency);
+  }
   for (size_t n = 0; n < terms.biases.size(); ++n) {
     f("bias table", terms.biases[n].table, of.biases[n].table);
     f("slopes", terms.biases[n].slopes, of.biases[n].slopes);

@@ -106,7 +106,7 @@ void QueryBlock::load_queries() {
       const float* added = plan_.query_added.get() + block.head[row] * Dp;
       for (int64_t d = 0; d < Dp; ++d) own[d] += added[d];
     }
-    plan_.rotations.apply(true, block.batch, block.index[row], own);
+    plan_.rotations.apply(true, block.batch, block.head[row] / p.group(), block.index[row], own);
   }
   if (plan_.unit != nullptr) narrow_queries(q);
   plan_.kernels.scale(block.rows, Dp, q, Dp, &scale, 0, q, Dp);

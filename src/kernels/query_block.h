@@ -50,6 +50,7 @@ class QueryBlock {
   TileSkip skip_;
   // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
   Buffer<float> decayed_, decay_;
+  Buffer<float> raw_;  // the queries as they are [kRows, Dp]
 
  private:
   void find_range();
@@ -59,7 +60,7 @@ class QueryBlock {
   // Queries of the block, not scaled, in bfloat16 for a unit.
   void narrow_queries(const float* rows);
 
-  Buffer<float> raw_, q_;    // [kRows, Dp]
+  Buffer<float> q_;          // [kRows, Dp]
   Buffer<uint16_t> narrow_;  // [kRows, Dq]
 };
 

@@ -232,14 +232,26 @@ inline void draw_rotation(Rng& rng, Problem& p) {
   }
 }
 
-// Decay or axes for a rotation that was drawn.
-inline void draw_turns(Rng& rng, Problem& p) {
+// Pairs turn by coordinates times frequencies that are trained, those of each key head its own.
+inline void add_head_frequency(Rng& rng, Case& c, Rotation& rotation) {
+  rotation.frequency.clear();
+  rotation.coordinates = draw_coordinates(rng, c.p);
+  const int64_t heads = chance(rng, 0.3) ? 1 : c.p.kv_heads;
+  rotation.head_frequency = c.term(rng, {2, heads, rotation.dims / 2});
+  rotation.head_frequency.multiplier = chance(rng, 0.3) ? 0x1p-7 : 0x1p-6;
+}
+
+// Decay, axes or frequencies of heads for a rotation that was drawn.
+inline void draw_turns(Rng& rng, Case& c) {
+  Problem& p = c.p;
   std::vector<Rotation>& rotations = p.terms.rotations;
-  if (!rotations.empty() && chance(rng, 0.5)) {
+  if (!rotations.empty() && chance(rng, 0.4)) {
     for (size_t n = 0; n < rotations[0].frequency.size(); ++n)
       rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : p.positions.q) x %= 1000;
     for (int64_t& x : p.positions.k) x %= 1000;
+  } else if (!rotations.empty() && chance(rng, 0.5)) {
+    add_head_frequency(rng, c, rotations[0]);
   } else if (!rotations.empty() && chance(rng, 0.6)) {
     add_axes(rng, p, rotations[0]);
   }
@@ -297,7 +309,7 @@ inline Case random_case(uint64_t seed) {
   draw_rotation(rng, p);
   draw_biases(rng, c, gap);
   draw_tables(rng, c);
-  draw_turns(rng, p);
+  draw_turns(rng, c);
   Terms& t = p.terms;
   if (chance(rng, 0.3)) {
     t.key_biases.push_back({chance(rng, 0.5) ? c.term(rng, {p.heads, p.keys})

@@ -57,7 +57,8 @@ class HeadGradient {
       if (++keys % kTile == 0) join_row();
     });
     join_row();
-    m.rotate(dq.sum.data(), true, x.b, x.i, true);
+    add_turns(true, x.i, x.unturned().data(), dq.sum.data());
+    m.rotate(dq.sum.data(), true, x.b, x.hk, x.i, true);
     for (size_t n = 0; n < t.query_added.size(); ++n) {
       if (t.query_added[n].empty()) continue;
       accumulate(t.query_added[n], x.h * D, p.terms.query_added[n].multiplier, dq.sum.data(), D);
@@ -98,7 +99,10 @@ class HeadGradient {
     join_keys();
     for (int64_t j = 0; j < p.keys && !x.stopped(j); ++j) {
       double* row = &dk.sum[j * x.D];
-      m.rotate(row, false, x.b, j, true);
+      std::vector<double> key(x.D);
+      load_row(p.key, x.b, x.hk, j, x.D, key.data());
+      add_turns(false, j, key.data(), row);
+      m.rotate(row, false, x.b, x.hk, j, true);
       if (!dk_plain.sum.empty()) add_scaled(row, 1.0, &dk_plain.sum[j * x.D], x.D);
       if (out.key.given()) store_row(out.key, x.b, x.hk, j, x.D, row);
       if (out.value.given()) store_row(out.value, x.b, x.hk, j, x.Dv, &dv.sum[j * x.Dv]);
@@ -127,6 +131,30 @@ class HeadGradient {
     for (int64_t c = 0; c < x.D; ++c) {
       dquery[c] += ds * key[c] * x.decay[c];
       dkey[c] += ds * x.q[c] * x.decay[c];
+    }
+  }
+
+  // What query or key i gives to the frequencies of its head: x before R, dy the gradient of R x. Where
+  // dy is 0 it gives nothing, whatever x is.
+  void add_turns(bool query, int64_t i, const double* from, const double* dy) {
+    for (size_t n = 0; n < t.rotations.size(); ++n) {
+      if (t.rotations[n].head_frequency.empty()) continue;
+      const Rotation& r = p.terms.rotations[n];
+      const TensorView& view = r.head_frequency.view;
+      const int64_t pairs = r.dims / 2, head = view.shape[1] == 1 ? 0 : x.hk;
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        const auto [at, partner] = dims_of_pair(r, pair);
+        if (dy[at] == 0.0 && dy[partner] == 0.0) continue;
+        const double angle = angle_of(p.positions, r, pair, query, x.b, x.hk, i);
+        const double c = r.magnitude * std::cos(angle), s = r.magnitude * std::sin(angle);
+        const double of_angle = dy[partner] * (from[at] * c - from[partner] * s) -
+                                dy[at] * (from[partner] * c + from[at] * s);
+        for (int64_t axis = 0; axis < view.shape[0]; ++axis) {
+          const auto by = static_cast<double>(r.coordinates->of(query, axis, x.b, i));
+          accumulate(t.rotations[n].head_frequency, (axis * view.shape[1] + head) * pairs + pair,
+                     by * of_angle * r.head_frequency.multiplier);
+        }
+      }
     }
   }
 

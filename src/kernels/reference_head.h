@@ -122,11 +122,11 @@ class Model {
     for (const auto& t : p.terms.query_added) query_added.emplace_back(t);
   }
 
-  // x <- R x of query or key i, or its transpose.
-  void rotate(double* x, bool query, int64_t b, int64_t i, bool transpose) const {
+  // x <- R x of query or key i, or its transpose; hk is the key head.
+  void rotate(double* x, bool query, int64_t b, int64_t hk, int64_t i, bool transpose) const {
     for (const Rotation& r : p.terms.rotations) {
       for (int64_t n = 0; n < r.dims / 2; ++n) {
-        const double angle = rotation_angle(r, turns_by(p.positions, r, n, query, b, i), n);
+        const double angle = angle_of(p.positions, r, n, query, b, hk, i);
         const auto [at, partner] = dims_of_pair(r, n);
         const double c = r.magnitude * std::cos(angle);
         const double s = r.magnitude * std::sin(angle) * (transpose ? -1.0 : 1.0);
@@ -177,7 +177,7 @@ class Head {
     for (int64_t j = 0; j < p.keys && !stopped(j); ++j) {
       load_row(p.key, b, hk, j, D, &k[j * D]);
       if (!k_plain.empty()) std::copy_n(&k[j * D], D, &k_plain[j * D]);
-      m.rotate(&k[j * D], false, b, j, false);
+      m.rotate(&k[j * D], false, b, hk, j, false);
     }
     if (p.value.given()) {
       v = zeros(p.keys * Dv);
@@ -195,9 +195,15 @@ class Head {
     h = head;
     i = query;
     load_row(p.query, b, h, i, D, q_plain.data());
-    q = q_plain;
-    for (const Loaded& added : m.query_added) add_scaled(q.data(), 1.0, added.row(0, h), D);
-    m.rotate(q.data(), true, b, i, false);
+    q = unturned();
+    m.rotate(q.data(), true, b, hk, i, false);
+  }
+
+  // The selected query and what is added to it.
+  std::vector<double> unturned() const {
+    std::vector<double> x = q_plain;
+    for (const Loaded& added : m.query_added) add_scaled(x.data(), 1.0, added.row(0, h), D);
+    return x;
   }
 
   // Asks at the first key of a tile.

@@ -9,6 +9,46 @@
 
 namespace relpos {
 
+namespace {
+
+// Of the frequencies of one head.
+int64_t turn_numbers(const Rotation& rotation) {
+  return rotation.head_frequency.view.shape[0] * (rotation.dims / 2);
+}
+
+// The frequencies' gradients of one task, and of the keys of its head where it is the head's first.
+void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, bool first_of_head,
+                  TermGradients& to) {
+  for (size_t t = 0; t < sums.turns.size(); ++t) {
+    if (sums.turns[t].queries == nullptr) continue;
+    const Rotation& rotation = plan.p.terms.rotations[t];
+    const TermData& data = rotation.head_frequency;
+    const int64_t heads = data.view.shape[1], pairs = rotation.dims / 2;
+    const int64_t numbers = turn_numbers(rotation), head = heads == 1 ? 0 : kv_head;
+    for (int64_t n = 0; n < numbers; ++n) {
+      double sum = sums.turns[t].queries[n];
+      for (int64_t tile = 0; first_of_head && tile < plan.tiles; ++tile) {
+        sum += sums.turns[t].keys[tile * numbers + n];
+      }
+      to.rotations[t].head_frequency[(n / pairs * heads + head) * pairs + n % pairs] +=
+          sum * data.multiplier;
+    }
+  }
+}
+
+// What key j of a tile adds to the frequencies' gradients, dk being that of the turned key.
+void add_key_turns(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head, int64_t j,
+                   const float* dk, float* key) {
+  load_row(plan.p.key, b, kv_head, j, plan.D, plan.D, key);
+  for (size_t n = 0; n < sums.turns.size(); ++n) {
+    if (sums.turns[n].keys == nullptr) continue;
+    double* own = sums.turns[n].keys + j / kTile * turn_numbers(plan.p.terms.rotations[n]);
+    plan.rotations.add_gradients(n, false, b, kv_head, j, key, dk, own);
+  }
+}
+
+}  // namespace
+
 float* Sums::floats(bool wanted, int64_t n, Workspace& memory) {
   if (!wanted) return nullptr;
   return floats_.emplace_back(memory.take<float>(n)).get();
@@ -53,6 +93,12 @@ Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
                     group * keys, memory);
   query_added = doubles(any(wants.query_added, [](const auto& g) { return g.empty(); }),
                         group * plan.D, memory);
+  for (size_t n = 0; n < wants.rotations.size(); ++n) {
+    const bool wanted = !wants.rotations[n].head_frequency.empty();
+    const int64_t numbers = wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0;
+    turns.push_back(
+        {doubles(wanted, numbers, memory), doubles(wanted, plan.tiles * numbers, memory)});
+  }
   for (size_t n = 0; n < wants.sinks.size(); ++n) {
     const bool of_heads = plan.p.terms.sinks[n].view.rank == 1;
     sinks.push_back(doubles(of_heads && !wants.sinks[n].empty(), group, memory));
@@ -74,6 +120,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
     reduce_biases(plan, sums[n], head, to);
     reduce_key_biases(plan, sums[n], (first_task + n) / chunks / p.kv_heads, head, to);
     reduce_sinks(plan, sums[n], head, to);
+    reduce_turns(plan, sums[n], head, (first_task + n) % chunks == 0, to);
     for (size_t t = 0; t < plan.row_tables.size(); ++t) {
       const int64_t rank = plan.row_tables[t].rank;
       for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {
@@ -114,7 +161,9 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
 void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
-  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int) {
+  const bool trains = sums[0].trains_turns();
+  std::vector<float> key_rows(trains ? threads * plan.D : 0);  // of each worker
+  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
     const int64_t slot = task / plan.tiles, pair = first_pair + slot;
     const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
     const int64_t first = task % plan.tiles * kTile;
@@ -126,9 +175,11 @@ void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_
         for (int64_t d = 0; d < plan.D; ++d) dk[d] += chunk[c].dk[j * plan.Dp + d];
         for (int64_t d = 0; d < plan.Dv; ++d) dv[d] += chunk[c].dv[j * plan.Dvp + d];
       }
-      if (gradients.key.given()) {
+      if (gradients.key.given() || trains) {
         for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
-        plan.rotations.undo(false, b, j, dk);
+        float* key = key_rows.data() + (trains ? worker * plan.D : 0);
+        if (trains) add_key_turns(plan, *chunk, b, kv_head, j, dk, key);
+        plan.rotations.undo(false, b, kv_head, j, dk);
       }
       reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);
       if (gradients.key.given()) store_row(gradients.key, b, kv_head, j, plan.D, dk);

@@ -1,6 +1,7 @@
 // Accumulators of the backward pass: private to a task, summed over tasks in task order.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "base/parallel.h"
@@ -14,6 +15,10 @@ struct Sums {
     double* cells = nullptr;  // [group, row_size]
     double* ramps = nullptr;  // [group, 2], where sloped: past and future
   };
+  struct Turns {
+    double* queries = nullptr;  // [axes, pairs], as the key head of the task turns
+    double* keys = nullptr;     // [tiles, axes, pairs], written by reduce_keys
+  };
   struct Rows {
     TableSums table;
     double* added = nullptr;  // [group, rank]
@@ -26,6 +31,7 @@ struct Sums {
   float* key_bias = nullptr;           // [group, tiles * kTile]
   double* query_added = nullptr;       // [group, D]
   std::vector<double*> sinks;          // [group], of those without queries
+  std::vector<Turns> turns;            // of the rotations
   std::vector<Bias> biases;            // as the plan's
   std::vector<Rows> rows;
   std::vector<Columns> columns;
@@ -33,6 +39,10 @@ struct Sums {
 
   Sums(const Plan& plan, const TermGradients& wants, Workspace& memory);
   void clear();
+  bool trains_turns() const noexcept {
+    return std::any_of(turns.begin(), turns.end(),
+                       [](const Turns& t) { return t.keys != nullptr; });
+  }
 
  private:
   float* floats(bool wanted, int64_t n, Workspace& memory);
@@ -42,7 +52,7 @@ struct Sums {
   std::vector<Buffer<double>> doubles_;
 };
 
-// Sums of one wave of tasks, in task order, into the term gradients.
+// Sums of one wave of tasks, in task order, into the term gradients; after reduce_keys.
 void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task,
                   int64_t count, int64_t chunks, int threads, Stopper& stopper, TermGradients& to);
 // Sums the chunks of each head's dk and dv and writes them.

@@ -46,22 +46,24 @@ def inverse_frequencies(options, dims):
     return base ** (-pair / dims)
 
 
+def pairs(options, x, cos, sin, minus):
+    """x [..., L, D] with its pairs turned by cos and sin [..., L, pairs]; `minus` is the sign of the
+    first sine."""
+    dims, start = dims_of(options), options.get("start", 0)
+    before, turned, rest = x.split([start, dims, x.shape[-1] - start - dims], dim=-1)
+    if options.get("layout", "interleaved") == "half":
+        a, b = turned[..., : dims // 2], turned[..., dims // 2 :]
+        both = torch.cat([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    return torch.cat([before, both, rest], dim=-1)
+
+
 def rotation(options, frequency, magnitude=1.0, axes=None):
     """The terms of a rotation by position * frequency, the product in the frequency's dtype, with
     cosines and sines times a magnitude. With axes, pairs turn by axes(position) [L, pairs] instead
     of the position."""
-    dims, start = dims_of(options), options.get("start", 0)
-
-    def pairs(x, cos, sin, minus):
-        before, turned, rest = x.split([start, dims, x.shape[-1] - start - dims], dim=-1)
-        if options["layout"] == "half":
-            a, b = turned[..., : dims // 2], turned[..., dims // 2 :]
-            both = torch.cat([a * cos + minus * b * sin, b * cos + a * sin], dim=-1)
-        else:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-            both = torch.stack([a * cos + minus * b * sin, b * cos + a * sin], dim=-1).flatten(-2)
-        return torch.cat([before, both, rest], dim=-1)
-
     def angles(position):
         by = position[:, None] if axes is None else axes(position)
         return (by.to(frequency.dtype) * frequency[None, :]).double()
@@ -69,12 +71,12 @@ def rotation(options, frequency, magnitude=1.0, axes=None):
     def rotate(x, position):
         angle = angles(position)
         cos, sin = magnitude * angle.cos(), magnitude * angle.sin()
-        return pairs(x, cos.to(x.dtype), sin.to(x.dtype), -1)
+        return pairs(options, x, cos.to(x.dtype), sin.to(x.dtype), -1)
 
     def rotate_sizes(x, position):
         angle = angles(position)
         cos, sin = angle.cos().abs() + 2.0**-20, angle.sin().abs() + 2.0**-20
-        return pairs(x, magnitude * cos, magnitude * sin, 1)
+        return pairs(options, x, magnitude * cos, magnitude * sin, 1)
 
     return {"rotate": rotate, "rotate_sizes": rotate_sizes}
 

@@ -12,6 +12,8 @@
 namespace relpos {
 namespace {
 
+constexpr int64_t kFewAngles = 1 << 14;  // too few to wake threads for
+
 // cos and sin of the angles of one position.
 struct Angles {
   std::vector<double> cos, sin;
@@ -20,12 +22,13 @@ struct Angles {
   void at(const Rotation& rotation, int64_t position) {
     angle_table(rotation, position, cos.data(), sin.data());
   }
-  // exp(i (a + b)) = exp(i a) exp(i b), rounded to T.
+  // exp(i (a + b)) = exp(i a) exp(i b), rounded to T; may be written over a.
   template <typename T>
   static void product(const Angles& a, const Angles& b, T* cos, T* sin) {
     for (size_t n = 0; n < a.cos.size(); ++n) {
-      cos[n] = static_cast<T>(a.cos[n] * b.cos[n] - a.sin[n] * b.sin[n]);
+      const double real = a.cos[n] * b.cos[n] - a.sin[n] * b.sin[n];
       sin[n] = static_cast<T>(a.sin[n] * b.cos[n] + a.cos[n] * b.sin[n]);
+      cos[n] = static_cast<T>(real);
     }
   }
 };
@@ -41,12 +44,17 @@ class AngleTable {
     if (r_.float32_angles) {
       angle_table(r_, position, cos, sin);
     } else {
-      const int64_t tile = position & ~(kTile - 1);
-      if (tile_ != tile) coarse_.at(r_, tile);
-      tile_ = tile;
-      Angles::product(coarse_, within(position - tile), cos, sin);
+      product(position, cos, sin);
     }
     scale(cos, sin);
+  }
+  // Without the magnitude.
+  template <typename T>
+  void product(int64_t position, T* cos, T* sin) {
+    const int64_t tile = position & ~(kTile - 1);
+    if (tile_ != tile) coarse_.at(r_, tile);
+    tile_ = tile;
+    Angles::product(coarse_, within(position - tile), cos, sin);
   }
 
  private:
@@ -81,11 +89,51 @@ class AngleTable {
   std::optional<int64_t> tile_;
 };
 
+// Angles of one head that are sums over axes, each with frequencies of its own: products of theirs.
+class HeadTable {
+ public:
+  HeadTable(const Rotation& rotation, int64_t head)
+      : magnitude_(rotation.magnitude), sum_(rotation.dims / 2), part_(rotation.dims / 2) {
+    const int64_t axes = rotation.head_frequency.view.shape[0];
+    own_.resize(axes);
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      own_[axis].dims = rotation.dims;
+      for (int64_t n = 0; n < rotation.dims / 2; ++n) {
+        own_[axis].frequency.push_back(frequency_of(rotation.head_frequency, axis, head, n));
+      }
+      tables_.emplace_back(own_[axis]);
+    }
+  }
+
+  // Of a token whose coordinates lie `stride` apart.
+  void write(const int64_t* coordinates, int64_t stride, float* cos, float* sin) {
+    std::fill(sum_.cos.begin(), sum_.cos.end(), magnitude_);
+    std::fill(sum_.sin.begin(), sum_.sin.end(), 0.0);
+    for (AngleTable& table : tables_) {
+      table.product(*coordinates, part_.cos.data(), part_.sin.data());
+      Angles::product(sum_, part_, sum_.cos.data(), sum_.sin.data());
+      coordinates += stride;
+    }
+    for (size_t n = 0; n < sum_.cos.size(); ++n) {
+      cos[n] = static_cast<float>(sum_.cos[n]);
+      sin[n] = static_cast<float>(sum_.sin[n]);
+    }
+  }
+
+ private:
+  double magnitude_;
+  Angles sum_, part_;
+  std::vector<Rotation> own_;  // of each axis
+  std::vector<AngleTable> tables_;
+};
+
 }  // namespace
 
 Rotations::Rotations(const Problem& problem, Workspace& memory) : p_(problem) {
   for (const Rotation& rotation : p_.terms.rotations) {
-    if (rotation.axis.empty()) {
+    if (rotation.head_frequency.view.given()) {
+      tabulate_heads(rotation, memory);
+    } else if (rotation.axis.empty()) {
       tabulate(rotation, memory);
     } else {
       tabulate_axes(rotation, memory);
@@ -162,13 +210,67 @@ void Rotations::tabulate_axes(const Rotation& rotation, Workspace& memory) {
   }
 }
 
-void Rotations::turn(bool query, int64_t b, int64_t i, float* row, float direction) const {
+// Heads differ in their frequencies, and each has a table of its own.
+void Rotations::tabulate_heads(const Rotation& rotation, Workspace& memory) {
+  const Coordinates& at = *rotation.coordinates;
+  const int64_t heads = rotation.head_frequency.view.shape[1], pairs = rotation.dims / 2;
+  const bool same = at.q_rows == at.k_rows && at.q == at.k;  // queries and keys share their rows
+  const int64_t queries = at.q_rows * p_.queries, keys = same ? 0 : at.k_rows * p_.keys;
+  const Turn& turn =
+      add(rotation, {&rotation, {}, {}, 0, same ? 0 : heads * queries, at.q_rows, at.k_rows, heads},
+          heads * (queries + keys), memory);
+  const bool few = heads * (queries + keys) * pairs < kFewAngles;
+  Stopper stopper(p_.cancel);
+  parallel_for(heads, few ? 1 : p_.threads, stopper, [&](int64_t h, int worker) {
+    HeadTable table(rotation, h);
+    const auto write = [&](bool query, int64_t rows, int64_t length, const int64_t* from) {
+      for (int64_t n = 0; n < rows * length; ++n) {
+        if (n % kTile == 0 && stopper.stopped(worker)) return;
+        const int64_t row = turn.row(p_, query, n / length, h, n % length);
+        table.write(from + n, rows * length, turn.cos.get() + row * pairs,
+                    turn.sin.get() + row * pairs);
+      }
+    };
+    write(true, at.q_rows, p_.queries, at.q.data());
+    if (!same) write(false, at.k_rows, p_.keys, at.k.data());
+  });
+  stopper.check();
+}
+
+int64_t Rotations::Turn::row(const Problem& p, bool query, int64_t b, int64_t kv_head,
+                             int64_t i) const noexcept {
+  const int64_t of_batch = (query ? q_rows : k_rows) == 1 ? 0 : b;
+  const int64_t of_head = heads == 1 ? 0 : kv_head;
+  return (query ? queries_at : keys_at) +
+         (of_batch * heads + of_head) * (query ? p.queries : p.keys) + i;
+}
+
+void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i,
+                              const float* x, const float* dy, double* sums) const {
+  const Turn& turn = turns_[n];
+  const Rotation& r = *turn.rotation;
+  const int64_t pairs = r.dims / 2, axes = r.head_frequency.view.shape[0];
+  const float* cos = turn.cos.get() + turn.row(p_, query, b, kv_head, i) * pairs;
+  const float* sin = turn.sin.get() + turn.row(p_, query, b, kv_head, i) * pairs;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const auto [first, second] = dims_of_pair(r, pair);
+    const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
+    if (d1 == 0.0 && d2 == 0.0) continue;
+    const double of_cos = d1 * x1 + d2 * x2, of_sin = d2 * x1 - d1 * x2;
+    const double of_angle =
+        of_sin * static_cast<double>(cos[pair]) - of_cos * static_cast<double>(sin[pair]);
+    for (int64_t axis = 0; axis < axes; ++axis) {
+      sums[axis * pairs + pair] +=
+          static_cast<double>(r.coordinates->of(query, axis, b, i)) * of_angle;
+    }
+  }
+}
+
+void Rotations::turn(bool query, int64_t b, int64_t kv_head, int64_t i, float* row,
+                     float direction) const {
   for (const Turn& turn : turns_) {
     const Rotation& r = *turn.rotation;
-    const int64_t pairs = r.dims / 2;
-    const int64_t at =
-        (query ? turn.queries_at : turn.keys_at) +
-        ((query ? turn.q_rows : turn.k_rows) == 1 ? 0 : b) * (query ? p_.queries : p_.keys) + i;
+    const int64_t pairs = r.dims / 2, at = turn.row(p_, query, b, kv_head, i);
     tile_kernels().rotate(row + r.start, pairs, r.layout == PairLayout::kInterleaved,
                           turn.cos.get() + at * pairs, turn.sin.get() + at * pairs, direction);
   }

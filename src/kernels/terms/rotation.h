@@ -15,9 +15,17 @@ class Rotations {
 
   bool none() const noexcept { return turns_.empty(); }
   bool decays() const noexcept { return !log_decay_.empty(); }
-  // Turns row [D] of query or key i by R, or by R's transpose.
-  void apply(bool query, int64_t b, int64_t i, float* row) const { turn(query, b, i, row, 1.0f); }
-  void undo(bool query, int64_t b, int64_t i, float* row) const { turn(query, b, i, row, -1.0f); }
+  // Turns row [D] of query or key i by R, or by R's transpose; of a query, kv_head is its group's.
+  void apply(bool query, int64_t b, int64_t kv_head, int64_t i, float* row) const {
+    turn(query, b, kv_head, i, row, 1.0f);
+  }
+  void undo(bool query, int64_t b, int64_t kv_head, int64_t i, float* row) const {
+    turn(query, b, kv_head, i, row, -1.0f);
+  }
+  // Adds to `sums` of rotation n, [axes, pairs] of its head_frequency without its multiplier, what query
+  // or key i gives: x [D] before R, dy [D] the gradient of R x. Zeros of dy give nothing, whatever x is.
+  void add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i, const float* x,
+                     const float* dy, double* sums) const;
   // row [D] times exp(distance log_decay). A query and a key of a decaying rotation are scaled to meet
   // at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
   // query_i exp((first - pos_i) ld), which no distance overflows that the score itself does not.
@@ -26,17 +34,20 @@ class Rotations {
   int64_t query_anchor(int64_t b, int64_t i) const;
 
  private:
-  // Cosines and sines [positions, pairs]: query (b, i) reads row queries_at + b Lq + i where batch
-  // rows differ, queries_at + i where they do not; keys alike.
+  // Cosines and sines [positions, pairs]: query (b, i) reads row queries_at + (b heads + h) Lq + i, b
+  // and h being 0 where batch rows, or heads, do not differ; keys alike.
   struct Turn {
     const Rotation* rotation;
     Buffer<float> cos, sin;
-    int64_t queries_at, keys_at, q_rows, k_rows;
+    int64_t queries_at, keys_at, q_rows, k_rows, heads = 1;
+
+    int64_t row(const Problem& p, bool query, int64_t b, int64_t kv_head, int64_t i) const noexcept;
   };
   void tabulate(const Rotation& rotation, Workspace& memory);
   void tabulate_axes(const Rotation& rotation, Workspace& memory);
+  void tabulate_heads(const Rotation& rotation, Workspace& memory);
   Turn& add(const Rotation& rotation, Turn turn, int64_t rows, Workspace& memory);
-  void turn(bool query, int64_t b, int64_t i, float* row, float direction) const;
+  void turn(bool query, int64_t b, int64_t kv_head, int64_t i, float* row, float direction) const;
 
   const Problem& p_;
   std::vector<Turn> turns_;
