@@ -89,8 +89,8 @@ def factors(targets):
 
 
 def options_of(position, *sizes):
-    """[(scheme, constructor options)] for calls of these sizes, as configs_of takes them; None where a
-    scheme has none."""
+    """[(scheme, constructor options)] for calls of these sizes, which configs_of takes; None where
+    a scheme has none."""
     chosen = []
     for text in filter(None, position.split("+")):
         name, index = text.split("#")

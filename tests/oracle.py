@@ -37,8 +37,8 @@ def oracle_of(name):
 
 
 def configs_of(name, heads, head_dim, value_dim, key_heads=None):
-    """The configurations of a scheme for calls of these sizes, with as many key heads as heads where
-    none are given."""
+    """The configurations of a scheme for calls of these sizes, with as many key heads as heads
+    where none are given."""
     oracle = oracle_of(name)
     own = (key_heads or heads,) if hasattr(oracle, "KEY_HEADS") else ()
     return oracle.configs(heads, head_dim, value_dim, *own)

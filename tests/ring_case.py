@@ -53,9 +53,7 @@ class Case:
         self.dlse = draw(5, batch, heads, queries)
         self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
         for name, number in schemes:
-            module, part = trained(
-                name, number, heads, HEAD_DIM, VALUE_DIM, key_heads=key_heads
-            )
+            module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM, key_heads=key_heads)
             drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
             self.chosen.append((name, part.options))
             self.modules.append(module)

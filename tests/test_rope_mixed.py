@@ -1,5 +1,7 @@
 """RoPE-Mixed: frequencies that each head learns."""
 
+import itertools
+
 import pytest
 import relpos
 import torch
@@ -80,20 +82,18 @@ def test_same_bits_at_any_thread_count(key_heads, length):
     draw = torch.Generator().manual_seed(1)
     shapes = [(2, heads, length, DIM) for heads in (HEADS, key_heads, key_heads, HEADS)]
     *inputs, dout = (torch.randn(shape, generator=draw) for shape in shapes)
-    before, found = torch.get_num_threads(), []
+    before, found = torch.get_num_threads(), {}
     try:
-        for count in (1, 2, 4):
+        for count, kv_heads in itertools.product((1, 2, 4), (key_heads, 1)):
             torch.set_num_threads(count)
-            for kv_heads in (key_heads, 1):
-                position = mixed(torch.float32, kv_heads=kv_heads)
-                leaves = [x.clone().requires_grad_() for x in inputs]
-                out = relpos.attention(*leaves, position=position, enable_gqa=True)
-                found.append([out, *gradients([out], [dout], [*leaves, position.freqs])])
+            position = mixed(torch.float32, kv_heads=kv_heads)
+            leaves = [x.clone().requires_grad_() for x in inputs]
+            out = relpos.attention(*leaves, position=position, enable_gqa=True)
+            results = [out, *gradients([out], [dout], [*leaves, position.freqs])]
+            for got, want in zip(results, found.setdefault(kv_heads, results), strict=True):
+                assert torch.equal(got, want)
     finally:
         torch.set_num_threads(before)
-    for other in (found[2:4], found[4:]):
-        for pair in zip(sum(found[:2], []), sum(other, []), strict=True):
-            assert torch.equal(*pair)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
@@ -117,9 +117,7 @@ def test_gradcheck():
     position = mixed()
 
     def attend(freqs, *tensors):
-        return torch.func.functional_call(
-            Attending(position), {"position.freqs": freqs}, tensors
-        )
+        return torch.func.functional_call(Attending(position), {"position.freqs": freqs}, tensors)
 
     freqs = position.freqs.detach().clone().requires_grad_()
     assert torch.autograd.gradcheck(attend, (freqs, q, k, v))

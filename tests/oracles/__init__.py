@@ -58,8 +58,8 @@ What else the tests must know of a scheme, as attributes of the module:
     GROWS      True where products grow with the distance of keys ahead, beyond float32 where they
                are far: tests draw none there.
     NEAR       True where positions that are far from 0 are refused.
-    KEY_HEADS  True where parameters are of key heads: configs takes their number as a fourth argument,
-               which may be missing where a call has as many as query heads.
+    KEY_HEADS  True where parameters are of key heads: configs takes their number as a fourth
+               argument.
     SPANS      True where a number is computed for each distance between the least and the greatest
                of a call: its tests keep positions together.
 

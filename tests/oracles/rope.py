@@ -47,8 +47,8 @@ def inverse_frequencies(options, dims):
 
 
 def pairs(options, x, cos, sin, minus):
-    """x [..., L, D] with its pairs turned by cos and sin [..., L, pairs]; `minus` is the sign of the
-    first sine."""
+    """x [..., L, D] with its pairs turned by cos and sin [..., L, pairs]; `minus` is the sign of
+    the first sine."""
     dims, start = dims_of(options), options.get("start", 0)
     before, turned, rest = x.split([start, dims, x.shape[-1] - start - dims], dim=-1)
     if options.get("layout", "interleaved") == "half":
@@ -64,6 +64,7 @@ def rotation(options, frequency, magnitude=1.0, axes=None):
     """The terms of a rotation by position * frequency, the product in the frequency's dtype, with
     cosines and sines times a magnitude. With axes, pairs turn by axes(position) [L, pairs] instead
     of the position."""
+
     def angles(position):
         by = position[:, None] if axes is None else axes(position)
         return (by.to(frequency.dtype) * frequency[None, :]).double()

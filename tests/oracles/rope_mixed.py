@@ -8,12 +8,12 @@ from oracles.rope_axial import place, row_and_column  # noqa: F401
 ROTATES = NONLINEAR = KEY_HEADS = True
 
 
-def configs(heads, head_dim, value_dim, key_heads=None):
+def configs(heads, head_dim, value_dim, key_heads):
     most = head_dim - head_dim % 4
     if most == 0:
         return [None] * 4
     sizes = {"heads": heads, "head_dim": head_dim, "rotary_dim": most}
-    if key_heads not in (None, heads):
+    if key_heads != heads:
         sizes["kv_heads"] = key_heads
     return [
         sizes | own
