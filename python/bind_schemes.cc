@@ -132,6 +132,7 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   description["parameters"] = parameters;
   description["terms"] = nb::tuple(nb::cast(term_kinds(position.parts[0])));
   description["rotary_dims"] = rotary_dims(position.parts[0]);
+  description["rotary_heads"] = rotary_heads(position.parts[0]);
   description["reads_length"] = reads_length(position);
   description["reads_positions"] = reads_positions(position.parts[0]);
   return description;

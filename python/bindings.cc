@@ -123,8 +123,17 @@ void bind_positions(nb::module_& module) {
                const Part part = to_part(text, to_views(parameters));
                const TensorView c = to_view(cos), s = to_view(sin);
                Signals signals;
-               signals.run([&] { rotary_tables(part, c.shape[0], offset, c, s, signals.token()); });
+               const int64_t length = c.shape[static_cast<size_t>(c.rank - 2)];
+               signals.run([&] { rotary_tables(part, length, offset, c, s, signals.token()); });
              });
+  module.def("rotary_tables_backward", [](Text text, int64_t offset, nb::handle parameters,
+                                          nb::handle dcos, nb::handle dsin, nb::handle gradients) {
+    const Part part = to_part(text, to_views(parameters));
+    const TensorView c = to_view(dcos), s = to_view(dsin);
+    const std::vector<TensorView> wanted = to_views(gradients);
+    Signals signals;
+    signals.run([&] { rotary_tables_backward(part, offset, c, s, wanted, signals.token()); });
+  });
   module.def(
       "rotate",
       [](nb::handle x, Text text, int64_t offset, nb::handle positions, bool inverse,
@@ -135,6 +144,19 @@ void bind_positions(nb::module_& module) {
         signals.run([&] { rotate(part, in, offset, at, inverse, o, signals.token()); });
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
+  module.def(
+      "rotate_backward",
+      [](nb::handle x, Text text, int64_t offset, nb::handle positions, bool inverse,
+         nb::handle parameters, nb::handle dout, nb::handle gradients) {
+        const Part part = to_part(text, to_views(parameters));
+        const TensorView in = to_view(x), at = to_view(positions), d = to_view(dout);
+        const std::vector<TensorView> wanted = to_views(gradients);
+        Signals signals;
+        signals.run(
+            [&] { rotate_backward(part, in, offset, at, inverse, d, wanted, signals.token()); });
+      },
+      nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
+      nb::arg());
   // Throws where the grid's offset must be said and is not; else the offset.
   module.def(
       "grid_offset",

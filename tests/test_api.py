@@ -220,10 +220,11 @@ def test_dense_indices_and_steps(name, scheme, options):
         dense = position.dense(queries, keys, offset)
         if isinstance(dense, tuple):
             (cos_q, sin_q), (cos_k, sin_k) = dense
-            assert cos_q.shape == sin_q.shape == (queries, position._rotary_dims)
-            assert cos_k.shape == sin_k.shape == (keys, position._rotary_dims)
+            heads = (position._rotary_heads,) if position._rotary_heads else ()
+            assert cos_q.shape == sin_q.shape == (*heads, queries, position._rotary_dims)
+            assert cos_k.shape == sin_k.shape == (*heads, keys, position._rotary_dims)
             if offset is not None:
-                assert torch.equal(cos_q, cos_k[offset : offset + queries])
+                assert torch.equal(cos_q, cos_k[..., offset : offset + queries, :])
         else:
             assert queries in dense.shape
             assert dense.dtype == torch.float32
@@ -244,9 +245,10 @@ def test_dense_is_what_scores_adds(name, scheme, options):
     dense = position.dense(3, 6, q_offset=2)
     parameters = list(position.parameters())
     if parameters:
+        whole = dense if isinstance(dense, torch.Tensor) else dense[0][0] + dense[0][1]
         for parameter, gradient in zip(
             parameters,
-            torch.autograd.grad(dense.sum(), parameters, allow_unused=True),
+            torch.autograd.grad(whole.sum(), parameters, allow_unused=True),
             strict=True,
         ):
             if gradient is None or not gradient.any():

@@ -21,7 +21,7 @@ import relpos
 import torch
 from cases import all_cases
 from conftest import SUMMARY
-from oracle import gradients, oracle_of, place_of, positions
+from oracle import gradients, place_of, positions
 from sample import UNBOUND, configurations, trained
 
 WORKER = Path(__file__).with_name("conformance_worker.py")
@@ -123,12 +123,13 @@ def test_dense_forms_equal_the_formula(name, number):
         place = place_of([(name, part.options)])
         pos_q, pos_k = (p[0] for p in positions(1, queries, keys, q_offset or 0, place=place))
         terms = part.terms(pos_q, pos_k)
-        per_head = hasattr(oracle_of(name), "KEY_HEADS")  # no one table of cosines
-        if "rotate" in terms and "decay" not in terms and not per_head:
-            x = torch.randn(2, queries, 6, dtype=torch.float64)
+        if "rotate" in terms and "decay" not in terms:
+            x = torch.randn(2, 4, queries, 6, dtype=torch.float64)
             turned = module.rotate(x, offset=q_offset or 0)
-            expected = part.terms(pos_q, pos_q)["rotate"](x, pos_q)
+            rotate = part.terms(pos_q, pos_q)["rotate"]
+            expected = torch.stack([rotate(one, pos_q) for one in x])
             torch.testing.assert_close(turned, expected, rtol=1e-12, atol=1e-12)
+            check_dense_gradients(module, part, turned, expected)
         asked = {"q_offset": q_offset} if q_offset is not None else {}
         for which, names in {"key": ("bias", "key_rows"), "value": ("value_rows",)}.items():
             for expected in (terms[n] for n in names if n in terms):
@@ -140,6 +141,8 @@ def test_dense_forms_equal_the_formula(name, number):
 def check_dense_gradients(module, part, dense, expected):
     seed = torch.randn_like(expected)
     leaves = list(module.parameters())
+    if not leaves:
+        return
     ours = gradients([dense], [seed], leaves)
     own = [part.parameters[n] for n, _ in module.named_parameters()]
     for got, want in zip(ours, gradients([expected], [seed], own), strict=True):

@@ -40,15 +40,24 @@ void indices(const Part& part, const Grid& grid, const TensorView& out,
              CancelToken* cancel = nullptr);
 std::vector<Step> steps(const Part& part, const Grid& grid, CancelToken* cancel = nullptr);
 
-// Cosines and sines of one part's rotation, [L, dims] float32 or float64. Each angle occurs twice, as
-// the pair layout says.
-int64_t rotary_dims(const Part& part);  // 0: the part has no rotation
+// Cosines and sines of one part's rotation, [L, dims] float32 or float64, or [Hk, L, dims] where key
+// heads have frequencies of their own. Each angle occurs twice, as the pair layout says.
+int64_t rotary_dims(const Part& part);   // 0: the part has no rotation
+int64_t rotary_heads(const Part& part);  // Hk; 0: all heads turn alike, by no parameter
 void rotary_tables(const Part& part, int64_t length, int64_t offset, const TensorView& cos,
                    const TensorView& sin, CancelToken* cancel = nullptr);
+// Gradients of the parameters, in views of their shapes; not given: not wanted.
+void rotary_tables_backward(const Part& part, int64_t offset, const TensorView& dcos,
+                            const TensorView& dsin, const std::vector<TensorView>& dparameters,
+                            CancelToken* cancel = nullptr);
 // out = R(positions) x for x [..., L, D] of rank 2 to 4; positions int64 [L], or offset + row where
-// not given. `inverse` applies the transpose, which is the gradient.
+// not given. `inverse` applies the transpose, which is the gradient. Where key heads have frequencies of
+// their own, x is [..., H, L, D], H a multiple of Hk.
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
             bool inverse, const TensorView& out, CancelToken* cancel = nullptr);
+void rotate_backward(const Part& part, const TensorView& x, int64_t offset,
+                     const TensorView& positions, bool inverse, const TensorView& dout,
+                     const std::vector<TensorView>& dparameters, CancelToken* cancel = nullptr);
 
 // The offset of a grid, which must be given where Lq != Lk; the error names the two usual ones.
 Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset);

@@ -284,14 +284,49 @@ class Rotate(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.position, ctx.offset, positions, ctx.inverse, *parameters = inputs
-        ctx.save_for_backward(positions, *parameters)
+        x, ctx.position, ctx.offset, positions, ctx.inverse, *parameters = inputs
+        ctx.trains = any(ctx.needs_input_grad[5:])
+        ctx.save_for_backward(x if ctx.trains else None, positions, *parameters)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
-        positions, *parameters = ctx.saved_tensors
-        setting = (ctx.position, ctx.offset, positions, not ctx.inverse, parameters)
-        return _gradient(_ops.rotate, dout, *setting), *[None] * (4 + len(parameters))
+        x, positions, *parameters = ctx.saved_tensors
+        setting = (ctx.position, ctx.offset, positions)
+        turned = _gradient(_ops.rotate, dout, *setting, not ctx.inverse, parameters)
+        needs, gradients = list(ctx.needs_input_grad[5:]), []
+        if ctx.trains:
+            rest = (x, *setting, ctx.inverse, parameters)
+            gradients = _gradient(_ops.rotate_backward, dout, needs, *rest)
+        return turned, *[None] * 4, *_deal(needs, gradients)
+
+
+class Tables(torch.autograd.Function):
+    """Cosines and sines, from (position, length, offset, heads, dims, dtype, *parameters)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args: Any) -> Any:
+        return _below(_ops.rotary_tables, *args[:6], args[6:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.position, _, ctx.offset, *_ = inputs[:6]
+        ctx.save_for_backward(*inputs[6:])
+
+    @staticmethod
+    def backward(ctx: Any, dcos: Tensor, dsin: Tensor) -> Any:
+        needs = list(ctx.needs_input_grad[6:])
+        rest = (ctx.position, ctx.offset, ctx.saved_tensors)
+        gradients = _gradient(_ops.rotary_tables_backward, dcos, dsin, needs, *rest)
+        return *[None] * 6, *_deal(needs, gradients)
+
+
+def rotary_tables(*args: Any) -> Any:
+    """(cos, sin), from (position, length, offset, heads, dims, dtype, parameters)."""
+    if not torch.compiler.is_compiling():
+        return _apply(Tables, *args[:-1], *args[-1])
+    return _ops.rotary_tables(*args)
 
 
 _NO_SECOND = (
@@ -329,9 +364,11 @@ for _name, _kernel in {
     "dense": _flat_kernel(Dense),
     "rotate": _flat_kernel(Rotate),
     "weights": lambda *args: _below(_ops.weights, *args),
-    "rotary_tables": lambda *args: _below(_ops.rotary_tables, *args),
+    "rotary_tables": _flat_kernel(Tables),
     "attention_backward": _final_kernel(_ops.attention_backward),
     "scores_backward": _final_kernel(_ops.scores_backward),
     "dense_backward": _final_kernel(_ops.dense_backward),
+    "rotate_backward": _final_kernel(_ops.rotate_backward),
+    "rotary_tables_backward": _final_kernel(_ops.rotary_tables_backward),
 }.items():
     _ops.LIBRARY.impl(_name, _kernel, "Autograd")

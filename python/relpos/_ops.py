@@ -258,26 +258,61 @@ rotate = _define(
 )
 
 
+# needs: each parameter. Returns the needed ones in that order.
+def _rotate_backward(dout: Tensor, needs: Sequence[bool], *args: Any) -> list[Tensor]:
+    gradients = _empty_where(needs, args[-1])
+    _core.rotate_backward(*args, dout, gradients)
+    return _given(gradients)
+
+
+rotate_backward = _define(
+    "rotate_backward",
+    "Tensor dout, bool[] needs, Tensor x, str position, SymInt offset, Tensor? positions, "
+    "bool inverse, Tensor[] parameters",
+    "Tensor[]",
+    _rotate_backward,
+    lambda dout, needs, *args: _given(_empty_where(needs, args[-1])),
+)
+
+
 def _tables_outputs(
-    position: str, length: int, offset: int, dims: int, dtype: torch.dtype, parameters: Any
+    position: str, length: int, offset: int, heads: int, dims: int, dtype: torch.dtype, _: Any
 ) -> tuple[Tensor, Tensor]:
-    cos, sin = (torch.empty((length, dims), dtype=dtype, device="cpu") for _ in range(2))
+    shape = (heads, length, dims) if heads else (length, dims)
+    cos, sin = (torch.empty(shape, dtype=dtype, device="cpu") for _ in range(2))
     return cos, sin
 
 
-def _tables(
-    position: str, length: int, offset: int, dims: int, dtype: torch.dtype, parameters: Any
-) -> tuple[Tensor, Tensor]:
-    cos, sin = _tables_outputs(position, length, offset, dims, dtype, parameters)
-    _core.rotary_tables(position, offset, parameters, cos, sin)
+def _tables(position: str, length: int, offset: int, *args: Any) -> tuple[Tensor, Tensor]:
+    cos, sin = _tables_outputs(position, length, offset, *args)
+    _core.rotary_tables(position, offset, args[-1], cos, sin)
     return cos, sin
 
 
+# heads: 0 where all turn alike, else the first axis of the tables.
 rotary_tables = _define(
     "rotary_tables",
-    "str position, SymInt length, SymInt offset, int dims, ScalarType dtype, Tensor[] parameters",
+    "str position, SymInt length, SymInt offset, int heads, int dims, ScalarType dtype, "
+    "Tensor[] parameters",
     "(Tensor cos, Tensor sin)",
     _tables,
     _tables_outputs,
     "CompositeExplicitAutograd",
+)
+
+
+def _tables_backward(
+    dcos: Tensor, dsin: Tensor, needs: Sequence[bool], position: str, offset: int, parameters: Any
+) -> list[Tensor]:
+    gradients = _empty_where(needs, parameters)
+    _core.rotary_tables_backward(position, offset, parameters, dcos, dsin, gradients)
+    return _given(gradients)
+
+
+rotary_tables_backward = _define(
+    "rotary_tables_backward",
+    "Tensor dcos, Tensor dsin, bool[] needs, str position, SymInt offset, Tensor[] parameters",
+    "Tensor[]",
+    _tables_backward,
+    lambda dcos, dsin, needs, position, offset, parameters: _given(_empty_where(needs, parameters)),
 )

@@ -9,7 +9,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from relpos import _autograd, _core, _ops
+from relpos import _autograd, _core
 from relpos._call import flatten
 from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
@@ -56,6 +56,7 @@ class OnePart(Composed):
 
     _text: str
     _rotary_dims: int
+    _rotary_heads: int
     _reads_length: bool  # its terms depend on the length of the call
     _reads_positions: bool  # its terms depend on where tokens stand
 
@@ -119,6 +120,7 @@ class SchemePosition(OnePart, Position):
             (p[:-1], p[-1], spec.trainable) for p, spec in zip(paths, self._specs, strict=True)
         ]
         self._rotary_dims = description.rotary_dims
+        self._rotary_heads = description.rotary_heads
         self._reads_length = description.reads_length
         self._reads_positions = description.reads_positions
         for spec in self._specs:
@@ -272,16 +274,17 @@ class _Rotary:
         self, length: int, offset: int = 0, *, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
         """cos, sin [length, rotary_dim] of the positions offset, offset + 1, ... Each angle occurs
-        twice, as the pair layout says."""
+        twice, as the pair layout says. Where heads learn their frequencies, the tables are
+        [kv_heads, length, rotary_dim], of the frequencies' dtype, and differentiable."""
+        values, sizes = self._values(), (self._rotary_heads, self._rotary_dims)
         if dtype is None:
-            wide = torch.get_default_dtype() == torch.float64
-            dtype = torch.float64 if wide else torch.float32
-        return _ops.rotary_tables(
-            self._text, length, offset, self._rotary_dims, dtype, self._values()
-        )
+            own = values[0].dtype if self._rotary_heads else torch.get_default_dtype()
+            dtype = torch.float64 if own == torch.float64 else torch.float32
+        return _autograd.rotary_tables(self._text, length, offset, *sizes, dtype, values)
 
     def rotate(self, x: Tensor, offset: int = 0, positions: Tensor | None = None) -> Tensor:
-        """x [..., L, D] rotated; row n is at position offset + n, or at positions[n], int64 [L]."""
+        """x [..., L, D] rotated; row n is at position offset + n, or at positions[n], int64 [L].
+        Where heads learn their own frequencies, x is [..., heads, L, D]."""
         check_rank("x", x, 2, "[..., L, D]", or_more=True)
         folded = x.flatten(0, -4) if x.dim() > 4 else x
         out = _autograd.rotate(folded, self._text, offset, positions, False, self._values())
@@ -292,7 +295,7 @@ class Given(OnePart):
     """One scheme with tensors from elsewhere: those of another library's model, or the parameters
     of a position with the inputs of one call."""
 
-    _rotary_dims = 0
+    _rotary_dims = _rotary_heads = 0
 
     def __init__(
         self,

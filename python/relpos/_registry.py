@@ -55,6 +55,7 @@ class Description:
     parameters: tuple[ParameterSpec, ...]
     terms: tuple[str, ...]  # their kinds: "rotation", "distance bias", "row table", ...
     rotary_dims: int  # 0: no rotation
+    rotary_heads: int  # key heads with frequencies of their own; 0: all turn alike
     reads_length: bool  # terms depend on the length of the call
     reads_positions: bool  # terms depend on where tokens stand
 
@@ -95,6 +96,7 @@ class Scheme:
             ),
             found["terms"],
             found["rotary_dims"],
+            found["rotary_heads"],
             found["reads_length"],
             found["reads_positions"],
         )

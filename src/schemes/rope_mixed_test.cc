@@ -90,7 +90,7 @@ TEST(RoPEMixed, RefusesWhatHasNoMeaning) {
   Tensor x(DType::kFloat32, {6, 4});
   EXPECT_NE(error_of([&] {
               rotate(part, x.view(), 0, {}, false, x.view());
-            }).find("no one table of cosines"),
+            }).find("H a multiple of the 2 heads"),
             std::string::npos);
 }
 
