@@ -135,6 +135,8 @@ Part make_variant(const Scheme& scheme, const Case& c, size_t n) {
       (spec.required ? required : varied).emplace_back(spec.name, c.heads);
     } else if (spec.name == "head_dim") {
       required.emplace_back(spec.name, c.dim);
+    } else if (spec.name == "kv_heads" && c.key_heads != c.heads) {
+      required.emplace_back(spec.name, c.key_heads);
     } else if (spec.name == "value_dim") {
       required.emplace_back(spec.name, c.value_dim);
     } else if (choice) {

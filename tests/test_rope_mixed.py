@@ -76,6 +76,22 @@ def test_one_image_shifted_has_the_same_scores():
     assert (other - scores(0, 0)).abs().max() > 0.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, WIDE])
+def test_far_images_have_the_same_gradients(dtype):
+    q, k, v, dout = (x.to(dtype) for x in drawn())
+    position = mixed(dtype, prefix=0, grid=[9, 9])
+    near = torch.arange(TOKENS) // GRID[1] * 17 + torch.arange(TOKENS) % GRID[1]
+
+    def gradient(at):
+        call = {"q_positions": at, "k_positions": at}
+        out = relpos.attention(q, k, v, position=position, **call)
+        return gradients([out], [dout], [position.freqs])[0]
+
+    found, expected = gradient(near + 17 * 1_000_000), gradient(near)
+    rounding = 1e-5 if dtype == torch.float32 else 1e-8
+    assert (found - expected).abs().max() < rounding * expected.abs().max()
+
+
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("length", [TOKENS, 300])
 def test_same_bits_at_any_thread_count(key_heads, length):

@@ -86,12 +86,14 @@ TEST(RoPEMixed, RefusesWhatHasNoMeaning) {
   EXPECT_NE(error({{"head_dim", int64_t{4}}, {"kv_heads", int64_t{3}}})
                 .find("kv_heads: expected a divisor of heads=2, got 3"),
             std::string::npos);
-  const Part part = make_part(*find_scheme("rope_mixed"), with({{"head_dim", int64_t{4}}}));
-  Tensor x(DType::kFloat32, {6, 4});
-  EXPECT_NE(error_of([&] {
-              rotate(part, x.view(), 0, {}, false, x.view());
-            }).find("H a multiple of the 2 heads"),
-            std::string::npos);
+  Part part = make_part(*find_scheme("rope_mixed"), with({{"head_dim", int64_t{4}}}));
+  const Tensor x(DType::kFloat32, {6, 4}), freqs(DType::kFloat32, {2, 2, 2});
+  const auto rotated = [&] {
+    return error_of([&] { rotate(part, x.view(), 0, {}, false, x.view()); });
+  };
+  EXPECT_NE(rotated().find("expected 1 parameters, got 0"), std::string::npos) << rotated();
+  part.parameters = {freqs.view()};
+  EXPECT_NE(rotated().find("H a multiple of the 2 heads"), std::string::npos) << rotated();
 }
 
 }  // namespace

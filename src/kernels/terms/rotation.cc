@@ -127,6 +127,27 @@ class HeadTable {
   std::vector<AngleTable> tables_;
 };
 
+// What the coordinates of each axis and batch row count from: that which is nearest to 0 where all lie
+// on one side of it, else 0. So none becomes larger.
+std::vector<int64_t> nearest_coordinates(const Coordinates& at) {
+  const int64_t rows = std::max(at.q_rows, at.k_rows);
+  std::vector<int64_t> found;
+  for (int64_t n = 0; n < at.axes * rows; ++n) {
+    const int64_t axis = n / rows, b = n % rows;
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    const auto widen = [&](bool query, int64_t length) {
+      for (int64_t i = 0; i < length; ++i) {
+        low = std::min(low, at.of(query, axis, b, i));
+        high = std::max(high, at.of(query, axis, b, i));
+      }
+    };
+    widen(true, at.queries);
+    widen(false, at.keys);
+    found.push_back(low > high ? 0 : std::clamp<int64_t>(0, low, high));
+  }
+  return found;
+}
+
 }  // namespace
 
 Rotations::Rotations(const Problem& problem, Workspace& memory) : p_(problem) {
@@ -216,9 +237,9 @@ void Rotations::tabulate_heads(const Rotation& rotation, Workspace& memory) {
   const int64_t heads = rotation.head_frequency.view.shape[1], pairs = rotation.dims / 2;
   const bool same = at.q_rows == at.k_rows && at.q == at.k;  // queries and keys share their rows
   const int64_t queries = at.q_rows * p_.queries, keys = same ? 0 : at.k_rows * p_.keys;
-  const Turn& turn =
-      add(rotation, {&rotation, {}, {}, 0, same ? 0 : heads * queries, at.q_rows, at.k_rows, heads},
-          heads * (queries + keys), memory);
+  Turn empty{&rotation, {}, {}, 0, same ? 0 : heads * queries, at.q_rows, at.k_rows, heads};
+  if (rotation.head_frequency.wants_gradient) empty.from = nearest_coordinates(at);
+  const Turn& turn = add(rotation, std::move(empty), heads * (queries + keys), memory);
   const bool few = heads * (queries + keys) * pairs < kFewAngles;
   Stopper stopper(p_.cancel);
   parallel_for(heads, few ? 1 : p_.threads, stopper, [&](int64_t h, int worker) {
@@ -250,6 +271,7 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
   const Turn& turn = turns_[n];
   const Rotation& r = *turn.rotation;
   const int64_t pairs = r.dims / 2, axes = r.head_frequency.view.shape[0];
+  const int64_t rows = std::ssize(turn.from) / axes;
   const float* cos = turn.cos.get() + turn.row(p_, query, b, kv_head, i) * pairs;
   const float* sin = turn.sin.get() + turn.row(p_, query, b, kv_head, i) * pairs;
   for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -260,8 +282,9 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
     const double of_angle =
         of_sin * static_cast<double>(cos[pair]) - of_cos * static_cast<double>(sin[pair]);
     for (int64_t axis = 0; axis < axes; ++axis) {
+      const int64_t from = turn.from[axis * rows + (rows == 1 ? 0 : b)];
       sums[axis * pairs + pair] +=
-          static_cast<double>(r.coordinates->of(query, axis, b, i)) * of_angle;
+          static_cast<double>(r.coordinates->of(query, axis, b, i) - from) * of_angle;
     }
   }
 }

@@ -24,6 +24,8 @@ class Rotations {
   }
   // Adds to `sums` of rotation n, [axes, pairs] of its head_frequency without its multiplier, what query
   // or key i gives: x [D] before R, dy [D] the gradient of R x. Zeros of dy give nothing, whatever x is.
+  // Coordinates count from one of them, which changes no sum over the queries and keys of a batch row:
+  // there the gradients of a pair's angles add up to 0. So far positions cost no accuracy.
   void add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i, const float* x,
                      const float* dy, double* sums) const;
   // row [D] times exp(distance log_decay). A query and a key of a decaying rotation are scaled to meet
@@ -40,6 +42,7 @@ class Rotations {
     const Rotation* rotation;
     Buffer<float> cos, sin;
     int64_t queries_at, keys_at, q_rows, k_rows, heads = 1;
+    std::vector<int64_t> from{};  // what the coordinates of gradients count from [axes, 1 or B]
 
     int64_t row(const Problem& p, bool query, int64_t b, int64_t kv_head, int64_t i) const noexcept;
   };
