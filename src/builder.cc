@@ -1,10 +1,12 @@
 // What a scheme says, as terms of its recipe: how a call binds each, and beside it the way back of
 // its gradients.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
 #include <utility>
 
+#include "base/parallel.h"
 #include "by_distance.h"
 #include "coordinates.h"
 #include "formula.h"
@@ -16,6 +18,27 @@
 #include "source.h"
 
 namespace relpos {
+
+namespace {
+
+// Of tables that are bound to a call; 1 where its heads are unknown.
+int64_t table_heads(const CallSizes& sizes) { return std::max<int64_t>(sizes.own_kv_heads, 1); }
+
+// [batch, ...] of [batch, heads, ...]; empty stays empty.
+std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, int64_t heads) {
+  if (all.empty()) return {};
+  const auto rows = static_cast<size_t>(batch), count = static_cast<size_t>(heads);
+  const size_t size = all.size() / rows / count;
+  std::vector<double> sums(rows * size, 0.0);
+  CancelTicks tick;
+  for (size_t n = 0; n < all.size(); ++n) {
+    tick();
+    sums[n / size / count * size + n % size] += all[n];
+  }
+  return sums;
+}
+
+}  // namespace
 
 Source Builder::declare(ParameterSpec spec) {
   for (const int64_t size : spec.shape) {
@@ -364,6 +387,37 @@ void Builder::rotation(Rotation rotation, const Source& head_frequency,
        [=, at = recipe_.counts.rotations++](const PartCall& call, const TermGradients& gradients,
                                             ParameterSums& sums) {
          numbers.add_gradient(call, gradients.rotations[at].head_frequency, sums);
+       }});
+}
+
+void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_sin,
+                       const Source& k_cos, const Source& k_sin) {
+  std::vector<SourceReader> readers;
+  for (Source source : {q_cos, q_sin, k_cos, k_sin}) {
+    source.axes_.insert(source.axes_.begin() + 1, -1);  // of heads
+    readers.emplace_back(source);
+  }
+  recipe_.terms.push_back(
+      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
+         terms.rotations.push_back(turn);
+         Rotation::Tables& tables = terms.rotations.back().tables;
+         size_t n = 0;
+         for (TermData* data : {&tables.q_cos, &tables.q_sin, &tables.k_cos, &tables.k_sin}) {
+           *data = readers[n++].read(call);
+           data->view.shape[1] = table_heads(call.sizes);
+           data->view.strides[1] = 0;
+         }
+       },
+       [=, first = q_cos.index_, at = recipe_.counts.rotations++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
+         const TermGradients::Turns& own = gradients.rotations[at];
+         size_t n = 0;
+         for (const auto* gradient : {&own.q_cos, &own.q_sin, &own.k_cos, &own.k_sin}) {
+           readers[n++].add_gradient(
+               call,
+               sum_of_heads(*gradient, call.parameters[first].shape[0], table_heads(call.sizes)),
+               sums);
+         }
        }});
 }
 

@@ -51,6 +51,13 @@ struct Everything {
 // Every number of a part's terms, and where its gradient stands.
 void for_each_data(const Terms& terms, TermGradients& gradients,
                    const std::function<void(const TermData&, std::vector<double>&)>& f) {
+  for (size_t n = 0; n < terms.rotations.size(); ++n) {
+    f(terms.rotations[n].head_frequency, gradients.rotations[n].head_frequency);
+    f(terms.rotations[n].tables.q_cos, gradients.rotations[n].q_cos);
+    f(terms.rotations[n].tables.q_sin, gradients.rotations[n].q_sin);
+    f(terms.rotations[n].tables.k_cos, gradients.rotations[n].k_cos);
+    f(terms.rotations[n].tables.k_sin, gradients.rotations[n].k_sin);
+  }
   for (size_t n = 0; n < terms.biases.size(); ++n) {
     f(terms.biases[n].table, gradients.biases[n].table);
     f(terms.biases[n].slopes, gradients.biases[n].slopes);
@@ -102,6 +109,7 @@ void expect_differences(Part part) {
   CallSizes sizes;
   sizes.first_distance = -7;
   sizes.last_distance = 5;
+  sizes.own_kv_heads = 2;
   const InputSizes of_call{.batch = 2, .heads = 2, .queries = 4, .keys = 5};
   std::mt19937_64 random(5);
   std::uniform_real_distribution<double> uniform(0.2, 1.7);  // where nothing is read within bounds

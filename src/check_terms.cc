@@ -71,6 +71,18 @@ void check_head_frequency(const Rotation& rotation, const Problem& problem,
   check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
 }
 
+void check_tables(const Rotation& rotation, const Problem& problem, const std::string& who) {
+  check_value(rotation.log_decay.empty(), who,
+              ": a rotation by given tables cannot decay with the distance");
+  const auto check_side = [&](const TermData& cos, const TermData& sin, int64_t length) {
+    const std::vector<int64_t> shape{problem.batch, problem.kv_heads, length, rotation.dims / 2};
+    check_shape(cos, shape, who + ": cosines");
+    check_shape(sin, shape, who + ": sines");
+  };
+  check_side(rotation.tables.q_cos, rotation.tables.q_sin, problem.queries);
+  check_side(rotation.tables.k_cos, rotation.tables.k_sin, problem.keys);
+}
+
 // Of a term that is read by a coordinate.
 template <typename Term>
 void check_coordinates(const Term& term, const Problem& problem, const std::string& who) {
@@ -89,7 +101,9 @@ void check_terms(const Terms& terms, const Problem& problem, const std::string& 
                     rotation.start + rotation.dims <= problem.head_dim,
                 who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
                 " but query has head size ", problem.head_dim);
-    if (rotation.head_frequency.view.given()) {
+    if (rotation.tables.q_cos.view.given()) {
+      check_tables(rotation, problem, who);
+    } else if (rotation.head_frequency.view.given()) {
       check_head_frequency(rotation, problem, who);
     } else if (!rotation.axis.empty()) {
       check_coordinates(rotation, problem, who);

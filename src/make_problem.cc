@@ -262,6 +262,7 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
   call.sizes = {problem.batch, call.heads.all,   problem.queries,
                 problem.keys,  problem.head_dim, problem.value_dim};
   call.sizes.own_heads = problem.heads;
+  call.sizes.own_kv_heads = problem.kv_heads;
   if (call.heads.whole()) call.sizes.kv_heads = problem.kv_heads;
   call.sizes.in_double = problem.query.dtype == DType::kFloat64;
   call.sizes.threads = problem.threads;

@@ -28,7 +28,8 @@ std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
   std::vector<Rotation> rotations = BoundPart(part, sizes_of(head_dim, at), at).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
-                    (by_head(rotation) || std::ssize(rotation.frequency) == rotation.dims / 2),
+                    (by_head(rotation) || rotation.tables.q_cos.view.given() ||
+                     std::ssize(rotation.frequency) == rotation.dims / 2),
                 part.scheme().name, ": expected one frequency for each pair of ", rotation.dims,
                 " dims, got ", rotation.frequency.size());
   }
@@ -48,6 +49,10 @@ std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
                                          const Positions* at = nullptr) {
   std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
+  for (const Rotation& rotation : rotations) {
+    check_value(!rotation.tables.q_cos.view.given(), part.scheme().name,
+                ": turns by tables that are given with each call, and has none of its own");
+  }
   if (heads_of(rotations) > 0) check_parameters(part, sizes_of(head_dim, at));
   return rotations;
 }

@@ -119,7 +119,11 @@ void Terms::append(Terms other) {
 
 TermGradients TermGradients::zeros(const Terms& terms) {
   TermGradients zeros;
-  for (const auto& t : terms.rotations) zeros.rotations.push_back({zeros_like(t.head_frequency)});
+  for (const auto& t : terms.rotations) {
+    zeros.rotations.push_back({zeros_like(t.head_frequency), zeros_like(t.tables.q_cos),
+                               zeros_like(t.tables.q_sin), zeros_like(t.tables.k_cos),
+                               zeros_like(t.tables.k_sin)});
+  }
   for (const auto& t : terms.biases) {
     zeros.biases.push_back({zeros_like(t.table), zeros_like(t.slopes)});
   }

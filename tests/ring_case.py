@@ -1,5 +1,7 @@
 """A case of relpos.distributed as every rank runs it, and as one process runs it."""
 
+from itertools import chain
+
 import relpos
 import torch
 import torch.distributed as dist
@@ -17,9 +19,13 @@ def draw(seed, *shape, dtype=torch.float32):
 
 
 def drawn_inputs(name, options, *sizes):
-    """{name: tensor} of what a position takes by call. All have their tokens on axis 2."""
+    """{name: tensor} of what a position takes by call."""
     draw_inputs = getattr(oracle_of(name), "inputs", lambda *_: {})
     return draw_inputs(options, *sizes, lambda *shape: draw(6, *shape))
+
+
+def token_axis(shape):
+    return next(axis for axis, size in enumerate(shape) if size in ("queries", "keys"))
 
 
 class Case:
@@ -52,6 +58,7 @@ class Case:
         self.dout = draw(4, batch, heads, queries, VALUE_DIM, dtype=dtype)
         self.dlse = draw(5, batch, heads, queries)
         self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
+        self.input_axes = []  # of tokens
         for name, number in schemes:
             module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM, key_heads=key_heads)
             drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
@@ -59,6 +66,8 @@ class Case:
             self.modules.append(module)
             self.inputs.append(list(drawn.values()))
             self.input_names.append(list(drawn))
+            shapes = [spec.shape for spec in module._inputs]
+            self.input_axes.append([token_axis(shape) for shape in shapes])
         self.padding = draw(7, batch, keys) > 0.7 if padding else None
         self.positions = positions
         self.key_range = key_range
@@ -74,12 +83,15 @@ class Case:
         self.inputs = self.each_input(lambda x: x.to(dtype))
         return self
 
-    def each_input(self, change, whole=lambda x: x):
-        """The inputs, floating ones changed, integers as `whole` gives them."""
-        return [
-            [change(x) if x.is_floating_point() else whole(x) for x in given]
-            for given in self.inputs
-        ]
+    def each_input(self, change):
+        """The inputs, floating ones changed."""
+        return [[change(x) if x.is_floating_point() else x for x in g] for g in self.inputs]
+
+    def result_axes(self):
+        """{result: the axis of its tokens} where that is not 2."""
+        held = zip(chain(*self.inputs), chain(*self.input_axes), strict=True)
+        floating = [axis for x, axis in held if x.is_floating_point()]
+        return {f"dinput{n}": axis for n, axis in enumerate(floating)}
 
     def position(self, inputs):
         parts = [
@@ -155,9 +167,13 @@ class Case:
         """{name: result} of this rank, gradients of parameters its share."""
         self.cast(dtype)
         leaves = [self.shard(x.detach(), 2).requires_grad_() for x in (self.q, self.k, self.v)]
-        inputs = self.each_input(
-            lambda x: self.shard(x, 2).requires_grad_(), lambda x: self.shard(x, -1)
-        )
+        inputs = [
+            [
+                self.shard(x, axis).requires_grad_(x.is_floating_point())
+                for x, axis in zip(given, axes, strict=True)
+            ]
+            for given, axes in zip(self.inputs, self.input_axes, strict=True)
+        ]
         options = dict(self.options)
         if self.positions is not None:
             for name, at in zip(("q_positions", "k_positions"), self.positions, strict=True):
@@ -187,8 +203,9 @@ def run(dtype=torch.float32, **case):
     }
 
 
-def joined(found, layout, lengths=None):
-    """The whole results from those of all ranks: tokens at their places, parameters summed."""
+def joined(found, layout, lengths=None, axes=None):
+    """The whole results from those of all ranks: tokens at their places, parameters summed. axes:
+    that of the tokens of a result, where it is not 2."""
     from relpos.distributed._layout import held
 
     whole = {}
@@ -198,15 +215,16 @@ def joined(found, layout, lengths=None):
             given = [s for s in shards if s.numel()]
             whole[name] = sum(given[1:], given[0]) if given else shards[0]
             continue
-        runs = held("x", layout, [s.shape[2] for s in shards])
-        first = shards[0].movedim(2, 0)
-        total = sum(s.shape[2] for s in shards)
+        axis = (axes or {}).get(name, 2)
+        runs = held("x", layout, [s.shape[axis] for s in shards])
+        first = shards[0].movedim(axis, 0)
+        total = sum(s.shape[axis] for s in shards)
         joined_rows = first.new_empty((total, *first.shape[1:]))
         for own, piece in zip(runs, shards, strict=True):
             at = 0
             for part in own:
-                rows = piece.movedim(2, 0)[at : at + part.count]
+                rows = piece.movedim(axis, 0)[at : at + part.count]
                 joined_rows[part.start : part.stop : part.step] = rows
                 at += part.count
-        whole[name] = joined_rows.movedim(0, 2)
+        whole[name] = joined_rows.movedim(0, axis)
     return whole

@@ -59,7 +59,8 @@ def check(ranks, dtype=torch.float32, **case):
     from so many rows that chance does not decide. Of a parameter's numbers, each a sum of terms
     that cancel, few are independent."""
     answers = ranks.results(ring_case.run, dtype=dtype, **case)
-    found = joined(answers, case.get("layout", "contiguous"))
+    axes = ring_case.Case(**case).result_axes()
+    found = joined(answers, case.get("layout", "contiguous"), axes=axes)
     wanted = expected(dtype, **case)
     shares = shares_of_bounds(found, wanted)
     keep("bounds", shares)

@@ -272,6 +272,9 @@ class Builder {
   // Pairs of each head turn by frequencies of their own, [axes, Hk or 1, dims / 2], times coordinates of
   // a token that follow from the position: Rotation::head_frequency.
   void rotation(Rotation rotation, const Source& head_frequency, const CoordinateOf& coordinate);
+  // Pairs turn by given cosines and sines, inputs [B, Lq, dims / 2] and [B, Lk, dims / 2] for all heads.
+  void rotation(Rotation rotation, const Source& q_cos, const Source& q_sin, const Source& k_cos,
+                const Source& k_sin);
   // A rotation that depends on a length; where it is not given, on that of the call: one more than its
   // last position.
   void rotation(std::function<Rotation(int64_t length)> rotation,

@@ -97,6 +97,12 @@ struct Rotation {
   // Not given, or [axes, Hk or 1, dims / 2], 1: all heads turn alike. It stands for `frequency`,
   // float32_angles and `axis`; not together with log_decay.
   TermData head_frequency{};
+  // Not given, or the cosines and sines themselves: of queries [B, Hk, Lq, dims / 2] and of keys
+  // [B, Hk, Lk, dims / 2], in place of all angles. Strides may be 0; not together with log_decay.
+  struct Tables {
+    TermData q_cos, q_sin, k_cos, k_sin;
+  };
+  Tables tables{};
   std::shared_ptr<const Coordinates> coordinates;  // with axis or head_frequency
 };
 
@@ -166,7 +172,7 @@ struct Terms {
 // wants none. Rows that no visible pair selects are exactly 0.
 struct TermGradients {
   struct Turns {
-    std::vector<double> head_frequency;
+    std::vector<double> head_frequency, q_cos, q_sin, k_cos, k_sin;
   };
   struct Bias {
     std::vector<double> table, slopes;

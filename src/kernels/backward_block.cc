@@ -111,7 +111,8 @@ void BackwardBlock::finish(int64_t g, const Sums& sums, const ProblemGradients& 
 }
 
 // Before dq of the row is turned back.
-void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sums) {
+void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sums,
+                                       TermGradients& to) {
   const float* query = raw_.get() + row * plan_.Dp;
   if (plan_.query_added.size() > 0) {
     const float* added = plan_.query_added.get() + block.head[row] * plan_.Dp;
@@ -119,9 +120,13 @@ void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sum
     query = unturned_.get();
   }
   for (size_t n = 0; n < sums.turns.size(); ++n) {
+    const float* dq = dq_.get() + row * plan_.Dp;
+    const int64_t i = block.index[row];
+    plan_.rotations.add_table_gradients(n, true, block.batch, kv_head, i, query, dq,
+                                        to.rotations[n]);
     if (sums.turns[n].queries == nullptr) continue;
-    plan_.rotations.add_gradients(n, true, block.batch, kv_head, block.index[row], query,
-                                  dq_.get() + row * plan_.Dp, sums.turns[n].queries);
+    plan_.rotations.add_gradients(n, true, block.batch, kv_head, i, query, dq,
+                                  sums.turns[n].queries);
   }
 }
 
@@ -131,7 +136,7 @@ void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGra
     float* dq = dq_.get() + row * plan_.Dp;
     for (int64_t d = 0; d < D; ++d) dq[d] *= static_cast<float>(plan_.p.scale);
     const int64_t kv_head = block.head[row] / plan_.p.group();
-    if (sums.trains_turns()) add_turn_gradients(row, kv_head, sums);
+    if (plan_.rotations.trains()) add_turn_gradients(row, kv_head, sums, *gradients.terms);
     plan_.rotations.undo(true, block.batch, kv_head, block.index[row], dq);
     for (int64_t d = 0; sums.query_added != nullptr && d < D; ++d) {
       sums.query_added[g * D + d] += static_cast<double>(dq[d]);

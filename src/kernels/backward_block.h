@@ -31,7 +31,7 @@ class BackwardBlock : public QueryBlock {
   void load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
                       const ProblemGradients& gradients);
   void sum_rows();
-  void add_turn_gradients(int row, int64_t kv_head, const Sums& sums);
+  void add_turn_gradients(int row, int64_t kv_head, const Sums& sums, TermGradients& to);
   void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
 
   BiasGradients biases_;

@@ -180,10 +180,10 @@ inline void add_to_value_tables(const Problem& p, TermGradients& to, int64_t b, 
   }
 }
 
-// Into the gradients of frequencies: what queries and keys give them through their products alone.
+// Into the gradients of what pairs turn by: what queries and keys give through their products alone.
 template <typename Results>
-void add_frequencies(const random_terms::Case& c, const Sizes& sizes, const Tensor& dscore,
-                     Results& bounds) {
+void add_turns(const random_terms::Case& c, const Sizes& sizes, const Tensor& dscore,
+               Results& bounds) {
   Problem content = sizes.p;
   content.terms.row_tables.clear();
   content.terms.column_tables.clear();
@@ -193,33 +193,38 @@ void add_frequencies(const random_terms::Case& c, const Sizes& sizes, const Tens
   to.value = {};
   to.terms = &terms;
   reference_scores_backward(content, dscore.view(), to);
-  for (size_t t = 0; t < c.p.terms.rotations.size(); ++t) {
+  // Of a pair of row (b, h, i): most of what its angle, its cosine or its sine gets.
+  const auto add = [&](size_t t, bool query, const TensorView& x, const TensorView& dx) {
     const Rotation& r = c.p.terms.rotations[t];
-    const TensorView& numbers = r.head_frequency.view;
-    if (!numbers.given()) continue;
-    const auto add = [&](bool query, const TensorView& x, const TensorView& dx) {
-      const int64_t heads = x.shape[1], length = x.shape[2], dims = x.shape[3];
-      for (int64_t row = 0; row < x.numel() / dims; ++row) {
-        const int64_t i = row % length, h = row / length % heads, b = row / length / heads;
-        const int64_t kv_head = h / (heads / c.p.kv_heads);
-        for (int64_t n = 0; n < numbers.shape[0] * r.dims / 2; ++n) {
-          const int64_t axis = n / (r.dims / 2), pair = n % (r.dims / 2);
-          const auto [first, second] = dims_of_pair(r, pair);
-          double length_of_x = x.load(row * dims + first);
-          for (const TermData& u : query ? content.terms.query_added : std::vector<TermData>{}) {
-            length_of_x += u.view.at({h, first}) * u.multiplier;
-          }
-          const double of_angle =
-              length_of_x * (dx.load(row * dims + first) + dx.load(row * dims + second));
-          const auto by = static_cast<double>(r.coordinates->of(query, axis, b, i));
-          const int64_t head = numbers.shape[1] == 1 ? 0 : kv_head;
-          bounds.terms.rotations[t].head_frequency[numbers.offset({axis, head, pair})] +=
-              std::fabs(by) * of_angle * r.head_frequency.multiplier;
-        }
+    const int64_t heads = x.shape[1], length = x.shape[2], dims = x.shape[3], pairs = r.dims / 2;
+    for (int64_t n = 0; n < x.numel() / dims * pairs; ++n) {
+      const int64_t pair = n % pairs, row = n / pairs;
+      const int64_t i = row % length, h = row / length % heads, b = row / length / heads;
+      const int64_t kv_head = h / (heads / c.p.kv_heads);
+      const auto [first, second] = dims_of_pair(r, pair);
+      double most = x.load(row * dims + first);
+      for (const TermData& u : query ? content.terms.query_added : std::vector<TermData>{}) {
+        most += u.view.at({h, first}) * u.multiplier;
       }
-    };
-    add(true, sizes.p.query, own.dq.view());
-    add(false, sizes.p.key, own.dk.view());
+      most *= dx.load(row * dims + first) + dx.load(row * dims + second);
+      TermGradients::Turns& turns = bounds.terms.rotations[t];
+      const int64_t token = ((b * c.p.kv_heads + kv_head) * length + i) * pairs + pair;
+      for (auto* table :
+           {query ? &turns.q_cos : &turns.k_cos, query ? &turns.q_sin : &turns.k_sin}) {
+        if (!table->empty()) (*table)[token] += most * r.magnitude;
+      }
+      const TensorView& numbers = r.head_frequency.view;
+      for (int64_t axis = 0; numbers.given() && axis < numbers.shape[0]; ++axis) {
+        const auto by = static_cast<double>(r.coordinates->of(query, axis, b, i));
+        const int64_t head = numbers.shape[1] == 1 ? 0 : kv_head;
+        turns.head_frequency[numbers.offset({axis, head, pair})] +=
+            std::fabs(by) * most * r.head_frequency.multiplier;
+      }
+    }
+  };
+  for (size_t t = 0; t < c.p.terms.rotations.size(); ++t) {
+    add(t, true, sizes.p.query, own.dq.view());
+    add(t, false, sizes.p.key, own.dk.view());
   }
 }
 
@@ -283,7 +288,7 @@ void fill(const random_terms::Case& c, const Results& exact, Results& bounds,
   ProblemGradients to = bounds.gradients(c);
   to.value = {};
   reference_scores_backward(sizes.p, dscore.view(), to);
-  add_frequencies(c, sizes, dscore, bounds);
+  add_turns(c, sizes, dscore, bounds);
   for (auto& bias : bounds.terms.biases) {
     for (double& x : bias.slopes) x = std::fabs(x);  // past distances are < 0
   }

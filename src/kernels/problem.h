@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -146,11 +147,33 @@ inline double angle_of(const Positions& at, const Rotation& rotation, int64_t n,
   return angle;
 }
 
+// Cosine and sine, times the magnitude, by which pair n of key head h turns query or key i.
+inline std::pair<double, double> turn_of(const Positions& at, const Rotation& rotation, int64_t n,
+                                         bool query, int64_t b, int64_t h, int64_t i) noexcept {
+  double c = 0.0, s = 0.0;
+  if (rotation.tables.q_cos.view.given()) {
+    const TermData& cosines = query ? rotation.tables.q_cos : rotation.tables.k_cos;
+    const TermData& sines = query ? rotation.tables.q_sin : rotation.tables.k_sin;
+    c = cosines.multiplier * cosines.view.at({b, h, i, n});
+    s = sines.multiplier * sines.view.at({b, h, i, n});
+  } else {
+    const double angle = angle_of(at, rotation, n, query, b, h, i);
+    c = std::cos(angle);
+    s = std::sin(angle);
+  }
+  return {rotation.magnitude * c, rotation.magnitude * s};
+}
+
 // Calls f(name, data, gradient) for every gradient of terms, wanted or not.
 template <typename Gradients, typename F>
 void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
   for (size_t n = 0; n < terms.rotations.size(); ++n) {
+    const Rotation::Tables& tables = terms.rotations[n].tables;
     f("head frequency", terms.rotations[n].head_frequency, of.rotations[n].head_frequency);
+    f("query cosines", tables.q_cos, of.rotations[n].q_cos);
+    f("query sines", tables.q_sin, of.rotations[n].q_sin);
+    f("key cosines", tables.k_cos, of.rotations[n].k_cos);
+    f("key sines", tables.k_sin, of.rotations[n].k_sin);
   }
   for (size_t n = 0; n < terms.biases.size(); ++n) {
     f("bias table", terms.biases[n].table, of.biases[n].table);

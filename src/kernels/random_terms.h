@@ -241,17 +241,43 @@ inline void add_head_frequency(Rng& rng, Case& c, Rotation& rotation) {
   rotation.head_frequency.multiplier = chance(rng, 0.3) ? 0x1p-7 : 0x1p-6;
 }
 
-// Decay, axes or frequencies of heads for a rotation that was drawn.
+// Cosines and sines that are given and trained; heads may share them.
+inline void add_tables(Rng& rng, Case& c, Rotation& rotation) {
+  const Problem& p = c.p;
+  rotation.frequency.clear();
+  const bool shared = chance(rng, 0.5);
+  const auto side = [&](int64_t length, TermData& cos, TermData& sin) {
+    for (TermData* data : {&cos, &sin}) {
+      *data = c.term(rng, {p.batch, shared ? 1 : p.kv_heads, length, rotation.dims / 2});
+      data->multiplier = 1.0;
+    }
+    for (int64_t n = 0; n < cos.view.numel(); ++n) {
+      const double angle = cos.view.load(n);
+      cos.view.store(n, std::cos(angle));
+      sin.view.store(n, std::sin(angle));
+    }
+    for (TermData* data : {&cos, &sin}) {
+      if (shared) data->view.strides[1] = 0;
+      data->view.shape[1] = p.kv_heads;
+    }
+  };
+  side(p.queries, rotation.tables.q_cos, rotation.tables.q_sin);
+  side(p.keys, rotation.tables.k_cos, rotation.tables.k_sin);
+}
+
+// Decay, axes, frequencies of heads or tables for a rotation that was drawn.
 inline void draw_turns(Rng& rng, Case& c) {
   Problem& p = c.p;
   std::vector<Rotation>& rotations = p.terms.rotations;
-  if (!rotations.empty() && chance(rng, 0.4)) {
+  if (!rotations.empty() && chance(rng, 0.3)) {
     for (size_t n = 0; n < rotations[0].frequency.size(); ++n)
       rotations[0].log_decay.push_back(1e-3);
     for (int64_t& x : p.positions.q) x %= 1000;
     for (int64_t& x : p.positions.k) x %= 1000;
-  } else if (!rotations.empty() && chance(rng, 0.5)) {
+  } else if (!rotations.empty() && chance(rng, 0.4)) {
     add_head_frequency(rng, c, rotations[0]);
+  } else if (!rotations.empty() && chance(rng, 0.4)) {
+    add_tables(rng, c, rotations[0]);
   } else if (!rotations.empty() && chance(rng, 0.6)) {
     add_axes(rng, p, rotations[0]);
   }

@@ -134,27 +134,39 @@ class HeadGradient {
     }
   }
 
-  // What query or key i gives to the frequencies of its head: x before R, dy the gradient of R x. Where
-  // dy is 0 it gives nothing, whatever x is.
+  // What query or key i gives to what its head turns by: x before R, dy the gradient of R x. Where dy is 0
+  // it gives nothing, whatever x is.
   void add_turns(bool query, int64_t i, const double* from, const double* dy) {
     for (size_t n = 0; n < t.rotations.size(); ++n) {
-      if (t.rotations[n].head_frequency.empty()) continue;
       const Rotation& r = p.terms.rotations[n];
-      const TensorView& view = r.head_frequency.view;
-      const int64_t pairs = r.dims / 2, head = view.shape[1] == 1 ? 0 : x.hk;
-      for (int64_t pair = 0; pair < pairs; ++pair) {
+      for (int64_t pair = 0; pair < r.dims / 2; ++pair) {
         const auto [at, partner] = dims_of_pair(r, pair);
         if (dy[at] == 0.0 && dy[partner] == 0.0) continue;
-        const double angle = angle_of(p.positions, r, pair, query, x.b, x.hk, i);
-        const double c = r.magnitude * std::cos(angle), s = r.magnitude * std::sin(angle);
-        const double of_angle = dy[partner] * (from[at] * c - from[partner] * s) -
-                                dy[at] * (from[partner] * c + from[at] * s);
-        for (int64_t axis = 0; axis < view.shape[0]; ++axis) {
-          const auto by = static_cast<double>(r.coordinates->of(query, axis, x.b, i));
-          accumulate(t.rotations[n].head_frequency, (axis * view.shape[1] + head) * pairs + pair,
-                     by * of_angle * r.head_frequency.multiplier);
-        }
+        const double of_cos = dy[at] * from[at] + dy[partner] * from[partner];
+        const double of_sin = dy[partner] * from[at] - dy[at] * from[partner];
+        add_turn(n, query, i, pair, of_cos, of_sin);
       }
+    }
+  }
+
+  void add_turn(size_t n, bool query, int64_t i, int64_t pair, double of_cos, double of_sin) {
+    const Rotation& r = p.terms.rotations[n];
+    TermGradients::Turns& to = t.rotations[n];
+    const int64_t length = query ? p.queries : p.keys;
+    const int64_t token = ((x.b * p.kv_heads + x.hk) * length + i) * (r.dims / 2) + pair;
+    const auto add = [&](const TermData& data, std::vector<double>& sums, double gradient) {
+      if (!sums.empty()) accumulate(sums, token, gradient * r.magnitude * data.multiplier);
+    };
+    add(query ? r.tables.q_cos : r.tables.k_cos, query ? to.q_cos : to.k_cos, of_cos);
+    add(query ? r.tables.q_sin : r.tables.k_sin, query ? to.q_sin : to.k_sin, of_sin);
+    if (to.head_frequency.empty()) return;
+    const TensorView& view = r.head_frequency.view;
+    const auto [c, s] = turn_of(p.positions, r, pair, query, x.b, x.hk, i);
+    for (int64_t axis = 0; axis < view.shape[0]; ++axis) {
+      const auto by = static_cast<double>(r.coordinates->of(query, axis, x.b, i));
+      const int64_t head = view.shape[1] == 1 ? 0 : x.hk;
+      accumulate(to.head_frequency, (axis * view.shape[1] + head) * view.shape[2] + pair,
+                 by * (of_sin * c - of_cos * s) * r.head_frequency.multiplier);
     }
   }
 

@@ -126,10 +126,9 @@ class Model {
   void rotate(double* x, bool query, int64_t b, int64_t hk, int64_t i, bool transpose) const {
     for (const Rotation& r : p.terms.rotations) {
       for (int64_t n = 0; n < r.dims / 2; ++n) {
-        const double angle = angle_of(p.positions, r, n, query, b, hk, i);
         const auto [at, partner] = dims_of_pair(r, n);
-        const double c = r.magnitude * std::cos(angle);
-        const double s = r.magnitude * std::sin(angle) * (transpose ? -1.0 : 1.0);
+        const auto [c, sine] = turn_of(p.positions, r, n, query, b, hk, i);
+        const double s = transpose ? -sine : sine;
         const double first = x[at], second = x[partner];
         x[at] = first * c - second * s;
         x[partner] = second * c + first * s;

@@ -36,11 +36,12 @@ void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, bool firs
   }
 }
 
-// What key j of a tile adds to the frequencies' gradients, dk being that of the turned key.
+// What key j of a tile adds to the gradients of what it turns by, dk being that of the turned key.
 void add_key_turns(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head, int64_t j,
-                   const float* dk, float* key) {
+                   const float* dk, float* key, TermGradients& to) {
   load_row(plan.p.key, b, kv_head, j, plan.D, plan.D, key);
   for (size_t n = 0; n < sums.turns.size(); ++n) {
+    plan.rotations.add_table_gradients(n, false, b, kv_head, j, key, dk, to.rotations[n]);
     if (sums.turns[n].keys == nullptr) continue;
     double* own = sums.turns[n].keys + j / kTile * turn_numbers(plan.p.terms.rotations[n]);
     plan.rotations.add_gradients(n, false, b, kv_head, j, key, dk, own);
@@ -161,7 +162,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
 void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
-  const bool trains = sums[0].trains_turns();
+  const bool trains = plan.rotations.trains();
   std::vector<float> key_rows(trains ? threads * plan.D : 0);  // of each worker
   parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
     const int64_t slot = task / plan.tiles, pair = first_pair + slot;
@@ -178,7 +179,7 @@ void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_
       if (gradients.key.given() || trains) {
         for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
         float* key = key_rows.data() + (trains ? worker * plan.D : 0);
-        if (trains) add_key_turns(plan, *chunk, b, kv_head, j, dk, key);
+        if (trains) add_key_turns(plan, *chunk, b, kv_head, j, dk, key, *gradients.terms);
         plan.rotations.undo(false, b, kv_head, j, dk);
       }
       reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);

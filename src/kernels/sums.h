@@ -1,7 +1,6 @@
 // Accumulators of the backward pass: private to a task, summed over tasks in task order.
 #pragma once
 
-#include <algorithm>
 #include <vector>
 
 #include "base/parallel.h"
@@ -39,10 +38,6 @@ struct Sums {
 
   Sums(const Plan& plan, const TermGradients& wants, Workspace& memory);
   void clear();
-  bool trains_turns() const noexcept {
-    return std::any_of(turns.begin(), turns.end(),
-                       [](const Turns& t) { return t.keys != nullptr; });
-  }
 
  private:
   float* floats(bool wanted, int64_t n, Workspace& memory);

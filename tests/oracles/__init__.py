@@ -25,7 +25,8 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         "sink"        [H] or [H, Lq]                   joins the softmax without a value
         "rotate"      function (x [..., L, D], pos [L]) -> x turned; q and k both pass through it
         "rotate_sizes"  with "rotate": the same with |cos| and |sin| and every sign positive
-        "q_coordinates", "k_coordinates"  [axes, L]: "rotate" takes them in place of positions
+        "q_coordinates", "k_coordinates"  what "rotate" takes in place of positions: [axes, L], or
+                      cosines and sines
         "decay"       with "rotate": function (steps [L]) -> [L, D]; dim d of a product shrinks by
                       decay(pos_q - pos_k)
 

@@ -152,7 +152,9 @@ std::vector<int64_t> nearest_coordinates(const Coordinates& at) {
 
 Rotations::Rotations(const Problem& problem, Workspace& memory) : p_(problem) {
   for (const Rotation& rotation : p_.terms.rotations) {
-    if (rotation.head_frequency.view.given()) {
+    if (rotation.tables.q_cos.view.given()) {
+      read_tables(rotation, memory);
+    } else if (rotation.head_frequency.view.given()) {
       tabulate_heads(rotation, memory);
     } else if (rotation.axis.empty()) {
       tabulate(rotation, memory);
@@ -256,6 +258,65 @@ void Rotations::tabulate_heads(const Rotation& rotation, Workspace& memory) {
     if (!same) write(false, at.k_rows, p_.keys, at.k.data());
   });
   stopper.check();
+}
+
+// Heads, or batch rows, that share their numbers share a table.
+void Rotations::read_tables(const Rotation& rotation, Workspace& memory) {
+  const Rotation::Tables& given = rotation.tables;
+  const TensorView* views[] = {&given.q_cos.view, &given.q_sin.view, &given.k_cos.view,
+                               &given.k_sin.view};
+  const auto shared = [&](size_t axis) {
+    return std::all_of(std::begin(views), std::end(views),
+                       [&](const TensorView* view) { return view->strides[axis] == 0; });
+  };
+  const int64_t rows = shared(0) ? 1 : p_.batch, heads = shared(1) ? 1 : p_.kv_heads;
+  const int64_t pairs = rotation.dims / 2, queries = rows * heads * p_.queries;
+  const int64_t keys = rows * heads * p_.keys;
+  const Turn& turn =
+      add(rotation, {&rotation, {}, {}, 0, queries, rows, rows, heads}, queries + keys, memory);
+  const auto read = [&](const TermData& data, bool query, const Buffer<float>& to) {
+    const int64_t length = query ? p_.queries : p_.keys;
+    for (int64_t n = 0; n < rows * heads * length; ++n) {
+      if (n % kTile == 0) check_cancelled();
+      const int64_t i = n % length, h = n / length % heads, b = n / length / heads;
+      for (int64_t pair = 0; pair < pairs; ++pair) {
+        to[(n + (query ? 0 : queries)) * pairs + pair] = static_cast<float>(
+            rotation.magnitude * data.multiplier * data.view.at({b, h, i, pair}));
+      }
+    }
+  };
+  read(given.q_cos, true, turn.cos);
+  read(given.q_sin, true, turn.sin);
+  read(given.k_cos, false, turn.cos);
+  read(given.k_sin, false, turn.sin);
+}
+
+bool Rotations::trains() const noexcept {
+  return std::any_of(turns_.begin(), turns_.end(), [](const Turn& turn) {
+    const Rotation& r = *turn.rotation;
+    return r.head_frequency.wants_gradient || r.tables.q_cos.wants_gradient ||
+           r.tables.q_sin.wants_gradient || r.tables.k_cos.wants_gradient ||
+           r.tables.k_sin.wants_gradient;
+  });
+}
+
+void Rotations::add_table_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i,
+                                    const float* x, const float* dy,
+                                    TermGradients::Turns& to) const {
+  const Rotation& r = *turns_[n].rotation;
+  const TermData& cos = query ? r.tables.q_cos : r.tables.k_cos;
+  const TermData& sin = query ? r.tables.q_sin : r.tables.k_sin;
+  std::vector<double>& of_cos = query ? to.q_cos : to.k_cos;
+  std::vector<double>& of_sin = query ? to.q_sin : to.k_sin;
+  const int64_t row = (b * p_.kv_heads + kv_head) * (query ? p_.queries : p_.keys) + i;
+  for (int64_t pair = 0; pair < r.dims / 2; ++pair) {
+    const auto [first, second] = dims_of_pair(r, pair);
+    const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
+    if (d1 == 0.0 && d2 == 0.0) continue;
+    const int64_t at = row * (r.dims / 2) + pair;
+    if (!of_cos.empty()) of_cos[at] += (d1 * x1 + d2 * x2) * r.magnitude * cos.multiplier;
+    if (!of_sin.empty()) of_sin[at] += (d2 * x1 - d1 * x2) * r.magnitude * sin.multiplier;
+  }
 }
 
 int64_t Rotations::Turn::row(const Problem& p, bool query, int64_t b, int64_t kv_head,

@@ -15,6 +15,7 @@ class Rotations {
 
   bool none() const noexcept { return turns_.empty(); }
   bool decays() const noexcept { return !log_decay_.empty(); }
+  bool trains() const noexcept;  // something that queries and keys turn by wants a gradient
   // Turns row [D] of query or key i by R, or by R's transpose; of a query, kv_head is its group's.
   void apply(bool query, int64_t b, int64_t kv_head, int64_t i, float* row) const {
     turn(query, b, kv_head, i, row, 1.0f);
@@ -28,6 +29,9 @@ class Rotations {
   // there the gradients of a pair's angles add up to 0. So far positions cost no accuracy.
   void add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i, const float* x,
                      const float* dy, double* sums) const;
+  // Adds the same to the gradients of given tables, whose rows belong to this token and key head alone.
+  void add_table_gradients(size_t n, bool query, int64_t b, int64_t kv_head, int64_t i,
+                           const float* x, const float* dy, TermGradients::Turns& to) const;
   // row [D] times exp(distance log_decay). A query and a key of a decaying rotation are scaled to meet
   // at the first key of the key's tile: key_j exp((pos_j - first) ld) and, per tile,
   // query_i exp((first - pos_i) ld), which no distance overflows that the score itself does not.
@@ -49,6 +53,7 @@ class Rotations {
   void tabulate(const Rotation& rotation, Workspace& memory);
   void tabulate_axes(const Rotation& rotation, Workspace& memory);
   void tabulate_heads(const Rotation& rotation, Workspace& memory);
+  void read_tables(const Rotation& rotation, Workspace& memory);
   Turn& add(const Rotation& rotation, Turn turn, int64_t rows, Workspace& memory);
   void turn(bool query, int64_t b, int64_t kv_head, int64_t i, float* row, float direction) const;
 

@@ -1,0 +1,43 @@
+"""Queries and keys turn by cosines and sines that are inputs of the call."""
+
+import torch
+
+from oracles.rope import dims_of, pairs, sized
+
+ROTATES = True
+NAMES = ("q_cos", "q_sin", "k_cos", "k_sin")
+
+
+def configs(heads, head_dim, value_dim):
+    return sized(
+        head_dim,
+        {},
+        {"layout": "interleaved"},
+        {"layout": "interleaved", "rotary_dim": 2, "start": head_dim - 2},
+    )
+
+
+def inputs(options, batch, heads, queries, keys, normal):
+    """Of any length, not only of 1."""
+    lengths = (queries, queries, keys, keys)
+    return {
+        name: normal(batch, length, dims_of(options) // 2)
+        for name, length in zip(NAMES, lengths, strict=True)
+    }
+
+
+def terms(options, parameters, pos_q, pos_k):
+    q_cos, q_sin, k_cos, k_sin = (parameters[name] for name in NAMES)
+
+    def rotate(x, at, minus=-1):
+        return pairs(options, x, *at, minus)
+
+    def rotate_sizes(x, at):
+        return rotate(x, at, 1)
+
+    return {
+        "rotate": rotate,
+        "rotate_sizes": rotate_sizes,
+        "q_coordinates": torch.stack([q_cos, q_sin]),
+        "k_coordinates": torch.stack([k_cos, k_sin]),
+    }

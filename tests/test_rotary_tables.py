@@ -1,0 +1,119 @@
+"""Rotations by cosines and sines that the caller gives."""
+
+import pytest
+import relpos
+import torch
+from oracle import gradients
+from sample import HEADS, tensors
+
+DIM, LENGTH, BATCH = 8, 70, 2
+WIDE = torch.float64
+
+
+def drawn(dtype=WIDE, **sizes):
+    sizes = {"queries": LENGTH, "keys": LENGTH, "head_dim": DIM} | sizes
+    return tensors(BATCH, dtype=dtype, **sizes)
+
+
+def numbers(dtype=WIDE, queries=LENGTH, keys=LENGTH, seed=5):
+    """q_cos, q_sin, k_cos, k_sin of scattered angles."""
+    draw = torch.Generator().manual_seed(seed)
+    angles = [
+        9 * torch.rand(BATCH, n, DIM // 2, generator=draw, dtype=WIDE) for n in (queries, keys)
+    ]
+    found = [table for angle in angles for table in (angle.cos(), angle.sin())]
+    return [table.to(dtype).requires_grad_() for table in found]
+
+
+def stepped(leaves, dout, position, **call):
+    out, lse = relpos.attention(
+        *leaves[:3], position=position, enable_gqa=True, return_lse=True, **call
+    )
+    return [out, lse, *gradients([out, lse], [dout, torch.ones_like(lse)], leaves)]
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_the_same_bits_as_rope_by_its_own_tables(layout):
+    *inputs, dout = drawn(torch.float32, key_heads=2)
+    rope = relpos.RoPE(DIM, layout=layout)
+    own = [
+        table[..., : DIM // 2] if layout == "half" else table[..., ::2]
+        for table in rope.tables(LENGTH)
+    ]
+    own = [table.expand(BATCH, -1, -1) for table in own]
+    given = relpos.RotaryTables(DIM, layout=layout)(*own, *own)
+    leaves = [x.requires_grad_() for x in inputs]
+    found, wanted = (stepped(leaves, dout, position, is_causal=True) for position in (given, rope))
+    for got, want in zip(found, wanted, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("key_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, WIDE])
+def test_equals_what_models_do(dtype, key_heads):
+    """rotate_half of transformers, whose tables hold each number twice."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    *inputs, dout = (x.to(dtype) for x in drawn(key_heads=key_heads, queries=30))
+    tables = numbers(dtype, queries=30)
+    leaves = [x.requires_grad_() for x in inputs] + tables
+    position = relpos.RotaryTables(DIM, layout="half")(*tables)
+    out, lse, *found = stepped(leaves, dout, position, q_offset=0)
+    wide = [x.detach().to(WIDE).requires_grad_() for x in leaves]
+    twice = [torch.cat([table, table], -1) for table in wide[3:]]
+    q, _ = apply_rotary_pos_emb(wide[0], wide[0], *twice[:2])
+    _, k = apply_rotary_pos_emb(wide[1], wide[1], *twice[2:])
+    k, v = (x.repeat_interleave(HEADS // key_heads, 1) for x in (k, wide[2]))
+    score = q @ k.mT * DIM**-0.5
+    results = [score.softmax(-1) @ v, score.logsumexp(-1)]
+    wanted = gradients(results, [dout.to(WIDE), torch.ones_like(results[1])], wide)
+    close = {"rtol": 1e-10, "atol": 1e-12} if dtype == WIDE else {"rtol": 2e-5, "atol": 2e-5}
+    for got, want in zip([out, lse, *found], [*results, *wanted], strict=True):
+        torch.testing.assert_close(got.to(WIDE), want, **close)
+
+
+def test_same_bits_at_any_thread_count():
+    *inputs, dout = drawn(torch.float32, key_heads=2, queries=300, keys=300)
+    tables = numbers(torch.float32, 300, 300)
+    leaves = [x.requires_grad_() for x in inputs] + tables
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            position = relpos.RotaryTables(DIM, layout="half")(*tables)
+            found.append(stepped(leaves, dout, position))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        for got, want in zip(other, found[0], strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, WIDE])
+def test_a_hidden_key_gives_its_tables_nothing(dtype):
+    q, k, v, dout = drawn(dtype)
+    tables = numbers(dtype)
+    k[:, :, 7] = torch.nan
+    hidden = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    hidden[:, 7] = True
+    leaves = [x.requires_grad_() for x in (q, k, v)] + tables
+    position = relpos.RotaryTables(DIM, layout="half")(*tables)
+    found = stepped(leaves, dout, position, key_padding_mask=hidden)
+    assert all(x.isfinite().all() for x in found)
+    assert all((x[:, 7] == 0).all() for x in found[-2:])
+    assert all((x[:, 8] != 0).all() for x in found[-2:])
+
+
+def test_errors_say_why():
+    position = relpos.RotaryTables(DIM, layout="half")
+    q, k, v, _ = drawn(torch.float32)
+    tables = numbers(torch.float32)
+    with pytest.raises(ValueError, match=r"k_sin: expected \[2, 70, 4\], got \[2, 69, 4\]"):
+        relpos.attention(q, k, v, position=position(*tables[:3], tables[3][:, 1:]))
+    with pytest.raises(ValueError, match="q_cos"):
+        relpos.attention(q, k, v, position=position)
+    with pytest.raises(ValueError, match="q_cos"):
+        position.tables(4)
+    both = [position(*tables), relpos.RoPE(DIM, layout="half")]
+    with pytest.raises(ValueError, match="two rotations turn the same dims"):
+        relpos.attention(q, k, v, position=both)
