@@ -30,10 +30,10 @@ std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, 
   const auto rows = static_cast<size_t>(batch), count = static_cast<size_t>(heads);
   const size_t size = all.size() / rows / count;
   std::vector<double> sums(rows * size, 0.0);
-  CancelTicks tick;
-  for (size_t n = 0; n < all.size(); ++n) {
-    tick();
-    sums[n / size / count * size + n % size] += all[n];
+  for (size_t row = 0; row < rows * count; ++row) {
+    check_cancelled();
+    double* to = sums.data() + row / count * size;
+    for (size_t n = 0; n < size; ++n) to[n] += all[row * size + n];
   }
   return sums;
 }

@@ -18,10 +18,10 @@ def configs(heads, head_dim, value_dim):
 
 
 def inputs(options, batch, heads, queries, keys, normal):
-    """Of any length, not only of 1."""
+    """Of lengths about 1."""
     lengths = (queries, queries, keys, keys)
     return {
-        name: normal(batch, length, dims_of(options) // 2)
+        name: 0.7 * normal(batch, length, dims_of(options) // 2)
         for name, length in zip(NAMES, lengths, strict=True)
     }
 

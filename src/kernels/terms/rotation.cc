@@ -8,6 +8,7 @@
 #include "base/angles.h"
 #include "base/parallel.h"
 #include "kernels/block.h"
+#include "kernels/rows.h"
 
 namespace relpos {
 namespace {
@@ -276,12 +277,14 @@ void Rotations::read_tables(const Rotation& rotation, Workspace& memory) {
       add(rotation, {&rotation, {}, {}, 0, queries, rows, rows, heads}, queries + keys, memory);
   const auto read = [&](const TermData& data, bool query, const Buffer<float>& to) {
     const int64_t length = query ? p_.queries : p_.keys;
+    const double factor = rotation.magnitude * data.multiplier;
     for (int64_t n = 0; n < rows * heads * length; ++n) {
       if (n % kTile == 0) check_cancelled();
       const int64_t i = n % length, h = n / length % heads, b = n / length / heads;
-      for (int64_t pair = 0; pair < pairs; ++pair) {
-        to[(n + (query ? 0 : queries)) * pairs + pair] = static_cast<float>(
-            rotation.magnitude * data.multiplier * data.view.at({b, h, i, pair}));
+      float* row = to.get() + (n + (query ? 0 : queries)) * pairs;
+      load_row(data.view, b, h, i, pairs, pairs, row);
+      for (int64_t pair = 0; factor != 1.0 && pair < pairs; ++pair) {
+        row[pair] = static_cast<float>(row[pair] * factor);
       }
     }
   };
@@ -335,17 +338,22 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
   const int64_t rows = std::ssize(turn.from) / axes;
   const float* cos = turn.cos.get() + turn.row(p_, query, b, kv_head, i) * pairs;
   const float* sin = turn.sin.get() + turn.row(p_, query, b, kv_head, i) * pairs;
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    const auto [first, second] = dims_of_pair(r, pair);
-    const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
-    if (d1 == 0.0 && d2 == 0.0) continue;
-    const double of_cos = d1 * x1 + d2 * x2, of_sin = d2 * x1 - d1 * x2;
-    const double of_angle =
-        of_sin * static_cast<double>(cos[pair]) - of_cos * static_cast<double>(sin[pair]);
+  double of_angle[kTile];
+  for (int64_t start = 0; start < pairs; start += kTile) {
+    const int64_t count = std::min(kTile, pairs - start);
+    for (int64_t at = 0; at < count; ++at) {
+      const auto [first, second] = dims_of_pair(r, start + at);
+      const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
+      const double of_cos = d1 * x1 + d2 * x2, of_sin = d2 * x1 - d1 * x2;
+      const double found = of_sin * static_cast<double>(cos[start + at]) -
+                           of_cos * static_cast<double>(sin[start + at]);
+      of_angle[at] = d1 == 0.0 && d2 == 0.0 ? 0.0 : found;
+    }
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t from = turn.from[axis * rows + (rows == 1 ? 0 : b)];
-      sums[axis * pairs + pair] +=
-          static_cast<double>(r.coordinates->of(query, axis, b, i) - from) * of_angle;
+      const auto by = static_cast<double>(r.coordinates->of(query, axis, b, i) - from);
+      double* to = sums + axis * pairs + start;
+      for (int64_t at = 0; at < count; ++at) to[at] += by * of_angle[at];
     }
   }
 }
