@@ -18,11 +18,14 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
       dq_(memory.take<float>(kRows * plan.Dp)),
       p_(memory.take<float>(kRows * kTile)),
       ds_(memory.take<float>(kRows * kTile)),
+      narrow_dout_(plan, plan.Dv, plan.pairs.Dvq(), memory),
       tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
   state.dout = dout_.get();
   state.dq = dq_.get();
   state.p = p_.get();
   state.ds = ds_.get();
+  state.narrow_dout = narrow_dout_.rows();
+  state.narrow_dout_t = narrow_dout_.transposed();
 }
 
 void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
@@ -32,7 +35,9 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   for (int row = 0; row < block.rows; ++row) load_row_state(row, g, sums, from, gradients);
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
+  std::fill(state.inverse + block.rows, state.inverse + end, 0.0f);
   std::fill(state.delta + block.rows, state.delta + end, 0.0f);
+  if (plan_.unit != nullptr) narrow_dout_.set(dout_.get(), block.rows);
   std::fill_n(dq_.get(), end * plan_.Dp, 0.0f);
   state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
                       plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
@@ -56,7 +61,7 @@ void BackwardBlock::sum_rows() {
   }
 }
 
-// dout and delta, both divided by the sum of the row's weights (block.h).
+// dout and delta; both divided by the sum of the row's weights, or the inverse of that (block.h).
 void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
                                    const ProblemGradients& gradients) {
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
@@ -74,8 +79,9 @@ void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const O
   const double delta = (parts[0] + parts[1]) + (parts[2] + parts[3]);
   const SoftmaxState softmax = read_softmax(from.softmax, b, h, i, block.score_shift[row]);
   const auto inverse = static_cast<float>(1.0 / softmax.sum);
-  plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
-  state.delta[row] = static_cast<float>(delta / softmax.sum);
+  state.inverse[row] = inverse;
+  if (plan_.unit == nullptr) plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
+  state.delta[row] = static_cast<float>(plan_.unit == nullptr ? delta / softmax.sum : delta);
   state.reference[row] = static_cast<float>(softmax.reference);
   row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, g, block.score_shift[row], softmax,
                                              delta, sums, *gradients.terms);

@@ -111,23 +111,42 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
   }
 }
 
+namespace {
+
+// Row j of the chunks' sums of keys or values: in place, in the first of them, or in `row` [n] where a
+// unit has left them transposed.
+float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Sums::* of, int64_t j,
+                  int64_t n, float* row) {
+  const int64_t padded = round_up(n, kLanes), step = plan.unit == nullptr ? 1 : kTile;
+  const int64_t at = plan.unit == nullptr ? j * padded : j / kTile * kTile * padded + j % kTile;
+  float* sums = chunk->*of + at;
+  for (int64_t c = 1; c < chunks; ++c) {
+    const float* other = chunk[c].*of + at;
+    for (int64_t d = 0; d < n; ++d) sums[d * step] += other[d * step];
+  }
+  if (plan.unit == nullptr) return sums;
+  for (int64_t d = 0; d < n; ++d) row[d] = sums[d * step];
+  return row;
+}
+
+}  // namespace
+
 void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
-  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int) {
+  const Buffer<float> rows(threads * (plan.D + plan.Dv));
+  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
+    float* row = rows.get() + worker * (plan.D + plan.Dv);
     const int64_t slot = task / plan.tiles, pair = first_pair + slot;
     const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
     const int64_t first = task % plan.tiles * kTile;
     const Sums* chunk = &sums[slot * chunks];
     for (int64_t j = first; j < std::min(p.keys, first + kTile); ++j) {
-      float* dk = chunk->dk + j * plan.Dp;
-      float* dv = chunk->dv + j * plan.Dvp;
-      for (int64_t c = 1; c < chunks; ++c) {
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] += chunk[c].dk[j * plan.Dp + d];
-        for (int64_t d = 0; d < plan.Dv; ++d) dv[d] += chunk[c].dv[j * plan.Dvp + d];
-      }
+      float* dk = sum_chunks(plan, chunk, chunks, &Sums::dk, j, plan.D, row);
+      float* dv = sum_chunks(plan, chunk, chunks, &Sums::dv, j, plan.Dv, row + plan.D);
       if (gradients.key.given()) {
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
+        const auto scale = static_cast<float>(plan.key_gradient_scale());
+        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= scale;
         plan.rotations.undo(false, b, j, dk);
       }
       reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);

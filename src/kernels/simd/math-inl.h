@@ -64,6 +64,11 @@ HWY_INLINE V exp2(V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, of.power));
 }
 
+// exp2 of weights that stay in float32.
+struct FullExp2 {
+  HWY_INLINE V operator()(V x) const { return exp2(x); }
+};
+
 // The same within 2.9e-6, for weights that are rounded to bfloat16: a polynomial of degree 4.
 struct ShortExp2 {
   HWY_INLINE V operator()(V x) const {
@@ -182,19 +187,35 @@ struct Store {
   }
 };
 
+// Rows of p, kTile apart, times `scale`.
+template <int R, int kVectors>
+HWY_INLINE void load_products(float scale, const float* p, V (&products)[R][kVectors]) {
+  const F d;
+  const V by = hn::Set(d, scale);
+  RELPOS_UNROLLED(r, R) {
+    RELPOS_UNROLLED(v, kVectors) {
+      products[r][v] = hn::Mul(hn::Load(d, p + r * kTile + v * kN), by);
+    }
+  }
+}
+
+// Calls f(first row, first column) for strips of a group's whole rows, kAtOnce rows at a time: so many
+// stay in registers beside a polynomial.
+constexpr int kAtOnce = 2;
+template <typename Function>
+HWY_INLINE void for_whole_rows(const Function& f) {
+  for (int row = 0; row < kGroup; row += kAtOnce) {
+    for (int64_t n = 0; n < kTile; n += kWide * kN) f(row, n);
+  }
+}
+
 // Gives columns [n, end) of products that lie in p, times `scale`, to `finish`, a strip at a time.
 template <int R, typename MakeFinish>
 HWY_INLINE void loaded_strip(int64_t n, int64_t end, float scale, const float* p,
                              const MakeFinish& finish) {
-  const F d;
-  const V by = hn::Set(d, scale);
   const auto strip = [&](auto vectors) HWY_ATTR {
     V scores[R][decltype(vectors)::value];
-    RELPOS_UNROLLED(r, R) {
-      RELPOS_UNROLLED(v, vectors) {
-        scores[r][v] = hn::Mul(hn::Load(d, p + r * kTile + n + v * kN), by);
-      }
-    }
+    load_products(scale, p + n, scores);
     finish(n)(scores);
     n += vectors * kN;
   };
