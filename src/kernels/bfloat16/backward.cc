@@ -46,6 +46,11 @@ class TileGradients {
     unit_.gemm(rows, keys_.columns, block_.Dvq, state_.narrow_dout + from * block_.Dvq, block_.Dvq,
                tile_.pairs.vt, kTile, state_.ds + from * kTile, kTile, false);
     block_.kernels->weigh_gradients(block_, state_, tile_, t_, from, end);
+    // Products of the rows beyond: 0 times a key, which may be NaN.
+    const int64_t weighed = from + round_up(end - from, kGroup);
+    for (float* rest : {state_.p, state_.ds}) {
+      std::fill(rest + std::min(weighed, from + rows) * kTile, rest + (from + rows) * kTile, 0.0f);
+    }
   }
 
   // dq += ds k.
