@@ -67,16 +67,13 @@ void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const O
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
   float* dout = dout_.get() + row * plan_.Dvp;
   load_row(from.dout, b, h, i, plan_.Dv, plan_.Dvp, dout);
-  load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
-  // Four sums: one would wait for itself.
-  const double dlse = from.dlse.given() ? from.dlse.at({b, h, i}) : 0.0;
-  double parts[4] = {-dlse};
-  for (int64_t d = 0; d < plan_.Dvp; d += 4) {  // both rows are padded with zeros
-    for (int64_t n = 0; n < 4; ++n) {
-      parts[n] += static_cast<double>(dout[d + n]) * static_cast<double>(out_[d + n]);
-    }
+  const float* out = plan_.Dv == plan_.Dvp ? row_in_place(from.out, b, h, i) : nullptr;
+  if (out == nullptr) {
+    load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
+    out = out_.get();
   }
-  const double delta = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  const double dlse = from.dlse.given() ? from.dlse.at({b, h, i}) : 0.0;
+  const double delta = plan_.kernels.dot(dout, out, plan_.Dvp) - dlse;
   const SoftmaxState softmax = read_softmax(from.softmax, b, h, i, block.score_shift[row]);
   const auto inverse = static_cast<float>(1.0 / softmax.sum);
   state.inverse[row] = inverse;
@@ -116,10 +113,16 @@ void BackwardBlock::finish(int64_t g, const Sums& sums, const ProblemGradients& 
 }
 
 void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
-  const int64_t D = plan_.D;
+  const int64_t D = plan_.D, Dp = plan_.Dp;
+  const auto scale = static_cast<float>(plan_.p.scale);
+  if (plan_.rotations.none() && plan_.row_tables.empty() && sums.query_added == nullptr) {
+    if (!gradients.query.given()) return;
+    return store_scaled(plan_.kernels, gradients.query, block.batch, block.head[0], block.index[0],
+                        block.rows, D, dq_.get(), Dp, &scale, 0);
+  }
+  plan_.kernels.scale(block.rows, Dp, dq_.get(), Dp, &scale, 0, dq_.get(), Dp);
   for (int row = 0; row < block.rows; ++row) {
-    float* dq = dq_.get() + row * plan_.Dp;
-    for (int64_t d = 0; d < D; ++d) dq[d] *= static_cast<float>(plan_.p.scale);
+    float* dq = dq_.get() + row * Dp;
     plan_.rotations.undo(true, block.batch, block.index[row], dq);
     for (int64_t d = 0; sums.query_added != nullptr && d < D; ++d) {
       sums.query_added[g * D + d] += static_cast<double>(dq[d]);
@@ -128,7 +131,7 @@ void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGra
   row_tables_.finish(block, g, sums, dq_.get(), *gradients.terms);
   for (int row = 0; gradients.query.given() && row < block.rows; ++row) {
     store_row(gradients.query, block.batch, block.head[row], block.index[row], D,
-              dq_.get() + row * plan_.Dp);
+              dq_.get() + row * Dp);
   }
 }
 

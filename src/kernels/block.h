@@ -209,6 +209,8 @@ struct Kernels {
   // neither need be aligned.
   void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
                 int64_t factor_stride, float* to, int64_t to_stride);
+  // The sum of a[n] b[n] in double; n is a multiple of kLanes.
+  double (*dot)(const float* a, const float* b, int64_t n);
   // Turns pairs of x by the angles, or by minus them (direction -1).
   void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
                  float direction);

@@ -113,20 +113,26 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
 
 namespace {
 
-// Row j of the chunks' sums of keys or values: in place, in the first of them, or in `row` [n] where a
-// unit has left them transposed.
-float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Sums::* of, int64_t j,
-                  int64_t n, float* row) {
-  const int64_t padded = round_up(n, kLanes), step = plan.unit == nullptr ? 1 : kTile;
-  const int64_t at = plan.unit == nullptr ? j * padded : j / kTile * kTile * padded + j % kTile;
-  float* sums = chunk->*of + at;
+// The chunks' sums of the keys or values of tile t, in the first of them: rows [kTile, n], padded; in
+// `rows` where a unit has left them transposed.
+float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Sums::* of, int64_t t,
+                  int64_t n, float* rows) {
+  const int64_t padded = round_up(n, kLanes), size = kTile * padded;
+  float* sums = chunk->*of + t * size;
   for (int64_t c = 1; c < chunks; ++c) {
-    const float* other = chunk[c].*of + at;
-    for (int64_t d = 0; d < n; ++d) sums[d * step] += other[d * step];
+    const float* other = chunk[c].*of + t * size;
+    for (int64_t x = 0; x < size; ++x) sums[x] += other[x];
   }
   if (plan.unit == nullptr) return sums;
-  for (int64_t d = 0; d < n; ++d) row[d] = sums[d * step];
-  return row;
+  alignas(64) float block[kTile * kTile];
+  for (int64_t d = 0; d < n; d += kTile) {
+    const int64_t some = std::min(kTile, n - d);
+    plan.kernels.transpose(sums + d * kTile, kTile, some, kTile, block);
+    for (int64_t key = 0; key < kTile; ++key) {
+      std::copy_n(block + key * kTile, some, rows + key * padded + d);
+    }
+  }
+  return rows;
 }
 
 }  // namespace
@@ -134,24 +140,34 @@ float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Su
 void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
-  const Buffer<float> rows(threads * (plan.D + plan.Dv));
+  const int64_t Dp = plan.Dp, Dvp = plan.Dvp;
+  const auto scale = static_cast<float>(plan.key_gradient_scale());
+  constexpr float kOne = 1.0f;
+  const Buffer<float> rows(plan.unit == nullptr ? 0 : threads * kTile * std::max(Dp, Dvp));
   parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
-    float* row = rows.get() + worker * (plan.D + plan.Dv);
-    const int64_t slot = task / plan.tiles, pair = first_pair + slot;
+    const int64_t slot = task / plan.tiles, pair = first_pair + slot, t = task % plan.tiles;
     const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
-    const int64_t first = task % plan.tiles * kTile;
+    const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
     const Sums* chunk = &sums[slot * chunks];
-    for (int64_t j = first; j < std::min(p.keys, first + kTile); ++j) {
-      float* dk = sum_chunks(plan, chunk, chunks, &Sums::dk, j, plan.D, row);
-      float* dv = sum_chunks(plan, chunk, chunks, &Sums::dv, j, plan.Dv, row + plan.D);
+    float* own = plan.unit == nullptr ? nullptr : rows.get() + worker * kTile * std::max(Dp, Dvp);
+    if (gradients.value.given()) {
+      float* dv = sum_chunks(plan, chunk, chunks, &Sums::dv, t, plan.Dv, own);
+      store_scaled(plan.kernels, gradients.value, b, kv_head, first, count, plan.Dv, dv, Dvp, &kOne,
+                   0);
+    }
+    float* dk = sum_chunks(plan, chunk, chunks, &Sums::dk, t, plan.D, own);
+    if (gradients.key.given() && plan.rotations.none() && plan.columns.empty()) {
+      store_scaled(plan.kernels, gradients.key, b, kv_head, first, count, plan.D, dk, Dp, &scale,
+                   0);
+      return;
+    }
+    plan.kernels.scale(count, Dp, dk, Dp, &scale, 0, dk, Dp);
+    for (int64_t j = 0; j < count; ++j) {
+      plan.rotations.undo(false, b, first + j, dk + j * Dp);
+      reduce_column_factors(plan, chunk, chunks, pair, first + j, dk + j * Dp, *gradients.terms);
       if (gradients.key.given()) {
-        const auto scale = static_cast<float>(plan.key_gradient_scale());
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= scale;
-        plan.rotations.undo(false, b, j, dk);
+        store_row(gradients.key, b, kv_head, first + j, plan.D, dk + j * Dp);
       }
-      reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);
-      if (gradients.key.given()) store_row(gradients.key, b, kv_head, j, plan.D, dk);
-      if (gradients.value.given()) store_row(gradients.value, b, kv_head, j, plan.Dv, dv);
     }
   });
 }

@@ -298,6 +298,20 @@ struct Seen {
   }
 }
 
+[[maybe_unused]] double dot(const float* a, const float* b, int64_t n) {
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> narrow;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(wide));
+  const auto at = [&](const float* x)
+                      HWY_ATTR { return hn::PromoteTo(wide, hn::LoadU(narrow, x)); };
+  auto even = hn::Zero(wide), odd = even;  // one sum would wait for itself
+  for (int64_t c = 0; c < n; c += 2 * lanes) {
+    even = hn::MulAdd(at(a + c), at(b + c), even);
+    odd = hn::MulAdd(at(a + c + lanes), at(b + c + lanes), odd);
+  }
+  return hn::GetLane(hn::SumOfLanes(wide, hn::Add(even, odd)));
+}
+
 [[maybe_unused]] void rotate(float* x, int64_t pairs, bool interleaved, const float* cos,
                              const float* sin, float direction) {
   const F d;

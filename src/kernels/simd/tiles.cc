@@ -99,6 +99,7 @@ Kernels kernels(const char* name) {
           .lanes = kN,
           .gemm = gemm,
           .scale = scale,
+          .dot = dot,
           .rotate = rotate,
           .transpose = transpose,
           .finite = finite,
