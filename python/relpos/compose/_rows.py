@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from relpos._attention import attention
 from relpos._call import flatten
-from relpos._position import CLASSES, Composed
+from relpos._position import CLASSES, Composed, Given
 from relpos.compose._calls import check_call, count, offsets, places, refuse
 
-_MOST = 1 << 22  # numbers in one tensor of a block, unless one row has more
+_MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
 
 
 def cope(
@@ -47,7 +47,7 @@ def cope(
     Args:
       query: [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv].
       table: [P, D], the vectors e(0), ..., e(P - 1).
-      rows: queries of a block; None chooses them so that a tensor has at most 2^22 numbers.
+      rows: queries of a block; None chooses them so that a tensor has at most 2^20 numbers.
       The others are those of relpos.attention. Hidden keys have no gate. There is no window,
       key_range, attn_mask or position, since the paper does not say which gates count then.
 
@@ -109,7 +109,7 @@ def fire(
     Args:
       query: [B, H, Lq, D], key [B, Hk, Lk, D], value [B, Hk, Lk, Dv], as for relpos.attention.
       position: a relpos.FIRE, alone or in a sum.
-      rows: queries of a block; None chooses them so that a tensor has at most 2^22 numbers.
+      rows: queries of a block; None chooses them so that a tensor has at most 2^20 numbers.
       options: those of relpos.attention. Raises ValueError for attn_mask and softcap, since the
         bias itself is given as a mask, after the softcap, and for return_weights, q_positions and
         k_positions.
@@ -148,7 +148,10 @@ def fire(
         rest["position"] = others
         made = _by_rows(q, key, value, bias, module._held(), width, rows, beyond, rest)
         results.append(made)
-    return _joined_rows(results, bool(options.get("return_lse")))
+    if not options.get("return_lse"):
+        return torch.cat(results, 2) if len(results) > 1 else results[0]
+    outs, lses = zip(*results, strict=True)
+    return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
 _REFUSED = {
@@ -215,23 +218,96 @@ def _by_rows(
     """Attention with bias(rows as a slice, their queries, key, *parameters) as its mask, block by
     block. `width` is how many numbers a tensor of one row has."""
     rows = max(1, _MOST // max(1, width)) if rows is None else count("rows", rows)
+    options = dict(options)
+    with_lse = options.pop("return_lse", False)
+    sinks = options.pop("sinks", None)
+    parts = flatten(options.pop("position", None))
+    held = [part._values() for part in parts]
+    # What may need a gradient goes through the Function: parameters, sinks, the other parts' own.
+    tensors = [key, value, *parameters, *([] if sinks is None else [sinks])]
+    tensors += [value for values in held for value in values]
+
+    def attend(
+        part: slice, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        following = iter(rest)
+        mask = bias(part, q, k, *(next(following) for _ in parameters)).to(q.dtype)
+        own = _of_rows(
+            options | {"sinks": None if sinks is None else next(following)}, part, starts
+        )
+        position = [
+            Given(one._text, [next(following) for _ in values])
+            for one, values in zip(parts, held, strict=True)
+        ]
+        return attention(q, k, v, attn_mask=mask, position=position, return_lse=True, **own)
+
+    replayed = bool(options.get("dropout_p"))
+    out, lse = _Blocks.apply(attend, rows, replayed, query, *tensors)
+    return (out, lse) if with_lse else out
+
+
+class _Blocks(torch.autograd.Function):
+    """(out, lse) of attend(rows as a slice, their queries, *tensors), block by block. The backward
+    pass computes each block again, with the same random numbers if `replayed`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, attend: Any, rows: int, replayed: bool, query: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.attend, ctx.rows = attend, rows
+        ctx.random = torch.get_rng_state() if replayed else None
+        ctx.save_for_backward(query, *tensors)
+        out = lse = query.new_empty(0)
+        for part in _blocks(query, rows):
+            made = attend(part, query[:, :, part], *tensors)
+            if part.start == 0:  # so that nothing is allocated between blocks that outlives one
+                shapes = [(*x.shape[:2], query.shape[2], *x.shape[3:]) for x in made]
+                out, lse = (x.new_empty(s) for x, s in zip(made, shapes, strict=True))
+            out[:, :, part], lse[:, :, part] = made
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> Any:
+        query, *tensors = ctx.saved_tensors
+        needs_query, *needs = ctx.needs_input_grad[3:]
+        dquery = torch.zeros_like(query) if needs_query else None
+        sums = [_zeros(x) if need else None for x, need in zip(tensors, needs, strict=True)]
+        with torch.random.fork_rng(devices=[], enabled=ctx.random is not None):
+            if ctx.random is not None:
+                torch.set_rng_state(ctx.random)
+            for part in _blocks(query, ctx.rows):
+                q = query[:, :, part].detach().requires_grad_(needs_query)
+                leaves = [
+                    x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True)
+                ]
+                with torch.enable_grad():
+                    made = ctx.attend(part, q, *leaves)
+                wanted = [x for x in (q, *leaves) if x.requires_grad]
+                seeds = (dout[:, :, part], dlse[:, :, part])
+                found = iter(torch.autograd.grad(made, wanted, seeds, allow_unused=True))
+                if needs_query:
+                    dquery[:, :, part] = next(found)
+                for total in sums:
+                    gradient = None if total is None else next(found)
+                    if gradient is not None:
+                        total += gradient
+        cast = [
+            None if total is None else total.to(x.dtype)
+            for total, x in zip(sums, tensors, strict=True)
+        ]
+        return None, None, None, dquery, *cast
+
+
+def _zeros(x: Tensor) -> Tensor:
+    """Where gradients of blocks are added up: in float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.zeros(x.shape, dtype=wide, device=x.device)
+
+
+def _blocks(query: Tensor, rows: int) -> list[slice]:
     length = query.shape[2]
-    sinks = options.get("sinks")
-    learns = torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in (query, key, value, sinks, *parameters)
-    )
-
-    def block(part: slice, q: Tensor, k: Tensor, v: Tensor, *held: Tensor) -> Any:
-        mask = bias(part, q, k, *held).to(q.dtype)
-        return attention(q, k, v, attn_mask=mask, **_of_rows(options, part, starts))
-
-    results = []
-    for first in range(0, max(length, 1), rows):
-        part = slice(first, min(first + rows, length))
-        tensors = (part, query[:, :, part], key, value, *parameters)
-        made = checkpoint(block, *tensors, use_reentrant=False) if learns else block(*tensors)
-        results.append(made)
-    return _joined_rows(results, bool(options.get("return_lse")))
+    return [slice(n, min(n + rows, length)) for n in range(0, max(length, 1), rows)]
 
 
 def _of_rows(options: dict[str, Any], part: slice, starts: tuple[Tensor, Tensor]) -> dict[str, Any]:
@@ -246,10 +322,3 @@ def _of_rows(options: dict[str, Any], part: slice, starts: tuple[Tensor, Tensor]
     if isinstance(own.get("sinks"), Tensor) and own["sinks"].dim() == 3:
         own["sinks"] = own["sinks"][..., part]
     return own
-
-
-def _joined_rows(results: list[Any], with_lse: bool) -> Any:
-    if not with_lse:
-        return results[0] if len(results) == 1 else torch.cat(results, 2)
-    outs, lses = zip(*results, strict=True)
-    return torch.cat(outs, 2), torch.cat(lses, 2)

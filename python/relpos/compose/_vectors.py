@@ -96,6 +96,11 @@ def rotate_values(
     """
     check_call("rotate_values", query, key, value)
     rotation = _rotation_of(position)
+    if value.shape[3] != rotation.head_dim:
+        raise ValueError(
+            f"value: expected {rotation.head_dim} columns, since its rows turn by "
+            f"{rotation._text}, got {value.shape[3]}"
+        )
     given = options.get("q_positions"), options.get("k_positions")
     if given[0] is None and given[1] is None:
         starts = offsets(query, key, options.get("q_offset"), options.get("k_offset", 0))
