@@ -143,8 +143,9 @@ def test_named_files_exist(page):
 
 
 def public():
-    """(name, object) of everything that relpos, relpos.nn and relpos.hf offer, with its methods."""
-    for module in (relpos, relpos.nn, relpos.hf):
+    """(name, object) of all that relpos, relpos.nn, relpos.hf and relpos.compose offer, with its
+    methods."""
+    for module in (relpos, relpos.nn, relpos.hf, relpos.compose):
         for name in module.__all__:
             item = getattr(module, name)
             if callable(item):
