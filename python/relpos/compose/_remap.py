@@ -1,14 +1,13 @@
 """Distances that stop growing, or grow slower, beyond a window: Self-Extend, ReRoPE, dual chunk."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from relpos._call import flatten
-from relpos._position import CLASSES, Composed, SchemePosition
+from relpos._position import CLASSES, Composed, Given
 from relpos._registry import schemes
 from relpos._varlen import bounds_of
 from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
@@ -18,6 +17,12 @@ _REFUSED = {
     "q_positions": "it computes positions from offsets: give q_offset and k_offset",
     "k_positions": "it computes positions from offsets: give q_offset and k_offset",
 }
+_TURN_BY_INPUTS = frozenset(
+    scheme.name
+    for scheme in schemes()
+    if scheme.family == "rotation"
+    and any(spec.input for spec in scheme.describe(**scheme.example()).parameters)
+)
 
 
 class _Regime(NamedTuple):
@@ -228,7 +233,7 @@ def _check_position(name: str, position: Any) -> None:
                 f"position: {part._text} would join each of the calls of {name}: expected sinks=, "
                 "which joins one"
             )
-        if _turns_by_inputs(part._text.partition("(")[0]):
+        if part._text.partition("(")[0] in _TURN_BY_INPUTS:
             raise ValueError(
                 f"position: {part._text} turns by given coordinates, and {name} changes positions: "
                 "expected a rotation by position"
@@ -237,14 +242,7 @@ def _check_position(name: str, position: Any) -> None:
         raise ValueError(f"position: expected one, whose distances {name} changes; got none")
 
 
-@lru_cache
-def _turns_by_inputs(name: str) -> bool:
-    (scheme,) = [scheme for scheme in schemes() if scheme.name == name]
-    inputs = [spec.input for spec in scheme.describe(**scheme.example()).parameters]
-    return scheme.family == "rotation" and any(inputs)
-
-
-def _slower(position: Any, window_size: int, leak: Any) -> tuple[SchemePosition, int]:
+def _slower(position: Any, window_size: int, leak: Any) -> tuple[Given, int]:
     """The rotation `leak` times slower, and how much further queries stand, so that their distance
     is window_size at window_size."""
     if isinstance(leak, bool) or not isinstance(leak, (int, float)) or not leak >= 1:
@@ -262,5 +260,5 @@ def _slower(position: Any, window_size: int, leak: Any) -> tuple[SchemePosition,
             f"leak: expected window_size (leak - 1) to be a whole number, got {ahead} for "
             f"window_size {window_size}"
         )
-    same = {option.name: getattr(parts[0], option.name) for option in parts[0].scheme.options}
-    return CLASSES["LinearRoPE"](**same, factor=float(leak)), int(ahead)
+    options = parts[0]._text.partition("(")[2].removesuffix(")")
+    return Given(f"rope_linear({options}, factor={float(leak)!r})", []), int(ahead)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from relpos import _autograd
 from relpos._attention import attention
 from relpos._call import flatten
-from relpos._position import CLASSES, Composed
+from relpos._position import Composed, Given
 from relpos._rank import check_rank
 from relpos.compose._calls import Piece, check_call, joined, offsets, places, refuse
 
@@ -162,11 +161,12 @@ def polar(
         angle = phase.clamp(-2 * math.pi, 0.0).to(length_k.dtype).unsqueeze(1)
         k_pairs = [length_k * angle.cos(), length_k * angle.sin()]
     q_pairs = [length_q, torch.zeros_like(length_q)]
+    pairs = Given(f"rope(head_dim={2 * dims}, layout=half, base={float(base)!r})", [])
     return attention(
         torch.cat(q_pairs, -1).to(query.dtype),
         torch.cat(k_pairs, -1).to(key.dtype),
         value,
-        position=[_pairs(2 * dims, float(base)), *flatten(position)],
+        position=[pairs, *flatten(position)],
         **options,
     )
 
@@ -288,11 +288,6 @@ def _expanded(name: str, vectors: Any, like: Tensor) -> Tensor:
             f"{name}: expected {[*shape[1:], 'E']} or {[*shape, 'E']}, got {got}".replace("'", "")
         )
     return vectors.to(like.dtype).expand(*shape, -1)
-
-
-@lru_cache
-def _pairs(dims: int, base: float) -> Any:
-    return CLASSES["RoPE"](dims, layout="half", base=base)
 
 
 def _wide(x: Tensor) -> Tensor:
