@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs/families").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # its Python and C++ are what test_toy_scheme.py builds
 LIBRARY = ROOT / "build" / "release" / "librelpos.a"
 NOT_RUN = {"README": 3, "CONTRIBUTING": 1}
