@@ -111,5 +111,6 @@ CALLS = {
     "cache": (5, 14, {"q_offset": 9}),
     "one query": (1, 14, {"q_offset": 13}),
     "ragged": (4, 12, {"q_offset": torch.tensor([8, 3]), "k_offset": torch.tensor([0, -5])}),
+    "early": (6, 6, {"q_offset": -2}),  # two queries see no key
     "window": (13, 13, {"window": (6, 0)}),
 }

@@ -185,8 +185,7 @@ def test_dropout_of_merged_calls_keeps_the_mean():
 # Arguments
 
 
-def rope():
-    return relpos.RoPE(D, layout="half")
+ROPE = relpos.RoPE(D, layout="half")
 
 
 LONG = {"factor": 2.0, "max_position_embeddings": 4}
@@ -217,11 +216,11 @@ REFUSED = [
 def made(name):
     return {
         "dynamic": lambda: relpos.DynamicRoPE(D, layout="half", **LONG),
-        "sink": lambda: rope() + relpos.AttentionSink(H),
+        "sink": lambda: ROPE + relpos.AttentionSink(H),
         "mrope": lambda: relpos.MRoPE(D, layout="half", section=[1, 1, 2])(
             *torch.zeros(2, B, 3, 6, dtype=torch.int64)
         ),
-        "sum": lambda: rope() + relpos.ALiBi(H),
+        "sum": lambda: ROPE + relpos.ALiBi(H),
         "bias": lambda: relpos.ALiBi(H),
         "fire": lambda: relpos.FIRE(H),
     }[name]()
@@ -230,7 +229,7 @@ def made(name):
 @pytest.mark.parametrize(("text", "function", "options"), REFUSED, ids=[r[0] for r in REFUSED])
 def test_refused(text, function, options):
     q, k, v, _ = drawn(6, 6)
-    position = options.get("position", rope())
+    position = options.get("position", ROPE)
     position = made(position) if isinstance(position, str) else position
     with pytest.raises(ValueError, match=text):
         function(q, k, v, **{**options, "position": position})
@@ -239,7 +238,7 @@ def test_refused(text, function, options):
 def test_refused_tensors():
     q, k, v, _ = drawn(6, 6)
     with pytest.raises(ValueError, match="q_offset: not given, and Lq = 3 differs from Lk = 6"):
-        compose.self_extend(q[:, :, :3], k, v, position=rope(), **SIZES)
+        compose.self_extend(q[:, :, :3], k, v, position=ROPE, **SIZES)
     with pytest.raises(ValueError, match="decays with the distance"):
         compose.rotate_values(q, k, k, position=relpos.XPos(D, layout="half"), undo=True)
     with pytest.raises(TypeError, match="positions: expected an int64"):
@@ -259,21 +258,31 @@ def test_refused_tensors():
         compose.tupe(q, k, v, **places_of, cls=(torch.zeros(4), torch.zeros(4)), q_offset=3)
 
 
-# Sixteen bits
+# Every composition
 
 
-HALF = {
-    "self_extend": lambda q, k, v: compose.self_extend(q, k, v, position=rope(), **SIZES),
-    "dual_chunk": lambda q, k, v: compose.dual_chunk(
-        q, k, v, position=rope(), chunk_size=6, local_size=2
+EACH = {
+    "self_extend": lambda q, k, v, **options: compose.self_extend(
+        q, k, v, position=ROPE, **SIZES, **options
     ),
-    "rotate_values": lambda q, k, v: compose.rotate_values(q, k, k, position=rope(), undo=True),
-    "polar": lambda q, k, v: compose.polar(q, k, v, phase=torch.full((H, D), -1.0)),
-    "tupe": lambda q, k, v: compose.tupe(
-        *(q, k, v), query_position=q, key_position=k, cls=(torch.ones(H), torch.zeros(H))
+    "dual_chunk": lambda q, k, v, **options: compose.dual_chunk(
+        q, k, v, position=ROPE, chunk_size=6, local_size=2, **options
     ),
-    "cope": lambda q, k, v: compose.cope(q, k, v, table=torch.ones(4, D), rows=5),
-    "fire": lambda q, k, v: compose.fire(q, k, v, position=fixed_fire(), rows=5),
+    "rotate_values": lambda q, k, v, **options: compose.rotate_values(
+        q, k, k, position=ROPE, undo=True, **options
+    ),
+    "polar": lambda q, k, v, **options: compose.polar(
+        q, k, v, phase=torch.full((H, D), -1.0), **options
+    ),
+    "tupe": lambda q, k, v, **options: compose.tupe(
+        *(q, k, v), query_position=q, key_position=k, cls=(torch.ones(H), torch.zeros(H)), **options
+    ),
+    "cope": lambda q, k, v, **options: compose.cope(
+        q, k, v, table=torch.ones(4, D), rows=5, **options
+    ),
+    "fire": lambda q, k, v, **options: compose.fire(
+        q, k, v, position=fixed_fire(), rows=5, **options
+    ),
 }
 
 
@@ -283,7 +292,7 @@ def fixed_fire():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("name", EACH)
 def test_sixteen_bits(name, dtype):
     """Results have the dtype of the inputs. What is rounded to it on the way (values or vectors of
     up to 4, their outputs, biases) changes an output by some units of it."""
@@ -292,7 +301,7 @@ def test_sixteen_bits(name, dtype):
 
     def results(dtype):
         leaves = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-        out = HALF[name](*leaves)
+        out = EACH[name](*leaves)
         assert out.dtype == dtype
         out.backward(dout[..., : out.shape[-1]].to(dtype))
         return [out, *(x.grad for x in leaves if x.grad is not None)]
@@ -301,3 +310,18 @@ def test_sixteen_bits(name, dtype):
         assert found.dtype == dtype
         allowed = 16 * torch.finfo(dtype).eps * wanted.abs().max()
         assert (found.float() - wanted).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_nothing_to_attend_to(name):
+    q, k, v, _ = drawn(6, 6)
+    q, k, v = (x.float().requires_grad_() for x in (q, k, v))
+    for rows in (slice(0, 0), slice(0, 6)):
+        if rows.stop and name == "tupe":  # of which a token 0 is on both sides
+            continue
+        options = {} if name == "tupe" else {"q_offset": 0}
+        out = EACH[name](q[:, :, rows], k[:, :, :0], v[:, :, :0], **options)
+        assert out.shape[:3] == (B, H, rows.stop)
+        assert not out.any()
+        (dq,) = torch.autograd.grad(out.sum(), q, allow_unused=True)
+        assert dq is None or not dq.any()

@@ -65,7 +65,7 @@ def rotation_matrices(positions, undo=False):
 
 
 @pytest.mark.parametrize("undo", [True, False])
-@pytest.mark.parametrize("call", ["square", "cache", "ragged", "explicit"])
+@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early", "explicit"])
 def test_rotated_values(call, undo):
     queries, keys, options = CALLS.get(call, (7, 9, {}))
     q, k, _, _ = drawn(queries, keys, kv_heads=HK)
@@ -107,7 +107,7 @@ def test_undone_values_count_by_distance():
 # PoPE
 
 
-@pytest.mark.parametrize("call", ["square", "cache", "ragged"])
+@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early"])
 def test_polar(call):
     queries, keys, options = CALLS[call]
     q, k, v, dout = drawn(queries, keys, kv_heads=HK)
