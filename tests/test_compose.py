@@ -25,7 +25,7 @@ from composed import (
     turned,
 )
 from oracle import gradients
-from relpos import compose
+from relpos import _attention, compose
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -156,6 +156,27 @@ def test_decoding_gives_the_rows_of_the_prefill(name):
         torch.testing.assert_close(row, whole[:, :, n : n + 1], rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", REMAPS)
+def test_remaps_take_a_range_of_keys(name):
+    function, rule, sizes = REMAPS[name]
+    q, k, v, dout = drawn(11, 11)
+    lo = torch.stack([torch.arange(11) - 7, torch.arange(11) // 2]).clamp(min=0)
+    hi = lo + 6
+    pos_q, pos_k = places(11, 11, 0)
+    at = pos_k[:, None, :]
+    hidden = (at > pos_q[:, :, None]) | (at < lo[:, :, None]) | (at >= hi[:, :, None])
+    distance = distances(rule, pos_q, pos_k)
+
+    def run(q, k, v):
+        options = {"key_range": (lo, hi), "return_lse": True}
+        return function(q, k, v, position=relpos.RoPE(D, layout="half"), **sizes, **options)
+
+    def formula(q, k, v):
+        return softmax_over(turned(q, k, distance) / math.sqrt(D), v, hidden[:, None])
+
+    agree(run, formula, (q, k, v), dout)
+
+
 def test_short_inputs_are_plain_attention():
     """While no key is beyond the window, nothing changes."""
     q, k, v, _ = drawn(9, 9)
@@ -239,6 +260,8 @@ def test_refused_tensors():
     q, k, v, _ = drawn(6, 6)
     with pytest.raises(ValueError, match="q_offset: not given, and Lq = 3 differs from Lk = 6"):
         compose.self_extend(q[:, :, :3], k, v, position=ROPE, **SIZES)
+    with pytest.raises(TypeError, match="key_range: expected a pair"):
+        compose.self_extend(q, k, v, position=ROPE, **SIZES, key_range=torch.arange(6))
     with pytest.raises(ValueError, match="decays with the distance"):
         compose.rotate_values(q, k, k, position=relpos.XPos(D, layout="half"), undo=True)
     with pytest.raises(TypeError, match="positions: expected an int64"):
@@ -256,6 +279,15 @@ def test_refused_tensors():
         compose.tupe(q, k, v, **places_of, cls=(torch.zeros(3), torch.zeros(4)))
     with pytest.raises(ValueError, match="q_offset: not with"):
         compose.tupe(q, k, v, **places_of, cls=(torch.zeros(4), torch.zeros(4)), q_offset=3)
+
+
+def test_refused_where_a_shard_is_not_the_sequence(monkeypatch):
+    monkeypatch.setattr(_attention, "ELSEWHERE", [None])
+    q, k, v, _ = drawn(6, 6)
+    with pytest.raises(RuntimeError, match=r"compose\.self_extend: not under"):
+        compose.self_extend(q, k, v, position=ROPE, **SIZES)
+    with pytest.raises(RuntimeError, match=r"compose\.cope: not under"):
+        compose.cope(q, k, v, table=torch.zeros(4, D))
 
 
 # Every composition

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._call import flatten
+from relpos._call import _integers, _pair, flatten
 from relpos._position import CLASSES, Composed, Given
 from relpos._registry import schemes
 from relpos._varlen import bounds_of
@@ -203,8 +203,11 @@ def _past(
         query, key, options.pop("q_offset", None), options.pop("k_offset", 0)
     )
     pos_q, pos_k = places(start_q, query.shape[2]), places(start_k, key.shape[2])
-    lo, hi = options.pop("key_range", None) or (torch.zeros_like(pos_q), pos_q - start_k + 1)
-    hi = torch.minimum(hi, pos_q - start_k + 1)
+    lo, hi = torch.zeros_like(pos_q), pos_q - start_k + 1
+    key_range = options.pop("key_range", None)
+    if key_range is not None:
+        lo, end = (_integers("key_range", x) for x in _pair("key_range", key_range, "(lo, hi)"))
+        hi = torch.minimum(hi, end)
     if left is not None:
         lo = torch.maximum(lo, pos_q - start_k - left)
     pieces = []

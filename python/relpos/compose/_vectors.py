@@ -55,12 +55,12 @@ def log_temperature(
         raise ValueError(
             f"length: expected at least {2 if rule == 'log_n' else 1} tokens, got {length}"
         )
-    at = positions.clamp(min=0).to(torch.int64)
+    at = positions.clamp(min=0).double()
     if rule in ("llama4", "ministral3"):
-        steps = (at + (rule == "llama4")).div(length, rounding_mode="floor")
-        factor = 1 + beta * torch.log1p(steps.double())
+        steps = ((at + (rule == "llama4")) / length).floor()
+        factor = 1 + beta * torch.log1p(steps)
     else:
-        factor = torch.log1p(at.double())
+        factor = torch.log1p(at)
         if rule == "log_n":
             factor = (factor / math.log(length)).clamp(min=1.0)
     return factor.to(dtype or torch.get_default_dtype())
@@ -84,7 +84,8 @@ def rotate_values(
         dimensions of values, too.
       undo: True turns the output back by the query's position, so that each value counts by its
         distance (DeepSeek-V4). False leaves it turned by the key's position, and the result
-        changes when all tokens are shifted (RoFormer's rotary_value).
+        changes when all tokens are shifted (RoFormer's rotary_value). What a value table adds
+        (relpos.Shaw) turns back, too.
       options: those of relpos.attention.
 
     Returns:
