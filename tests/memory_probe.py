@@ -27,13 +27,11 @@ def composed(name, inputs):
     import relpos
     import torch
 
-    rope, fire = relpos.RoPE(SIZE, layout="half"), relpos.FIRE(HEADS, init_L=64.0)
+    rope = relpos.RoPE(SIZE, layout="half")
     table = torch.zeros(32, SIZE, requires_grad=True)
     options, leaves = {
         "self_extend": ({"position": rope, "group_size": 4, "window_size": 512}, []),
-        "dual_chunk": ({"position": rope, "chunk_size": 1024, "local_size": 64}, []),
         "cope": ({"table": table, "rows": 8}, [table]),
-        "fire": ({"position": fire, "rows": 8, "is_causal": True}, list(fire.parameters())),
     }[name]
     return *getattr(relpos.compose, name)(*inputs, **options, return_lse=True), leaves
 
@@ -66,7 +64,7 @@ def measure(name, sequence, length):
     from sample import position, tensors
 
     sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
-    composes = name in ("self_extend", "dual_chunk", "cope", "fire")
+    composes = name in ("self_extend", "cope")
     call = {} if composes else {"position": position(name, **sizes)[0], "is_causal": True}
     formula = 0
     for count in (256, length):

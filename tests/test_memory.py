@@ -16,8 +16,7 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
-COMPOSED = {(name, 0): [4096, 8192] for name in ("self_extend", "dual_chunk")}
-COMPOSED |= {(name, 0): [1024, 2048] for name in ("cope", "fire")}
+COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
 
 
 @pytest.fixture(scope="module")
