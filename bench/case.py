@@ -63,6 +63,20 @@ def compare(make: Callable[[], Sides], value: Callable[..., float]):
     return run
 
 
+UNITS = {"avx512_bf16": "AVX512_BF16", "amx": "AMX"}  # by target
+
+
+def with_unit(target: str, run: Callable[[Case, Budget], list[Row]]):
+    """The case where calls in bfloat16 multiply in this unit; elsewhere a row that says so."""
+
+    def checked(case: Case, budget: Budget) -> list[Row]:
+        if relpos.show_config()["target"] != target:
+            raise ValueError(f"no {UNITS[target]} here")
+        return run(case, budget)
+
+    return checked
+
+
 def ratio(ours: float, other: float) -> float:
     return ours / other
 

@@ -170,8 +170,8 @@ def void_reason(machine: Machine) -> str:
     one, every = machine["peak_one"], machine["peak_all"]
     if machine["threads"] >= 2 and every < 1.5 * one:
         return "all threads reach less than 1.5 times one: they share a core, or others run"
-    wide = machine["target"] == "avx512" and machine["threads"] == 2 and one > 200
-    if wide and every < 380:
+    wide = machine["target"] in ("avx512", "avx512_bf16", "amx") and one > 200
+    if wide and machine["threads"] == 2 and every < 380:
         return "two threads with 512-bit units reach less than 380 GFLOP/s: they share a core"
     return ""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import formulas
 import torch
-from case import NO_TARGET, Case, Row, Target, first_line, speedup
+from case import NO_TARGET, UNITS, Case, Row, Target, first_line, speedup, with_unit
 from clock import Budget, Turns, counted, take_turns
 from formulas import FULL, LONG, Match, Shape
 from peers import PEERS, TORCH, Refused
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 Build = Callable[[Shape, torch.dtype], Match]
-# Largest difference of two sides, of the largest value.
+# Largest difference of two sides, of the largest value, by the type of the output.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
@@ -24,7 +24,7 @@ def difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     worst = 0.0
     for a, b in zip(ours, theirs, strict=True):
         apart = ((a.float() - b.float()).abs().max() / b.float().abs().max()).item()
-        if not apart <= TOLERANCE[a.dtype]:
+        if not apart <= TOLERANCE[ours[0].dtype]:
             raise ValueError(f"differs by {apart:.2g} of the largest value: not timed")
         worst = max(worst, apart)
     return worst
@@ -89,12 +89,14 @@ def against_peers(build: Build, shape: Shape, names: list[str], dtype=torch.floa
     return run
 
 
-def against_formula(build: Build, shape: Shape, backward: bool, ready_mask: bool = False):
+def against_formula(
+    build: Build, shape: Shape, backward: bool, ready_mask: bool = False, dtype=torch.float32
+):
     """The formula in eager torch. Backward: one forward and the gradients of all leaves.
     ready_mask: the mask itself is the leaf, already gathered, and its table gets no gradient."""
 
     def run(case: Case, budget: Budget) -> list[Row]:
-        match = build(shape, torch.float32)
+        match = build(shape, dtype)
         formula, leaves = match.formula, match.leaves
         shown = slice(None)
         if ready_mask:
@@ -105,7 +107,7 @@ def against_formula(build: Build, shape: Shape, backward: bool, ready_mask: bool
             def formula():
                 return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
-        dout = torch.randn(match.leaves[0].shape)
+        dout = torch.randn(match.leaves[0].shape).to(dtype)
 
         def steps(call, inputs):
             out = call()
@@ -172,8 +174,27 @@ def cases() -> list[Case]:
         rows.append(peer_case(f"{name}, against torch SDPA", target, run))
         run = against_formula(formulas.plain, shape, True)
         rows.append(peer_case(f"{name}, forward + backward, against torch SDPA", NO_TARGET, run))
-    for dtype in (torch.bfloat16, torch.float16):
-        name = f"{str(dtype).removeprefix('torch.')} forward, L 4096, against torch SDPA"
-        run = against_peers(formulas.plain, LONG, [TORCH], dtype)
-        rows.append(peer_case(name, (2.2, 2.6), run))
-    return rows
+    name = "float16 forward, L 4096, against torch SDPA"
+    run = against_peers(formulas.plain, LONG, [TORCH], torch.float16)
+    rows.append(peer_case(name, (2.2, 2.6), run))
+    return [*rows, *unit_cases()]
+
+
+def unit_cases() -> list[Case]:
+    """bfloat16 in the units that multiply it."""
+    half = torch.bfloat16
+    forward = against_peers(formulas.plain, LONG, [TORCH], half)
+    biased = against_peers(formulas.trained_bias, LONG, [TORCH], half)
+    trained = against_formula(formulas.trained_bias, FULL, True, dtype=half)
+    runs = (
+        ("forward, L 4096, against torch SDPA", forward, (2, 2.4), (1.5, 2.5)),
+        ("distance bias, forward, L 4096, against torch SDPA with a ready mask",
+         biased, (2.2, 3), (2, 4)),
+        ("trained distance bias, forward + backward, L 2048, against torch, mask gathered",
+         trained, (5, 8), (5, 8)),
+    )  # fmt: skip
+    return [
+        peer_case(f"{UNITS[unit]}, bfloat16, {name}", target, with_unit(unit, run))
+        for name, run, *targets in runs
+        for unit, target in zip(UNITS, targets, strict=True)
+    ]

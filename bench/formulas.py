@@ -63,14 +63,16 @@ def masked(shape: Shape, dtype: torch.dtype) -> Match:
 
 
 def trained_bias(shape: Shape, dtype: torch.dtype) -> Match:
-    """T5's table: gathered to a mask in torch, so that it gets its gradient."""
+    """T5's table in float32: gathered to a mask in torch, so that it gets its gradient."""
     qkv = inputs(shape, dtype)
-    position = relpos.T5Bias(shape[1]).to(dtype)
+    position = relpos.T5Bias(shape[1])
+    if dtype == torch.float64:
+        position.double()
     weight = position.relative_attention_bias.weight
     classes = position.indices(shape[2], shape[3], q_offset=0)
 
     def bias():
-        return weight.T[:, classes][None]
+        return weight.T[:, classes][None].to(dtype)
 
     return Match(
         [*qkv, weight],

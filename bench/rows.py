@@ -13,7 +13,21 @@ import contests
 import relpos
 import ring
 import torch
-from case import NO_TARGET, PEAK, Call, Case, Row, Sides, Target, compare, growth, ratio, speedup
+from case import (
+    NO_TARGET,
+    PEAK,
+    UNITS,
+    Call,
+    Case,
+    Row,
+    Sides,
+    Target,
+    compare,
+    growth,
+    ratio,
+    speedup,
+    with_unit,
+)
 from clock import Budget, timer
 from formulas import FULL, LONG, Shape
 from torch import Tensor, nn
@@ -206,12 +220,31 @@ def decode() -> Sides:
     return {"relpos": call.forward, "plain reading": read}
 
 
-def narrow(dtype: torch.dtype, make: Callable[[torch.dtype], Call]):
+def narrow(dtype: torch.dtype, make: Callable[[torch.dtype], Call], backward: bool = False):
     """The same call in 16 bits and in float32."""
-    name = str(dtype).removeprefix("torch.")
-    return compare(
-        lambda: {name: make(dtype).forward, "float32": make(torch.float32).forward}, speedup
-    )
+
+    def sides() -> Sides:
+        name = str(dtype).removeprefix("torch.")
+        both = ((name, dtype), ("float32", torch.float32))
+        return {name: make(dtype).side(backward) for name, dtype in both}
+
+    return compare(sides, speedup)
+
+
+def unit_cases() -> list[Case]:
+    """bfloat16 in the units that multiply it, against our float32."""
+
+    def case(unit: str, end: str, target: Target) -> Case:
+        run = narrow(torch.bfloat16, lambda dtype: Call(LONG, dtype=dtype), end == "backward")
+        name = f"{UNITS[unit]}, bfloat16 {end}, L 4096, against our float32"
+        return Case(name, "x", target, with_unit(unit, run))
+
+    return [
+        case("avx512_bf16", "forward", (1.6, 1.9)),
+        case("avx512_bf16", "backward", (1.5, 1.8)),
+        case("amx", "forward", (3.5, 6)),
+        case("amx", "backward", (2.5, 5)),
+    ]
 
 
 def two_threads() -> Sides:
@@ -328,8 +361,6 @@ def call_cases() -> list[Case]:
              compare(decode, lambda ours, reading: 100 * reading / ours)),
         Case("decode, bfloat16 cache against float32", "x", (1.5, 1.9),
              narrow(torch.bfloat16, cache_call)),
-        Case("bfloat16 forward, L 4096, against our float32", "x", (0.95, 1),
-             narrow(torch.bfloat16, long_call)),
         Case("float16 forward, L 4096, against our float32", "x", (0.95, 1),
              narrow(torch.float16, long_call)),
         Case("two threads against one", "x", (1.88, 1.95), compare(two_threads, speedup)),
@@ -351,6 +382,6 @@ def call_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     return [
         *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
-        *call_cases(),
+        *call_cases(), *unit_cases(),
         *ring.cases(), *contests.cases(),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ using namespace relpos;
 
 std::string target() {
   for (const auto& [name, value] : show_config()) {
-    if (name == "target") return value;
+    if (name == "target of float32") return value;
   }
   return "";
 }

@@ -13,7 +13,7 @@ std::string cpu_name();
 // Seconds from a common start to the end of the last of `threads` calls work(worker).
 double parallel_seconds(int threads, const std::function<void(int)>& work);
 
-// `target` as relpos::show_config() names it.
+// `target`: the "target of float32" of relpos::show_config().
 
 // Multiply-adds of all threads, GFLOP/s, each counted twice: the best of several bursts.
 double peak_gflops(const std::string& target, int threads);

@@ -7,7 +7,7 @@
 namespace relpos::cli {
 
 struct Probes {
-  const char* target;  // as relpos::show_config() names it
+  const char* target;  // of float32, as relpos::show_config() names it
   int64_t flops;       // of one round of multiply_adds
   // Twelve independent sums, enough to hide the latency of two units; returns what they come to.
   float (*multiply_adds)(int64_t rounds);

@@ -1,10 +1,13 @@
-"""Draws docs/schemes.svg: what relpos gives to every pair of a small grid, scheme by scheme.
+"""Draws docs/schemes.svg and docs/families/*.svg: what relpos gives to every pair of a small grid,
+scheme by scheme.
 
-.venv/bin/python scripts/draw_picture.py [FILE]
+.venv/bin/python scripts/draw_picture.py [FOLDER]    FOLDER: docs
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import relpos
 import torch
@@ -12,12 +15,27 @@ from relpos.lab import svg
 from relpos.lab.positions import RUNS
 
 LENGTH = 24  # queries and keys of a matrix; the curve goes as far to both sides
+GRID = (4, 6)  # the same number of patches, for schemes of images
 CELL = 5.5
 SIDE = LENGTH * CELL
 GAP, LEFT, TOP = 26, 20, 62
 CURVE = 64
+QUERY = 8  # the patch whose row is drawn on the grid
 NONE_COLOUR = "#dfe2e7"  # a pair without a class
 RAMP = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
+STROKES = [run.colour for run in RUNS.values()][1:]
+
+
+class Panel(NamedTuple):
+    """values(queries, keys, q_offset=...) is [heads, queries, keys]; integers are classes, -1 for
+    none. Of schemes of images the row of one query is drawn on the grid. `limits` are the lowest
+    and highest value of the colours and curves, if not those of the values."""
+
+    name: str
+    about: str
+    values: Callable[..., torch.Tensor]
+    image: bool = False
+    limits: tuple[float, float] | None = None
 
 
 def classes(position):
@@ -28,25 +46,92 @@ def numbers(position):
     return lambda *grid, q_offset=None: position.dense(*grid, q_offset=q_offset)
 
 
-def turned(dim):
+def products(position):
+    """A position's rows times a query of ones."""
+    return lambda *grid, q_offset=None: position.dense(*grid, q_offset=q_offset).sum(-1)
+
+
+def turned(position, dim=32):
     """The score that a rotation leaves of equal queries and keys."""
 
     def values(queries, keys, q_offset=None):
         rows = [torch.ones(1, 1, n, dim) for n in (queries, keys)]
-        rope = relpos.RoPE(dim, layout="half")
-        return relpos.scores(*rows, position=rope, scale=1 / dim, q_offset=q_offset or 0)[0]
+        options = {"scale": 1 / dim, "q_offset": q_offset or 0}
+        return relpos.scores(*rows, position=position, **options)[0]
 
     return values
 
 
-PANELS = [
-    ("rope", "score of equal vectors", turned(32)),
-    ("alibi", "bias, 8 heads", numbers(relpos.ALiBi(8))),
-    ("t5", "bucket of each pair", classes(relpos.T5Bias(1, 16, 24))),
-    ("shaw", "row of each pair", classes(relpos.Shaw(7, 8))),
-    ("music_transformer", "row of each pair", classes(relpos.MusicTransformer(17, 8))),
-    ("bias_rpe", "number of each pair", classes(relpos.BiasRPE(1, 12))),
-]
+def weights(sink):
+    """Causal weights with the biases of ALiBi and a sink."""
+
+    def values(queries, keys, q_offset=None):
+        rows = [torch.zeros(1, 1, n, 2) for n in (queries, keys, keys)]
+        sinks = None if sink is None else torch.tensor([sink])
+        options = {"is_causal": True, "q_offset": q_offset or 0, "return_weights": True}
+        position = relpos.ALiBi(1, slopes=[0.15])
+        return relpos.attention(*rows, position=position, sinks=sinks, **options)[1][0]
+
+    return values
+
+
+def rope(kind, **options):
+    return turned(kind(32, layout="half", **options))
+
+
+def drawn(position):
+    """Its random numbers, always the same."""
+    torch.manual_seed(0)
+    position.reset_parameters()
+    return position
+
+
+FIRE_EXAMPLE = relpos.FIRE(8, init_L=2 * LENGTH)
+MASS = (0.0, 0.2)  # of the weights of attention
+SHORT = {"original_max_position_embeddings": 8}
+PICTURES = {
+    "schemes.svg": [
+        Panel("rope", "score of equal vectors", rope(relpos.RoPE)),
+        Panel("alibi", "bias, 8 heads", numbers(relpos.ALiBi(8))),
+        Panel("t5", "bucket of each pair", classes(relpos.T5Bias(1, 16, 24))),
+        Panel("shaw", "row of each pair", classes(relpos.Shaw(7, 8))),
+        Panel("music_transformer", "row of each pair", classes(relpos.MusicTransformer(17, 8))),
+        Panel("bias_rpe", "number of each pair", classes(relpos.BiasRPE(1, 12))),
+    ],
+    "families/rotations.svg": [
+        Panel("rope", "score of equal vectors", rope(relpos.RoPE)),
+        Panel("rope_linear", "factor 4", rope(relpos.LinearRoPE, factor=4.0)),
+        Panel("rope_ntk", "factor 4", rope(relpos.NTKRoPE, factor=4.0)),
+        Panel("rope_yarn", "factor 4", rope(relpos.YaRN, factor=4.0, **SHORT)),
+        Panel("xpos", "for past keys alone", rope(relpos.XPos, scale_base=16)),
+        Panel("rope_axial", "4 x 6 patches", rope(relpos.AxialRoPE, grid=GRID), image=True),
+    ],
+    "families/biases.svg": [
+        Panel("alibi", "8 heads", numbers(relpos.ALiBi(8))),
+        Panel("t5", "bucket of each pair", classes(relpos.T5Bias(1, 16, 24))),
+        Panel("kerple_log", "8 heads", numbers(drawn(relpos.KerpleLog(8)))),
+        Panel("sandwich", "8 heads", numbers(relpos.Sandwich(8))),
+        Panel("fire", "8 heads, untrained", numbers(drawn(FIRE_EXAMPLE))),
+        Panel("alibi_2d", "4 x 6 patches", numbers(relpos.ALiBi2D(8, grid=GRID)), image=True),
+    ],
+    "families/rows.svg": [
+        Panel("shaw", "row of each pair", classes(relpos.Shaw(7, 8))),
+        Panel(
+            "deberta", "row of each pair", classes(relpos.DeBERTa(1, 8, buckets=8, max_distance=24))
+        ),
+        Panel("vits", "row of each pair", classes(relpos.VITS(4, 8))),
+        Panel("transformer_xl", "query of ones", products(drawn(relpos.TransformerXL(1, 8, 32)))),
+        Panel("relative_key", "row of each pair", classes(relpos.RelativeKey(12, 8))),
+        Panel("decomposed", "row of rel_pos_h", classes(relpos.Decomposed(8, GRID)), image=True),
+    ],
+    "families/sinks.svg": [
+        Panel("none", "weights sum to 1", weights(None), limits=MASS),
+        *(
+            Panel(f"sinks {sink}".replace("-", "−"), "to less", weights(float(sink)), limits=MASS)
+            for sink in (-2, 0, 1, 2, 4)
+        ),
+    ],
+}
 
 
 def colour(t):
@@ -58,9 +143,9 @@ def colour(t):
     )
 
 
-def matrix(values, x, y):
+def matrix(values, limits, x, y, cell=CELL):
     """Queries go down, keys to the right; cells of one colour are one path."""
-    low, high = float(values.min()), float(values.max())
+    low, high = limits or (float(values.min()), float(values.max()))
     cells = {}
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
@@ -69,14 +154,14 @@ def matrix(values, x, y):
             cells.setdefault(fill, []).append(f"M{j} {i}h1v1h-1z")
     paths = "".join(svg.tag("path", d="".join(d), fill=fill) for fill, d in cells.items())
     return svg.tag(
-        "g", paths, transform=f"translate({x:g} {y:g}) scale({CELL})", shape_rendering="crispEdges"
+        "g", paths, transform=f"translate({x:g} {y:g}) scale({cell})", shape_rendering="crispEdges"
     )
 
 
-def curves(heads, x, y, stroke):
+def curves(heads, limits, x, y, stroke):
     """One query's row over the distance of the key, past to the left."""
     shown = heads[heads >= 0] if heads.dtype == torch.int64 else heads
-    low, high = float(shown.min()), float(shown.max())
+    low, high = limits or (float(shown.min()), float(shown.max()))
     to_x = svg.scale(1 - LENGTH, LENGTH - 1, x, x + SIDE)
     to_y = svg.scale(low, high, y + CURVE - 4, y + 4)
     parts = [
@@ -98,17 +183,42 @@ def curves(heads, x, y, stroke):
     return "".join(parts)
 
 
-def picture():
-    parts = []
-    for n, (name, about, values) in enumerate(PANELS):
-        x = LEFT + n * (SIDE + GAP)
-        parts.append(svg.text(x, TOP - 26, name, class_="name"))
-        parts.append(svg.text(x, TOP - 10, about, class_="small"))
-        square = values(LENGTH, LENGTH, q_offset=0).detach()
-        parts.append(matrix(square[len(square) // 3], x, TOP))
-        row = values(1, 2 * LENGTH - 1, q_offset=LENGTH - 1)[:, 0].detach()
-        parts.append(curves(row, x, TOP + SIDE + 12, RUNS[name].colour))
-    width = 2 * LEFT + len(PANELS) * (SIDE + GAP) - GAP
+def image(row, x, y):
+    """What one patch, the outlined one, gets with every patch of the grid."""
+    rows, columns = GRID
+    cell = CURVE / rows
+    left = x + (SIDE - cell * columns) / 2
+    at = QUERY // columns, QUERY % columns
+    place = {"x": left + at[1] * cell, "y": y + at[0] * cell, "width": cell, "height": cell}
+    outline = svg.tag("rect", **place, fill="none", stroke="#ffffff", stroke_width=2)
+    told = svg.text(x + SIDE / 2, y + CURVE + 14, "one patch", text_anchor="middle", class_="small")
+    return matrix(row.view(GRID), None, left, y, cell) + outline + told
+
+
+def drawing(panel, x, stroke):
+    parts = [
+        svg.text(x, TOP - 26, panel.name, class_="name"),
+        svg.text(x, TOP - 10, panel.about, class_="small"),
+    ]
+    square = panel.values(LENGTH, LENGTH, q_offset=0).detach()
+    head = square[len(square) // 3]
+    parts.append(matrix(head, panel.limits, x, TOP))
+    below = TOP + SIDE + 12
+    if panel.image:
+        parts.append(image(head[QUERY], x, below))
+    else:
+        row = panel.values(1, 2 * LENGTH - 1, q_offset=LENGTH - 1)[:, 0].detach()
+        parts.append(curves(row, panel.limits, x, below, stroke))
+    return "".join(parts)
+
+
+def picture(panels):
+    colours = [
+        RUNS[panel.name].colour if panel.name in RUNS else STROKES[n % len(STROKES)]
+        for n, panel in enumerate(panels)
+    ]
+    parts = [drawing(panel, LEFT + n * (SIDE + GAP), colours[n]) for n, panel in enumerate(panels)]
+    width = 2 * LEFT + len(panels) * (SIDE + GAP) - GAP
     bottom = TOP + SIDE + 12 + CURVE + 34
     note = (
         "above: queries down, keys to the right, one head   ·   below: the same over "
@@ -121,12 +231,16 @@ def picture():
     )
     height = bottom + 14
     page = svg.tag("rect", width=width, height=height, rx=8, fill="#ffffff")
-    label = "What rope, alibi, t5, shaw, music_transformer and bias_rpe give to pairs of positions"
+    *names, last = (panel.name for panel in panels)
+    label = f"What {', '.join(names)} and {last} give to pairs of positions"
     content = svg.tag("style", style) + page + "".join(parts)
-    drawing = svg.drawing(width, height, content, label=label)
-    return drawing.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + "\n"
+    made = svg.drawing(width, height, content, label=label)
+    return made.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + "\n"
 
 
 if __name__ == "__main__":
-    default = Path(__file__).resolve().parent.parent / "docs" / "schemes.svg"
-    Path(sys.argv[1] if len(sys.argv) > 1 else default).write_text(picture())
+    default = Path(__file__).resolve().parent.parent / "docs"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    (folder / "families").mkdir(parents=True, exist_ok=True)
+    for name, panels in PICTURES.items():
+        (folder / name).write_text(picture(panels))

@@ -210,6 +210,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
   return {
       {"version", RELPOS_VERSION},
       {"target", target.name},
+      {"target of float32", target.of_float32},
       {"targets available", available},
       {"RELPOS_TARGET", target.forced.empty() ? "not set" : target.forced},
       {"RELPOS_BF16", bf16 == nullptr || *bf16 == '\0' ? "not set" : bf16},

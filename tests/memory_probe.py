@@ -2,7 +2,8 @@
 
 python tests/memory_probe.py SCHEME,SEQUENCE,LENGTH ... prints a JSON list, in bytes: `peak` is the
 growth of the resident set beyond inputs and outputs, `formula` what relpos says it needs. Where
-SEQUENCE is not 0, LENGTH rows are packed sequences of that length.
+SEQUENCE is not 0, LENGTH rows are packed sequences of that length. SCHEME may be a function of
+relpos.compose, of which `formula` is 0.
 """
 
 import gc
@@ -19,6 +20,27 @@ def status(name):
         if line.startswith(name + ":"):
             return int(line.split()[1]) * 1024
     raise LookupError(name)
+
+
+def composed(name, inputs):
+    """Output, log-sum-exp and parameters of a function of relpos.compose."""
+    import relpos
+    import torch
+
+    rope = relpos.RoPE(SIZE, layout="half")
+    table = torch.zeros(32, SIZE, requires_grad=True)
+    options, leaves = {
+        "self_extend": ({"position": rope, "group_size": 4, "window_size": 512}, []),
+        "cope": ({"table": table, "rows": 8}, [table]),
+    }[name]
+    return *getattr(relpos.compose, name)(*inputs, **options, return_lse=True), leaves
+
+
+def composed_step(name, inputs, dout):
+    from oracle import gradients
+
+    out, lse, leaves = composed(name, inputs)
+    return [out, lse, *gradients([out], [dout], [*inputs, *leaves])]
 
 
 def step(inputs, dout, call, sequence):
@@ -42,7 +64,8 @@ def measure(name, sequence, length):
     from sample import position, tensors
 
     sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
-    call = {"position": position(name, **sizes)[0], "is_causal": True}
+    composes = name in ("self_extend", "cope")
+    call = {} if composes else {"position": position(name, **sizes)[0], "is_causal": True}
     formula = 0
     for count in (256, length):
         *inputs, dout = tensors(**sizes, queries=count, keys=count)
@@ -50,10 +73,12 @@ def measure(name, sequence, length):
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts anew
         before = status("VmRSS")
-        made = step(inputs, dout, call, sequence)
+        take = (name, inputs, dout) if composes else (inputs, dout, call, sequence)
+        made = (composed_step if composes else step)(*take)
         kept = 2 * made[1].nbytes  # the softmax state, which autograd keeps as it keeps the output
         peak = status("VmHWM") - before - sum(x.nbytes for x in made) - kept
-        formula = max(workspace_bytes(*inputs, backward=b, **call) for b in (False, True))
+        if not composes:
+            formula = max(workspace_bytes(*inputs, backward=b, **call) for b in (False, True))
     return {"peak": peak, "formula": formula}
 
 

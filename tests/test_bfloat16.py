@@ -11,6 +11,7 @@ import sys
 import pytest
 
 UNITS = ["amx_emulated", "avx512_bf16_emulated"]
+RESULTS = ("out", "dq", "dk", "dv", "dtable")
 FORWARD, BACKWARD = 2.0, 3.0  # times the error of PyTorch's SDPA in bfloat16
 
 CASES = [
@@ -19,6 +20,8 @@ CASES = [
     ("t5", 200, 64, False),
     ("t5", 130, 80, True),
     ("alibi", 150, 32, True),
+    ("rope", 150, 64, True),
+    ("rope", 97, 48, False),
 ]
 
 CHILD = """
@@ -28,24 +31,48 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 def error(got, want):
     return (got.double() - want).pow(2).mean().sqrt().item()
 
+def turned(x):  # as Hugging Face's Llama does it in the type of x
+    length, dim = x.shape[2:]
+    frequency = 1e4 ** (-torch.arange(0, dim, 2).double() / dim)
+    angle = torch.arange(length).double()[:, None] * frequency
+    cos, sin = (f(angle).repeat(1, 2).to(x.dtype) for f in (torch.cos, torch.sin))
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
 torch.manual_seed(0)
 found = []
 for name, length, dim, causal in json.loads(sys.argv[1]):
     q, k, v = (torch.randn(1, 2, length, dim).bfloat16().requires_grad_() for _ in range(3))
     dout = torch.randn(1, 2, length, dim).bfloat16()
-    position = {"none": None, "t5": relpos.T5Bias(2), "alibi": relpos.ALiBi(2)}[name]
-    bias = torch.zeros(length, length) if position is None else position.dense(length, length)
-    bias = bias.detach()
+    position = {
+        "none": lambda: None,
+        "t5": lambda: relpos.T5Bias(2),
+        "alibi": lambda: relpos.ALiBi(2),
+        "rope": lambda: relpos.RoPE(dim, layout="half"),
+    }[name]()
+    bias = torch.zeros(1, 2, length, length)
+    if name in ("t5", "alibi"):
+        bias = position.dense(length, length)[None]
+    tables = [*position.parameters()] if name == "t5" else []
+    mask = bias.detach()
     if causal:
-        bias = bias + torch.full((length, length), -torch.inf).triu(1)
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact = sdpa(*wide, bias.double())
-    exact = [exact, *torch.autograd.grad(exact, wide, dout.double())]
-    theirs = sdpa(q, k, v, bias.bfloat16())
-    theirs = [theirs, *torch.autograd.grad(theirs, (q, k, v), dout)]
+        mask = mask + torch.full((length, length), -torch.inf).triu(1)
+    turn = turned if name == "rope" else lambda x: x
+
+    def run(q, k, v, mask):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v, mask)]
+        out = sdpa(turn(leaves[0]), turn(leaves[1]), *leaves[2:])
+        *grads, dmask = torch.autograd.grad(out, leaves, dout.to(out.dtype))
+        if tables:
+            grads += torch.autograd.grad(bias, tables, dmask.to(bias.dtype), retain_graph=True)
+        return [out, *grads]
+
+    exact = run(*(x.double() for x in (q, k, v, mask)))
+    theirs = run(q, k, v, mask.bfloat16())
     ours = relpos.attention(q, k, v, position=position, is_causal=causal)
-    ours = [ours, *torch.autograd.grad(ours, (q, k, v), dout)]
-    found.append([(error(a, x), error(b, x)) for a, b, x in zip(ours, theirs, exact)])
+    ours = [ours, *torch.autograd.grad(ours, (q, k, v, *tables), dout)]
+    assert all(table.dtype == torch.float32 for table in ours[4:])
+    found.append([(error(a, x), error(b, x)) for a, b, x in zip(ours, theirs, exact, strict=True)])
 print(json.dumps({"target": relpos.show_config()["target"], "found": found}))
 """
 
@@ -67,7 +94,7 @@ def test_errors_are_within_those_of_pytorch(unit):
     answer = ran(RELPOS_TARGET=unit)
     assert answer["target"] == unit
     for case, errors in zip(CASES, answer["found"], strict=True):
-        for result, (ours, theirs) in zip(("out", "dq", "dk", "dv"), errors, strict=True):
+        for result, (ours, theirs) in zip(RESULTS, errors, strict=False):
             most = FORWARD if result == "out" else BACKWARD
             assert ours <= most * theirs, (case, result, ours / theirs)
 
@@ -78,7 +105,8 @@ def test_float32_products_on_demand():
     asked = ran(RELPOS_TARGET="amx_emulated", RELPOS_BF16="float32")["found"]
     unit = ran(RELPOS_TARGET="amx_emulated")["found"]
     for plain, exact, rounded in zip(without, asked, unit, strict=True):
-        assert exact[0][0] == pytest.approx(plain[0][0], rel=0.01)
+        for result in range(4):  # out, dq, dk, dv
+            assert exact[result][0] == pytest.approx(plain[result][0], rel=0.01)
         assert rounded[0][0] > 1.05 * exact[0][0]
 
 

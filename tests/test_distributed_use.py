@@ -177,7 +177,7 @@ def test_the_example_trains_as_one_process_does(layout):
     """examples/ring.py: the lab's model on 2 ranks, 8192 tokens of chorales; losses are equal."""
     root = Path(__file__).resolve().parent.parent
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", "0", root / "examples/ring.py", "--length", "8192"]
+    command += ["--standalone", root / "examples/ring.py", "--length", "8192"]
     command += ["--steps", "4", "--layout", layout]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=patience.timeout(900), check=False

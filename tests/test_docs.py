@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += sorted((ROOT / "docs/families").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # its Python and C++ are what test_toy_scheme.py builds
 LIBRARY = ROOT / "build" / "release" / "librelpos.a"
 NOT_RUN = {"README": 3, "CONTRIBUTING": 1}
@@ -143,8 +144,9 @@ def test_named_files_exist(page):
 
 
 def public():
-    """(name, object) of everything that relpos, relpos.nn and relpos.hf offer, with its methods."""
-    for module in (relpos, relpos.nn, relpos.hf):
+    """(name, object) of all that relpos, relpos.nn, relpos.hf and relpos.compose offer, with its
+    methods."""
+    for module in (relpos, relpos.nn, relpos.hf, relpos.compose):
         for name in module.__all__:
             item = getattr(module, name)
             if callable(item):

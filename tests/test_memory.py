@@ -16,12 +16,17 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
+COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
 
 
 @pytest.fixture(scope="module")
 def measured():
     """{(scheme, length of packed sequences): {length: what was measured}}"""
-    wanted = [(*what, length) for what, lengths in (SINGLE | PACKED).items() for length in lengths]
+    wanted = [
+        (*what, length)
+        for what, lengths in (SINGLE | PACKED | COMPOSED).items()
+        for length in lengths
+    ]
     run = subprocess.run(
         [sys.executable, "memory_probe.py", *(",".join(map(str, words)) for words in wanted)],
         cwd=Path(__file__).parent,
@@ -56,3 +61,10 @@ def test_packed_sequences_are_linear_too(measured, what):
     half, whole = (found["peak"] for found in measured[what].values())
     assert whole <= 2.2 * half + SLACK, (half, whole)
     assert whole < max(PACKED[what]) ** 2, whole
+
+
+@pytest.mark.parametrize("what", COMPOSED)
+def test_compositions_are_linear_too(measured, what):
+    half, whole = (found["peak"] for found in measured[what].values())
+    assert whole <= 2.5 * half + SLACK, (half, whole)
+    assert whole < 8 * max(COMPOSED[what]) ** 2, whole  # the scores of two heads

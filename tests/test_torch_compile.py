@@ -212,3 +212,24 @@ def test_backends_of_compile(backend):
             for loss in (run(x, starts) for run in (compiled, block))
         )
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_compositions_are_part_of_the_graph():
+    torch._dynamo.reset()
+    rope = relpos.RoPE(HEAD_DIM, layout="half")
+
+    def run(q, k, v):
+        options = {"position": rope, "group_size": 2, "window_size": 4}
+        polar = relpos.compose.polar(q, k, v, is_causal=True)
+        turned = relpos.compose.rotate_values(q, k, k, position=rope, undo=True)
+        extended = relpos.compose.self_extend(q, k, v, **options)
+        return polar.sum() + turned.square().sum() + extended.square().sum()
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (7, 10):
+        leaves = [torch.randn(2, HEADS, length, HEAD_DIM, requires_grad=True) for _ in range(3)]
+        got, want = (
+            (loss, torch.autograd.grad(loss, leaves))
+            for loss in (attend(*leaves) for attend in (compiled, run))
+        )
+        torch.testing.assert_close(got, want)

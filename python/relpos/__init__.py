@@ -18,6 +18,7 @@ __all__ = [
     "attention_varlen",
     "check",
     "compat",
+    "compose",
     "distributed",
     "flash_attn_func",
     "flash_attn_varlen_func",
@@ -47,7 +48,7 @@ except ModuleNotFoundError as _error:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
 
 else:
-    from relpos import hf, nn
+    from relpos import compose, hf, nn
     from relpos._attention import attention, scores
     from relpos._cache import KVCache
     from relpos._check import check

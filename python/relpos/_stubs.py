@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from relpos import compat as compat
+from relpos import compose as compose
 from relpos import distributed as distributed
 from relpos import hf as hf
 from relpos import nn as nn

@@ -18,12 +18,15 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
       dq_(memory.take<float>(kRows * plan.Dp)),
       p_(memory.take<float>(kRows * kTile)),
       ds_(memory.take<float>(kRows * kTile)),
+      narrow_dout_(plan, plan.Dv, plan.pairs.Dvq(), memory),
       unturned_(memory.take<float>(plan.query_added.size() > 0 ? plan.Dp : 0)),
       tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
   state.dout = dout_.get();
   state.dq = dq_.get();
   state.p = p_.get();
   state.ds = ds_.get();
+  state.narrow_dout = narrow_dout_.rows();
+  state.narrow_dout_t = narrow_dout_.transposed();
 }
 
 void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
@@ -33,7 +36,9 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   for (int row = 0; row < block.rows; ++row) load_row_state(row, g, sums, from, gradients);
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
+  std::fill(state.inverse + block.rows, state.inverse + end, 0.0f);
   std::fill(state.delta + block.rows, state.delta + end, 0.0f);
+  if (plan_.unit != nullptr) narrow_dout_.set(dout_.get(), block.rows);
   std::fill_n(dq_.get(), end * plan_.Dp, 0.0f);
   state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
                       plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
@@ -57,26 +62,24 @@ void BackwardBlock::sum_rows() {
   }
 }
 
-// dout and delta, both divided by the sum of the row's weights (block.h).
+// dout and delta; both divided by the sum of the row's weights, or the inverse of that (block.h).
 void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
                                    const ProblemGradients& gradients) {
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
   float* dout = dout_.get() + row * plan_.Dvp;
   load_row(from.dout, b, h, i, plan_.Dv, plan_.Dvp, dout);
-  load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
-  // Four sums: one would wait for itself.
-  const double dlse = from.dlse.given() ? from.dlse.at({b, h, i}) : 0.0;
-  double parts[4] = {-dlse};
-  for (int64_t d = 0; d < plan_.Dvp; d += 4) {  // both rows are padded with zeros
-    for (int64_t n = 0; n < 4; ++n) {
-      parts[n] += static_cast<double>(dout[d + n]) * static_cast<double>(out_[d + n]);
-    }
+  const float* out = plan_.Dv == plan_.Dvp ? row_in_place(from.out, b, h, i) : nullptr;
+  if (out == nullptr) {
+    load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
+    out = out_.get();
   }
-  const double delta = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+  const double dlse = from.dlse.given() ? from.dlse.at({b, h, i}) : 0.0;
+  const double delta = plan_.kernels.dot(dout, out, plan_.Dvp) - dlse;
   const SoftmaxState softmax = read_softmax(from.softmax, b, h, i, block.score_shift[row]);
   const auto inverse = static_cast<float>(1.0 / softmax.sum);
-  plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
-  state.delta[row] = static_cast<float>(delta / softmax.sum);
+  state.inverse[row] = inverse;
+  if (plan_.unit == nullptr) plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
+  state.delta[row] = static_cast<float>(plan_.unit == nullptr ? delta / softmax.sum : delta);
   state.reference[row] = static_cast<float>(softmax.reference);
   row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, g, block.score_shift[row], softmax,
                                              delta, sums, *gradients.terms);
@@ -131,10 +134,16 @@ void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sum
 }
 
 void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
-  const int64_t D = plan_.D;
+  const int64_t D = plan_.D, Dp = plan_.Dp;
+  const auto scale = static_cast<float>(plan_.p.scale);
+  if (plan_.rotations.none() && plan_.row_tables.empty() && sums.query_added == nullptr) {
+    if (!gradients.query.given()) return;
+    return store_scaled(plan_.kernels, gradients.query, block.batch, block.head[0], block.index[0],
+                        block.rows, D, dq_.get(), Dp, &scale, 0);
+  }
+  plan_.kernels.scale(block.rows, Dp, dq_.get(), Dp, &scale, 0, dq_.get(), Dp);
   for (int row = 0; row < block.rows; ++row) {
-    float* dq = dq_.get() + row * plan_.Dp;
-    for (int64_t d = 0; d < D; ++d) dq[d] *= static_cast<float>(plan_.p.scale);
+    float* dq = dq_.get() + row * Dp;
     const int64_t kv_head = block.head[row] / plan_.p.group();
     if (plan_.rotations.trains()) add_turn_gradients(row, kv_head, sums, *gradients.terms);
     plan_.rotations.undo(true, block.batch, kv_head, block.index[row], dq);
@@ -145,7 +154,7 @@ void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGra
   row_tables_.finish(block, g, sums, dq_.get(), *gradients.terms);
   for (int row = 0; gradients.query.given() && row < block.rows; ++row) {
     store_row(gradients.query, block.batch, block.head[row], block.index[row], D,
-              dq_.get() + row * plan_.Dp);
+              dq_.get() + row * Dp);
   }
 }
 

@@ -37,6 +37,7 @@ class BackwardBlock : public QueryBlock {
   BiasGradients biases_;
   ValueTables values_;
   Buffer<float> dout_, out_, dq_, p_, ds_;
+  bfloat16::NarrowRows narrow_dout_;
   // Sums of the rows' gradients of scores: those of the lse less those of the sinks. Where the softmax
   // is of more keys than these, they are summed (sums_rows_).
   bool sums_rows_ = false;

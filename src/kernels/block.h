@@ -129,7 +129,8 @@ struct Block {
   // The same in bfloat16 where a unit multiplies [kRows, Dq], zero rows beyond the last; and what their
   // products with keys are multiplied by, for they are not scaled themselves.
   const uint16_t* narrow_q = nullptr;
-  int64_t Dq = 0;
+  const uint16_t* narrow_qt = nullptr;  // [Dp, unit_rows()], transposed (backward)
+  int64_t Dq = 0, Dvq = 0;
   float score_scale = 1.0f;
   std::vector<Panel> scores;  // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
@@ -139,6 +140,9 @@ struct Block {
   const double* key_bias[kRows] = {};  // [Lk rounded up to kTile] times log2(e), or null
   double key_shift[kRows];             // taken from it
   std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
+
+  // Rows that a unit sums over.
+  int64_t unit_rows() const noexcept { return round_up(rows, kUnitDepth); }
 };
 
 // The running softmax of a block's rows.
@@ -150,18 +154,23 @@ struct ForwardState {
 
 // What the backward pass knows of a block's rows, and where their gradients go. A weight is
 // exp2(score - reference) / sum with the sum in [1, 2): dout and delta come divided by it, so that the
-// kernels work with exp2(score - reference) alone. All rows are of one head.
+// kernels work with exp2(score - reference) alone. Where a unit multiplies, dout is a number of bfloat16
+// and stays one: weights are divided instead. All rows are of one head.
 struct BackwardState {
   const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
   float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing
+  float inverse[kRows];         // of the row's sum (a unit's)
   float delta[kRows];           // (<dout, out> - dlse) / sum
   bool rows_finite = true;      // q and dout hold no NaN or Inf
-  float* dq = nullptr;          // [kRows, Dp], of the rotated query before the scale
-  float* dk = nullptr;          // [tiles * kTile, Dp], times log2(e) of the true gradient
-  float* dv = nullptr;          // [tiles * kTile, Dvp]
-  float* p = nullptr;           // [kRows, kTile] scratch
-  float* ds = nullptr;          // [kRows, kTile] scratch
-  float* key_bias = nullptr;    // [tiles * kTile], takes dscore; null: not wanted
+  // A unit's: [kRows, Dvq], zero rows beyond the last, and transposed [Dvp, unit_rows()].
+  const uint16_t *narrow_dout = nullptr, *narrow_dout_t = nullptr;
+  float* dq = nullptr;  // [kRows, Dp], of the rotated query before the scale
+  // Of a tile [kTile, Dp] and [kTile, Dvp], tile after tile; a unit's transposed, [Dp, kTile]. dk is
+  // what Plan::key_gradient_scale() makes the true gradient.
+  float *dk = nullptr, *dv = nullptr;
+  float* p = nullptr;         // [kRows, kTile] scratch
+  float* ds = nullptr;        // [kRows, kTile] scratch
+  float* key_bias = nullptr;  // [tiles * kTile], takes dscore; null: not wanted
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
   const TensorView* mask_rows = nullptr;  // in place of the two; null: not wanted
@@ -200,6 +209,8 @@ struct Kernels {
   // neither need be aligned.
   void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
                 int64_t factor_stride, float* to, int64_t to_stride);
+  // The sum of a[n] b[n] in double; n is a multiple of kLanes.
+  double (*dot)(const float* a, const float* b, int64_t n);
   // Turns pairs of x by the angles, or by minus them (direction -1).
   void (*rotate)(float* x, int64_t pairs, bool interleaved, const float* cos, const float* sin,
                  float direction);
@@ -240,6 +251,10 @@ struct Kernels {
   // to bfloat16. `first` is a multiple of kGroup.
   void (*weigh_narrow)(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
                        int last, float* p);
+  // What backward() does between its products, likewise: those of queries and keys in state.p, those of
+  // dout and values in state.ds, become weights after dropout and dscores.
+  void (*weigh_gradients)(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+                          int first, int last);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
                   int64_t count);

@@ -12,13 +12,6 @@
 namespace relpos {
 namespace {
 
-// The kernels of a forward pass that leaves its softmax to others, or keeps it for itself. A unit rounds what
-// queries and keys have become, and the backward pass, in float32, would compute other scores than these.
-const Kernels& forward_kernels(const Problem& p, bool leaves_softmax) {
-  const bool rounds = !p.terms.rotations.empty() || !p.terms.query_added.empty();
-  return leaves_softmax && rounds ? tile_kernels() : tile_kernels(p);
-}
-
 // Scratch of whole prompts.
 struct Prefill {
   std::vector<ForwardBlock> blocks;
@@ -58,9 +51,11 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
       });
 }
 
-int64_t workspace_bytes_with(const Kernels& kernels, const Problem& problem, bool backward) {
+}  // namespace
+
+int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
   Workspace held, memory(Workspace::kCounts);
-  const Plan plan(problem, backward, held, false, kernels);
+  const Plan plan(problem, backward, held);
   const int threads = useful_threads(problem);
   if (backward) {
     lay_out_backward(plan, threads, memory);
@@ -70,16 +65,6 @@ int64_t workspace_bytes_with(const Kernels& kernels, const Problem& problem, boo
     Prefill(plan, threads, memory);
   }
   return held.bytes() + memory.bytes();
-}
-
-}  // namespace
-
-int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
-  const Kernels& leaving = forward_kernels(problem, true);
-  const Kernels& keeping = forward_kernels(problem, false);
-  const int64_t bytes = workspace_bytes_with(leaving, problem, backward);
-  if (&leaving == &keeping) return bytes;
-  return std::max(bytes, workspace_bytes_with(keeping, problem, backward));
 }
 
 bool fused_supports(const Problem& problem, std::string* why) {
@@ -96,8 +81,7 @@ bool fused_supports(const Problem& problem, std::string* why) {
 
 void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
   Workspace memory;
-  const bool leaves_softmax = to.lse.given() || to.softmax.given();
-  const Plan plan(p, false, memory, packs, forward_kernels(p, leaves_softmax));
+  const Plan plan(p, false, memory, packs);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   if (p.queries <= kDecodeQueries) {
@@ -110,7 +94,8 @@ void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
 
 void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& dense) {
   Workspace memory;
-  const Plan plan(p, false, memory, false, tile_kernels());  // float32 products, for they are shown
+  Plan plan(p, false, memory, false, tile_kernels());  // float32 products, for they are shown
+  plan.rounds = softmax.given() && tile_kernels(p).unit != nullptr && !reads_in_place(p);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);

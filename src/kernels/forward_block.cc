@@ -94,20 +94,13 @@ float ForwardBlock::sum(int row) const noexcept {
 void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, const float* m,
                  const float* l, float* o, int64_t stride, const ForwardResults& to) {
   const Problem& p = plan.p;
-  const TensorView& out = to.out;
-  float inverse[kRows];
+  float inverse[kRows] = {};
   for (int row = 0; row < rows; ++row) {
     inverse[row] = l[row] == 0.0f ? 0.0f : 1.0f / l[row];
     // Weights of 0 may have met NaN.
     if (l[row] == 0.0f) std::fill_n(o + row * stride, p.value_dim, 0.0f);
   }
-  const bool in_place = out.dtype == DType::kFloat32 && out.strides[3] == 1;
-  float* rows_out = in_place ? static_cast<float*>(out.data) + out.offset({b, h, i, 0}) : o;
-  plan.kernels.scale(rows, p.value_dim, o, stride, inverse, 1, rows_out,
-                     in_place ? out.strides[2] : stride);
-  for (int row = 0; row < rows && !in_place; ++row) {
-    store_row(out, b, h, i + row, p.value_dim, o + row * stride);
-  }
+  store_scaled(plan.kernels, to.out, b, h, i, rows, p.value_dim, o, stride, inverse, 1);
   for (int row = 0; row < rows && (to.lse.given() || to.softmax.given()); ++row) {
     const SoftmaxState left = SoftmaxState::of(m[row], l[row]);
     if (to.softmax.given()) write_softmax(to.softmax, b, h, i + row, left);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/half.h"
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
 
@@ -37,7 +38,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
       kernels(of_target),
       backward(is_backward),
       direct(!backward && !packs && reads_in_place(p)),
-      unit(direct || backward ? nullptr : kernels.unit),
+      unit(direct ? nullptr : kernels.unit),
       D(p.head_dim),
       Dp(round_up(D, kLanes)),
       Dv(p.value_dim),
@@ -81,6 +82,10 @@ int64_t Plan::most_cells(const Window& window) const noexcept {
   return p.positions.consecutive ? std::min(window.width, p.keys + kRows) : window.width;
 }
 
+void Plan::round(float* row, int64_t n) const noexcept {
+  for (int64_t d = 0; rounds && d < n; ++d) row[d] = widen_bfloat16(round_bfloat16(row[d]));
+}
+
 Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
                           float* memory) const {
   const float* in_place = rotations.none() ? row_in_place(p.key, b, kv_head, first) : nullptr;
@@ -88,6 +93,7 @@ Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t cou
   for (int64_t c = 0; c < count; ++c) {
     load_row(p.key, b, kv_head, first + c, D, Dp, memory + c * Dp);
     rotations.apply(false, b, kv_head, first + c, memory + c * Dp);
+    round(memory + c * Dp, D);
   }
   return {memory, Dp};
 }
@@ -136,50 +142,69 @@ void Plan::pack_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, f
   if (p.value.given()) pack_values(b, kv_head, first, count, rest, rows, tile);
 }
 
-void Plan::narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int64_t count,
-                       float* rows, uint16_t* to) const {
+Plan::HalfRows Plan::narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first,
+                                 int64_t count, float* rows, uint16_t* to) const {
   const TensorView& view = keys ? p.key : p.value;
   const int64_t n = keys ? D : Dv, stride = keys ? pairs.Dq() : pairs.Dvq();
   const bool as_they_are =
       view.dtype == DType::kBFloat16 && view.strides[3] == 1 && (!keys || rotations.none());
-  for (int64_t c = 0; c < count; ++c, to += stride) {
-    std::fill_n(to, stride, uint16_t{0});
+  const auto* in_place = static_cast<const std::byte*>(view.data);
+  if (as_they_are) in_place += 2 * view.offset({b, kv_head, first, 0});
+  if (as_they_are && n == stride && view.strides[2] % 2 == 0 &&
+      reinterpret_cast<uintptr_t>(in_place) % sizeof(float) == 0) {  // numbers are read by twos
+    return {reinterpret_cast<const uint16_t*>(in_place), view.strides[2]};
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    uint16_t* row = to + c * stride;
+    std::fill(row + n, row + stride, uint16_t{0});
     if (as_they_are) {
-      const auto* from = static_cast<const std::byte*>(view.data);
-      std::memcpy(to, from + 2 * view.offset({b, kv_head, first + c, 0}),
-                  2 * static_cast<size_t>(n));
+      std::memcpy(row, in_place + 2 * c * view.strides[2], 2 * static_cast<size_t>(n));
       continue;
     }
     load_row(view, b, kv_head, first + c, n, n, rows);
     if (keys) rotations.apply(false, b, kv_head, first + c, rows);
-    kernels.narrow_bfloat16(rows, n, to);
+    kernels.narrow_bfloat16(rows, n, row);
   }
+  return {to, stride};
+}
+
+bool Plan::finite(const HalfRows& rows, int64_t count, int64_t n) const {
+  bool all = true;
+  for (int64_t c = 0; c < count; ++c) all = unit->finite(n, rows.data + c * rows.stride) && all;
+  return all;
 }
 
 void Plan::pack_pairs(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                       float* rows, KeyTile& tile) const {
-  const auto as_pairs = [](float* at) { return reinterpret_cast<uint16_t*>(at); };
-  const int64_t Dq = pairs.Dq(), Dvq = pairs.Dvq();
-  uint16_t* narrow = as_pairs(rows + std::max(Dp, Dvp));
-  narrow_rows(true, b, kv_head, first, count, rows, narrow);
-  tile.k_finite = finite(narrow, Dq, count, D);
-  if (skips_tiles) tile.norm = largest_norm(narrow, Dq, count, D);
-  pair_transposed(narrow, Dq, count, Dq, as_pairs(memory));
-  tile.pairs.kt = as_pairs(memory);
+  uint16_t* narrow = reinterpret_cast<uint16_t*>(rows + std::max(Dp, Dvp));
+  // [n, kTile] pairs of the transposed rows, and [kTile, n] pairs of two neighbours; zeros up to a
+  // multiple of kUnitDepth rows.
+  const auto transposed = [&](const HalfRows& from, int64_t n, float* to) {
+    kernels.transpose(reinterpret_cast<const float*>(from.data), from.stride / 2, count, n / 2, to);
+    return reinterpret_cast<const uint16_t*>(to);
+  };
+  const auto paired = [&](const HalfRows& from, int64_t n, float* to) {
+    unit->pair_rows(count, n, from.data, from.stride, reinterpret_cast<uint16_t*>(to));
+    const int64_t own = (count + 1) / 2 * n, all = round_up(count, kUnitDepth) / 2 * n;
+    std::fill(to + own, to + all, 0.0f);
+    return reinterpret_cast<const uint16_t*>(to);
+  };
+  const HalfRows k = narrow_rows(true, b, kv_head, first, count, rows, narrow);
+  tile.k_finite = finite(k, count, D);
+  if (skips_tiles) tile.norm = largest_norm(k.data, k.stride, count, D);
+  tile.pairs.kt = transposed(k, pairs.Dq(), memory);
   float* rest = memory + pairs.keys();
   if (backward) {
-    pair_rows(narrow, Dq, count, Dp, as_pairs(rest));
-    tile.pairs.k = as_pairs(rest);
+    tile.pairs.k = paired(k, Dp, rest);
     rest += pairs.rows_of_keys();
   }
   if (!p.value.given()) return;
-  narrow_rows(false, b, kv_head, first, count, rows, narrow);
-  tile.v_finite = (p.visible.everything() && !skips_tiles) || finite(narrow, Dvq, count, Dv);
-  (backward ? tile.pairs.vt : tile.pairs.v) = as_pairs(rest);
+  const HalfRows v = narrow_rows(false, b, kv_head, first, count, rows, narrow);
+  tile.v_finite = (p.visible.everything() && !skips_tiles) || finite(v, count, Dv);
   if (backward) {
-    pair_transposed(narrow, Dvq, count, Dvq, as_pairs(rest));
+    tile.pairs.vt = transposed(v, pairs.Dvq(), rest);
   } else {
-    pair_rows(narrow, Dvq, count, Dvp, as_pairs(rest));
+    tile.pairs.v = paired(v, Dvp, rest);
   }
 }
 

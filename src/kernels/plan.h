@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/bfloat16/layout.h"
+#include "kernels/block.h"
 #include "kernels/problem.h"
 #include "kernels/shift.h"
 #include "kernels/tables.h"
@@ -65,12 +66,20 @@ class Plan {
   Buffer<float> query_added;  // [H, Dp], summed; empty: none
   Buffer<double> key_bias;    // [B or 1, H, tiles * kTile] times log2(e); empty: none
   int64_t key_bias_rows = 1;
+  // Queries and keys are rounded to bfloat16 before they meet, as where a unit multiplied them.
+  bool rounds = false;
   bool skips_tiles = false;  // a bias falls so far that the weights of whole tiles may underflow
   int64_t tile_floats = 0;   // of a packed tile
   UnitLayout pairs;          // of its keys and values, with a unit
 
   // True where something must be done before or after each tile.
   bool by_tile() const noexcept { return !columns.empty() || skips_tiles || rotations.decays(); }
+  // A row [n] of queries or keys, rounded where the plan rounds.
+  void round(float* row, int64_t n) const noexcept;
+  // What sums of dscores times queries are multiplied by to be gradients of keys.
+  double key_gradient_scale() const noexcept {
+    return unit != nullptr && !rotations.decays() ? p.scale : kLn2;
+  }
   // The most cells of a window that the distances of a block reach, and from one row's to the next's.
   int64_t most_cells(const Window& window) const noexcept;
   int64_t cell_stride(const Window& window) const noexcept {
@@ -101,8 +110,14 @@ class Plan {
   // The same as pairs for the unit.
   void pack_pairs(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                   float* rows, KeyTile& tile) const;
-  void narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int64_t count, float* rows,
-                   uint16_t* to) const;
+  // Rows of keys or values in bfloat16, in place or in `to`, with zeros up to `stride`.
+  struct HalfRows {
+    const uint16_t* data;
+    int64_t stride;
+  };
+  HalfRows narrow_rows(bool keys, int64_t b, int64_t kv_head, int64_t first, int64_t count,
+                       float* rows, uint16_t* to) const;
+  bool finite(const HalfRows& rows, int64_t count, int64_t n) const;
   void pack_values(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                    float* rows, KeyTile& tile) const;
   void pack_factors(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,

@@ -16,11 +16,13 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
       decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
       raw_(memory.take<float>(kRows * plan.Dp)),
       q_(memory.take<float>(kRows * plan.Dp)),
-      narrow_(memory.take<uint16_t>(plan.unit == nullptr ? 0 : kRows * plan.pairs.Dq())) {
+      narrow_(plan, plan.D, plan.pairs.Dq(), memory) {
   block.problem = &plan.p;
   block.kernels = &plan.kernels;
-  block.narrow_q = narrow_.get();
+  block.narrow_q = narrow_.rows();
+  block.narrow_qt = narrow_.transposed();
   block.Dq = plan.pairs.Dq();
+  block.Dvq = plan.pairs.Dvq();
   // Queries that decay are scaled before they are rounded, tile by tile.
   if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);
   block.D = plan.D;
@@ -107,17 +109,10 @@ void QueryBlock::load_queries() {
       for (int64_t d = 0; d < Dp; ++d) own[d] += added[d];
     }
     plan_.rotations.apply(true, block.batch, block.head[row] / p.group(), block.index[row], own);
+    if (!plan_.rotations.decays()) plan_.round(own, plan_.D);
   }
-  if (plan_.unit != nullptr) narrow_queries(q);
+  if (plan_.unit != nullptr) narrow_.set(q, block.rows);
   plan_.kernels.scale(block.rows, Dp, q, Dp, &scale, 0, q, Dp);
-}
-
-void QueryBlock::narrow_queries(const float* rows) {
-  const int64_t Dq = block.Dq;
-  std::fill_n(narrow_.get(), narrow_.size(), uint16_t{0});
-  for (int row = 0; row < block.rows; ++row) {
-    plan_.kernels.narrow_bfloat16(rows + row * plan_.Dp, plan_.D, narrow_.get() + row * Dq);
-  }
 }
 
 void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
@@ -139,8 +134,9 @@ void QueryBlock::decay_queries(const KeyTile& tile) {
   for (int64_t n = 0; n < padded_rows() * plan_.Dp; ++n) {
     decayed_[n] = q_[n] * decay_[n % plan_.Dp];
   }
+  plan_.round(decayed_.get(), padded_rows() * plan_.Dp);
   block.q = decayed_.get();
-  if (plan_.unit != nullptr) narrow_queries(decayed_.get());
+  if (plan_.unit != nullptr) narrow_.set(decayed_.get(), block.rows);
 }
 
 }  // namespace relpos

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/bfloat16/narrow_rows.h"
 #include "kernels/skip.h"
 #include "kernels/terms/columns.h"
 #include "kernels/terms/row_tables.h"
@@ -57,11 +58,8 @@ class QueryBlock {
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
-  // Queries of the block, not scaled, in bfloat16 for a unit.
-  void narrow_queries(const float* rows);
-
-  Buffer<float> q_;          // [kRows, Dp]
-  Buffer<uint16_t> narrow_;  // [kRows, Dq]
+  Buffer<float> q_;              // [kRows, Dp]
+  bfloat16::NarrowRows narrow_;  // not scaled, but where a rotation decays
 };
 
 }  // namespace relpos

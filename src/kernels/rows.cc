@@ -47,4 +47,16 @@ void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t 
   }
 }
 
+void store_scaled(const Kernels& kernels, const TensorView& view, int64_t b, int64_t h, int64_t i,
+                  int64_t rows, int64_t n, float* from, int64_t stride, const float* factors,
+                  int64_t factor_stride) {
+  const bool in_place = view.dtype == DType::kFloat32 && view.strides[3] == 1;
+  float* to = in_place ? static_cast<float*>(view.data) + view.offset({b, h, i, 0}) : from;
+  kernels.scale(rows, n, from, stride, factors, factor_stride, to,
+                in_place ? view.strides[2] : stride);
+  for (int64_t row = 0; row < rows && !in_place; ++row) {
+    store_row(view, b, h, i + row, n, from + row * stride);
+  }
+}
+
 }  // namespace relpos

@@ -1,8 +1,10 @@
 #include "kernels/softmax_state.h"
 
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
+#include <cstdint>
 
 #include "kernels/block.h"
 
@@ -11,6 +13,14 @@ namespace relpos {
 SoftmaxState SoftmaxState::of(double reference, double sum) noexcept {
   if (sum == 0.0) return {-HUGE_VAL, 1.0};
   if (!std::isfinite(reference) || !std::isfinite(sum)) return {reference, sum};
+  constexpr double kExact = 1 << 22;  // integers below are floats, and sums of two
+  if (std::fabs(reference) < kExact) {
+    const auto below = static_cast<double>(static_cast<int64_t>(reference + kExact)) - kExact;
+    const auto bits = std::bit_cast<uint64_t>(sum * std::exp2(reference - below));
+    constexpr uint64_t kOne = uint64_t{1023} << 52, kFraction = (uint64_t{1} << 52) - 1;
+    const auto exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
+    return {below + exponent, std::bit_cast<double>((bits & kFraction) | kOne)};
+  }
   constexpr double kMost = double{FLT_MAX};
   const double from = std::clamp(reference, -kMost, kMost);
   const double whole = std::clamp(std::floor(from + std::log2(sum)), -kMost, kMost);

@@ -159,32 +159,69 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
   }
 }
 
+namespace {
+
+// The chunks' sums of the keys or values of tile t, in the first of them: rows [kTile, n], padded; in
+// `rows` where a unit has left them transposed.
+float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Sums::* of, int64_t t,
+                  int64_t n, float* rows) {
+  const int64_t padded = round_up(n, kLanes), size = kTile * padded;
+  float* sums = chunk->*of + t * size;
+  for (int64_t c = 1; c < chunks; ++c) {
+    const float* other = chunk[c].*of + t * size;
+    for (int64_t x = 0; x < size; ++x) sums[x] += other[x];
+  }
+  if (plan.unit == nullptr) return sums;
+  alignas(64) float block[kTile * kTile];
+  for (int64_t d = 0; d < n; d += kTile) {
+    const int64_t some = std::min(kTile, n - d);
+    plan.kernels.transpose(sums + d * kTile, kTile, some, kTile, block);
+    for (int64_t key = 0; key < kTile; ++key) {
+      std::copy_n(block + key * kTile, some, rows + key * padded + d);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
 void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
                  int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
+  const int64_t Dp = plan.Dp, Dvp = plan.Dvp;
+  const auto scale = static_cast<float>(plan.key_gradient_scale());
+  constexpr float kOne = 1.0f;
+  const Buffer<float> rows(plan.unit == nullptr ? 0 : threads * kTile * std::max(Dp, Dvp));
   const bool trains = plan.rotations.trains();
-  std::vector<float> key_rows(trains ? threads * plan.D : 0);  // of each worker
+  const Buffer<float> keys(trains ? threads * plan.D : 0);  // of each worker, a key
   parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
-    const int64_t slot = task / plan.tiles, pair = first_pair + slot;
+    const int64_t slot = task / plan.tiles, pair = first_pair + slot, t = task % plan.tiles;
     const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
-    const int64_t first = task % plan.tiles * kTile;
+    const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
     const Sums* chunk = &sums[slot * chunks];
-    for (int64_t j = first; j < std::min(p.keys, first + kTile); ++j) {
-      float* dk = chunk->dk + j * plan.Dp;
-      float* dv = chunk->dv + j * plan.Dvp;
-      for (int64_t c = 1; c < chunks; ++c) {
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] += chunk[c].dk[j * plan.Dp + d];
-        for (int64_t d = 0; d < plan.Dv; ++d) dv[d] += chunk[c].dv[j * plan.Dvp + d];
+    float* own = plan.unit == nullptr ? nullptr : rows.get() + worker * kTile * std::max(Dp, Dvp);
+    if (gradients.value.given()) {
+      float* dv = sum_chunks(plan, chunk, chunks, &Sums::dv, t, plan.Dv, own);
+      store_scaled(plan.kernels, gradients.value, b, kv_head, first, count, plan.Dv, dv, Dvp, &kOne,
+                   0);
+    }
+    float* dk = sum_chunks(plan, chunk, chunks, &Sums::dk, t, plan.D, own);
+    if (gradients.key.given() && plan.rotations.none() && plan.columns.empty()) {
+      store_scaled(plan.kernels, gradients.key, b, kv_head, first, count, plan.D, dk, Dp, &scale,
+                   0);
+      return;
+    }
+    plan.kernels.scale(count, Dp, dk, Dp, &scale, 0, dk, Dp);
+    for (int64_t j = 0; j < count; ++j) {
+      if (trains) {
+        add_key_turns(plan, *chunk, b, kv_head, first + j, dk + j * Dp,
+                      keys.get() + worker * plan.D, *gradients.terms);
       }
-      if (gradients.key.given() || trains) {
-        for (int64_t d = 0; d < plan.D; ++d) dk[d] *= static_cast<float>(kLn2);
-        float* key = key_rows.data() + (trains ? worker * plan.D : 0);
-        if (trains) add_key_turns(plan, *chunk, b, kv_head, j, dk, key, *gradients.terms);
-        plan.rotations.undo(false, b, kv_head, j, dk);
+      plan.rotations.undo(false, b, kv_head, first + j, dk + j * Dp);
+      reduce_column_factors(plan, chunk, chunks, pair, first + j, dk + j * Dp, *gradients.terms);
+      if (gradients.key.given()) {
+        store_row(gradients.key, b, kv_head, first + j, plan.D, dk + j * Dp);
       }
-      reduce_column_factors(plan, chunk, chunks, pair, j, dk, *gradients.terms);
-      if (gradients.key.given()) store_row(gradients.key, b, kv_head, j, plan.D, dk);
-      if (gradients.value.given()) store_row(gradients.value, b, kv_head, j, plan.Dv, dv);
     }
   });
 }

@@ -26,7 +26,7 @@ struct Sums {
     TableSums table;
     float* factors = nullptr;  // [tiles * kTile, padded rank], of c_j / s2
   };
-  float *dk = nullptr, *dv = nullptr;  // [tiles * kTile, Dp], [.., Dvp]
+  float *dk = nullptr, *dv = nullptr;  // as of BackwardState
   float* key_bias = nullptr;           // [group, tiles * kTile]
   double* query_added = nullptr;       // [group, D]
   std::vector<double*> sinks;          // [group], of those without queries

@@ -82,6 +82,7 @@ Choice choose() {
   }
   choice.target.name = choice.bfloat16.name;
   choice.kernels = choice.bfloat16.unit == nullptr ? choice.bfloat16 : plain.front();
+  choice.target.of_float32 = choice.kernels.name;
   if (only_float32()) choice.bfloat16 = choice.kernels;
   return choice;
 }

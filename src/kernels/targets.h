@@ -9,6 +9,7 @@ namespace relpos {
 struct Target {
   // "avx512", "avx2", "baseline", "neon"; "amx" and "avx512_bf16" multiply bfloat16 numbers
   std::string name;
+  std::string of_float32;              // of calls whose inputs are not all bfloat16
   std::vector<std::string> available;  // compiled and supported here, best first
   std::string forced;                  // RELPOS_TARGET as given; empty when not set
 };

@@ -1,5 +1,6 @@
 #include "kernels/bfloat16/emulated.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/bfloat16/tiles.h"
@@ -60,14 +61,30 @@ void narrow_pairs(int64_t rows, int64_t n, const float* from, int64_t stride, ui
   }
 }
 
+void pair_rows(int64_t rows, int64_t n, const uint16_t* from, int64_t stride, uint16_t* to) {
+  for (int64_t row = 0; row < rows; row += 2, from += 2 * stride, to += 2 * n) {
+    for (int64_t x = 0; x < n; ++x) {
+      to[2 * x] = from[x];
+      to[2 * x + 1] = row + 1 < rows ? from[stride + x] : uint16_t{0};
+    }
+  }
+}
+
+bool finite(int64_t n, const uint16_t* from) {
+  constexpr uint16_t kExponent = 0x7F80;
+  return std::none_of(from, from + n, [](uint16_t x) { return (x & kExponent) == kExponent; });
+}
+
 void nothing() {}
 
 }  // namespace
 
 const std::vector<MatrixUnit>& emulated_units() {
   static const std::vector<MatrixUnit> units = {
-      {"amx_emulated", nothing, nothing, tile_gemm<EmulatedTiles>, narrow, narrow_pairs},
-      {"avx512_bf16_emulated", nothing, nothing, dot_gemm, narrow, narrow_pairs}};
+      {"amx_emulated", nothing, nothing, tile_gemm<EmulatedTiles>, narrow, narrow_pairs, pair_rows,
+       finite},
+      {"avx512_bf16_emulated", nothing, nothing, dot_gemm, narrow, narrow_pairs, pair_rows,
+       finite}};
   return units;
 }
 

@@ -17,21 +17,22 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   unit.begin();
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
+    const TileKeys keys(block, t);
     for (int from = 0; from < block.rows; from += kPart) {
       const int end = std::min(block.rows, from + kPart);
       if (!sees(block, from, end, t)) continue;
       const int64_t rows = round_up(end - from, kUnitRows);
-      unit.gemm(rows, kTile, block.Dq, block.narrow_q + from * block.Dq, block.Dq, tile.pairs.kt,
-                kTile, scores, kTile, false);
+      unit.gemm(rows, keys.columns, block.Dq, block.narrow_q + from * block.Dq, block.Dq,
+                tile.pairs.kt, kTile, scores, kTile, false);
       kernels.weigh_narrow(block, state, tile, t, from, end, scores);
-      unit.narrow(rows, kTile, scores, kTile, weights, kTile);
+      unit.narrow(rows, keys.depth, scores, kTile, weights, keys.depth);
       float* o = state.o + from * block.Dvp;
       if (tile.v_finite) {
-        unit.gemm(rows, block.Dvp, kTile, weights, kTile, tile.pairs.v, block.Dvp, o, block.Dvp,
-                  true);
+        unit.gemm(rows, block.Dvp, keys.depth, weights, keys.depth, tile.pairs.v, block.Dvp, o,
+                  block.Dvp, true);
       } else {
         const VisibleRows visible(block, from, end, t);
-        guarded_gemm(unit, rows, block.Dvp, kTile, weights, tile.pairs.v, o,
+        guarded_gemm(unit, rows, block.Dvp, keys.depth, weights, tile.pairs.v, o,
                      [&](int64_t row, int64_t key, int64_t) { return visible(row, key); });
       }
     }
@@ -47,6 +48,7 @@ Kernels with_unit(Kernels kernels, const MatrixUnit& unit) {
   kernels.name = unit.name;
   kernels.unit = &unit;
   kernels.forward = bfloat16::forward;
+  kernels.backward = bfloat16::backward;
   return kernels;
 }
 

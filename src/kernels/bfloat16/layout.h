@@ -26,13 +26,6 @@ struct UnitLayout {
   int64_t tile() const noexcept { return keys() + rows_of_keys() + values(); }
 };
 
-// to[n / 2, kTile] pairs of a transposed row each: rows [count, stride] of n numbers, zeros from
-// `count` on.
-void pair_transposed(const uint16_t* rows, int64_t stride, int64_t count, int64_t n, uint16_t* to);
-// to[kTile / 2, n] pairs of two neighbouring rows.
-void pair_rows(const uint16_t* rows, int64_t stride, int64_t count, int64_t n, uint16_t* to);
-// Whether none of the numbers is NaN or Inf.
-bool finite(const uint16_t* rows, int64_t stride, int64_t count, int64_t n);
 // At least the Euclidean norm of each row, and of what it was before it was rounded.
 float largest_norm(const uint16_t* rows, int64_t stride, int64_t count, int64_t n);
 

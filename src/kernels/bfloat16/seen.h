@@ -19,12 +19,13 @@ inline bool sees(const Block& block, int from, int end, int64_t t) {
   return false;
 }
 
-// Which keys of tile t the rows [from, end) see.
+// Which keys of tile t the rows [from, end) see. With `reference`, rows that saw nothing see nothing.
 struct VisibleRows {
   uint64_t bits[kRows] = {};
 
-  VisibleRows(const Block& block, int from, int end, int64_t t) {
+  VisibleRows(const Block& block, int from, int end, int64_t t, const float* reference = nullptr) {
     for (int row = from; row < end; ++row) {
+      if (reference != nullptr && reference[row] == -HUGE_VALF) continue;
       bits[row - from] = block.problem->visible.bits(block.batch, block.head[row], block.index[row],
                                                      t, block.kernels->mask_bits);
     }

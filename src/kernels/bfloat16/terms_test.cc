@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <list>
@@ -34,15 +36,17 @@ const std::list<Kernels>& unit_kernels() {
   return all;
 }
 
+void round_numbers(Tensor& x) {
+  for (int64_t n = 0; n < x.view().numel(); ++n) {
+    float& value = x.data<float>()[n];
+    value = widen_bfloat16(round_bfloat16(value));
+  }
+}
+
 // A case whose queries, keys, values and gradients of outputs are numbers of bfloat16.
 Case narrow_case(uint64_t seed) {
   Case c = random_case(seed);
-  for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) {
-    for (int64_t n = 0; n < x->view().numel(); ++n) {
-      float& value = x->data<float>()[n];
-      value = widen_bfloat16(round_bfloat16(value));
-    }
-  }
+  for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) round_numbers(*x);
   return c;
 }
 
@@ -62,32 +66,94 @@ TEST(Units, TermsEqualReference) {
   }
 }
 
-// Without a softmax to leave, what a rotation has turned is multiplied in bfloat16, too.
-TEST(Units, TurnedTermsEqualReference) {
+// Without this, float32 products would pass the test above.
+TEST(Units, MultiplyInBothPasses) {
+  Rng rng(3);
+  PlainCall c(rng, 70, 130, 32, 1, 2, 1);
+  for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) round_numbers(*x);
+  const auto run = [&](const Kernels& kernels) {
+    c.p.kernels = &kernels;
+    const Tensor softmax(DType::kFloat32, {1, 2, 70, 2});
+    fused_forward(c.p, {c.out.view(), c.lse.view(), softmax.view()});
+    fused_backward(c.p, c.out.view(), softmax.view(), c.dout.view(), {}, c.gradients());
+    std::vector<std::vector<float>> results;
+    for (Tensor* x : {&c.out, &c.dq, &c.dk, &c.dv}) {
+      results.emplace_back(x->data<float>(), x->data<float>() + x->view().numel());
+    }
+    return results;
+  };
+  const auto plain = run(tile_kernels());
+  for (const Kernels& kernels : unit_kernels()) {
+    const auto own = run(kernels);
+    for (size_t n = 0; n < own.size(); ++n)
+      EXPECT_NE(own[n], plain[n]) << kernels.name << ", " << n;
+  }
+}
+
+// Weights that are shown are those which have made the output: of rotated rows that are rounded.
+TEST(Units, WeightsOfRotatedRowsMakeTheOutput) {
   int checked = 0;
-  for (uint64_t seed = 0; checked < cases(12); ++seed) {
+  for (uint64_t seed = 0; checked < cases(6); ++seed) {
     Case c = narrow_case(seed);
-    if (!fused_supports(c.p, nullptr) || c.p.queries <= 16 || c.p.keys < 2) continue;
-    if (c.p.terms.rotations.empty() && c.p.terms.query_added.empty()) continue;
+    const bool turns = !c.p.terms.rotations.empty() || !c.p.terms.query_added.empty();
+    const bool plain = c.p.terms.value_tables.empty() && !c.p.dropout.active();
+    if (!fused_supports(c.p, nullptr) || !turns || !plain || c.p.queries <= 16) continue;
     ++checked;
-    const Results exact = run_reference(c);
-    Results bounds(c, DType::kFloat64);
-    error_bound::fill(c, exact, bounds, kRounding);
     for (const Kernels& kernels : unit_kernels()) {
-      SCOPED_TRACE(kernels.name);
       c.p.kernels = &kernels;
-      const Tensor out(DType::kFloat32, c.dout.view().dims());
-      fused_forward(c.p, {out.view(), {}, {}});
-      bool rounded = false;
-      const auto run = run_fused(c);
-      for (int64_t n = 0; n < out.view().numel(); ++n) {
-        const double want = exact.out.data<double>()[n];
-        ASSERT_NEAR(out.data<float>()[n], want,
-                    bounds.out.data<double>()[n] + error_bound::kEps * std::fabs(want))
-            << "out[" << n << "], seed " << seed;
-        rounded |= out.data<float>()[n] != run.out.data<float>()[n];
+      Results run = run_fused(c);
+      const Tensor weights(DType::kFloat64, {c.p.batch, c.p.heads, c.p.queries, c.p.keys});
+      fused_emit(c.p, run.softmax.view(), weights.view());
+      const auto& [b, h, i] = std::array<int64_t, 3>{c.p.batch - 1, c.p.heads - 1, c.p.queries - 1};
+      for (int64_t d = 0; d < c.p.value_dim; ++d) {
+        double sum = 0.0, size = 0.0;
+        for (int64_t j = 0; j < c.p.keys; ++j) {
+          const double weight = weights.view().at({b, h, i, j});
+          if (weight == 0.0) continue;
+          const double value = c.v.view().at({b, h / c.p.group(), j, d});
+          sum += weight * value;
+          size += std::fabs(weight * value);
+        }
+        // Of a weight, and 64 steps of float32 for the sums.
+        const double most = (0x1p-8 + 0x1p-17) * size + 1e-30;
+        ASSERT_NEAR(run.out.view().at({b, h, i, d}), sum, most)
+            << kernels.name << ", seed " << seed;
       }
-      EXPECT_TRUE(rounded) << "a unit multiplied, seed " << seed;
+    }
+  }
+}
+
+// Keys and values of any address and stride are read by twos where they lie, or else copied.
+TEST(Units, ReadAnyLayout) {
+  constexpr int64_t kKeys = 75, kDim = 32;
+  Rng rng(4);
+  PlainCall c(rng, 40, kKeys, kDim, 1, 2, 2);
+  for (Tensor* x : {&c.q, &c.k, &c.v}) round_numbers(*x);
+  c.p.kernels = &unit_kernels().back();
+  fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
+  const auto* out = c.out.data<float>();
+  const std::vector<float> want(out, out + c.out.view().numel());
+  for (int64_t first = 0; first < 3; ++first) {
+    for (int64_t gap = 0; gap < 4; ++gap) {
+      const int64_t width = kDim + gap;
+      Tensor wide_k(DType::kBFloat16, {1, 2, kKeys, width + first});
+      Tensor wide_v(DType::kBFloat16, {1, 2, kKeys, width + first});
+      const auto inner = [&](const Tensor& from, const Tensor& wide) {
+        TensorView view = wide.view();
+        view.shape[3] = kDim;
+        view.data = static_cast<std::byte*>(view.data) + 2 * first;
+        for (int64_t h = 0; h < 2; ++h) {
+          for (int64_t n = 0; n < kKeys * kDim; ++n) {
+            const int64_t j = n / kDim, d = n % kDim;
+            view.store(view.offset({0, h, j, d}), from.view().at({0, h, j, d}));
+          }
+        }
+        return view;
+      };
+      c.p.key = inner(c.k, wide_k);
+      c.p.value = inner(c.v, wide_v);
+      fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
+      EXPECT_EQ(std::vector<float>(out, out + want.size()), want) << first << ", " << gap;
     }
   }
 }

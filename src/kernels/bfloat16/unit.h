@@ -23,8 +23,13 @@ struct MatrixUnit {
   // Rows of n floats, n a multiple of kUnitDepth, rounded to nearest even; denormals become 0.
   void (*narrow)(int64_t rows, int64_t n, const float* from, int64_t stride, uint16_t* to,
                  int64_t to_stride);
-  // The same for an even number of rows, into pairs n apart.
+  // The same for an even number of rows, n a multiple of kUnitRows, into pairs n apart.
   void (*narrow_pairs)(int64_t rows, int64_t n, const float* from, int64_t stride, uint16_t* to);
+  // Rows of n numbers of bfloat16, n a multiple of kUnitRows, into pairs n apart; after an odd number
+  // of rows comes one of zeros.
+  void (*pair_rows)(int64_t rows, int64_t n, const uint16_t* from, int64_t stride, uint16_t* to);
+  // Whether none of the n numbers is NaN or Inf.
+  bool (*finite)(int64_t n, const uint16_t* from);
 };
 
 // The units of this machine, best first.

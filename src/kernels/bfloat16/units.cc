@@ -57,6 +57,37 @@ void narrow_pairs(int64_t rows, int64_t n, const float* from, int64_t stride, ui
   }
 }
 
+// Vector `half` of the pairs of two vectors.
+__m512i pairs_of(__m512i first, __m512i second, int half) {
+  alignas(64) uint16_t order[32];
+  for (int x = 0; x < 32; ++x) order[x] = static_cast<uint16_t>(x % 2 * 32 + half * 16 + x / 2);
+  return _mm512_permutex2var_epi16(first, _mm512_load_si512(order), second);
+}
+
+void pair_rows(int64_t rows, int64_t n, const uint16_t* from, int64_t stride, uint16_t* to) {
+  for (int64_t row = 0; row < rows; row += 2, from += 2 * stride) {
+    for (int64_t x = 0; x < n; x += 32) {
+      const __mmask32 own = n - x < 32 ? 0xFFFFU : ~0U;
+      const __m512i first = _mm512_maskz_loadu_epi16(own, from + x);
+      const __m512i second = _mm512_maskz_loadu_epi16(row + 1 < rows ? own : 0, from + stride + x);
+      _mm512_storeu_si512(to, pairs_of(first, second, 0));
+      if (n - x >= 32) _mm512_storeu_si512(to + 32, pairs_of(first, second, 1));
+      to += n - x < 32 ? 32 : 64;
+    }
+  }
+}
+
+bool finite(int64_t n, const uint16_t* from) {
+  const __m512i exponent = _mm512_set1_epi16(0x7F80);
+  __mmask32 found = 0;
+  for (int64_t x = 0; x < n; x += 32) {
+    const __mmask32 own = n - x < 32 ? (1U << (n - x)) - 1 : ~0U;
+    const __m512i bits = _mm512_and_si512(_mm512_maskz_loadu_epi16(own, from + x), exponent);
+    found |= _mm512_cmpeq_epi16_mask(bits, exponent);
+  }
+  return found == 0;
+}
+
 }  // namespace
 }  // namespace relpos
 
@@ -101,10 +132,11 @@ const std::vector<MatrixUnit>& usable_units() {
     std::vector<MatrixUnit> all;
     if (has_amx()) {
       all.push_back({"amx", AmxTiles::configure, AmxTiles::release, tile_gemm<AmxTiles>, narrow,
-                     narrow_pairs});
+                     narrow_pairs, pair_rows, finite});
     }
     if (has_avx512_bf16()) {
-      all.push_back({"avx512_bf16", nothing, nothing, dot_gemm, narrow, narrow_pairs});
+      all.push_back(
+          {"avx512_bf16", nothing, nothing, dot_gemm, narrow, narrow_pairs, pair_rows, finite});
     }
     return all;
   }();

@@ -19,54 +19,73 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Scores -> weights of one strip, before dropout.
-struct Weights {
-  const float* reference;  // of the group's rows
+// What the strips of a group in a tile make weights of. p and slopes are [kGroup, kTile], those of the
+// rows the group's.
+struct WeightStrips {
+  const GroupSight& sight;
   const Additions& additions;
   const SoftCap& cap;
-  const GroupSight& sight;
-  float* slopes;  // of the softcap [kGroup, kTile], or null
-  int64_t n;
+  const float* reference;
+  const float* inverse;
   float* p;
+  float* slopes;  // of the softcap; null: not wanted
+};
+
+// What they make gradients of scores of, from those of weights, likewise.
+struct GradientStrips {
+  const GroupSight& sight;
+  const Additions& additions;
+  const float* delta;
+  const float* factors;  // of dropout; null: there is none
+  const float* p;
+  float* ds;
+};
+
+// Scores -> weights of one strip, before dropout. kDivides: by the sums of the rows.
+template <typename Exp2, bool kDivides>
+struct Weights {
+  const WeightStrips& of;
+  int64_t n;    // the strip's first column
+  int row = 0;  // of the group, its first
 
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&s)[R][kVectors]) const {
     const F d;
-    additions.add_to(s, n);
-    cap.apply(s, n, slopes);
+    of.additions.add_to(s, n, row);
+    of.cap.apply(s, n, of.slopes, row);
     RELPOS_UNROLLED(r, R) {
-      const V top = hn::Set(d, reference[r]);
-      RELPOS_UNROLLED(v, kVectors) s[r][v] = exp2(hn::Sub(s[r][v], top));
+      const V top = hn::Set(d, of.reference[row + r]);
+      RELPOS_UNROLLED(v, kVectors) s[r][v] = Exp2()(hn::Sub(s[r][v], top));
+      if constexpr (kDivides) {
+        const V inverse = hn::Set(d, of.inverse[row + r]);
+        RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Mul(s[r][v], inverse);
+      }
     }
-    hide(s, sight, n, 0.0f);
-    Store{p, kTile}(s);
+    hide(s, of.sight, n, 0.0f, row);
+    Store{of.p + row * kTile + n, kTile}(s);
   }
 };
 
 // dweight -> dscore of one strip.
 struct ScoreGradients {
-  const float* delta;  // of the group's rows
-  const Additions& additions;
-  const GroupSight& sight;
-  const float* factors;  // of dropout [kGroup, kTile], or null
+  const GradientStrips& of;
   int64_t n;
-  const float* p;
-  float* ds;
+  int row = 0;
 
   template <int R, int kVectors>
   HWY_INLINE void operator()(V (&dp)[R][kVectors]) const {
     const F d;
-    additions.add_to(dp, n);
+    of.additions.add_to(dp, n, row);
     RELPOS_UNROLLED(r, R) {
-      const V mean = hn::Set(d, delta[r]);
+      const V mean = hn::Set(d, of.delta[row + r]);
       RELPOS_UNROLLED(v, kVectors) {
-        const int64_t at = r * kTile + v * kN;
-        if (factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, factors + at + n));
-        dp[r][v] = hn::Mul(hn::Load(d, p + at), hn::Sub(dp[r][v], mean));
+        const int64_t at = (row + r) * kTile + n + v * kN;
+        if (of.factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, of.factors + at));
+        dp[r][v] = hn::Mul(hn::Load(d, of.p + at), hn::Sub(dp[r][v], mean));
       }
     }
-    hide(dp, sight, n, 0.0f);
-    Store{ds, kTile}(dp);
+    hide(dp, of.sight, n, 0.0f, row);
+    Store{of.ds + row * kTile + n, kTile}(dp);
   }
 };
 
@@ -157,12 +176,30 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
   }
 }
 
-// p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
-HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState& state, int group,
-                               const GroupSight& sight, const std::vector<Panel>& value_reads,
-                               bool by_row) {
-  const KeyTile& tile = view.tile;
-  const int64_t from = sight.first(), last = sight.last(), end = sight.end();
+// Whether gradients of terms and masks are summed row by row.
+HWY_INLINE bool sums_by_row(const Block& block, const BackwardState& state) {
+  return block.problem->dropout.active() || !block.scores.empty() || !block.values.empty() ||
+         !block.ramps.empty() || state.key_bias != nullptr || state.mask_gradient != nullptr ||
+         state.mask_rows != nullptr || block.problem->softcap != 0.0;
+}
+
+// The panels that add to the gradients of weights.
+HWY_INLINE const std::vector<Panel>& value_reads(const Block& block) {
+  static const std::vector<Panel> none;
+  for (const Panel& panel : block.values) {
+    if (panel.cells != nullptr) return block.values;
+  }
+  return none;
+}
+
+// p and ds of the rows of a group that see a tile, and the gradients of their terms. `products` gives
+// the products of queries and keys to Weights, and those of dout and values to ScoreGradients.
+template <typename Products>
+HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, BackwardState& state,
+                                         int group, const GroupSight& sight,
+                                         const std::vector<Panel>& reads, bool by_row,
+                                         const Products& products) {
+  const int64_t from = sight.first(), end = sight.end();
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
   HWY_ALIGN_MAX float factors[kGroup * kTile], slopes[kGroup * kTile];
@@ -175,26 +212,57 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
     dropout_factors(block, group + r, view.t, factors + r * kTile);
   }
   {
-    const Additions additions(view, block.scores, group, true);
-    row_strip<kGroup>(from, end, block.D, block.q + group * block.Dp, block.Dp, 1, tile.kt, kTile,
-                      p, kTile, false, [&](int64_t n) HWY_ATTR {
-                        return Weights{state.reference + group,         additions, cap,  sight,
-                                       cap.active() ? slopes : nullptr, n,         p + n};
-                      });
-  }
-  {
-    const Additions additions(view, value_reads, group, false);
-    row_strip<kGroup>(from, end, block.Dv, state.dout + group * block.Dvp, block.Dvp, 1, tile.vt,
-                      kTile, ds, kTile, false, [&](int64_t n) HWY_ATTR {
-                        return ScoreGradients{
-                            state.delta + group, additions, sight, dropout, n, p + n, ds + n};
-                      });
+    const Additions to_scores(view, block.scores, group, true);
+    const Additions to_weights(view, reads, group, false);
+    products(WeightStrips{sight, to_scores, cap, state.reference + group, state.inverse + group, p,
+                          cap.active() ? slopes : nullptr},
+             GradientStrips{sight, to_weights, state.delta + group, dropout, p, ds});
   }
   for (int r = 0; by_row && r < rows; ++r) {
     backward_row(view, block, state, group + r, sight.visible[r],
                  dropout == nullptr ? nullptr : dropout + r * kTile,
                  cap.active() ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
   }
+}
+
+// Of products that a unit has left in p, to be scaled, and in ds.
+HWY_INLINE void weigh_loaded(float scale, int64_t from, int64_t end, const WeightStrips& weights,
+                             const GradientStrips& gradients) {
+  using Narrow = Weights<ShortExp2, true>;
+  if (end - from == kTile) {
+    for_whole_rows([&](int row, int64_t n) HWY_ATTR {
+      V products[kAtOnce][kWide];
+      load_products(scale, weights.p + row * kTile + n, products);
+      Narrow{weights, n, row}(products);
+      load_products(1.0f, gradients.ds + row * kTile + n, products);
+      ScoreGradients{gradients, n, row}(products);
+    });
+    return;
+  }
+  loaded_strip<kGroup>(from, end, scale, weights.p,
+                       [&](int64_t n) HWY_ATTR { return Narrow{weights, n}; });
+  loaded_strip<kGroup>(from, end, 1.0f, gradients.ds,
+                       [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });
+}
+
+// p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
+HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState& state, int group,
+                               const GroupSight& sight, const std::vector<Panel>& reads,
+                               bool by_row) {
+  const KeyTile& tile = view.tile;
+  const int64_t from = sight.first(), last = sight.last(), end = sight.end();
+  const float *q = block.q + group * block.Dp, *dout = state.dout + group * block.Dvp;
+  weigh_gradients_of_group(
+      view, block, state, group, sight, reads, by_row,
+      [&](const WeightStrips& weights, const GradientStrips& gradients) HWY_ATTR {
+        row_strip<kGroup>(from, end, block.D, q, block.Dp, 1, tile.kt, kTile, weights.p, kTile,
+                          false,
+                          [&](int64_t n) HWY_ATTR { return Weights<FullExp2, false>{weights, n}; });
+        row_strip<kGroup>(from, end, block.Dv, dout, block.Dvp, 1, tile.vt, kTile, gradients.ds,
+                          kTile, false,
+                          [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });
+      });
+  const float* ds = state.ds + group * kTile;
   float* dq = state.dq + group * block.Dp;
   const float* k = tile.k + from * block.Dp;
   if (!sight.whole && !tile.k_finite) {
@@ -208,13 +276,8 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
 void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
               int64_t count) {
   const int groups = (block.rows + kGroup - 1) / kGroup;
-  const std::vector<Panel> no_panels;
-  bool reads_values = false;
-  for (const Panel& panel : block.values) reads_values |= panel.cells != nullptr;
-  const bool by_row = block.problem->dropout.active() || !block.scores.empty() ||
-                      !block.values.empty() || !block.ramps.empty() || state.key_bias != nullptr ||
-                      state.mask_gradient != nullptr || state.mask_rows != nullptr ||
-                      block.problem->softcap != 0.0;
+  const std::vector<Panel>& reads = value_reads(block);
+  const bool by_row = sums_by_row(block, state);
   uint64_t visible[kRows], group_any[kRows / kGroup];
   for (int64_t t = first; t < first + count; ++t) {
     const TileView view(block, tiles[t - first], t);
@@ -239,12 +302,34 @@ void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t 
         clear(state.ds + g * kGroup * kTile, kGroup * kTile);
         continue;
       }
-      backward_group(view, block, state, g * kGroup, sight, reads_values ? block.values : no_panels,
-                     by_row);
+      backward_group(view, block, state, g * kGroup, sight, reads, by_row);
     }
     if (block_any != 0) {
       key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
     }
+  }
+}
+
+// Products of rows [first, last) in state.p and state.ds -> weights after dropout and dscores, and
+// the gradients of terms.
+void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, int64_t t, int first,
+                     int last) {
+  const TileView view(block, tile, t);
+  const std::vector<Panel>& reads = value_reads(block);
+  const bool by_row = sums_by_row(block, state);
+  for (int group = first; group < last; group += kGroup) {
+    prefetch_mask(block, group, t + 1);
+    const GroupSight sight(block, group, t, state.reference);
+    if (sight.any == 0) {
+      clear(state.p + group * kTile, kGroup * kTile);
+      clear(state.ds + group * kTile, kGroup * kTile);
+      continue;
+    }
+    weigh_gradients_of_group(
+        view, block, state, group, sight, reads, by_row,
+        [&](const WeightStrips& weights, const GradientStrips& gradients) HWY_ATTR {
+          weigh_loaded(block.score_scale, sight.first(), sight.end(), weights, gradients);
+        });
   }
 }
 

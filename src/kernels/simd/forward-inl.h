@@ -59,11 +59,6 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   return true;
 }
 
-// exp2 of float32 weights.
-struct FullExp2 {
-  HWY_INLINE V operator()(V x) const { return exp2(x); }
-};
-
 // Scores -> weights of one strip, and the rows' partial sums.
 template <typename Exp2 = FullExp2>
 struct Softmax {
@@ -274,25 +269,6 @@ void weigh(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, fl
           HWY_ATTR { loaded_strip<decltype(rows)::value>(from, end, 1.0f, weights, finish); });
 }
 
-// The products of whole rows, kAtOnce at a time, whose scores stay in registers beside the polynomial.
-template <typename Finish>
-HWY_INLINE void whole_rows(float scale, const float* p, const Finish& finish) {
-  constexpr int kAtOnce = 2;
-  const F d;
-  const V by = hn::Set(d, scale);
-  for (int row = 0; row < kGroup; row += kAtOnce) {
-    for (int64_t n = 0; n < kTile; n += kWide * kN) {
-      V scores[kAtOnce][kWide];
-      RELPOS_UNROLLED(r, kAtOnce) {
-        RELPOS_UNROLLED(v, kWide) {
-          scores[r][v] = hn::Mul(hn::Load(d, p + (row + r) * kTile + n + v * kN), by);
-        }
-      }
-      finish(n, row)(scores);
-    }
-  }
-}
-
 void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_t t, int first,
                   int last, float* p) {
   const float scale = block.score_scale;
@@ -300,7 +276,11 @@ void weigh_narrow(Block& block, ForwardState& state, const KeyTile& tile, int64_
       block, state, tile, t, first, last, p,
       [&](auto rows, int64_t from, int64_t end, float* weights, const auto& finish) HWY_ATTR {
         if (end - from == kTile) {
-          whole_rows(scale, weights, finish);
+          for_whole_rows([&](int row, int64_t n) HWY_ATTR {
+            V scores[kAtOnce][kWide];
+            load_products(scale, weights + row * kTile + n, scores);
+            finish(n, row)(scores);
+          });
         } else {
           loaded_strip<decltype(rows)::value>(from, end, scale, weights, finish);
         }

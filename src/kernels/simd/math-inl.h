@@ -64,6 +64,11 @@ HWY_INLINE V exp2(V x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, of.power));
 }
 
+// exp2 of weights that stay in float32.
+struct FullExp2 {
+  HWY_INLINE V operator()(V x) const { return exp2(x); }
+};
+
 // The same within 2.9e-6, for weights that are rounded to bfloat16: a polynomial of degree 4.
 struct ShortExp2 {
   HWY_INLINE V operator()(V x) const {
@@ -182,19 +187,35 @@ struct Store {
   }
 };
 
+// Rows of p, kTile apart, times `scale`.
+template <int R, int kVectors>
+HWY_INLINE void load_products(float scale, const float* p, V (&products)[R][kVectors]) {
+  const F d;
+  const V by = hn::Set(d, scale);
+  RELPOS_UNROLLED(r, R) {
+    RELPOS_UNROLLED(v, kVectors) {
+      products[r][v] = hn::Mul(hn::Load(d, p + r * kTile + v * kN), by);
+    }
+  }
+}
+
+// Calls f(first row, first column) for strips of a group's whole rows, kAtOnce rows at a time: so many
+// stay in registers beside a polynomial.
+constexpr int kAtOnce = 2;
+template <typename Function>
+HWY_INLINE void for_whole_rows(const Function& f) {
+  for (int row = 0; row < kGroup; row += kAtOnce) {
+    for (int64_t n = 0; n < kTile; n += kWide * kN) f(row, n);
+  }
+}
+
 // Gives columns [n, end) of products that lie in p, times `scale`, to `finish`, a strip at a time.
 template <int R, typename MakeFinish>
 HWY_INLINE void loaded_strip(int64_t n, int64_t end, float scale, const float* p,
                              const MakeFinish& finish) {
-  const F d;
-  const V by = hn::Set(d, scale);
   const auto strip = [&](auto vectors) HWY_ATTR {
     V scores[R][decltype(vectors)::value];
-    RELPOS_UNROLLED(r, R) {
-      RELPOS_UNROLLED(v, vectors) {
-        scores[r][v] = hn::Mul(hn::Load(d, p + r * kTile + n + v * kN), by);
-      }
-    }
+    load_products(scale, p + n, scores);
     finish(n)(scores);
     n += vectors * kN;
   };
@@ -275,6 +296,20 @@ struct Seen {
     for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, from + c), by), d, to + c);
     for (; c < n; ++c) to[c] = from[c] * factor;
   }
+}
+
+[[maybe_unused]] double dot(const float* a, const float* b, int64_t n) {
+  const hn::ScalableTag<double> wide;
+  const hn::Rebind<float, decltype(wide)> narrow;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(wide));
+  const auto at = [&](const float* x)
+                      HWY_ATTR { return hn::PromoteTo(wide, hn::LoadU(narrow, x)); };
+  auto even = hn::Zero(wide), odd = even;  // one sum would wait for itself
+  for (int64_t c = 0; c < n; c += 2 * lanes) {
+    even = hn::MulAdd(at(a + c), at(b + c), even);
+    odd = hn::MulAdd(at(a + c + lanes), at(b + c + lanes), odd);
+  }
+  return hn::GetLane(hn::SumOfLanes(wide, hn::Add(even, odd)));
 }
 
 [[maybe_unused]] void rotate(float* x, int64_t pairs, bool interleaved, const float* cos,

@@ -49,14 +49,14 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
     sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
     const SoftCap cap(view, group);
+    const WeightStrips strip{sight,   additions, cap,    weights ? reference + group : nullptr,
+                             nullptr, p,         nullptr};
     const auto strips = [&](const auto& finish) HWY_ATTR {
       row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp, 1,
                         tile.kt, kTile, p, kTile, false, finish);
     };
     if (weights) {
-      strips([&](int64_t n) HWY_ATTR {
-        return Weights{reference + group, additions, cap, sight, nullptr, n, p + n};
-      });
+      strips([&](int64_t n) HWY_ATTR { return Weights<FullExp2, false>{strip, n}; });
     } else {
       strips([&](int64_t n) HWY_ATTR { return Scores{additions, cap, sight, n, p + n}; });
     }
@@ -99,6 +99,7 @@ Kernels kernels(const char* name) {
           .lanes = kN,
           .gemm = gemm,
           .scale = scale,
+          .dot = dot,
           .rotate = rotate,
           .transpose = transpose,
           .finite = finite,
@@ -115,6 +116,7 @@ Kernels kernels(const char* name) {
           .add_row_values = add_row_values,
           .weigh = weigh,
           .weigh_narrow = weigh_narrow,
+          .weigh_gradients = weigh_gradients,
           .forward = forward,
           .backward = backward,
           .emit = emit,

@@ -1,0 +1,104 @@
+"""What the compositions share: options, places of tokens, and calls over disjoint keys."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos._attention import attention, refuse_elsewhere
+from relpos._merge import merge
+from relpos._rank import check_rank
+
+
+class Piece(NamedTuple):
+    """One of several calls: the keys lo <= j < hi, int64 [Lq] or [B, Lq], which no other call
+    sees, and the options that are its own."""
+
+    lo: Tensor
+    hi: Tensor
+    options: Mapping[str, Any]
+
+
+def joined(
+    query: Tensor, key: Tensor, value: Tensor, pieces: Sequence[Piece], options: Mapping[str, Any]
+) -> Any:
+    """One softmax over the keys of all pieces: out, or (out, lse) with return_lse. Sinks join the
+    first call alone."""
+    shared = {name: given for name, given in options.items() if name not in ("sinks", "return_lse")}
+    results = [
+        attention(
+            query,
+            key,
+            value,
+            key_range=(piece.lo, piece.hi),
+            sinks=None if n else options.get("sinks"),
+            return_lse=True,
+            **shared,
+            **piece.options,
+        )
+        for n, piece in enumerate(pieces)
+    ]
+    out, lse = merge(*zip(*results, strict=True))
+    return (out, lse) if options.get("return_lse") else out
+
+
+def refuse(name: str, options: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Raises ValueError for an option that is given and would be wrong here."""
+    for option, reason in reasons.items():
+        given = options.get(option)
+        if given is not None and given is not False:
+            raise ValueError(f"{option}: not with relpos.compose.{name}: {reason}")
+
+
+def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
+    refuse_elsewhere(f"compose.{name}", "it counts the tokens of whole sequences")
+    for which, tensor in (("query", query), ("key", key), ("value", value)):
+        check_rank(which, tensor, 4, "[B, H, Lq, D]" if which == "query" else "[B, Hk, Lk, D]")
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if value < least:
+        raise ValueError(f"{name}: expected an int from {least} on, got {value}")
+    return value
+
+
+def offset_of(name: str, offset: Any, query: Tensor) -> Tensor:
+    """int64 [] or [B, 1]."""
+    if not isinstance(offset, Tensor):
+        offset = torch.tensor(count(name, offset, -(2**61)), device=query.device)
+    if offset.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name}: expected an int or int64 [{len(query)}], got {offset.dtype}")
+    if tuple(offset.shape) not in ((), (len(query),)):
+        raise ValueError(
+            f"{name}: expected an int or int64 [{len(query)}], got {list(offset.shape)}"
+        )
+    offset = offset.to(torch.int64)
+    return offset.unsqueeze(-1) if offset.dim() else offset
+
+
+def offsets(query: Tensor, key: Tensor, q_offset: Any, k_offset: Any) -> tuple[Tensor, Tensor]:
+    """Where queries and keys start, by the rules of relpos.attention: int64 [] or [B, 1]."""
+    if q_offset is None:
+        if isinstance(k_offset, Tensor) or k_offset != 0:
+            raise ValueError(
+                "q_offset: not given, and k_offset is given. Say where the queries are: q_offset = "
+                "k_offset + Lk - Lq for a KV cache or memory; q_offset = 0 where they start at 0"
+            )
+        if query.shape[2] != key.shape[2]:
+            _core.grid_offset(query.shape[2], key.shape[2], None)  # raises, and names both answers
+        q_offset = 0
+    return offset_of("q_offset", q_offset, query), offset_of("k_offset", k_offset, query)
+
+
+def places(start: Tensor, length: int) -> Tensor:
+    """Positions start, start + 1, ...: int64 [length] or [B, length]."""
+    return start + torch.arange(length, device=start.device)

@@ -1,0 +1,160 @@
+"""relpos.compose: CoPE, and FIRE beyond its threshold, against the formulas over all pairs."""
+
+import math
+
+import pytest
+import relpos
+import torch
+from composed import CALLS, DOUBLE, HK, B, D, H, agree, drawn, places, softmax_over, spread, turned
+from oracle import gradients
+from relpos import compose
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# Rows of their own
+
+
+def counted(q, k, table, scale, seen):
+    """CoPE, row by row and key by key."""
+    scores = scale * torch.einsum("bhid,bhjd->bhij", q, k)
+    gates = torch.where(seen, scores.sigmoid(), 0.0)
+    rows = []
+    for j in range(k.shape[2]):
+        at = gates[..., j:].sum(-1).clamp(max=len(table) - 1)
+        low = at.detach().floor().long().clamp(max=len(table) - 1)
+        high = (low + 1).clamp(max=len(table) - 1)
+        share = (at - low).unsqueeze(-1)
+        rows.append((q * ((1 - share) * table[low] + share * table[high])).sum(-1))
+    return scores + torch.stack(rows, -1)
+
+
+@pytest.mark.parametrize("rows", [None, 1, 4])
+@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early"])
+def test_cope(call, rows):
+    queries, keys, options = CALLS[call]
+    q, k, v, dout = drawn(queries, keys, kv_heads=HK)
+    table = torch.randn(4, D, dtype=DOUBLE, requires_grad=True)
+    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
+    padding = torch.zeros(B, keys, dtype=torch.bool)
+    padding[0, 1] = padding[1, :2] = True
+    seen = ((pos_k[:, None, :] <= pos_q[:, :, None]) & ~padding[:, None, :])[:, None]
+
+    def run(q, k, v):
+        return compose.cope(
+            *(q, k, v),
+            table=table,
+            key_padding_mask=padding,
+            enable_gqa=True,
+            rows=rows,
+            return_lse=True,
+            **options,
+        )
+
+    def formula(q, k, v):
+        return softmax_over(counted(q, spread(k), table, D**-0.5, seen), spread(v), ~seen)
+
+    agree(run, formula, (q, k, v), dout, [table])
+
+
+def test_published_cope():
+    x = torch.tensor([[1, 0], [0, 1], [1, 1]], dtype=DOUBLE)[None, None]
+    v = torch.tensor([[1, 2], [3, 4], [5, 6]], dtype=DOUBLE)[None, None]
+    table = torch.tensor([[0, 0.1], [0.2, 0], [0.1, 0.3]], dtype=DOUBLE)
+    wanted = [[1, 2], [2.331579, 3.331579], [3.356141, 4.356141]]
+    found = compose.cope(x, x, v, table=table)
+    torch.testing.assert_close(found[0, 0], torch.tensor(wanted, dtype=DOUBLE), rtol=0, atol=6e-7)
+
+
+def test_cope_keeps_what_padding_hides_out():
+    q, k, v, dout = (x.requires_grad_() for x in drawn(6, 6))
+    padding = torch.tensor([[False, True, False, False, False, False]] * B)
+    table = torch.randn(4, D, dtype=DOUBLE)
+
+    def results(filled):
+        keys, values = (
+            x.detach().masked_fill(padding[:, None, :, None], filled).requires_grad_()
+            for x in (k, v)
+        )
+        out = compose.cope(q, keys, values, table=table, key_padding_mask=padding)
+        return [out.detach(), *gradients([out], [dout], [q, keys, values])]
+
+    for one, other in zip(results(0.0), results(torch.nan), strict=True):
+        assert torch.equal(one, other)
+
+
+FIRE = {"width": 5, "init_c": 0.3, "init_L": 6.0}
+
+
+def interpolated(module, pos_q, pos_k):
+    """FIRE's bias, [B, H, Lq, Lk]."""
+    c, reach = module.c.abs(), module.L_multiplier.abs() * FIRE["init_L"]
+    first, second = (module.get_submodule(f"mlp.{n}") for n in (0, 2))
+    n = (pos_q[:, :, None] - pos_k[:, None, :]).abs().double()
+    at = pos_q[:, :, None].double()
+    x = (c * n + 1).log() / ((c * torch.where(at > reach, at, reach) + 1).log() + 1e-6)
+    hidden = torch.relu(x[..., None] * first.weight[:, 0] + first.bias)
+    return (hidden @ second.weight.T + second.bias).permute(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+@pytest.mark.parametrize("call", ["square", "cache", "one query", "ragged", "early"])
+def test_fire_beyond_its_threshold(call, rows):
+    queries, keys, options = CALLS[call]
+    q, k, v, dout = drawn(queries, keys, kv_heads=HK)
+    module = relpos.FIRE(H, **FIRE).double()
+    with torch.no_grad():
+        module.L_multiplier.copy_(torch.tensor([-0.9]))
+    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
+    hidden = (pos_k[:, None, :] > pos_q[:, :, None])[:, None]
+    distance = pos_q[:, :, None] - pos_k[:, None, :]
+    assert (pos_q > 0.9 * FIRE["init_L"]).any() == (call != "early")
+    bias = relpos.ALiBi(H, learned=True).double()
+
+    def run(q, k, v):
+        position = relpos.RoPE(D, layout="half") + module + bias
+        options_ = {"is_causal": True, "enable_gqa": True, "return_lse": True, **options}
+        return compose.fire(q, k, v, position=position, rows=rows, **options_)
+
+    def formula(q, k, v):
+        scores = turned(q, spread(k), distance) / math.sqrt(D)
+        scores = scores - bias.slopes[:, None, None] * distance.abs()[:, None]
+        return softmax_over(scores + interpolated(module, pos_q, pos_k), spread(v), hidden)
+
+    agree(run, formula, (q, k, v), dout, [*module.parameters(), bias.slopes])
+
+
+def test_fire_up_to_its_threshold_is_the_fused_call():
+    q, k, v, _ = drawn(7, 7, dtype=torch.float32)
+    module = relpos.FIRE(H, **FIRE)
+    fused = relpos.attention(q, k, v, position=module, is_causal=True)
+    assert torch.equal(compose.fire(q, k, v, position=module, is_causal=True), fused)
+    with pytest.raises(ValueError, match="beyond it"):
+        relpos.attention(q, k, v, position=module, is_causal=True, q_offset=1, k_offset=1)
+
+
+def test_fire_slices_what_belongs_to_rows():
+    q, k, v, dout = drawn(12, 12)
+    module = relpos.FIRE(H, **FIRE).double()
+    lo = torch.arange(12).sub(3).clamp(min=0)
+    sinks = torch.randn(B, H, 12, dtype=DOUBLE, requires_grad=True)
+    pos_q, pos_k = places(12, 12, 0)
+    options = {"key_range": (lo, torch.arange(12) + 1), "sinks": sinks, "return_lse": True}
+
+    def run(q, k, v):
+        return compose.fire(q, k, v, position=module, rows=2, **options)
+
+    def formula(q, k, v):
+        return relpos.attention(q, k, v, attn_mask=interpolated(module, pos_q, pos_k), **options)
+
+    agree(run, formula, (q, k, v), dout, [*module.parameters(), sinks])
+
+
+def test_dropout_of_blocks_is_the_same_in_the_backward_pass():
+    """The gradient of the sum over values is the dropped weights, of which the output is made."""
+    q, k, v, dout = (x.requires_grad_() for x in drawn(8, 8))
+    torch.manual_seed(5)
+    table = torch.randn(3, D, dtype=DOUBLE)
+    out = compose.cope(q, k, v, table=table, dropout_p=0.4, rows=3)
+    (dv,) = torch.autograd.grad(out, v, dout)
+    torch.testing.assert_close((dv * v).sum(), (out * dout).sum())
