@@ -71,7 +71,8 @@ def widened(argument):
 @dataclass
 class Row:
     """Largest errors over all draws, ours and theirs: of the result, and of all gradients. `each`
-    is the largest ratio of one tensor's errors, both being medians of the draws' largest."""
+    is the largest ratio of one tensor's errors, both medians of the draws' largest; it is shown,
+    and has no bound."""
 
     name: str
     version: str
@@ -81,7 +82,7 @@ class Row:
     problem: str = ""
 
     def ratios(self):
-        return [ours / theirs for ours, theirs in (self.forward, self.gradients)] + [self.each]
+        return [ours / theirs for ours, theirs in (self.forward, self.gradients)]
 
     def failure(self, everything):
         """Why the row fails, or nothing; `everything` asks for all packages in their versions."""
@@ -101,9 +102,9 @@ class Row:
         start = f"| {self.name} | {peer.scheme} | `{peer.name}` | {peer.package} {self.version} |"
         if self.problem:
             return f"{start} {self.problem} |"
-        (a, b), (c, d), (of_ab, of_cd, each) = self.forward, self.gradients, self.ratios()
-        numbers = f"{a:.1e} | {b:.1e} | {of_ab:.2f} | {c:.1e} | {d:.1e} | {of_cd:.2f} | {each:.2f}"
-        return f"{start} {numbers} |"
+        pairs = zip((self.forward, self.gradients), self.ratios(), strict=True)
+        cells = [f"{ours:.1e} | {theirs:.1e} | {ratio:.2f}" for (ours, theirs), ratio in pairs]
+        return f"{start} {' | '.join(cells)} | {self.each:.2f} |"
 
 
 def pinned(peer):

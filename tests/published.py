@@ -363,13 +363,13 @@ PEERS = {
     "DeBERTa v1": disentangled(lambda: deberta_v1(40)),
     "DeBERTa v1, clamped": disentangled(lambda: deberta_v1(40, max_relative_positions=12)),
     "Swin 7 x 7": swins((7, 7)),
-    "Swin 3 x 5": swins((3, 5)),
-    "Swin 6 x 1": swins((6, 1)),
+    "Swin 4 x 9": swins((4, 9)),
+    "Swin 33 x 1": swins((33, 1)),
     "Llama 3.1": llamas(128, 0),
     "Llama 3.1, far": llamas(128, 30_000),
     "Llama 3.2": llamas(64, 5_000, factor=32.0),
     "Llama 3, short": llamas(16, 20, original_max_position_embeddings=64),
-    "Llama 3.1, with a cache": llamas(64, 0, queries=12),
+    "Llama 3.1, with a cache": llamas(64, 0, queries=33),
     "Llama 3.1, padded": llamas(64, 0, padded=True),
     "Transformer-XL": formula("transformer_xl", lambda: transformer_xl(12, 12, 8)),
     "Transformer-XL with memory": formula("transformer_xl", lambda: transformer_xl(5, 30, 24)),
@@ -391,6 +391,6 @@ PEERS = {
     "Forgetting Transformer with memory": formula("forgetting", lambda: forgetting(4, 25)),
     "GPT-OSS sinks": Origin("attention_sink", "eager_attention_forward", lambda: gpt_oss(41)),
     "GPT-OSS sinks, with a cache": Origin(
-        "attention_sink", "eager_attention_forward", lambda: gpt_oss(9, 50)
+        "attention_sink", "eager_attention_forward", lambda: gpt_oss(33, 65)
     ),
 }

@@ -238,15 +238,15 @@ PEERS = {
     "LayoutLMv3": of("layout", "LayoutLMv3Encoder", layout, 40, DIM**-0.5),
     "CPM-Ant": of("cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 60, 60, 512, 2048),
     "CPM-Ant, small buckets": of(
-        "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 20, 70, 16, 50
+        "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 33, 70, 16, 50
     ),
     "XLNet": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40),
-    "XLNet with memory": of("xlnet", "XLNetRelativeAttention", xlnet, 20, 45),
+    "XLNet with memory": of("xlnet", "XLNetRelativeAttention", xlnet, 33, 65),
     "XLNet without segments": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, segments=False),
     "XLNet, padded": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, padded=True),
     "Funnel": of("funnel", "FunnelRelMultiheadAttention", funnel, 40, "relative_shift"),
     "Funnel, pooled": of(
-        "funnel", "FunnelRelMultiheadAttention", funnel, 40, "factorized", pooled=True
+        "funnel", "FunnelRelMultiheadAttention", funnel, 64, "factorized", pooled=True
     ),
     "Funnel, [CLS] as the others": of(
         "funnel", "FunnelRelMultiheadAttention", funnel, 33, "factorized", separate=False

@@ -320,26 +320,26 @@ _R = "rotary-embedding-torch"
 PEERS = {
     "x-transformers, buckets": of_x("t5", "RelativePositionBias", relative_buckets, 60, 60, False),
     "x-transformers, causal buckets": of_x(
-        "t5", "RelativePositionBias", relative_buckets, 20, 90, True
+        "t5", "RelativePositionBias", relative_buckets, 33, 90, True
     ),
     "x-transformers, dynamic bias": of_x(
         "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, False
     ),
     "x-transformers, dynamic bias of logarithms": of_x(
-        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 20, 65, True
+        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 33, 65, True
     ),
     "x-transformers, dynamic bias, padded": of_x(
         "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, True, padded=True
     ),
     "x-transformers, ALiBi": of_x("alibi", "AlibiPositionalBias", alibi, 60, 60),
-    "x-transformers, ALiBi with a cache": of_x("alibi", "AlibiPositionalBias", alibi, 9, 65),
+    "x-transformers, ALiBi with a cache": of_x("alibi", "AlibiPositionalBias", alibi, 33, 65),
     "x-transformers, forgetting": of_x("forgetting", "DataDependentAlibi", forgetting, 50),
     "x-transformers, forgetting, padded": of_x(
         "forgetting", "DataDependentAlibi", forgetting, 50, padded=True
     ),
     "x-transformers, Inkling": of_x("inkling", "RelativeProjPositionalBias", inkling, 40, 40),
     "x-transformers, Inkling with a cache": of_x(
-        "inkling", "RelativeProjPositionalBias", inkling, 12, 45
+        "inkling", "RelativeProjPositionalBias", inkling, 33, 65
     ),
     "x-transformers, RoPE": of_x(
         "rope", "RotaryEmbedding", turned_by_x_transformers, "rope", 50, {}
@@ -357,7 +357,7 @@ PEERS = {
         "xpos", "RotaryEmbedding", turned_by_x_transformers, "xpos", 50, {}, use_xpos=True
     ),
     "rotary-embedding-torch, RoPE with a cache": of(
-        _R, "rope", "RotaryEmbedding", rotary_embedding_torch, "rope", 12, 60, {}
+        _R, "rope", "RotaryEmbedding", rotary_embedding_torch, "rope", 33, 65, {}
     ),
     "rotary-embedding-torch, NTK": of(
         _R,
@@ -385,7 +385,7 @@ PEERS = {
     "torchscale, xPos": of("torchscale", "xpos", "XPOS", torchscale_xpos, 50),
     "torchscale, buckets": of("torchscale", "t5", "RelativePositionBias", torchscale_t5, 60, 60),
     "torchscale, buckets with a cache": of(
-        "torchscale", "t5", "RelativePositionBias", torchscale_t5, 9, 200
+        "torchscale", "t5", "RelativePositionBias", torchscale_t5, 33, 200
     ),
     "Enformer": of("enformer-pytorch", "enformer", "Attention", enformer, 48),
     "lucidrains' conformer": of("conformer", "shaw", "Attention", lucidrains_shaw, 40, 60),
@@ -398,7 +398,7 @@ PEERS = {
         "speechbrain", "conformer", "RelPosMHAXL", speechbrain, 40, padded=True
     ),
     "timm, Swin": of("timm", "swin", "RelPosBias", timm_swin, (5, 8), 0),
-    "timm, BEiT": of("timm", "beit", "RelPosBias", timm_swin, (6, 6), 1),
+    "timm, BEiT": of("timm", "beit", "RelPosBias", timm_swin, (4, 9), 1),
     "timm, Swin V2": of("timm", "swin_v2", "RelPosMlp", timm_swin_v2, (6, 7)),
     "timm, BoTNet": of("timm", "botnet", "BottleneckAttn", timm_botnet, 6),
     "timm, axial RoPE": of("timm", "rope_axial", "RotaryEmbeddingCat", timm_axial, 5, 8),

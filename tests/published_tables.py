@@ -312,14 +312,14 @@ def of(scheme, name, make, *args, **own):
 PEERS = {
     "T5, encoder": of("t5", "T5Attention", t5, 60, 60, True),
     "T5, decoder": of("t5", "T5Attention", t5, 60, 60, False),
-    "T5, decoder with a cache": of("t5", "T5Attention", t5, 12, 150, False),
+    "T5, decoder with a cache": of("t5", "T5Attention", t5, 33, 150, False),
     "T5, padded": of("t5", "T5Attention", t5, 60, 60, True, padded=True),
     "BLOOM": of("alibi", "build_alibi_tensor", bloom, 60),
     "BLOOM, padded": of("alibi", "build_alibi_tensor", bloom, 60, padded=True),
     "BEiT 5 x 5": of("beit", "BeitRelativePositionBias", beit, (5, 5)),
-    "BEiT 3 x 3": of("beit", "BeitRelativePositionBias", beit, (3, 3)),
+    "BEiT 6 x 6": of("beit", "BeitRelativePositionBias", beit, (6, 6)),
     "LeViT": of("levit", "LevitAttention", levit, 6),
-    "LeViT, subsampled": of("levit", "LevitAttentionSubsample", levit_subsample, 7, 2),
+    "LeViT, subsampled": of("levit", "LevitAttentionSubsample", levit_subsample, 11, 2),
     "Swin V2 7 x 7": of("swin_v2", "Swinv2SelfAttention", swin_v2, (7, 7)),
     "Phi-4 audio": of("bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio, False),
     "Phi-4 audio, symmetric": of(
@@ -337,7 +337,7 @@ PEERS = {
         "conformer", "Wav2Vec2ConformerSelfAttention", conformer, 40, padded=True
     ),
     "Inkling": of("inkling", "InklingRelativeLogits", inkling, 40, 40, 8),
-    "Inkling with a cache": of("inkling", "InklingRelativeLogits", inkling, 12, 45, 12),
+    "Inkling with a cache": of("inkling", "InklingRelativeLogits", inkling, 33, 65, 12),
     "ProphetNet": of("prophetnet", "ProphetNetNgramSelfAttention", prophetnet, 33),
     "WavLM": of("wavlm", "WavLMAttention", wavlm, 40),
 }

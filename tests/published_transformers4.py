@@ -74,10 +74,10 @@ PEERS = {
         "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 40, 40
     ),
     "Transformer-XL 4.57.6 with memory": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 20, 55
+        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 33, 65
     ),
     "Transformer-XL 4.57.6, clamped": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 20, 55, 30
+        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 33, 65, 40
     ),
     "Transformer-XL 4.57.6, padded": old(
         "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 40, 40, padded=True

@@ -26,7 +26,7 @@ def test_table_has_the_row_of_each_peer():
 
 def test_no_row_of_the_table_exceeds_the_bound():
     for row in CELLS:
-        ratios = [float(row[n]) for n in (6, 9, 10)]
+        ratios = [float(row[n]) for n in (6, 9)]
         assert max(ratios) <= parity.BOUND, row
 
 
@@ -99,7 +99,7 @@ def test_command():
             command, env=os.environ | env, capture_output=True, text=True, check=False
         )
 
-    one = run("Swin 6 x 1")
+    one = run("Swin 33 x 1")
     assert one.returncode == 0, one.stderr
     assert len(one.stdout.splitlines()) == 3
     absent = run("torchscale, xPos", RELPOS_PARITY="all")
