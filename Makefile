@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build demo test test-full test-tsan accuracy bench docs format lint clean
+.PHONY: help build demo test test-full test-tsan accuracy parity bench docs format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -36,6 +36,9 @@ test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 
 accuracy: build ## 20,000 random calls a SIMD target against the bound of docs/accuracy.md; ARGS="--seed 2"
 	@$(PY) tests/accuracy_fuzz.py --calls 20000 --target all $(ARGS)
+
+parity: build ## every scheme against the packages it comes from, in float32 and float64; ARGS="--only XLNet"
+	@scripts/parity.sh $(ARGS)
 
 bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)

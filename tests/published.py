@@ -2,12 +2,15 @@
 papers in another form than that of tests/oracles."""
 
 import math
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 
-HEADS, DIM = 4, 6
+HEADS, DIM = 4, 16
 
 
 @dataclass
@@ -25,9 +28,44 @@ class Peer:
     tolerance: float = 1e-10
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Makes a peer by a class or function of a package; "" is a formula written here. `old` peers
+    need the release of transformers before 5."""
+
+    scheme: str
+    name: str
+    make: Callable[[], Peer]
+    package: str = "transformers"
+    old: bool = False
+
+    def __call__(self):
+        return self.make()
+
+
+class Drawing:
+    """The dtype and the seed of all numbers that a peer draws, which are float32 numbers."""
+
+    dtype, seed = torch.float64, 0
+
+
+@contextmanager
+def drawing(dtype, seed):
+    held = Drawing.dtype, Drawing.seed
+    Drawing.dtype, Drawing.seed = dtype, seed
+    try:
+        yield
+    finally:
+        Drawing.dtype, Drawing.seed = held
+
+
+def numbers(*shape, seed=0):
+    draw = np.random.default_rng([Drawing.seed, seed, *shape])
+    return torch.from_numpy(draw.standard_normal(shape, dtype=np.float32)).to(Drawing.dtype)
+
+
 def normal(*shape, seed=0):
-    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
-    return drawn.double().requires_grad_()
+    return numbers(*shape, seed=seed).requires_grad_()
 
 
 def heads_of(x):
@@ -36,15 +74,24 @@ def heads_of(x):
 
 
 def seeded(module, seed=1):
-    draw = torch.Generator().manual_seed(seed)
-    module.double().eval()
+    module.to(Drawing.dtype).eval()
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draw))
+        for n, parameter in enumerate(module.parameters()):
+            parameter.copy_(0.25 * numbers(*parameter.shape, seed=1000 * seed + n))
     return module
 
 
-def attended(scores, v, causal=False):
+def padding(keys):
+    """bool [2, keys], True where nobody looks: the end of one row, a run amid the other."""
+    hidden = torch.zeros(2, keys, dtype=torch.bool)
+    hidden[0, keys - keys // 4 :] = True
+    hidden[1, keys // 3 : keys // 2] = True
+    return hidden
+
+
+def attended(scores, v, causal=False, hidden=None):
+    if hidden is not None:
+        scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
     if causal:
         length, keys = scores.shape[-2:]
         hidden = torch.ones(length, keys).triu(keys - length + 1).bool()
@@ -82,7 +129,7 @@ def options_of_deberta(config, buckets):
     }
 
 
-def deberta_v2(length, buckets, shared=False, **own):
+def deberta_v2(length, buckets, shared=False, padded=False, **own):
     """DeBERTa v2 and v3; `shared` projects positions by the weights of the content."""
     from transformers.models.deberta_v2 import modeling_deberta_v2 as hf
 
@@ -91,6 +138,8 @@ def deberta_v2(length, buckets, shared=False, **own):
     span = buckets if buckets > 0 else config.max_relative_positions
     hidden, rows = normal(2, length, HEADS * DIM), normal(2 * span, HEADS * DIM)
     seen = torch.ones(2, 1, length, length, dtype=torch.bool)
+    if padded:
+        seen &= ~padding(length)[:, None, None]
     out = heads_of(module(hidden, seen, rel_embeddings=rows)[0])
     projections = {"c2p": ("pos_key", "key"), "p2c": ("pos_query", "query")}
     parameters = {}
@@ -100,6 +149,8 @@ def deberta_v2(length, buckets, shared=False, **own):
         parameters[name] = heads_of(project(rows))
     qkv = [heads_of(p(hidden)) for p in (module.query_proj, module.key_proj, module.value_proj)]
     call = {"scale": root(1 + len(config.pos_att_type))}
+    if padded:
+        call["key_padding_mask"] = padding(length)
     options = options_of_deberta(config, max(buckets, 0))
     return Peer("deberta", options, qkv, out, [hidden, rows], parameters, call=call)
 
@@ -139,8 +190,8 @@ def swin(window):
     return Peer("swin", options, [q, k, v], out, [q, k, v, table], named)
 
 
-def llama3(head_dim, first, **scaling):
-    """Llama's own module, with its angles in float32."""
+def llama3(head_dim, first, queries=40, padded=False, **scaling):
+    """Llama's own module, with its angles in float32; the last queries of 40 tokens."""
     from transformers.models.llama import modeling_llama as hf
     from transformers.models.llama.configuration_llama import LlamaConfig
 
@@ -154,12 +205,22 @@ def llama3(head_dim, first, **scaling):
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, **scaling}
     sizes = {"hidden_size": HEADS * head_dim, "num_attention_heads": HEADS}
     config = LlamaConfig(**sizes, max_position_embeddings=131072, rope_parameters=rope)
-    q, k, v = (normal(2, HEADS, 9, head_dim, seed=n) for n in range(3))
-    cos, sin = hf.LlamaRotaryEmbedding(config)(v, torch.arange(first, first + 9)[None])
-    turned_q, turned_k = hf.apply_rotary_pos_emb(q, k, cos, sin)
-    out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v, causal=True)
+    q = normal(2, HEADS, queries, head_dim)
+    k, v = (normal(2, HEADS, 40, head_dim, seed=n) for n in (1, 2))
+    rotary = hf.LlamaRotaryEmbedding(config)
+
+    def turned(x, start):
+        cos, sin = rotary(v, torch.arange(start, start + x.shape[2])[None])
+        return hf.apply_rotary_pos_emb(x, x, cos, sin)[0]
+
+    at = first + 40 - queries
+    scores = turned(q, at) @ turned(k, first).mT * head_dim**-0.5
+    hidden = padding(40) if padded else None
+    out = attended(scores, v, causal=True, hidden=hidden)
     options = {"head_dim": head_dim, "layout": "half", "angle": "float32", **scaling}
-    call = {"is_causal": True, "q_offset": first, "k_offset": first}
+    call = {"is_causal": True, "q_offset": at, "k_offset": first}
+    if padded:
+        call["key_padding_mask"] = hidden
     given = [q, k, v]
     return Peer("rope_llama3", options, given, out, given, call=call, tolerance=2e-6)
 
@@ -257,50 +318,79 @@ def forgetting(length, keys=None):
     return Peer("forgetting", {}, given, out, [*given, log_f], inputs={"log_f": log_f}, call=call)
 
 
-def gpt_oss(length):
+def gpt_oss(queries, keys=None):
     """eager_attention_forward of Hugging Face's GPT-OSS, causal."""
     from transformers.models.gpt_oss import modeling_gpt_oss as hf
 
-    q = normal(2, HEADS, length, DIM)
-    k, v = (normal(2, HEADS, length, DIM, seed=n) for n in (1, 2))
+    keys = keys or queries
+    q = normal(2, HEADS, queries, DIM)
+    k, v = (normal(2, HEADS, keys, DIM, seed=n) for n in (1, 2))
     sinks = normal(HEADS, seed=3)
     module = SimpleNamespace(sinks=sinks, num_key_value_groups=1, training=False)
-    mask = torch.full((length, length), -torch.inf, dtype=q.dtype).triu(1)
+    mask = torch.full((queries, keys), -torch.inf, dtype=q.dtype).triu(keys - queries + 1)
     out, _ = hf.eager_attention_forward(module, q, k, v, mask, scaling=DIM**-0.5)
-    given, call = [q, k, v], {"is_causal": True}
+    given, call = [q, k, v], {"is_causal": True, "q_offset": keys - queries}
     named = {"sinks": sinks}
     leaves = [*given, sinks]
     options = {"heads": HEADS}
     return Peer("attention_sink", options, given, out.transpose(1, 2), leaves, named, call=call)
 
 
+def formula(scheme, make):
+    return Origin(scheme, "the paper's formula", make, package="")
+
+
+def disentangled(make):
+    return Origin("deberta", "DisentangledSelfAttention", make)
+
+
+def swins(window):
+    return Origin("swin", "SwinRelativePositionBias", lambda: swin(window))
+
+
+def llamas(*args, **scaling):
+    return Origin("rope_llama3", "LlamaRotaryEmbedding", lambda: llama3(*args, **scaling))
+
+
 PEERS = {
-    "DeBERTa v3, long": lambda: deberta_v2(520, 256),
-    "DeBERTa v3, shared projections": lambda: deberta_v2(140, 256, shared=True),
-    "DeBERTa v2, small buckets": lambda: deberta_v2(70, 6, max_relative_positions=20),
-    "DeBERTa v2, c2p": lambda: deberta_v2(50, 32, pos_att_type=["c2p"]),
-    "DeBERTa v2, p2c": lambda: deberta_v2(50, 32, pos_att_type=["p2c"]),
-    "DeBERTa v2, no buckets": lambda: deberta_v2(30, -1, max_relative_positions=12),
-    "DeBERTa v1": lambda: deberta_v1(30),
-    "DeBERTa v1, clamped": lambda: deberta_v1(30, max_relative_positions=12),
-    "Swin 7 x 7": lambda: swin((7, 7)),
-    "Swin 3 x 5": lambda: swin((3, 5)),
-    "Swin 6 x 1": lambda: swin((6, 1)),
-    "Llama 3.1": lambda: llama3(128, 0),
-    "Llama 3.1, far": lambda: llama3(128, 30_000),
-    "Llama 3.2": lambda: llama3(64, 5_000, factor=32.0),
-    "Llama 3, short": lambda: llama3(16, 20, original_max_position_embeddings=64),
-    "Transformer-XL": lambda: transformer_xl(12, 12, 8),
-    "Transformer-XL with memory": lambda: transformer_xl(5, 30, 24),
-    "Transformer-XL, clamped": lambda: transformer_xl(9, 40, 10, 17),
-    "Transformer-XL, both sides": lambda: transformer_xl_both_sides(9, 8),
-    "KERPLE log, causal": lambda: kerple("log", True),
-    "KERPLE log, both sides": lambda: kerple("log", False),
-    "KERPLE log, gpt-neox's grid": lambda: kerple("log", False, symmetric=False),
-    "KERPLE power, causal": lambda: kerple("power", True),
-    "KERPLE power, both sides": lambda: kerple("power", False),
-    "KERPLE power, gpt-neox's grid": lambda: kerple("power", False, symmetric=False),
-    "Forgetting Transformer": lambda: forgetting(20),
-    "Forgetting Transformer with memory": lambda: forgetting(4, 25),
-    "GPT-OSS sinks": lambda: gpt_oss(41),
+    "DeBERTa v3, long": disentangled(lambda: deberta_v2(520, 256)),
+    "DeBERTa v3, shared projections": disentangled(lambda: deberta_v2(140, 256, shared=True)),
+    "DeBERTa v3, padded": disentangled(lambda: deberta_v2(60, 32, padded=True)),
+    "DeBERTa v2, small buckets": disentangled(lambda: deberta_v2(70, 6, max_relative_positions=20)),
+    "DeBERTa v2, c2p": disentangled(lambda: deberta_v2(50, 32, pos_att_type=["c2p"])),
+    "DeBERTa v2, p2c": disentangled(lambda: deberta_v2(50, 32, pos_att_type=["p2c"])),
+    "DeBERTa v2, no buckets": disentangled(lambda: deberta_v2(40, -1, max_relative_positions=12)),
+    "DeBERTa v1": disentangled(lambda: deberta_v1(40)),
+    "DeBERTa v1, clamped": disentangled(lambda: deberta_v1(40, max_relative_positions=12)),
+    "Swin 7 x 7": swins((7, 7)),
+    "Swin 4 x 9": swins((4, 9)),
+    "Swin 33 x 1": swins((33, 1)),
+    "Llama 3.1": llamas(128, 0),
+    "Llama 3.1, far": llamas(128, 30_000),
+    "Llama 3.2": llamas(64, 5_000, factor=32.0),
+    "Llama 3, short": llamas(16, 20, original_max_position_embeddings=64),
+    "Llama 3.1, with a cache": llamas(64, 0, queries=33),
+    "Llama 3.1, padded": llamas(64, 0, padded=True),
+    "Transformer-XL": formula("transformer_xl", lambda: transformer_xl(12, 12, 8)),
+    "Transformer-XL with memory": formula("transformer_xl", lambda: transformer_xl(5, 30, 24)),
+    "Transformer-XL, clamped": formula("transformer_xl", lambda: transformer_xl(9, 40, 10, 17)),
+    "Transformer-XL, both sides": formula(
+        "transformer_xl", lambda: transformer_xl_both_sides(9, 8)
+    ),
+    "KERPLE log, causal": formula("kerple_log", lambda: kerple("log", True)),
+    "KERPLE log, both sides": formula("kerple_log", lambda: kerple("log", False)),
+    "KERPLE log, gpt-neox's grid": formula(
+        "kerple_log", lambda: kerple("log", False, symmetric=False)
+    ),
+    "KERPLE power, causal": formula("kerple_power", lambda: kerple("power", True)),
+    "KERPLE power, both sides": formula("kerple_power", lambda: kerple("power", False)),
+    "KERPLE power, gpt-neox's grid": formula(
+        "kerple_power", lambda: kerple("power", False, symmetric=False)
+    ),
+    "Forgetting Transformer": formula("forgetting", lambda: forgetting(20)),
+    "Forgetting Transformer with memory": formula("forgetting", lambda: forgetting(4, 25)),
+    "GPT-OSS sinks": Origin("attention_sink", "eager_attention_forward", lambda: gpt_oss(41)),
+    "GPT-OSS sinks, with a cache": Origin(
+        "attention_sink", "eager_attention_forward", lambda: gpt_oss(33, 65)
+    ),
 }

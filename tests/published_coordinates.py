@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import torch
-from published import DIM, HEADS, Peer, attended, heads_of, normal, seeded
+from published import DIM, HEADS, Drawing, Origin, Peer, attended, heads_of, normal, padding, seeded
 from published_tables import WIDTH, of_bias, passing, projected
 
 
 def drawn(*shape, below, seed=0):
-    return torch.randint(0, below, shape, generator=torch.Generator().manual_seed(seed))
+    draw = torch.Generator().manual_seed(1000 * Drawing.seed + seed)
+    return torch.randint(0, below, shape, generator=draw)
 
 
 def tokens_of(at):
@@ -31,7 +32,8 @@ def udop(length):
             [kind(num_heads=HEADS, **own) for kind, own in kinds.values()]
         )
     )
-    both = 20 * drawn(2, 2, length, below=95) + torch.randperm(20)[:length]
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(Drawing.seed))
+    both = 20 * drawn(2, 2, length, below=95) + order[:length]
     first = both // 2
     boxes = torch.cat([first, both - first], 1).mT / 1000
     bias = module(torch.ones(2, length), boxes)
@@ -49,7 +51,7 @@ class Selected:
     without gradients, so the product with the table is taken here."""
 
     def __init__(self, bins):
-        self.weight = torch.eye(bins)
+        self.weight = torch.eye(bins, dtype=Drawing.dtype)
 
 
 def layout(length, scale):
@@ -57,7 +59,7 @@ def layout(length, scale):
 
     sizes = {"rel_pos_bins": 32, "max_rel_pos": 128, "rel_2d_pos_bins": 64, "max_rel_2d_pos": 256}
     tables = [normal(HEADS, bins, seed=n) for n, bins in enumerate((32, 64, 64))]
-    boxes, nothing = drawn(2, length, 4, below=1000), torch.zeros(64, 64)
+    boxes, nothing = drawn(2, length, 4, below=1000), torch.zeros(64, 64, dtype=Drawing.dtype)
     holder = SimpleNamespace(**sizes, rel_pos_bias=Selected(32))
     holder.relative_position_bucket = lambda *a, **k: Encoder.relative_position_bucket(
         holder, *a, **k
@@ -100,7 +102,7 @@ def cpm_ant(queries, keys, buckets, far):
     return peer
 
 
-def xlnet(queries, keys, segments=True):
+def xlnet(queries, keys, segments=True, padded=False):
     from transformers.models.xlnet import modeling_xlnet as hf
 
     config = SimpleNamespace(
@@ -116,12 +118,17 @@ def xlnet(queries, keys, segments=True):
     of_q, of_k = drawn(2, queries, below=3), drawn(2, keys, below=3, seed=1)
     other = (of_q.T[:, None] != of_k.T[None]).long()
     kinds = torch.nn.functional.one_hot(other, 2).to(q.dtype) if segments else None
-    out = module.rel_attn_core(*(x.permute(2, 0, 1, 3) for x in (q, k, v)), rows, seg_mat=kinds)
+    call, mask = {"q_offset": keys - queries}, None
+    if padded:
+        call["key_padding_mask"] = hidden = padding(keys)
+        mask = hidden.T[None, :, :, None].expand(queries, -1, -1, -1).to(q.dtype)
+    core = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+    out = module.rel_attn_core(*core, rows, seg_mat=kinds, attn_mask=mask)
     named = {n: getattr(module, n) for n in ("r", "r_w_bias", "r_r_bias")}
     if segments:
         named |= {n: getattr(module, n) for n in ("r_s_bias", "seg_embed")}
     options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH, "segments": segments}
-    given, call = [q, k, v], {"q_offset": keys - queries}
+    given = [q, k, v]
     inputs = {"q_segments": of_q, "k_segments": of_k} if segments else {}
     leaves = [*given, *named.values()]
     return Peer("xlnet", options, given, out.permute(1, 2, 0, 3), leaves, named, inputs, call)
@@ -221,18 +228,29 @@ def sam(side):
     return Peer("decomposed", options, given, out, leaves, named, tolerance=2e-6)
 
 
+def of(scheme, name, make, *args, **own):
+    return Origin(scheme, name, lambda: make(*args, **own))
+
+
 PEERS = {
-    "UDOP": lambda: udop(17),
-    "LayoutLMv2": lambda: layout(23, 1.0),
-    "LayoutLMv3": lambda: layout(40, DIM**-0.5),
-    "CPM-Ant": lambda: cpm_ant(60, 60, 512, 2048),
-    "CPM-Ant, small buckets": lambda: cpm_ant(20, 70, 16, 50),
-    "XLNet": lambda: xlnet(15, 15),
-    "XLNet with memory": lambda: xlnet(5, 30),
-    "XLNet without segments": lambda: xlnet(9, 9, segments=False),
-    "Funnel": lambda: funnel(12, "relative_shift"),
-    "Funnel, pooled": lambda: funnel(12, "factorized", pooled=True),
-    "Funnel, [CLS] as the others": lambda: funnel(11, "factorized", separate=False),
-    "Gemma 3n audio": lambda: gemma3n_audio(20),
-    "SAM": lambda: sam(5),
+    "UDOP": of("udop", "RelativePositionBiasAggregated", udop, 20),
+    "LayoutLMv2": of("layout", "LayoutLMv3Encoder", layout, 40, 1.0),
+    "LayoutLMv3": of("layout", "LayoutLMv3Encoder", layout, 40, DIM**-0.5),
+    "CPM-Ant": of("cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 60, 60, 512, 2048),
+    "CPM-Ant, small buckets": of(
+        "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 33, 70, 16, 50
+    ),
+    "XLNet": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40),
+    "XLNet with memory": of("xlnet", "XLNetRelativeAttention", xlnet, 33, 65),
+    "XLNet without segments": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, segments=False),
+    "XLNet, padded": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, padded=True),
+    "Funnel": of("funnel", "FunnelRelMultiheadAttention", funnel, 40, "relative_shift"),
+    "Funnel, pooled": of(
+        "funnel", "FunnelRelMultiheadAttention", funnel, 64, "factorized", pooled=True
+    ),
+    "Funnel, [CLS] as the others": of(
+        "funnel", "FunnelRelMultiheadAttention", funnel, 33, "factorized", separate=False
+    ),
+    "Gemma 3n audio": of("gemma_audio", "Gemma3nAudioAttention", gemma3n_audio, 40),
+    "SAM": of("decomposed", "SamVisionAttention", sam, 6),
 }

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-from published import HEADS, Peer, attended, normal
+from published import HEADS, Drawing, Origin, Peer, attended, formula, normal
 
 
 def qkv(length, head_dim):
@@ -26,13 +26,14 @@ def rotated(scheme, options, given, turn, causal=False, **call):
     return Peer(scheme, options, given, out, given, call=call, tolerance=2e-6)
 
 
-def llama(scheme, head_dim, first, shared=(), length=9, **scaling):
+def llama(scheme, head_dim, first, shared=(), length=40, **scaling):
     """Llama's own module under a rope_type; `shared` entries belong to the configuration, too."""
     from transformers.models.llama import modeling_llama as hf
     from transformers.models.llama.configuration_llama import LlamaConfig
 
     sizes = {"hidden_size": HEADS * head_dim, "num_attention_heads": HEADS}
-    parameters = {"rope_type": scheme.removeprefix("rope_"), "rope_theta": 10000.0, **scaling}
+    kind = "default" if scheme == "rope" else scheme.removeprefix("rope_")
+    parameters = {"rope_type": kind, "rope_theta": 10000.0, **scaling}
     config = LlamaConfig(
         **sizes, **{name: scaling[name] for name in shared}, rope_parameters=parameters
     )
@@ -46,11 +47,11 @@ def llama(scheme, head_dim, first, shared=(), length=9, **scaling):
 
 def mrope(module, section, interleaved):
     """The text rotation of Qwen2-VL or Qwen3-VL."""
-    head_dim, length = 2 * sum(section), 11
+    head_dim, length = 2 * sum(section), 40
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
     config = SimpleNamespace(rope_parameters=rope, head_dim=head_dim, max_position_embeddings=4096)
     given = qkv(length, head_dim)
-    draw = torch.Generator().manual_seed(3)
+    draw = torch.Generator().manual_seed(Drawing.seed)
     ids = torch.randint(0, 60, (3, 2, length), generator=draw)
     cos, sin = (x[:, None] for x in module(config)(given[2], ids))
     own = {"section": section, "interleaved": interleaved, "base": 1e6, "angle": "float32"}
@@ -186,9 +187,15 @@ _LONG = {
 }
 _YARN = {"factor": 16.0, "original_max_position_embeddings": 4096}
 
+
+def llamas(scheme, *args, **scaling):
+    return Origin(scheme, "LlamaRotaryEmbedding", lambda: llama(scheme, *args, **scaling))
+
+
 PEERS = {
-    "RoPE, linear": lambda: llama("rope_linear", 16, 20, factor=8.0),
-    "RoPE, dynamic, short": lambda: llama(
+    "RoPE": llamas("rope", 64, 20),
+    "RoPE, linear": llamas("rope_linear", 16, 20, factor=8.0),
+    "RoPE, dynamic, short": llamas(
         "rope_dynamic",
         16,
         20,
@@ -196,34 +203,38 @@ PEERS = {
         factor=4.0,
         max_position_embeddings=2048,
     ),
-    "RoPE, dynamic, long": lambda: llama(
+    "RoPE, dynamic, long": llamas(
         "rope_dynamic", 16, 40, ["max_position_embeddings"], factor=4.0, max_position_embeddings=20
     ),
-    "YaRN": lambda: llama("rope_yarn", 128, 20, **_YARN),
-    "YaRN as in gpt-oss": lambda: llama(
+    "YaRN": llamas("rope_yarn", 128, 20, **_YARN),
+    "YaRN as in gpt-oss": llamas(
         "rope_yarn", 64, 20, factor=32.0, original_max_position_embeddings=4096
     ),
-    "YaRN as in DeepSeek": lambda: llama(
+    "YaRN as in DeepSeek": llamas(
         "rope_yarn", 64, 20, **_YARN | {"mscale": 0.707, "mscale_all_dim": 1.0, "factor": 40.0}
     ),
-    "LongRoPE, short": lambda: llama("rope_longrope", 8, 20, **_LONG),
-    "LongRoPE, long": lambda: llama(
+    "LongRoPE, short": llamas("rope_longrope", 8, 20, **_LONG),
+    "LongRoPE, long": llamas(
         "rope_longrope", 8, 40, **_LONG | {"original_max_position_embeddings": 30}
     ),
-    "LongRoPE at the original length": lambda: llama(
-        "rope_longrope", 8, 40, **_LONG | {"original_max_position_embeddings": 49}
+    "LongRoPE at the original length": llamas(
+        "rope_longrope", 8, 40, **_LONG | {"original_max_position_embeddings": 80}
     ),
-    "Proportional RoPE": lambda: llama(
+    "Proportional RoPE": llamas(
         "rope_proportional", 16, 20, partial_rotary_factor=0.25, factor=2.0
     ),
-    "xPos": lambda: xpos(40, 0),
-    "xPos, far": lambda: xpos(70, 5_000),
-    "M-RoPE of Qwen2-VL": qwen2_mrope,
-    "M-RoPE of Qwen3-VL": qwen3_mrope,
-    "Axial RoPE of Qwen2-VL": qwen2_vision,
-    "Axial RoPE of Pixtral": pixtral,
-    "Axial RoPE of SAM 2": sam2,
-    "Axial RoPE of Llama 4": llama4_vision,
-    "RoPE of DINOv3": lambda: dinov3(5, 7, 0),
-    "RoPE of DINOv3 after [CLS] and registers": lambda: dinov3(4, 6, 5),
+    "xPos": formula("xpos", lambda: xpos(40, 0)),
+    "xPos, far": formula("xpos", lambda: xpos(70, 5_000)),
+    "M-RoPE of Qwen2-VL": Origin("mrope", "Qwen2VLRotaryEmbedding", qwen2_mrope),
+    "M-RoPE of Qwen3-VL": Origin("mrope", "Qwen3VLTextRotaryEmbedding", qwen3_mrope),
+    "Axial RoPE of Qwen2-VL": Origin("rope_axial", "Qwen2VLVisionRotaryEmbedding", qwen2_vision),
+    "Axial RoPE of Pixtral": Origin("rope_axial", "PixtralVisionRotaryEmbedding", pixtral),
+    "Axial RoPE of SAM 2": Origin("rope_axial", "Sam2VideoVisionRotaryEmbedding", sam2),
+    "Axial RoPE of Llama 4": Origin("rope_axial", "Llama4VisionRotaryEmbedding", llama4_vision),
+    "RoPE of DINOv3": Origin(
+        "rope_dinov3", "DINOv3ViTRopePositionEmbedding", lambda: dinov3(5, 7, 0)
+    ),
+    "RoPE of DINOv3 after [CLS] and registers": Origin(
+        "rope_dinov3", "DINOv3ViTRopePositionEmbedding", lambda: dinov3(4, 6, 5)
+    ),
 }

@@ -1,9 +1,10 @@
 """Biases and tables as modules of transformers compute them, with random weights."""
 
+import math
 from types import SimpleNamespace
 
 import torch
-from published import DIM, HEADS, Peer, attended, heads_of, normal, seeded
+from published import DIM, HEADS, Drawing, Origin, Peer, attended, heads_of, normal, padding, seeded
 
 WIDTH = HEADS * DIM
 
@@ -17,11 +18,14 @@ def passing(*linears):
                 linear.bias.zero_()
 
 
-def of_bias(scheme, options, queries, keys, bias, parameters, **call):
+def of_bias(scheme, options, queries, keys, bias, parameters, padded=False, **call):
     """The peer of a bias [(B,) H, Lq, Lk] that another module computes."""
+    hidden = padding(keys) if padded else None
     q = normal(2, HEADS, queries, DIM)
     k, v = (normal(2, HEADS, keys, DIM, seed=n) for n in (1, 2))
-    out = attended(q @ k.mT * DIM**-0.5 + bias, v, call.get("is_causal", False))
+    out = attended(q @ k.mT * DIM**-0.5 + bias, v, call.get("is_causal", False), hidden)
+    if padded:
+        call["key_padding_mask"] = hidden
     leaves = [q, k, v, *parameters.values()]
     return Peer(scheme, options, [q, k, v], out, leaves, parameters, call=call)
 
@@ -71,7 +75,7 @@ def levit_subsample(side, stride):
 def phi4_audio(symmetric):
     from transformers.models.phi4_multimodal import modeling_phi4_multimodal as hf
 
-    reach, length = 6, 20 if not symmetric else 6
+    reach, length = 36, 60 if not symmetric else 36
     config = SimpleNamespace(
         bias_max_distance=reach, bias_symmetric=symmetric, num_attention_heads=HEADS
     )
@@ -87,7 +91,7 @@ def phi4_audio(symmetric):
     return peer
 
 
-def w2v_bert():
+def w2v_bert(length, padded=False):
     from transformers.models.wav2vec2_bert import modeling_wav2vec2_bert as hf
     from transformers.models.wav2vec2_bert.configuration_wav2vec2_bert import Wav2Vec2BertConfig
 
@@ -97,12 +101,16 @@ def w2v_bert():
     config._attn_implementation = "eager"
     module = seeded(hf.Wav2Vec2BertSelfAttention(config))
     passing(module.linear_out)
-    hidden = normal(2, 23, WIDTH)
-    out = heads_of(module(hidden)[0])
+    hidden = normal(2, length, WIDTH)
+    mask = torch.zeros(2, 1, 1, length, dtype=hidden.dtype)
+    if padded:
+        mask = mask.masked_fill(padding(length)[:, None, None], torch.finfo(hidden.dtype).min)
+    out = heads_of(module(hidden, attention_mask=mask)[0])
     table = module.distance_embedding.weight
     given = projected(hidden, module.linear_q, module.linear_k, module.linear_v)
     options = {"max_distance": 7, "head_dim": DIM, "left": 7, "right": 2, "values": False}
-    return Peer("shaw", options, given, out, [hidden, table], {"key_table": table})
+    call = {"key_padding_mask": padding(length)} if padded else {}
+    return Peer("shaw", options, given, out, [hidden, table], {"key_table": table}, call=call)
 
 
 def speecht5():
@@ -112,7 +120,7 @@ def speecht5():
     encoding = seeded(hf.SpeechT5RelativePositionalEncoding(DIM, 5), seed=2)
     module = seeded(hf.SpeechT5Attention(WIDTH, HEADS))
     passing(module.out_proj)
-    hidden = normal(2, 19, WIDTH)
+    hidden = normal(2, 40, WIDTH)
     out = heads_of(module(hidden, position_bias=encoding(hidden))[0])
     table = encoding.pe_k.weight
     given = projected(hidden, module.q_proj, module.k_proj, module.v_proj)
@@ -125,7 +133,7 @@ def granite():
     """Blocks of `context` frames, and a table with rows that no distance reads."""
     from transformers.models.granite_speech import modeling_granite_speech as hf
 
-    context, most = 6, 9
+    context, most = 40, 50
     config = SimpleNamespace(
         dim_head=DIM,
         num_heads=HEADS,
@@ -149,7 +157,7 @@ def granite():
     return Peer("shaw", options, given, out, [hidden, table], {"key_table": table})
 
 
-def vits(window, length):
+def vits(window, length, padded=False):
     from transformers.models.vits.modeling_vits import VitsAttention
 
     config = SimpleNamespace(
@@ -162,14 +170,18 @@ def vits(window, length):
     module = seeded(VitsAttention(config))
     passing(module.out_proj)
     hidden = normal(2, length, WIDTH)
-    out = heads_of(module(hidden)[0])
+    mask = torch.zeros(2, 1, length, length, dtype=hidden.dtype)
+    if padded:
+        mask = mask.masked_fill(padding(length)[:, None, None], -torch.inf)
+    out = heads_of(module(hidden, attention_mask=mask)[0])
     given = projected(hidden, module.q_proj, module.k_proj, module.v_proj)
     tables = {"emb_rel_k": module.emb_rel_k, "emb_rel_v": module.emb_rel_v}
     options = {"window_size": window, "head_dim": DIM}
-    return Peer("vits", options, given, out, [hidden, *tables.values()], tables)
+    call = {"key_padding_mask": padding(length)} if padded else {}
+    return Peer("vits", options, given, out, [hidden, *tables.values()], tables, call=call)
 
 
-def conformer(length):
+def conformer(length, padded=False):
     from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as hf
     from transformers.models.wav2vec2_conformer.configuration_wav2vec2_conformer import (
         Wav2Vec2ConformerConfig,
@@ -183,8 +195,11 @@ def conformer(length):
     module = seeded(hf.Wav2Vec2ConformerSelfAttention(config))
     passing(module.linear_out)
     hidden = normal(2, length, WIDTH)
-    waves = hf.Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden).double()
-    out = heads_of(module(hidden, relative_position_embeddings=waves)[0])
+    waves = hf.Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden).to(hidden.dtype)
+    mask = torch.zeros(2, 1, 1, length, dtype=hidden.dtype)
+    if padded:
+        mask = mask.masked_fill(padding(length)[:, None, None], torch.finfo(hidden.dtype).min)
+    out = heads_of(module(hidden, mask, relative_position_embeddings=waves)[0])
     given = projected(hidden, module.linear_q, module.linear_k, module.linear_v)
     named = {
         "linear_pos.weight": module.linear_pos.weight,
@@ -193,7 +208,8 @@ def conformer(length):
     }
     leaves = [hidden, *named.values()]
     options = {"heads": HEADS, "head_dim": DIM}
-    return Peer("conformer", options, given, out, leaves, named, tolerance=2e-6)
+    call = {"key_padding_mask": padding(length)} if padded else {}
+    return Peer("conformer", options, given, out, leaves, named, call=call, tolerance=2e-6)
 
 
 def inkling(queries, keys, extent):
@@ -219,7 +235,7 @@ def prophetnet(length):
     module = seeded(hf.ProphetNetNgramSelfAttention(config))
     hidden, at = normal(2, length, WIDTH), torch.arange(1, length + 1)[None]
     index, _ = hf.compute_all_stream_relative_buckets(8, 20, at)
-    weights = torch.zeros(2, HEADS, length, length)
+    weights = torch.zeros(2, HEADS, length, length, dtype=hidden.dtype)
     bias = module.get_main_relative_pos_embeddings(hidden, weights, at, index.repeat(2, 1, 1))
     options = {"buckets": 8, "max_distance": 20}
     peer = of_bias("prophetnet", options, length, length, bias, {}, is_causal=True)
@@ -245,21 +261,83 @@ def wavlm(length):
     return Peer("wavlm", options, given, out, [hidden, weight], named, {"gate": gate})
 
 
+def swin_v2(window):
+    from transformers.models.swinv2 import modeling_swinv2 as hf
+    from transformers.models.swinv2.configuration_swinv2 import Swinv2Config
+
+    config = Swinv2Config(attention_probs_dropout_prob=0.0, qkv_bias=True)
+    module = seeded(hf.Swinv2SelfAttention(config, WIDTH, HEADS, window, [0, 0]))
+    tokens = window[0] * window[1]
+    hidden = normal(2, tokens, WIDTH)
+    out = heads_of(module(hidden)[0])
+    q, k, v = projected(hidden, module.query, module.key, module.value)
+    q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+    q = q * torch.clamp(module.logit_scale, max=math.log(1.0 / 0.01)).exp()
+    names = ("0.weight", "0.bias", "2.weight")
+    network = module.continuous_position_bias_mlp
+    named = {f"continuous_position_bias_mlp.{n}": network.get_parameter(n) for n in names}
+    options = {"heads": HEADS, "window": list(window), "hidden": 512}
+    leaves, call = [hidden, *named.values()], {"scale": 1.0}
+    return Peer("swin_v2", options, [q, k, v], out, leaves, named, {}, call, tolerance=2e-6)
+
+
+def t5(queries, keys, bidirectional, padded=False):
+    from transformers.models.t5.configuration_t5 import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(
+        d_model=WIDTH, d_kv=DIM, num_heads=HEADS, dropout_rate=0.0, is_decoder=not bidirectional
+    )
+    module = seeded(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
+    bias = module.compute_bias(queries, keys, past_seen_tokens=keys - queries)
+    weight = module.relative_attention_bias.weight
+    options = {"heads": HEADS, "bidirectional": bidirectional}
+    named = {"relative_attention_bias.weight": weight}
+    call = {"is_causal": not bidirectional, "q_offset": keys - queries}
+    return of_bias("t5", options, queries, keys, bias, named, padded, **call)
+
+
+def bloom(length, padded=False):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    seen = torch.ones(2, length)  # where it is 0, BLOOM does not count, not even amid a row
+    bias = build_alibi_tensor(seen, HEADS, Drawing.dtype).unflatten(0, (2, HEADS))
+    return of_bias("alibi", {"heads": HEADS}, length, length, bias, {}, padded, is_causal=True)
+
+
+def of(scheme, name, make, *args, **own):
+    return Origin(scheme, name, lambda: make(*args, **own))
+
+
 PEERS = {
-    "BEiT 5 x 5": lambda: beit((5, 5)),
-    "BEiT 3 x 3": lambda: beit((3, 3)),
-    "LeViT": lambda: levit(6),
-    "LeViT, subsampled": lambda: levit_subsample(7, 2),
-    "Phi-4 audio": lambda: phi4_audio(False),
-    "Phi-4 audio, symmetric": lambda: phi4_audio(True),
-    "w2v-BERT 2.0": w2v_bert,
-    "SpeechT5": speecht5,
-    "Granite Speech": granite,
-    "VITS": lambda: vits(4, 25),
-    "VITS, short": lambda: vits(4, 3),
-    "Wav2Vec2-Conformer": lambda: conformer(17),
-    "Inkling": lambda: inkling(20, 20, 8),
-    "Inkling with a cache": lambda: inkling(3, 30, 12),
-    "ProphetNet": lambda: prophetnet(33),
-    "WavLM": lambda: wavlm(40),
+    "T5, encoder": of("t5", "T5Attention", t5, 60, 60, True),
+    "T5, decoder": of("t5", "T5Attention", t5, 60, 60, False),
+    "T5, decoder with a cache": of("t5", "T5Attention", t5, 33, 150, False),
+    "T5, padded": of("t5", "T5Attention", t5, 60, 60, True, padded=True),
+    "BLOOM": of("alibi", "build_alibi_tensor", bloom, 60),
+    "BLOOM, padded": of("alibi", "build_alibi_tensor", bloom, 60, padded=True),
+    "BEiT 5 x 5": of("beit", "BeitRelativePositionBias", beit, (5, 5)),
+    "BEiT 6 x 6": of("beit", "BeitRelativePositionBias", beit, (6, 6)),
+    "LeViT": of("levit", "LevitAttention", levit, 6),
+    "LeViT, subsampled": of("levit", "LevitAttentionSubsample", levit_subsample, 11, 2),
+    "Swin V2 7 x 7": of("swin_v2", "Swinv2SelfAttention", swin_v2, (7, 7)),
+    "Phi-4 audio": of("bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio, False),
+    "Phi-4 audio, symmetric": of(
+        "bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio, True
+    ),
+    "w2v-BERT 2.0": of("shaw", "Wav2Vec2BertSelfAttention", w2v_bert, 40),
+    "w2v-BERT 2.0, padded": of("shaw", "Wav2Vec2BertSelfAttention", w2v_bert, 40, padded=True),
+    "SpeechT5": of("shaw", "SpeechT5Attention", speecht5),
+    "Granite Speech": of("shaw", "GraniteSpeechConformerAttention", granite),
+    "VITS": of("vits", "VitsAttention", vits, 4, 40),
+    "VITS, short": of("vits", "VitsAttention", vits, 4, 3),
+    "VITS, padded": of("vits", "VitsAttention", vits, 4, 40, padded=True),
+    "Wav2Vec2-Conformer": of("conformer", "Wav2Vec2ConformerSelfAttention", conformer, 40),
+    "Wav2Vec2-Conformer, padded": of(
+        "conformer", "Wav2Vec2ConformerSelfAttention", conformer, 40, padded=True
+    ),
+    "Inkling": of("inkling", "InklingRelativeLogits", inkling, 40, 40, 8),
+    "Inkling with a cache": of("inkling", "InklingRelativeLogits", inkling, 33, 65, 12),
+    "ProphetNet": of("prophetnet", "ProphetNetNgramSelfAttention", prophetnet, 33),
+    "WavLM": of("wavlm", "WavLMAttention", wavlm, 40),
 }

@@ -54,15 +54,18 @@ def trained(inputs):
 def test_formula(name):
     peer = peer_of(name)
     q, k, v = (x.detach().requires_grad_() for x in peer.qkv)
-    part = Part(peer.scheme, peer.options, fresh(peer.parameters), fresh(peer.inputs))
+    fixed = dict(registry()[peer.scheme](**peer.options).named_buffers())
+    parameters = fresh(peer.parameters)
+    part = Part(peer.scheme, peer.options, fixed | parameters, fresh(peer.inputs))
     call = dict(peer.call)
-    bounds = {name: call.pop(name) for name in ("is_causal", "window") if name in call}
+    limits = ("is_causal", "window", "key_padding_mask")
+    bounds = {name: call.pop(name) for name in limits if name in call}
     scale, softcap = call.pop("scale", q.shape[-1] ** -0.5), call.pop("softcap", None)
     place = place_of([(peer.scheme, peer.options)])
     pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **call, place=place)
     seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **bounds)
     out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale, softcap=softcap).out
-    leaves = [q, k, v, *part.parameters.values(), *trained(part.inputs)]
+    leaves = [q, k, v, *parameters.values(), *trained(part.inputs)]
     compare(peer, out, leaves, peer.tolerance)
 
 

@@ -4,34 +4,25 @@
 //   score[h,i,j] += scale (<q_i, height_rel[y_k - y_q + height - 1]> + <q_i, width_rel[x_k - x_q + width - 1]>)
 //
 // Tokens stand row by row.
-#include "schemes/common/window.h"
+#include "schemes/common/image_rows.h"
 
 namespace relpos {
 
 namespace {
 
 struct BoTNet {
-  int64_t head_dim = 0;
-  std::vector<double> grid;
+  common::ImageRows tables;
 
-  void options(OptionList& o) {
-    o.required("head_dim", head_dim, "size of query and key heads");
-    o.required("grid", grid, "patches on a side of the image, or [height, width]");
-  }
+  void options(OptionList& o) { tables.options(o); }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid);
-    const auto rows = [&](const char* name, int64_t side, const Along::Coordinate& coordinate) {
-      const double deviation = 1.0 / std::sqrt(static_cast<double>(head_dim));
-      const Source table =
-          b.parameter(name, {2 * side - 1, head_dim}, Init::normal(deviation),
-                      "a row for each offset, the key farthest left or above first");
-      b.rows(ClassMap::zero_outside(1 - side, side - 1), table,
-             {.along = Along::coordinate(coordinate)});
-    };
-    rows("height_rel", patches.height, [=](int64_t position) { return patches.row(position); });
-    rows("width_rel", patches.width, [=](int64_t position) { return patches.column(position); });
-    b.place(patches);
+    const double deviation = 1.0 / std::sqrt(static_cast<double>(tables.head_dim));
+    tables.terms(b, {.height = "height_rel",
+                     .width = "width_rel",
+                     .init = Init::normal(deviation),
+                     .doc = "a row for each offset, the key farthest left or above first",
+                     .reversed = false,
+                     .scale = {}});
   }
 };
 

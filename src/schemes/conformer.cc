@@ -4,38 +4,32 @@
 //   R(n) = [sin(n f_0), cos(n f_0), sin(n f_1), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
 #include <cmath>
 
-#include "relpos/scheme.h"
 #include "schemes/common/frequencies.h"
+#include "schemes/common/projection_sizes.h"
 
 namespace relpos {
 
 namespace {
 
 struct ConformerRelative {
-  int64_t heads = 0, head_dim = 0;
-  std::optional<int64_t> model_width;
+  common::ProjectionSizes sizes;
 
-  void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.required("head_dim", head_dim, "size of a query and key head");
-    o.size("width", model_width,
-           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
-  }
+  void options(OptionList& o) { sizes.options(o); }
 
   void terms(Builder& b) const {
-    const int64_t width = model_width.value_or(heads * head_dim);
+    const int64_t width = sizes.width();
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
-    const Init xavier = Init::glorot_uniform(heads, head_dim);
-    const Source weight = b.parameter("linear_pos.weight", {heads * head_dim, width},
-                                      Init::glorot_uniform(heads * head_dim, width),
+    const Init xavier = Init::glorot_uniform(sizes.heads, sizes.head_dim);
+    const Source weight = b.parameter("linear_pos.weight", {sizes.rows(), width},
+                                      Init::glorot_uniform(sizes.rows(), width),
                                       "projects the sinusoids of a distance to each head");
-    const Source u = b.parameter("pos_bias_u", {heads, head_dim}, xavier,
+    const Source u = b.parameter("pos_bias_u", {sizes.heads, sizes.head_dim}, xavier,
                                  "joins the queries where they meet keys");
-    const Source v = b.parameter("pos_bias_v", {heads, head_dim}, xavier,
+    const Source v = b.parameter("pos_bias_v", {sizes.heads, sizes.head_dim}, xavier,
                                  "joins the queries where they meet distances");
     b.query_added(u);
     b.projected_rows(
-        heads, weight,
+        sizes.heads, weight,
         [frequencies = common::rotary_frequencies(width, 10000.0)](int64_t delta,
                                                                    double* features) {
           for (size_t p = 0; p < frequencies.size(); ++p) {

@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "schemes/common/frequencies.h"
+#include "schemes/common/projection_sizes.h"
 #include "schemes/common/sinusoids.h"
 
 namespace relpos {
@@ -18,17 +19,13 @@ namespace relpos {
 namespace {
 
 struct Funnel {
-  int64_t heads = 0, head_dim = 0;
-  std::optional<int64_t> model_width;
+  common::ProjectionSizes sizes;
   int64_t max_length = 512;
   bool separate_cls = true;
   static constexpr int64_t kCls = 2, kSegments = 16;
 
   void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.required("head_dim", head_dim, "size of a query and key head");
-    o.size("width", model_width,
-           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
+    sizes.options(o);
     o.keyword_only();
     o.size("max_length", max_length, "distances between tokens are below it");
     o.flag("separate_cls", separate_cls,
@@ -36,26 +33,28 @@ struct Funnel {
   }
 
   void terms(Builder& b) const {
-    const int64_t width = model_width.value_or(heads * head_dim);
+    const int64_t width = sizes.width();
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
     b.require(max_length <= kLargestHeads, "max_length: expected up to ", kLargestHeads, ", got ",
               max_length);
     const auto added = [&](const char* name, const char* doc) {
-      return b.parameter(name, {heads, head_dim}, Init::uniform(0.0, 0.1), doc);
+      return b.parameter(name, {sizes.heads, sizes.head_dim}, Init::uniform(0.0, 0.1), doc);
     };
     const Source w = added("r_w_bias", "joins the queries where they meet keys");
     const Source of_distances = added("r_r_bias", "joins the queries where they meet distances");
-    const Source r = b.parameter("r_kernel", {width, heads, head_dim}, Init::uniform(0.0, 0.1),
-                                 "projects the sinusoids of a distance to each head");
+    const Source r =
+        b.parameter("r_kernel", {width, sizes.heads, sizes.head_dim}, Init::uniform(0.0, 0.1),
+                    "projects the sinusoids of a distance to each head");
     const Source of_segments = added("r_s_bias", "joins the queries where they meet segments");
-    const Source rows = b.parameter("seg_embed", {2, heads, head_dim}, Init::uniform(0.0, 0.1),
-                                    "rows of another segment and of the same");
+    const Source rows =
+        b.parameter("seg_embed", {2, sizes.heads, sizes.head_dim}, Init::uniform(0.0, 0.1),
+                    "rows of another segment and of the same");
     const Source q = b.integers("q_segments", {kBatch, kQueries}, 1, "of each query; [CLS]: 2");
     const Source k = b.integers("k_segments", {kBatch, kKeys}, 1, "of each key; [CLS]: 2");
     b.query_added(w);
     const auto waves = common::sines_then_cosines(common::rotary_frequencies(width, 10000.0));
     b.projected_rows(
-        heads, r.rolled(),
+        sizes.heads, r.rolled(),
         [=, apart = separate_cls, most = max_length](int64_t delta, double* features) {
           waves(delta, features);
           if (apart && std::abs(delta) >= most) std::fill_n(features, width, 0.0);

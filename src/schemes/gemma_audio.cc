@@ -7,6 +7,7 @@
 // The models attend within `window=`, cap scores with `softcap=`, and scale the dims of a query before.
 #include <cmath>
 
+#include "schemes/common/projection_sizes.h"
 #include "schemes/common/sinusoids.h"
 
 namespace relpos {
@@ -14,22 +15,15 @@ namespace relpos {
 namespace {
 
 struct GemmaAudio {
-  int64_t heads = 0, head_dim = 0;
-  std::optional<int64_t> model_width;
+  common::ProjectionSizes sizes;
 
-  void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.required("head_dim", head_dim, "size of a query and key head");
-    o.size("width", model_width,
-           "sines and cosines of a distance, an even number (hidden_size); None: heads head_dim",
-           2);
-  }
+  void options(OptionList& o) { sizes.options(o); }
 
   void terms(Builder& b) const {
-    const int64_t width = model_width.value_or(heads * head_dim);
+    const int64_t width = sizes.width();
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
-    const Source weight = b.parameter("pos_proj.weight", {heads * head_dim, width},
-                                      Init::glorot_uniform(heads * head_dim, width),
+    const Source weight = b.parameter("pos_proj.weight", {sizes.rows(), width},
+                                      Init::glorot_uniform(sizes.rows(), width),
                                       "projects the sinusoids of a distance to each head");
     std::vector<double> frequencies;
     const int64_t last = width / 2 - 1;
@@ -37,7 +31,7 @@ struct GemmaAudio {
       const double share = p == 0 ? 0.0 : static_cast<double>(p) / static_cast<double>(last);
       frequencies.push_back(std::pow(10000.0, -share));
     }
-    b.projected_rows(heads, weight, common::sines_then_cosines(frequencies));
+    b.projected_rows(sizes.heads, weight, common::sines_then_cosines(frequencies));
   }
 };
 

@@ -3,6 +3,7 @@
 //   score[h,i,j] = scale (<q_i + u_h, k_j> + <q_i + w_h, W_h R(n)>),   n = pos_q - pos_k
 //   R(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
 #include "schemes/common/frequencies.h"
+#include "schemes/common/projection_sizes.h"
 #include "schemes/common/sinusoids.h"
 
 namespace relpos {
@@ -10,31 +11,28 @@ namespace relpos {
 namespace {
 
 struct TransformerXL {
-  int64_t heads = 0, head_dim = 0;
-  std::optional<int64_t> model_width, clamp_len;
+  common::ProjectionSizes sizes;
+  std::optional<int64_t> clamp_len;
 
   void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.required("head_dim", head_dim, "size of a query and key head");
-    o.size("width", model_width,
-           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
+    sizes.options(o);
     o.keyword_only();
     o.size("clamp_len", clamp_len,
            "distances from it on, on either side, count as it; None: no limit");
   }
 
   void terms(Builder& b) const {
-    const int64_t width = model_width.value_or(heads * head_dim);
+    const int64_t width = sizes.width();
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
-    const Source weight = b.parameter("r_net.weight", {heads * head_dim, width}, Init::normal(0.02),
+    const Source weight = b.parameter("r_net.weight", {sizes.rows(), width}, Init::normal(0.02),
                                       "projects the sinusoids of a distance to each head");
-    const Source u = b.parameter("r_w_bias", {heads, head_dim}, Init::normal(0.02),
+    const Source u = b.parameter("r_w_bias", {sizes.heads, sizes.head_dim}, Init::normal(0.02),
                                  "joins the queries where they meet keys");
-    const Source w = b.parameter("r_r_bias", {heads, head_dim}, Init::normal(0.02),
+    const Source w = b.parameter("r_r_bias", {sizes.heads, sizes.head_dim}, Init::normal(0.02),
                                  "joins the queries where they meet distances");
     b.query_added(u);
     b.projected_rows(
-        heads, weight,
+        sizes.heads, weight,
         common::sines_then_cosines(common::rotary_frequencies(width, 10000.0), clamp_len), w);
   }
 };

@@ -6,6 +6,7 @@
 //   n = pos_q - pos_k,   s = 0 in one segment, else 1
 //   R(n) = [sin(n f_0), sin(n f_1), ..., cos(n f_0), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
 #include "schemes/common/frequencies.h"
+#include "schemes/common/projection_sizes.h"
 #include "schemes/common/sinusoids.h"
 
 namespace relpos {
@@ -13,15 +14,12 @@ namespace relpos {
 namespace {
 
 struct XLNet {
-  int64_t heads = 0, head_dim = 0;
-  std::optional<int64_t> model_width, clamp_len;
+  common::ProjectionSizes sizes;
+  std::optional<int64_t> clamp_len;
   bool segments = true;
 
   void options(OptionList& o) {
-    o.required("heads", heads, "query heads");
-    o.required("head_dim", head_dim, "size of a query and key head");
-    o.size("width", model_width,
-           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
+    sizes.options(o);
     o.keyword_only();
     o.size("clamp_len", clamp_len,
            "distances from it on, on either side, count as it; None: no limit");
@@ -29,24 +27,24 @@ struct XLNet {
   }
 
   void terms(Builder& b) const {
-    const int64_t width = model_width.value_or(heads * head_dim);
+    const int64_t width = sizes.width();
     b.require(width % 2 == 0, "width: expected an even number, got ", width);
     const auto added = [&](const char* name, const char* doc) {
-      return b.parameter(name, {heads, head_dim}, Init::normal(0.02), doc);
+      return b.parameter(name, {sizes.heads, sizes.head_dim}, Init::normal(0.02), doc);
     };
-    const Source r = b.parameter("r", {width, heads, head_dim}, Init::normal(0.02),
+    const Source r = b.parameter("r", {width, sizes.heads, sizes.head_dim}, Init::normal(0.02),
                                  "projects the sinusoids of a distance to each head");
     const Source w = added("r_w_bias", "joins the queries where they meet keys");
     const Source of_distances = added("r_r_bias", "joins the queries where they meet distances");
     b.query_added(w);
     b.projected_rows(
-        heads, r.rolled(),
+        sizes.heads, r.rolled(),
         common::sines_then_cosines(common::rotary_frequencies(width, 10000.0), clamp_len),
         of_distances);
     if (!segments) return;
     const Source s = added("r_s_bias", "joins the queries where they meet segments");
-    const Source rows = b.parameter("seg_embed", {2, heads, head_dim}, Init::normal(0.02),
-                                    "rows of the same segment and of another");
+    const Source rows = b.parameter("seg_embed", {2, sizes.heads, sizes.head_dim},
+                                    Init::normal(0.02), "rows of the same segment and of another");
     const Source q = b.integers("q_segments", {kBatch, kQueries}, 1, "of each query");
     const Source k = b.integers("k_segments", {kBatch, kKeys}, 1, "of each key");
     b.rows(ClassMap::thresholds({0, 1}, {1, 0, 1}), rows.rolled().transposed(),

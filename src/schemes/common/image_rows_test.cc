@@ -8,8 +8,9 @@ namespace {
 
 using plain::Made;
 
-TEST(Decomposed, TablesAreReadByRowsAndColumns) {
-  const Made made("decomposed", {{"head_dim", int64_t{3}}, {"grid", std::vector<double>{4, 5}}});
+// A grid of 4 x 5; `sign`: of the offset by which a row of the tables is found.
+void expect_rows_and_columns(const char* scheme, int64_t sign, std::optional<double> scale) {
+  const Made made(scheme, {{"head_dim", int64_t{3}}, {"grid", std::vector<double>{4, 5}}});
   EXPECT_EQ(made.specs()[0].shape, (std::vector<int64_t>{7, 3}));
   EXPECT_EQ(made.specs()[1].shape, (std::vector<int64_t>{9, 3}));
   Positions at;
@@ -21,10 +22,10 @@ TEST(Decomposed, TablesAreReadByRowsAndColumns) {
   for (int64_t n = 0; n < 2; ++n) {
     const RowTable& term = terms.row_tables[static_cast<size_t>(n)];
     EXPECT_EQ(term.table.view.data, made.parameters()[static_cast<size_t>(n)].data);
-    EXPECT_EQ(term.scale, 1.0);
+    EXPECT_EQ(term.scale, scale);
     for (int64_t i = 0; i < 20; ++i) {
       for (int64_t j = 0; j < 20; ++j) {
-        const int64_t apart = n == 0 ? i / 5 - j / 5 + 3 : i % 5 - j % 5 + 4;
+        const int64_t apart = n == 0 ? sign * (j / 5 - i / 5) + 3 : sign * (j % 5 - i % 5) + 4;
         const int64_t delta =
             term.coordinates->key(term.axis, 0, j) - term.coordinates->query(term.axis, 0, i);
         ASSERT_EQ(term.map(delta), apart);
@@ -32,6 +33,10 @@ TEST(Decomposed, TablesAreReadByRowsAndColumns) {
     }
   }
 }
+
+TEST(BoTNet, TablesAreReadByRowsAndColumns) { expect_rows_and_columns("botnet", 1, {}); }
+
+TEST(Decomposed, TablesAreReadByRowsAndColumns) { expect_rows_and_columns("decomposed", -1, 1.0); }
 
 }  // namespace
 }  // namespace relpos

@@ -1,0 +1,26 @@
+// Sizes of the schemes that project sinusoids of a distance to a row for each head.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "relpos/scheme.h"
+
+namespace relpos::common {
+
+struct ProjectionSizes {
+  int64_t heads = 0, head_dim = 0;
+  std::optional<int64_t> given_width;
+
+  void options(OptionList& o) {
+    o.required("heads", heads, "query heads");
+    o.required("head_dim", head_dim, "size of a query and key head");
+    o.size("width", given_width,
+           "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
+  }
+
+  int64_t width() const { return given_width.value_or(rows()); }
+  int64_t rows() const { return heads * head_dim; }
+};
+
+}  // namespace relpos::common

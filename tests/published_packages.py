@@ -1,0 +1,408 @@
+"""Attention as packages other than transformers compute it: modules with random weights. A package
+that is not installed is imported by nothing but the peers that need it."""
+
+import importlib
+import importlib.util
+import sys
+from types import ModuleType
+
+import torch
+from published import DIM, HEADS, Drawing, Origin, Peer, attended, heads_of, normal, padding, seeded
+from published_rotations import pairwise, qkv, rotated
+from published_tables import WIDTH, of_bias, passing
+
+
+def part(name, without=()):
+    """A module of a package. The packages that hold it are not run, and those in `without` are
+    empty: they import what the module can do without (torchvision, fairscale, polars)."""
+    names = name.split(".")
+    for parent in (".".join(names[:n]) for n in range(1, len(names))):
+        if parent not in sys.modules:
+            spec = importlib.util.find_spec(parent)
+            sys.modules[parent] = importlib.util.module_from_spec(spec)
+    for other in without:
+        sys.modules.setdefault(other, Empty(other))
+    return importlib.import_module(name)
+
+
+class Empty(ModuleType):
+    def __getattr__(self, name):
+        return None
+
+
+def x_transformers(name):
+    return getattr(importlib.import_module("x_transformers.x_transformers"), name)
+
+
+def relative_buckets(queries, keys, causal, padded=False):
+    module = seeded(x_transformers("RelativePositionBias")(1.0, causal=causal, heads=HEADS))
+    named = {"relative_attention_bias.weight": module.relative_attention_bias.weight}
+    options = {"heads": HEADS, "bidirectional": not causal}
+    call = {"is_causal": causal, "q_offset": keys - queries}
+    return of_bias("t5", options, queries, keys, module(queries, keys), named, padded, **call)
+
+
+def dynamic_bias(queries, keys, log_distance, padded=False):
+    sizes = {"heads": HEADS, "depth": 2, "log_distance": log_distance}
+    module = x_transformers("DynamicPositionBias")
+    module = module.__new__(module)
+    torch.nn.Module.__init__(module)
+    # Without its norm the constructor of 2.31.10 puts None into a Sequential, which torch refuses.
+    module.log_distance = log_distance
+    linear, activation = torch.nn.Linear, torch.nn.SiLU
+    module.mlp = torch.nn.ModuleList(
+        [
+            torch.nn.Sequential(linear(1, 32), activation()),
+            torch.nn.Sequential(linear(32, 32), activation()),
+            linear(32, HEADS),
+        ]
+    )
+    seeded(module)
+    named = {f"mlp.{n}": x for n, x in module.mlp.named_parameters()}
+    options = {"heads": HEADS, "width": 32, "depth": 2, "log_distance": sizes["log_distance"]}
+    call = {"q_offset": keys - queries}
+    bias = module(queries, keys)
+    return of_bias("dynamic_bias", options, queries, keys, bias, named, padded, **call)
+
+
+def alibi(queries, keys, padded=False):
+    bias = x_transformers("AlibiPositionalBias")(HEADS)(queries, keys)
+    options, call = {"heads": HEADS}, {"q_offset": keys - queries}
+    return of_bias("alibi", options, queries, keys, bias.to(Drawing.dtype), {}, padded, **call)
+
+
+def forgetting(length, padded=False):
+    """Its gates are those of all keys, so that a padded call has gates of padding, too."""
+    module = seeded(x_transformers("DataDependentAlibi")(WIDTH, HEADS))
+    hidden = normal(2, length, WIDTH, seed=5)
+    bias = module(hidden)
+    peer = of_bias("forgetting", {}, length, length, bias, {}, padded, is_causal=True)
+    peer.inputs = {"log_f": module.to_forget_gates(hidden)}
+    peer.leaves = [*peer.leaves, hidden]
+    return peer
+
+
+def inkling(queries, keys):
+    module = seeded(x_transformers("RelativeProjPositionalBias")(WIDTH, HEADS, 4, 24))
+    hidden = normal(2, queries, WIDTH, seed=5)
+    named, options = {"proj": module.distance_bank}, {"rank": 4, "extent": 24}
+    call = {"is_causal": True, "q_offset": keys - queries}
+    bias = module(hidden, keys)
+    peer = of_bias("inkling", options, queries, keys, bias, named, **call)
+    peer.inputs = {"c": module.to_distance_weights(hidden)}
+    peer.leaves = [*peer.leaves, hidden]
+    return peer
+
+
+def turned_by_x_transformers(scheme, length, options, **own):
+    head_dim = 32
+    given = q, k, v = qkv(length, head_dim)
+    module = x_transformers("RotaryEmbedding")(head_dim, **own)
+    turn = x_transformers("apply_rotary_pos_emb")
+    freqs, scale = module.to(Drawing.dtype)(torch.arange(length))
+    down = scale**-1 if torch.is_tensor(scale) else 1.0
+    scores = turn(q, freqs, scale) @ turn(k, freqs, down).mT * head_dim**-0.5
+    out = attended(scores, v, causal=True)
+    sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
+    call = {"is_causal": True}
+    return Peer(scheme, sizes | options, given, out, given, call=call, tolerance=2e-6)
+
+
+def rotary_embedding_torch(scheme, queries, keys, options, **own):
+    from rotary_embedding_torch import RotaryEmbedding
+
+    head_dim = 32
+    q = normal(2, HEADS, queries, head_dim)
+    k, v = (normal(2, HEADS, keys, head_dim, seed=n) for n in (1, 2))
+    module = RotaryEmbedding(head_dim, **own).to(Drawing.dtype)
+    turned_q, turned_k = module.rotate_queries_with_cached_keys(q, k)
+    out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v, causal=True)
+    sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
+    call, given = {"is_causal": True, "q_offset": keys - queries}, [q, k, v]
+    return Peer(scheme, sizes | options, given, out, given, call=call, tolerance=2e-6)
+
+
+def esm(length):
+    from esm.rotary_embedding import RotaryEmbedding
+
+    head_dim = 32
+    given = q, k, v = qkv(length, head_dim)
+    module = RotaryEmbedding(head_dim).to(Drawing.dtype)
+    turned_q, turned_k = (
+        x.unflatten(0, (2, HEADS)) for x in module(q.flatten(0, 1), k.flatten(0, 1))
+    )
+    out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v)
+    options = {"head_dim": head_dim, "layout": "half", "angle": "float32"}
+    return Peer("rope", options, given, out, given, tolerance=2e-6)
+
+
+def torchscale_xpos(length):
+    xpos = part("torchscale.component.xpos_relative_position").XPOS(DIM).to(Drawing.dtype)
+    given = q, k, v = qkv(length, DIM)
+    turned = (
+        xpos(x.flatten(0, 1), downscale=down).unflatten(0, (2, HEADS))
+        for x, down in ((q, False), (k, True))
+    )
+    turned_q, turned_k = turned
+    out = attended(turned_q @ turned_k.mT * DIM**-0.5, v, causal=True)
+    options = {"head_dim": DIM, "layout": "interleaved", "angle": "float32"}
+    return Peer("xpos", options, given, out, given, call={"is_causal": True}, tolerance=2e-6)
+
+
+def torchscale_t5(queries, keys):
+    module = part("torchscale.component.relative_position_bias").RelativePositionBias(n_heads=HEADS)
+    seeded(module)
+    bias = module(1, queries, keys, keys - queries)
+    named = {"relative_attention_bias.weight": module.relative_attention_bias.weight}
+    call = {"q_offset": keys - queries}
+    return of_bias("t5", {"heads": HEADS}, queries, keys, bias, named, **call)
+
+
+def enformer(length):
+    module = part("enformer_pytorch.modeling_enformer", without=["enformer_pytorch.data"])
+    module = module.Attention(
+        WIDTH, num_rel_pos_features=24, heads=HEADS, dim_key=DIM, dim_value=DIM
+    )
+    seeded(module)
+    passing(module.to_out)
+    hidden = normal(2, length, WIDTH)
+    out = heads_of(module(hidden))
+    given = [heads_of(x(hidden)) for x in (module.to_q, module.to_k, module.to_v)]
+    named = {
+        "to_rel_k.weight": module.to_rel_k.weight,
+        "rel_content_bias": module.rel_content_bias[0, :, 0],
+        "rel_pos_bias": module.rel_pos_bias[0, :, 0],
+    }
+    leaves = [hidden, module.to_rel_k.weight, module.rel_content_bias, module.rel_pos_bias]
+    options = {"heads": HEADS, "head_dim": DIM, "features": 24}
+    return Peer("enformer", options, given, out, leaves, named, tolerance=2e-6)
+
+
+def lucidrains_shaw(length, reach, padded=False):
+    from conformer.conformer import Attention
+
+    module = seeded(Attention(WIDTH, HEADS, DIM, max_pos_emb=reach))
+    passing(module.to_out)
+    hidden = normal(2, length, WIDTH)
+    own = {"context": hidden, "context_mask": ~padding(length)} if padded else {}
+    out = heads_of(module(hidden, mask=torch.ones(2, length).bool() if padded else None, **own))
+    k, v = module.to_kv(hidden).chunk(2, -1)
+    given = [heads_of(x) for x in (module.to_q(hidden), k, v)]
+    table = module.rel_pos_emb.weight
+    options = {"max_distance": reach, "head_dim": DIM, "values": False, "distance": "query-key"}
+    call = {"key_padding_mask": padding(length)} if padded else {}
+    return Peer("shaw", options, given, out, [hidden, table], {"key_table": table}, call=call)
+
+
+def speechbrain(length, padded=False):
+    """Causal, since its sinusoids of the future are those of the past. Its scale is that of the
+    whole width, and its vectors are read from [D, H] as [H, D]."""
+    others = ["speechbrain.dataio", "speechbrain.dataio.dataio"]
+    origin = part("speechbrain.nnet.attention", without=others)
+    module = seeded(origin.RelPosMHAXL(WIDTH, HEADS))
+    passing(module.out_proj)
+    hidden = normal(2, length, WIDTH)
+    waves = origin.RelPosEncXL(WIDTH)(hidden).to(hidden.dtype)
+    later = torch.ones(length, length).triu(1).bool()
+    hide = padding(length) if padded else None
+    out = heads_of(module(hidden, hidden, hidden, waves, hide, later)[0])
+    joined = torch.nn.functional.linear(hidden, module.in_proj_weight)
+    given = [x.transpose(1, 2) for x in joined.unflatten(-1, (HEADS, 3 * DIM)).chunk(3, -1)]
+    vectors = {n: getattr(module, n) for n in ("pos_bias_u", "pos_bias_v")}
+    named = {"linear_pos.weight": module.linear_pos.weight}
+    leaves = [hidden, *named.values(), *vectors.values()]
+    named |= {n: x.view(HEADS, DIM) for n, x in vectors.items()}
+    call = {"is_causal": True, "scale": WIDTH**-0.5}
+    if padded:
+        call["key_padding_mask"] = hide
+    options = {"heads": HEADS, "head_dim": DIM}
+    return Peer("conformer", options, given, out, leaves, named, call=call, tolerance=2e-6)
+
+
+def timm_swin(window, prefix):
+    module = part("timm.layers.pos_embed_rel").RelPosBias(window, HEADS, prefix_tokens=prefix)
+    table = {"relative_position_bias_table": seeded(module).relative_position_bias_table}
+    tokens = window[0] * window[1] + prefix
+    options = {"heads": HEADS, "window": list(window)}
+    scheme = "beit" if prefix else "swin"
+    return of_bias(scheme, options, tokens, tokens, module.get_bias(), table)
+
+
+def timm_swin_v2(window):
+    module = part("timm.layers.pos_embed_rel").RelPosMlp(window, HEADS, 64, mode="swin")
+    seeded(module)
+    names = {"0.weight": "fc1.weight", "0.bias": "fc1.bias", "2.weight": "fc2.weight"}
+    named = {
+        f"continuous_position_bias_mlp.{n}": module.mlp.get_parameter(of) for n, of in names.items()
+    }
+    tokens = window[0] * window[1]
+    options = {"heads": HEADS, "window": list(window), "hidden": 64}
+    peer = of_bias("swin_v2", options, tokens, tokens, module.get_bias(), named)
+    peer.tolerance = 2e-6
+    return peer
+
+
+def timm_botnet(side):
+    module = part("timm.layers.bottleneck_attn")
+    module = seeded(
+        module.BottleneckAttn(
+            WIDTH, feat_size=(side, side), num_heads=HEADS, dim_head=DIM, scale_pos_embed=True
+        )
+    )
+    image = normal(2, WIDTH, side, side)
+    out = module(image).flatten(2).unflatten(1, (HEADS, DIM)).mT
+    given = [x.flatten(2).unflatten(1, (HEADS, DIM)).mT for x in module.qkv(image).chunk(3, 1)]
+    named = {n: module.pos_embed.get_parameter(n) for n in ("height_rel", "width_rel")}
+    options = {"head_dim": DIM, "grid": side}
+    return Peer("botnet", options, given, out, [image, *named.values()], named)
+
+
+def timm_axial(height, width):
+    """Rotations of patches whose bands are those of a language model."""
+    rotary = part("timm.layers.pos_embed_sincos")
+    module = rotary.RotaryEmbeddingCat(
+        DIM, in_pixels=False, feat_shape=[height, width], ref_feat_shape=[height, width]
+    )
+    table = module.get_embed().to(Drawing.dtype)
+    options = {"head_dim": DIM, "layout": "interleaved", "grid": [height, width]}
+    given = qkv(height * width, DIM)
+    options["angle"] = "float32"
+    return rotated("rope_axial", options, given, lambda x: rotary.apply_rot_embed_cat(x, table))
+
+
+def timm_dinov3(height, width):
+    rotary = part("timm.layers.pos_embed_sincos")
+    module = rotary.RotaryEmbeddingDinoV3(DIM, feat_shape=[height, width], rotate_half=True).eval()
+    table = module.get_embed([height, width]).to(Drawing.dtype)
+    options = {"head_dim": DIM, "layout": "half", "grid": [height, width], "angle": "float32"}
+
+    def turn(x):
+        return rotary.apply_rot_embed_cat(x, table, half=True)
+
+    return rotated("rope_dinov3", options, qkv(height * width, DIM), turn)
+
+
+def video(module, dims, options, frames, height, width, layout="interleaved"):
+    """A module of diffusers that gives cosines and sines of the patches of a film."""
+    cos, sin = module
+    cos, sin = (x.reshape(-1, dims).to(Drawing.dtype) for x in (cos, sin))
+    sizes = {"head_dim": dims, "layout": layout, "angle": "float32", "grid": [height, width]}
+    given = qkv(frames * height * width, dims)
+    return rotated("rope_video", sizes | options, given, lambda x: pairwise(x, cos, sin))
+
+
+def cogvideox(frames, height, width):
+    from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+    found = get_3d_rotary_pos_embed(
+        32, None, (height, width), frames, grid_type="slice", max_size=(height, width)
+    )
+    return video(found, 32, {"section": [4, 6, 6]}, frames, height, width)
+
+
+def hunyuan(frames, height, width):
+    from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoRotaryPosEmbed
+
+    found = HunyuanVideoRotaryPosEmbed(1, 1, [8, 12, 12])(torch.zeros(1, 1, frames, height, width))
+    return video(found, 32, {"section": [4, 6, 6], "base": 256.0}, frames, height, width)
+
+
+def of(package, scheme, name, make, *args, **own):
+    return Origin(scheme, name, lambda: make(*args, **own), package)
+
+
+def of_x(scheme, name, make, *args, **own):
+    return of("x-transformers", scheme, name, make, *args, **own)
+
+
+_R = "rotary-embedding-torch"
+
+PEERS = {
+    "x-transformers, buckets": of_x("t5", "RelativePositionBias", relative_buckets, 60, 60, False),
+    "x-transformers, causal buckets": of_x(
+        "t5", "RelativePositionBias", relative_buckets, 33, 90, True
+    ),
+    "x-transformers, dynamic bias": of_x(
+        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, False
+    ),
+    "x-transformers, dynamic bias of logarithms": of_x(
+        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 33, 65, True
+    ),
+    "x-transformers, dynamic bias, padded": of_x(
+        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, True, padded=True
+    ),
+    "x-transformers, ALiBi": of_x("alibi", "AlibiPositionalBias", alibi, 60, 60),
+    "x-transformers, ALiBi with a cache": of_x("alibi", "AlibiPositionalBias", alibi, 33, 65),
+    "x-transformers, forgetting": of_x("forgetting", "DataDependentAlibi", forgetting, 50),
+    "x-transformers, forgetting, padded": of_x(
+        "forgetting", "DataDependentAlibi", forgetting, 50, padded=True
+    ),
+    "x-transformers, Inkling": of_x("inkling", "RelativeProjPositionalBias", inkling, 40, 40),
+    "x-transformers, Inkling with a cache": of_x(
+        "inkling", "RelativeProjPositionalBias", inkling, 33, 65
+    ),
+    "x-transformers, RoPE": of_x(
+        "rope", "RotaryEmbedding", turned_by_x_transformers, "rope", 50, {}
+    ),
+    "x-transformers, NTK": of_x(
+        "rope_ntk",
+        "RotaryEmbedding",
+        turned_by_x_transformers,
+        "rope_ntk",
+        50,
+        {"factor": 4.0},
+        base_rescale_factor=4.0,
+    ),
+    "x-transformers, xPos": of_x(
+        "xpos", "RotaryEmbedding", turned_by_x_transformers, "xpos", 50, {}, use_xpos=True
+    ),
+    "rotary-embedding-torch, RoPE with a cache": of(
+        _R, "rope", "RotaryEmbedding", rotary_embedding_torch, "rope", 33, 65, {}
+    ),
+    "rotary-embedding-torch, NTK": of(
+        _R,
+        "rope_ntk",
+        "RotaryEmbedding",
+        rotary_embedding_torch,
+        "rope_ntk",
+        50,
+        50,
+        {"factor": 8.0},
+        theta_rescale_factor=8.0,
+    ),
+    "rotary-embedding-torch, linear": of(
+        _R,
+        "rope_linear",
+        "RotaryEmbedding",
+        rotary_embedding_torch,
+        "rope_linear",
+        50,
+        50,
+        {"factor": 4.0},
+        interpolate_factor=4.0,
+    ),
+    "ESM-1b": of("fair-esm", "rope", "RotaryEmbedding", esm, 50),
+    "torchscale, xPos": of("torchscale", "xpos", "XPOS", torchscale_xpos, 50),
+    "torchscale, buckets": of("torchscale", "t5", "RelativePositionBias", torchscale_t5, 60, 60),
+    "torchscale, buckets with a cache": of(
+        "torchscale", "t5", "RelativePositionBias", torchscale_t5, 33, 200
+    ),
+    "Enformer": of("enformer-pytorch", "enformer", "Attention", enformer, 48),
+    "lucidrains' conformer": of("conformer", "shaw", "Attention", lucidrains_shaw, 40, 60),
+    "lucidrains' conformer, clamped": of("conformer", "shaw", "Attention", lucidrains_shaw, 40, 9),
+    "lucidrains' conformer, padded": of(
+        "conformer", "shaw", "Attention", lucidrains_shaw, 40, 9, padded=True
+    ),
+    "speechbrain": of("speechbrain", "conformer", "RelPosMHAXL", speechbrain, 40),
+    "speechbrain, padded": of(
+        "speechbrain", "conformer", "RelPosMHAXL", speechbrain, 40, padded=True
+    ),
+    "timm, Swin": of("timm", "swin", "RelPosBias", timm_swin, (5, 8), 0),
+    "timm, BEiT": of("timm", "beit", "RelPosBias", timm_swin, (4, 9), 1),
+    "timm, Swin V2": of("timm", "swin_v2", "RelPosMlp", timm_swin_v2, (6, 7)),
+    "timm, BoTNet": of("timm", "botnet", "BottleneckAttn", timm_botnet, 6),
+    "timm, axial RoPE": of("timm", "rope_axial", "RotaryEmbeddingCat", timm_axial, 5, 8),
+    "timm, DINOv3": of("timm", "rope_dinov3", "RotaryEmbeddingDinoV3", timm_dinov3, 6, 7),
+    "CogVideoX": of("diffusers", "rope_video", "get_3d_rotary_pos_embed", cogvideox, 3, 4, 5),
+    "HunyuanVideo": of("diffusers", "rope_video", "HunyuanVideoRotaryPosEmbed", hunyuan, 3, 4, 5),
+}
