@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -74,11 +75,19 @@ double largest_finite(const TensorView& view) {
   return largest;
 }
 
-// Largest difference over the bar: so many roundings of `size`.
-double ratio(const TensorView& got, const TensorView& want, double roundings, double size) {
-  const double epsilon = want.dtype == DType::kBFloat16  ? 0x1p-8
-                         : want.dtype == DType::kFloat16 ? 0x1p-11
-                                                         : 0x1p-24;
+double epsilon(DType dtype) {
+  return dtype == DType::kBFloat16 ? 0x1p-8 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
+
+// Whether calls in bfloat16 are multiplied in it.
+bool has_unit() {
+  std::map<std::string, std::string> config;
+  for (const auto& [name, value] : show_config()) config[name] = value;
+  return config["target"] != config["target of float32"] && config["RELPOS_BF16"] == "not set";
+}
+
+// Largest difference over `bar`.
+double ratio(const TensorView& got, const TensorView& want, double bar) {
   double difference = 0.0;
   for (int64_t n = 0; n < want.numel(); ++n) {
     const double w = want.load(n), g = got.load(n);
@@ -86,7 +95,7 @@ double ratio(const TensorView& got, const TensorView& want, double roundings, do
     const bool finite = std::isfinite(w) && std::isfinite(g);
     difference = std::max(difference, finite ? std::abs(w - g) : INFINITY);
   }
-  return difference == 0 ? 0 : difference / (roundings * epsilon * size);
+  return difference == 0 ? 0 : difference / bar;
 }
 
 // A score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
@@ -94,18 +103,23 @@ double ratio(const TensorView& got, const TensorView& want, double roundings, do
 // nothing, of the largest one, with sqrt(rows) more of them: a parameter's gradient sums over all
 // batch x query rows, and one of a formula of distances over their keys, too, each times a number as
 // large as a distance may be. 16-bit results differ by one of theirs where two float32 results
-// straddle a tie.
+// straddle a tie. `narrow`: a unit has rounded weights to bfloat16, and queries and keys that turn,
+// so that every result may differ by two such roundings times (1 + max |s|).
 double worst_ratio(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
-                   double largest_score, double rows, bool gradients) {
+                   double largest_score, double rows, bool gradients, bool narrow) {
   double largest = 0.0, worst = 0.0;
   for (const Tensor& tensor : want) largest = std::max(largest, largest_finite(tensor.view()));
   for (size_t n = 0; n < want.size(); ++n) {
     const TensorView& view = want[n].view();
-    const double roundings = view.dtype == DType::kFloat32 ? kRoundings * (1.0 + largest_score) *
-                                                                 (gradients ? std::sqrt(rows) : 1.0)
-                                                           : 2.0;
+    double roundings = 2.0;
+    if (narrow) {
+      roundings *= 1.0 + largest_score;
+    } else if (view.dtype == DType::kFloat32) {
+      roundings = kRoundings * (1.0 + largest_score) * (gradients ? std::sqrt(rows) : 1.0);
+    }
     const double size = gradients ? largest : largest_finite(view);
-    worst = std::max(worst, ratio(got[n].view(), view, roundings, size));
+    const double step = epsilon(narrow ? DType::kBFloat16 : view.dtype);
+    worst = std::max(worst, ratio(got[n].view(), view, roundings * step * size));
   }
   return worst;
 }
@@ -299,8 +313,9 @@ Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
     const double score = trial.largest_score();
     const auto rows =
         static_cast<double>(c.batch * c.queries * (reads_distances(position) ? c.keys : 1));
-    outcome.forward = worst_ratio(fused_out, out, score, rows, false);
-    outcome.backward = worst_ratio(fused_gradients, gradients, score, rows, true);
+    const bool narrow = c.dtype == DType::kBFloat16 && has_unit();
+    outcome.forward = worst_ratio(fused_out, out, score, rows, false, narrow);
+    outcome.backward = worst_ratio(fused_gradients, gradients, score, rows, true, narrow);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kCancelled) throw;
     // Terms may end before far positions.

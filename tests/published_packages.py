@@ -270,6 +270,19 @@ def timm_axial(height, width):
     return rotated("rope_axial", options, given, lambda x: rotary.apply_rot_embed_cat(x, table))
 
 
+def timm_mixed(height, width, indexing):
+    """Directions of a block of a vision transformer."""
+    rotary = part("timm.layers.pos_embed_sincos")
+    module = rotary.RotaryEmbeddingMixed(HEADS * DIM, 1, HEADS, grid_indexing=indexing)
+    table = seeded(module).get_embed([height, width])[0].to(Drawing.dtype)
+    options = {"heads": HEADS, "head_dim": DIM, "grid": [height, width], "indexing": indexing}
+    given = qkv(height * width, DIM)
+    peer = rotated("rope_mixed", options, given, lambda x: rotary.apply_rot_embed_cat(x, table))
+    peer.parameters = {"freqs": module.freqs[:, 0]}
+    peer.leaves = [*given, module.freqs]
+    return peer
+
+
 def timm_dinov3(height, width):
     rotary = part("timm.layers.pos_embed_sincos")
     module = rotary.RotaryEmbeddingDinoV3(DIM, feat_shape=[height, width], rotate_half=True).eval()
@@ -402,6 +415,10 @@ PEERS = {
     "timm, Swin V2": of("timm", "swin_v2", "RelPosMlp", timm_swin_v2, (6, 7)),
     "timm, BoTNet": of("timm", "botnet", "BottleneckAttn", timm_botnet, 6),
     "timm, axial RoPE": of("timm", "rope_axial", "RotaryEmbeddingCat", timm_axial, 5, 8),
+    "timm, mixed RoPE": of("timm", "rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "xy"),
+    "timm, mixed RoPE, ij": of(
+        "timm", "rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "ij"
+    ),
     "timm, DINOv3": of("timm", "rope_dinov3", "RotaryEmbeddingDinoV3", timm_dinov3, 6, 7),
     "CogVideoX": of("diffusers", "rope_video", "get_3d_rotary_pos_embed", cogvideox, 3, 4, 5),
     "HunyuanVideo": of("diffusers", "rope_video", "HunyuanVideoRotaryPosEmbed", hunyuan, 3, 4, 5),

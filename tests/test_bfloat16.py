@@ -5,10 +5,12 @@ The units' emulations are forced, each in a process of its own, so that every ma
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from cli_tool import TOOL
 
 UNITS = ["amx_emulated", "avx512_bf16_emulated"]
 RESULTS = ("out", "dq", "dk", "dv", "dtable")
@@ -97,6 +99,18 @@ def test_errors_are_within_those_of_pytorch(unit):
         for result, (ours, theirs) in zip(RESULTS, errors, strict=False):
             most = FORWARD if result == "out" else BACKWARD
             assert ours <= most * theirs, (case, result, ours / theirs)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_selftest_passes(unit):
+    done = subprocess.run(
+        [TOOL, "selftest", "--case", "11"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"RELPOS_BF16": "", "RELPOS_TARGET": unit},
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^target +{unit}$", done.stdout, re.M)
 
 
 def test_float32_products_on_demand():
