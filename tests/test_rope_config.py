@@ -95,6 +95,7 @@ def test_configurations_before_transformers_5():
         relpos.RoPE.from_config(Config())
     Config.rope_scaling = {"type": "linear", "factor": 2.0}
     assert relpos.RoPE.from_config(Config()).factor == 2.0
+    assert relpos.hf.rope(Config())._text == relpos.RoPE.from_config(Config())._text
 
 
 @pytest.mark.parametrize(
