@@ -41,7 +41,7 @@ def with_own_heads(
     call = local.call._replace(
         first_head=heads.rank * own,
         all_heads=query.shape[1],
-        parameters=_inputs_of_heads(local, q_runs, k_runs, group),
+        parameters=_inputs_of_heads(local, q_runs, k_runs, heads),
     )
     for name in ("key_padding_mask", "k_positions", "q_positions", "key_lo", "key_hi"):
         held = getattr(call, name)
@@ -51,7 +51,8 @@ def with_own_heads(
     return replace(local, tensors=tensors, call=call)
 
 
-def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, group: Any) -> list[Tensor]:
+def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) -> list[Tensor]:
+    group = heads.group
     inputs = Inputs.of(local.call.position, list(local.call.parameters))
     found = list(inputs.tensors)
     for axes, runs in ((inputs.key_axis, k_runs), (inputs.query_axis, q_runs)):
@@ -59,14 +60,18 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, group: Any) -> 
             if n not in inputs.of_heads and not found[n].is_floating_point():
                 found[n] = gather_tokens(found[n], runs, axis, group).contiguous()
                 continue
-            if axis != 2 or n not in inputs.of_heads:  # [batch, heads, tokens, ...]
+            rows = found[n]  # [batch, heads, tokens, ...], or without heads: then all ranks get it
+            if n not in inputs.of_heads:
+                rows = rows.unsqueeze(1).expand(-1, heads.ranks, *rows.shape[1:])
+            if axis != (2 if n in inputs.of_heads else 1):
                 raise ValueError(
-                    f"position: input {n} has tokens on axis {axis}, expected 2, behind its heads; "
-                    "ring_attention takes it"
+                    f"position: input {n} has tokens on axis {axis}, expected the one behind batch "
+                    "and heads; ring_attention takes it"
                 )
-            flat = found[n].flatten(3) if found[n].dim() > 3 else found[n].unsqueeze(-1)
+            flat = rows.flatten(3) if rows.dim() > 3 else rows.unsqueeze(-1)
             swapped = exchange(flat, runs, group, to_heads=True)
-            found[n] = swapped.view(*swapped.shape[:3], *found[n].shape[3:])
+            whole = swapped.view(*swapped.shape[:3], *rows.shape[3:])
+            found[n] = whole if n in inputs.of_heads else whole.squeeze(1)
     return found
 
 
