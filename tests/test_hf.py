@@ -281,15 +281,18 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
 LEFT_ALONE = {
     "DebertaV2Model": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "disentangled",
+        "relpos.DeBERTa; linearize has no adapter",
     ),
-    "DebertaModel": ({"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}, "disentangled"),
+    "DebertaModel": (
+        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+        "relpos.DeBERTa; linearize has no adapter",
+    ),
     "BertModel": ({}, "no adapter"),
 }
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
-def test_models_without_a_scheme_stay_as_they_are(name):
+def test_models_without_an_adapter_stay_as_they_are(name):
     more, reason = LEFT_ALONE[name]
     options = {**FAMILIES["Phi"].options, **more}
     model = getattr(transformers, name)(
