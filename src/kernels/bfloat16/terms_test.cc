@@ -129,31 +129,35 @@ TEST(Units, ReadAnyLayout) {
   Rng rng(4);
   PlainCall c(rng, 40, kKeys, kDim, 1, 2, 2);
   for (Tensor* x : {&c.q, &c.k, &c.v}) round_numbers(*x);
-  c.p.kernels = &unit_kernels().back();
-  fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
-  const auto* out = c.out.data<float>();
-  const std::vector<float> want(out, out + c.out.view().numel());
-  for (int64_t first = 0; first < 3; ++first) {
-    for (int64_t gap = 0; gap < 4; ++gap) {
-      const int64_t width = kDim + gap;
-      Tensor wide_k(DType::kBFloat16, {1, 2, kKeys, width + first});
-      Tensor wide_v(DType::kBFloat16, {1, 2, kKeys, width + first});
-      const auto inner = [&](const Tensor& from, const Tensor& wide) {
-        TensorView view = wide.view();
-        view.shape[3] = kDim;
-        view.data = static_cast<std::byte*>(view.data) + 2 * first;
-        for (int64_t h = 0; h < 2; ++h) {
-          for (int64_t n = 0; n < kKeys * kDim; ++n) {
-            const int64_t j = n / kDim, d = n % kDim;
-            view.store(view.offset({0, h, j, d}), from.view().at({0, h, j, d}));
-          }
-        }
-        return view;
-      };
-      c.p.key = inner(c.k, wide_k);
-      c.p.value = inner(c.v, wide_v);
-      fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
-      EXPECT_EQ(std::vector<float>(out, out + want.size()), want) << first << ", " << gap;
+  const auto inner = [&](const Tensor& from, const Tensor& wide, int64_t first) {
+    TensorView view = wide.view();
+    view.shape[3] = kDim;
+    view.data = static_cast<std::byte*>(view.data) + 2 * first;
+    for (int64_t h = 0; h < 2; ++h) {
+      for (int64_t n = 0; n < kKeys * kDim; ++n) {
+        const int64_t j = n / kDim, d = n % kDim;
+        view.store(view.offset({0, h, j, d}), from.view().at({0, h, j, d}));
+      }
+    }
+    return view;
+  };
+  const auto run = [&](const Kernels& kernels) {
+    c.p.kernels = &kernels;
+    fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
+    return std::vector<float>(c.out.data<float>(), c.out.data<float>() + c.out.view().numel());
+  };
+  for (const Kernels& kernels : unit_kernels()) {
+    c.p.key = c.k.view();
+    c.p.value = c.v.view();
+    const std::vector<float> want = run(kernels);
+    for (int64_t first = 0; first < 3; ++first) {
+      for (int64_t gap = 0; gap < 4; ++gap) {
+        const std::vector<int64_t> shape{1, 2, kKeys, kDim + gap + first};
+        const Tensor wide_k(DType::kBFloat16, shape), wide_v(DType::kBFloat16, shape);
+        c.p.key = inner(c.k, wide_k, first);
+        c.p.value = inner(c.v, wide_v, first);
+        EXPECT_EQ(run(kernels), want) << kernels.name << ", " << first << ", " << gap;
+      }
     }
   }
 }
@@ -188,18 +192,86 @@ TEST(Units, HiddenNaNHasNoInfluence) {
     for (int64_t b = 0; b < c.p.batch; ++b) {
       c.p.visible.key_bits[b * c.p.tiles() + hidden / kTile] &= ~(uint64_t{1} << (hidden % kTile));
     }
-    c.p.kernels = &unit_kernels().back();
-    const auto clean = run_fused(c).all();
+    std::vector<decltype(run_fused(c).all())> clean;
+    for (const Kernels& kernels : unit_kernels()) {
+      c.p.kernels = &kernels;
+      clean.push_back(run_fused(c).all());
+    }
     for (Tensor* x : {&c.k, &c.v}) {
       const int64_t dim = x->view().shape[3];
       for (int64_t pair = 0; pair < c.p.batch * c.p.kv_heads; ++pair) {
         std::fill_n(x->data<float>() + (pair * c.p.keys + hidden) * dim, dim, std::nanf(""));
       }
     }
-    const auto dirty = run_fused(c).all();
-    for (size_t n = 0; n < clean.size(); ++n) {
-      ASSERT_EQ(clean[n].second, dirty[n].second) << clean[n].first << ", seed " << seed;
+    for (const Kernels& kernels : unit_kernels()) {
+      c.p.kernels = &kernels;
+      const auto dirty = run_fused(c).all();
+      for (size_t n = 0; n < dirty.size(); ++n) {
+        ASSERT_EQ(clean.front()[n].second, dirty[n].second)
+            << kernels.name << ", " << dirty[n].first << ", seed " << seed;
+      }
+      clean.erase(clean.begin());
     }
+  }
+}
+
+// A NaN is in the output of every row that sees it: of its own query, or of all that see the key.
+TEST(Units, NaNIsSeen) {
+  constexpr int64_t kQueries = 40, kKeys = 70, kDim = 32, kRow = 17, kKey = 66;
+  for (const bool of_key : {false, true}) {
+    Rng rng(7);
+    PlainCall c(rng, kQueries, kKeys, kDim);
+    for (Tensor* x : {&c.q, &c.k, &c.v}) round_numbers(*x);
+    Tensor& x = of_key ? c.k : c.q;
+    std::fill_n(x.data<float>() + (of_key ? kKey : kRow) * kDim, kDim, std::nanf(""));
+    for (const Kernels& kernels : unit_kernels()) {
+      c.p.kernels = &kernels;
+      fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
+      for (int64_t n = 0; n < kQueries * kDim; ++n) {
+        ASSERT_EQ(std::isnan(c.out.data<float>()[n]), of_key || n / kDim == kRow)
+            << kernels.name << ", " << n << (of_key ? ", of a key" : ", of a query");
+      }
+    }
+  }
+}
+
+// A query and a gradient of outputs that are NaN reach the keys that their rows see, and no others.
+TEST(Units, NaNRowsReachOnlyTheKeysThatTheySee) {
+  constexpr int64_t kQueries = 100, kKeys = 140, kDim = 32, kRow = 57, kSeen = 70;
+  Rng rng(5);
+  PlainCall c(rng, kQueries, kKeys, kDim);
+  for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) round_numbers(*x);
+  c.p.visible.span.assign(kQueries, {0, kKeys});
+  c.p.visible.span[kRow] = {0, kSeen};
+  const Tensor softmax(DType::kFloat32, {1, 1, kQueries, 2});
+  const auto run = [&](const Kernels& kernels) {
+    c.p.kernels = &kernels;
+    fused_forward(c.p, {c.out.view(), c.lse.view(), softmax.view()});
+    fused_backward(c.p, c.out.view(), softmax.view(), c.dout.view(), {}, c.gradients());
+    std::vector<std::vector<float>> results;
+    for (const Tensor* x : {&c.dk, &c.dv}) {
+      results.emplace_back(x->data<float>(), x->data<float>() + kKeys * kDim);
+    }
+    return results;
+  };
+  std::list<std::vector<std::vector<float>>> clean;
+  for (const Kernels& kernels : unit_kernels()) clean.push_back(run(kernels));
+  for (Tensor* x : {&c.q, &c.dout}) {
+    std::fill_n(x->data<float>() + kRow * kDim, kDim, std::nanf(""));
+  }
+  for (const Kernels& kernels : unit_kernels()) {
+    const auto dirty = run(kernels);
+    for (size_t x = 0; x < dirty.size(); ++x) {
+      for (int64_t n = 0; n < kKeys * kDim; ++n) {
+        const float got = dirty[x][n];
+        if (n / kDim < kSeen) {
+          ASSERT_TRUE(std::isnan(got)) << kernels.name << ", " << x << ", " << n;
+        } else {
+          ASSERT_EQ(got, clean.front()[x][n]) << kernels.name << ", " << x << ", " << n;
+        }
+      }
+    }
+    clean.pop_front();
   }
 }
 

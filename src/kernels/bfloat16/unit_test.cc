@@ -8,6 +8,7 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "base/buffer.h"
 #include "base/half.h"
@@ -105,6 +106,40 @@ TEST(Units, EmulationsRoundToNearestEvenAndFlushDenormals) {
       EXPECT_EQ(row[x], want[x % 16]) << unit.name << ", " << numbers[x % 16];
       EXPECT_EQ(pairs[2 * x], want[x % 16]);
       EXPECT_EQ(pairs[2 * x + 1], want[x % 16]);
+    }
+  }
+}
+
+// Exact on every machine: nothing is rounded.
+TEST(Units, PairRowsAndFindWhatIsNotFinite) {
+  Rng rng(6);
+  for (const auto* units : {&emulated_units(), &usable_units()}) {
+    for (const MatrixUnit& unit : *units) {
+      for (const int64_t n : {16, 32, 48, 80}) {
+        for (const int64_t rows : {1, 2, 5}) {
+          const int64_t stride = n + 3;
+          const auto from = draw_numbers(rng, rows * stride, Numbers::kAnyBits);
+          Buffer<uint16_t> to((rows + 1) / 2 * 2 * n);
+          unit.pair_rows(rows, n, from.get(), stride, to.get());
+          for (int64_t at = 0; at < to.size(); ++at) {
+            const int64_t row = at / (2 * n) * 2 + at % 2, x = at % (2 * n) / 2;
+            const uint16_t want = row < rows ? from[row * stride + x] : uint16_t{0};
+            ASSERT_EQ(to[at], want) << unit.name << ", " << rows << " x " << n << ", " << at;
+          }
+        }
+      }
+      for (const int64_t n : {1, 31, 32, 33, 70}) {
+        auto numbers = draw_numbers(rng, n, Numbers::kWide);
+        EXPECT_TRUE(unit.finite(n, numbers.get())) << unit.name << ", " << n;
+        EXPECT_TRUE(unit.finite(0, numbers.get()));
+        for (int64_t at = 0; at < n; ++at) {
+          for (const uint16_t bad : {0x7F80, 0xFF80, 0x7FC0, 0xFF81}) {
+            const uint16_t before = std::exchange(numbers[at], bad);
+            EXPECT_FALSE(unit.finite(n, numbers.get())) << unit.name << ", " << at << " of " << n;
+            numbers[at] = before;
+          }
+        }
+      }
     }
   }
 }

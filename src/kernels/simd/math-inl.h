@@ -83,7 +83,7 @@ struct ShortExp2 {
     p = hn::MulAdd(p, r, hn::Set(d, 0.6931241154670715f));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
     const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
-    return hn::IfThenElseZero(hn::Ge(x, hn::Set(d, -125.0f)), hn::Mul(p, power));
+    return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));  // NaN stays
   }
 };
 
