@@ -155,7 +155,7 @@ struct ForwardState {
 // What the backward pass knows of a block's rows, and where their gradients go. A weight is
 // exp2(score - reference) / sum with the sum in [1, 2): dout and delta come divided by it, so that the
 // kernels work with exp2(score - reference) alone. Where a unit multiplies, dout is a number of bfloat16
-// and stays one: weights are divided instead. All rows are of one head.
+// and stays one, delta is not divided either, and weights are. All rows are of one head.
 struct BackwardState {
   const float* dout = nullptr;  // [kRows, Dvp], divided by the row's sum
   float reference[kRows];       // an integer, log2 units; -inf: the row saw nothing

@@ -9,9 +9,12 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "kernels/rows.h"
+#include "kernels/simd/dropout-inl.h"
+#include "kernels/simd/sight-inl.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -41,9 +44,11 @@ struct GradientStrips {
   float* ds;
 };
 
-// Scores -> weights of one strip, before dropout. kDivides: by the sums of the rows.
-template <typename Exp2, bool kDivides>
+// Scores -> weights of one strip, before dropout; kNarrow: of those that will be rounded to bfloat16,
+// divided by the sums of their rows.
+template <bool kNarrow>
 struct Weights {
+  using Exp2 = std::conditional_t<kNarrow, ShortExp2, FullExp2>;
   const WeightStrips& of;
   int64_t n;    // the strip's first column
   int row = 0;  // of the group, its first
@@ -56,7 +61,7 @@ struct Weights {
     RELPOS_UNROLLED(r, R) {
       const V top = hn::Set(d, of.reference[row + r]);
       RELPOS_UNROLLED(v, kVectors) s[r][v] = Exp2()(hn::Sub(s[r][v], top));
-      if constexpr (kDivides) {
+      if constexpr (kNarrow) {
         const V inverse = hn::Set(d, of.inverse[row + r]);
         RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Mul(s[r][v], inverse);
       }
@@ -228,7 +233,7 @@ HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, Bac
 // Of products that a unit has left in p, to be scaled, and in ds.
 HWY_INLINE void weigh_loaded(float scale, int64_t from, int64_t end, const WeightStrips& weights,
                              const GradientStrips& gradients) {
-  using Narrow = Weights<ShortExp2, true>;
+  using Narrow = Weights<true>;
   if (end - from == kTile) {
     for_whole_rows([&](int row, int64_t n) HWY_ATTR {
       V products[kAtOnce][kWide];
@@ -256,8 +261,7 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
       view, block, state, group, sight, reads, by_row,
       [&](const WeightStrips& weights, const GradientStrips& gradients) HWY_ATTR {
         row_strip<kGroup>(from, end, block.D, q, block.Dp, 1, tile.kt, kTile, weights.p, kTile,
-                          false,
-                          [&](int64_t n) HWY_ATTR { return Weights<FullExp2, false>{weights, n}; });
+                          false, [&](int64_t n) HWY_ATTR { return Weights<false>{weights, n}; });
         row_strip<kGroup>(from, end, block.Dv, dout, block.Dvp, 1, tile.vt, kTile, gradients.ds,
                           kTile, false,
                           [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });

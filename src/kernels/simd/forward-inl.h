@@ -12,6 +12,8 @@
 #include <cmath>
 #include <type_traits>
 
+#include "kernels/simd/dropout-inl.h"
+#include "kernels/simd/sight-inl.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();

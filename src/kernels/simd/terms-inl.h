@@ -1,5 +1,5 @@
-// What is added to a register tile of scores, which of its keys are visible, and where gradients of
-// additive terms go, for the SIMD target that includes this.
+// What is added to a register tile of scores, and where gradients of additive terms go, for the SIMD
+// target that includes this.
 #if defined(RELPOS_TERMS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RELPOS_TERMS_INL_H_
 #undef RELPOS_TERMS_INL_H_
@@ -10,7 +10,6 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "kernels/block.h"
@@ -21,12 +20,9 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 
 // Of masks.cc, for the same target.
-uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
 void add_mask(const TensorView& mask, int64_t at, int64_t count, float* sums);
 
 namespace {
-
-constexpr uint64_t kAll = ~uint64_t{0};
 
 // A tile cut into pieces of consecutive positions, none of which leaves a vector.
 struct Pieces {
@@ -177,20 +173,6 @@ HWY_INLINE void add_floating_mask(const TileView& view, int row, float* sums) {
   const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
   const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
   add_mask(visible.mask, at, keys, sums);
-}
-
-// Fetches what the rows of a group read of a dense mask in tile t: rows lie pages apart, where the
-// hardware does not see them coming.
-HWY_INLINE void prefetch_mask(const Block& block, int group, int64_t t) {
-  const TensorView& mask = block.problem->visible.mask;
-  const int64_t first = t * kTile;
-  if (!mask.given() || mask.strides[3] != 1 || first >= block.problem->keys) return;
-  const int64_t bytes = std::min(kTile, block.problem->keys - first) * item_size(mask.dtype);
-  for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
-    const int64_t at = mask.offset({block.batch, block.head[row], block.index[row], first});
-    const auto* from = static_cast<const std::byte*>(mask.data) + at * item_size(mask.dtype);
-    for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(from + n);
-  }
 }
 
 // Pointers to the kTile floats that each row of a group adds, one list a term.
@@ -399,153 +381,6 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
           hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
       hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
     }
-  }
-}
-
-// Bits of the keys of tile t that a row sees.
-HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
-  if (row >= block.rows) return 0;
-  const int64_t first = t * kTile;
-  const uint64_t within = interval_bits(block.lo[row] - first, block.hi[row] - first);
-  const Visibility& visible = block.problem->visible;
-  if (within == 0 || visible.by_interval()) return within;
-  return visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
-}
-
-// What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
-// whether all see all of those.
-struct GroupSight {
-  uint64_t visible[kGroup];
-  uint64_t any = 0, all = kAll;
-  bool whole = false;
-
-  GroupSight() = default;
-  // Of a group whose rows see the whole tile.
-  static HWY_INLINE GroupSight everything() {
-    GroupSight sight;
-    std::fill_n(sight.visible, kGroup, kAll);
-    sight.any = kAll;
-    sight.whole = true;
-    return sight;
-  }
-  // With `reference`, rows that saw nothing and rows past the block's last see nothing; without, the
-  // latter do not count in `all`.
-  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference) {
-    for (int r = 0; r < kGroup; ++r) {
-      const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
-      visible[r] = blind ? 0 : visible_bits(block, group + r, t);
-      any |= visible[r];
-      if (reference != nullptr || group + r < block.rows) all &= visible[r];
-    }
-    whole = any != 0 && (~all & interval_bits(first(), end())) == 0;
-  }
-  // [first, end) columns hold every visible key; multiples of a vector.
-  HWY_INLINE int64_t first() const {
-    return static_cast<int64_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(any)) / kN * kN;
-  }
-  HWY_INLINE int64_t last() const {
-    return kTile - static_cast<int64_t>(hwy::Num0BitsAboveMS1Bit_Nonzero64(any));
-  }
-  HWY_INLINE int64_t end() const { return (last() + kN - 1) / kN * kN; }
-};
-
-// Sets hidden columns among [c, c + kVectors * kN) to `value`, of the group's rows from `row` on.
-template <int R, int kVectors>
-HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value,
-                     int row = 0) {
-  if (sight.whole) return;
-  const V hidden = hn::Set(F(), value);
-  RELPOS_UNROLLED(r, R) {
-    RELPOS_UNROLLED(v, kVectors) {
-      sum[r][v] = hn::IfThenElse(lanes_of(sight.visible[row + r], c + v * kN), sum[r][v], hidden);
-    }
-  }
-}
-
-// Threefry4x32::words in lanes: word n of lane i is word n of counter `first` with i added to its low
-// 32 bits, which must not carry.
-template <int kRound = 0, class D, class W>
-HWY_INLINE void threefry_rounds(D d, const std::array<uint32_t, 5>& keys, W& x0, W& x1, W& x2,
-                                W& x3) {
-  if constexpr (kRound < Threefry4x32::kRounds) {
-    constexpr int kTurn0 = 32 - Threefry4x32::kRotations[kRound % 8][0];
-    constexpr int kTurn1 = 32 - Threefry4x32::kRotations[kRound % 8][1];
-    W &first = kRound % 2 == 0 ? x1 : x3, &second = kRound % 2 == 0 ? x3 : x1;
-    x0 = hn::Add(x0, first);
-    first = hn::Xor(hn::RotateRight<kTurn0>(first), x0);
-    x2 = hn::Add(x2, second);
-    second = hn::Xor(hn::RotateRight<kTurn1>(second), x2);
-    if constexpr (kRound % 4 == 3) {
-      constexpr uint32_t kStep = kRound / 4 + 1;
-      x0 = hn::Add(x0, hn::Set(d, keys[kStep % 5]));
-      x1 = hn::Add(x1, hn::Set(d, keys[(kStep + 1) % 5]));
-      x2 = hn::Add(x2, hn::Set(d, keys[(kStep + 2) % 5]));
-      x3 = hn::Add(x3, hn::Set(d, keys[(kStep + 3) % 5] + kStep));
-    }
-    threefry_rounds<kRound + 1>(d, keys, x0, x1, x2, x3);
-  }
-}
-
-// The factors of dropout for keys that are any columns: each lane has a counter of its own, of which
-// it wants one word.
-HWY_INLINE void scattered_factors(const Dropout& dropout, const Dropout::Columns& columns,
-                                  int64_t row, const std::array<uint32_t, 5>& keys,
-                                  float* factors) {
-  const F d;
-  const hn::RebindToUnsigned<F> du;
-  const Threefry4x32::Words first = Dropout::counter(row, 0);
-  const auto threshold = hn::Set(du, dropout.threshold());
-  const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
-  for (int64_t c = 0; c < kTile; c += kN) {
-    auto x0 = hn::Add(hn::LoadU(du, columns.low + c), hn::Set(du, keys[0]));
-    auto x1 = hn::Add(hn::LoadU(du, columns.high + c), hn::Set(du, keys[1]));
-    auto x2 = hn::Set(du, first[2] + keys[2]);
-    auto x3 = hn::Set(du, first[3] + keys[3]);
-    threefry_rounds(du, keys, x0, x1, x2, x3);
-    const auto word = hn::LoadU(du, columns.word + c);
-    auto words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 1)), x1, x0);
-    words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 2)), x2, words);
-    words = hn::IfThenElse(hn::Eq(word, hn::Set(du, 3)), x3, words);
-    const auto dropped = hn::RebindMask(d, hn::Lt(words, threshold));
-    hn::Store(hn::IfThenZeroElse(dropped, scale), d, factors + c);
-  }
-}
-
-// The factor of dropout for each key of a row of tile t: 0, or 1 / (1 - p).
-HWY_INLINE void dropout_factors(const Block& block, int row, int64_t t, float* factors) {
-  const F d;
-  const hn::RebindToUnsigned<F> du;
-  const Dropout& dropout = block.problem->dropout;
-  const int64_t own = dropout.row(block.index[row]);
-  const std::array<uint32_t, 5> keys =
-      Threefry4x32::schedule(dropout.key(block.batch, block.head[row]));
-  const Dropout::Columns columns = dropout.columns(t * kTile);
-  if (columns.low != nullptr) return scattered_factors(dropout, columns, own, keys, factors);
-  const Threefry4x32::Words first = Dropout::counter(own, dropout.first_column() + t * kTile);
-  const V scale = hn::Set(d, static_cast<float>(dropout.keep_scale()));
-  const auto threshold = hn::Set(du, dropout.threshold());
-  constexpr int64_t kApart = kTile / 4;  // of the columns whose words one counter gives
-  for (int64_t c = 0; c < kApart; c += kN) {
-    auto x0 = hn::Add(hn::Iota(du, first[0] + static_cast<uint32_t>(c)), hn::Set(du, keys[0]));
-    auto x1 = hn::Set(du, first[1] + keys[1]);
-    auto x2 = hn::Set(du, first[2] + keys[2]);
-    auto x3 = hn::Set(du, first[3] + keys[3]);
-    threefry_rounds(du, keys, x0, x1, x2, x3);
-    const auto store = [&](auto words, int64_t column) HWY_ATTR {
-      const auto dropped = hn::RebindMask(d, hn::Lt(words, threshold));
-      hn::Store(hn::IfThenZeroElse(dropped, scale), d, factors + column);
-    };
-    store(x0, c);
-    store(x1, c + kApart);
-    store(x2, c + 2 * kApart);
-    store(x3, c + 3 * kApart);
-  }
-}
-
-HWY_INLINE void multiply(float* x, const float* factors) {
-  const F d;
-  for (int64_t c = 0; c < kTile; c += kN) {
-    hn::Store(hn::Mul(hn::Load(d, x + c), hn::Load(d, factors + c)), d, x + c);
   }
 }
 

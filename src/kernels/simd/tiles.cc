@@ -11,8 +11,10 @@
 #include "kernels/block.h"
 #include "kernels/simd/backward-inl.h"
 #include "kernels/simd/columns-inl.h"
+#include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/forward-inl.h"
 #include "kernels/simd/math-inl.h"
+#include "kernels/simd/sight-inl.h"
 #include "kernels/simd/terms-inl.h"
 #include "kernels/targets.h"
 
@@ -56,7 +58,7 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
                         tile.kt, kTile, p, kTile, false, finish);
     };
     if (weights) {
-      strips([&](int64_t n) HWY_ATTR { return Weights<FullExp2, false>{strip, n}; });
+      strips([&](int64_t n) HWY_ATTR { return Weights<false>{strip, n}; });
     } else {
       strips([&](int64_t n) HWY_ATTR { return Scores{additions, cap, sight, n, p + n}; });
     }
