@@ -1,5 +1,6 @@
 // Rotations of one part outside an attention call.
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/angles.h"
@@ -63,10 +64,10 @@ int64_t total_dims(const std::vector<Rotation>& rotations) {
   return dims;
 }
 
-// The two dims of a pair, within the slice.
-std::pair<int64_t, int64_t> pair_dims(const Rotation& rotation, int64_t pair) {
-  if (rotation.layout == PairLayout::kHalf) return {pair, pair + rotation.dims / 2};
-  return {2 * pair, 2 * pair + 1};
+// The two columns of a pair in tables where those of its rotation begin at `start`.
+std::array<int64_t, 2> columns_of_pair(const Rotation& rotation, int64_t pair, int64_t start) {
+  const auto [first, second] = dims_of_pair(rotation, pair);
+  return {start + first - rotation.start, start + second - rotation.start};
 }
 
 // Rows as queries of a call: at `positions`, else at tokens offset, offset + 1, ... Calls without one
@@ -166,8 +167,7 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, co
       }
       for (size_t r = 0; r < rotations.size(); ++r) {
         for (int64_t p = 0; p < rotations[r].dims / 2; ++p) {
-          const auto [a, b] = pair_dims(rotations[r], p);
-          const int64_t first = rotations[r].start + a, second = rotations[r].start + b;
+          const auto [first, second] = dims_of_pair(rotations[r], p);
           const T x1 = static_cast<T>(x.load(source + first * from));
           const T x2 = static_cast<T>(x.load(source + second * from));
           const T c = turns[r].cos[static_cast<size_t>(p)];
@@ -299,8 +299,7 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
       turn.set(rotation, at, head, l);
       for (int64_t p = 0; p < rotation.dims / 2; ++p) {
         tick();
-        const auto [a, b] = pair_dims(rotation, p);
-        for (int64_t d : {start + a, start + b}) {
+        for (int64_t d : columns_of_pair(rotation, p, start)) {
           cos.store(table_offset(cos, head, l, d), turn.cos[static_cast<size_t>(p)]);
           sin.store(table_offset(sin, head, l, d), turn.sin[static_cast<size_t>(p)]);
         }
@@ -331,9 +330,8 @@ void rotary_tables_backward(const Part& part, int64_t offset, const TensorView& 
                       turn.set(rotation, at, head, l);
                       for (int64_t p = 0; p < rotation.dims / 2; ++p) {
                         tick();
-                        const auto [a, b] = pair_dims(rotation, p);
                         double of_angle = 0.0;
-                        for (int64_t d : {start + a, start + b}) {
+                        for (int64_t d : columns_of_pair(rotation, p, start)) {
                           const int64_t from = table_offset(dcos, head, l, d);
                           of_angle += dsin.load(table_offset(dsin, head, l, d)) *
                                           turn.cos[static_cast<size_t>(p)] -
@@ -380,8 +378,7 @@ void rotate_backward(const Part& part, const TensorView& x, int64_t offset,
         const int64_t of = dout_rows[row] + l * dout.strides[row_axis];
         for (int64_t p = 0; p < rotation.dims / 2; ++p) {
           tick();
-          const auto [a, b] = pair_dims(rotation, p);
-          const int64_t first = rotation.start + a, second = rotation.start + b;
+          const auto [first, second] = dims_of_pair(rotation, p);
           const double x1 = x.load(from + first * x.strides[dim_axis]);
           const double x2 = x.load(from + second * x.strides[dim_axis]);
           const double d1 = dout.load(of + first * dout.strides[dim_axis]);

@@ -1,6 +1,5 @@
 """What the compositions share: options, places of tokens, and calls over disjoint keys."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._attention import attention, refuse_elsewhere
+from relpos._call import _integer, _offset
 from relpos._merge import merge
 from relpos._rank import check_rank
 
@@ -62,10 +62,7 @@ def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
 def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    value = _integer(name, value)
     if value < least:
         raise ValueError(f"{name}: expected an int from {least} on, got {value}")
     return value
@@ -73,16 +70,12 @@ def count(name: str, value: Any, least: int = 1) -> int:
 
 def offset_of(name: str, offset: Any, query: Tensor) -> Tensor:
     """int64 [] or [B, 1]."""
-    if not isinstance(offset, Tensor):
-        offset = torch.tensor(count(name, offset, -(2**61)), device=query.device)
-    if offset.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected an int or int64 [{len(query)}], got {offset.dtype}")
-    if tuple(offset.shape) not in ((), (len(query),)):
-        raise ValueError(
-            f"{name}: expected an int or int64 [{len(query)}], got {list(offset.shape)}"
-        )
-    offset = offset.to(torch.int64)
-    return offset.unsqueeze(-1) if offset.dim() else offset
+    (found,) = _offset(name, offset, query).values()
+    if not isinstance(found, Tensor):
+        return torch.tensor(found, device=query.device)
+    if tuple(found.shape) != (len(query),):
+        raise ValueError(f"{name}: expected an int or int64 [{len(query)}], got {[*found.shape]}")
+    return found.unsqueeze(-1)
 
 
 def offsets(query: Tensor, key: Tensor, q_offset: Any, k_offset: Any) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from relpos._attention import attention
 from relpos._call import flatten
 from relpos._position import Composed, Given
 from relpos._rank import check_rank
-from relpos.compose._calls import Piece, check_call, joined, offsets, places, refuse
+from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
 
 _RULES = ("llama4", "ministral3", "log_n", "ssmax")
 
@@ -51,10 +51,7 @@ def log_temperature(
     if not isinstance(positions, Tensor) or positions.dtype not in (torch.int32, torch.int64):
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"positions: expected an int64 tensor, got {got}")
-    if isinstance(length, bool) or length < (2 if rule == "log_n" else 1):
-        raise ValueError(
-            f"length: expected at least {2 if rule == 'log_n' else 1} tokens, got {length}"
-        )
+    length = count("length", length, 2 if rule == "log_n" else 1)
     at = positions.clamp(min=0).double()
     if rule in ("llama4", "ministral3"):
         steps = ((at + (rule == "llama4")) / length).floor()

@@ -57,13 +57,13 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) ->
     found = list(inputs.tensors)
     for axes, runs in ((inputs.key_axis, k_runs), (inputs.query_axis, q_runs)):
         for n, axis in axes.items():
-            if n not in inputs.of_heads and not found[n].is_floating_point():
-                found[n] = gather_tokens(found[n], runs, axis, group).contiguous()
+            rows, headed = found[n], n in inputs.of_heads  # [batch, (heads,) tokens, ...]
+            if not headed and not rows.is_floating_point():
+                found[n] = gather_tokens(rows, runs, axis, group).contiguous()
                 continue
-            rows = found[n]  # [batch, heads, tokens, ...], or without heads: then all ranks get it
-            if n not in inputs.of_heads:
+            if not headed:  # as a head for each rank
                 rows = rows.unsqueeze(1).expand(-1, heads.ranks, *rows.shape[1:])
-            if axis != (2 if n in inputs.of_heads else 1):
+            if axis != 1 + headed:
                 raise ValueError(
                     f"position: input {n} has tokens on axis {axis}, expected the one behind batch "
                     "and heads; ring_attention takes it"
@@ -71,7 +71,7 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) ->
             flat = rows.flatten(3) if rows.dim() > 3 else rows.unsqueeze(-1)
             swapped = exchange(flat, runs, group, to_heads=True)
             whole = swapped.view(*swapped.shape[:3], *rows.shape[3:])
-            found[n] = whole if n in inputs.of_heads else whole.squeeze(1)
+            found[n] = whole if headed else whole.squeeze(1)
     return found
 
 

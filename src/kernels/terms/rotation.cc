@@ -90,6 +90,20 @@ class AngleTable {
   std::optional<int64_t> tile_;
 };
 
+// What cosine and sine of a pair get: x before R, dy the gradient of R x. Zeros of dy give 0, whatever
+// x is.
+struct PairGradients {
+  double cos = 0.0, sin = 0.0;
+
+  PairGradients(const Rotation& rotation, int64_t pair, const float* x, const float* dy) {
+    const auto [first, second] = dims_of_pair(rotation, pair);
+    const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
+    if (d1 == 0.0 && d2 == 0.0) return;
+    cos = d1 * x1 + d2 * x2;
+    sin = d2 * x1 - d1 * x2;
+  }
+};
+
 // Angles of one head that are sums over axes, each with frequencies of its own: products of theirs.
 class HeadTable {
  public:
@@ -313,12 +327,10 @@ void Rotations::add_table_gradients(size_t n, bool query, int64_t b, int64_t kv_
   std::vector<double>& of_sin = query ? to.q_sin : to.k_sin;
   const int64_t row = (b * p_.kv_heads + kv_head) * (query ? p_.queries : p_.keys) + i;
   for (int64_t pair = 0; pair < r.dims / 2; ++pair) {
-    const auto [first, second] = dims_of_pair(r, pair);
-    const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
-    if (d1 == 0.0 && d2 == 0.0) continue;
+    const PairGradients of(r, pair, x, dy);
     const int64_t at = row * (r.dims / 2) + pair;
-    if (!of_cos.empty()) of_cos[at] += (d1 * x1 + d2 * x2) * r.magnitude * cos.multiplier;
-    if (!of_sin.empty()) of_sin[at] += (d2 * x1 - d1 * x2) * r.magnitude * sin.multiplier;
+    if (!of_cos.empty()) of_cos[at] += of.cos * r.magnitude * cos.multiplier;
+    if (!of_sin.empty()) of_sin[at] += of.sin * r.magnitude * sin.multiplier;
   }
 }
 
@@ -342,12 +354,9 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
   for (int64_t start = 0; start < pairs; start += kTile) {
     const int64_t count = std::min(kTile, pairs - start);
     for (int64_t at = 0; at < count; ++at) {
-      const auto [first, second] = dims_of_pair(r, start + at);
-      const double d1 = dy[first], d2 = dy[second], x1 = x[first], x2 = x[second];
-      const double of_cos = d1 * x1 + d2 * x2, of_sin = d2 * x1 - d1 * x2;
-      const double found = of_sin * static_cast<double>(cos[start + at]) -
-                           of_cos * static_cast<double>(sin[start + at]);
-      of_angle[at] = d1 == 0.0 && d2 == 0.0 ? 0.0 : found;
+      const PairGradients of(r, start + at, x, dy);
+      of_angle[at] = of.sin * static_cast<double>(cos[start + at]) -
+                     of.cos * static_cast<double>(sin[start + at]);
     }
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t from = turn.from[axis * rows + (rows == 1 ? 0 : b)];
