@@ -15,11 +15,11 @@ SoftmaxState SoftmaxState::of(double reference, double sum) noexcept {
   if (!std::isfinite(reference) || !std::isfinite(sum)) return {reference, sum};
   constexpr double kExact = 1 << 22;  // integers below are floats, and sums of two
   if (std::fabs(reference) < kExact) {
-    const auto below = static_cast<double>(static_cast<int64_t>(reference + kExact)) - kExact;
-    const auto bits = std::bit_cast<uint64_t>(sum * std::exp2(reference - below));
+    const auto near = static_cast<double>(static_cast<int64_t>(reference));
+    const auto bits = std::bit_cast<uint64_t>(sum * std::exp2(reference - near));
     constexpr uint64_t kOne = uint64_t{1023} << 52, kFraction = (uint64_t{1} << 52) - 1;
     const auto exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
-    return {below + exponent, std::bit_cast<double>((bits & kFraction) | kOne)};
+    return {near + exponent, std::bit_cast<double>((bits & kFraction) | kOne)};
   }
   constexpr double kMost = double{FLT_MAX};
   const double from = std::clamp(reference, -kMost, kMost);

@@ -16,9 +16,9 @@ int64_t turn_numbers(const Rotation& rotation) {
   return rotation.head_frequency.view.shape[0] * (rotation.dims / 2);
 }
 
-// The frequencies' gradients of one task, and of the keys of its head where it is the head's first.
-void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, bool first_of_head,
-                  TermGradients& to) {
+// The frequencies' gradients of one task. Those of the keys are in the first task of a head; the others
+// have zeros.
+void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
   for (size_t t = 0; t < sums.turns.size(); ++t) {
     if (sums.turns[t].queries == nullptr) continue;
     const Rotation& rotation = plan.p.terms.rotations[t];
@@ -27,7 +27,7 @@ void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, bool firs
     const int64_t numbers = turn_numbers(rotation), head = heads == 1 ? 0 : kv_head;
     for (int64_t n = 0; n < numbers; ++n) {
       double sum = sums.turns[t].queries[n];
-      for (int64_t tile = 0; first_of_head && tile < plan.tiles; ++tile) {
+      for (int64_t tile = 0; tile < plan.tiles; ++tile) {
         sum += sums.turns[t].keys[tile * numbers + n];
       }
       to.rotations[t].head_frequency[(n / pairs * heads + head) * pairs + n % pairs] +=
@@ -121,7 +121,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
     reduce_biases(plan, sums[n], head, to);
     reduce_key_biases(plan, sums[n], (first_task + n) / chunks / p.kv_heads, head, to);
     reduce_sinks(plan, sums[n], head, to);
-    reduce_turns(plan, sums[n], head, (first_task + n) % chunks == 0, to);
+    reduce_turns(plan, sums[n], head, to);
     for (size_t t = 0; t < plan.row_tables.size(); ++t) {
       const int64_t rank = plan.row_tables[t].rank;
       for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {

@@ -16,7 +16,7 @@ struct Sums {
   };
   struct Turns {
     double* queries = nullptr;  // [axes, pairs], as the key head of the task turns
-    double* keys = nullptr;     // [tiles, axes, pairs], written by reduce_keys
+    double* keys = nullptr;  // [tiles, axes, pairs], written by reduce_keys in a head's first task
   };
   struct Rows {
     TableSums table;

@@ -50,23 +50,66 @@ Case narrow_case(uint64_t seed) {
   return c;
 }
 
+// On every unit.
+void expect_reference(Case& c, uint64_t seed) {
+  const Results exact = run_reference(c);
+  Results bounds(c, DType::kFloat64);
+  error_bound::fill(c, exact, bounds, kRounding);
+  for (const Kernels& kernels : unit_kernels()) {
+    SCOPED_TRACE(kernels.name);
+    c.p.kernels = &kernels;
+    expect_within(run_fused(c), exact, bounds, seed);
+    if (testing::Test::HasFatalFailure()) return;
+  }
+}
+
 TEST(Units, TermsEqualReference) {
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(60)); ++seed) {
     Case c = narrow_case(seed);
     if (!fused_supports(c.p, nullptr)) continue;
-    const Results exact = run_reference(c);
-    Results bounds(c, DType::kFloat64);
-    error_bound::fill(c, exact, bounds, kRounding);
-    for (const Kernels& kernels : unit_kernels()) {
-      SCOPED_TRACE(kernels.name);
-      c.p.kernels = &kernels;
-      expect_within(run_fused(c), exact, bounds, seed);
-      if (HasFatalFailure()) return;
+    expect_reference(c, seed);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Few random cases have a rotation that decays, whose queries are scaled before they are rounded.
+TEST(Units, DecayingRotationsEqualReference) {
+  int checked = 0;
+  for (uint64_t seed = 1000; checked < cases(4); ++seed) {
+    Case c = narrow_case(seed);
+    const bool decays = std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
+                                    [](const Rotation& r) { return !r.log_decay.empty(); });
+    if (!decays || !fused_supports(c.p, nullptr) || c.p.queries <= 16) continue;
+    ++checked;
+    expect_reference(c, seed);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// What the weights sum up to before they are rounded: of two keys, one of which has the score 0.
+TEST(Units, WeightsAreWithinTheirPolynomial) {
+  constexpr int64_t kQueries = 512, kDim = 32;
+  Rng rng(8);
+  PlainCall c(rng, kQueries, 2, kDim);
+  for (Tensor* x : {&c.q, &c.k}) std::fill_n(x->data<float>(), x->view().numel(), 0.0f);
+  c.k.data<float>()[kDim] = -1.0f;
+  for (int64_t i = 0; i < kQueries; ++i) {
+    c.q.data<float>()[i * kDim] =
+        widen_bfloat16(round_bfloat16(8.0f * static_cast<float>(i + 1) / kQueries));
+  }
+  for (const Kernels& kernels : unit_kernels()) {
+    c.p.kernels = &kernels;
+    fused_forward(c.p, {c.out.view(), c.lse.view(), {}});
+    for (int64_t i = 0; i < kQueries; ++i) {
+      const double weight = std::exp(-static_cast<double>(c.q.data<float>()[i * kDim]));
+      // 2.9e-6 of the polynomial, and float32 beside it.
+      EXPECT_NEAR(std::expm1(c.lse.data<float>()[i]), weight, 3.5e-6 * weight + 3e-7)
+          << kernels.name << ", " << i;
     }
   }
 }
 
-// Without this, float32 products would pass the test above.
+// Without this, float32 products would pass the tests above.
 TEST(Units, MultiplyInBothPasses) {
   Rng rng(3);
   PlainCall c(rng, 70, 130, 32, 1, 2, 1);
