@@ -200,12 +200,10 @@ def memory(layout, length):
     peak, leaves = step(own)
     unit = leaves[0].nbytes
     kept = 1 + 3  # out, dq, dk, dv
-    travelling = 2 * 2 + 3 * 2  # keys and values of two blocks, gradients of three
-    # dq where another piece's is; of halves, which meet twice, dk and dv, too
-    piece = {"contiguous": 1, "zigzag": 1.5}[layout]
+    travelling = 2 * 4  # keys, values and their gradients of two blocks
     rows = 8 * 2 * own * 6  # log-sum-exps in double, and what merging makes of them
     work = max(workspace_bytes(*leaves, backward=b, **call) for b in (False, True))
-    return peak, int((kept + travelling + piece) * unit) + rows + work + SLACK
+    return peak, (kept + travelling) * unit + rows + work + SLACK
 
 
 SLACK = 4 << 20  # of allocators and of the sockets' buffers

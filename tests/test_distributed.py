@@ -8,6 +8,7 @@ import torch
 from conftest import SUMMARY
 from oracle import configs_of, registry
 from ranks import shared
+from relpos.distributed._geometry import HALVED_FROM
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
 from ring_promise import expected, shares_of_bounds, times_alone
 
@@ -166,6 +167,26 @@ def test_half_precision(pool, dtype):
 def test_uneven_shards(pool, lengths):
     for options in ({"is_causal": True}, {"padding": True}, {"dropout_p": 0.2}):
         check(pool(2), lengths=lengths, queries=72, schemes=SUM, **options)
+
+
+LONG = {
+    "causal": {"is_causal": True, "key_heads": 2},
+    "padding": {"padding": True, "batch": 2},
+    "window": {"window": (150, 0), "schemes": [("alibi", 4)]},
+    "a sum of inputs": {"schemes": [("forgetting", 0), ("t5", 0)], "is_causal": True},
+    "positions": {"positions": (torch.arange(800) * 3, torch.arange(800) * 3), "is_causal": True},
+    "packed": {"cu_seqlens": torch.tensor([0, 130, 600, 800]), "window": (99, 99)},
+    "dropout": {"dropout_p": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_shards(pool, name):
+    """On more than two ranks their keys are computed with, and their gradients sent, by halves."""
+    case = {"schemes": SUM, "queries": 800} | LONG[name]
+    assert HALVED_FROM <= 800 // 6
+    for layout in LAYOUTS if FULL else [LAYOUTS[len(name) % 3]]:
+        check(pool(3), layout=layout, **case)
 
 
 def test_inputs_travel(pool):

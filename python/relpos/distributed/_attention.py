@@ -205,6 +205,8 @@ def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple
     shared = _shared(local, seed)
     if local.reads_length:
         shared = shared._replace(length=geometry.length())
+    if ring.ranks > 2:
+        geometry = geometry.with_halved_keys()
     pieces = Pieces(geometry, shared, inputs, padding is not None)
     ahead = 1 if local.how["mode"] == "ring" else max(1, ring.ranks - 1)
     round_trip = Ring(pieces, ring.group, ahead, local.how["reduce_position"])

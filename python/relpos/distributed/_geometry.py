@@ -1,7 +1,7 @@
 """Where the queries and keys of each rank stand, and which ranks see which."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from relpos import _core
 from relpos.distributed._layout import Run
 
 FAR = 2**61
+HALVED_FROM = 128  # keys: less than a tile of the kernels' gains no memory that counts
 
 
 @dataclass
@@ -87,7 +88,9 @@ class Geometry:
     right: int | None = None
     lo: Tensor | None = None  # key_range of this rank's queries, in tokens
     hi: Tensor | None = None
-    spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)
+    # Of run n of a rank, where own_spans said them.
+    q_spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)
+    k_spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -120,16 +123,32 @@ class Geometry:
         """own_spans() of every rank."""
         for rank, row in enumerate(spans):
             for n in range(2):
-                self.spans[rank, n] = row[6 * n : 6 * n + 6]
+                self.q_spans[rank, n] = row[6 * n : 6 * n + 4]
+                self.k_spans[rank, n] = row[6 * n + 4 : 6 * n + 6]
+
+    def with_halved_keys(self) -> "Geometry":
+        """The same call with two runs for each long run of keys. Gradients are computed and sent by
+        runs, of which a rank holds three at a time. For both passes: in the backward pass scores
+        must round as they did for the lse of the forward pass. A half has the span of its run."""
+        found: list[list[Run]] = []
+        spans: dict[tuple[int, int], Sequence[int]] = {}
+        for rank, runs in enumerate(self.k.runs):
+            found.append([])
+            for n, run in enumerate(runs):
+                for part in run.halves() if run.count >= HALVED_FROM else (run,):
+                    if self.k_spans:
+                        spans[rank, len(found[rank])] = self.k_spans[rank, n]
+                    found[rank].append(part)
+        return replace(self, k=replace(self.k, runs=found), k_spans=spans)
 
     def meet(self, rank: int, i: int, other: int, j: int) -> bool:
         """Whether a query of run i of a rank may see a key of run j of another."""
         q, k = self.q.runs[rank][i], self.k.runs[other][j]
         if q.count == 0 or k.count == 0:
             return False
-        if self.spans:
-            low, high, lo, hi = self.spans[rank, i][:4]
-            first, last = self.spans[other, j][4:]
+        if self.q_spans:
+            low, high, lo, hi = self.q_spans[rank, i]
+            first, last = self.k_spans[other, j]
         else:
             (low, high), lo, hi = self.q.bounds(rank, i), -FAR, FAR
             first, last = self.k.bounds(other, j)
@@ -142,22 +161,24 @@ class Geometry:
     def length(self) -> int:
         """One more than the last position of all ranks; 0 where there is none."""
         last = -1
-        for side, number in ((self.q, 1), (self.k, 5)):
+        for side, spans in ((self.q, self.q_spans), (self.k, self.k_spans)):
             for rank, runs in enumerate(side.runs):
                 for n, run in enumerate(runs):
-                    if run.count and self.spans:
-                        last = max(last, self.spans[rank, n][number])
+                    if run.count and spans:
+                        last = max(last, spans[rank, n][1])
                     elif run.count:
                         last = max(last, _ends(side, rank, n)[1])
         return last + 1
 
     def needs(self, rank: int, other: int) -> bool:
         """Whether queries of a rank see keys of another."""
-        return any(
-            self.meet(rank, i, other, j)
-            for i in range(len(self.q.runs[rank]))
-            for j in range(len(self.k.runs[other]))
-        )
+        return any(self.needs_run(rank, other, j) for j in range(len(self.k.runs[other])))
+
+    def needs_run(self, rank: int, other: int, j: int) -> bool:
+        """Whether queries of a rank see keys of run j of another; none where it has no run j."""
+        if j >= len(self.k.runs[other]):
+            return False
+        return any(self.meet(rank, i, other, j) for i in range(len(self.q.runs[rank])))
 
 
 def _ends(side: Side, rank: int, n: int) -> tuple[int, int]:

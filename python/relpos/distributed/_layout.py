@@ -30,6 +30,10 @@ class Run(NamedTuple):
     def tokens(self) -> Tensor:
         return torch.arange(*self)
 
+    def halves(self) -> tuple["Run", "Run"]:
+        middle = self.start + self.count // 2 * self.step
+        return Run(self.start, middle, self.step), Run(middle, self.stop, self.step)
+
 
 def check_layout(layout: Any) -> str:
     if layout not in LAYOUTS:

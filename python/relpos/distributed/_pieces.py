@@ -79,11 +79,15 @@ class Pieces:
         axes = list(self.inputs.key_axis.values())
         return axes[n - 2] if n - 2 < len(axes) else -1
 
-    def of_keys(self, block: Sequence[Tensor], rank: int, j: int) -> list[Tensor]:
-        """Run j of a rank's block."""
+    def of_keys(self, block: Sequence[Any], rank: int, j: int) -> list[Any]:
+        """Run j of a rank's block, or of the gradients of one, of which there may be none."""
         at = self.geometry.k.place(rank, j)
         count = at.stop - at.start
-        return [t.narrow(self.axis(n), at.start, count) for n, t in enumerate(block)]
+        cut = (
+            None if t is None else t.narrow(self.axis(n), at.start, count)
+            for n, t in enumerate(block)
+        )
+        return list(cut)
 
     def of_queries(self, tensor: Tensor, i: int, axis: int = 2) -> Tensor:
         at = self.geometry.q.place(self.geometry.rank, i)

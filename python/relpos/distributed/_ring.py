@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from relpos.distributed._exchange import Transfer, explained
 from relpos.distributed._pieces import Pieces, join, wide_dtype
 
-_GRADIENTS = 16  # tags of gradients begin here
+_TAGS = 16  # of the tensors of a block; those of the gradients of run j begin at (1 + j) * _TAGS
 
 
 class Ring:
@@ -92,48 +92,62 @@ class Ring:
             sums.add_position(self.pieces.backward(queries, run, call, position, ()), i)
         returning = None
         for step, block in self.steps(own):
-            source = self.source(step)
-            gradients = sums.block if step == 0 else None
-            if block is not None:
-                gradients = gradients or sums.of_block(block)
-                for i, j in self._pairs(source):
-                    self._backward_pair(rows, block, (i, source, j), sums, gradients)
+            for j in range(max(len(runs) for runs in self.pieces.geometry.k.runs)):
+                gradients = None
+                if block is not None and self.pieces.geometry.needs_run(
+                    self.rank, self.source(step), j
+                ):
+                    gradients = self._backward_run(rows, block, (step, j), sums)
+                if returning is not None:
+                    self._arrive(*returning)
+                returning = self._return(gradients, sums, (step, j)) if step else None
+                del gradients
             del block
-            if returning is not None:
-                self._arrive(returning, sums)
-            returning = self._return(gradients, sums, step) if step else None
-            del gradients
         if returning is not None:
-            self._arrive(returning, sums)
+            self._arrive(*returning)
         if self.reduce:
             self._reduce(sums)
         return sums
 
-    def _backward_pair(
-        self, rows: list[Any], block: Any, pair: Any, sums: "Sums", gradients: list[Any]
-    ) -> None:
-        i, source, j = pair
+    def _backward_run(
+        self, rows: list[Any], block: Any, at: tuple[int, int], sums: "Sums"
+    ) -> list[Tensor | None]:
+        """Gradients of run j of the block of a step; those of the own block are in `sums`."""
+        step, j = at
+        source = self.source(step)
         run = self.pieces.of_keys(block, source, j)
-        call = self.pieces.call_of(i, source, j, run)
-        queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
-        places = sums.places(gradients, i, source, j)
-        found = self.pieces.backward(queries, run, call, sums.needs, places)
-        sums.add(found, places, gradients, i, source, j)
+        gradients = sums.of_own_run(j) if step == 0 else sums.zeros(run)
+        first = True  # nothing has been added to `gradients`
+        for i in range(len(self.pieces.geometry.q.runs[self.rank])):
+            if not self.pieces.geometry.meet(self.rank, i, source, j):
+                continue
+            call = self.pieces.call_of(i, source, j, run)
+            queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
+            places = sums.places(gradients, i, first)
+            found = self.pieces.backward(queries, run, call, sums.needs, places)
+            sums.add(found, places, gradients, i)
+            first = False
+        return gradients
 
-    def _return(self, gradients: list[Any] | None, sums: "Sums", step: int) -> Any:
-        """Sends the gradients of a block to its rank; receives those of this rank's own."""
-        transfer, arriving = Transfer(self.group, _GRADIENTS), None
-        if self.needs(self.target(step), self.rank):
-            arriving = [None if t is None else torch.empty_like(t) for t in sums.block]
-            transfer.receive([t for t in arriving if t is not None], self.target(step))
+    def _return(
+        self, gradients: list[Tensor | None] | None, sums: "Sums", at: tuple[int, int]
+    ) -> Any:
+        """Sends the gradients of run j of a block to its rank, and receives those of this rank's
+        own run j: (the transfer, where they are added, what arrives)."""
+        step, j = at
+        transfer = Transfer(self.group, (1 + j) * _TAGS)
+        own: list[Tensor | None] = []
+        if self.pieces.geometry.needs_run(self.target(step), self.rank, j):
+            own = sums.of_own_run(j)
+        arriving = [None if t is None else t.new_empty(t.shape) for t in own]
+        transfer.receive([t for t in arriving if t is not None], self.target(step))
         if gradients is not None:
             transfer.send([t for t in gradients if t is not None], self.source(step))
-        return transfer.start(), arriving
+        return transfer.start(), own, arriving
 
-    def _arrive(self, returning: Any, sums: "Sums") -> None:
-        transfer, arriving = returning
+    def _arrive(self, transfer: Transfer, own: list[Any], arriving: list[Any]) -> None:
         transfer.wait()
-        for to, what in zip(sums.block, arriving or [], strict=False):
+        for to, what in zip(own, arriving, strict=True):
             if to is not None:
                 to += what
 
@@ -156,8 +170,8 @@ class Sums:
     def __init__(self, pieces: Pieces, query: Tensor, own: list[Tensor], needs: list[bool]) -> None:
         self.pieces, self.needs = pieces, needs
         self.query = torch.zeros_like(query, dtype=wide_dtype(query)) if needs[0] else None
-        self.block = self.of_block(own)
-        self.written: set[tuple[int, ...]] = set()  # runs of queries, runs of keys of a rank
+        self.block = self.zeros(own)
+        self.written: set[int] = set()  # runs of queries
         inputs = pieces.inputs
         self.position: list[Any] = [
             torch.zeros_like(t, dtype=torch.float64, memory_format=torch.contiguous_format)
@@ -166,43 +180,35 @@ class Sums:
             for n, (t, need) in enumerate(zip(inputs.tensors, needs[3:], strict=True))
         ]
 
-    def of_block(self, block: list[Tensor]) -> list[Tensor | None]:
-        """Zeros for the gradients of a block's tensors, None where not needed."""
+    def zeros(self, keys: list[Tensor]) -> list[Tensor | None]:
+        """For the gradients of the tensors of a block, or of a run of it; None where not needed."""
         keyed = list(self.pieces.inputs.key_axis)
         needs = [*self.needs[1:3], *(self.needs[3 + n] for n in keyed)]
         return [
-            torch.zeros_like(t, dtype=wide_dtype(t)) if need else None
-            for t, need in zip(block, needs, strict=False)
+            t.new_zeros(t.shape, dtype=wide_dtype(t)) if need else None
+            for t, need in zip(keys, needs, strict=False)
         ]
 
-    def _parts(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
-        """Of the query's gradients and of a block's, those of a pair of runs."""
-        query = None if self.query is None else self.pieces.of_queries(self.query, i)
-        at = self.pieces.geometry.k.place(source, j)
-        count = at.stop - at.start
-        cut = [
-            None if t is None else t.narrow(self.pieces.axis(n), at.start, count)
-            for n, t in enumerate(block)
-        ]
-        return [query, *cut]
+    def of_own_run(self, j: int) -> list[Tensor | None]:
+        return self.pieces.of_keys(self.block, self.pieces.geometry.rank, j)
 
-    def places(self, block: list[Any], i: int, source: int, j: int) -> list[Tensor | None]:
+    def places(self, run: list[Tensor | None], i: int, first: bool) -> list[Tensor | None]:
         """Where gradients of query, key and value may be written, since nothing is there yet."""
-        query, key, value = self._parts(block, i, source, j)[:3]
-        first = (source, j) not in self.written
-        return [None if (i,) in self.written else query, *([key, value] if first else [None, None])]
+        query = None if i in self.written else self._of_queries(i)
+        return [query, *(run[:2] if first else [None, None])]
 
-    def add(
-        self, found: list[Any], places: list[Any], block: list[Any], i: int, source: int, j: int
-    ) -> None:
+    def _of_queries(self, i: int) -> Tensor | None:
+        return None if self.query is None else self.pieces.of_queries(self.query, i)
+
+    def add(self, found: list[Any], places: list[Any], run: list[Tensor | None], i: int) -> None:
         """What was not written to its place."""
         keyed = list(self.pieces.inputs.key_axis)
-        parts = self._parts(block, i, source, j)
+        parts = [self._of_queries(i), *run]
         of_parts = [*found[:3], *(found[3 + n] for n in keyed)]
         for to, what, place in zip(parts, of_parts, [*places, *[None] * len(keyed)], strict=True):
             if to is not None and what is not place:
                 to.add_(what)
-        self.written |= {(i,), (source, j)}
+        self.written.add(i)
         self.add_position(found, i)
 
     def add_position(self, found: list[Any], i: int) -> None:
