@@ -128,18 +128,31 @@ def shares_of_bounds(found, wanted):
     return {name: ratio(found[name], promise) for name, promise in wanted.promise.items()}
 
 
+FEWEST = 10  # numbers that make up an error: of fewer, chance decides how large it is
+
+
 def times_alone(found, wanted):
-    """{result: its error in errors of one process}, in root mean squares. The latter count as at
-    least half a unit in the last place of the result: by chance they are less."""
+    """{result: its error in errors of one process}, in root mean squares, where more than a few
+    numbers make up the latter. They count as at least half a unit in the last place of the result:
+    by chance they are less."""
     compared = {}
     for name, promise in wanted.promise.items():
         seen = promise.exact.isfinite()
         error, alone = (
-            rms((x.double() - promise.exact)[seen]) for x in (found[name], wanted.alone[name])
+            (x.double() - promise.exact)[seen] for x in (found[name], wanted.alone[name])
         )
-        units = rms(promise.exact[seen] * torch.finfo(found[name].dtype).eps / 2)
-        compared[name] = error / (max(alone, units) or 1e-30)
+        if 0 < contributing(alone) < FEWEST:
+            continue
+        units = promise.exact[seen] * torch.finfo(found[name].dtype).eps / 2
+        compared[name] = rms(error) / (max(rms(alone), rms(units)) or 1e-30)
     return compared
+
+
+def contributing(x):
+    """How many numbers make up the mean square of x: all where they are alike, 1 where one is far
+    larger than the others."""
+    squares = x.double().square()
+    return float(squares.sum().square() / squares.square().sum()) if squares.any() else 0.0
 
 
 def rms(x):

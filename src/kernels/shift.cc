@@ -13,7 +13,7 @@ namespace {
 // A row that sees keys on both sides of its query keeps its distances where the nearest key's linear
 // biases are this small, and so is their rounding: one table holds them all.
 constexpr double kSmallShift = 16.0;
-// Rows that share the shift of their key biases.
+// Rows at so many positions, one after another, share the shift of their key biases.
 constexpr int64_t kSharing = 6;
 // Biases that stand for a mask are no shift.
 constexpr double kLargestShift = 1e30;
@@ -112,8 +112,10 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
   }
   if (shift.both_sides && size < kSmallShift) shift = {};
   if (p_.terms.key_biases.empty() || !ascending(b)) return shift;
-  const int64_t first = i / kSharing * kSharing;
-  for (int64_t row = first; row < std::min(first + kSharing, p_.queries); ++row) {
+  int64_t first = i / kSharing * kSharing, end = std::min(first + kSharing, p_.queries);
+  const int64_t span = p_.positions.query(b, end - 1) - p_.positions.query(b, first);
+  if (span < 0 || span >= kSharing) first = i, end = i + 1;
+  for (int64_t row = first; row < end; ++row) {
     const Neighbours near = neighbours(b, h, row);
     if (near.before < 0 && near.after < 0) continue;
     const double bias = key_bias(b, h, std::max(near.before, near.after));
