@@ -41,6 +41,7 @@ CoordinateTiles::CoordinateTiles(const Coordinates& at, int axis, const Problem&
     kinds_[n] = run ? kRun : flat ? kFlat : kScattered;
     for (int64_t c = count; c < kTile; ++c) keys[c] = keys[c - 1] + (run ? 1 : 0);
   }
+  if (k_low <= k_high) key_range_ = {k_low, k_high};
   if (q_low <= q_high && k_low <= k_high) range_ = {k_low - q_high, k_high - q_low};
 }
 

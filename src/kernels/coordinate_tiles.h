@@ -19,6 +19,8 @@ class CoordinateTiles {
 
   // Distances that occur, masks aside.
   std::pair<int64_t, int64_t> range() const noexcept { return range_; }
+  // Lowest and highest of the keys.
+  std::pair<int64_t, int64_t> key_range() const noexcept { return key_range_; }
   Kind kind(int64_t b, int64_t t) const noexcept {
     return static_cast<Kind>(kinds_[(k_rows_ == 1 ? 0 : b) * tiles_ + t]);
   }
@@ -26,15 +28,16 @@ class CoordinateTiles {
   const int32_t* keys(int64_t b, int64_t t) const noexcept {
     return keys_.get() + ((k_rows_ == 1 ? 0 : b) * tiles_ + t) * kTile;
   }
-  int32_t query(int64_t b, int64_t i) const noexcept {
-    return queries_[(q_rows_ == 1 ? 0 : b) * lengths_ + i];
+  // Of the queries of a batch row.
+  const int32_t* queries(int64_t b) const noexcept {
+    return queries_.get() + (q_rows_ == 1 ? 0 : b) * lengths_;
   }
 
  private:
   int64_t q_rows_, k_rows_, lengths_, tiles_;
   Buffer<int32_t> queries_, keys_;  // [rows, Lq], [rows, tiles, kTile]
   Buffer<uint8_t> kinds_;           // [rows, tiles]
-  std::pair<int64_t, int64_t> range_{0, 0};
+  std::pair<int64_t, int64_t> range_{0, 0}, key_range_{0, 0};
 };
 
 // Those of all terms of a call, each once.

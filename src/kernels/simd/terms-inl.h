@@ -83,7 +83,7 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, fl
 
 // The query of a row and the keys of a tile by a panel's own coordinate.
 HWY_INLINE int32_t own_query(const TileView& view, const Panel& panel, int row) {
-  return panel.at->query(view.block.batch, view.block.index[row]);
+  return panel.at->queries(view.block.batch)[view.block.index[row]];
 }
 HWY_INLINE const int32_t* own_keys(const TileView& view, const Panel& panel) {
   return panel.at->keys(view.block.batch, view.t);
@@ -94,18 +94,33 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
   if (panel.at == nullptr) return view.tile.run;
   return panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kRun;
 }
-// Whether it reads one cell for all of the tile's keys, and that cell.
+// Whether it reads one cell for all of the tile's keys.
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
-}
-HWY_INLINE float flat_cell(const TileView& view, const Panel& panel, int row) {
-  const int64_t distance = own_keys(view, panel)[0] - own_query(view, panel, row);
-  return panel.row_cells(row)[panel.offset(distance)];
 }
 // Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
   if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
   return panel.offset(own_keys(view, panel)[0] - own_query(view, panel, row));
+}
+
+// The first cell that each row of a group reads in a tile that is a run or flat.
+HWY_INLINE void first_cells(const TileView& view, const Panel& panel, int group,
+                            const float* (&cells)[kGroup]) {
+  const Block& block = view.block;
+  if (panel.at == nullptr) {
+    for (int r = 0; r < kGroup; ++r) {
+      const int row = std::min(group + r, block.rows - 1);
+      cells[r] = panel.row_cells(row) + run_offset(view, panel, row);
+    }
+    return;
+  }
+  const int64_t key = own_keys(view, panel)[0];
+  const int32_t* queries = panel.at->queries(block.batch);
+  for (int r = 0; r < kGroup; ++r) {
+    const int row = std::min(group + r, block.rows - 1);
+    cells[r] = panel.row_cells(row) + panel.offset(key - queries[block.index[row]]);
+  }
 }
 
 // sums[kTile] += the cells of a panel that a row reads in a tile that is neither a run nor flat.
@@ -189,19 +204,18 @@ class Additions {
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
-      if (is_flat(view, panel)) {
-        add_flat(view, panel, group);
-        continue;
-      }
-      if (n >= kMost || !is_run(view, panel)) {
+      const bool flat = is_flat(view, panel);
+      if (!flat && (n >= kMost || !is_run(view, panel))) {
         summed = true;
         continue;
       }
-      for (int r = 0; r < kGroup; ++r) {
-        const int row = std::min(group + r, block.rows - 1);
-        at_[count_][r] = panel.row_cells(row) + run_offset(view, panel, row);
+      const float* first[kGroup];
+      first_cells(view, panel, group, first);
+      if (flat) {
+        add_flat(first);
+      } else {
+        std::copy_n(first, kGroup, at_[count_++]);
       }
-      ++count_;
     }
     const bool biased = scores && block.key_bias[group] != nullptr;
     if (scores && block.extra != nullptr) {
@@ -262,12 +276,9 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
-  HWY_INLINE void add_flat(const TileView& view, const Panel& panel, int group) {
-    if (!has_flat_) std::fill_n(flat_, kGroup, 0.0f);
+  HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
+    for (int r = 0; r < kGroup; ++r) flat_[r] = has_flat_ ? flat_[r] + *cells[r] : *cells[r];
     has_flat_ = true;
-    for (int r = 0; r < kGroup; ++r) {
-      flat_[r] += flat_cell(view, panel, std::min(group + r, view.block.rows - 1));
-    }
   }
   // Key biases of the tile, less what the row's scores are less by.
   static HWY_INLINE void load_key_bias(const TileView& view, int row, float* to) {

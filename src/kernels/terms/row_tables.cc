@@ -17,6 +17,18 @@ bool slides(const Plan& plan, const TablePlan& table) {
          table.window.width > kSlidingCells;
 }
 
+// What a block reads of a table by coordinates of its own.
+Cut own_reach(const Block& block, const TablePlan& table) {
+  const int32_t* queries = table.at->queries(block.batch);
+  int64_t low = INT64_MAX, high = INT64_MIN;
+  for (int row = 0; row < block.rows; ++row) {
+    low = std::min<int64_t>(low, queries[block.index[row]]);
+    high = std::max<int64_t>(high, queries[block.index[row]]);
+  }
+  const auto [first, last] = table.at->key_range();
+  return table.window.cut({first - high, last - low});
+}
+
 // How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
 int64_t shared(const Cut& from, const Cut& to) {
   const bool follows = from.first <= to.first && to.first < from.end() && from.end() <= to.end();
@@ -86,7 +98,7 @@ void RowTables::attach(Block& block, const float* queries) {
 
 Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
   const TablePlan& table = plan_.row_tables[n];
-  if (table.at != nullptr) return {0, table.window.width};
+  if (table.at != nullptr) return own_reach(block, table);
   if (!slides(plan_, table)) return table.window.cut(block.range);
   const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
   const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
