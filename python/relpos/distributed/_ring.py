@@ -94,9 +94,7 @@ class Ring:
         for step, block in self.steps(own):
             for j in range(max(len(runs) for runs in self.pieces.geometry.k.runs)):
                 gradients = None
-                if block is not None and self.pieces.geometry.needs_run(
-                    self.rank, self.source(step), j
-                ):
+                if self.pieces.geometry.needs_run(self.rank, self.source(step), j):
                     gradients = self._backward_run(rows, block, (step, j), sums)
                 if returning is not None:
                     self._arrive(*returning)
