@@ -81,43 +81,7 @@ bool place_tokens_of(Text text, bool keys, nb::handle tokens) {
   return true;
 }
 
-void bind_positions(nb::module_& module) {
-  module.def("takes_inputs", &takes_inputs);
-  module.def("term_kinds", &kinds_of);
-  module.def("list_tensors", &list_tensors);
-  module.def("place_tokens", &place_tokens_of);
-  module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
-  module.def("dense_shape", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
-                               Text which, const std::vector<std::vector<int64_t>>& shapes) {
-    std::vector<TensorView> parameters;
-    for (const std::vector<int64_t>& shape : shapes) parameters.push_back(blank_view(shape));
-    return dense_shape(to_part(text, parameters), {queries, keys, q_offset}, which);
-  });
-  module.def("dense", [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
-                         nb::handle parameters, nb::handle out) {
-    const Part part = to_part(text, to_views(parameters));
-    const TensorView o = to_view(out);
-    Signals signals;
-    signals.run([&] { dense(part, {queries, keys, q_offset}, which, o, signals.token()); });
-  });
-  module.def("dense_backward",
-             [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
-                nb::handle parameters, nb::handle dout, nb::handle gradients) {
-               const Part part = to_part(text, to_views(parameters));
-               const TensorView d = to_view(dout);
-               const std::vector<TensorView> wanted = to_views(gradients);
-               Signals signals;
-               signals.run([&] {
-                 dense_backward(part, {queries, keys, q_offset}, which, d, wanted, signals.token());
-               });
-             });
-  module.def("indices", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
-                           nb::handle parameters, nb::handle out) {
-    const Part part = to_part(text, to_views(parameters));
-    const TensorView o = to_view(out);
-    Signals signals;
-    signals.run([&] { indices(part, {queries, keys, q_offset}, o, signals.token()); });
-  });
+void bind_rotations(nb::module_& module) {
   module.def("rotary_tables",
              [](Text text, int64_t offset, nb::handle parameters, nb::handle cos, nb::handle sin) {
                const Part part = to_part(text, to_views(parameters));
@@ -157,6 +121,45 @@ void bind_positions(nb::module_& module) {
       },
       nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(),
       nb::arg());
+}
+
+void bind_positions(nb::module_& module) {
+  module.def("takes_inputs", &takes_inputs);
+  module.def("term_kinds", &kinds_of);
+  module.def("list_tensors", &list_tensors);
+  module.def("place_tokens", &place_tokens_of);
+  module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
+  module.def("dense_shape", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
+                               Text which, const std::vector<std::vector<int64_t>>& shapes) {
+    std::vector<TensorView> parameters;
+    for (const std::vector<int64_t>& shape : shapes) parameters.push_back(blank_view(shape));
+    return dense_shape(to_part(text, parameters), {queries, keys, q_offset}, which);
+  });
+  module.def("dense", [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
+                         nb::handle parameters, nb::handle out) {
+    const Part part = to_part(text, to_views(parameters));
+    const TensorView o = to_view(out);
+    Signals signals;
+    signals.run([&] { dense(part, {queries, keys, q_offset}, which, o, signals.token()); });
+  });
+  module.def("dense_backward",
+             [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
+                nb::handle parameters, nb::handle dout, nb::handle gradients) {
+               const Part part = to_part(text, to_views(parameters));
+               const TensorView d = to_view(dout);
+               const std::vector<TensorView> wanted = to_views(gradients);
+               Signals signals;
+               signals.run([&] {
+                 dense_backward(part, {queries, keys, q_offset}, which, d, wanted, signals.token());
+               });
+             });
+  module.def("indices", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
+                           nb::handle parameters, nb::handle out) {
+    const Part part = to_part(text, to_views(parameters));
+    const TensorView o = to_view(out);
+    Signals signals;
+    signals.run([&] { indices(part, {queries, keys, q_offset}, o, signals.token()); });
+  });
   // Throws where the grid's offset must be said and is not; else the offset.
   module.def(
       "grid_offset",
@@ -190,6 +193,7 @@ NB_MODULE(_core, module) {
   relpos::bind_attention(module);
   relpos::bind_schemes(module);
   relpos::bind_positions(module);
+  relpos::bind_rotations(module);
   module.def("show_config", [] {
     nb::dict config;
     for (const auto& [name, value] : relpos::show_config()) config[name.c_str()] = value;

@@ -92,56 +92,70 @@ void check_coordinates(const Term& term, const Problem& problem, const std::stri
   check_coordinates(*term.coordinates, problem, kLimit, who);
 }
 
+void check_rotation(const Rotation& rotation, const Problem& problem, const std::string& who) {
+  check_value(rotation.dims % 2 == 0 && rotation.start >= 0 &&
+                  rotation.start + rotation.dims <= problem.head_dim,
+              who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
+              " but query has head size ", problem.head_dim);
+  if (rotation.tables.q_cos.view.given()) {
+    check_tables(rotation, problem, who);
+  } else if (rotation.head_frequency.view.given()) {
+    check_head_frequency(rotation, problem, who);
+  } else if (!rotation.axis.empty()) {
+    check_coordinates(rotation, problem, who);
+  }
+}
+
+void check_bias(const DistanceBias& bias, const Problem& problem, const std::string& who) {
+  if (bias.map) {
+    check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == problem.heads &&
+                    bias.table.view.shape[1] >= bias.map->classes(),
+                who, ": its bias table is ", Shape{bias.table.view},
+                " ([heads, classes]) but query has ", problem.heads, " heads");
+  }
+  check_coordinates(bias, problem, who);
+  check_value(bias.coordinates == nullptr || !bias.slopes.view.given(), who,
+              ": slopes are of positions, not of coordinates");
+  if (bias.slopes.view.given()) check_shape(bias.slopes, {2, problem.heads}, who + ": slopes");
+}
+
+void check_row_table(const RowTable& rows, const Problem& problem, const std::string& who) {
+  int64_t rank = problem.head_dim;
+  if (rows.factor.view.given()) {
+    rank = rows.factor.view.shape[3];
+    check_shape(rows.factor, {problem.batch, problem.heads, problem.queries, rank},
+                who + ": row factor");
+  }
+  check_table(rows.table, problem.heads, rows.map.classes(), rank, who);
+  check_coordinates(rows, problem, who);
+  if (rows.added.view.given()) {
+    check_shape(rows.added, {problem.heads, rank}, who + ": added vector");
+  }
+}
+
+void check_column_table(const ColumnTable& columns, const Problem& problem,
+                        const std::string& who) {
+  int64_t rank = problem.head_dim;
+  if (columns.factor.view.given()) {
+    rank = columns.factor.view.shape[3];
+    check_shape(columns.factor, {problem.batch, problem.kv_heads, problem.keys, rank},
+                who + ": column factor");
+  }
+  check_table(columns.table, problem.heads, columns.map.classes(), rank, who);
+}
+
 }  // namespace
 
 void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
   const int64_t heads = problem.heads;
-  for (const Rotation& rotation : terms.rotations) {
-    check_value(rotation.dims % 2 == 0 && rotation.start >= 0 &&
-                    rotation.start + rotation.dims <= problem.head_dim,
-                who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
-                " but query has head size ", problem.head_dim);
-    if (rotation.tables.q_cos.view.given()) {
-      check_tables(rotation, problem, who);
-    } else if (rotation.head_frequency.view.given()) {
-      check_head_frequency(rotation, problem, who);
-    } else if (!rotation.axis.empty()) {
-      check_coordinates(rotation, problem, who);
-    }
-  }
+  for (const Rotation& rotation : terms.rotations) check_rotation(rotation, problem, who);
   for (const TermData& added : terms.query_added) {
     check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");
   }
-  for (const DistanceBias& bias : terms.biases) {
-    if (bias.map) {
-      check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == heads &&
-                      bias.table.view.shape[1] >= bias.map->classes(),
-                  who, ": its bias table is ", Shape{bias.table.view},
-                  " ([heads, classes]) but query has ", heads, " heads");
-    }
-    check_coordinates(bias, problem, who);
-    check_value(bias.coordinates == nullptr || !bias.slopes.view.given(), who,
-                ": slopes are of positions, not of coordinates");
-    if (bias.slopes.view.given()) check_shape(bias.slopes, {2, heads}, who + ": slopes");
-  }
-  for (const RowTable& rows : terms.row_tables) {
-    int64_t rank = problem.head_dim;
-    if (rows.factor.view.given()) {
-      rank = rows.factor.view.shape[3];
-      check_shape(rows.factor, {problem.batch, heads, problem.queries, rank}, who + ": row factor");
-    }
-    check_table(rows.table, heads, rows.map.classes(), rank, who);
-    check_coordinates(rows, problem, who);
-    if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
-  }
+  for (const DistanceBias& bias : terms.biases) check_bias(bias, problem, who);
+  for (const RowTable& rows : terms.row_tables) check_row_table(rows, problem, who);
   for (const ColumnTable& columns : terms.column_tables) {
-    int64_t rank = problem.head_dim;
-    if (columns.factor.view.given()) {
-      rank = columns.factor.view.shape[3];
-      check_shape(columns.factor, {problem.batch, problem.kv_heads, problem.keys, rank},
-                  who + ": column factor");
-    }
-    check_table(columns.table, heads, columns.map.classes(), rank, who);
+    check_column_table(columns, problem, who);
   }
   for (const KeyBias& bias : terms.key_biases) {
     if (bias.values.view.rank == 2) {
