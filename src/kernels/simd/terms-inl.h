@@ -209,12 +209,11 @@ class Additions {
         summed = true;
         continue;
       }
-      const float* first[kGroup];
-      first_cells(view, panel, group, first);
+      first_cells(view, panel, group, at_[count_]);
       if (flat) {
-        add_flat(first);
+        add_flat(at_[count_]);
       } else {
-        std::copy_n(first, kGroup, at_[count_++]);
+        ++count_;
       }
     }
     const bool biased = scores && block.key_bias[group] != nullptr;
