@@ -119,28 +119,29 @@ void check_bias(const DistanceBias& bias, const Problem& problem, const std::str
   if (bias.slopes.view.given()) check_shape(bias.slopes, {2, problem.heads}, who + ": slopes");
 }
 
+// The rank of a table: the size of its factor's last axis, whose other axes are `axes`; without a
+// factor, the head size.
+int64_t check_factor(const TermData& factor, std::vector<int64_t> axes, const Problem& problem,
+                     const std::string& who) {
+  if (!factor.view.given()) return problem.head_dim;
+  axes.push_back(factor.view.shape[3]);
+  check_shape(factor, axes, who);
+  return axes.back();
+}
+
 void check_row_table(const RowTable& rows, const Problem& problem, const std::string& who) {
-  int64_t rank = problem.head_dim;
-  if (rows.factor.view.given()) {
-    rank = rows.factor.view.shape[3];
-    check_shape(rows.factor, {problem.batch, problem.heads, problem.queries, rank},
-                who + ": row factor");
-  }
-  check_table(rows.table, problem.heads, rows.map.classes(), rank, who);
+  const int64_t heads = problem.heads;
+  const int64_t rank = check_factor(rows.factor, {problem.batch, heads, problem.queries}, problem,
+                                    who + ": row factor");
+  check_table(rows.table, heads, rows.map.classes(), rank, who);
   check_coordinates(rows, problem, who);
-  if (rows.added.view.given()) {
-    check_shape(rows.added, {problem.heads, rank}, who + ": added vector");
-  }
+  if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
 }
 
 void check_column_table(const ColumnTable& columns, const Problem& problem,
                         const std::string& who) {
-  int64_t rank = problem.head_dim;
-  if (columns.factor.view.given()) {
-    rank = columns.factor.view.shape[3];
-    check_shape(columns.factor, {problem.batch, problem.kv_heads, problem.keys, rank},
-                who + ": column factor");
-  }
+  const int64_t rank = check_factor(columns.factor, {problem.batch, problem.kv_heads, problem.keys},
+                                    problem, who + ": column factor");
   check_table(columns.table, problem.heads, columns.map.classes(), rank, who);
 }
 

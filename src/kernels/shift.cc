@@ -112,10 +112,11 @@ RowShift Shifts::of(int64_t b, int64_t h, int64_t i) const {
   }
   if (shift.both_sides && size < kSmallShift) shift = {};
   if (p_.terms.key_biases.empty() || !ascending(b)) return shift;
-  int64_t first = i / kSharing * kSharing, end = std::min(first + kSharing, p_.queries);
-  const int64_t span = p_.positions.query(b, end - 1) - p_.positions.query(b, first);
-  if (span < 0 || span >= kSharing) first = i, end = i + 1;
-  for (int64_t row = first; row < end; ++row) {
+  const int64_t group = i / kSharing * kSharing;
+  const int64_t last = std::min(group + kSharing, p_.queries) - 1;
+  const int64_t span = p_.positions.query(b, last) - p_.positions.query(b, group);
+  const bool shares = span >= 0 && span < kSharing;
+  for (int64_t row = shares ? group : i; row <= (shares ? last : i); ++row) {
     const Neighbours near = neighbours(b, h, row);
     if (near.before < 0 && near.after < 0) continue;
     const double bias = key_bias(b, h, std::max(near.before, near.after));

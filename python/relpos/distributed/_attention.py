@@ -205,7 +205,7 @@ def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple
     shared = _shared(local, seed)
     if local.reads_length:
         shared = shared._replace(length=geometry.length())
-    if ring.ranks > 2:
+    if ring.ranks > 2:  # of two, a rank holds no more than two blocks' gradients anyway
         geometry = geometry.with_halved_keys()
     pieces = Pieces(geometry, shared, inputs, padding is not None)
     ahead = 1 if local.how["mode"] == "ring" else max(1, ring.ranks - 1)

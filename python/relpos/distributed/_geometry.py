@@ -10,7 +10,7 @@ from relpos import _core
 from relpos.distributed._layout import Run
 
 FAR = 2**61
-HALVED_FROM = 128  # keys: less than a tile of the kernels' gains no memory that counts
+HALVED_FROM = 128  # keys: a half is at least a tile of the kernels
 
 
 @dataclass
@@ -130,16 +130,18 @@ class Geometry:
         """The same call with two runs for each long run of keys. Gradients are computed and sent by
         runs, of which a rank holds three at a time. For both passes: in the backward pass scores
         must round as they did for the lse of the forward pass. A half has the span of its run."""
-        found: list[list[Run]] = []
-        spans: dict[tuple[int, int], Sequence[int]] = {}
-        for rank, runs in enumerate(self.k.runs):
-            found.append([])
-            for n, run in enumerate(runs):
-                for part in run.halves() if run.count >= HALVED_FROM else (run,):
-                    if self.k_spans:
-                        spans[rank, len(found[rank])] = self.k_spans[rank, n]
-                    found[rank].append(part)
-        return replace(self, k=replace(self.k, runs=found), k_spans=spans)
+        cut = [
+            [(n, part) for n, run in enumerate(runs) for part in _parts(run)]
+            for runs in self.k.runs
+        ]
+        spans = {
+            (rank, m): self.k_spans[rank, n]
+            for rank, parts in enumerate(cut)
+            for m, (n, _) in enumerate(parts)
+            if self.k_spans
+        }
+        runs = [[part for _, part in parts] for parts in cut]
+        return replace(self, k=replace(self.k, runs=runs), k_spans=spans)
 
     def meet(self, rank: int, i: int, other: int, j: int) -> bool:
         """Whether a query of run i of a rank may see a key of run j of another."""
@@ -172,13 +174,18 @@ class Geometry:
 
     def needs(self, rank: int, other: int) -> bool:
         """Whether queries of a rank see keys of another."""
-        return any(self.needs_run(rank, other, j) for j in range(len(self.k.runs[other])))
+        return any(self.seeing(rank, other, j) for j in range(len(self.k.runs[other])))
 
-    def needs_run(self, rank: int, other: int, j: int) -> bool:
-        """Whether queries of a rank see keys of run j of another; none where it has no run j."""
+    def seeing(self, rank: int, other: int, j: int) -> list[int]:
+        """The runs of a rank's queries that see keys of run j of another; none where it has no
+        run j."""
         if j >= len(self.k.runs[other]):
-            return False
-        return any(self.meet(rank, i, other, j) for i in range(len(self.q.runs[rank])))
+            return []
+        return [i for i in range(len(self.q.runs[rank])) if self.meet(rank, i, other, j)]
+
+
+def _parts(run: Run) -> tuple[Run, ...]:
+    return run.halves() if run.count >= HALVED_FROM else (run,)
 
 
 def _ends(side: Side, rank: int, n: int) -> tuple[int, int]:

@@ -62,7 +62,7 @@ class Ring:
             join(of_queries(out, i), of_queries(lse, i), *piece)
         for step, block in self.steps(own):
             source = self.source(step)
-            for i, j in self._pairs(source) if block is not None else ():
+            for i, j in self._pairs(source):
                 run = self.pieces.of_keys(block, source, j)
                 call = self.pieces.call_of(i, source, j, run)
                 piece = self.pieces.forward(of_queries(query, i), run, call)
@@ -76,10 +76,10 @@ class Ring:
         return range(len(runs) if self.pieces.inputs.sinks else 0)
 
     def _pairs(self, source: int) -> list[tuple[int, int]]:
+        """(run of this rank's queries, run of a rank's keys) that meet."""
         geometry = self.pieces.geometry
-        q_runs, k_runs = geometry.q.runs[self.rank], geometry.k.runs[source]
-        grid = [(i, j) for i in range(len(q_runs)) for j in range(len(k_runs))]
-        return [(i, j) for i, j in grid if geometry.meet(self.rank, i, source, j)]
+        runs = range(len(geometry.k.runs[source]))
+        return [(i, j) for j in runs for i in geometry.seeing(self.rank, source, j)]
 
     def backward(self, rows: list[Any], own: list[Tensor], needs: list[bool]) -> "Sums":
         """rows: query, out, lse, dout, dlse. needs: of query, key, value and the position's
@@ -93,9 +93,7 @@ class Ring:
         returning = None
         for step, block in self.steps(own):
             for j in range(max(len(runs) for runs in self.pieces.geometry.k.runs)):
-                gradients = None
-                if self.pieces.geometry.needs_run(self.rank, self.source(step), j):
-                    gradients = self._backward_run(rows, block, (step, j), sums)
+                gradients = self._backward_run(rows, block, (step, j), sums)
                 if returning is not None:
                     self._arrive(*returning)
                 returning = self._return(gradients, sums, (step, j)) if step else None
@@ -109,22 +107,22 @@ class Ring:
 
     def _backward_run(
         self, rows: list[Any], block: Any, at: tuple[int, int], sums: "Sums"
-    ) -> list[Tensor | None]:
-        """Gradients of run j of the block of a step; those of the own block are in `sums`."""
+    ) -> list[Tensor | None] | None:
+        """Gradients of run j of the block of a step, None where no query of this rank sees it;
+        those of the own block are in `sums`."""
         step, j = at
         source = self.source(step)
+        seeing = self.pieces.geometry.seeing(self.rank, source, j)
+        if not seeing:
+            return None
         run = self.pieces.of_keys(block, source, j)
         gradients = sums.of_own_run(j) if step == 0 else sums.zeros(run)
-        first = True  # nothing has been added to `gradients`
-        for i in range(len(self.pieces.geometry.q.runs[self.rank])):
-            if not self.pieces.geometry.meet(self.rank, i, source, j):
-                continue
+        for n, i in enumerate(seeing):
             call = self.pieces.call_of(i, source, j, run)
             queries = [None if t is None else self.pieces.of_queries(t, i) for t in rows]
-            places = sums.places(gradients, i, first)
+            places = sums.places(gradients, i, first=n == 0)
             found = self.pieces.backward(queries, run, call, sums.needs, places)
             sums.add(found, places, gradients, i)
-            first = False
         return gradients
 
     def _return(
@@ -135,7 +133,7 @@ class Ring:
         step, j = at
         transfer = Transfer(self.group, (1 + j) * _TAGS)
         own: list[Tensor | None] = []
-        if self.pieces.geometry.needs_run(self.target(step), self.rank, j):
+        if self.pieces.geometry.seeing(self.target(step), self.rank, j):
             own = sums.of_own_run(j)
         arriving = [None if t is None else t.new_empty(t.shape) for t in own]
         transfer.receive([t for t in arriving if t is not None], self.target(step))
@@ -190,8 +188,9 @@ class Sums:
     def of_own_run(self, j: int) -> list[Tensor | None]:
         return self.pieces.of_keys(self.block, self.pieces.geometry.rank, j)
 
-    def places(self, run: list[Tensor | None], i: int, first: bool) -> list[Tensor | None]:
-        """Where gradients of query, key and value may be written, since nothing is there yet."""
+    def places(self, run: list[Tensor | None], i: int, *, first: bool) -> list[Tensor | None]:
+        """Where gradients of query, key and value may be written, since nothing is there yet.
+        first: nothing has been added to those of the run of keys."""
         query = None if i in self.written else self._of_queries(i)
         return [query, *(run[:2] if first else [None, None])]
 
