@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "base/sanitized.h"
@@ -193,6 +194,52 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
       }
     }
   }
+}
+
+// An image of 10 rows of a tile each, with two tables by its rows and one by its columns.
+struct Image : Plain {
+  static constexpr int64_t kHeight = 10, kTokens = kHeight * kTile, kDim = 16;
+  Tensor rows[3];
+
+  Image() : Plain(kTokens, kTokens, kDim) {
+    Rng rng(6);
+    auto at = std::make_shared<Coordinates>();
+    at->axes = 2;
+    at->queries = at->keys = kTokens;
+    for (int64_t n = 0; n < kTokens; ++n) at->q.push_back(n / kTile);
+    for (int64_t n = 0; n < kTokens; ++n) at->q.push_back(n % kTile);
+    at->k = at->q;
+    for (int n = 0; n < 3; ++n) {
+      const int64_t most = n < 2 ? kHeight - 1 : kTile - 1;
+      rows[n] = float_tensor(rng, {2 * most + 1, kDim});
+      RowTable& term = p.terms.row_tables.emplace_back();
+      term.map = ClassMap::zero_outside(-most, most);
+      term.table = TermData::parameter(rows[n].view(), true);
+      term.coordinates = at;
+      term.axis = n < 2 ? 0 : 1;
+    }
+  }
+};
+
+TEST(Edges, TablesByTheRowsOfAnImageAddUp) {
+  Image a;
+  expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);
+  expect_near(a.gradients(fused_backward), a.gradients(plain_backward), 1e-5);
+}
+
+TEST(Edges, ABlockReadsOfATableByCoordinatesWhatItsQueriesReach) {
+  Image a;
+  Workspace memory;
+  const Plan plan(a.p, false, memory);
+  QueryBlock x(plan, memory);
+  const RowTables tables(plan, memory);
+  x.begin(0);
+  for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
+  x.load();
+  // Rows 0 and 1 of the image see rows 0 to 9: distances from -1 to 9. Columns are all there.
+  EXPECT_EQ(tables.reach(x.block, 0, 0, 1).first, Image::kHeight - 2);
+  EXPECT_EQ(tables.reach(x.block, 0, 0, 1).width, Image::kHeight + 1);
+  EXPECT_EQ(tables.reach(x.block, 2, 0, 1).width, 2 * kTile - 1);
 }
 
 }  // namespace
