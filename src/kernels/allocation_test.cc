@@ -64,7 +64,7 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 // Causal attention; with every kind of term that tiles read and dropout, at consecutive positions or
 // at others.
 struct Call : random_terms::PlainCall {
-  static constexpr int64_t kHeads = 2, kDim = 16, kReach = 4, kClasses = 2 * kReach + 1;
+  static constexpr int64_t kHeads = 2, kDim = 32, kReach = 4, kClasses = 2 * kReach + 1;
   Tensor bias, slopes, rows, values, columns, keys, added, frequencies;
 
   Call(Kind kind, int64_t length) : Call(Rng(3), kind, length) {}
@@ -133,8 +133,8 @@ struct Call : random_terms::PlainCall {
   }
 };
 
-// Lengths that differ in blocks and tiles alone: 12 x 16 and 21 x 32, in as many chunks.
-constexpr int64_t kShort = 1024, kLong = 2048;
+// Lengths that differ in blocks and tiles alone: 22 x 32 and 43 x 64, in as many chunks.
+constexpr int64_t kShort = 2048, kLong = 4096;
 
 constexpr Kind kKinds[] = {Kind::kPlain, Kind::kEveryTerm, Kind::kEveryTermAnywhere};
 

@@ -1,7 +1,10 @@
-// Driver of the fused backward pass. Tasks are (b, kv head, chunk of query blocks), cut by shape; each
-// owns its accumulators, which are summed in task order: the same bits at any thread count.
+// Driver of the fused backward pass. Tasks are blocks of queries. Those of a (b, kv head) pair add to the
+// gradients of its keys in turns, in the order of their numbers, and to those of terms in chunks, which
+// are cut by shape and summed in order: the same bits at any thread count.
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <memory>
 
 #include "kernels/backward_block.h"
 #include "kernels/denormals.h"
@@ -10,39 +13,54 @@
 namespace relpos {
 namespace {
 
-// Accumulators that exist at one time; at least two for each thread. Sums do not depend on it.
-constexpr int64_t kWaveTasks = 16;
-constexpr int64_t kWantedTasks = 16;  // parallelism that few key heads get from chunks of queries
-constexpr int64_t kMaxChunks = 4;
-// dk and dv of one head above this: no more than two chunks, each of which has its own.
-constexpr int64_t kLargeSums = int64_t{16} << 20;
+// Blocks that compute at one time where terms are summed: of all key heads, and at most of one.
+constexpr int64_t kFewTasks = 16, kFewOfHead = 4, kManyTasks = 64, kManyOfHead = 16;
+// Sums of the pairs of a wave are held together: of so many, where they take no more than this.
+constexpr int64_t kWavePairs = 16, kWaveBytes = int64_t{32} << 20;
 
-// Chunks of one head's query blocks. Never a function of the batch or of threads: dk and dv of a
-// batch row keep their bits.
-int64_t chunk_count(const Problem& p) {
-  const int64_t blocks = (p.queries + kRows - 1) / kRows;
-  const int64_t wanted = (kWantedTasks + p.kv_heads - 1) / std::max<int64_t>(1, p.kv_heads);
-  const bool large = p.keys * (p.head_dim + p.value_dim) * 4 > kLargeSums;
-  return std::clamp<int64_t>(std::min(wanted, blocks), 1, large ? 2 : kMaxChunks);
+int64_t key_sum_bytes(const Plan& plan) { return 4 * plan.tiles * kTile * (plan.Dp + plan.Dvp); }
+
+// Chunks of a pair's blocks: block n is of chunk n % chunks, and adds to its sums after the block before
+// it has. As many as many threads need, where that takes no more memory than the sums of the keys, and
+// else as few threads do. Never a function of the batch or of threads: gradients keep their bits.
+int64_t chunk_count(const Plan& plan) {
+  const Problem& p = plan.p;
+  const auto of = [&](int64_t tasks, int64_t most) {
+    return std::min(most, (tasks + p.kv_heads - 1) / std::max<int64_t>(1, p.kv_heads));
+  };
+  const int64_t affordable = key_sum_bytes(plan) / std::max<int64_t>(1, Sums::bytes(plan));
+  const int64_t wanted =
+      std::clamp(affordable, of(kFewTasks, kFewOfHead), of(kManyTasks, kManyOfHead));
+  return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks_of_pair(p)));
 }
 
-// Key heads of one wave.
-int64_t wave_of(const Problem& p) {
-  const int64_t tasks = std::max<int64_t>(kWaveTasks, int64_t{2} * p.threads);
-  return std::clamp<int64_t>(tasks / chunk_count(p), 1, std::max<int64_t>(1, p.batch * p.kv_heads));
+// Pairs of one wave, at least one for each thread. No sum depends on it.
+int64_t wave_of(const Plan& plan, int threads) {
+  const int64_t bytes = key_sum_bytes(plan) + chunk_count(plan) * Sums::bytes(plan);
+  const int64_t affordable = std::min(kWavePairs, kWaveBytes / std::max<int64_t>(1, bytes));
+  return std::min(std::max<int64_t>(affordable, threads),
+                  std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads));
 }
 
 // Scratch of the pass.
 struct Backward {
-  std::vector<Sums> sums;  // of the tasks of a wave
+  int64_t chunks, wave;
+  std::vector<Sums> sums;  // [wave, chunks]
+  std::vector<KeySums> keys;
   std::vector<BackwardBlock> blocks;
   TileCache cache;
 
   Backward(const Plan& plan, int threads, const TermGradients& wants, Workspace& memory)
-      : cache(plan, wave_of(plan.p), threads, memory) {
-    for (int64_t n = 0; n < wave_of(plan.p) * chunk_count(plan.p); ++n) {
-      sums.emplace_back(plan, wants, memory);
+      : chunks(chunk_count(plan)),
+        wave(wave_of(plan, threads)),
+        cache(plan, heads_at_work(plan.p, threads), threads, memory) {
+    keys.reserve(wave);
+    sums.reserve(wave * chunks);
+    blocks.reserve(threads);
+    for (int64_t n = 0; n < wave; ++n) {
+      keys.emplace_back(plan, wants, blocks_of_pair(plan.p), memory);
     }
+    for (int64_t n = 0; n < wave * chunks; ++n) sums.emplace_back(plan, wants, memory);
     for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
   }
 };
@@ -72,50 +90,78 @@ struct Again {
   }
 };
 
+// The floating-point mode of each pair of a wave, found by the first of its blocks.
+class Modes {
+ public:
+  explicit Modes(int64_t pairs) : modes_(new std::atomic<int64_t>[pairs]), pairs_(pairs) {}
+  void clear() noexcept {
+    for (int64_t n = 0; n < pairs_; ++n) modes_[n].store(kUnknown, std::memory_order_relaxed);
+  }
+  template <typename F>
+  FloatControl of(int64_t n, F&& find) {
+    int64_t mode = modes_[n].load(std::memory_order_relaxed);
+    if (mode == kUnknown) {
+      mode = static_cast<int64_t>(find());
+      modes_[n].store(mode, std::memory_order_relaxed);
+    }
+    return static_cast<FloatControl>(mode);
+  }
+
+ private:
+  static constexpr int64_t kUnknown = -1;
+
+  std::unique_ptr<std::atomic<int64_t>[]> modes_;
+  int64_t pairs_;
+};
+
 void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradients& gradients) {
   Workspace memory;
   const Plan plan(p, true, memory);
   const MaskSums mask = mask_sums(p, gradients);
   const int threads = mask == MaskSums::kOfRows ? 1 : useful_threads(p);
   Stopper stopper(p.cancel);
-  const int64_t pairs = p.batch * p.kv_heads, chunks = chunk_count(p);
-  const int64_t wave = mask == MaskSums::kOfHeads ? 1 : wave_of(p);
-  const int64_t blocks = (p.queries + kRows - 1) / kRows;
+  const int64_t pairs = p.batch * p.kv_heads;
   if (pairs == 0) return;
   Backward scratch(plan, threads, *gradients.terms, memory);
-  // Block n of query head g of a group.
-  const auto run = [&](int64_t slot, int64_t pair, int64_t g, int64_t n, const Sums& sums,
-                       int worker) {
-    BackwardBlock& x = scratch.blocks[worker];
-    x.begin(pair / p.kv_heads);
-    for (int64_t i = n * kRows; i < std::min(p.queries, (n + 1) * kRows); ++i) {
-      x.add_row(pair % p.kv_heads * p.group() + g, i);
-    }
-    x.start(g, sums, from, gradients);
-    const auto [first, end] = x.tile_range();
-    scratch.cache.read(slot, pair, first, end, stopper, worker,
-                       [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                         x.backward(tiles, t, count, g, sums);
-                       });
-    x.finish(g, sums, gradients);
-  };
+  const int64_t wave = mask == MaskSums::kOfHeads ? 1 : scratch.wave, chunks = scratch.chunks;
+  const bool sums_terms = !scratch.sums.front().empty();
+  // Heads of a group add to the same numbers, each head after the one before it.
+  const bool shares = mask == MaskSums::kOfHeads || plan.rotations.trains();
+  Modes modes(wave);
+  for (Sums& sums : scratch.sums) {
+    if (p.queries == 0) sums.clear();  // else a chunk's first block does
+  }
   for (int64_t first = 0; first < pairs; first += wave) {
     const int64_t count = std::min(wave, pairs - first);
-    for (int64_t slot = 0; slot < count; ++slot) scratch.cache.start(slot);
-    parallel_for(count * chunks, threads, stopper, [&](int64_t task, int worker) {
-      Sums& own = scratch.sums[task];
-      own.clear();
-      const int64_t slot = task / chunks, pair = first + slot;
-      const FloatMode mode(float_control(p, pair / p.kv_heads, pair % p.kv_heads, from.dout));
-      for (int64_t g = 0; g < p.group(); ++g) {
-        for (int64_t n = task % chunks; n < blocks && !stopper.stopped(worker); n += chunks) {
-          run(slot, pair, g, n, own, worker);
-        }
-      }
-    });
-    stopper.check();
-    reduce_keys(plan, scratch.sums, first, count, chunks, threads, stopper, gradients);
-    reduce_terms(plan, scratch.sums, first * chunks, count * chunks, chunks, threads, stopper,
+    for (int64_t n = 0; n < count; ++n) scratch.keys[n].clear();
+    modes.clear();
+    const auto run = [&](const PackedBlock& at, int worker) {
+      const int64_t n = at.pair - first, before = at.number - chunks;
+      Sums& sums = scratch.sums[n * chunks + at.number % chunks];
+      BlockSums own{at.head % p.group(), sums, scratch.keys[n],
+                    BlockTurn(scratch.keys[n].order, at.number, stopper, worker)};
+      if (shares && !own.turn.await_block(at.number - blocks_of_head(p))) return;
+      if (sums_terms && !own.turn.await_block(before)) return;
+      if (before < 0) sums.clear();
+      const FloatMode mode(modes.of(n, [&] {
+        return float_control(p, at.batch, at.pair % p.kv_heads, from.dout);
+      }));
+      BackwardBlock& x = scratch.blocks[worker];
+      x.begin(at.batch);
+      for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
+      x.start(own, from, gradients);
+      const auto [begin, end] = x.tile_range();
+      own.turn.leave_before(begin);
+      scratch.cache.read(at.slot, at.pair, begin, end, stopper, worker,
+                         [&](const KeyTile* tiles, int64_t t, int64_t some) {
+                           x.backward(tiles, t, some, own);
+                         });
+      x.finish(own, gradients);
+      own.turn.finish();
+    };
+    for_each_packed_block(p, first, count, scratch.cache, threads, stopper, run);
+    write_keys(plan, scratch.keys, first, count, threads, stopper, gradients);
+    reduce_terms(plan, scratch.sums, scratch.keys, first, count, chunks, threads, stopper,
                  *gradients.terms);
     stopper.check();
   }

@@ -29,11 +29,13 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
   state.narrow_dout_t = narrow_dout_.transposed();
 }
 
-void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
+void BackwardBlock::start(BlockSums& sums, const Outputs& from,
                           const ProblemGradients& gradients) {
   load();
   const int64_t end = padded_rows();
-  for (int row = 0; row < block.rows; ++row) load_row_state(row, g, sums, from, gradients);
+  for (int row = 0; row < block.rows; ++row) {
+    load_row_state(row, sums.g, sums.terms, from, gradients);
+  }
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
   std::fill(state.inverse + block.rows, state.inverse + end, 0.0f);
@@ -42,13 +44,17 @@ void BackwardBlock::start(int64_t g, const Sums& sums, const Outputs& from,
   std::fill_n(dq_.get(), end * plan_.Dp, 0.0f);
   state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
                       plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
-  state.dk = sums.dk;
-  state.dv = sums.dv;
-  state.key_bias = sums.key_bias == nullptr ? nullptr : sums.key_bias + g * plan_.tiles * kTile;
+  const KeySums& keys = sums.keys;
+  state.dk = keys.dk;
+  state.dv = keys.dv;
+  state.key_bias =
+      keys.key_bias == nullptr ? nullptr : keys.key_bias + sums.g * plan_.tiles * kTile;
+  state.keys = &sums;
+  state.take_turn = [](void* own, int64_t t) { return static_cast<BlockSums*>(own)->take(t); };
   state.mask_gradient = gradients.mask;
   state.mask_index = &gradients.mask_index;
   state.mask_rows = gradients.mask_rows.given() ? &gradients.mask_rows : nullptr;
-  biases_.attach(block, sums);
+  biases_.attach(block, sums.terms);
   values_.attach(block, dout_.get());
   values_.clear(block);
   sums_rows_ = from.softmax.rank == 3 && block.shifted;
@@ -85,32 +91,35 @@ void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const O
                                              delta, sums, *gradients.terms);
 }
 
-void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g,
-                             const Sums& sums) {
+void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums) {
   const bool decays = plan_.rotations.decays();
-  row_tables_.before(block, t, count, g, &sums);
+  row_tables_.before(block, t, count, sums.g, &sums.terms);
   over_tiles(tiles, t, count, state.rows_finite ? state.reference : nullptr,
              [&](const KeyTile* some, int64_t first, int64_t n) {
                if (decays) {
                  state.dq = tile_dq_.get();
                  std::fill_n(tile_dq_.get(), tile_dq_.size(), 0.0f);
                }
-               const int64_t step = sums_rows_ ? 1 : n;  // state.ds is of the last tile
-               for (int64_t tile = 0; tile < n; tile += step) {
-                 plan_.kernels.backward(block, state, some + tile, first + tile, step);
+               for (int64_t tile = 0; tile < n; ++tile) {
+                 const KeyTile* next = tile + 1 < n ? some + tile + 1 : nullptr;
+                 plan_.kernels.backward(block, state, some[tile], first + tile, next);
                  if (sums_rows_) sum_rows();
+                 if (!plan_.columns.empty() && sums.take(first + tile)) {
+                   columns_.after(block, state.ds, some[tile], first + tile, sums.g, sums.terms,
+                                  sums.keys);
+                 }
+                 sums.turn.leave_before(first + tile + 1);
                }
-               columns_.after(block, state.ds, *some, first, g, sums);
                for (int64_t x = 0; decays && x < block.rows * plan_.Dp; ++x) {
                  dq_[x] += tile_dq_[x] * decay_[x % plan_.Dp];
                }
              });
 }
 
-void BackwardBlock::finish(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
-  biases_.finish(block, state, g, sums, row_sums_);
-  values_.finish(block, dout_.get(), g, sums);
-  finish_queries(g, sums, gradients);
+void BackwardBlock::finish(const BlockSums& sums, const ProblemGradients& gradients) {
+  biases_.finish(block, state, sums.g, sums.terms, row_sums_);
+  values_.finish(block, dout_.get(), sums.g, sums.terms);
+  finish_queries(sums.g, sums.terms, gradients);
 }
 
 // Before dq of the row is turned back.
@@ -127,9 +136,8 @@ void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sum
     const int64_t i = block.index[row];
     plan_.rotations.add_table_gradients(n, true, block.batch, kv_head, i, query, dq,
                                         to.rotations[n]);
-    if (sums.turns[n].queries == nullptr) continue;
-    plan_.rotations.add_gradients(n, true, block.batch, kv_head, i, query, dq,
-                                  sums.turns[n].queries);
+    if (sums.turns[n] == nullptr) continue;
+    plan_.rotations.add_gradients(n, true, block.batch, kv_head, i, query, dq, sums.turns[n]);
   }
 }
 

@@ -13,6 +13,21 @@ struct Outputs {
   TensorView out, softmax, dout, dlse;
 };
 
+// Where a block of head g of a group adds: the sums of its chunk, and in its turn those of its keys.
+struct BlockSums {
+  int64_t g;
+  const Sums& terms;
+  KeySums& keys;
+  BlockTurn turn;
+
+  // Waits for the turn of tile t; false: nothing may be added.
+  bool take(int64_t t) {
+    if (!turn.await_tile(t)) return false;
+    keys.open(t);
+    return true;
+  }
+};
+
 // One worker's. All rows are of one head.
 class BackwardBlock : public QueryBlock {
  public:
@@ -20,12 +35,12 @@ class BackwardBlock : public QueryBlock {
 
   BackwardState state;
 
-  // Loads the rows that were added, head g of a group, whose task sums into `sums`.
-  void start(int64_t g, const Sums& sums, const Outputs& from, const ProblemGradients& gradients);
+  // Loads the rows that were added.
+  void start(BlockSums& sums, const Outputs& from, const ProblemGradients& gradients);
   // Adds what tiles [t, t + count), at most kTilesAtATime, contribute.
-  void backward(const KeyTile* tiles, int64_t t, int64_t count, int64_t g, const Sums& sums);
+  void backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums);
   // Sends on what the rows have summed.
-  void finish(int64_t g, const Sums& sums, const ProblemGradients& gradients);
+  void finish(const BlockSums& sums, const ProblemGradients& gradients);
 
  private:
   void load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,

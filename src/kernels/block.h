@@ -171,6 +171,9 @@ struct BackwardState {
   float* p = nullptr;         // [kRows, kTile] scratch
   float* ds = nullptr;        // [kRows, kTile] scratch
   float* key_bias = nullptr;  // [tiles * kTile], takes dscore; null: not wanted
+  // Called once before anything is added to dk, dv and key_bias of tile t; false: nothing may be.
+  bool (*take_turn)(void* keys, int64_t t) = nullptr;
+  void* keys = nullptr;
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
   const TensorView* mask_rows = nullptr;  // in place of the two; null: not wanted
@@ -255,12 +258,15 @@ struct Kernels {
   // dout and values in state.ds, become weights after dropout and dscores.
   void (*weigh_gradients)(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
                           int first, int last);
+  // Adds the dscores of a block's rows to state.key_bias, where it is wanted, in the block's turn.
+  void (*add_key_bias_gradients)(const Block& block, const BackwardState& state, int64_t t);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
                   int64_t count);
-  // Adds what tiles [first, first + count) contribute to every gradient of the block.
-  void (*backward)(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
-                   int64_t count);
+  // Adds what tile t contributes to every gradient of the block. `next`: the tile that follows; null:
+  // none is known.
+  void (*backward)(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+                   const KeyTile* next);
   // Writes dense weights of a tile from `reference` and `inverse_sum` [kRows] or, where those are null,
   // dense scores.
   void (*emit)(const Block& block, const KeyTile& tile, int64_t t, const TensorView& dense,

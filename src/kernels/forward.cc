@@ -27,7 +27,7 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
   Workspace memory;
   Prefill scratch(plan, threads, memory);
   for_each_packed_block(
-      plan.p, scratch.cache, threads, stopper, [&](const PackedBlock& at, int worker) {
+      plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.cache, threads, stopper, [&](const PackedBlock& at, int worker) {
         const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
         ForwardBlock& x = scratch.blocks[worker];
         x.begin(at.batch);
@@ -101,7 +101,7 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);
   std::vector<QueryBlock> blocks;
   for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
-  for_each_packed_block(p, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
+  for_each_packed_block(p, 0, p.batch * p.kv_heads, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
     QueryBlock& x = blocks[worker];
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);

@@ -17,6 +17,10 @@ inline int useful_threads(const Problem& p) {
   return flops < 2e6 ? 1 : p.threads;
 }
 
+// Blocks of the queries of one head, and of those of all heads that share a key head.
+inline int64_t blocks_of_head(const Problem& p) { return (p.queries + kRows - 1) / kRows; }
+inline int64_t blocks_of_pair(const Problem& p) { return p.group() * blocks_of_head(p); }
+
 // (b, kv head) pairs in work at one time.
 inline int64_t heads_at_work(const Problem& p, int threads) {
   return std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, p.batch * p.kv_heads));
@@ -24,17 +28,18 @@ inline int64_t heads_at_work(const Problem& p, int threads) {
 
 struct PackedBlock {
   int64_t batch, head, first_query, end_query, pair, slot;
+  int64_t number;  // of the pair's blocks, which are dealt in this order
 };
 
-// Calls body(block, worker) for every block of queries of every head. A worker takes a head of its
-// own, whose packs stay in its caches; when no head is left it helps with those of others.
+// Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count). A
+// worker takes a head of its own, whose packs stay in its caches; when no head is left it helps with
+// those of others.
 template <typename F>
-void for_each_packed_block(const Problem& p, TileCache& cache, int threads, Stopper& stopper,
-                           F&& body) {
-  const int64_t pairs = p.batch * p.kv_heads;
-  const int64_t blocks = (p.queries + kRows - 1) / kRows, tasks = p.group() * blocks;
-  if (pairs == 0 || blocks == 0) return;
-  const int64_t slots = heads_at_work(p, threads);
+void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, TileCache& cache,
+                           int threads, Stopper& stopper, F&& body) {
+  const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p);
+  if (count == 0 || blocks == 0) return;
+  const int64_t slots = std::min(count, heads_at_work(p, threads)), pairs = first_pair + count;
   // The pair of a slot, times 2^32, plus its next task: one word, so that nobody takes a task of one
   // pair for a task of another.
   constexpr int kTaskBits = 32;
@@ -43,8 +48,8 @@ void for_each_packed_block(const Problem& p, TileCache& cache, int threads, Stop
     cache.start(slot);
     state[slot].store(pair << kTaskBits, std::memory_order_release);
   };
-  for (int64_t slot = 0; slot < slots; ++slot) open(slot, slot);
-  std::atomic<int64_t> next_pair{slots};
+  for (int64_t slot = 0; slot < slots; ++slot) open(slot, first_pair + slot);
+  std::atomic<int64_t> next_pair{first_pair + slots};
   const auto work = [&](int64_t slot, int worker) {
     while (!stopper.stopped(worker)) {
       const int64_t taken = state[slot].fetch_add(1, std::memory_order_acq_rel);
@@ -53,14 +58,15 @@ void for_each_packed_block(const Problem& p, TileCache& cache, int threads, Stop
       // Last queries first: under a causal boundary they are the longest.
       const int64_t n = blocks - 1 - task % blocks;
       body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + task / blocks, n * kRows,
-                       std::min(p.queries, (n + 1) * kRows), pair, slot},
+                       std::min(p.queries, (n + 1) * kRows), pair, slot, task},
            worker);
     }
   };
   parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {
     while (first < slots && !stopper.stopped(worker)) {
       work(first, worker);
-      const int64_t pair = next_pair.fetch_add(1, std::memory_order_relaxed);
+      // Whoever finds no pair left sees that those of all slots are taken.
+      const int64_t pair = next_pair.fetch_add(1, std::memory_order_acq_rel);
       if (pair >= pairs) break;
       open(first, pair);
     }

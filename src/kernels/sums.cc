@@ -1,6 +1,7 @@
 #include "kernels/sums.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
@@ -16,20 +17,24 @@ int64_t turn_numbers(const Rotation& rotation) {
   return rotation.head_frequency.view.shape[0] * (rotation.dims / 2);
 }
 
-// The frequencies' gradients of one task. Those of the keys are in the first task of a head; the others
-// have zeros.
-void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
-  for (size_t t = 0; t < sums.turns.size(); ++t) {
-    if (sums.turns[t].queries == nullptr) continue;
+// Of gradients, those of a kind are summed where one of them is wanted.
+template <typename All, typename Empty>
+bool any_wanted(const All& all, Empty&& empty) {
+  return !std::all_of(all.begin(), all.end(), empty);
+}
+
+// The frequencies' gradients, summed in `parts` parts.
+void add_turns(const Plan& plan, const std::vector<double*>& sums, int64_t parts, int64_t kv_head,
+               TermGradients& to) {
+  for (size_t t = 0; t < sums.size(); ++t) {
+    if (sums[t] == nullptr) continue;
     const Rotation& rotation = plan.p.terms.rotations[t];
     const TermData& data = rotation.head_frequency;
     const int64_t heads = data.view.shape[1], pairs = rotation.dims / 2;
     const int64_t numbers = turn_numbers(rotation), head = heads == 1 ? 0 : kv_head;
     for (int64_t n = 0; n < numbers; ++n) {
-      double sum = sums.turns[t].queries[n];
-      for (int64_t tile = 0; tile < plan.tiles; ++tile) {
-        sum += sums.turns[t].keys[tile * numbers + n];
-      }
+      double sum = 0.0;
+      for (int64_t part = 0; part < parts; ++part) sum += sums[t][part * numbers + n];
       to.rotations[t].head_frequency[(n / pairs * heads + head) * pairs + n % pairs] +=
           sum * data.multiplier;
     }
@@ -37,68 +42,57 @@ void reduce_turns(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradi
 }
 
 // What key j of a tile adds to the gradients of what it turns by, dk being that of the turned key.
-void add_key_turns(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head, int64_t j,
+void add_key_turns(const Plan& plan, const KeySums& sums, int64_t b, int64_t kv_head, int64_t j,
                    const float* dk, float* key, TermGradients& to) {
   load_row(plan.p.key, b, kv_head, j, plan.D, plan.D, key);
   for (size_t n = 0; n < sums.turns.size(); ++n) {
     plan.rotations.add_table_gradients(n, false, b, kv_head, j, key, dk, to.rotations[n]);
-    if (sums.turns[n].keys == nullptr) continue;
-    double* own = sums.turns[n].keys + j / kTile * turn_numbers(plan.p.terms.rotations[n]);
+    if (sums.turns[n] == nullptr) continue;
+    double* own = sums.turns[n] + j / kTile * turn_numbers(plan.p.terms.rotations[n]);
     plan.rotations.add_gradients(n, false, b, kv_head, j, key, dk, own);
   }
 }
 
 }  // namespace
 
-float* Sums::floats(bool wanted, int64_t n, Workspace& memory) {
+float* SumMemory::floats(bool wanted, int64_t n, Workspace& memory) {
   if (!wanted) return nullptr;
   return floats_.emplace_back(memory.take<float>(n)).get();
 }
 
-double* Sums::doubles(bool wanted, int64_t n, Workspace& memory) {
+double* SumMemory::doubles(bool wanted, int64_t n, Workspace& memory) {
   if (!wanted) return nullptr;
   return doubles_.emplace_back(memory.take<double>(n)).get();
 }
 
 Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
-  const int64_t keys = plan.tiles * kTile, group = plan.p.group();
-  dk = floats(true, keys * plan.Dp, memory);
-  dv = floats(true, keys * plan.Dvp, memory);
+  const int64_t group = plan.p.group();
   for (const BiasPlan& bias : plan.biases) {
     const TermGradients::Bias& gradient = wants.biases[bias.term];
     const bool wanted = !(bias.sloped ? gradient.slopes : gradient.table).empty();
     biases.push_back({doubles(wanted && !bias.ramp, group * bias.row_size(), memory),
                       doubles(wanted && bias.sloped, 2 * group, memory)});
   }
+  const auto of_table = [&](const std::vector<double>& gradient, const TablePlan& table) {
+    return TableSums{floats(!gradient.empty(), TableSums::size(table, group), memory)};
+  };
   for (size_t n = 0; n < plan.row_tables.size(); ++n) {
     const TablePlan& table = plan.row_tables[n];
     const auto& [own, factor, added] = wants.row_tables[n];
-    rows.push_back({{floats(!own.empty(), TableSums::size(table, group), memory)},
-                    doubles(!added.empty(), group * table.rank, memory)});
+    rows.push_back({of_table(own, table), doubles(!added.empty(), group * table.rank, memory)});
   }
   for (size_t n = 0; n < plan.value_tables.size(); ++n) {
-    const bool wanted = !wants.value_tables[n].table.empty();
-    values.push_back({floats(wanted, TableSums::size(plan.value_tables[n], group), memory)});
+    values.push_back(of_table(wants.value_tables[n].table, plan.value_tables[n]));
   }
   for (size_t n = 0; n < plan.columns.size(); ++n) {
-    const TablePlan& table = plan.columns[n].table;
-    const auto& [own, factor, added] = wants.column_tables[n];
-    const bool by_key = !plan.p.terms.column_tables[n].factor.view.given();
-    columns.push_back({{floats(!own.empty(), TableSums::size(table, group), memory)},
-                       floats(by_key || !factor.empty(), keys * table.padded_rank, memory)});
+    columns.push_back(of_table(wants.column_tables[n].table, plan.columns[n].table));
   }
-  const auto any = [](const auto& all, auto&& empty) {
-    return !std::all_of(all.begin(), all.end(), empty);
-  };
-  key_bias = floats(any(wants.key_biases, [](const auto& g) { return g.table.empty(); }),
-                    group * keys, memory);
-  query_added = doubles(any(wants.query_added, [](const auto& g) { return g.empty(); }),
+  query_added = doubles(any_wanted(wants.query_added, [](const auto& g) { return g.empty(); }),
                         group * plan.D, memory);
   for (size_t n = 0; n < wants.rotations.size(); ++n) {
     const bool wanted = !wants.rotations[n].head_frequency.empty();
-    const int64_t numbers = wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0;
     turns.push_back(
-        {doubles(wanted, numbers, memory), doubles(wanted, plan.tiles * numbers, memory)});
+        doubles(wanted, wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0, memory));
   }
   for (size_t n = 0; n < wants.sinks.size(); ++n) {
     const bool of_heads = plan.p.terms.sinks[n].view.rank == 1;
@@ -111,17 +105,72 @@ void Sums::clear() {
   for (const Buffer<double>& sums : doubles_) std::fill_n(sums.get(), sums.size(), 0.0);
 }
 
-void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task,
-                  int64_t count, int64_t chunks, int threads, Stopper& stopper, TermGradients& to) {
+int64_t Sums::bytes(const Plan& plan) noexcept {
+  int64_t floats = 0, doubles = 0;
+  for (const BiasPlan& bias : plan.biases) {
+    if (!bias.ramp) doubles += plan.p.group() * bias.row_size();
+  }
+  const auto add = [&](const TablePlan& table) {
+    floats += TableSums::size(table, plan.p.group());
+  };
+  for (const TablePlan& table : plan.row_tables) add(table);
+  for (const TablePlan& table : plan.value_tables) add(table);
+  for (const ColumnPlan& column : plan.columns) add(column.table);
+  return 4 * floats + 8 * doubles;
+}
+
+KeySums::KeySums(const Plan& plan, const TermGradients& wants, int64_t blocks, Workspace& memory)
+    : order(blocks), open_(plan.tiles) {
+  const int64_t keys = plan.tiles * kTile, group = plan.p.group();
+  dk = part(true, 1, keys, plan.Dp, memory);
+  dv = part(true, 1, keys, plan.Dvp, memory);
+  key_bias = part(any_wanted(wants.key_biases, [](const auto& g) { return g.table.empty(); }),
+                  group, keys, 1, memory);
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    const bool by_key = !plan.p.terms.column_tables[n].factor.view.given();
+    factors.push_back(part(by_key || !wants.column_tables[n].factor.empty(), 1, keys,
+                           plan.columns[n].table.padded_rank, memory));
+  }
+  for (size_t n = 0; n < wants.rotations.size(); ++n) {
+    const bool wanted = !wants.rotations[n].head_frequency.empty();
+    const int64_t numbers = wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0;
+    turns.push_back(doubles(wanted, plan.tiles * numbers, memory));
+  }
+}
+
+float* KeySums::part(bool wanted, int64_t heads, int64_t keys, int64_t size, Workspace& memory) {
+  float* sums = floats(wanted, heads * keys * size, memory);
+  if (wanted) parts_.push_back({sums, heads, keys * size, kTile * size});
+  return sums;
+}
+
+void KeySums::clear() {
+  order.clear();
+  std::fill(open_.begin(), open_.end(), uint8_t{0});
+  for (const Buffer<double>& sums : doubles_) std::fill_n(sums.get(), sums.size(), 0.0);
+}
+
+void KeySums::open(int64_t t) {
+  if (std::exchange(open_[t], uint8_t{1}) != 0) return;
+  for (const Part& part : parts_) {
+    for (int64_t h = 0; h < part.heads; ++h) {
+      std::fill_n(part.sums + h * part.stride + t * part.tile, part.tile, 0.0f);
+    }
+  }
+}
+
+void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::vector<KeySums>& keys,
+                  int64_t first_pair, int64_t pairs, int64_t chunks, int threads, Stopper& stopper,
+                  TermGradients& to) {
   const Problem& p = plan.p;
-  const auto kv_head = [&](int64_t n) { return (first_task + n) / chunks % p.kv_heads; };
+  const int64_t count = pairs * chunks;
+  const auto kv_head = [&](int64_t n) { return (first_pair + n / chunks) % p.kv_heads; };
   for (int64_t n = 0; n < count; ++n) {
     check_cancelled();
     const int64_t head = kv_head(n), first = head * p.group();
     reduce_biases(plan, sums[n], head, to);
-    reduce_key_biases(plan, sums[n], (first_task + n) / chunks / p.kv_heads, head, to);
     reduce_sinks(plan, sums[n], head, to);
-    reduce_turns(plan, sums[n], head, to);
+    add_turns(plan, sums[n].turns, 1, head, to);
     for (size_t t = 0; t < plan.row_tables.size(); ++t) {
       const int64_t rank = plan.row_tables[t].rank;
       for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {
@@ -134,6 +183,11 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
         to.query_added[t][first * plan.D + d] += sums[n].query_added[d] * by;
       }
     }
+  }
+  for (int64_t n = 0; n < pairs; ++n) {
+    const int64_t pair = first_pair + n, head = pair % p.kv_heads;
+    reduce_key_biases(plan, keys[n].key_bias, pair / p.kv_heads, head, to);
+    add_turns(plan, keys[n].turns, plan.tiles, head, to);
   }
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
                           std::vector<double>& gradient, auto&& sums_of) {
@@ -151,7 +205,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
   }
   for (size_t t = 0; t < plan.columns.size(); ++t) {
     reduce(plan.columns[t].table, p.terms.column_tables[t].table, kLn2, to.column_tables[t].table,
-           [t](const Sums& s) { return s.columns[t].table; });
+           [t](const Sums& s) { return s.columns[t]; });
   }
   for (size_t t = 0; t < plan.value_tables.size(); ++t) {
     reduce(plan.value_tables[t], p.terms.value_tables[t].table, 1.0, to.value_tables[t].table,
@@ -161,16 +215,11 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first
 
 namespace {
 
-// The chunks' sums of the keys or values of tile t, in the first of them: rows [kTile, n], padded; in
-// `rows` where a unit has left them transposed.
-float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Sums::* of, int64_t t,
-                  int64_t n, float* rows) {
-  const int64_t padded = round_up(n, kLanes), size = kTile * padded;
-  float* sums = chunk->*of + t * size;
-  for (int64_t c = 1; c < chunks; ++c) {
-    const float* other = chunk[c].*of + t * size;
-    for (int64_t x = 0; x < size; ++x) sums[x] += other[x];
-  }
+// The sums of the keys or values of tile t: rows [kTile, n], padded; in `rows` where a unit has left
+// them transposed.
+float* rows_of_sums(const Plan& plan, float* sums, int64_t t, int64_t n, float* rows) {
+  const int64_t padded = round_up(n, kLanes);
+  sums += t * kTile * padded;
   if (plan.unit == nullptr) return sums;
   alignas(64) float block[kTile * kTile];
   for (int64_t d = 0; d < n; d += kTile) {
@@ -185,8 +234,8 @@ float* sum_chunks(const Plan& plan, const Sums* chunk, int64_t chunks, float* Su
 
 }  // namespace
 
-void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
-                 int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients) {
+void write_keys(const Plan& plan, std::vector<KeySums>& sums, int64_t first_pair, int64_t pairs,
+                int threads, Stopper& stopper, const ProblemGradients& gradients) {
   const Problem& p = plan.p;
   const int64_t Dp = plan.Dp, Dvp = plan.Dvp;
   const auto scale = static_cast<float>(plan.key_gradient_scale());
@@ -198,14 +247,15 @@ void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_
     const int64_t slot = task / plan.tiles, pair = first_pair + slot, t = task % plan.tiles;
     const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
     const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
-    const Sums* chunk = &sums[slot * chunks];
+    KeySums& of = sums[slot];
+    of.open(t);
     float* own = plan.unit == nullptr ? nullptr : rows.get() + worker * kTile * std::max(Dp, Dvp);
     if (gradients.value.given()) {
-      float* dv = sum_chunks(plan, chunk, chunks, &Sums::dv, t, plan.Dv, own);
+      float* dv = rows_of_sums(plan, of.dv, t, plan.Dv, own);
       store_scaled(plan.kernels, gradients.value, b, kv_head, first, count, plan.Dv, dv, Dvp, &kOne,
                    0);
     }
-    float* dk = sum_chunks(plan, chunk, chunks, &Sums::dk, t, plan.D, own);
+    float* dk = rows_of_sums(plan, of.dk, t, plan.D, own);
     if (gradients.key.given() && plan.rotations.none() && plan.columns.empty()) {
       store_scaled(plan.kernels, gradients.key, b, kv_head, first, count, plan.D, dk, Dp, &scale,
                    0);
@@ -214,11 +264,11 @@ void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_
     plan.kernels.scale(count, Dp, dk, Dp, &scale, 0, dk, Dp);
     for (int64_t j = 0; j < count; ++j) {
       if (trains) {
-        add_key_turns(plan, *chunk, b, kv_head, first + j, dk + j * Dp,
-                      keys.get() + worker * plan.D, *gradients.terms);
+        add_key_turns(plan, of, b, kv_head, first + j, dk + j * Dp, keys.get() + worker * plan.D,
+                      *gradients.terms);
       }
       plan.rotations.undo(false, b, kv_head, first + j, dk + j * Dp);
-      reduce_column_factors(plan, chunk, chunks, pair, first + j, dk + j * Dp, *gradients.terms);
+      add_column_factors(plan, of, pair, first + j, dk + j * Dp, *gradients.terms);
       if (gradients.key.given()) {
         store_row(gradients.key, b, kv_head, first + j, plan.D, dk + j * Dp);
       }

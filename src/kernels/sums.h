@@ -1,45 +1,18 @@
-// Accumulators of the backward pass: private to a task, summed over tasks in task order.
+// Accumulators of the backward pass for what blocks of many queries add to: those of the terms, private
+// to a chunk of a head's blocks, and those of the keys, which the blocks of a head share.
 #pragma once
 
 #include <vector>
 
 #include "base/parallel.h"
+#include "kernels/block_order.h"
 #include "kernels/plan.h"
 
 namespace relpos {
 
-// What one task sums; null is not wanted. Cells are those of a plan's whole windows.
-struct Sums {
-  struct Bias {
-    double* cells = nullptr;  // [group, row_size]
-    double* ramps = nullptr;  // [group, 2], where sloped: past and future
-  };
-  struct Turns {
-    double* queries = nullptr;  // [axes, pairs], as the key head of the task turns
-    double* keys = nullptr;  // [tiles, axes, pairs], written by reduce_keys in a head's first task
-  };
-  struct Rows {
-    TableSums table;
-    double* added = nullptr;  // [group, rank]
-  };
-  struct Columns {
-    TableSums table;
-    float* factors = nullptr;  // [tiles * kTile, padded rank], of c_j / s2
-  };
-  float *dk = nullptr, *dv = nullptr;  // as of BackwardState
-  float* key_bias = nullptr;           // [group, tiles * kTile]
-  double* query_added = nullptr;       // [group, D]
-  std::vector<double*> sinks;          // [group], of those without queries
-  std::vector<Turns> turns;            // of the rotations
-  std::vector<Bias> biases;            // as the plan's
-  std::vector<Rows> rows;
-  std::vector<Columns> columns;
-  std::vector<TableSums> values;
-
-  Sums(const Plan& plan, const TermGradients& wants, Workspace& memory);
-  void clear();
-
- private:
+// Memory of sums; null where they are not wanted.
+class SumMemory {
+ protected:
   float* floats(bool wanted, int64_t n, Workspace& memory);
   double* doubles(bool wanted, int64_t n, Workspace& memory);
 
@@ -47,11 +20,63 @@ struct Sums {
   std::vector<Buffer<double>> doubles_;
 };
 
-// Sums of one wave of tasks, in task order, into the term gradients; after reduce_keys.
-void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, int64_t first_task,
-                  int64_t count, int64_t chunks, int threads, Stopper& stopper, TermGradients& to);
-// Sums the chunks of each head's dk and dv and writes them.
-void reduce_keys(const Plan& plan, const std::vector<Sums>& sums, int64_t first_pair, int64_t pairs,
-                 int64_t chunks, int threads, Stopper& stopper, const ProblemGradients& gradients);
+// What the blocks of one chunk sum. Cells are those of a plan's whole windows.
+struct Sums : SumMemory {
+  struct Bias {
+    double* cells = nullptr;  // [group, row_size]
+    double* ramps = nullptr;  // [group, 2], where sloped: past and future
+  };
+  struct Rows {
+    TableSums table;
+    double* added = nullptr;  // [group, rank]
+  };
+  double* query_added = nullptr;  // [group, D]
+  std::vector<double*> sinks;     // [group], of those without queries
+  std::vector<double*> turns;     // of the rotations: [axes, pairs], as the key head turns queries
+  std::vector<Bias> biases;       // as the plan's
+  std::vector<Rows> rows;
+  std::vector<TableSums> columns, values;
+
+  // `wants`: the gradients that are not empty.
+  Sums(const Plan& plan, const TermGradients& wants, Workspace& memory);
+  bool empty() const noexcept { return floats_.empty() && doubles_.empty(); }
+  void clear();
+  // Of biases and tables, were they all wanted.
+  static int64_t bytes(const Plan& plan) noexcept;
+};
+
+// What the keys of one (b, kv head) pair get. A block adds to a tile in its turn (block_order.h).
+struct KeySums : SumMemory {
+  float *dk = nullptr, *dv = nullptr;  // as of BackwardState
+  float* key_bias = nullptr;           // [group, tiles * kTile]
+  std::vector<float*> factors;         // of column tables: [tiles * kTile, padded rank], of c_j / s2
+  std::vector<double*> turns;          // of the rotations: [tiles, axes, pairs], by write_keys()
+  BlockOrder order;
+
+  KeySums(const Plan& plan, const TermGradients& wants, int64_t blocks, Workspace& memory);
+  void clear();
+  // Sets the sums of a tile to 0, if nothing was added yet. Of one thread at a time.
+  void open(int64_t t);
+
+ private:
+  // [heads, keys, size]: floats from head to head, and of a tile.
+  struct Part {
+    float* sums;
+    int64_t heads, stride, tile;
+  };
+  float* part(bool wanted, int64_t heads, int64_t keys, int64_t size, Workspace& memory);
+
+  std::vector<Part> parts_;
+  std::vector<uint8_t> open_;  // by tile
+};
+
+// Sums of the chunks of a wave of pairs, [pairs, chunks], in this order into the term gradients, and
+// those of its keys, after write_keys().
+void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::vector<KeySums>& keys,
+                  int64_t first_pair, int64_t pairs, int64_t chunks, int threads, Stopper& stopper,
+                  TermGradients& to);
+// Writes the gradients of the keys and values of a wave of pairs.
+void write_keys(const Plan& plan, std::vector<KeySums>& sums, int64_t first_pair, int64_t pairs,
+                int threads, Stopper& stopper, const ProblemGradients& gradients);
 
 }  // namespace relpos

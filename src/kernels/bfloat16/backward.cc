@@ -33,7 +33,8 @@ class TileGradients {
         std::fill_n(state_.ds + from * kTile, kPart * kTile, 0.0f);
       }
     }
-    if (!any) return;
+    if (!any || !state_.take_turn(state_.keys, t_)) return;
+    block_.kernels->add_key_bias_gradients(block_, state_, t_);
     add_to_keys(state_.p, state_.narrow_dout_t, block_.Dvp, state_.dv);
     add_to_keys(state_.ds, block_.narrow_qt, block_.Dp, state_.dk);
   }
@@ -95,17 +96,15 @@ class TileGradients {
 
 }  // namespace
 
-void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
-              int64_t count) {
+void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+              const KeyTile* /*next*/) {
   const MatrixUnit& unit = *block.kernels->unit;
   // Rows that pad the block to what a unit takes.
   const int64_t padded = block.unit_rows() - block.rows;
   std::fill_n(state.p + block.rows * kTile, padded * kTile, 0.0f);
   std::fill_n(state.ds + block.rows * kTile, padded * kTile, 0.0f);
   unit.begin();
-  for (int64_t t = first; t < first + count; ++t) {
-    TileGradients(block, state, tiles[t - first], t).run();
-  }
+  TileGradients(block, state, tile, t).run();
   unit.end();
 }
 

@@ -23,7 +23,7 @@ struct TileKeys {
 };
 
 void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first, int64_t count);
-void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
-              int64_t count);
+void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+              const KeyTile* next);
 
 }  // namespace relpos::bfloat16

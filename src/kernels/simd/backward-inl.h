@@ -143,13 +143,6 @@ HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardS
   add_to_gradients(view, block.scores, row, ds);
   add_to_gradients(view, block.values, row, p);
   add_ramp_gradients(view, block, row, visible, ds);
-  if (state.key_bias != nullptr) {
-    const F d;
-    float* to = state.key_bias + view.t * kTile;
-    for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(hn::Add(hn::Load(d, to + c), hn::Load(d, ds + c)), d, to + c);
-    }
-  }
 }
 
 // dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
@@ -181,11 +174,25 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
   }
 }
 
+// Adds the dscores of a block's rows to the gradient of the keys' biases.
+void add_key_bias_gradients(const Block& block, const BackwardState& state, int64_t t) {
+  if (state.key_bias == nullptr) return;
+  const F d;
+  float* to = state.key_bias + t * kTile;
+  for (int64_t c = 0; c < kTile; c += kN) {
+    V sum = hn::Load(d, to + c);
+    for (int row = 0; row < block.rows; ++row) {
+      sum = hn::Add(sum, hn::Load(d, state.ds + row * kTile + c));
+    }
+    hn::Store(sum, d, to + c);
+  }
+}
+
 // Whether gradients of terms and masks are summed row by row.
 HWY_INLINE bool sums_by_row(const Block& block, const BackwardState& state) {
   return block.problem->dropout.active() || !block.scores.empty() || !block.values.empty() ||
-         !block.ramps.empty() || state.key_bias != nullptr || state.mask_gradient != nullptr ||
-         state.mask_rows != nullptr || block.problem->softcap != 0.0;
+         !block.ramps.empty() || state.mask_gradient != nullptr || state.mask_rows != nullptr ||
+         block.problem->softcap != 0.0;
 }
 
 // The panels that add to the gradients of weights.
@@ -277,41 +284,38 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
   }
 }
 
-void backward(Block& block, BackwardState& state, const KeyTile* tiles, int64_t first,
-              int64_t count) {
+void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+              const KeyTile* next) {
   const int groups = (block.rows + kGroup - 1) / kGroup;
   const std::vector<Panel>& reads = value_reads(block);
   const bool by_row = sums_by_row(block, state);
   uint64_t visible[kRows], group_any[kRows / kGroup];
-  for (int64_t t = first; t < first + count; ++t) {
-    const TileView view(block, tiles[t - first], t);
-    uint64_t block_all = kAll, block_any = 0;
-    for (int g = 0; g < groups; ++g) {
-      if (t + 1 < first + count) {
-        const KeyTile& next = tiles[t + 1 - first];
-        prefetch_part(next.kt, block.D * kTile, g, groups);
-        prefetch_part(next.vt, block.Dv * kTile, g, groups);
-        prefetch_part(next.k, block.Dp * kTile, g, groups);
-        prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
-        prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
-      }
-      prefetch_mask(block, g * kGroup, t + 1);
-      const GroupSight sight(block, g * kGroup, t, state.reference);
-      std::copy_n(sight.visible, kGroup, visible + g * kGroup);
-      group_any[g] = sight.any;
-      block_all &= sight.all;
-      block_any |= sight.any;
-      if (sight.any == 0) {
-        clear(state.p + g * kGroup * kTile, kGroup * kTile);
-        clear(state.ds + g * kGroup * kTile, kGroup * kTile);
-        continue;
-      }
-      backward_group(view, block, state, g * kGroup, sight, reads, by_row);
+  const TileView view(block, tile, t);
+  uint64_t block_all = kAll, block_any = 0;
+  for (int g = 0; g < groups; ++g) {
+    if (next != nullptr) {
+      prefetch_part(next->kt, block.D * kTile, g, groups);
+      prefetch_part(next->vt, block.Dv * kTile, g, groups);
+      prefetch_part(next->k, block.Dp * kTile, g, groups);
+      prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
+      prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
     }
-    if (block_any != 0) {
-      key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
+    prefetch_mask(block, g * kGroup, t + 1);
+    const GroupSight sight(block, g * kGroup, t, state.reference);
+    std::copy_n(sight.visible, kGroup, visible + g * kGroup);
+    group_any[g] = sight.any;
+    block_all &= sight.all;
+    block_any |= sight.any;
+    if (sight.any == 0) {
+      clear(state.p + g * kGroup * kTile, kGroup * kTile);
+      clear(state.ds + g * kGroup * kTile, kGroup * kTile);
+      continue;
     }
+    backward_group(view, block, state, g * kGroup, sight, reads, by_row);
   }
+  if (block_any == 0 || !state.take_turn(state.keys, t)) return;
+  key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
+  add_key_bias_gradients(block, state, t);
 }
 
 // Products of rows [first, last) in state.p and state.ds -> weights after dropout and dscores, and

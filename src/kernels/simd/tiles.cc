@@ -119,6 +119,7 @@ Kernels kernels(const char* name) {
           .weigh = weigh,
           .weigh_narrow = weigh_narrow,
           .weigh_gradients = weigh_gradients,
+          .add_key_bias_gradients = add_key_bias_gradients,
           .forward = forward,
           .backward = backward,
           .emit = emit,

@@ -257,7 +257,7 @@ void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGrad
   }
 }
 
-void reduce_key_biases(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head,
+void reduce_key_biases(const Plan& plan, const float* sums, int64_t b, int64_t kv_head,
                        TermGradients& to) {
   const Problem& p = plan.p;
   CancelTicks tick;
@@ -270,7 +270,7 @@ void reduce_key_biases(const Plan& plan, const Sums& sums, int64_t b, int64_t kv
       for (int64_t j = 0; j < p.keys; ++j) {
         tick();
         gradient[h * p.keys + j] +=
-            static_cast<double>(sums.key_bias[g * plan.tiles * kTile + j]) * data.multiplier;
+            static_cast<double>(sums[g * plan.tiles * kTile + j]) * data.multiplier;
       }
     }
   }

@@ -25,7 +25,7 @@ class BiasGradients {
   BiasGradients(const Plan& plan, Workspace& memory);
 
   void attach(Block& block, const Sums& sums) const;
-  // Moves the block's float cells into the task's doubles, head g of its group. `row_sums`: of the
+  // Moves the block's float cells into the chunk's doubles, head g of its group. `row_sums`: of the
   // gradients of the rows' scores.
   void finish(const Block& block, const BackwardState& state, int64_t g, const Sums& sums,
               const double* row_sums);
@@ -35,9 +35,9 @@ class BiasGradients {
   std::vector<Buffer<float>> cells_;  // [bias][kGroup, row_size]
 };
 
-// What a task has summed, into the gradients.
+// What a chunk has summed, or the keys of a pair [group, tiles * kTile], into the gradients.
 void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
-void reduce_key_biases(const Plan& plan, const Sums& sums, int64_t b, int64_t kv_head,
+void reduce_key_biases(const Plan& plan, const float* sums, int64_t b, int64_t kv_head,
                        TermGradients& to);
 
 }  // namespace relpos

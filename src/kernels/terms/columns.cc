@@ -149,11 +149,12 @@ void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block
 }
 
 void ColumnTables::after(const Block& block, const float* ds, const KeyTile& tile, int64_t t,
-                         int64_t g, const Sums& sums) {
+                         int64_t g, const Sums& sums, const KeySums& keys) {
   for (size_t n = 0; n < plan_.columns.size(); ++n) {
     const ColumnPlan& term = plan_.columns[n];
     const TablePlan& table = term.table;
-    const auto& [own, factors] = sums.columns[n];
+    const TableSums& own = sums.columns[n];
+    float* factors = keys.factors[n];
     const int64_t rank = table.padded_rank;
     if (own.cells == nullptr && factors == nullptr) continue;
     const Reach at = reach(term, block, tile, 0, block.rows, true);
@@ -174,17 +175,14 @@ void ColumnTables::after(const Block& block, const float* ds, const KeyTile& til
   }
 }
 
-void reduce_column_factors(const Plan& plan, const Sums* sums, int64_t chunks, int64_t pair,
-                           int64_t j, float* dk, TermGradients& to) {
+void add_column_factors(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j, float* dk,
+                        TermGradients& to) {
   for (size_t n = 0; n < plan.columns.size(); ++n) {
     const TablePlan& table = plan.columns[n].table;
     const TermData& factor = plan.p.terms.column_tables[n].factor;
-    for (int64_t d = 0; sums->columns[n].factors != nullptr && d < table.rank; ++d) {
-      double sum = 0.0;
-      for (int64_t c = 0; c < chunks; ++c) {
-        sum += static_cast<double>(sums[c].columns[n].factors[j * table.padded_rank + d]);
-      }
-      sum *= table.scale;
+    const float* own = sums.factors[n];
+    for (int64_t d = 0; own != nullptr && d < table.rank; ++d) {
+      const double sum = static_cast<double>(own[j * table.padded_rank + d]) * table.scale;
       if (factor.view.given()) {
         const int64_t at = (pair * plan.p.keys + j) * table.rank + d;
         to.column_tables[n].factor[at] = sum * factor.multiplier;

@@ -16,9 +16,10 @@ class ColumnTables {
 
   // Points block.extra at what the terms add to the scores of a tile.
   void before(Block& block, const KeyTile& tile);
-  // Adds what ds [rows, kTile] of tile t gives to the task's sums; `g` of a group of heads.
+  // Adds what ds [rows, kTile] of tile t gives to the sums of a chunk, and, in the block's turn, to
+  // those of the keys; `g` of a group of heads.
   void after(const Block& block, const float* ds, const KeyTile& tile, int64_t t, int64_t g,
-             const Sums& sums);
+             const Sums& sums, const KeySums& keys);
 
  private:
   // What one term reads for some rows of one head and the keys of a tile.
@@ -47,8 +48,8 @@ class ColumnTables {
   Buffer<int32_t> runs_;
 };
 
-// Sums the chunks of every column term for key j of a pair: into dk where the key is the factor.
-void reduce_column_factors(const Plan& plan, const Sums* sums, int64_t chunks, int64_t pair,
-                           int64_t j, float* dk, TermGradients& to);
+// What the column terms have summed for key j of a pair: into dk where the key is the factor.
+void add_column_factors(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j, float* dk,
+                        TermGradients& to);
 
 }  // namespace relpos

@@ -23,7 +23,7 @@ double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int
                           double shift, const SoftmaxState& softmax, double delta, const Sums& sums,
                           TermGradients& to);
 
-// The sums of one task into the gradients.
+// The sums of one chunk into the gradients.
 void reduce_sinks(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
 
 }  // namespace relpos
