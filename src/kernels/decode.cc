@@ -1,6 +1,7 @@
 // The driver of few queries against many keys. A task is a block of rows of a group of heads and a
 // chunk of keys; the partial states of the chunks are merged in order.
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <optional>
@@ -13,10 +14,20 @@
 namespace relpos {
 namespace {
 
-constexpr int64_t kChunkTiles = 32;  // tiles of one task: 2048 keys
+constexpr int64_t kLeastTiles = 8, kMostTiles = 32;  // of one task: 512 to 2048 keys
+constexpr int64_t kWantedTasks = 64;                 // of a batch row
+
+int64_t blocks_of_group(const Problem& p) { return (p.group() * p.queries + kRows - 1) / kRows; }
+
+// Never a function of the batch or of threads: a batch row keeps its bits.
+int64_t tiles_of_chunk(const Plan& plan) {
+  const int64_t tiles = plan.tiles * plan.p.kv_heads * blocks_of_group(plan.p);
+  return std::clamp(tiles / kWantedTasks, kLeastTiles, kMostTiles);
+}
 
 int64_t chunk_count(const Plan& plan) {
-  return std::max<int64_t>(1, (plan.tiles + kChunkTiles - 1) / kChunkTiles);
+  const int64_t tiles = tiles_of_chunk(plan);
+  return std::max<int64_t>(1, (plan.tiles + tiles - 1) / tiles);
 }
 
 // Rows of bfloat16 read in place come as their even columns, then their odd ones, in each step of two
@@ -177,12 +188,18 @@ class Partials {
         chunks_(chunk_count(plan)),
         rows_(plan.p.group() * plan.p.queries),
         memory_(memory.take<float>(
-            chunks_ == 1 ? 0 : plan.p.batch * plan.p.kv_heads * chunks_ * rows_ * size())) {}
+            chunks_ == 1 ? 0 : plan.p.batch * plan.p.kv_heads * chunks_ * rows_ * size())),
+        blocks_(chunks_ == 1 ? 0 : plan.p.batch * plan.p.kv_heads * blocks_of_group(plan.p)) {}
 
   float* at(int64_t group, int64_t chunk, int64_t row) const {
     return memory_.get() + ((group * chunks_ + chunk) * rows_ + row) * size();
   }
 
+  // Counts a chunk of a block of a group's rows; true for the last of them, which merges.
+  bool is_last(int64_t group, int64_t block) {
+    std::atomic<int64_t>& done = blocks_[group * blocks_of_group(plan_.p) + block];
+    return done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_;
+  }
   // Sums the chunks of a row into those of chunk 0. The common reference leaves every chunk a sum below
   // 1, so that no sum of outputs overflows.
   void merge(int64_t group, int64_t row) const {
@@ -217,6 +234,7 @@ class Partials {
   const Plan& plan_;
   const int64_t chunks_, rows_;
   Buffer<float> memory_;
+  std::vector<std::atomic<int64_t>> blocks_;  // chunks that are done
 };
 
 // Scratch of the pass.
@@ -260,57 +278,77 @@ void for_each_row(const Problem& p, int64_t group, int64_t first, int64_t end, F
   }
 }
 
+// One chunk of keys of one block of a group's rows.
+struct ChunkTask {
+  int64_t group, b, kv_head, block, chunk, first_row, end_row;
+};
+
+// Writes what the chunk gives: to the results where it is the only one, else to its partials.
+void compute_chunk(const Plan& plan, Decode& scratch, const ChunkTask& at, Stopper& stopper,
+                   int worker, const ForwardResults& to) {
+  const Problem& p = plan.p;
+  const FloatMode mode(float_control(p, at.b, at.kv_head));
+  ForwardBlock& x = scratch.blocks[worker];
+  x.begin(at.b);
+  for_each_row(p, at.group, at.first_row, at.end_row,
+               [&](int64_t, int64_t head, int64_t query) { x.add_row(head, query); });
+  x.start(at.chunk == 0);
+  if (plan.direct) scratch.direct[worker].arrange_queries(x.block);
+  const auto [first, end] = x.tile_range();
+  const int64_t tiles = tiles_of_chunk(plan), from = std::max(first, at.chunk * tiles);
+  x.run([&, until = std::min(end, (at.chunk + 1) * tiles)] {
+    scratch.advance(x, at.group, at.kv_head, from, until, stopper, worker);
+  });
+  float sums[kRows];
+  for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
+  if (chunk_count(plan) == 1) {
+    for_each_head(x.block, [&](int64_t head, int row, int count) {
+      finish_rows(plan, at.b, head, x.block.index[row], count, x.state.m + row, sums + row,
+                  x.state.o + row * plan.Dvp, plan.Dvp, to);
+    });
+    return;
+  }
+  for (int row = 0; row < x.block.rows; ++row) {
+    float* part = scratch.partials.at(at.group, at.chunk, at.first_row + row);
+    std::copy_n(x.state.o + row * plan.Dvp, plan.Dvp, part);
+    part[plan.Dvp] = x.state.m[row];
+    part[plan.Dvp + 1] = sums[row];
+  }
+}
+
 }  // namespace
+
+bool divides_keys(const Plan& plan) {
+  constexpr int64_t kAlways = 16, kMost = 2 * kRows, kKeysForEach = 16;
+  const int64_t queries = plan.p.queries;
+  return queries <= kAlways ||
+         (queries <= kMost && plan.p.keys >= kKeysForEach * queries && !plan.skips_tiles);
+}
 
 void decode(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to) {
   const Problem& p = plan.p;
   const int64_t rows = p.group() * p.queries, groups = p.batch * p.kv_heads;
-  const int64_t blocks = (rows + kRows - 1) / kRows, chunks = chunk_count(plan);
+  const int64_t blocks = blocks_of_group(p), chunks = chunk_count(plan);
   Workspace memory;
   Decode scratch(plan, threads, memory);
   parallel_for(groups * blocks * chunks, threads, stopper, [&](int64_t task, int worker) {
-    const int64_t group = task / (blocks * chunks), chunk = task % chunks;
-    const int64_t b = group / p.kv_heads, kv_head = group % p.kv_heads;
-    const int64_t first_row = task / chunks % blocks * kRows;
-    const int64_t end_row = std::min(rows, first_row + kRows);
-    const FloatMode mode(float_control(p, b, kv_head));
-    ForwardBlock& x = scratch.blocks[worker];
-    x.begin(b);
-    for_each_row(p, group, first_row, end_row,
-                 [&](int64_t, int64_t head, int64_t query) { x.add_row(head, query); });
-    x.start(chunk == 0);
-    if (plan.direct) scratch.direct[worker].arrange_queries(x.block);
-    const auto [first, end] = x.tile_range();
-    const int64_t from = std::max(first, chunk * kChunkTiles);
-    x.run([&, until = std::min(end, (chunk + 1) * kChunkTiles)] {
-      scratch.advance(x, group, kv_head, from, until, stopper, worker);
-    });
-    float sums[kRows];
-    for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
-    if (chunks == 1) {
-      for_each_head(x.block, [&](int64_t head, int row, int count) {
-        finish_rows(plan, b, head, x.block.index[row], count, x.state.m + row, sums + row,
-                    x.state.o + row * plan.Dvp, plan.Dvp, to);
-      });
-      return;
-    }
-    for (int row = 0; row < x.block.rows; ++row) {
-      float* part = scratch.partials.at(group, chunk, first_row + row);
-      std::copy_n(x.state.o + row * plan.Dvp, plan.Dvp, part);
-      part[plan.Dvp] = x.state.m[row];
-      part[plan.Dvp + 1] = sums[row];
-    }
-  });
-  stopper.check();
-  for (int64_t group = 0; chunks > 1 && group < groups; ++group) {
-    check_cancelled();
-    for_each_row(p, group, 0, rows, [&](int64_t row, int64_t head, int64_t query) {
+    const int64_t group = task / (blocks * chunks), block = task / chunks % blocks;
+    const ChunkTask at{group,
+                       group / p.kv_heads,
+                       group % p.kv_heads,
+                       block,
+                       task % chunks,
+                       block * kRows,
+                       std::min(rows, (block + 1) * kRows)};
+    compute_chunk(plan, scratch, at, stopper, worker, to);
+    if (chunks == 1 || stopper.stopped(worker) || !scratch.partials.is_last(group, block)) return;
+    for_each_row(p, group, at.first_row, at.end_row, [&](int64_t row, int64_t h, int64_t query) {
       scratch.partials.merge(group, row);
       float* o = scratch.partials.at(group, 0, row);
-      finish_rows(plan, group / p.kv_heads, head, query, 1, o + plan.Dvp, o + plan.Dvp + 1, o,
-                  plan.Dvp, to);
+      finish_rows(plan, at.b, h, query, 1, o + plan.Dvp, o + plan.Dvp + 1, o, plan.Dvp, to);
     });
-  }
+  });
+  stopper.check();
 }
 
 void lay_out_decode(const Plan& plan, int threads, Workspace& memory) {

@@ -59,7 +59,7 @@ int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
   const int threads = useful_threads(problem);
   if (backward) {
     lay_out_backward(plan, threads, memory);
-  } else if (problem.queries <= kDecodeQueries) {
+  } else if (divides_keys(plan)) {
     lay_out_decode(plan, threads, memory);
   } else {
     Prefill(plan, threads, memory);
@@ -84,7 +84,7 @@ void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
   const Plan plan(p, false, memory, packs);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
-  if (p.queries <= kDecodeQueries) {
+  if (divides_keys(plan)) {
     decode(plan, threads, stopper, to);
   } else {
     prefill(plan, threads, stopper, to);

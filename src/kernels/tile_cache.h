@@ -47,12 +47,10 @@ class TileCache {
             F&& body) {
     for (int64_t t = first; t < end && !stopper.stopped(worker); t += kTilesAtATime) {
       const int64_t count = std::min(kTilesAtATime, end - t);
-      for (int64_t n = 0; n < count; ++n) {
-        if (kept_) {
-          pack_once(slot, pair, t + n, worker);
-        } else {
-          pack(worker, n, pair, t + n, worker);
-        }
+      if (kept_) {
+        pack_missing(slot, pair, t, count, worker);
+      } else {
+        for (int64_t n = 0; n < count; ++n) pack(worker, n, pair, t + n, worker);
       }
       body(&tiles_[kept_ ? slot * room_ + t : worker * room_], t, count);
     }
@@ -61,22 +59,33 @@ class TileCache {
  private:
   static constexpr uint8_t kEmpty = 0, kPacking = 1, kPacked = 2;
 
-  void pack_once(int64_t slot, int64_t pair, int64_t t, int worker) {
-    std::atomic<uint8_t>& state = states_[slot * room_ + t];
-    while (state.load(std::memory_order_acquire) != kPacked) {
-      uint8_t empty = kEmpty;
-      if (!state.compare_exchange_strong(empty, kPacking, std::memory_order_acquire)) {
-        std::this_thread::yield();
-        continue;
+  // Packs those of tiles [t, t + count) that nobody has begun, then waits for the others: workers that
+  // begin a head together share its packing.
+  void pack_missing(int64_t slot, int64_t pair, int64_t t, int64_t count, int worker) {
+    for (bool all = false; !all;) {
+      all = true;
+      for (int64_t n = t; n < t + count; ++n) {
+        std::atomic<uint8_t>& state = states_[slot * room_ + n];
+        uint8_t found = state.load(std::memory_order_acquire);
+        if (found == kEmpty &&
+            state.compare_exchange_strong(found, kPacking, std::memory_order_acquire)) {
+          pack_claimed(slot, pair, n, state, worker);
+          found = kPacked;
+        }
+        all = all && found == kPacked;
       }
-      try {
-        pack(slot, t, pair, t, worker);
-      } catch (...) {  // or others would wait for it
-        state.store(kEmpty, std::memory_order_release);
-        throw;
-      }
-      state.store(kPacked, std::memory_order_release);
+      if (!all) std::this_thread::yield();
     }
+  }
+  void pack_claimed(int64_t slot, int64_t pair, int64_t t, std::atomic<uint8_t>& state,
+                    int worker) {
+    try {
+      pack(slot, t, pair, t, worker);
+    } catch (...) {  // or others would wait for it
+      state.store(kEmpty, std::memory_order_release);
+      throw;
+    }
+    state.store(kPacked, std::memory_order_release);
   }
   // Tile t of a pair into place n of a slot.
   void pack(int64_t slot, int64_t n, int64_t pair, int64_t t, int worker) {
