@@ -159,7 +159,7 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
       x.finish(own, gradients);
       own.turn.finish();
     };
-    for_each_packed_block(p, first, count, scratch.cache, threads, stopper, run);
+    for_each_packed_block(p, first, count, 1, scratch.cache, threads, stopper, run);
     write_keys(plan, scratch.keys, first, count, threads, stopper, gradients);
     reduce_terms(plan, scratch.sums, scratch.keys, first, count, chunks, threads, stopper,
                  *gradients.terms);

@@ -1,33 +1,25 @@
 // The driver of few queries against many keys. A task is a block of rows of a group of heads and a
 // chunk of keys; the partial states of the chunks are merged in order.
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <optional>
 
 #include "kernels/denormals.h"
-#include "kernels/forward_block.h"
+#include "kernels/key_chunks.h"
 #include "kernels/rows.h"
-#include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
 
-constexpr int64_t kLeastTiles = 8, kMostTiles = 32;  // of one task: 512 to 2048 keys
-constexpr int64_t kWantedTasks = 64;                 // of a batch row
-
+// Of a group: a key head and the query heads that share it.
 int64_t blocks_of_group(const Problem& p) { return (p.group() * p.queries + kRows - 1) / kRows; }
 
-// Never a function of the batch or of threads: a batch row keeps its bits.
+// 512 to 2048 keys. Never a function of the batch or of threads: a batch row keeps its bits.
 int64_t tiles_of_chunk(const Plan& plan) {
-  const int64_t tiles = plan.tiles * plan.p.kv_heads * blocks_of_group(plan.p);
-  return std::clamp(tiles / kWantedTasks, kLeastTiles, kMostTiles);
-}
-
-int64_t chunk_count(const Plan& plan) {
-  const int64_t tiles = tiles_of_chunk(plan);
-  return std::max<int64_t>(1, (plan.tiles + tiles - 1) / tiles);
+  constexpr int64_t kWantedTasks = 64, kLeast = 8, kMost = 32;
+  const int64_t blocks = plan.p.kv_heads * blocks_of_group(plan.p);
+  return std::min(kMost, KeyChunks::tiles_for(plan, blocks, kWantedTasks, kLeast));
 }
 
 // Rows of bfloat16 read in place come as their even columns, then their odd ones, in each step of two
@@ -180,71 +172,16 @@ class DirectRows {
   std::vector<float> guarded_;  // [kTile, Dvp], where values are not finite
 };
 
-// o[Dvp] and (m, l) behind it: the state of one row after one chunk.
-class Partials {
- public:
-  Partials(const Plan& plan, Workspace& memory)
-      : plan_(plan),
-        chunks_(chunk_count(plan)),
-        rows_(plan.p.group() * plan.p.queries),
-        memory_(memory.take<float>(
-            chunks_ == 1 ? 0 : plan.p.batch * plan.p.kv_heads * chunks_ * rows_ * size())),
-        blocks_(chunks_ == 1 ? 0 : plan.p.batch * plan.p.kv_heads * blocks_of_group(plan.p)) {}
-
-  float* at(int64_t group, int64_t chunk, int64_t row) const {
-    return memory_.get() + ((group * chunks_ + chunk) * rows_ + row) * size();
-  }
-
-  // Counts a chunk of a block of a group's rows; true for the last of them, which merges.
-  bool is_last(int64_t group, int64_t block) {
-    std::atomic<int64_t>& done = blocks_[group * blocks_of_group(plan_.p) + block];
-    return done.fetch_add(1, std::memory_order_acq_rel) + 1 == chunks_;
-  }
-  // Sums the chunks of a row into those of chunk 0. The common reference leaves every chunk a sum below
-  // 1, so that no sum of outputs overflows.
-  void merge(int64_t group, int64_t row) const {
-    float* o = at(group, 0, row);
-    float m = -HUGE_VALF, l = 0.0f;
-    for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
-      const float* part = at(group, chunk, row) + plan_.Dvp;
-      m = std::max(m, static_cast<float>(SoftmaxState::of(part[0], part[1]).reference) + 1.0f);
-    }
-    for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
-      const float* part = at(group, chunk, row);
-      const bool unseen = part[plan_.Dvp] == -HUGE_VALF;
-      // In double: sums of up to 2^60 and more may meet a factor below the least float.
-      const double factor =
-          unseen ? 0.0 : std::exp2(static_cast<double>(part[plan_.Dvp]) - static_cast<double>(m));
-      const auto scaled = [&](float x) {
-        return static_cast<float>(static_cast<double>(x) * factor);
-      };
-      l += scaled(part[plan_.Dvp + 1]);
-      for (int64_t d = 0; d < plan_.Dv; ++d) {
-        const float value = unseen ? 0.0f : scaled(part[d]);
-        o[d] = chunk == 0 ? value : o[d] + value;
-      }
-    }
-    o[plan_.Dvp] = m;
-    o[plan_.Dvp + 1] = l;
-  }
-
- private:
-  int64_t size() const noexcept { return plan_.Dvp + 2; }
-
-  const Plan& plan_;
-  const int64_t chunks_, rows_;
-  Buffer<float> memory_;
-  std::vector<std::atomic<int64_t>> blocks_;  // chunks that are done
-};
-
 // Scratch of the pass.
 struct Decode {
   std::vector<ForwardBlock> blocks;
   std::vector<DirectRows> direct;
   std::optional<TileCache> packed;  // where a block has rows enough to pay for it
-  Partials partials;
+  KeyChunks chunks;
 
-  Decode(const Plan& plan, int threads, Workspace& memory) : partials(plan, memory) {
+  Decode(const Plan& plan, int threads, Workspace& memory)
+      : chunks(plan, tiles_of_chunk(plan), plan.p.batch * plan.p.kv_heads,
+               plan.p.group() * plan.p.queries, memory) {
     for (int n = 0; n < threads; ++n) {
       blocks.emplace_back(plan, memory);
       if (plan.direct) direct.emplace_back(plan, memory);
@@ -264,13 +201,11 @@ struct Decode {
   }
 };
 
-// Calls f(row, head, query) for rows [first, end) of a group of heads. The query is counted: at 12 rows
-// divisions were a fifth of a call's time.
-template <typename F>
-void for_each_row(const Problem& p, int64_t group, int64_t first, int64_t end, F&& f) {
+// Rows [first, end) of a group. The query is counted: at 12 rows divisions were a fifth of a call's time.
+void add_rows(const Problem& p, int64_t group, int64_t first, int64_t end, ForwardBlock& x) {
   int64_t head = group % p.kv_heads * p.group() + first / p.queries, query = first % p.queries;
   for (int64_t row = first; row < end; ++row) {
-    f(row, head, query);
+    x.add_row(head, query);
     if (++query == p.queries) {
       query = 0;
       ++head;
@@ -278,75 +213,33 @@ void for_each_row(const Problem& p, int64_t group, int64_t first, int64_t end, F
   }
 }
 
-// One chunk of keys of one block of a group's rows.
-struct ChunkTask {
-  int64_t group, b, kv_head, block, chunk, first_row, end_row;
-};
-
-// Writes what the chunk gives: to the results where it is the only one, else to its partials.
-void compute_chunk(const Plan& plan, Decode& scratch, const ChunkTask& at, Stopper& stopper,
-                   int worker, const ForwardResults& to) {
-  const Problem& p = plan.p;
-  const FloatMode mode(float_control(p, at.b, at.kv_head));
-  ForwardBlock& x = scratch.blocks[worker];
-  x.begin(at.b);
-  for_each_row(p, at.group, at.first_row, at.end_row,
-               [&](int64_t, int64_t head, int64_t query) { x.add_row(head, query); });
-  x.start(at.chunk == 0);
-  if (plan.direct) scratch.direct[worker].arrange_queries(x.block);
-  const auto [first, end] = x.tile_range();
-  const int64_t tiles = tiles_of_chunk(plan), from = std::max(first, at.chunk * tiles);
-  x.run([&, until = std::min(end, (at.chunk + 1) * tiles)] {
-    scratch.advance(x, at.group, at.kv_head, from, until, stopper, worker);
-  });
-  float sums[kRows];
-  for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
-  if (chunk_count(plan) == 1) {
-    for_each_head(x.block, [&](int64_t head, int row, int count) {
-      finish_rows(plan, at.b, head, x.block.index[row], count, x.state.m + row, sums + row,
-                  x.state.o + row * plan.Dvp, plan.Dvp, to);
-    });
-    return;
-  }
-  for (int row = 0; row < x.block.rows; ++row) {
-    float* part = scratch.partials.at(at.group, at.chunk, at.first_row + row);
-    std::copy_n(x.state.o + row * plan.Dvp, plan.Dvp, part);
-    part[plan.Dvp] = x.state.m[row];
-    part[plan.Dvp + 1] = sums[row];
-  }
-}
-
 }  // namespace
-
-bool divides_keys(const Plan& plan) {
-  constexpr int64_t kAlways = 16, kMost = 2 * kRows, kKeysForEach = 16;
-  const int64_t queries = plan.p.queries;
-  return queries <= kAlways ||
-         (queries <= kMost && plan.p.keys >= kKeysForEach * queries && !plan.skips_tiles);
-}
 
 void decode(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to) {
   const Problem& p = plan.p;
   const int64_t rows = p.group() * p.queries, groups = p.batch * p.kv_heads;
-  const int64_t blocks = blocks_of_group(p), chunks = chunk_count(plan);
   Workspace memory;
   Decode scratch(plan, threads, memory);
+  const int64_t blocks = blocks_of_group(p), chunks = scratch.chunks.count();
   parallel_for(groups * blocks * chunks, threads, stopper, [&](int64_t task, int worker) {
-    const int64_t group = task / (blocks * chunks), block = task / chunks % blocks;
-    const ChunkTask at{group,
-                       group / p.kv_heads,
-                       group % p.kv_heads,
-                       block,
-                       task % chunks,
-                       block * kRows,
-                       std::min(rows, (block + 1) * kRows)};
-    compute_chunk(plan, scratch, at, stopper, worker, to);
-    if (chunks == 1 || stopper.stopped(worker) || !scratch.partials.is_last(group, block)) return;
-    for_each_row(p, group, at.first_row, at.end_row, [&](int64_t row, int64_t h, int64_t query) {
-      scratch.partials.merge(group, row);
-      float* o = scratch.partials.at(group, 0, row);
-      finish_rows(plan, at.b, h, query, 1, o + plan.Dvp, o + plan.Dvp + 1, o, plan.Dvp, to);
-    });
+    const int64_t group = task / (blocks * chunks), chunk = task % chunks;
+    const int64_t b = group / p.kv_heads, kv_head = group % p.kv_heads;
+    const int64_t block = task / chunks % blocks;
+    ForwardBlock& x = scratch.blocks[worker];
+    {
+      const FloatMode mode(float_control(p, b, kv_head));
+      x.begin(b);
+      add_rows(p, group, block * kRows, std::min(rows, (block + 1) * kRows), x);
+      x.start(chunk == 0);
+      if (plan.direct) scratch.direct[worker].arrange_queries(x.block);
+      const auto [first, end] = x.tile_range();
+      const auto [from, until] = scratch.chunks.range(chunk, first, end);
+      x.run([&, from = from, until = until] {
+        scratch.advance(x, group, kv_head, from, until, stopper, worker);
+      });
+      scratch.chunks.take(x, group, block, chunk, to);
+    }
+    if (!stopper.stopped(worker)) scratch.chunks.merge(x, group, block, to);
   });
   stopper.check();
 }

@@ -7,18 +7,30 @@
 #include "kernels/denormals.h"
 #include "kernels/forward_block.h"
 #include "kernels/fused.h"
+#include "kernels/key_chunks.h"
 #include "kernels/softmax_state.h"
 
 namespace relpos {
 namespace {
 
+// Keys of few queries are divided, but where far tiles are skipped: a block must see near ones first.
+// Never a function of the batch or of threads: a batch row keeps its bits.
+int64_t tiles_of_chunk(const Plan& plan) {
+  constexpr int64_t kWantedTasks = 64, kLeast = 32, kKeysForEach = 8;
+  const Problem& p = plan.p;
+  if (plan.skips_tiles || p.keys < kKeysForEach * p.queries) return std::max<int64_t>(1, plan.tiles);
+  return KeyChunks::tiles_for(plan, p.heads * blocks_of_head(p), kWantedTasks, kLeast);
+}
+
 // Scratch of whole prompts.
 struct Prefill {
   std::vector<ForwardBlock> blocks;
   TileCache cache;
+  KeyChunks chunks;
 
   Prefill(const Plan& plan, int threads, Workspace& memory)
-      : cache(plan, heads_at_work(plan.p, threads), threads, memory) {
+      : cache(plan, heads_at_work(plan.p, threads), threads, memory),
+        chunks(plan, tiles_of_chunk(plan), plan.p.batch * plan.p.heads, plan.p.queries, memory) {
     for (int n = 0; n < threads; ++n) blocks.emplace_back(plan, memory);
   }
 };
@@ -26,29 +38,32 @@ struct Prefill {
 void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to) {
   Workspace memory;
   Prefill scratch(plan, threads, memory);
-  for_each_packed_block(
-      plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.cache, threads, stopper, [&](const PackedBlock& at, int worker) {
-        const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
-        ForwardBlock& x = scratch.blocks[worker];
-        x.begin(at.batch);
-        for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
-        x.start();
-        const auto [first, end] = x.tile_range();
-        const int64_t start = x.start_tile(first, end);
-        const auto read = [&](int64_t from, int64_t until) {
-          scratch.cache.read(
-              at.slot, at.pair, from, until, stopper, worker,
-              [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
-        };
-        x.run([&, first = first, end = end] {
-          read(start, end);
-          read(first, start);
-        });
-        float sums[kRows];
-        for (int row = 0; row < x.block.rows; ++row) sums[row] = x.sum(row);
-        finish_rows(plan, at.batch, at.head, at.first_query, x.block.rows, x.state.m, sums,
-                    x.state.o, plan.Dvp, to);
+  const auto run = [&](const PackedBlock& at, int worker) {
+    const int64_t group = at.batch * plan.p.heads + at.head, block = at.first_query / kRows;
+    ForwardBlock& x = scratch.blocks[worker];
+    {
+      const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
+      x.begin(at.batch);
+      for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
+      x.start(at.chunk == 0);
+      const auto [first_seen, end_seen] = x.tile_range();
+      const auto [first, end] = scratch.chunks.range(at.chunk, first_seen, end_seen);
+      const int64_t start = x.start_tile(first, end);
+      const auto read = [&](int64_t from, int64_t until) {
+        scratch.cache.read(
+            at.slot, at.pair, from, until, stopper, worker,
+            [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+      };
+      x.run([&, first = first, end = end] {
+        read(start, end);
+        read(first, start);
       });
+      scratch.chunks.take(x, group, block, at.chunk, to);
+    }
+    if (!stopper.stopped(worker)) scratch.chunks.merge(x, group, block, to);
+  };
+  for_each_packed_block(plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.chunks.count(),
+                        scratch.cache, threads, stopper, run);
 }
 
 }  // namespace
@@ -59,7 +74,7 @@ int64_t fused_workspace_bytes(const Problem& problem, bool backward) {
   const int threads = useful_threads(problem);
   if (backward) {
     lay_out_backward(plan, threads, memory);
-  } else if (divides_keys(plan)) {
+  } else if (problem.queries <= kDecodeQueries) {
     lay_out_decode(plan, threads, memory);
   } else {
     Prefill(plan, threads, memory);
@@ -84,7 +99,7 @@ void fused_forward(const Problem& p, const ForwardResults& to, bool packs) {
   const Plan plan(p, false, memory, packs);
   const int threads = useful_threads(p);
   Stopper stopper(p.cancel);
-  if (divides_keys(plan)) {
+  if (p.queries <= kDecodeQueries) {
     decode(plan, threads, stopper, to);
   } else {
     prefill(plan, threads, stopper, to);
@@ -101,7 +116,7 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);
   std::vector<QueryBlock> blocks;
   for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
-  for_each_packed_block(p, 0, p.batch * p.kv_heads, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
+  for_each_packed_block(p, 0, p.batch * p.kv_heads, 1, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
     QueryBlock& x = blocks[worker];
     x.begin(at.batch);
     for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);

@@ -9,9 +9,7 @@
 
 namespace relpos {
 
-// Whether decode() takes a call: always up to 16 queries; and where two blocks for each head have keys
-// enough to be cut into tasks, unless far tiles are skipped, for which a block must see them all.
-bool divides_keys(const Plan& plan);
+inline constexpr int64_t kDecodeQueries = 16;  // up to here decode() takes the call
 
 class ForwardBlock : public QueryBlock {
  public:
@@ -71,7 +69,7 @@ class ForwardBlock : public QueryBlock {
 void finish_rows(const Plan& plan, int64_t b, int64_t h, int64_t i, int rows, const float* m,
                  const float* l, float* o, int64_t stride, const ForwardResults& to);
 
-// The forward pass of calls that it takes, and its scratch alone.
+// The forward pass of up to kDecodeQueries queries, and its scratch alone.
 void decode(const Plan& plan, int threads, Stopper& stopper, const ForwardResults& to);
 void lay_out_decode(const Plan& plan, int threads, Workspace& memory);
 

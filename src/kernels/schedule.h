@@ -29,15 +29,16 @@ inline int64_t heads_at_work(const Problem& p, int threads) {
 struct PackedBlock {
   int64_t batch, head, first_query, end_query, pair, slot;
   int64_t number;  // of the pair's blocks, which are dealt in this order
+  int64_t chunk;   // of its keys
 };
 
-// Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count). A
-// worker takes a head of its own, whose packs stay in its caches; when no head is left it helps with
+// Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count), and for
+// each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches; when no head is left it helps with
 // those of others.
 template <typename F>
-void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, TileCache& cache,
-                           int threads, Stopper& stopper, F&& body) {
-  const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p);
+void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
+                           TileCache& cache, int threads, Stopper& stopper, F&& body) {
+  const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p) * chunks;
   if (count == 0 || blocks == 0) return;
   const int64_t slots = std::min(count, heads_at_work(p, threads)), pairs = first_pair + count;
   // The pair of a slot, times 2^32, plus its next task: one word, so that nobody takes a task of one
@@ -56,9 +57,10 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
       const int64_t pair = taken >> kTaskBits, task = taken - (pair << kTaskBits);
       if (task >= tasks) return;
       // Last queries first: under a causal boundary they are the longest.
-      const int64_t n = blocks - 1 - task % blocks;
-      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + task / blocks, n * kRows,
-                       std::min(p.queries, (n + 1) * kRows), pair, slot, task},
+      const int64_t number = task / chunks, n = blocks - 1 - number % blocks;
+      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + number / blocks,
+                       n * kRows, std::min(p.queries, (n + 1) * kRows), pair, slot, number,
+                       task % chunks},
            worker);
     }
   };
