@@ -138,7 +138,12 @@ inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
   rotation.coordinates = draw_coordinates(rng, p);
 }
 
-inline void draw_tensors(Rng& rng, Case& c) {
+// How many times as long as usual the queries and the keys of a case are.
+struct Longer {
+  int64_t queries = 1, keys = 1;
+};
+
+inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
   Problem& p = c.p;
   p.batch = draw(rng, 1, 2);
   p.kv_heads = draw(rng, 1, 2);
@@ -146,6 +151,8 @@ inline void draw_tensors(Rng& rng, Case& c) {
   const int64_t lengths[] = {1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
   p.queries = lengths[draw(rng, 0, 9)];
   p.keys = chance(rng, 0.5) ? p.queries : lengths[draw(rng, 0, 9)];
+  p.queries *= longer.queries;
+  p.keys *= longer.keys;
   const int64_t sizes[] = {1, 2, 3, 8, 15, 16, 17, 32, 65};
   p.head_dim = sizes[draw(rng, 0, 8)];
   p.value_dim = chance(rng, 0.5) ? p.head_dim : sizes[draw(rng, 0, 8)];
@@ -324,11 +331,11 @@ inline void draw_tables(Rng& rng, Case& c) {
   }
 }
 
-inline Case random_case(uint64_t seed) {
+inline Case random_case(uint64_t seed, Longer longer = {}) {
   Rng rng(seed);
   Case c;
   Problem& p = c.p;
-  draw_tensors(rng, c);
+  draw_tensors(rng, c, longer);
   const int64_t gap = draw_positions(rng, p);
   draw_visible(rng, c);
   if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
