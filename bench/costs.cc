@@ -1,0 +1,169 @@
+// What the parts of a call cost one thread, for the model of bench/scaling.py, through ctypes.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "kernels/backward_block.h"
+#include "kernels/fused.h"
+#include "kernels/key_chunks.h"
+#include "kernels/random_terms.h"
+#include "kernels/schedule.h"
+
+namespace {
+
+using namespace relpos;
+
+// Seconds of each part; a block has kRows queries, and sees all keys of a tile.
+struct Costs {
+  double setup;   // of a call: what is computed before its tasks
+  double pack;    // of a tile
+  double start;   // of a block
+  double tile;    // of a block in a tile, what is its own
+  double shared;  // of a block in a tile, what it adds to the keys in its turn
+  double finish;  // of a block
+  double write;   // of a tile's gradients
+  double reduce;  // of the sums of a chunk
+};
+
+// The least of several: other programs only ever add to it.
+template <typename F>
+double seconds(int repeats, F&& f) {
+  double least = HUGE_VAL;
+  for (int n = 0; n < repeats; ++n) {
+    const auto start = std::chrono::steady_clock::now();
+    f();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    least = std::min(least, taken.count());
+  }
+  return least;
+}
+
+constexpr int kRepeats = 7;
+
+struct Call : random_terms::PlainCall {
+  Tensor bias, softmax;
+
+  Call(random_terms::Rng rng, const int64_t* shape, bool biased)
+      : PlainCall(rng, shape[2], shape[3], shape[4], 1, shape[0], shape[1]),
+        softmax(DType::kFloat32, {1, shape[0], shape[2], 2}) {
+    p.threads = 1;
+    p.scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
+    if (!biased) return;
+    const int64_t far = std::max(p.queries, p.keys) - 1;
+    bias = random_terms::float_tensor(rng, {p.heads, 2 * far + 1});
+    p.terms.biases.resize(1);
+    p.terms.biases[0].map = ClassMap::clamp(-far, far);
+    p.terms.biases[0].table = TermData::parameter(bias.view(), true);
+  }
+};
+
+// Calls body(tiles, first tile, count) over the tiles of the first head.
+template <typename F>
+void read(TileCache& cache, const Plan& plan, F&& body) {
+  Stopper stopper(nullptr);
+  cache.read(0, 0, 0, plan.tiles, stopper, 0, body);
+}
+
+template <typename Block>
+void add_rows(Block& x) {
+  x.begin(0);
+  for (int64_t i = 0; i < std::min<int64_t>(kRows, x.block.problem->queries); ++i) x.add_row(0, i);
+}
+
+void measure_packing(const Plan& plan, TileCache& cache, Costs& to) {
+  const auto nothing = [](const KeyTile*, int64_t, int64_t) {};
+  const auto tiles = static_cast<double>(plan.tiles);
+  to.pack = seconds(kRepeats, [&] {
+    cache.start(0);
+    read(cache, plan, nothing);
+  }) / tiles;
+}
+
+void measure_forward(Call& call, Costs& to) {
+  to.setup = seconds(kRepeats, [&] {
+    Workspace memory;
+    const Plan plan(call.p, false, memory);
+    const TileCache cache(plan, 1, 1, memory);
+    const ForwardBlock block(plan, memory);
+  });
+  Workspace memory;
+  const Plan plan(call.p, false, memory, true);
+  TileCache cache(plan, 1, 1, memory);
+  measure_packing(plan, cache, to);
+  ForwardBlock x(plan, memory);
+  KeyChunks chunks(plan, plan.tiles, call.p.heads, call.p.queries, memory);
+  to.start = seconds(kRepeats, [&] {
+    add_rows(x);
+    x.start();
+  });
+  to.tile = seconds(kRepeats, [&] {
+    read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+  }) / static_cast<double>(plan.tiles);
+  to.finish = seconds(kRepeats, [&] { chunks.take(x, 0, 0, 0, {call.out.view(), {}, {}}); });
+}
+
+void measure_backward(Call& call, Costs& to) {
+  fused_forward(call.p, {call.out.view(), {}, call.softmax.view()}, true);
+  const ProblemGradients gradients = call.gradients();
+  to.setup = seconds(kRepeats, [&] {
+    Workspace memory;
+    const Plan plan(call.p, true, memory);
+    lay_out_backward(plan, 1, memory);
+  });
+  Workspace memory;
+  const Plan plan(call.p, true, memory);
+  TileCache cache(plan, 1, 1, memory);
+  measure_packing(plan, cache, to);
+  const Outputs from{call.out.view(), call.softmax.view(), call.dout.view(), {}};
+  BackwardBlock x(plan, memory);
+  std::vector<Sums> terms;
+  terms.emplace_back(plan, *gradients.terms, memory);
+  terms.front().clear();
+  std::vector<KeySums> keys;
+  keys.emplace_back(plan, *gradients.terms, 1, memory);
+  Stopper stopper(nullptr);
+  keys.front().clear();
+  BlockSums sums{0, terms.front(), keys.front(), BlockTurn(keys.front().order, 0, stopper, 0)};
+  to.start = seconds(kRepeats, [&] {
+    add_rows(x);
+    x.start(sums, from, gradients);
+  });
+  const auto pass = [&] {
+    return seconds(kRepeats, [&] {
+      read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
+        x.backward(tiles, t, n, sums);
+      });
+    }) / static_cast<double>(plan.tiles);
+  };
+  const double whole = pass();
+  x.state.take_turn = [](void*, int64_t) { return false; };
+  to.tile = pass();
+  to.shared = std::max(0.0, whole - to.tile);
+  to.finish = seconds(1, [&] { x.finish(sums, gradients); });
+  to.write = seconds(kRepeats, [&] {
+    write_keys(plan, keys, 0, 1, 1, stopper, gradients);
+  }) / static_cast<double>(plan.tiles);
+  to.reduce = seconds(kRepeats, [&] {
+    reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms);
+  });
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// shape: heads, key heads, queries, keys, head size. `costs`: those of Costs, in its order.
+void relpos_bench_costs(const int64_t* shape, int biased, int backward, double* costs) {
+  const FloatMode mode(kFlushDenormals);
+  Call call(random_terms::Rng(1), shape, biased != 0);
+  Costs found{};
+  backward != 0 ? measure_backward(call, found) : measure_forward(call, found);
+  for (double one : {found.setup, found.pack, found.start, found.tile, found.shared, found.finish,
+                     found.write, found.reduce}) {
+    *costs++ = one;
+  }
+}
+
+}  // extern "C"
+#pragma GCC visibility pop
