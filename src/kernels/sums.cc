@@ -159,40 +159,55 @@ void KeySums::open(int64_t t) {
   }
 }
 
+namespace {
+
+// What a chunk has summed for the heads of a group.
+void reduce_head(const Plan& plan, const Sums& sums, int64_t head, TermGradients& to) {
+  const Problem& p = plan.p;
+  const int64_t first = head * p.group();
+  reduce_biases(plan, sums, head, to);
+  reduce_sinks(plan, sums, head, to);
+  for (size_t t = 0; t < plan.row_tables.size(); ++t) {
+    const int64_t rank = plan.row_tables[t].rank;
+    for (int64_t d = 0; sums.rows[t].added != nullptr && d < p.group() * rank; ++d) {
+      to.row_tables[t].added[first * rank + d] += sums.rows[t].added[d];
+    }
+  }
+  for (size_t t = 0; t < p.terms.query_added.size(); ++t) {
+    const double by = p.terms.query_added[t].multiplier;
+    for (int64_t d = 0; !to.query_added[t].empty() && d < p.group() * plan.D; ++d) {
+      to.query_added[t][first * plan.D + d] += sums.query_added[d] * by;
+    }
+  }
+}
+
+}  // namespace
+
 void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::vector<KeySums>& keys,
                   int64_t first_pair, int64_t pairs, int64_t chunks, int threads, Stopper& stopper,
                   TermGradients& to) {
   const Problem& p = plan.p;
   const int64_t count = pairs * chunks;
   const auto kv_head = [&](int64_t n) { return (first_pair + n / chunks) % p.kv_heads; };
-  for (int64_t n = 0; n < count; ++n) {
-    check_cancelled();
-    const int64_t head = kv_head(n), first = head * p.group();
-    reduce_biases(plan, sums[n], head, to);
-    reduce_sinks(plan, sums[n], head, to);
-    add_turns(plan, sums[n].turns, 1, head, to);
-    for (size_t t = 0; t < plan.row_tables.size(); ++t) {
-      const int64_t rank = plan.row_tables[t].rank;
-      for (int64_t d = 0; sums[n].rows[t].added != nullptr && d < p.group() * rank; ++d) {
-        to.row_tables[t].added[first * rank + d] += sums[n].rows[t].added[d];
+  // The gradients of a head are its own, but those of frequencies that heads may share.
+  parallel_for(std::min(pairs, p.kv_heads), threads, stopper, [&](int64_t first, int worker) {
+    for (int64_t n = first; n < pairs && !stopper.stopped(worker); n += p.kv_heads) {
+      const int64_t pair = first_pair + n, head = pair % p.kv_heads;
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+        reduce_head(plan, sums[n * chunks + chunk], head, to);
       }
+      reduce_key_biases(plan, keys[n].key_bias, pair / p.kv_heads, head, to);
     }
-    for (size_t t = 0; t < p.terms.query_added.size(); ++t) {
-      const double by = p.terms.query_added[t].multiplier;
-      for (int64_t d = 0; !to.query_added[t].empty() && d < p.group() * plan.D; ++d) {
-        to.query_added[t][first * plan.D + d] += sums[n].query_added[d] * by;
-      }
-    }
-  }
+  });
+  for (int64_t n = 0; n < count; ++n) add_turns(plan, sums[n].turns, 1, kv_head(n), to);
   for (int64_t n = 0; n < pairs; ++n) {
-    const int64_t pair = first_pair + n, head = pair % p.kv_heads;
-    reduce_key_biases(plan, keys[n].key_bias, pair / p.kv_heads, head, to);
-    add_turns(plan, keys[n].turns, plan.tiles, head, to);
+    add_turns(plan, keys[n].turns, plan.tiles, (first_pair + n) % p.kv_heads, to);
   }
+  constexpr int64_t kStrip = kLanes / 2;  // a cache line of doubles
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
                           std::vector<double>& gradient, auto&& sums_of) {
-    parallel_for((table.rank + kLanes - 1) / kLanes, threads, stopper, [&](int64_t strip, int w) {
-      const int64_t from = strip * kLanes, end = std::min(table.rank, from + kLanes);
+    parallel_for((table.rank + kStrip - 1) / kStrip, threads, stopper, [&](int64_t strip, int w) {
+      const int64_t from = strip * kStrip, end = std::min(table.rank, from + kStrip);
       for (int64_t n = 0; n < count && !stopper.stopped(w); ++n) {
         sums_of(sums[n]).reduce(table, data, kv_head(n), p.group(), scale, from, end, gradient);
       }

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "kernels/in_parts.h"
 
 namespace relpos {
 namespace {
@@ -11,14 +12,18 @@ namespace {
 // Slopes are expanded over every distance that occurs while those stay this close to Lq + Lk.
 constexpr int64_t kExpandFactor = 4, kExpandFloor = 4096;
 
-// Cells [kPad][width][kPad] of a row, each of value(c), c from -kPad on.
+// The cells [kPad][width][kPad] of each head: value(h, c), c from -kPad on.
 template <typename F>
-void fill_cells(float* row, int64_t width, F&& value) {
-  CancelTicks tick;
-  for (int64_t c = -kPad; c < width + kPad; ++c) {
-    tick();
-    row[kPad + c] = static_cast<float>(to_log2(value(c)));
-  }
+void fill_cells(const Problem& p, BiasPlan& plan, Workspace& memory, F&& value) {
+  const int64_t size = plan.row_size();
+  plan.cells = memory.take<float>(p.heads * size);
+  in_parts(p, p.heads * size, 1, [&](int64_t from, int64_t to) {
+    CancelTicks tick;
+    for (int64_t n = from; n < to; ++n) {
+      tick();
+      plan.cells[n] = static_cast<float>(to_log2(value(n / size, n % size - kPad)));
+    }
+  });
 }
 
 BiasPlan expand_table(const Problem& p, int64_t n, std::pair<int64_t, int64_t> range,
@@ -27,13 +32,10 @@ BiasPlan expand_table(const Problem& p, int64_t n, std::pair<int64_t, int64_t> r
   BiasPlan plan;
   plan.term = n;
   plan.window = Window(*term.map, range, memory);
-  plan.cells = memory.take<float>(p.heads * plan.row_size());
-  for (int64_t h = 0; h < p.heads; ++h) {
-    fill_cells(plan.cells.get() + h * plan.row_size(), plan.window.width, [&](int64_t c) {
-      const int64_t row = plan.window.class_of(c);
-      return row == ClassMap::kNone ? 0.0 : term.table.view.at({h, row}) * term.table.multiplier;
-    });
-  }
+  fill_cells(p, plan, memory, [&](int64_t h, int64_t c) {
+    const int64_t row = plan.window.class_of(c);
+    return row == ClassMap::kNone ? 0.0 : term.table.view.at({h, row}) * term.table.multiplier;
+  });
   return plan;
 }
 
@@ -48,15 +50,11 @@ BiasPlan expand_slopes(const Problem& p, int64_t n, std::pair<int64_t, int64_t> 
   if (plan.ramp) return plan;
   plan.window.lo = range.first;
   plan.window.width = span;
-  plan.cells = memory.take<float>(p.heads * plan.row_size());
-  for (int64_t h = 0; h < p.heads; ++h) {
-    const double past = slopes.view.at({0, h}) * slopes.multiplier;
-    const double future = slopes.view.at({1, h}) * slopes.multiplier;
-    fill_cells(plan.cells.get() + h * plan.row_size(), span, [&](int64_t c) {
-      const int64_t distance = range.first + std::clamp<int64_t>(c, 0, span - 1);
-      return (distance < 0 ? past : future) * static_cast<double>(distance);
-    });
-  }
+  fill_cells(p, plan, memory, [&](int64_t h, int64_t c) {
+    const int64_t distance = range.first + std::clamp<int64_t>(c, 0, span - 1);
+    const double slope = slopes.view.at({distance < 0 ? 0 : 1, h}) * slopes.multiplier;
+    return slope * static_cast<double>(distance);
+  });
   return plan;
 }
 
@@ -99,14 +97,15 @@ void expand_key_biases(Plan& plan, Workspace& memory) {
     if (term.values.view.rank == 3) plan.key_bias_rows = p.batch;
   }
   plan.key_bias = memory.zeros<double>(plan.key_bias_rows * p.heads * plan.tiles * kTile);
-  CancelTicks tick;
-  for (int64_t row = 0; row < plan.key_bias_rows * p.heads; ++row) {
-    for (int64_t j = 0; j < p.keys; ++j) {
+  in_parts(p, plan.key_bias_rows * p.heads * p.keys, 1, [&](int64_t from, int64_t to) {
+    CancelTicks tick;
+    for (int64_t n = from; n < to; ++n) {
       tick();
+      const int64_t row = n / p.keys, j = n % p.keys;
       plan.key_bias[row * plan.tiles * kTile + j] =
           to_log2(plan.shifts.key_bias(row / p.heads, row % p.heads, j));
     }
-  }
+  });
 }
 
 bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memory) {

@@ -8,6 +8,7 @@
 #include "base/angles.h"
 #include "base/parallel.h"
 #include "kernels/block.h"
+#include "kernels/in_parts.h"
 #include "kernels/rows.h"
 
 namespace relpos {
@@ -41,6 +42,10 @@ class AngleTable {
   explicit AngleTable(const Rotation& rotation)
       : r_(rotation), pairs_(rotation.dims / 2), coarse_(pairs_), within_(kTile, Angles(0)) {}
 
+  // Computes what all tiles of positions share, for copies of the table.
+  void prepare() {
+    for (int64_t f = 0; f < kTile && !r_.float32_angles; ++f) within(f);
+  }
   void write(int64_t position, float* cos, float* sin) {
     if (r_.float32_angles) {
       angle_table(r_, position, cos, sin);
@@ -194,26 +199,35 @@ Rotations::Turn& Rotations::add(const Rotation& rotation, Turn turn, int64_t row
 
 void Rotations::tabulate(const Rotation& rotation, Workspace& memory) {
   const Positions& at = p_.positions;
-  AngleTable table(rotation);
   const int64_t pairs = rotation.dims / 2;
-  const auto write = [&](const Turn& turn, int64_t row, int64_t position) {
-    if (row % kTile == 0) check_cancelled();
-    table.write(position, turn.cos.get() + row * pairs, turn.sin.get() + row * pairs);
+  // Rows of the table are tokens, each at position(row).
+  const auto write = [&](const Turn& turn, int64_t rows, auto&& position) {
+    AngleTable prepared(rotation);
+    if (rows >= kTile) prepared.prepare();
+    in_parts(p_, rows, std::max<int64_t>(1, pairs), [&](int64_t from, int64_t to) {
+      AngleTable table = prepared;
+      for (int64_t row = from; row < to; ++row) {
+        if (row % kTile == 0) check_cancelled();
+        table.write(position(row), turn.cos.get() + row * pairs, turn.sin.get() + row * pairs);
+      }
+    });
   };
   if (at.consecutive && at.shared()) {  // queries and keys at one position share a row
     const int64_t q = at.q[0], k = at.k[0], low = std::min(q, k);
     const int64_t rows = std::max(q + p_.queries, k + p_.keys) - low;
     if (rows <= p_.queries + p_.keys) {
       const Turn& turn = add(rotation, {&rotation, {}, {}, q - low, k - low, 1, 1}, rows, memory);
-      for (int64_t row = 0; row < rows; ++row) write(turn, row, low + row);
-      return;
+      return write(turn, rows, [&](int64_t row) { return low + row; });
     }
   }
   const int64_t queries = at.q_rows * p_.queries, keys = at.k_rows * p_.keys;
   const Turn& turn =
       add(rotation, {&rotation, {}, {}, 0, queries, at.q_rows, at.k_rows}, queries + keys, memory);
-  for (int64_t n = 0; n < queries; ++n) write(turn, n, at.query(n / p_.queries, n % p_.queries));
-  for (int64_t n = 0; n < keys; ++n) write(turn, queries + n, at.key(n / p_.keys, n % p_.keys));
+  write(turn, queries + keys, [&](int64_t row) {
+    const int64_t key = row - queries;
+    return key < 0 ? at.query(row / p_.queries, row % p_.queries)
+                   : at.key(key / p_.keys, key % p_.keys);
+  });
 }
 
 // The pairs of one axis at a time, as a rotation of their own.
@@ -233,18 +247,21 @@ void Rotations::tabulate_axes(const Rotation& rotation, Workspace& memory) {
       own.frequency.push_back(rotation.frequency[n]);
     }
     own.dims = 2 * std::ssize(pairs);
-    AngleTable table(own);
-    std::vector<float> cos(pairs.size()), sin(pairs.size());
-    const auto write = [&](int64_t row, int64_t coordinate) {
-      if (row % kTile == 0) check_cancelled();
-      table.write(coordinate, cos.data(), sin.data());
-      for (size_t n = 0; n < pairs.size(); ++n) {
-        turn.cos[row * (rotation.dims / 2) + pairs[n]] = cos[n];
-        turn.sin[row * (rotation.dims / 2) + pairs[n]] = sin[n];
+    AngleTable prepared(own);
+    if (queries + keys >= kTile) prepared.prepare();
+    in_parts(p_, queries + keys, rotation.dims / 2, [&](int64_t from, int64_t to) {
+      AngleTable table = prepared;
+      std::vector<float> cos(pairs.size()), sin(pairs.size());
+      for (int64_t row = from; row < to; ++row) {
+        if (row % kTile == 0) check_cancelled();
+        table.write(row < queries ? at.q[axis * queries + row] : at.k[axis * keys + row - queries],
+                    cos.data(), sin.data());
+        for (size_t n = 0; n < pairs.size(); ++n) {
+          turn.cos[row * (rotation.dims / 2) + pairs[n]] = cos[n];
+          turn.sin[row * (rotation.dims / 2) + pairs[n]] = sin[n];
+        }
       }
-    };
-    for (int64_t n = 0; n < queries; ++n) write(n, at.q[axis * queries + n]);
-    for (int64_t n = 0; n < keys; ++n) write(queries + n, at.k[axis * keys + n]);
+    });
   }
 }
 
