@@ -12,6 +12,7 @@ from typing import Any
 import contests
 import relpos
 import ring
+import scaling
 import torch
 from case import (
     NO_TARGET,
@@ -383,5 +384,5 @@ def all_cases() -> list[Case]:
     return [
         *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
         *call_cases(), *unit_cases(),
-        *ring.cases(), *contests.cases(),
+        *scaling.cases(), *ring.cases(), *contests.cases(),
     ]  # fmt: skip

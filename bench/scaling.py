@@ -13,6 +13,7 @@ import argparse
 import ctypes
 import heapq
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from typing import NamedTuple
 
 import relpos
 import torch
-from clock import timer
+from case import Case, Row, Target
+from clock import Budget, timer
 
 ROWS, TILE, TILES_AT_A_TIME = 96, 64, 8
 REGION = 1e-5  # seconds to start and end a team of many threads; an assumption
@@ -354,6 +356,24 @@ SHAPES = [
     (Shape(1, 32, 8, 1, 4096, 128), False),
 ]
 THREADS = (8, 32, 64, 128)
+
+
+def cases() -> list[Case]:
+    """64 threads, from costs that are measured three times."""
+
+    def case(backward: bool, target: Target) -> Case:
+        end = "backward" if backward else "forward"
+
+        def run(case: Case, _: Budget) -> list[Row]:
+            found = [models(HALF, backward) for _ in range(3)]
+            values = [100 * efficiency(now, 64) for now, _ in found]
+            was = statistics.median(100 * efficiency(before, 64) for _, before in found)
+            note = f"bench/scaling.py; {was:.0f} % by chunks of blocks"
+            return [case.row(values=values, rates=[], seconds={}, note=note)]
+
+        return Case(f"modelled on 64 threads, {end}, L 2048", "% efficient", target, run)
+
+    return [case(False, (85, 92)), case(True, (75, 92))]
 
 
 def main() -> None:

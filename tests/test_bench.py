@@ -22,6 +22,7 @@ import formulas
 import peers
 import report as pages
 import rows as bench_rows
+import scaling
 
 import bench as program
 
@@ -380,3 +381,47 @@ def test_program_ends_at_an_interrupt(tmp_path):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=timeout(60))
     assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+# ---- the model of many threads
+
+ONES = scaling.Costs(setup=0, pack=1, start=0, tile=1, shared=1, finish=0, write=0, reduce=0)
+
+
+def test_workers_wait_for_each_other():
+    done = []
+
+    def first():
+        yield 2.0
+        done.append(1)
+
+    def second():
+        yield 0.5
+        yield lambda: bool(done)
+        yield 1.0
+
+    assert scaling.replay([first(), second()]) == 3.0
+
+
+def test_workers_that_wait_for_ever_are_an_error():
+    with pytest.raises(RuntimeError, match="1 workers wait"):
+        scaling.replay([iter([lambda: False])])
+
+
+def test_the_model_of_two_blocks_by_hand():
+    """Two tiles, packed by both workers at once; the second adds to each after the first has."""
+    shape = scaling.Shape(1, 1, 1, 2 * scaling.ROWS, 2 * scaling.TILE)
+    assert scaling.backward_seconds(shape, ONES, 1) == 2 + 2 * 2 * 2
+    assert scaling.backward_seconds(shape, ONES, 2) == pytest.approx(6 + 3 * scaling.REGION)
+    assert scaling.forward_seconds(shape, ONES, 1) == 2 + 2 * 2
+    assert scaling.forward_seconds(shape, ONES, 2) == pytest.approx(3 + scaling.REGION)
+    # Before, a worker waited for a tile that another packed before it began the next one.
+    before = scaling.forward_seconds_before(shape, ONES, 2)
+    assert before == pytest.approx(4 + scaling.REGION)
+
+
+def test_costs_are_measured():
+    for backward in (False, True):
+        costs = scaling.measured_costs(scaling.Shape(1, 2, 1, 100, 130, 16, biased=True), backward)
+        assert min(costs.pack, costs.tile, costs.start, costs.call) > 0
+        assert (costs.write > 0) == (costs.reduce > 0) == backward

@@ -33,8 +33,8 @@ struct PackedBlock {
 };
 
 // Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count), and for
-// each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches; when no head is left it helps with
-// those of others.
+// each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches;
+// when no head is left it helps with those of others.
 template <typename F>
 void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
                            TileCache& cache, int threads, Stopper& stopper, F&& body) {
@@ -44,16 +44,19 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
   // The pair of a slot, times 2^32, plus its next task: one word, so that nobody takes a task of one
   // pair for a task of another.
   constexpr int kTaskBits = 32;
-  std::vector<std::atomic<int64_t>> state(slots);
+  struct alignas(64) Slot {  // a cache line of its own
+    std::atomic<int64_t> state;
+  };
+  std::vector<Slot> slot_of(slots);
   const auto open = [&](int64_t slot, int64_t pair) {
     cache.start(slot);
-    state[slot].store(pair << kTaskBits, std::memory_order_release);
+    slot_of[slot].state.store(pair << kTaskBits, std::memory_order_release);
   };
   for (int64_t slot = 0; slot < slots; ++slot) open(slot, first_pair + slot);
   std::atomic<int64_t> next_pair{first_pair + slots};
   const auto work = [&](int64_t slot, int worker) {
     while (!stopper.stopped(worker)) {
-      const int64_t taken = state[slot].fetch_add(1, std::memory_order_acq_rel);
+      const int64_t taken = slot_of[slot].state.fetch_add(1, std::memory_order_acq_rel);
       const int64_t pair = taken >> kTaskBits, task = taken - (pair << kTaskBits);
       if (task >= tasks) return;
       // Last queries first: under a causal boundary they are the longest.
@@ -67,7 +70,8 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
   parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {
     while (first < slots && !stopper.stopped(worker)) {
       work(first, worker);
-      // Whoever finds no pair left sees that those of all slots are taken.
+      // Whoever finds no pair left sees what those who took the last ones did before: a slot that it
+      // helps with is not opened again while it does.
       const int64_t pair = next_pair.fetch_add(1, std::memory_order_acq_rel);
       if (pair >= pairs) break;
       open(first, pair);
