@@ -44,6 +44,8 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from,
   std::fill_n(dq_.get(), end * plan_.Dp, 0.0f);
   state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
                       plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
+  state.all_weigh = block.rows == end && std::none_of(state.reference, state.reference + end,
+                                                     [](float m) { return m == -HUGE_VALF; });
   const KeySums& keys = sums.keys;
   state.dk = keys.dk;
   state.dv = keys.dv;

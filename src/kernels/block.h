@@ -125,6 +125,7 @@ struct Block {
   bool shifted = false;       // a row's `shift` is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
+  int64_t all_from = 0, all_to = 0;   // keys that every row sees, without regard to masks and padding
   float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
   // The same in bfloat16 where a unit multiplies [kRows, Dq], zero rows beyond the last; and what their
   // products with keys are multiplied by, for they are not scaled themselves.
@@ -162,6 +163,7 @@ struct BackwardState {
   float inverse[kRows];         // of the row's sum (a unit's)
   float delta[kRows];           // (<dout, out> - dlse) / sum
   bool rows_finite = true;      // q and dout hold no NaN or Inf
+  bool all_weigh = false;       // the rows fill whole groups, and none saw nothing
   // A unit's: [kRows, Dvq], zero rows beyond the last, and transposed [Dvp, unit_rows()].
   const uint16_t *narrow_dout = nullptr, *narrow_dout_t = nullptr;
   float* dq = nullptr;  // [kRows, Dp], of the rotated query before the scale

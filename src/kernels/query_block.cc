@@ -70,6 +70,12 @@ void QueryBlock::load() {
 }
 
 void QueryBlock::find_range() {
+  block.all_from = 0;
+  block.all_to = plan_.p.keys;
+  for (int row = 0; row < block.rows; ++row) {
+    block.all_from = std::max(block.all_from, block.lo[row]);
+    block.all_to = std::min(block.all_to, block.hi[row]);
+  }
   block.range = plan_.range;
   if (!plan_.p.positions.consecutive) return;
   int64_t low = INT64_MAX, high = INT64_MIN;

@@ -292,6 +292,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
   uint64_t visible[kRows], group_any[kRows / kGroup];
   const TileView view(block, tile, t);
   uint64_t block_all = kAll, block_any = 0;
+  const bool all = state.all_weigh && see_all(block, t);
   for (int g = 0; g < groups; ++g) {
     if (next != nullptr) {
       prefetch_part(next->kt, block.D * kTile, g, groups);
@@ -301,7 +302,8 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
       prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
     }
     prefetch_mask(block, g * kGroup, t + 1);
-    const GroupSight sight(block, g * kGroup, t, state.reference);
+    const GroupSight sight =
+        all ? GroupSight::everything() : GroupSight(block, g * kGroup, t, state.reference);
     std::copy_n(sight.visible, kGroup, visible + g * kGroup);
     group_any[g] = sight.any;
     block_all &= sight.all;
@@ -325,9 +327,11 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
   const TileView view(block, tile, t);
   const std::vector<Panel>& reads = value_reads(block);
   const bool by_row = sums_by_row(block, state);
+  const bool all = state.all_weigh && see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
     prefetch_mask(block, group, t + 1);
-    const GroupSight sight(block, group, t, state.reference);
+    const GroupSight sight =
+        all ? GroupSight::everything() : GroupSight(block, group, t, state.reference);
     if (sight.any == 0) {
       clear(state.p + group * kTile, kGroup * kTile);
       clear(state.ds + group * kTile, kGroup * kTile);

@@ -86,8 +86,9 @@ struct Softmax {
     RELPOS_UNROLLED(r, R) {
       if (HWY_UNLIKELY(m[r] == kNothing)) m[r] = highest(s[r]);
       set = set && m[r] != kNothing;
-      const V reference = hn::Set(d, m[r]);
-      RELPOS_UNROLLED(v, kVectors) top = hn::Max(hn::Sub(s[r][v], reference), top);
+      V highest_of_row = s[r][0];
+      for (int v = 1; v < kVectors; ++v) highest_of_row = hn::Max(s[r][v], highest_of_row);
+      top = hn::Max(hn::Sub(highest_of_row, hn::Set(d, m[r])), top);
     }
     if (HWY_UNLIKELY(!set || !hn::AllTrue(d, hn::Le(top, hn::Set(d, kSlack))))) {
       RELPOS_UNROLLED(r, R) {
@@ -197,6 +198,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
+    const bool all = see_all(block, t);
     for (int group = 0; group < block.rows; group += kGroup) {
       if (t + 1 < first + count) {
         const KeyTile& next = tiles[t + 1 - first];
@@ -204,7 +206,8 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
       prefetch_mask(block, group, t + 1);
-      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
+      const GroupSight& sight = sights[group / kGroup] =
+          all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(
@@ -233,23 +236,13 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   }
 }
 
-// Whether rows [first, last) see all keys of tile t.
-HWY_INLINE bool see_all(const Block& block, int first, int last, int64_t t) {
-  if (!block.problem->visible.by_interval()) return false;
-  bool all = true;
-  for (int row = first; row < last; ++row) {
-    all &= block.lo[row] <= t * kTile && block.hi[row] >= (t + 1) * kTile;
-  }
-  return all;
-}
-
 // Products of rows [first, last) -> weights after dropout. `loaded(rows, from, end, weights, finish)` reads
 // a group's products.
 template <typename Exp2, bool kWholeGroups, typename Loaded>
 HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
                            int first, int last, float* p, const Loaded& loaded) {
   const TileView view(block, tile, t);
-  const bool all = see_all(block, first, last, t);
+  const bool all = see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
     const GroupSight sight = all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
     float* weights = p + (group - first) * kTile;

@@ -55,13 +55,24 @@ struct PowerOf2 {
   }
 };
 
+// a b, and 0 where x < least; a NaN stays.
+HWY_INLINE V multiply_from(V x, float least, V a, V b) {
+  const F d;
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86  // one instruction less than by selection
+  const __mmask16 from = _mm512_cmp_ps_mask(x.raw, _mm512_set1_ps(least), _CMP_NLT_UQ);
+  return V{_mm512_maskz_mul_ps(from, a.raw, b.raw)};
+#else
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, least)), hn::Mul(a, b));
+#endif
+}
+
 // 2^x within 1 ulp (1.1 where a multiply-add rounds twice) for x in [-125, 127.5]; 0 below, NaN for
 // NaN, no number to use above.
 HWY_INLINE V exp2(V x) {
   const F d;
   const PowerOf2 of(x);
   const V p = hn::MulAdd(of.slope, of.r, hn::Set(d, 1.0f));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, of.power));
+  return multiply_from(x, -125.0f, p, of.power);
 }
 
 // exp2 of weights that stay in float32.
@@ -83,7 +94,7 @@ struct ShortExp2 {
     p = hn::MulAdd(p, r, hn::Set(d, 0.6931241154670715f));
     p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
     const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, t)));
-    return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -125.0f)), hn::Mul(p, power));  // NaN stays
+    return multiply_from(x, -125.0f, p, power);
   }
 };
 

@@ -49,6 +49,12 @@ HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
   return visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
 }
 
+// Whether every row of a block sees all keys of tile t.
+HWY_INLINE bool see_all(const Block& block, int64_t t) {
+  return block.all_from <= t * kTile && block.all_to >= (t + 1) * kTile &&
+         block.problem->visible.by_interval();
+}
+
 // What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
 // whether all see all of those.
 struct GroupSight {
