@@ -73,10 +73,12 @@ void add_rows(Block& x) {
 void measure_packing(const Plan& plan, TileCache& cache, Costs& to) {
   const auto nothing = [](const KeyTile*, int64_t, int64_t) {};
   const auto tiles = static_cast<double>(plan.tiles);
-  to.pack = seconds(kRepeats, [&] {
-    cache.start(0);
-    read(cache, plan, nothing);
-  }) / tiles;
+  to.pack = seconds(kRepeats,
+                    [&] {
+                      cache.start(0);
+                      read(cache, plan, nothing);
+                    }) /
+            tiles;
 }
 
 void measure_forward(Call& call, Costs& to) {
@@ -96,9 +98,13 @@ void measure_forward(Call& call, Costs& to) {
     add_rows(x);
     x.start();
   });
-  to.tile = seconds(kRepeats, [&] {
-    read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
-  }) / static_cast<double>(plan.tiles);
+  to.tile = seconds(kRepeats,
+                    [&] {
+                      read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
+                        x.forward(tiles, t, n);
+                      });
+                    }) /
+            static_cast<double>(plan.tiles);
   to.finish = seconds(kRepeats, [&] { chunks.take(x, 0, 0, 0, {call.out.view(), {}, {}}); });
 }
 
@@ -129,23 +135,23 @@ void measure_backward(Call& call, Costs& to) {
     x.start(sums, from, gradients);
   });
   const auto pass = [&] {
-    return seconds(kRepeats, [&] {
-      read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
-        x.backward(tiles, t, n, sums);
-      });
-    }) / static_cast<double>(plan.tiles);
+    return seconds(kRepeats,
+                   [&] {
+                     read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
+                       x.backward(tiles, t, n, sums);
+                     });
+                   }) /
+           static_cast<double>(plan.tiles);
   };
   const double whole = pass();
   x.state.take_turn = [](void*, int64_t) { return false; };
   to.tile = pass();
   to.shared = std::max(0.0, whole - to.tile);
   to.finish = seconds(1, [&] { x.finish(sums, gradients); });
-  to.write = seconds(kRepeats, [&] {
-    write_keys(plan, keys, 0, 1, 1, stopper, gradients);
-  }) / static_cast<double>(plan.tiles);
-  to.reduce = seconds(kRepeats, [&] {
-    reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms);
-  });
+  to.write = seconds(kRepeats, [&] { write_keys(plan, keys, 0, 1, 1, stopper, gradients); }) /
+             static_cast<double>(plan.tiles);
+  to.reduce = seconds(
+      kRepeats, [&] { reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms); });
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 """What more cores would gain: a model that replays a call's tasks on many threads.
 
-`python bench/scaling.py` measures here what the parts of a call cost one thread, and replays how the
-library deals them (src/kernels/schedule.h, backward.cc, decode.cc) on 1 to 128 threads: who packs a
-tile and who waits for it, whose turn it is to add to the gradients of a tile's keys, and what one
-thread does alone. Efficiency is the time of one thread over that of all of them together. The model
-knows no limits of memory and no clock that falls with cores; it is measured against real calls of 1
-and 2 threads. Beside it stands the schedule that the library had before: chunks of blocks, each with
-gradients of keys of its own, at most 16 at a time, and tiles that are packed one after another.
+`python bench/scaling.py` measures here what the parts of a call cost one thread, and replays how
+the library deals them (src/kernels/schedule.h, backward.cc, decode.cc) on 1 to 128 threads: who
+packs a tile and who waits for it, whose turn it is to add to the gradients of a tile's keys, and
+what one thread does alone. Efficiency is the time of one thread over that of all of them together.
+The model knows no limits of memory and no clock that falls with cores; it is measured against real
+calls of 1 and 2 threads. Beside it stands another schedule: chunks of blocks, each with gradients
+of keys of its own, at most 16 at a time, and tiles that are packed one after another.
 """
 
 import argparse
@@ -272,7 +272,8 @@ def backward_seconds(shape: Shape, costs: Costs, threads: int) -> float:
         pairs = range(first, min(shape.pairs, first + wave))
         total += blocks.seconds(pairs, threads)
         total += dealt(len(pairs) * shape.tiles, threads, costs.write)
-        total += dealt(shape.kv_heads, threads, len(pairs) // shape.kv_heads * chunks * costs.reduce)
+        of_head = max(1, len(pairs) // shape.kv_heads)
+        total += dealt(min(shape.kv_heads, len(pairs)), threads, of_head * chunks * costs.reduce)
     return total
 
 
@@ -284,7 +285,7 @@ def decode_seconds(shape: Shape, whole: float, call: float, threads: int) -> flo
     return call + dealt(tasks, threads, (whole - call) / tasks)
 
 
-# ---- What it did before: chunks with sums of their own, packs in order, merges by one thread.
+# ---- The other schedule: chunks with sums of their own, packs in order, sums of terms by one thread.
 
 
 def forward_seconds_before(shape: Shape, costs: Costs, threads: int) -> float:

@@ -143,19 +143,17 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
       if (shares && !own.turn.await_block(at.number - blocks_of_head(p))) return;
       if (sums_terms && !own.turn.await_block(before)) return;
       if (before < 0) sums.clear();
-      const FloatMode mode(modes.of(n, [&] {
-        return float_control(p, at.batch, at.pair % p.kv_heads, from.dout);
-      }));
+      const FloatMode mode(
+          modes.of(n, [&] { return float_control(p, at.batch, at.pair % p.kv_heads, from.dout); }));
       BackwardBlock& x = scratch.blocks[worker];
       x.begin(at.batch);
       for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
       x.start(own, from, gradients);
       const auto [begin, end] = x.tile_range();
       own.turn.leave_before(begin);
-      scratch.cache.read(at.slot, at.pair, begin, end, stopper, worker,
-                         [&](const KeyTile* tiles, int64_t t, int64_t some) {
-                           x.backward(tiles, t, some, own);
-                         });
+      scratch.cache.read(
+          at.slot, at.pair, begin, end, stopper, worker,
+          [&](const KeyTile* tiles, int64_t t, int64_t some) { x.backward(tiles, t, some, own); });
       x.finish(own, gradients);
       own.turn.finish();
     };

@@ -29,8 +29,7 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
   state.narrow_dout_t = narrow_dout_.transposed();
 }
 
-void BackwardBlock::start(BlockSums& sums, const Outputs& from,
-                          const ProblemGradients& gradients) {
+void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGradients& gradients) {
   load();
   const int64_t end = padded_rows();
   for (int row = 0; row < block.rows; ++row) {
@@ -45,7 +44,7 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from,
   state.rows_finite = plan_.kernels.finite(block.q, block.rows * plan_.Dp) &&
                       plan_.kernels.finite(dout_.get(), block.rows * plan_.Dvp);
   state.all_weigh = block.rows == end && std::none_of(state.reference, state.reference + end,
-                                                     [](float m) { return m == -HUGE_VALF; });
+                                                      [](float m) { return m == -HUGE_VALF; });
   const KeySums& keys = sums.keys;
   state.dk = keys.dk;
   state.dv = keys.dv;

@@ -125,8 +125,9 @@ struct Block {
   bool shifted = false;       // a row's `shift` is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
-  int64_t all_from = 0, all_to = 0;   // keys that every row sees, without regard to masks and padding
-  float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)
+  int64_t all_from = 0,
+          all_to = 0;  // keys that every row sees, without regard to masks and padding
+  float* q = nullptr;  // [kRows, Dp] rotated, times scale * log2(e)
   // The same in bfloat16 where a unit multiplies [kRows, Dq], zero rows beyond the last; and what their
   // products with keys are multiplied by, for they are not scaled themselves.
   const uint16_t* narrow_q = nullptr;

@@ -18,7 +18,8 @@ namespace {
 int64_t tiles_of_chunk(const Plan& plan) {
   constexpr int64_t kWantedTasks = 64, kLeast = 32, kKeysForEach = 8;
   const Problem& p = plan.p;
-  if (plan.skips_tiles || p.keys < kKeysForEach * p.queries) return std::max<int64_t>(1, plan.tiles);
+  if (plan.skips_tiles || p.keys < kKeysForEach * p.queries)
+    return std::max<int64_t>(1, plan.tiles);
   return KeyChunks::tiles_for(plan, p.heads * blocks_of_head(p), kWantedTasks, kLeast);
 }
 
@@ -116,30 +117,34 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);
   std::vector<QueryBlock> blocks;
   for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
-  for_each_packed_block(p, 0, p.batch * p.kv_heads, 1, cache, threads, stopper, [&](const PackedBlock& at, int worker) {
-    QueryBlock& x = blocks[worker];
-    x.begin(at.batch);
-    for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
-    x.load();
-    float reference[kRows], inverse_sum[kRows];
-    std::fill_n(reference, kRows, -HUGE_VALF);
-    const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
-    for (int row = 0; row < x.block.rows && unshift; ++row) {
-      // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
-      x.block.score_shift[row] -= x.block.key_shift[row] / kLog2e;
-      x.block.key_shift[row] = 0.0;
-    }
-    for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
-      const SoftmaxState state =
-          read_softmax(softmax, at.batch, at.head, x.block.index[row], x.block.score_shift[row]);
-      reference[row] = static_cast<float>(state.reference);
-      inverse_sum[row] = static_cast<float>(1.0 / state.sum);
-    }
-    cache.read(at.slot, at.pair, 0, plan.tiles, stopper, worker,
-               [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                 x.emit(tiles, t, count, dense, softmax.given() ? reference : nullptr, inverse_sum);
-               });
-  });
+  for_each_packed_block(p, 0, p.batch * p.kv_heads, 1, cache, threads, stopper,
+                        [&](const PackedBlock& at, int worker) {
+                          QueryBlock& x = blocks[worker];
+                          x.begin(at.batch);
+                          for (int64_t i = at.first_query; i < at.end_query; ++i)
+                            x.add_row(at.head, i);
+                          x.load();
+                          float reference[kRows], inverse_sum[kRows];
+                          std::fill_n(reference, kRows, -HUGE_VALF);
+                          const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
+                          for (int row = 0; row < x.block.rows && unshift; ++row) {
+                            // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
+                            x.block.score_shift[row] -= x.block.key_shift[row] / kLog2e;
+                            x.block.key_shift[row] = 0.0;
+                          }
+                          for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
+                            const SoftmaxState state =
+                                read_softmax(softmax, at.batch, at.head, x.block.index[row],
+                                             x.block.score_shift[row]);
+                            reference[row] = static_cast<float>(state.reference);
+                            inverse_sum[row] = static_cast<float>(1.0 / state.sum);
+                          }
+                          cache.read(at.slot, at.pair, 0, plan.tiles, stopper, worker,
+                                     [&](const KeyTile* tiles, int64_t t, int64_t count) {
+                                       x.emit(tiles, t, count, dense,
+                                              softmax.given() ? reference : nullptr, inverse_sum);
+                                     });
+                        });
   stopper.check();
 }
 

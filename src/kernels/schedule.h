@@ -61,10 +61,10 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
       if (task >= tasks) return;
       // Last queries first: under a causal boundary they are the longest.
       const int64_t number = task / chunks, n = blocks - 1 - number % blocks;
-      body(PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + number / blocks,
-                       n * kRows, std::min(p.queries, (n + 1) * kRows), pair, slot, number,
-                       task % chunks},
-           worker);
+      body(
+          PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + number / blocks, n * kRows,
+                      std::min(p.queries, (n + 1) * kRows), pair, slot, number, task % chunks},
+          worker);
     }
   };
   parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {

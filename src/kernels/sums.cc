@@ -91,8 +91,7 @@ Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
                         group * plan.D, memory);
   for (size_t n = 0; n < wants.rotations.size(); ++n) {
     const bool wanted = !wants.rotations[n].head_frequency.empty();
-    turns.push_back(
-        doubles(wanted, wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0, memory));
+    turns.push_back(doubles(wanted, wanted ? turn_numbers(plan.p.terms.rotations[n]) : 0, memory));
   }
   for (size_t n = 0; n < wants.sinks.size(); ++n) {
     const bool of_heads = plan.p.terms.sinks[n].view.rank == 1;

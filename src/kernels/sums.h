@@ -49,8 +49,8 @@ struct Sums : SumMemory {
 struct KeySums : SumMemory {
   float *dk = nullptr, *dv = nullptr;  // as of BackwardState
   float* key_bias = nullptr;           // [group, tiles * kTile]
-  std::vector<float*> factors;         // of column tables: [tiles * kTile, padded rank], of c_j / s2
-  std::vector<double*> turns;          // of the rotations: [tiles, axes, pairs], by write_keys()
+  std::vector<float*> factors;  // of column tables: [tiles * kTile, padded rank], of c_j / s2
+  std::vector<double*> turns;   // of the rotations: [tiles, axes, pairs], by write_keys()
   BlockOrder order;
 
   KeySums(const Plan& plan, const TermGradients& wants, int64_t blocks, Workspace& memory);
