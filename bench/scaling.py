@@ -285,15 +285,15 @@ def decode_seconds(shape: Shape, whole: float, call: float, threads: int) -> flo
     return call + dealt(tasks, threads, (whole - call) / tasks)
 
 
-# ---- The other schedule: chunks with sums of their own, packs in order, sums of terms by one thread.
+# ---- By chunks with sums of their own: tiles packed in order, sums of terms added by one thread.
 
 
-def forward_seconds_before(shape: Shape, costs: Costs, threads: int) -> float:
+def forward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> float:
     blocks = Blocks(shape, costs, 1, adds=False, claims=False)
     return costs.call + costs.setup + blocks.seconds(range(shape.pairs), threads)
 
 
-def backward_seconds_before(shape: Shape, costs: Costs, threads: int) -> float:
+def backward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> float:
     large = 8 * shape.keys * shape.dim > 16 << 20
     chunks = clamp(min(-(-16 // shape.kv_heads), shape.blocks), 1, 2 if large else 4)
     wave = clamp(max(16, 2 * threads) // chunks, 1, shape.pairs)
@@ -315,7 +315,7 @@ def backward_seconds_before(shape: Shape, costs: Costs, threads: int) -> float:
     return total
 
 
-def decode_seconds_before(shape: Shape, whole: float, call: float, threads: int) -> float:
+def decode_seconds_by_chunks(shape: Shape, whole: float, call: float, threads: int) -> float:
     blocks = -(-shape.blocks_of_pair * shape.queries // ROWS)
     tasks = shape.pairs * blocks * -(-shape.tiles // 32)
     return call + dealt(tasks, threads, (whole - call) / tasks)
@@ -325,31 +325,31 @@ Model = Callable[[int], float]  # seconds of so many threads
 
 
 def models(shape: Shape, backward: bool) -> tuple[Model, Model]:
-    """Of today's schedule and of the one before."""
+    """Of the library's schedule, and by chunks."""
     if shape.queries <= 16 and not backward:
         whole = seconds_of(shape, False, 1)
         call = seconds_of(Shape(1, 1, 1, 12, 12), False, 1, 200)
         return (
             lambda threads: decode_seconds(shape, whole, call, threads),
-            lambda threads: decode_seconds_before(shape, whole, call, threads),
+            lambda threads: decode_seconds_by_chunks(shape, whole, call, threads),
         )
     costs = measured_costs(shape, backward)
     now = backward_seconds if backward else forward_seconds
-    before = backward_seconds_before if backward else forward_seconds_before
-    return lambda threads: now(shape, costs, threads), lambda threads: before(shape, costs, threads)
+    other = backward_seconds_by_chunks if backward else forward_seconds_by_chunks
+    return lambda threads: now(shape, costs, threads), lambda threads: other(shape, costs, threads)
 
 
 def efficiency(model: Model, threads: int) -> float:
     return model(1) / threads / model(threads)
 
 
-HALF = Shape(1, 8, 8, 2048, 2048)
+FULL = Shape(1, 8, 8, 2048, 2048)
 SHAPES = [
-    (HALF, False),
-    (HALF, True),
-    (HALF._replace(causal=True), False),
-    (HALF._replace(causal=True), True),
-    (HALF._replace(biased=True), True),
+    (FULL, False),
+    (FULL, True),
+    (FULL._replace(causal=True), False),
+    (FULL._replace(causal=True), True),
+    (FULL._replace(biased=True), True),
     (Shape(1, 8, 8, 1024, 1024), False),
     (Shape(1, 8, 8, 1024, 1024), True),
     (Shape(4, 32, 8, 1024, 1024, 128, causal=True), True),
@@ -366,9 +366,9 @@ def cases() -> list[Case]:
         end = "backward" if backward else "forward"
 
         def run(case: Case, _: Budget) -> list[Row]:
-            found = [models(HALF, backward) for _ in range(3)]
+            found = [models(FULL, backward) for _ in range(3)]
             values = [100 * efficiency(now, 64) for now, _ in found]
-            was = statistics.median(100 * efficiency(before, 64) for _, before in found)
+            was = statistics.median(100 * efficiency(other, 64) for _, other in found)
             note = f"bench/scaling.py; {was:.0f} % by chunks of blocks"
             return [case.row(values=values, rates=[], seconds={}, note=note)]
 
@@ -384,13 +384,13 @@ def main() -> None:
     head += [f"{threads} threads" for threads in THREADS]
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
     for shape, backward in SHAPES:
-        now, before = models(shape, backward)
+        now, by_chunks = models(shape, backward)
         cells = [f"{shape}, {'backward' if backward else 'forward'}"]
         for threads in (1, 2):
             real = seconds_of(shape, backward, threads)
             cells.append(f"{1e3 * now(threads):.2f}, {1e3 * real:.2f}")
         for threads in THREADS:
-            was, will = (efficiency(model, threads) for model in (before, now))
+            was, will = (efficiency(model, threads) for model in (by_chunks, now))
             cells.append(f"{100 * was:.0f} -> {100 * will:.0f} %")
         print("| " + " | ".join(cells) + " |", flush=True)
 

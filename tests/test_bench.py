@@ -416,7 +416,7 @@ def test_the_model_of_two_blocks_by_hand():
     assert scaling.forward_seconds(shape, ONES, 1) == 2 + 2 * 2
     assert scaling.forward_seconds(shape, ONES, 2) == pytest.approx(3 + scaling.REGION)
     # Before, a worker waited for a tile that another packed before it began the next one.
-    before = scaling.forward_seconds_before(shape, ONES, 2)
+    before = scaling.forward_seconds_by_chunks(shape, ONES, 2)
     assert before == pytest.approx(4 + scaling.REGION)
 
 
