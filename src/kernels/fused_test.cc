@@ -298,6 +298,24 @@ TEST(Terms, BitsDoNotDependOnThreads) {
   }
 }
 
+// Heads of a group whose blocks compute at the same time, and add to the same numbers.
+TEST(Terms, BitsOfWhatHeadsShareDoNotDependOnThreads) {
+  int checked = 0;
+  for (uint64_t seed = 0; checked < cases(16); ++seed) {
+    const Case c = random_case(seed, {1, 10});
+    const TensorView& mask = c.mask.view();
+    const bool trains = std::any_of(
+        c.p.terms.rotations.begin(), c.p.terms.rotations.end(), [](const Rotation& rotation) {
+          return rotation.tables.q_cos.wants_gradient && rotation.tables.q_cos.view.given();
+        });
+    const bool shares = trains || (mask.given() && c.p.visible.mask.strides[1] == 0);
+    if (c.p.group() < 2 || !shares || c.p.queries < 17 || c.p.queries > 96) continue;
+    ++checked;
+    expect_the_bits_of_one_thread(c, seed);
+    if (HasFatalFailure()) return;
+  }
+}
+
 double loss(const Case& c) {
   Results r(c, DType::kFloat64);
   reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
