@@ -32,9 +32,7 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
 void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGradients& gradients) {
   load();
   const int64_t end = padded_rows();
-  for (int row = 0; row < block.rows; ++row) {
-    load_row_state(row, sums.g, sums.terms, from, gradients);
-  }
+  load_states(sums, from, gradients);
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
   std::fill(state.inverse + block.rows, state.inverse + end, 0.0f);
@@ -70,11 +68,31 @@ void BackwardBlock::sum_rows() {
 }
 
 // dout and delta; both divided by the sum of the row's weights, or the inverse of that (block.h).
-void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
-                                   const ProblemGradients& gradients) {
+void BackwardBlock::load_states(const BlockSums& sums, const Outputs& from,
+                                const ProblemGradients& gradients) {
+  const int64_t Dvp = plan_.Dvp;
+  const float* rows = plan_.Dv == Dvp
+                          ? row_in_place(from.dout, block.batch, block.head[0], block.index[0])
+                          : nullptr;
+  const bool in_place = rows != nullptr;
+  const int64_t stride = in_place ? from.dout.strides[2] : Dvp;
+  for (int row = 0; row < block.rows && !in_place; ++row) {
+    load_row(from.dout, block.batch, block.head[row], block.index[row], plan_.Dv, Dvp,
+             dout_.get() + row * Dvp);
+  }
+  if (!in_place) rows = dout_.get();
+  for (int row = 0; row < block.rows; ++row) {
+    load_state(row, rows + row * stride, sums, from, gradients);
+  }
+  constexpr float kOne = 1.0f;
+  const bool divides = plan_.unit == nullptr;
+  plan_.kernels.scale(block.rows, Dvp, rows, stride, divides ? state.inverse : &kOne,
+                      divides ? 1 : 0, dout_.get(), Dvp);
+}
+
+void BackwardBlock::load_state(int row, const float* dout, const BlockSums& sums,
+                               const Outputs& from, const ProblemGradients& gradients) {
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
-  float* dout = dout_.get() + row * plan_.Dvp;
-  load_row(from.dout, b, h, i, plan_.Dv, plan_.Dvp, dout);
   const float* out = plan_.Dv == plan_.Dvp ? row_in_place(from.out, b, h, i) : nullptr;
   if (out == nullptr) {
     load_row(from.out, b, h, i, plan_.Dv, plan_.Dvp, out_.get());
@@ -85,11 +103,10 @@ void BackwardBlock::load_row_state(int row, int64_t g, const Sums& sums, const O
   const SoftmaxState softmax = read_softmax(from.softmax, b, h, i, block.score_shift[row]);
   const auto inverse = static_cast<float>(1.0 / softmax.sum);
   state.inverse[row] = inverse;
-  if (plan_.unit == nullptr) plan_.kernels.scale(1, plan_.Dvp, dout, 0, &inverse, 0, dout, 0);
   state.delta[row] = static_cast<float>(plan_.unit == nullptr ? delta / softmax.sum : delta);
   state.reference[row] = static_cast<float>(softmax.reference);
-  row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, g, block.score_shift[row], softmax,
-                                             delta, sums, *gradients.terms);
+  row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, sums.g, block.score_shift[row],
+                                             softmax, delta, sums.terms, *gradients.terms);
 }
 
 void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums) {

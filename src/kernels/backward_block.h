@@ -43,8 +43,9 @@ class BackwardBlock : public QueryBlock {
   void finish(const BlockSums& sums, const ProblemGradients& gradients);
 
  private:
-  void load_row_state(int row, int64_t g, const Sums& sums, const Outputs& from,
-                      const ProblemGradients& gradients);
+  void load_states(const BlockSums& sums, const Outputs& from, const ProblemGradients& gradients);
+  void load_state(int row, const float* dout, const BlockSums& sums, const Outputs& from,
+                  const ProblemGradients& gradients);
   void sum_rows();
   void add_turn_gradients(int row, int64_t kv_head, const Sums& sums, TermGradients& to);
   void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
