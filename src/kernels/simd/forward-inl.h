@@ -69,6 +69,7 @@ struct Softmax {
   const Additions& additions;
   const SoftCap& cap;
   const GroupSight& sight;
+  const PadSums& pads;
   int group;
   int64_t first, n;  // columns: of the first strip, of this one
   float* p;          // [kGroup, kTile], at column n, from `row` on
@@ -97,7 +98,8 @@ struct Softmax {
       return;
     }
     // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
-    float* l = state.l + (group + row) * kLanes + n / kVectors % kLanes / kN * kN;
+    const int64_t lane = n / kVectors % kLanes / kN * kN;
+    float* l = state.l + (group + row) * kLanes + lane;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
@@ -107,6 +109,7 @@ struct Softmax {
         hn::Store(weight, d, p + r * kTile + v * kN);
       }
       hn::Store(hn::Add(hn::Load(d, l + r * kLanes), sum), d, l + r * kLanes);
+      pads.add(row + r, lane, sum);
     }
   }
 
@@ -134,6 +137,7 @@ struct Softmax {
         float* sums = state.l + (group + row + r) * kLanes + c % kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
+        pads.add(row + r, c % kLanes, weight);
       }
     }
   }
@@ -163,11 +167,12 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
   const SoftCap cap(view, group);
+  const PadSums pads(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   const auto strips = [&](auto most) HWY_ATTR {
     scores(most, from, end, [&](int64_t n, int row = 0) HWY_ATTR {
       float* p = weights + row * kTile + n;
-      return Softmax<Exp2>{block, state, additions, cap, sight, group, from, n, p, row};
+      return Softmax<Exp2>{block, state, additions, cap, sight, pads, group, from, n, p, row};
     });
   };
   if constexpr (kWholeGroups) {
@@ -175,7 +180,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   } else {
     for_rows(rows, strips);
   }
-  if (!drops && block.values.empty()) return;
+  if (!drops && (block.values.empty() || pads.active())) return;
   clear_outside(weights, from, end);
   for (int r = 0; r < rows; ++r) {
     if (drops) {
@@ -185,6 +190,16 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
     }
     add_to_gradients(view, block.values, group + r, weights + r * kTile);
   }
+}
+
+// Whether rows [first, last) see all keys of tile t.
+HWY_INLINE bool see_all(const Block& block, int first, int last, int64_t t) {
+  if (!block.problem->visible.by_interval()) return false;
+  bool all = true;
+  for (int row = first; row < last; ++row) {
+    all &= block.lo[row] <= t * kTile && block.hi[row] >= (t + 1) * kTile;
+  }
+  return all;
 }
 
 // Weights of all groups first, then their products with the values: the tile's keys stay in the
@@ -197,6 +212,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
+    const bool all = see_all(block, 0, block.rows, t);
     for (int group = 0; group < block.rows; group += kGroup) {
       if (t + 1 < first + count) {
         const KeyTile& next = tiles[t + 1 - first];
@@ -204,7 +220,8 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
       prefetch_mask(block, group, t + 1);
-      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr);
+      const GroupSight& sight = sights[group / kGroup] =
+          all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(
@@ -231,16 +248,6 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
       }
     }
   }
-}
-
-// Whether rows [first, last) see all keys of tile t.
-HWY_INLINE bool see_all(const Block& block, int first, int last, int64_t t) {
-  if (!block.problem->visible.by_interval()) return false;
-  bool all = true;
-  for (int row = first; row < last; ++row) {
-    all &= block.lo[row] <= t * kTile && block.hi[row] >= (t + 1) * kTile;
-  }
-  return all;
 }
 
 // Products of rows [first, last) -> weights after dropout. `loaded(rows, from, end, weights, finish)` reads

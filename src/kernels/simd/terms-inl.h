@@ -98,6 +98,15 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
 }
+// Whether every row of the block reads one number for all keys of a tile, since they lie before the window
+// of a panel or behind it, and the offset of the pad that holds it.
+HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int64_t& pad) {
+  if (panel.at != nullptr || panel.shift != nullptr || !view.tile.run) return false;
+  const int64_t first = view.tile.first_position - view.block.last_position;
+  const int64_t last = view.tile.first_position + kTile - 1 - view.block.first_position;
+  pad = last < panel.lo ? 0 : panel.width + kPad;
+  return last < panel.lo || first >= panel.lo + panel.width;
+}
 // Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
   if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
@@ -201,6 +210,11 @@ class Additions {
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
+      int64_t pad = 0;
+      if (is_far(view, panel, pad)) {
+        add_far(block, panel, group, pad);
+        continue;
+      }
       const bool flat = is_flat(view, panel);
       if (!flat && (n >= kMost || !is_run(view, panel))) {
         summed = true;
@@ -240,7 +254,8 @@ class Additions {
       if (masked) add_floating_mask(view, row, sums);
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
-        if (panel.cells == nullptr || is_flat(view, panel)) continue;
+        int64_t pad = 0;
+        if (panel.cells == nullptr || is_flat(view, panel) || is_far(view, panel, pad)) continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -254,7 +269,7 @@ class Additions {
   // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
-    if (HWY_UNLIKELY(has_flat_)) {
+    if (has_flat_) {
       RELPOS_UNROLLED(r, R) {
         const V cell = hn::Set(F(), flat_[row + r]);
         RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
@@ -272,6 +287,13 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
+  HWY_INLINE void add_far(const Block& block, const Panel& panel, int group, int64_t pad) {
+    for (int r = 0; r < kGroup; ++r) {
+      const float cell = panel.row_cells(std::min(group + r, block.rows - 1))[pad];
+      flat_[r] = has_flat_ ? flat_[r] + cell : cell;
+    }
+    has_flat_ = true;
+  }
   HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
     for (int r = 0; r < kGroup; ++r) flat_[r] = has_flat_ ? flat_[r] + *cells[r] : *cells[r];
     has_flat_ = true;
@@ -365,15 +387,70 @@ HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, 
   for (int64_t c = 0; c < kTile; ++c) to[panel.offset(keys[c] - query)] += x[c];
 }
 
+// Adds the sum of x[kTile], in lanes, to a pad of gradient cells.
+HWY_INLINE void add_to_pad(float* to, const float* x) {
+  const F d;
+  V sums[kTileVectors];
+  RELPOS_UNROLLED(v, kTileVectors) sums[v] = hn::Load(d, x + v * kN);
+  for (int n = kTileVectors / 2; n > 0; n /= 2) {
+    for (int v = 0; v < n; ++v) sums[v] = hn::Add(sums[v], sums[v + n]);
+  }
+  hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
+}
+
+// The pads that take the sums of a group's weights, where a tile is far from the window of every panel of
+// the values.
+class PadSums {
+ public:
+  HWY_INLINE PadSums(const TileView& view, int group) {
+    const std::vector<Panel>& panels = view.block.values;
+    if (panels.empty() || panels.size() > kMost || view.block.problem->dropout.active()) return;
+    for (const Panel& panel : panels) {
+      int64_t pad = 0;
+      if (!is_far(view, panel, pad)) {
+        count_ = 0;
+        return;
+      }
+      stride_[count_] = panel.stride;
+      at_[count_++] = panel.row_gradient(group) + round_up(pad, kLanes);
+    }
+  }
+  HWY_INLINE bool active() const { return count_ > 0; }
+  // Adds some of the weights of a row of the group, in lanes from `lane` on.
+  HWY_INLINE void add(int row, int64_t lane, V sum) const {
+    for (int n = 0; n < count_; ++n) {
+      float* to = at_[n] + row * stride_[n] + lane;
+      hn::StoreU(hn::Add(hn::LoadU(F(), to), sum), F(), to);
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  int count_ = 0;
+  float* at_[kMost];
+  int64_t stride_[kMost];
+};
+
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
 HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int row,
                                  const float* x) {
   const F d;
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
+    int64_t pad = 0;
+    if (is_far(view, panel, pad)) {
+      add_to_pad(panel.row_gradient(row) + round_up(pad, kLanes), x);
+      continue;
+    }
     if (is_run(view, panel)) {
-      float* to = panel.row_gradient(row) + run_offset(view, panel, row);
-      for (int64_t c = 0; c < kTile; c += kN) {
+      const int64_t offset = run_offset(view, panel, row);
+      float* to = panel.row_gradient(row) + offset;
+      // The first and the last cell may hold what a pad was folded into.
+      const bool stores = panel.once && offset > kPad && offset < panel.width;
+      for (int64_t c = 0; stores && c < kTile; c += kN) {
+        hn::StoreU(hn::Load(d, x + c), d, to + c);
+      }
+      for (int64_t c = 0; !stores && c < kTile; c += kN) {
         hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
       }
       continue;
