@@ -121,8 +121,8 @@ struct Block {
   // that see nothing.
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
-  int64_t first_position = 0, last_position = 0;  // lowest and highest of `position`
-  int64_t shift[kRows];                           // of distances at which slopes are read (shift.h)
+  int64_t first_position[kRows / kGroup], last_position[kRows / kGroup];  // of each group in use
+  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
   double score_shift[kRows];  // what all scores of the row are less by, natural units
   bool shifted = false;       // a row's `shift` is not 0
 

@@ -46,8 +46,9 @@ void QueryBlock::add_row(int64_t h, int64_t i) {
   block.index[row] = i;
   block.position[row] = p.positions.query(block.batch, i);
   const int64_t position = block.position[row];
-  block.first_position = row == 0 ? position : std::min(block.first_position, position);
-  block.last_position = row == 0 ? position : std::max(block.last_position, position);
+  int64_t &low = block.first_position[row / kGroup], &high = block.last_position[row / kGroup];
+  low = row % kGroup == 0 ? position : std::min(low, position);
+  high = row % kGroup == 0 ? position : std::max(high, position);
   const auto [lo, hi] = p.visible.interval(block.batch, i);
   block.lo[row] = std::max<int64_t>(lo, 0);
   block.hi[row] = std::min(hi, p.keys);

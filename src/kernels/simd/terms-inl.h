@@ -100,10 +100,11 @@ HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
 }
 // Whether every row of the block reads one number for all keys of a tile, since they lie before the window
 // of a panel or behind it, and the offset of the pad that holds it.
-HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int64_t& pad) {
+HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int group, int64_t& pad) {
   if (panel.at != nullptr || panel.shift != nullptr || !view.tile.run) return false;
-  const int64_t first = view.tile.first_position - view.block.last_position;
-  const int64_t last = view.tile.first_position + kTile - 1 - view.block.first_position;
+  const int64_t first = view.tile.first_position - view.block.last_position[group / kGroup];
+  const int64_t last =
+      view.tile.first_position + kTile - 1 - view.block.first_position[group / kGroup];
   pad = last < panel.lo ? 0 : panel.width + kPad;
   return last < panel.lo || first >= panel.lo + panel.width;
 }
@@ -211,7 +212,7 @@ class Additions {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
       int64_t pad = 0;
-      if (is_far(view, panel, pad)) {
+      if (is_far(view, panel, group, pad)) {
         add_far(block, panel, group, pad);
         continue;
       }
@@ -255,7 +256,8 @@ class Additions {
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
         int64_t pad = 0;
-        if (panel.cells == nullptr || is_flat(view, panel) || is_far(view, panel, pad)) continue;
+        if (panel.cells == nullptr || is_flat(view, panel) || is_far(view, panel, group, pad))
+          continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -407,7 +409,7 @@ class PadSums {
     if (panels.empty() || panels.size() > kMost || view.block.problem->dropout.active()) return;
     for (const Panel& panel : panels) {
       int64_t pad = 0;
-      if (!is_far(view, panel, pad)) {
+      if (!is_far(view, panel, group, pad)) {
         count_ = 0;
         return;
       }
@@ -438,7 +440,7 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
     int64_t pad = 0;
-    if (is_far(view, panel, pad)) {
+    if (is_far(view, panel, row, pad)) {
       add_to_pad(panel.row_gradient(row) + round_up(pad, kLanes), x);
       continue;
     }
