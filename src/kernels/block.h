@@ -121,10 +121,11 @@ struct Block {
   // that see nothing.
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
-  int64_t first_position[kRows / kGroup], last_position[kRows / kGroup];  // of each group in use
-  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
-  double score_shift[kRows];  // what all scores of the row are less by, natural units
-  bool shifted = false;       // a row's `shift` is not 0
+  int64_t first_position[kRows / kGroup],
+      last_position[kRows / kGroup];  // lowest, highest of a group
+  int64_t shift[kRows];               // of distances at which slopes are read (shift.h)
+  double score_shift[kRows];          // what all scores of the row are less by, natural units
+  bool shifted = false;               // a row's `shift` is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
   float* q = nullptr;                 // [kRows, Dp] rotated, times scale * log2(e)

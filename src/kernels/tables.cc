@@ -177,11 +177,17 @@ void table_products(const Kernels& kernels, const TablePlan& table, int64_t head
 void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head, const Cut& cut,
                     const GroupCuts& cuts, int rows, const float* cells, int64_t stride, float* o,
                     int64_t ldo, bool accumulate) {
-  cuts.for_each_run(rows, cut, [&](int row, int count, const Cut& own) {
-    multiply(kernels, table.finite, count, table.padded_rank, own.width,
+  const int64_t rank = table.padded_rank;
+  const auto add = [&](int row, int count, const Cut& own) {
+    multiply(kernels, table.finite, count, rank, own.width,
              cells + row * stride + kPad + (own.first - cut.first), stride, 1,
-             table.head_rows(head, own.first), table.padded_rank, o + row * ldo, ldo, accumulate);
-  });
+             table.head_rows(head, own.first), rank, o + row * ldo, ldo, accumulate);
+  };
+  if (table.finite) {
+    cuts.for_each_run(rows, cut, add);
+  } else {
+    add(0, rows, cut);  // what is not finite is looked for once
+  }
 }
 
 void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {

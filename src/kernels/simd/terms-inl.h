@@ -98,13 +98,13 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
 }
-// Whether every row of the block reads one number for all keys of a tile, since they lie before the window
-// of a panel or behind it, and the offset of the pad that holds it.
-HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int group, int64_t& pad) {
+// Whether the tile lies outside a panel's window for all rows of the group to which `row` belongs, so that
+// each reads one number for all keys; `pad` is the offset of the pad that holds it.
+HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int row, int64_t& pad) {
   if (panel.at != nullptr || panel.shift != nullptr || !view.tile.run) return false;
-  const int64_t first = view.tile.first_position - view.block.last_position[group / kGroup];
-  const int64_t last =
-      view.tile.first_position + kTile - 1 - view.block.first_position[group / kGroup];
+  const int64_t key = view.tile.first_position;
+  const int64_t first = key - view.block.last_position[row / kGroup];
+  const int64_t last = key + kTile - 1 - view.block.first_position[row / kGroup];
   pad = last < panel.lo ? 0 : panel.width + kPad;
   return last < panel.lo || first >= panel.lo + panel.width;
 }
@@ -115,7 +115,7 @@ HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row)
 }
 
 // Whether the rows of a group are all in use, at positions one after another.
-HWY_INLINE bool is_row_of_queries(const Block& block, int group) {
+HWY_INLINE bool are_run(const Block& block, int group) {
   const int last = group + kGroup - 1;
   return block.problem->positions.consecutive && last < block.rows &&
          block.position[last] - block.position[group] == kGroup - 1;
@@ -128,7 +128,7 @@ HWY_INLINE void first_cells(const TileView& view, const Panel& panel, int group,
   const Block& block = view.block;
   const bool own = panel.at != nullptr;
   const int64_t first = view.distance(group, 0) - panel.lo + kPad;
-  if (!own && panel.shift == nullptr && is_row_of_queries(block, group) && first >= kGroup - 1 &&
+  if (!own && panel.shift == nullptr && are_run(block, group) && first >= kGroup - 1 &&
       first <= panel.width + kPad) {  // each reads one cell earlier than the one before
     for (int r = 0; r < kGroup; ++r) cells[r] = panel.row_cells(group + r) + first - r;
     return;
@@ -269,8 +269,8 @@ class Additions {
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
         int64_t pad = 0;
-        if (panel.cells == nullptr || is_flat(view, panel) || is_far(view, panel, group, pad))
-          continue;
+        if (panel.cells == nullptr || is_flat(view, panel)) continue;
+        if (is_far(view, panel, group, pad)) continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -303,11 +303,11 @@ class Additions {
  private:
   static constexpr size_t kMost = 5;
   HWY_INLINE void add_far(const Block& block, const Panel& panel, int group, int64_t pad) {
+    const float* cells[kGroup];
     for (int r = 0; r < kGroup; ++r) {
-      const float cell = panel.row_cells(std::min(group + r, block.rows - 1))[pad];
-      flat_[r] = has_flat_ ? flat_[r] + cell : cell;
+      cells[r] = panel.row_cells(std::min(group + r, block.rows - 1)) + pad;
     }
-    has_flat_ = true;
+    add_flat(cells);
   }
   HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
     for (int r = 0; r < kGroup; ++r) flat_[r] = has_flat_ ? flat_[r] + *cells[r] : *cells[r];
@@ -413,8 +413,7 @@ HWY_INLINE void add_to_pad(float* to, const float* x) {
   hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
 }
 
-// The pads that take the sums of a group's weights, where a tile is far from the window of every panel of
-// the values.
+// The pads that take the sums of a group's weights, where a tile is far for every panel of the values.
 class PadSums {
  public:
   HWY_INLINE PadSums(const TileView& view, int group) {
