@@ -114,7 +114,7 @@ class GroupCuts {
   // Calls f(cells, first row, rows) for runs of cells that the same groups read.
   template <typename F>
   void for_each_strip(int rows, const Cut& all, F&& f) const {
-    constexpr int64_t kStrip = 2 * kGroup;
+    constexpr int64_t kStrip = int64_t{2} * kGroup;
     for (int64_t c = all.first; c < all.end();) {
       const auto [row, count] = rows_of(rows, {c, kStrip});
       int64_t end = c + kStrip;
