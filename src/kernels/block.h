@@ -54,6 +54,7 @@ struct Panel {
   float* gradient = nullptr;        // added to; null: nothing to add
   const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
   bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
+  bool once = false;                // a gradient cell that is no end of the window takes one number
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
 
@@ -120,9 +121,11 @@ struct Block {
   // that see nothing.
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
-  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
-  double score_shift[kRows];  // what all scores of the row are less by, natural units
-  bool shifted = false;       // a row's `shift` is not 0
+  int64_t first_position[kRows / kGroup],
+      last_position[kRows / kGroup];  // lowest, highest of a group
+  int64_t shift[kRows];               // of distances at which slopes are read (shift.h)
+  double score_shift[kRows];          // what all scores of the row are less by, natural units
+  bool shifted = false;               // a row's `shift` is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
   int64_t all_from = 0,

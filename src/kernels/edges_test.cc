@@ -109,7 +109,7 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
   x.load();
   const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(window.cut(x.block.range).width, plan.most_cells(window));
+  EXPECT_LE(plan.value_tables[0].cut(x.block.range).width, plan.most_cells(window));
   EXPECT_LE(tables.reach(x.block, 0, 0, 1).width + 2 * kPad,
             RowTables::stride(plan, plan.row_tables[0]));
 
@@ -196,9 +196,9 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
   }
 }
 
-// An image of 10 rows of a tile each, with two tables by its rows and one by its columns.
+// An image of 18 rows of a tile each, with two tables by its rows and one by its columns.
 struct Image : Plain {
-  static constexpr int64_t kHeight = 10, kTokens = kHeight * kTile, kDim = 16;
+  static constexpr int64_t kHeight = 18, kTokens = kHeight * kTile, kDim = 16;
   Tensor rows[3];
 
   Image() : Plain(kTokens, kTokens, kDim) {
@@ -236,9 +236,9 @@ TEST(Edges, ABlockReadsOfATableByCoordinatesWhatItsQueriesReach) {
   x.begin(0);
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
   x.load();
-  // Rows 0 and 1 of the image see rows 0 to 9: distances from -1 to 9. Columns are all there.
-  EXPECT_EQ(tables.reach(x.block, 0, 0, 1).first, Image::kHeight - 2);
-  EXPECT_EQ(tables.reach(x.block, 0, 0, 1).width, Image::kHeight + 1);
+  // Rows 0 and 1 of the image see rows 0 to 17: distances from -1 to 17, of whose 35 cells the 16th is
+  // -1. Columns are all there.
+  EXPECT_EQ(tables.reach(x.block, 0, 0, 1), (Cut{kLanes, Image::kHeight + 1}));
   EXPECT_EQ(tables.reach(x.block, 2, 0, 1).width, 2 * kTile - 1);
 }
 

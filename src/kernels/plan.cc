@@ -79,7 +79,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
 }
 
 int64_t Plan::most_cells(const Window& window) const noexcept {
-  return p.positions.consecutive ? std::min(window.width, p.keys + kRows) : window.width;
+  return p.positions.consecutive ? std::min(window.width, p.keys + kRows + kLanes) : window.width;
 }
 
 void Plan::round(float* row, int64_t n) const noexcept {

@@ -45,6 +45,10 @@ void QueryBlock::add_row(int64_t h, int64_t i) {
   block.head[row] = h;
   block.index[row] = i;
   block.position[row] = p.positions.query(block.batch, i);
+  const int64_t position = block.position[row];
+  int64_t &low = block.first_position[row / kGroup], &high = block.last_position[row / kGroup];
+  low = row % kGroup == 0 ? position : std::min(low, position);
+  high = row % kGroup == 0 ? position : std::max(high, position);
   const auto [lo, hi] = p.visible.interval(block.batch, i);
   block.lo[row] = std::max<int64_t>(lo, 0);
   block.hi[row] = std::min(hi, p.keys);
@@ -93,15 +97,18 @@ void QueryBlock::load_queries() {
   const Problem& p = plan_.p;
   const int64_t Dp = plan_.Dp, end = padded_rows();
   const auto scale = static_cast<float>(p.scale * kLog2e);
+  constexpr float kOne = 1.0f;
   float* q = block.q = q_.get();
   std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
   std::fill(block.position + block.rows, block.position + end, 0);
-  if (plan_.unit == nullptr && plan_.rotations.none() && plan_.row_tables.empty() &&
-      plan_.query_added.size() == 0 && plan_.D == Dp &&
-      row_in_place(p.query, block.batch, 0, 0) != nullptr) {
+  if (plan_.unit == nullptr && plan_.rotations.none() && plan_.query_added.size() == 0 &&
+      plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
     for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* from = row_in_place(p.query, block.batch, head, block.index[first]);
       plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &scale, 0, q + first * Dp, Dp);
+      if (plan_.row_tables.empty()) return;
+      plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &kOne, 0, raw_.get() + first * Dp,
+                          Dp);
     });
     return;
   }

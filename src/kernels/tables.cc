@@ -72,21 +72,51 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
   }
 }
 
+GroupCuts::GroupCuts(const Block& block, const TablePlan& table) {
+  std::fill_n(cuts_, kRows / kGroup, Cut{0, INT64_MAX});
+  const Positions& at = block.problem->positions;
+  const bool one_head = block.head[0] == block.head[block.rows - 1];
+  if (!at.consecutive || !one_head || table.at != nullptr || table.by_runs()) return;
+  const int64_t first = at.key(block.batch, 0);
+  for (int group = 0; group < block.rows; group += kGroup) {
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+      if (block.lo[row] >= block.hi[row]) continue;
+      low = std::min(low, first + block.lo[row] - block.position[row]);
+      high = std::max(high, first + block.hi[row] - 1 - block.position[row]);
+    }
+    Cut& own = cuts_[group / kGroup] = low <= high ? table.cut({low, high}) : Cut{};
+    own.width = round_up(own.width, kLanes);
+  }
+}
+
+std::pair<int, int> GroupCuts::rows_of(int rows, const Cut& cells) const {
+  int begin = 0, end = (rows + kGroup - 1) / kGroup;
+  while (begin < end && cells.within(cuts_[begin]).width == 0) ++begin;
+  while (end > begin && cells.within(cuts_[end - 1]).width == 0) --end;
+  return {begin * kGroup, std::min(rows, end * kGroup) - begin * kGroup};
+}
+
 void TableSums::add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
-                    int rows, const float* cells_of_rows, int64_t stride, const float* a,
-                    int64_t lda) const {
+                    const GroupCuts& cuts, int rows, const float* cells_of_rows, int64_t stride,
+                    const float* a, int64_t lda) const {
   if (cells == nullptr) return;
-  multiply(kernels, kernels.finite(a, rows * lda), cut.width, table.padded_rank, rows,
-           cells_of_rows + kPad, 1, stride, a, lda, at(table, g, cut.first), table.padded_rank,
-           true);
+  const bool finite = kernels.finite(a, rows * lda);
+  cuts.for_each_strip(rows, cut, [&](const Cut& own, int row, int count) {
+    multiply(kernels, finite, own.width, table.padded_rank, count,
+             cells_of_rows + row * stride + kPad + (own.first - cut.first), 1, stride,
+             a + row * lda, lda, at(table, g, own.first), table.padded_rank, true);
+  });
 }
 
 void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
                        double scale, int64_t from, int64_t to,
                        std::vector<double>& gradient) const {
+  constexpr int64_t kAhead = 16;  // entries whose sums are fetched: a strip of columns is no stream
   if (cells == nullptr) return;
   const int64_t heads = table.heads == 1 ? 1 : group;
   const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
+  const double by = scale * data.multiplier;
   for (int64_t g = 0; g < heads; ++g) {
     const int64_t h = table.heads == 1 ? 0 : kv_head * group + g;
     for (int64_t c = 0; c < table.entries; ++c) {
@@ -94,44 +124,82 @@ void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_
       if (row == ClassMap::kNone) continue;
       const float* cell = at(table, g, c);
       double* out = gradient.data() + (h * classes + row) * table.rank;
-      for (int64_t d = from; d < to; ++d) {
-        out[d] += static_cast<double>(cell[d]) * (scale * data.multiplier);
-      }
+      __builtin_prefetch(cell + kAhead * table.padded_rank + from);
+      for (int64_t d = from; d < to; ++d) out[d] += static_cast<double>(cell[d]) * by;
     }
   }
 }
 
-void table_products(const Kernels& kernels, const TablePlan& table, int64_t head, int rows,
-                    const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride) {
-  const float* panels = table.head_panels(head);
-  alignas(64) float product[kRows * (kTile + kLanes)];
+namespace {
+
+// The same where entries are runs, whose products are computed once and copied into their cells.
+void run_products(const Kernels& kernels, const TablePlan& table, const float* panels, int rows,
+                  const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride) {
   constexpr int64_t kProduct = kTile + kLanes;  // a vector may be read from the last entry
-  const int64_t last = at.end() - 1;
-  for (int64_t c = at.first; c <= last;) {
+  alignas(64) float product[kRows * kProduct];
+  for (int64_t c = at.first; c < at.end();) {
     const int64_t panel = table.entry(c) / kTile;
-    int64_t end = std::min(last + 1, c + (panel + 1) * kTile - table.entry(c));
-    while (end <= last && table.entry(end) / kTile == panel) ++end;
-    kernels.gemm(rows, kTile, table.rank, a, lda, 1, panels + panel * table.rank * kTile, kTile,
+    const int64_t entries = std::min(kTile, table.entries - panel * kTile);
+    int64_t end = std::min(at.end(), c + (panel + 1) * kTile - table.entry(c));
+    while (end < at.end() && table.entry(end) / kTile == panel) ++end;
+    kernels.gemm(rows, entries, table.rank, a, lda, 1, panels + panel * table.rank * kTile, kTile,
                  product, kProduct, false);
     for (int r = 0; r < rows; ++r) {
-      const float* from = product + r * kProduct;
-      float* to = cells + r * stride + (c - at.first);
-      if (!table.by_runs()) {
-        std::copy(from + (c - panel * kTile), from + (end - panel * kTile), to);
-      } else {
-        kernels.expand(from - panel * kTile, &table.runs.index[c + 1], end - c, to);
-      }
+      kernels.expand(product + r * kProduct - panel * kTile, &table.runs.index[c + 1], end - c,
+                     cells + r * stride + (c - at.first));
     }
     c = end;
   }
 }
 
-void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    float* row = cells + r * stride;
-    std::fill_n(row, kPad, table.window.left == ClassMap::kNone ? 0.0f : row[kPad]);
-    std::fill_n(row + kPad + width, kPad,
-                table.window.right == ClassMap::kNone ? 0.0f : row[kPad + width - 1]);
+}  // namespace
+
+void table_products(const Kernels& kernels, const TablePlan& table, int64_t head, int rows,
+                    const float* a, int64_t lda, const Cut& at, const GroupCuts& cuts, float* cells,
+                    int64_t stride) {
+  const float* panels = table.head_panels(head);
+  if (table.by_runs()) {
+    run_products(kernels, table, panels, rows, a, lda, at, cells, stride);
+    return;
+  }
+  for (int64_t c = at.first; c < at.end();) {
+    const int64_t first = c / kTile * kTile;
+    const Cut panel{c, std::min(at.end(), first + kTile) - c};
+    cuts.for_each_run(rows, panel, [&](int row, int count, const Cut& own) {
+      kernels.gemm(count, round_up(own.width, kLanes), table.rank, a + row * lda, lda, 1,
+                   panels + first * table.rank + (own.first - first), kTile,
+                   cells + row * stride + (own.first - at.first), stride, false);
+    });
+    c = panel.end();
+  }
+}
+
+void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head, const Cut& cut,
+                    const GroupCuts& cuts, int rows, const float* cells, int64_t stride, float* o,
+                    int64_t ldo, bool accumulate) {
+  const int64_t rank = table.padded_rank;
+  const auto add = [&](int row, int count, const Cut& own) {
+    multiply(kernels, table.finite, count, rank, own.width,
+             cells + row * stride + kPad + (own.first - cut.first), stride, 1,
+             table.head_rows(head, own.first), rank, o + row * ldo, ldo, accumulate);
+  };
+  if (table.finite) {
+    cuts.for_each_run(rows, cut, add);
+  } else {
+    add(0, rows, cut);  // what is not finite is looked for once
+  }
+}
+
+void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {
+  const auto fill = [&](int64_t pad, int64_t from, bool none) {
+    for (int r = 0; r < rows; ++r) {
+      float* row = cells + r * stride;
+      std::fill_n(row + pad, kPad, none ? 0.0f : row[from]);
+    }
+  };
+  if (at.first == 0) fill(0, kPad, table.window.left == ClassMap::kNone);
+  if (at.end() == table.window.width) {
+    fill(kPad + at.width, kPad + at.width - 1, table.window.right == ClassMap::kNone);
   }
 }
 
@@ -139,9 +207,15 @@ void fold_pads(const TablePlan& table, int rows, const Cut& at, float* cells, in
   const Window& window = table.window;
   const auto fold = [&](const float* pads, float* into) {
     for (int r = 0; r < rows; ++r) {
-      float sum = 0.0f;
-      for (int64_t c = 0; c < kPad; ++c) sum += pads[r * stride + c];
-      into[r * stride] += sum;
+      const float* pad = pads + r * stride;
+      float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;  // four chains: one would wait for itself
+      for (int64_t n = 0; n < kPad; n += 4) {
+        a += pad[n];
+        b += pad[n + 1];
+        c += pad[n + 2];
+        d += pad[n + 3];
+      }
+      into[r * stride] += (a + b) + (c + d);
     }
   };
   if (window.left != ClassMap::kNone && at.first == 0) fold(cells, cells + kPad);

@@ -16,6 +16,10 @@ struct Cut {
   int64_t first = 0, width = 0;
 
   int64_t end() const noexcept { return first + width; }
+  Cut within(const Cut& other) const noexcept {
+    const int64_t from = std::max(first, other.first);
+    return {from, std::max<int64_t>(0, std::min(end(), other.end()) - from)};
+  }
   bool operator==(const Cut&) const = default;
 };
 
@@ -72,6 +76,11 @@ struct TablePlan {
             Workspace& memory);
   bool by_runs() const noexcept { return runs.count > 0; }
   int64_t entry(int64_t cell) const noexcept { return by_runs() ? runs.index[cell + 1] : cell; }
+  // Cells of a range of distances, from a multiple of kLanes on.
+  Cut cut(std::pair<int64_t, int64_t> range) const noexcept {
+    const Cut exact = window.cut(range);
+    return {exact.first / kLanes * kLanes, exact.width + exact.first % kLanes};
+  }
   int64_t panels() const noexcept { return (entries + kTile - 1) / kTile; }
   // Of a head's entries from `first` on.
   const float* head_rows(int64_t h, int64_t first) const noexcept {
@@ -80,6 +89,48 @@ struct TablePlan {
   const float* head_panels(int64_t h) const noexcept {
     return transposed.get() + (heads == 1 ? 0 : h) * panels() * rank * kTile;
   }
+};
+
+// The cells that each group of a block's rows reads, in whole vectors: with whole blocks, products would
+// also be computed for the corners of the parallelogram of queries and distances, a twelfth of them all
+// where 1000 keys are seen.
+class GroupCuts {
+ public:
+  GroupCuts() = default;
+  GroupCuts(const Block& block, const TablePlan& table);
+
+  // Calls f(first row, rows, cells) for runs of groups that read the same ones among `all`.
+  template <typename F>
+  void for_each_run(int rows, const Cut& all, F&& f) const {
+    for (int row = 0; row < rows;) {
+      const Cut own = all.within(cuts_[row / kGroup]);
+      int end = row + kGroup;
+      while (end < rows && all.within(cuts_[end / kGroup]) == own) end += kGroup;
+      end = std::min(end, rows);
+      if (own.width > 0) f(row, end - row, own);
+      row = end;
+    }
+  }
+  // Calls f(cells, first row, rows) for runs of cells that the same groups read.
+  template <typename F>
+  void for_each_strip(int rows, const Cut& all, F&& f) const {
+    constexpr int64_t kStrip = int64_t{2} * kGroup;
+    for (int64_t c = all.first; c < all.end();) {
+      const auto [row, count] = rows_of(rows, {c, kStrip});
+      int64_t end = c + kStrip;
+      while (end < all.end() && rows_of(rows, {end, kStrip}) == std::pair{row, count})
+        end += kStrip;
+      end = std::min(end, all.end());
+      if (count > 0) f(Cut{c, end - c}, row, count);
+      c = end;
+    }
+  }
+
+ private:
+  // From the first to the last row of the groups that read some of these cells.
+  std::pair<int, int> rows_of(int rows, const Cut& cells) const;
+
+  Cut cuts_[kRows / kGroup];
 };
 
 // What one task sums for a table's gradient: [heads of the task, entries, padded rank]. Null: it is not
@@ -93,24 +144,32 @@ struct TableSums {
   float* at(const TablePlan& table, int64_t g, int64_t first) const noexcept {
     return cells + ((table.heads == 1 ? 0 : g) * table.entries + first) * table.padded_rank;
   }
-  // += C^T A for entries `cut` of head g of the task: cells C [rows, width] of a Panel, factors A
-  // [rows, lda].
-  void add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut, int rows,
-           const float* cells_of_rows, int64_t stride, const float* a, int64_t lda) const;
+  // += C^T A for entries `cut` of head g of the task: cells C [rows, width] of a Panel, 0 where a row
+  // reads none, and factors A [rows, lda].
+  void add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
+           const GroupCuts& cuts, int rows, const float* cells_of_rows, int64_t stride,
+           const float* a, int64_t lda) const;
   // Columns [from, to) into the gradient of `data`, times `scale`.
   void reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
               double scale, int64_t from, int64_t to, std::vector<double>& gradient) const;
 };
 
 // rows [0, rows) of T = A R^T over the cells `at` of a table's window, from `cells` on and `stride`
-// apart. A is [rows, padded rank].
+// apart: what the rows read of them, and maybe up to a multiple of kLanes. A is [rows, padded rank]. Where
+// entries are cells, `at` starts at a multiple of kLanes, and the cells of every row at one of their size.
 void table_products(const Kernels& kernels, const TablePlan& table, int64_t head, int rows,
-                    const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride);
+                    const float* a, int64_t lda, const Cut& at, const GroupCuts& cuts, float* cells,
+                    int64_t stride);
+// o[rows, N] (+)= C R: cells C [rows] of a Panel, which are entries `cut` of a head, 0 where a row reads
+// none. Without `accumulate`, rows that read nothing keep what o holds.
+void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head, const Cut& cut,
+                    const GroupCuts& cuts, int rows, const float* cells, int64_t stride, float* o,
+                    int64_t ldo, bool accumulate);
 // In what follows `cells` are those of a Panel: a row starts with its left pad, the next is `stride`
 // apart. They are the cells `at` of a table's window.
 //
-// Fills the pads beside the cells.
-void fill_pads(const TablePlan& table, int rows, int64_t width, float* cells, int64_t stride);
+// Fills the pads beside the cells, where these reach an end of the window.
+void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
 // Sums neighbouring cells of one run in place, so that cells are entries, and says which.
 Cut fold_runs(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
 // Folds the pads of accumulated cells into the cells at the window's ends, where a class continues

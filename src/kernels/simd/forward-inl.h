@@ -69,6 +69,7 @@ struct Softmax {
   const Additions& additions;
   const SoftCap& cap;
   const GroupSight& sight;
+  const PadSums& pads;
   int group;
   int64_t first, n;  // columns: of the first strip, of this one
   float* p;          // [kGroup, kTile], at column n, from `row` on
@@ -98,7 +99,8 @@ struct Softmax {
       return;
     }
     // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
-    float* l = state.l + (group + row) * kLanes + n / kVectors % kLanes / kN * kN;
+    const int64_t lane = n / kVectors % kLanes / kN * kN;
+    float* l = state.l + (group + row) * kLanes + lane;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
@@ -108,6 +110,7 @@ struct Softmax {
         hn::Store(weight, d, p + r * kTile + v * kN);
       }
       hn::Store(hn::Add(hn::Load(d, l + r * kLanes), sum), d, l + r * kLanes);
+      pads.add(row + r, lane, sum);
     }
   }
 
@@ -135,6 +138,7 @@ struct Softmax {
         float* sums = state.l + (group + row + r) * kLanes + c % kLanes;
         hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
+        pads.add(row + r, c % kLanes, weight);
       }
     }
   }
@@ -164,11 +168,12 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
   const SoftCap cap(view, group);
+  const PadSums pads(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   const auto strips = [&](auto most) HWY_ATTR {
     scores(most, from, end, [&](int64_t n, int row = 0) HWY_ATTR {
       float* p = weights + row * kTile + n;
-      return Softmax<Exp2>{block, state, additions, cap, sight, group, from, n, p, row};
+      return Softmax<Exp2>{block, state, additions, cap, sight, pads, group, from, n, p, row};
     });
   };
   if constexpr (kWholeGroups) {
@@ -176,7 +181,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   } else {
     for_rows(rows, strips);
   }
-  if (!drops && block.values.empty()) return;
+  if (!drops && (block.values.empty() || pads.active())) return;
   clear_outside(weights, from, end);
   for (int r = 0; r < rows; ++r) {
     if (drops) {

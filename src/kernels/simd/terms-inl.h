@@ -98,10 +98,27 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
 }
+// Whether the tile lies outside a panel's window for all rows of the group to which `row` belongs, so that
+// each reads one number for all keys; `pad` is the offset of the pad that holds it.
+HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int row, int64_t& pad) {
+  if (panel.at != nullptr || panel.shift != nullptr || !view.tile.run) return false;
+  const int64_t key = view.tile.first_position;
+  const int64_t first = key - view.block.last_position[row / kGroup];
+  const int64_t last = key + kTile - 1 - view.block.first_position[row / kGroup];
+  pad = last < panel.lo ? 0 : panel.width + kPad;
+  return last < panel.lo || first >= panel.lo + panel.width;
+}
 // Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
   if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
   return panel.offset(own_keys(view, panel)[0] - own_query(view, panel, row));
+}
+
+// Whether the rows of a group are all in use, at positions one after another.
+HWY_INLINE bool are_run(const Block& block, int group) {
+  const int last = group + kGroup - 1;
+  return block.problem->positions.consecutive && last < block.rows &&
+         block.position[last] - block.position[group] == kGroup - 1;
 }
 
 // The first cell that each row of a group reads in a tile that is a run or flat. Where the tile stands is
@@ -110,6 +127,12 @@ HWY_INLINE void first_cells(const TileView& view, const Panel& panel, int group,
                             const float* (&cells)[kGroup]) {
   const Block& block = view.block;
   const bool own = panel.at != nullptr;
+  const int64_t first = view.distance(group, 0) - panel.lo + kPad;
+  if (!own && panel.shift == nullptr && are_run(block, group) && first >= kGroup - 1 &&
+      first <= panel.width + kPad) {  // each reads one cell earlier than the one before
+    for (int r = 0; r < kGroup; ++r) cells[r] = panel.row_cells(group + r) + first - r;
+    return;
+  }
   const int64_t key = own ? own_keys(view, panel)[0] : 0;
   const int32_t* queries = own ? panel.at->queries(block.batch) : nullptr;
   for (int r = 0; r < kGroup; ++r) {
@@ -201,6 +224,11 @@ class Additions {
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
+      int64_t pad = 0;
+      if (is_far(view, panel, group, pad)) {
+        add_far(block, panel, group, pad);
+        continue;
+      }
       const bool flat = is_flat(view, panel);
       if (!flat && (n >= kMost || !is_run(view, panel))) {
         summed = true;
@@ -240,7 +268,9 @@ class Additions {
       if (masked) add_floating_mask(view, row, sums);
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
+        int64_t pad = 0;
         if (panel.cells == nullptr || is_flat(view, panel)) continue;
+        if (is_far(view, panel, group, pad)) continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -254,7 +284,7 @@ class Additions {
   // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
-    if (HWY_UNLIKELY(has_flat_)) {
+    if (has_flat_) {
       RELPOS_UNROLLED(r, R) {
         const V cell = hn::Set(F(), flat_[row + r]);
         RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
@@ -272,6 +302,13 @@ class Additions {
 
  private:
   static constexpr size_t kMost = 5;
+  HWY_INLINE void add_far(const Block& block, const Panel& panel, int group, int64_t pad) {
+    const float* cells[kGroup];
+    for (int r = 0; r < kGroup; ++r) {
+      cells[r] = panel.row_cells(std::min(group + r, block.rows - 1)) + pad;
+    }
+    add_flat(cells);
+  }
   HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
     for (int r = 0; r < kGroup; ++r) flat_[r] = has_flat_ ? flat_[r] + *cells[r] : *cells[r];
     has_flat_ = true;
@@ -365,15 +402,69 @@ HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, 
   for (int64_t c = 0; c < kTile; ++c) to[panel.offset(keys[c] - query)] += x[c];
 }
 
+// Adds the sum of x[kTile], in lanes, to a pad of gradient cells.
+HWY_INLINE void add_to_pad(float* to, const float* x) {
+  const F d;
+  V sums[kTileVectors];
+  RELPOS_UNROLLED(v, kTileVectors) sums[v] = hn::Load(d, x + v * kN);
+  for (int n = kTileVectors / 2; n > 0; n /= 2) {
+    for (int v = 0; v < n; ++v) sums[v] = hn::Add(sums[v], sums[v + n]);
+  }
+  hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
+}
+
+// The pads that take the sums of a group's weights, where a tile is far for every panel of the values.
+class PadSums {
+ public:
+  HWY_INLINE PadSums(const TileView& view, int group) {
+    const std::vector<Panel>& panels = view.block.values;
+    if (panels.empty() || panels.size() > kMost || view.block.problem->dropout.active()) return;
+    for (const Panel& panel : panels) {
+      int64_t pad = 0;
+      if (!is_far(view, panel, group, pad)) {
+        count_ = 0;
+        return;
+      }
+      stride_[count_] = panel.stride;
+      at_[count_++] = panel.row_gradient(group) + round_up(pad, kLanes);
+    }
+  }
+  HWY_INLINE bool active() const { return count_ > 0; }
+  // Adds some of the weights of a row of the group, in lanes from `lane` on.
+  HWY_INLINE void add(int row, int64_t lane, V sum) const {
+    for (int n = 0; n < count_; ++n) {
+      float* to = at_[n] + row * stride_[n] + lane;
+      hn::StoreU(hn::Add(hn::LoadU(F(), to), sum), F(), to);
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  int count_ = 0;
+  float* at_[kMost];
+  int64_t stride_[kMost];
+};
+
 // Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
 HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int row,
                                  const float* x) {
   const F d;
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
+    int64_t pad = 0;
+    if (is_far(view, panel, row, pad)) {
+      add_to_pad(panel.row_gradient(row) + round_up(pad, kLanes), x);
+      continue;
+    }
     if (is_run(view, panel)) {
-      float* to = panel.row_gradient(row) + run_offset(view, panel, row);
-      for (int64_t c = 0; c < kTile; c += kN) {
+      const int64_t offset = run_offset(view, panel, row);
+      float* to = panel.row_gradient(row) + offset;
+      // The first and the last cell may hold what a pad was folded into.
+      const bool stores = panel.once && offset > kPad && offset < panel.width;
+      for (int64_t c = 0; stores && c < kTile; c += kN) {
+        hn::StoreU(hn::Load(d, x + c), d, to + c);
+      }
+      for (int64_t c = 0; !stores && c < kTile; c += kN) {
         hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
       }
       continue;

@@ -26,7 +26,7 @@ Cut own_reach(const Block& block, const TablePlan& table) {
     high = std::max<int64_t>(high, queries[block.index[row]]);
   }
   const auto [first, last] = table.at->key_range();
-  return table.window.cut({first - high, last - low});
+  return table.cut({first - high, last - low});
 }
 
 // How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
@@ -62,6 +62,7 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     own.panel.cells = own.cells.get();
     own.panel.gradient = own.cell_gradients.get();
     own.panel.at = table.at;
+    own.panel.once = table.at == nullptr && plan.p.positions.consecutive;
   }
 }
 
@@ -69,12 +70,15 @@ void RowTables::load_factor(const Block& block, int64_t n, int row, const float*
   const TablePlan& table = plan_.row_tables[n];
   const RowTable& term = plan_.p.terms.row_tables[n];
   float* a = tables_[n].factor.get() + row * table.padded_rank;
-  auto by = static_cast<float>(table.scale * kLog2e);
+  const auto by = static_cast<float>(table.scale * kLog2e);
   if (term.factor.view.given()) {
     load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank,
              table.padded_rank, a);
     const auto multiplier = static_cast<float>(term.factor.multiplier);
     plan_.kernels.scale(1, table.rank, a, 0, &multiplier, 0, a, 0);
+  } else if (!term.added.view.given()) {
+    plan_.kernels.scale(1, table.padded_rank, query, 0, &by, 0, a, 0);
+    return;
   } else {
     std::copy_n(query, table.padded_rank, a);
   }
@@ -88,6 +92,7 @@ void RowTables::attach(Block& block, const float* queries) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     Table& own = tables_[n];
     own.cut = {};
+    own.cuts = GroupCuts(block, plan_.row_tables[n]);
     for (int row = 0; row < block.rows; ++row) {
       load_factor(block, n, row, queries + row * plan_.Dp);
     }
@@ -99,7 +104,7 @@ void RowTables::attach(Block& block, const float* queries) {
 Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
   const TablePlan& table = plan_.row_tables[n];
   if (table.at != nullptr) return own_reach(block, table);
-  if (!slides(plan_, table)) return table.window.cut(block.range);
+  if (!slides(plan_, table)) return table.cut(block.range);
   const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
   const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
   const auto seen = [&](int64_t distance) {
@@ -124,9 +129,9 @@ void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const 
     for_each_head(block, [&](int64_t head, int row, int rows) {
       float* cells = own.cells.get() + row * stride;
       table_products(plan_.kernels, table, head, rows, own.factor.get() + row * table.padded_rank,
-                     table.padded_rank, {to.first + kept, to.width - kept}, cells + kPad + kept,
-                     stride);
-      fill_pads(table, rows, to.width, cells, stride);
+                     table.padded_rank, {to.first + kept, to.width - kept}, own.cuts,
+                     cells + kPad + kept, stride);
+      fill_pads(table, rows, to, cells, stride);
     });
     own.cut = to;
     Panel& panel = block.scores[plan_.biases.size() + n];
@@ -146,11 +151,11 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
   if (from.width > 0) fold_pads(table, block.rows, from, cells, stride);
   if (from.width > kept) {
     const Cut gone = fold_runs(table, block.rows, {from.first, from.width - kept}, cells, stride);
-    sums.rows[n].table.add(plan_.kernels, table, g, gone, block.rows, cells, stride,
+    sums.rows[n].table.add(plan_.kernels, table, g, gone, own.cuts, block.rows, cells, stride,
                            own.factor.get(), rank);
-    multiply(plan_.kernels, table.finite, block.rows, rank, gone.width, cells + kPad, stride, 1,
-             table.head_rows(block.head[0], gone.first), rank, own.factor_gradient.get(), rank,
-             slides(plan_, table));  // else all leave at once
+    add_table_rows(plan_.kernels, table, block.head[0], gone, own.cuts, block.rows, cells, stride,
+                   own.factor_gradient.get(), rank,
+                   slides(plan_, table));  // else all leave at once
   }
   move_shared(from, to, block.rows, cells, stride);
   for (int row = 0; row < block.rows; ++row) {
@@ -178,14 +183,17 @@ void RowTables::finish_row(const Block& block, int64_t n, int row, double* added
   const float* da = tables_[n].factor_gradient.get() + row * table.padded_rank;
   const int64_t to =
       ((block.batch * p.heads + block.head[row]) * p.queries + block.index[row]) * table.rank;
-  for (int64_t d = 0; d < table.rank; ++d) {
-    const double value = table.scale * static_cast<double>(da[d]);
-    if (added != nullptr) added[d] += value * term.added.multiplier;
-    if (!term.factor.view.given()) {
-      dq[d] += static_cast<float>(value);
-    } else if (!factor.empty()) {
-      factor[to + d] = value * term.factor.multiplier;
+  const double scale = table.scale, by = term.factor.multiplier;
+  for (int64_t d = 0; added != nullptr && d < table.rank; ++d) {
+    added[d] += scale * static_cast<double>(da[d]) * term.added.multiplier;
+  }
+  if (!term.factor.view.given()) {
+    for (int64_t d = 0; d < table.rank; ++d) {
+      dq[d] += static_cast<float>(scale * static_cast<double>(da[d]));
     }
+  } else if (!factor.empty()) {
+    for (int64_t d = 0; d < table.rank; ++d)
+      factor[to + d] = scale * static_cast<double>(da[d]) * by;
   }
 }
 

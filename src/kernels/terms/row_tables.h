@@ -31,7 +31,8 @@ class RowTables {
 
  private:
   struct Table {
-    Cut cut;  // of the cells that are there
+    Cut cut;         // of the cells that are there
+    GroupCuts cuts;  // of those that the block reads
     Panel panel;
     Buffer<float> factor;  // [kRows, padded rank] times s1 log2(e)
     Buffer<float> cells;   // [kRows, stride]

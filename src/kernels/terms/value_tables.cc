@@ -8,6 +8,7 @@ ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
   for (const TablePlan& table : plan.value_tables) {
     const int64_t stride = plan.cell_stride(table.window);
     tables_.push_back({{},
+                       {},
                        stride,
                        memory.take<float>(kRows * stride),
                        memory.take<float>(plan.backward ? kRows * stride : 0)});
@@ -18,16 +19,18 @@ void ValueTables::attach(Block& block, const float* dout) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     Table& own = tables_[n];
-    own.cut = table.window.cut(block.range);
+    own.cut = table.cut(block.range);
+    own.cuts = GroupCuts(block, table);
     Panel panel;
     panel.lo = table.window.lo + own.cut.first;
     panel.width = own.cut.width;
     panel.stride = own.stride;
     panel.gradient = own.weights.get();
+    panel.once = plan_.p.positions.consecutive;
     if (dout != nullptr) {
       table_products(plan_.kernels, table, block.head[0], block.rows, dout, plan_.Dvp, own.cut,
-                     own.reads.get() + kPad, own.stride);
-      fill_pads(table, block.rows, own.cut.width, own.reads.get(), own.stride);
+                     own.cuts, own.reads.get() + kPad, own.stride);
+      fill_pads(table, block.rows, own.cut, own.reads.get(), own.stride);
       panel.cells = own.reads.get();
     }
     block.values.push_back(panel);
@@ -46,10 +49,9 @@ void ValueTables::add(const Block& block, float* o) {
     const Table& own = tables_[n];
     fold_pads(table, block.rows, own.cut, own.weights.get(), own.stride);
     for_each_head(block, [&](int64_t head, int first, int rows) {
-      multiply(plan_.kernels, table.finite, rows, plan_.Dvp, own.cut.width,
-               own.weights.get() + first * own.stride + kPad, own.stride, 1,
-               table.head_rows(head, own.cut.first), table.padded_rank, o + first * plan_.Dvp,
-               plan_.Dvp, true);
+      add_table_rows(plan_.kernels, table, head, own.cut, own.cuts, rows,
+                     own.weights.get() + first * own.stride, own.stride, o + first * plan_.Dvp,
+                     plan_.Dvp, true);
     });
   }
 }
@@ -59,8 +61,8 @@ void ValueTables::finish(const Block& block, const float* dout, int64_t g, const
     const TablePlan& table = plan_.value_tables[n];
     const Table& own = tables_[n];
     fold_pads(table, block.rows, own.cut, own.weights.get(), own.stride);
-    sums.values[n].add(plan_.kernels, table, g, own.cut, block.rows, own.weights.get(), own.stride,
-                       dout, plan_.Dvp);
+    sums.values[n].add(plan_.kernels, table, g, own.cut, own.cuts, block.rows, own.weights.get(),
+                       own.stride, dout, plan_.Dvp);
   }
 }
 

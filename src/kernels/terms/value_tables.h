@@ -26,6 +26,7 @@ class ValueTables {
  private:
   struct Table {
     Cut cut;
+    GroupCuts cuts;
     int64_t stride = 0;
     Buffer<float> weights;  // [kRows, stride], summed
     Buffer<float> reads;    // backward
