@@ -7,14 +7,13 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "base/thread_grant.h"
 #include "relpos/error.h"
 
-#ifdef RELPOS_STD_THREADS
-#include <thread>
-#include <vector>
-#else
+#ifndef RELPOS_STD_THREADS
 #include <omp.h>
 #endif
 
@@ -84,7 +83,7 @@ int usable_cores() { return static_cast<int>(std::thread::hardware_concurrency()
 
 #else
 
-const char* thread_backend() noexcept { return "OpenMP"; }
+const char* thread_backend() noexcept { return in_forked_child() ? "std::thread" : "OpenMP"; }
 
 namespace {
 int default_threads() { return omp_get_max_threads(); }
@@ -99,7 +98,6 @@ int usable_cores() {
 #endif
 
 int thread_count(int requested) {
-  if (in_forked_child()) return 1;
   const int wanted = requested > 0 ? requested : default_threads();
   if (wanted <= 1) return 1;
   return std::min(wanted, std::max(1, usable_cores()));
@@ -130,9 +128,9 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-#ifdef RELPOS_STD_THREADS
+// Threads made for this team alone.
 template <typename F>
-void run_team(int workers, const F& work) {
+void run_new_team(int workers, const F& work) {
   std::vector<std::thread> helpers;
   helpers.reserve(static_cast<size_t>(workers) - 1);
   try {
@@ -142,9 +140,19 @@ void run_team(int workers, const F& work) {
   work(0);
   for (std::thread& helper : helpers) helper.join();
 }
+
+#ifdef RELPOS_STD_THREADS
+template <typename F>
+void run_team(int workers, const F& work) {
+  run_new_team(workers, work);
+}
 #else
 template <typename F>
 void run_team(int workers, const F& work) {
+  if (in_forked_child()) {
+    run_new_team(workers, work);
+    return;
+  }
   const int team = granted_threads(workers);
 #pragma omp parallel num_threads(team)
   work(omp_get_thread_num());
