@@ -137,15 +137,14 @@ HWY_INLINE bool any_above(D d, int32_t most, const std::byte* const (&rows)[kGro
   return !hn::AllFalse(d, hn::Gt(hn::Max(top, other), hn::Set(d, static_cast<T>(most))));
 }
 
-// to_log2() of a vector. Pairs at -inf are hidden by their bits.
-HWY_INLINE V scaled_to_log2(V term) {
+// What times log2(e) is to_log2() of a finite number beyond kLinear.
+HWY_INLINE V squeezed(V term) {
   const F d;
   const auto set = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<float>(x)); };
-  const V size = hn::Abs(term), linear = set(kLinear);
-  const V squeezed = hn::MulAdd(hn::Sub(size, linear), set(kSqueeze), set(kLinear * kLog2e));
-  return hn::IfThenElse(hn::Gt(size, linear),
-                        hn::CopySignToAbs(hn::Min(squeezed, set(double{FLT_MAX})), term),
-                        hn::Mul(term, set(kLog2e)));
+  const V more = hn::Sub(hn::Abs(term), set(kLinear));
+  const V size = hn::MulAdd(more, set(kSqueeze / kLog2e), set(kLinear));
+  constexpr double kMost = FLT_MAX / kLog2e * (1 - 1e-7);  // rounded, its product is no infinity
+  return hn::CopySignToAbs(hn::Min(size, set(kMost)), term);
 }
 
 }  // namespace
@@ -179,13 +178,12 @@ bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible) {
   return !boolean;
 }
 
-float read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
-                const float** rows) {
+void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
+               const float** rows) {
   const F d;
   const TensorView& mask = block.problem->visible.mask;
   const int64_t count = std::min(kTile, block.problem->keys - t * kTile);
   const V linear = hn::Set(d, static_cast<float>(kLinear)), infinity = hn::Set(d, HUGE_VALF);
-  auto squeezed = hn::MaskFromVec(hn::Zero(d));
   const std::byte* last = nullptr;
   for (int r = 0; r < kGroup; ++r) {
     const std::byte* row = block.mask_tile(group + r, t);
@@ -194,21 +192,16 @@ float read_mask(const Block& block, int group, int64_t t, bool beyond, float* ow
       continue;
     }
     last = row;
-    rows[r] = floats(mask, row, count, own + r * kTile);
-    for (int64_t c = 0; beyond && c < kTile; c += kN) {
-      const V size = hn::Abs(hn::LoadU(d, rows[r] + c));
-      squeezed = hn::Or(squeezed, hn::And(hn::Gt(size, linear), hn::Ne(size, infinity)));
-    }
-  }
-  if (HWY_LIKELY(hn::AllFalse(d, squeezed))) return static_cast<float>(kLog2e);
-  for (int r = kGroup - 1; r >= 0; --r) {
     float* to = own + r * kTile;
+    rows[r] = floats(mask, row, count, to);
+    if (!beyond) continue;
     for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(scaled_to_log2(hn::LoadU(d, rows[r] + c)), d, to + c);
+      const V x = hn::LoadU(d, rows[r] + c), size = hn::Abs(x);
+      const auto far = hn::And(hn::Gt(size, linear), hn::Ne(size, infinity));
+      hn::Store(hn::IfThenElse(far, squeezed(x), x), d, to + c);
     }
     rows[r] = to;
   }
-  return 1.0f;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -20,9 +20,9 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 
 // Of masks.cc, for the same target. rows [kGroup]: what the rows of a group read of a floating mask in tile t
-// as floats, in place or in own [kGroup, kTile], -inf past the last key. Returns what makes them log2 units.
-float read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
-                const float** rows);
+// as floats, in place or in own [kGroup, kTile], -inf past the last key. Times log2(e) they are to_log2().
+void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
+               const float** rows);
 
 namespace {
 
@@ -308,7 +308,7 @@ class SoftCap {
     cap_ = static_cast<float>(problem.softcap * kLog2e);
     if (active()) to_unit_ = static_cast<float>(2.0 / problem.softcap);
     masked_ = problem.visible.floating_mask();
-    if (masked_) to_log2_ = read_mask(view.block, group, view.t, beyond, own_, rows_);
+    if (masked_) read_mask(view.block, group, view.t, beyond, own_, rows_);
   }
   HWY_INLINE bool active() const { return cap_ != 0.0f; }
 
@@ -330,7 +330,7 @@ class SoftCap {
       }
     }
     if (!masked_) return;
-    const V to_log2 = hn::Set(d, to_log2_);
+    const V to_log2 = hn::Set(d, static_cast<float>(kLog2e));
     RELPOS_UNROLLED(r, R) {
       const float* from = rows_[row + r] + c;
       RELPOS_UNROLLED(v, kVectors) {
@@ -342,7 +342,6 @@ class SoftCap {
  private:
   float cap_, to_unit_;  // log2 units; to_unit_ is not set where there is no cap
   bool masked_;
-  float to_log2_;  // what the mask's rows are multiplied by
   const float* rows_[kGroup];
   HWY_ALIGN_MAX float own_[kGroup * kTile];
 };
