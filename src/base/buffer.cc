@@ -79,9 +79,11 @@ Kept& kept() {
   return blocks;
 }
 
+void lock_kept() noexcept { kept().lock(); }
+void unlock_kept() noexcept { kept().unlock(); }
+
 // Nobody else holds the lock while the process forks, so that it is free in the child.
-[[maybe_unused]] const int at_fork_registered =
-    pthread_atfork([] { kept().lock(); }, [] { kept().unlock(); }, [] { kept().unlock(); });
+[[maybe_unused]] const int at_fork_registered = pthread_atfork(lock_kept, unlock_kept, unlock_kept);
 
 Memory allocate(size_t bytes) {
   void* data = ::operator new(bytes, alignment(bytes), std::nothrow);

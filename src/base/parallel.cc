@@ -133,9 +133,13 @@ template <typename F>
 void run_new_team(int workers, const F& work) {
   std::vector<std::thread> helpers;
   helpers.reserve(static_cast<size_t>(workers) - 1);
-  try {
-    for (int worker = 1; worker < workers; ++worker) helpers.emplace_back(std::cref(work), worker);
-  } catch (...) {  // no more threads are granted: these do
+  bool granted = true;
+  for (int worker = 1; granted && worker < workers; ++worker) {
+    try {
+      helpers.emplace_back(std::cref(work), worker);
+    } catch (const std::exception&) {
+      granted = false;  // these do
+    }
   }
   work(0);
   for (std::thread& helper : helpers) helper.join();
