@@ -216,7 +216,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
       {"RELPOS_BF16", bf16 == nullptr || *bf16 == '\0' ? "not set" : bf16},
       {"threads", std::to_string(thread_count(0))},
       {"thread backend", thread_backend()},
-      {"after fork", in_forked_child() ? "yes: this child computes serially" : "no"},
+      {"after fork", in_forked_child() ? "yes: every call starts its own threads" : "no"},
       {"fused", "rotation, distance bias, row table, column table, value table, key bias"},
       {"reference path", "decaying rotation at explicit positions, float64, gradient of scores()"},
   };

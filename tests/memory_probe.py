@@ -84,7 +84,7 @@ def measure(name, sequence, length):
 
 if __name__ == "__main__":
     wanted = [word.split(",") for word in sys.argv[1:]]
-    # Children share the import of torch, not that of relpos, which is serial after a fork.
+    # Children share the import of torch, not that of relpos, which makes threads anew after a fork.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
     with context.Pool(1, maxtasksperchild=1) as pool:

@@ -125,3 +125,37 @@ def test_a_mask_of_all_pairs_gets_what_a_shared_one_sums(dtype):
     assert torch.equal(grads[1], grads[2])
     close = {"rtol": 0.02, "atol": 0.02} if dtype.itemsize == 2 else {"rtol": 1e-4, "atol": 1e-5}
     torch.testing.assert_close(grads[1].float().sum((0, 1)), grads[0].float(), **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_lowest_float_changes_no_bit_of_other_rows(dtype):
+    """Beyond 2.2e38 numbers are compressed, in any row of a tile, at keys that are hidden, too."""
+    q, k, v, hidden = inputs(130, 193)
+    mask = torch.randn(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
+    low = mask.clone()
+    low[:, :, 5, 7:90] = torch.finfo(dtype).min
+    plain, changed = (relpos.attention(q, k, v, attn_mask=m, q_offset=0) for m in (mask, low))
+    rows = [n for n in range(130) if n != 5]
+    assert torch.equal(plain[:, :, rows], changed[:, :, rows])
+    assert changed.isfinite().all()
+    assert not torch.equal(plain[:, :, 5], changed[:, :, 5])
+    padding = torch.zeros(2, 193, dtype=torch.bool)
+    padding[:, 60:90] = True
+    low = mask.clone()
+    low[..., 60:90] = torch.finfo(dtype).min
+    plain, changed = (
+        relpos.attention(q, k, v, attn_mask=m, key_padding_mask=padding, q_offset=0)
+        for m in (mask, low)
+    )
+    assert torch.equal(plain, changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_mask_may_lie_at_any_byte(dtype):
+    q, k, v, hidden = inputs(130, 193)
+    mask = torch.randn(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
+    memory = bytearray(1) + bytearray(mask.view(torch.uint8).numpy().tobytes())
+    odd = torch.frombuffer(memory, dtype=dtype, offset=1).view_as(mask)
+    assert odd.data_ptr() % 2 == 1
+    for got, want in zip(run(q, k, v, odd), run(q, k, v, mask), strict=True):
+        assert torch.equal(got, want)

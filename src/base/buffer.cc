@@ -1,5 +1,7 @@
 #include "base/buffer.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,10 +24,12 @@ std::align_val_t alignment(size_t bytes) { return bytes < kHugeBlock ? kLine : k
 
 void release(Memory memory) noexcept { ::operator delete(memory.data, alignment(memory.bytes)); }
 
-// Free blocks, oldest first. A lock that is taken, as it may stay in a forked child, is not waited
-// for: the block then comes from, or goes to, the allocator.
+// Free blocks, oldest first. A lock that is taken is not waited for: the block then comes from, or goes
+// to, the allocator.
 class Kept {
  public:
+  void lock() noexcept { mutex_.lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
   // A block of just this size; data null: none.
   Memory take(size_t bytes) noexcept {
     const std::unique_lock lock(mutex_, std::try_to_lock);
@@ -74,6 +78,12 @@ Kept& kept() {
   static Kept& blocks = *new Kept;
   return blocks;
 }
+
+void lock_kept() noexcept { kept().lock(); }
+void unlock_kept() noexcept { kept().unlock(); }
+
+// Nobody else holds the lock while the process forks, so that it is free in the child.
+[[maybe_unused]] const int at_fork_registered = pthread_atfork(lock_kept, unlock_kept, unlock_kept);
 
 Memory allocate(size_t bytes) {
   void* data = ::operator new(bytes, alignment(bytes), std::nothrow);

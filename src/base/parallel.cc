@@ -7,14 +7,13 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <thread>
+#include <vector>
 
 #include "base/thread_grant.h"
 #include "relpos/error.h"
 
-#ifdef RELPOS_STD_THREADS
-#include <thread>
-#include <vector>
-#else
+#ifndef RELPOS_STD_THREADS
 #include <omp.h>
 #endif
 
@@ -84,7 +83,7 @@ int usable_cores() { return static_cast<int>(std::thread::hardware_concurrency()
 
 #else
 
-const char* thread_backend() noexcept { return "OpenMP"; }
+const char* thread_backend() noexcept { return in_forked_child() ? "std::thread" : "OpenMP"; }
 
 namespace {
 int default_threads() { return omp_get_max_threads(); }
@@ -99,7 +98,6 @@ int usable_cores() {
 #endif
 
 int thread_count(int requested) {
-  if (in_forked_child()) return 1;
   const int wanted = requested > 0 ? requested : default_threads();
   if (wanted <= 1) return 1;
   return std::min(wanted, std::max(1, usable_cores()));
@@ -130,22 +128,38 @@ class FirstError {
   std::exception_ptr error_;
 };
 
-#ifdef RELPOS_STD_THREADS
+// Threads made for this team alone.
 template <typename F>
-void run_team(int workers, const F& work) {
+void run_new_team(int workers, const F& work) {
   std::vector<std::thread> helpers;
   helpers.reserve(static_cast<size_t>(workers) - 1);
-  try {
-    for (int worker = 1; worker < workers; ++worker) helpers.emplace_back(std::cref(work), worker);
-  } catch (...) {  // no more threads are granted: these do
+  bool granted = true;
+  for (int worker = 1; granted && worker < workers; ++worker) {
+    try {
+      helpers.emplace_back(std::cref(work), worker);
+    } catch (const std::exception&) {
+      granted = false;  // these do
+    }
   }
   work(0);
   for (std::thread& helper : helpers) helper.join();
 }
+
+// `workers` have a task, of the `threads` that the call may use.
+#ifdef RELPOS_STD_THREADS
+template <typename F>
+void run_team(int workers, int /*threads*/, const F& work) {
+  run_new_team(workers, work);
+}
 #else
 template <typename F>
-void run_team(int workers, const F& work) {
-  const int team = granted_threads(workers);
+void run_team(int workers, int threads, const F& work) {
+  if (in_forked_child()) {
+    run_new_team(workers, work);
+    return;
+  }
+  // The whole team: libgomp ends the threads that a smaller one leaves out, and the next makes them anew.
+  const int team = granted_threads(threads);
 #pragma omp parallel num_threads(team)
   work(omp_get_thread_num());
 }
@@ -175,7 +189,7 @@ void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction functi
   if (workers <= 1) {
     work(0);
   } else {
-    run_team(workers, work);
+    run_team(workers, threads, work);
   }
   error.rethrow();
 }

@@ -1,4 +1,5 @@
-// The one place that starts threads: OpenMP through the shared libgomp.so.1, or std::thread with
+// The one place that starts threads: OpenMP through the shared libgomp.so.1, or std::thread in a forked
+// child, where libgomp's pool does not exist and waiting for it would hang, and with
 // -DRELPOS_THREADS=std (ThreadSanitizer cannot see into libgomp). And what holds for a whole call:
 // the floating-point mode of every thread that computes, and the token that ends it.
 #pragma once
@@ -64,8 +65,7 @@ class CancelTicks {
 };
 
 // Threads that a call may use: `requested`, else the runtime's default, at most the cores that this
-// process may use; 1 in a forked child, where libgomp's pool does not exist and waiting for it would
-// hang.
+// process may use.
 int thread_count(int requested);
 bool in_forked_child() noexcept;
 const char* thread_backend() noexcept;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -92,6 +93,57 @@ TEST_F(LimitedThreads, WithStacksThatNobodyGrantsComputeAlone) {
     std::_Exit(all_done_once(1000, 1) ? 0 : 5);
   };
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+}
+
+// Whether a team has `threads` threads at one time: each task waits until all have begun.
+bool all_at_once(int threads) {
+  std::atomic<int> begun{0};
+  Stopper stopper(nullptr);
+  parallel_for(threads, threads, stopper, [&](int64_t, int) {
+    ++begun;
+    while (begun < threads) std::this_thread::yield();
+  });
+  return begun == threads;
+}
+
+// Ends with the status of f() in a forked child, or with that of a signal if it hangs.
+template <typename F>
+int in_child(const F& f) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(600);
+    std::_Exit(f());
+  }
+  int status = -1;
+  return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+TEST(ForkedChild, HasItsThreads) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not survive a fork";
+  const int before = thread_count(0);
+  ASSERT_TRUE(all_at_once(2));
+  const auto child = [&] {
+    const auto grandchild = [] { return all_at_once(2) ? 0 : 1; };
+    if (!in_forked_child() || thread_count(0) != before) return 2;
+    if (!all_at_once(2) || !all_at_once(5) || !all_done_once(1000, 4)) return 3;
+    return in_child(grandchild) == 0 ? 0 : 4;
+  };
+  EXPECT_EQ(in_child(child), 0);
+  EXPECT_FALSE(in_forked_child());
+  EXPECT_TRUE(all_at_once(2));
+}
+
+TEST(ForkedChild, ComputesWhereAThreadOfItsParentDid) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not survive a fork";
+  std::atomic<bool> done{false};
+  std::thread parent([&] {
+    while (!done) all_done_once(100, 2);
+  });
+  for (int round = 0; round < 20; ++round) {
+    EXPECT_EQ(in_child([] { return all_at_once(2) ? 0 : 1; }), 0);
+  }
+  done = true;
+  parent.join();
 }
 
 TEST(Tasks, ThrowToTheCaller) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -123,9 +124,12 @@ struct Block {
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
   int64_t first_position[kRows / kGroup],
       last_position[kRows / kGroup];  // lowest, highest of a group
-  int64_t shift[kRows];               // of distances at which slopes are read (shift.h)
-  double score_shift[kRows];          // what all scores of the row are less by, natural units
-  bool shifted = false;               // a row's `shift` is not 0
+  // Where the row of a dense mask starts that a row reads, and bytes of a tile of it.
+  const std::byte* mask_row[kRows];
+  int64_t mask_step = 0;
+  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
+  double score_shift[kRows];  // what all scores of the row are less by, natural units
+  bool shifted = false;       // a row's `shift` is not 0
 
   std::pair<int64_t, int64_t> range;  // distances of its visible pairs
   int64_t all_from = 0,
@@ -146,6 +150,10 @@ struct Block {
   double key_shift[kRows];             // taken from it
   std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
 
+  // Tile t of it; of rows beyond the last, that of the last.
+  const std::byte* mask_tile(int row, int64_t t) const noexcept {
+    return mask_row[row < rows ? row : rows - 1] + t * mask_step;
+  }
   // Rows that a unit sums over.
   int64_t unit_rows() const noexcept { return round_up(rows, kUnitDepth); }
 };

@@ -78,6 +78,11 @@ struct Visibility {
   int64_t mask_offset(int64_t b, int64_t h, int64_t i, int64_t j) const noexcept {
     return mask.offset({b, h, i, j});
   }
+  // Where the row that query i reads starts.
+  const std::byte* mask_row(int64_t b, int64_t h, int64_t i) const noexcept {
+    return static_cast<const std::byte*>(mask.data) +
+           mask_offset(b, h, i, 0) * item_size(mask.dtype);
+  }
 };
 
 struct Kernels;

@@ -23,6 +23,10 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
   block.narrow_qt = narrow_.transposed();
   block.Dq = plan.pairs.Dq();
   block.Dvq = plan.pairs.Dvq();
+  if (plan.p.visible.mask.given()) {
+    const TensorView& mask = plan.p.visible.mask;
+    block.mask_step = kTile * mask.strides[3] * item_size(mask.dtype);
+  }
   // Queries that decay are scaled before they are rounded, tile by tile.
   if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);
   block.D = plan.D;
@@ -52,6 +56,7 @@ void QueryBlock::add_row(int64_t h, int64_t i) {
   const auto [lo, hi] = p.visible.interval(block.batch, i);
   block.lo[row] = std::max<int64_t>(lo, 0);
   block.hi[row] = std::min(hi, p.keys);
+  if (p.visible.mask.given()) block.mask_row[row] = p.visible.mask_row(block.batch, h, i);
 }
 
 std::pair<int64_t, int64_t> QueryBlock::tile_range() const {

@@ -215,7 +215,7 @@ HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, Bac
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
   HWY_ALIGN_MAX float factors[kGroup * kTile], slopes[kGroup * kTile];
-  const SoftCap cap(view, group);
+  const SoftCap cap(view, group, sight.beyond);
   if (cap.active()) clear_outside(slopes, from, end);
   const float* dropout = block.problem->dropout.active() ? factors : nullptr;
   clear_outside(p, from, end);
@@ -301,7 +301,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
       prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
       prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
     }
-    prefetch_mask(block, g * kGroup, t + 1);
+    prefetch_mask(block, g * kGroup, t);
     const GroupSight sight =
         all ? GroupSight::everything() : GroupSight(block, g * kGroup, t, state.reference);
     std::copy_n(sight.visible, kGroup, visible + g * kGroup);
@@ -329,7 +329,7 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
   const bool by_row = sums_by_row(block, state);
   const bool all = state.all_weigh && see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
-    prefetch_mask(block, group, t + 1);
+    prefetch_mask(block, group, t);
     const GroupSight sight =
         all ? GroupSight::everything() : GroupSight(block, group, t, state.reference);
     if (sight.any == 0) {

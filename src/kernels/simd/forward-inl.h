@@ -167,7 +167,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const bool drops = block.problem->dropout.active();
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
-  const SoftCap cap(view, group);
+  const SoftCap cap(view, group, sight.beyond);
   const PadSums pads(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   const auto strips = [&](auto most) HWY_ATTR {
@@ -210,7 +210,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.kt, block.D * kTile, group / kGroup, groups);
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
-      prefetch_mask(block, group, t + 1);
+      prefetch_mask(block, group, t);
       const GroupSight& sight = sights[group / kGroup] =
           all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
       if (sight.any == 0) continue;
@@ -249,6 +249,7 @@ HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& til
   const TileView view(block, tile, t);
   const bool all = see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
+    prefetch_mask(block, group, t);
     const GroupSight sight = all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {

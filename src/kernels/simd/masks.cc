@@ -24,6 +24,24 @@ void widen_float16(const void* half, int64_t n, float* row);
 
 namespace {
 
+using Bytes = hn::CappedTag<uint8_t, kTile>;
+using Halves = hn::CappedTag<int16_t, kTile>;
+using Integers = hn::RebindToSigned<F>;
+
+// A vector of D from element c of a row on.
+template <class D>
+HWY_INLINE hn::Vec<D> load(D d, const std::byte* row, int64_t c) {
+  using T = hn::TFromD<D>;
+  return hn::LoadU(d, reinterpret_cast<const T*>(row) + c);
+}
+
+// Whether a tile's keys are kTile aligned elements one after another, of a type that vectors read.
+HWY_INLINE bool is_whole(const TensorView& mask, int64_t count) {
+  const uintptr_t size = mask.dtype == DType::kFloat32 ? 4 : mask.dtype == DType::kBool ? 1 : 2;
+  return mask.strides[3] == 1 && count == kTile && mask.dtype != DType::kFloat64 &&
+         reinterpret_cast<uintptr_t>(mask.data) % size == 0;
+}
+
 // Bit c: lane c of m. At most 64 lanes.
 template <class D>
 HWY_INLINE uint64_t bits_of(D d, hn::Mask<D> m) {
@@ -35,37 +53,38 @@ HWY_INLINE uint64_t bits_of(D d, hn::Mask<D> m) {
   return kLanesOfD < 64 ? bits & ((uint64_t{1} << (kLanesOfD % 64)) - 1) : bits;
 }
 
-HWY_INLINE uint64_t bool_bits(const TensorView& mask, int64_t at, int64_t count) {
-  using D = hn::CappedTag<uint8_t, kTile>;
-  constexpr int64_t kBytes = static_cast<int64_t>(hn::MaxLanes(D()));
-  const D d;
-  alignas(64) uint8_t own[kTile] = {};
-  const auto* row = static_cast<const uint8_t*>(mask.data) + at;
-  const int64_t stride = mask.strides[3];
-  if (stride != 1 || count < kTile) {
-    for (int64_t c = 0; c < count; ++c) own[c] = row[c * stride];
-    row = own;
-  }
+// Bit c: element c of a whole tile is not `hidden`.
+template <class D>
+HWY_INLINE uint64_t bits_other_than(D d, hn::Vec<D> hidden, const std::byte* row) {
+  constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(D()));
   uint64_t word = 0;
-  for (int64_t c = 0; c < kTile; c += kBytes) {
-    word |= bits_of(d, hn::Ne(hn::LoadU(d, row + c), hn::Zero(d))) << c;
+#pragma GCC unroll 4
+  for (int64_t c = 0; c < kTile; c += kStep) {
+    word |= bits_of(d, hn::Ne(load(d, row, c), hidden)) << c;
   }
   return word;
 }
 
+// Element c of a row that starts at `row`.
+HWY_INLINE double element(const TensorView& mask, const std::byte* row, int64_t c) {
+  TensorView from = mask;
+  from.data = const_cast<std::byte*>(row);
+  return from.load(c * mask.strides[3]);
+}
+
 // The row in float32; in `own` unless it lies so already. -inf from `count` on.
-HWY_INLINE const float* floats(const TensorView& mask, int64_t at, int64_t count, float* own) {
-  const auto* row = static_cast<const std::byte*>(mask.data) + at * item_size(mask.dtype);
-  const bool whole = mask.strides[3] == 1;
-  if (whole && mask.dtype == DType::kBFloat16) {
+HWY_INLINE const float* floats(const TensorView& mask, const std::byte* row, int64_t count,
+                               float* own) {
+  const bool gapless = mask.strides[3] == 1;
+  if (gapless && mask.dtype == DType::kBFloat16) {
     widen_bfloat16(row, count, own);
-  } else if (whole && mask.dtype == DType::kFloat16) {
+  } else if (gapless && mask.dtype == DType::kFloat16) {
     widen_float16(row, count, own);
-  } else if (whole && mask.dtype == DType::kFloat32 && count == kTile) {
+  } else if (is_whole(mask, count)) {
     return reinterpret_cast<const float*>(row);
   } else {
     for (int64_t c = 0; c < count; ++c) {
-      const double value = mask.load(at + c * mask.strides[3]);
+      const double value = element(mask, row, c);
       const double most = std::isinf(value) ? HUGE_VAL : double{FLT_MAX};
       own[c] = static_cast<float>(std::clamp(value, -most, most));
     }
@@ -74,55 +93,114 @@ HWY_INLINE const float* floats(const TensorView& mask, int64_t at, int64_t count
   return own;
 }
 
-// to_log2() of a vector. Pairs at -inf are hidden by their bits.
-HWY_INLINE V scaled_to_log2(V term) {
+HWY_INLINE uint64_t row_bits(const TensorView& mask, const std::byte* row, int64_t count) {
+  if (mask.dtype == DType::kBool) {
+    if (is_whole(mask, count)) return bits_other_than(Bytes(), hn::Zero(Bytes()), row);
+    uint64_t word = 0;
+    for (int64_t c = 0; c < count; ++c) {
+      word |= uint64_t{row[c * mask.strides[3]] != std::byte{0}} << c;
+    }
+    return word;
+  }
+  if (is_whole(mask, count) && mask.dtype != DType::kFloat32) {
+    const auto infinity = static_cast<int16_t>(mask.dtype == DType::kBFloat16 ? 0xFF80 : 0xFC00);
+    return bits_other_than(Halves(), hn::Set(Halves(), infinity), row);
+  }
+  HWY_ALIGN_MAX float own[kTile];
+  const auto* from = reinterpret_cast<const std::byte*>(floats(mask, row, count, own));
+  return bits_other_than(F(), hn::Set(F(), -HUGE_VALF), from);
+}
+
+// The largest number of a type, as its bits, that is at most kLinear.
+HWY_INLINE int32_t most_linear(DType dtype) {
+  if (dtype == DType::kFloat16) return 0x7BFF;
+  const auto linear = static_cast<float>(kLinear);
+  int32_t bits;
+  hwy::CopySameSize(&linear, &bits);
+  return dtype == DType::kBFloat16 ? bits >> 16 : bits;
+}
+
+// Whether the bits of an element of a group's rows, less the sign, are above `most`.
+template <class D>
+HWY_INLINE bool any_above(D d, int32_t most, const std::byte* const (&rows)[kGroup]) {
+  using T = hn::TFromD<D>;
+  constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(D()));
+  const auto unsign = hn::Set(d, hwy::LimitsMax<T>());
+  auto top = hn::Zero(d), other = top;  // one alone would wait for itself
+  for (int r = 0; r < kGroup; r += 2) {
+#pragma GCC unroll 4
+    for (int64_t c = 0; c < kTile; c += kStep) {
+      top = hn::Max(top, hn::And(load(d, rows[r], c), unsign));
+      other = hn::Max(other, hn::And(load(d, rows[r + 1], c), unsign));
+    }
+  }
+  return !hn::AllFalse(d, hn::Gt(hn::Max(top, other), hn::Set(d, static_cast<T>(most))));
+}
+
+// What times log2(e) is to_log2() of a finite number beyond kLinear.
+HWY_INLINE V squeezed(V term) {
   const F d;
   const auto set = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<float>(x)); };
-  const V size = hn::Abs(term), linear = set(kLinear);
-  const V squeezed = hn::MulAdd(hn::Sub(size, linear), set(kSqueeze), set(kLinear * kLog2e));
-  return hn::IfThenElse(hn::Gt(size, linear),
-                        hn::CopySignToAbs(hn::Min(squeezed, set(double{FLT_MAX})), term),
-                        hn::Mul(term, set(kLog2e)));
+  const V more = hn::Sub(hn::Abs(term), set(kLinear));
+  const V size = hn::MulAdd(more, set(kSqueeze / kLog2e), set(kLinear));
+  constexpr double kMost = FLT_MAX / kLog2e * (1 - 1e-7);  // rounded, its product is no infinity
+  return hn::CopySignToAbs(hn::Min(size, set(kMost)), term);
 }
 
 }  // namespace
 
 uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count) {
-  if (mask.dtype == DType::kBool) return bool_bits(mask, at, count);
-  HWY_ALIGN_MAX float own[kTile];
-  const float* row = floats(mask, at, count, own);
-  const F d;
-  uint64_t word = 0;
-#pragma GCC unroll 4
-  for (int64_t c = 0; c < kTile; c += kN) {
-    const auto shown = hn::Ne(hn::LoadU(d, row + c), hn::Set(d, -HUGE_VALF));
-    word |= bits_of(d, shown) << c;
-  }
-  return word;
+  const auto* row = static_cast<const std::byte*>(mask.data) + at * item_size(mask.dtype);
+  return row_bits(mask, row, count);
 }
 
-void add_mask(const TensorView& mask, int64_t at, int64_t count, float* sums) {
-  HWY_ALIGN_MAX float own[kTile];
-  const float* row = floats(mask, at, count, own);
-  const F d;
-  const V linear = hn::Set(d, static_cast<float>(kLinear)), infinity = hn::Set(d, HUGE_VALF);
-  auto squeezed = hn::MaskFromVec(hn::Zero(d));
-#pragma GCC unroll 4
-  for (int64_t c = 0; c < kTile; c += kN) {
-    const V size = hn::Abs(hn::LoadU(d, row + c));
-    squeezed = hn::Or(squeezed, hn::And(hn::Gt(size, linear), hn::Ne(size, infinity)));
-  }
-  const auto add = [&](auto&& scaled) HWY_ATTR {
-#pragma GCC unroll 4
-    for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(scaled(hn::LoadU(d, row + c), hn::Load(d, sums + c)), d, sums + c);
+bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible) {
+  const TensorView& mask = block.problem->visible.mask;
+  const int64_t count = std::min(kTile, block.problem->keys - t * kTile);
+  const bool whole = is_whole(mask, count), boolean = mask.dtype == DType::kBool;
+  const std::byte* rows[kGroup];
+  for (int r = 0; r < kGroup; ++r) rows[r] = block.mask_tile(group + r, t);
+  if (boolean && whole) {
+    for (int r = 0; r < kGroup; ++r) {
+      visible[r] &= bits_other_than(Bytes(), hn::Zero(Bytes()), rows[r]);
     }
-  };
-  if (HWY_UNLIKELY(!hn::AllFalse(d, squeezed))) {
-    add([&](V x, V sum) HWY_ATTR { return hn::Add(scaled_to_log2(x), sum); });
-  } else {
-    const V log2e = hn::Set(d, static_cast<float>(kLog2e));
-    add([&](V x, V sum) HWY_ATTR { return hn::MulAdd(x, log2e, sum); });
+    return false;
+  }
+  if (whole) {
+    const int32_t most = most_linear(mask.dtype);
+    const bool above = mask.dtype == DType::kFloat32 ? any_above(Integers(), most, rows)
+                                                     : any_above(Halves(), most, rows);
+    if (!above) return false;
+  }
+  for (int r = 0; r < kGroup; ++r) {
+    if (visible[r] != 0) visible[r] &= row_bits(mask, rows[r], count);
+  }
+  return !boolean;
+}
+
+void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
+               const float** rows) {
+  const F d;
+  const TensorView& mask = block.problem->visible.mask;
+  const int64_t count = std::min(kTile, block.problem->keys - t * kTile);
+  const V linear = hn::Set(d, static_cast<float>(kLinear)), infinity = hn::Set(d, HUGE_VALF);
+  const std::byte* last = nullptr;
+  for (int r = 0; r < kGroup; ++r) {
+    const std::byte* row = block.mask_tile(group + r, t);
+    if (row == last) {
+      rows[r] = rows[r - 1];
+      continue;
+    }
+    last = row;
+    float* to = own + r * kTile;
+    rows[r] = floats(mask, row, count, to);
+    if (!beyond) continue;
+    for (int64_t c = 0; c < kTile; c += kN) {
+      const V x = hn::LoadU(d, rows[r] + c), size = hn::Abs(x);
+      const auto far = hn::And(hn::Gt(size, linear), hn::Ne(size, infinity));
+      hn::Store(hn::IfThenElse(far, squeezed(x), x), d, to + c);
+    }
+    rows[r] = to;
   }
 }
 

@@ -18,35 +18,43 @@ HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 
-// Of masks.cc, for the same target.
-uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
+// Of masks.cc, for the same target. visible [kGroup] &= the keys of tile t that the mask shows to the rows
+// of a group. True: what a floating mask adds there may not be a number of at most kLinear.
+bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
 
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
 
-// Fetches what the rows of a group read of a dense mask in tile t: rows lie pages apart, where the
-// hardware does not see them coming.
+// Fetches what a later group will read of a dense mask, while `group` computes tile t: rows lie pages
+// apart, where the hardware does not see them coming. Fetched a whole tile ahead, rows whose distance is a
+// power of 2 push each other out of the caches.
 HWY_INLINE void prefetch_mask(const Block& block, int group, int64_t t) {
+  constexpr int kGroupsAhead = 3;
   const TensorView& mask = block.problem->visible.mask;
-  const int64_t first = t * kTile;
-  if (!mask.given() || mask.strides[3] != 1 || first >= block.problem->keys) return;
-  const int64_t bytes = std::min(kTile, block.problem->keys - first) * item_size(mask.dtype);
-  for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
-    const int64_t at = mask.offset({block.batch, block.head[row], block.index[row], first});
-    const auto* from = static_cast<const std::byte*>(mask.data) + at * item_size(mask.dtype);
-    for (int64_t n = 0; n < bytes; n += 64) __builtin_prefetch(from + n);
+  if (!mask.given() || mask.strides[3] != 1) return;
+  const int end = (block.rows + kGroup - 1) / kGroup * kGroup;
+  int row = group + std::min(kGroupsAhead * kGroup, end);
+  if (row >= end) {
+    row -= end;
+    ++t;
+  }
+  if (t * kTile >= block.problem->keys) return;
+  for (int r = 0; r < kGroup; ++r) {
+    const std::byte* from = block.mask_tile(row + r, t);
+    for (int64_t n = 0; n < block.mask_step; n += 64) __builtin_prefetch(from + n);
   }
 }
 
-// Bits of the keys of tile t that a row sees.
-HWY_INLINE uint64_t visible_bits(const Block& block, int row, int64_t t) {
+// Bits of the keys of tile t that a row sees, a dense mask aside.
+HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
   if (row >= block.rows) return 0;
   const int64_t first = t * kTile;
   const uint64_t within = interval_bits(block.lo[row] - first, block.hi[row] - first);
   const Visibility& visible = block.problem->visible;
-  if (within == 0 || visible.by_interval()) return within;
-  return visible.bits(block.batch, block.head[row], block.index[row], t, mask_bits);
+  return visible.key_bits.empty()
+             ? within
+             : within & visible.key_bits[block.batch * block.problem->tiles() + t];
 }
 
 // Whether every row of a block sees all keys of tile t.
@@ -61,6 +69,7 @@ struct GroupSight {
   uint64_t visible[kGroup];
   uint64_t any = 0, all = kAll;
   bool whole = false;
+  bool beyond = false;  // as of see_mask()
 
   GroupSight() = default;
   // Of a group whose rows see the whole tile.
@@ -76,7 +85,14 @@ struct GroupSight {
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference) {
     for (int r = 0; r < kGroup; ++r) {
       const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
-      visible[r] = blind ? 0 : visible_bits(block, group + r, t);
+      visible[r] = blind ? 0 : unmasked_bits(block, group + r, t);
+      any |= visible[r];
+    }
+    if (any != 0 && block.problem->visible.mask.given()) {
+      beyond = see_mask(block, group, t, visible);
+      any = 0;
+    }
+    for (int r = 0; r < kGroup; ++r) {
       any |= visible[r];
       if (reference != nullptr || group + r < block.rows) all &= visible[r];
     }

@@ -19,8 +19,10 @@ HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 
-// Of masks.cc, for the same target.
-void add_mask(const TensorView& mask, int64_t at, int64_t count, float* sums);
+// Of masks.cc, for the same target. rows [kGroup]: what the rows of a group read of a floating mask in tile t
+// as floats, in place or in own [kGroup, kTile], -inf past the last key. Times log2(e) they are to_log2().
+void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
+               const float** rows);
 
 namespace {
 
@@ -201,15 +203,6 @@ HWY_INLINE void add_ramp(const TileView& view, const Ramp& ramp, int row, float*
   }
 }
 
-// sums[kTile] += a floating mask.
-HWY_INLINE void add_floating_mask(const TileView& view, int row, float* sums) {
-  const Block& block = view.block;
-  const Visibility& visible = block.problem->visible;
-  const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
-  const int64_t at = visible.mask_offset(block.batch, block.head[row], block.index[row], first);
-  add_mask(visible.mask, at, keys, sums);
-}
-
 // Pointers to the kTile floats that each row of a group adds, one list a term.
 class Additions {
  public:
@@ -218,9 +211,7 @@ class Additions {
                        bool scores) {
     const Block& block = view.block;
     count_ = 0;
-    const bool masked = scores && block.problem->softcap == 0.0 &&  // else SoftCap adds the mask
-                        block.problem->visible.floating_mask();
-    bool summed = masked || (scores && !block.ramps.empty());
+    bool summed = scores && !block.ramps.empty();
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
@@ -265,7 +256,6 @@ class Additions {
       for (const Ramp& ramp : block.ramps) {
         if (scores) add_ramp(view, ramp, row, sums);
       }
-      if (masked) add_floating_mask(view, row, sums);
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
         int64_t pad = 0;
@@ -345,46 +335,52 @@ class Additions {
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };
 
-// c tanh(score / c) of scores that have their terms, and then what a floating mask adds. Without a
-// softcap it does nothing.
+// c tanh(score / c) of scores that have their terms, and then what a floating mask adds. Without either
+// it does nothing.
 class SoftCap {
  public:
-  HWY_INLINE SoftCap(const TileView& view, int group) {
-    const Block& block = view.block;
-    cap_ = static_cast<float>(block.problem->softcap * kLog2e);
-    if (!active()) return;
-    to_unit_ = static_cast<float>(2.0 / block.problem->softcap);
-    masked_ = block.problem->visible.floating_mask();
-    for (int r = 0; masked_ && r < kGroup; ++r) {
-      clear(sums_ + r * kTile, kTile);
-      if (group + r < block.rows) add_floating_mask(view, group + r, sums_ + r * kTile);
-    }
+  // `beyond`: as of GroupSight.
+  HWY_INLINE SoftCap(const TileView& view, int group, bool beyond) {
+    const Problem& problem = *view.block.problem;
+    cap_ = static_cast<float>(problem.softcap * kLog2e);
+    if (active()) to_unit_ = static_cast<float>(2.0 / problem.softcap);
+    masked_ = problem.visible.floating_mask();
+    if (masked_) read_mask(view.block, group, view.t, beyond, own_, rows_);
   }
   HWY_INLINE bool active() const { return cap_ != 0.0f; }
 
   // Columns [c, c + kVectors * kN) of the group's rows from `row` on. `slopes` [kGroup, kTile] or null: the
-  // derivatives.
+  // derivatives of the softcap.
   template <int R, int kVectors>
   HWY_INLINE void apply(V (&s)[R][kVectors], int64_t c, float* slopes = nullptr,
                         int row = 0) const {
-    if (HWY_LIKELY(!active())) return;
     const F d;
-    const V to_unit = hn::Set(d, to_unit_), cap = hn::Set(d, cap_), one = hn::Set(d, 1.0f);
+    if (HWY_UNLIKELY(active())) {
+      const V to_unit = hn::Set(d, to_unit_), cap = hn::Set(d, cap_), one = hn::Set(d, 1.0f);
+      RELPOS_UNROLLED(r, R) {
+        RELPOS_UNROLLED(v, kVectors) {
+          const V t = tanh_of_log2(hn::Mul(s[r][v], to_unit));
+          const int64_t at = (row + r) * kTile + c + v * kN;
+          if (slopes != nullptr) hn::Store(hn::NegMulAdd(t, t, one), d, slopes + at);
+          s[r][v] = hn::Mul(t, cap);
+        }
+      }
+    }
+    if (!masked_) return;
+    const V to_log2 = hn::Set(d, static_cast<float>(kLog2e));
     RELPOS_UNROLLED(r, R) {
+      const float* from = rows_[row + r] + c;
       RELPOS_UNROLLED(v, kVectors) {
-        const V t = tanh_of_log2(hn::Mul(s[r][v], to_unit));
-        const int64_t at = (row + r) * kTile + c + v * kN;
-        if (slopes != nullptr) hn::Store(hn::NegMulAdd(t, t, one), d, slopes + at);
-        s[r][v] = hn::Mul(t, cap);
-        if (masked_) s[r][v] = hn::Add(s[r][v], hn::Load(d, sums_ + at));
+        s[r][v] = hn::MulAdd(hn::LoadU(d, from + v * kN), to_log2, s[r][v]);
       }
     }
   }
 
  private:
   float cap_, to_unit_;  // log2 units; to_unit_ is not set where there is no cap
-  bool masked_ = false;
-  HWY_ALIGN_MAX float sums_[kGroup * kTile];
+  bool masked_;
+  const float* rows_[kGroup];
+  HWY_ALIGN_MAX float own_[kGroup * kTile];
 };
 
 // Adds x[kTile] into the gradient cells of a panel that a row reads by its own coordinate.

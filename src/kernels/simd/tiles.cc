@@ -50,7 +50,7 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
     GroupSight sight(block, group, t, reference);
     sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
-    const SoftCap cap(view, group);
+    const SoftCap cap(view, group, sight.beyond);
     const WeightStrips strip{sight,   additions, cap,    weights ? reference + group : nullptr,
                              nullptr, p,         nullptr};
     const auto strips = [&](const auto& finish) HWY_ATTR {
@@ -87,7 +87,8 @@ void dropout(const Block& block, int row, int64_t t, float* factors) {
 
 }  // namespace
 
-// Of convert.cc and decode_tiles.cc, for the same target.
+// Of masks.cc, convert.cc and decode_tiles.cc, for the same target.
+uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
 void widen_bfloat16(const void* half, int64_t n, float* row);
 void widen_float16(const void* half, int64_t n, float* row);
 void narrow_bfloat16(const float* row, int64_t n, void* half);
