@@ -126,23 +126,19 @@ HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
   for (int64_t c = 0; c < keys; ++c) to[c * stride] += static_cast<double>(ds[c]);
 }
 
-// Gradients of the mask and of the terms of one row, from its dscore, which a softcap's slopes then
-// multiply; and, with dropout, p becomes what v met.
-HWY_INLINE void backward_row(const TileView& view, Block& block, const BackwardState& state,
-                             int row, uint64_t visible, const float* factors, const float* slopes,
-                             float* p, float* ds) {
+// The gradient of the mask of one row, from its dscore, which a softcap's slopes then multiply; and, with
+// dropout, p becomes what v met.
+HWY_INLINE void finish_row(const TileView& view, Block& block, const BackwardState& state, int row,
+                           uint64_t visible, const float* factors, const float* slopes, float* p,
+                           float* ds) {
   if (factors != nullptr) multiply(p, factors);
   add_mask_gradient(view, block, state, row, ds);
-  if (slopes != nullptr) {
-    const F d;
-    for (int64_t c = 0; c < kTile; c += kN) {  // a hidden slope may be NaN
-      const V product = hn::Mul(hn::Load(d, ds + c), hn::Load(d, slopes + c));
-      hn::Store(hn::IfThenElseZero(lanes_of(visible, c), product), d, ds + c);
-    }
+  if (slopes == nullptr) return;
+  const F d;
+  for (int64_t c = 0; c < kTile; c += kN) {  // a hidden slope may be NaN
+    const V product = hn::Mul(hn::Load(d, ds + c), hn::Load(d, slopes + c));
+    hn::Store(hn::IfThenElseZero(lanes_of(visible, c), product), d, ds + c);
   }
-  add_to_gradients(view, block.scores, row, ds);
-  add_to_gradients(view, block.values, row, p);
-  add_ramp_gradients(view, block, row, visible, ds);
 }
 
 // dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
@@ -188,11 +184,10 @@ void add_key_bias_gradients(const Block& block, const BackwardState& state, int6
   }
 }
 
-// Whether gradients of terms and masks are summed row by row.
-HWY_INLINE bool sums_by_row(const Block& block, const BackwardState& state) {
-  return block.problem->dropout.active() || !block.scores.empty() || !block.values.empty() ||
-         !block.ramps.empty() || state.mask_gradient != nullptr || state.mask_rows != nullptr ||
-         block.problem->softcap != 0.0;
+// Whether the rows of a group change after their strips, or masks take their gradients.
+HWY_INLINE bool finishes_rows(const Block& block, const BackwardState& state) {
+  return block.problem->dropout.active() || state.mask_gradient != nullptr ||
+         state.mask_rows != nullptr || block.problem->softcap != 0.0;
 }
 
 // The panels that add to the gradients of weights.
@@ -231,9 +226,14 @@ HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, Bac
              GradientStrips{sight, to_weights, state.delta + group, dropout, p, ds});
   }
   for (int r = 0; by_row && r < rows; ++r) {
-    backward_row(view, block, state, group + r, sight.visible[r],
-                 dropout == nullptr ? nullptr : dropout + r * kTile,
-                 cap.active() ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
+    finish_row(view, block, state, group + r, sight.visible[r],
+               dropout == nullptr ? nullptr : dropout + r * kTile,
+               cap.active() ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
+  }
+  add_to_gradients(view, block.scores, group, rows, ds);
+  add_to_gradients(view, block.values, group, rows, p);
+  for (int r = 0; !block.ramps.empty() && r < rows; ++r) {
+    add_ramp_gradients(view, block, group + r, sight.visible[r], ds + r * kTile);
   }
 }
 
@@ -288,7 +288,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
               const KeyTile* next) {
   const int groups = (block.rows + kGroup - 1) / kGroup;
   const std::vector<Panel>& reads = value_reads(block);
-  const bool by_row = sums_by_row(block, state);
+  const bool by_row = finishes_rows(block, state);
   uint64_t visible[kRows], group_any[kRows / kGroup];
   const TileView view(block, tile, t);
   uint64_t block_all = kAll, block_any = 0;
@@ -326,7 +326,7 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
                      int last) {
   const TileView view(block, tile, t);
   const std::vector<Panel>& reads = value_reads(block);
-  const bool by_row = sums_by_row(block, state);
+  const bool by_row = finishes_rows(block, state);
   const bool all = state.all_weigh && see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
     prefetch_mask(block, group, t);

@@ -183,14 +183,12 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   }
   if (!drops && (block.values.empty() || pads.active())) return;
   clear_outside(weights, from, end);
-  for (int r = 0; r < rows; ++r) {
-    if (drops) {
-      HWY_ALIGN_MAX float factors[kTile];
-      dropout_factors(block, group + r, view.t, factors);
-      multiply(weights + r * kTile, factors);
-    }
-    add_to_gradients(view, block.values, group + r, weights + r * kTile);
+  for (int r = 0; drops && r < rows; ++r) {
+    HWY_ALIGN_MAX float factors[kTile];
+    dropout_factors(block, group + r, view.t, factors);
+    multiply(weights + r * kTile, factors);
   }
+  add_to_gradients(view, block.values, group, rows, weights);
 }
 
 // Weights of all groups first, then their products with the values: the tile's keys stay in the

@@ -441,39 +441,50 @@ class PadSums {
   int64_t stride_[kMost];
 };
 
-// Adds x[kTile], zero where hidden, into the gradient cells that a row has in the panels.
-HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int row,
-                                 const float* x) {
+// Adds x[kTile] of a row to cells of a panel that follow one another.
+HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, const float* x) {
   const F d;
+  const int64_t offset = run_offset(view, panel, row);
+  float* to = panel.row_gradient(row) + offset;
+  // The first and the last cell may hold what a pad was folded into.
+  const bool stores = panel.once && offset > kPad && offset < panel.width;
+  for (int64_t c = 0; stores && c < kTile; c += kN) {
+    hn::StoreU(hn::Load(d, x + c), d, to + c);
+  }
+  for (int64_t c = 0; !stores && c < kTile; c += kN) {
+    hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
+  }
+}
+
+// The same where they do so in pieces.
+HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row, const float* x) {
+  const F d;
+  for (int n = 0; n < view.pieces.count; ++n) {
+    float* to = panel.row_gradient(row) + view.pieces.offset(panel, n, view.block, row);
+    const V own =
+        hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
+    hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+  }
+}
+
+// Adds x[rows, kTile], zero where hidden, into the gradient cells that the rows of a group have in the
+// panels.
+HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int group,
+                                 int rows, const float* x) {
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
     int64_t pad = 0;
-    if (is_far(view, panel, row, pad)) {
-      add_to_pad(panel.row_gradient(row) + round_up(pad, kLanes), x);
-      continue;
-    }
-    if (is_run(view, panel)) {
-      const int64_t offset = run_offset(view, panel, row);
-      float* to = panel.row_gradient(row) + offset;
-      // The first and the last cell may hold what a pad was folded into.
-      const bool stores = panel.once && offset > kPad && offset < panel.width;
-      for (int64_t c = 0; stores && c < kTile; c += kN) {
-        hn::StoreU(hn::Load(d, x + c), d, to + c);
+    if (is_far(view, panel, group, pad)) {
+      pad = round_up(pad, kLanes);
+      for (int r = 0; r < rows; ++r) {
+        add_to_pad(panel.row_gradient(group + r) + pad, x + r * kTile);
       }
-      for (int64_t c = 0; !stores && c < kTile; c += kN) {
-        hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
-      }
-      continue;
-    }
-    if (panel.at != nullptr) {
-      add_to_cells(view, panel, row, x);
-      continue;
-    }
-    for (int n = 0; n < view.pieces.count; ++n) {
-      float* to = panel.row_gradient(row) + view.pieces.offset(panel, n, view.block, row);
-      const V own =
-          hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
-      hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+    } else if (is_run(view, panel)) {
+      for (int r = 0; r < rows; ++r) add_to_run(view, panel, group + r, x + r * kTile);
+    } else if (panel.at != nullptr) {
+      for (int r = 0; r < rows; ++r) add_to_cells(view, panel, group + r, x + r * kTile);
+    } else {
+      for (int r = 0; r < rows; ++r) add_to_pieces(view, panel, group + r, x + r * kTile);
     }
   }
 }
