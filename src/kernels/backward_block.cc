@@ -56,7 +56,8 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGra
   biases_.attach(block, sums.terms);
   values_.attach(block, dout_.get());
   values_.clear(block);
-  sums_rows_ = from.softmax.rank == 3 && block.shifted;
+  state.bounded = from.softmax.rank == 3;  // a caller's lse
+  sums_rows_ = state.bounded && block.shifted;
   if (sums_rows_) std::fill_n(row_sums_, kRows, 0.0);
 }
 

@@ -175,6 +175,7 @@ struct BackwardState {
   float inverse[kRows];         // of the row's sum (a unit's)
   float delta[kRows];           // (<dout, out> - dlse) / sum
   bool rows_finite = true;      // q and dout hold no NaN or Inf
+  bool bounded = false;         // a score may exceed its reference: weights are at most 2^127
   bool all_weigh = false;       // the rows fill whole groups, and none saw nothing
   // A unit's: [kRows, Dvq], zero rows beyond the last, and transposed [Dvp, unit_rows()].
   const uint16_t *narrow_dout = nullptr, *narrow_dout_t = nullptr;

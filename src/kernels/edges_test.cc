@@ -221,6 +221,21 @@ struct Image : Plain {
   }
 };
 
+// Where a caller's lse makes a weight larger than float32 holds, it is 2^127.
+TEST(Edges, AnLseFarBelowTheScoresGivesLargeGradientsOfTheRightSign) {
+  Plain call(1, 1, 16);
+  call.forward(fast_forward);
+  const float lse = *call.lse.data<float>();
+  for (const float below : {100.0f, 200.0f, 1e4f, 1e30f}) {
+    *call.lse.data<float>() = lse - below;
+    call.gradients(fused_backward);
+    for (int64_t d = 0; d < 16; ++d) {
+      const float dout = call.dout.data<float>()[d], dv = call.dv.data<float>()[d];
+      EXPECT_GT(dv / dout, 0x1p126f) << "lse " << below << " too low, " << dout << " gave " << dv;
+    }
+  }
+}
+
 TEST(Edges, TablesByTheRowsOfAnImageAddUp) {
   Image a;
   expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);

@@ -32,6 +32,7 @@ struct WeightStrips {
   const float* inverse;
   float* p;
   float* slopes;  // of the softcap; null: not wanted
+  bool bounded;   // as of BackwardState
 };
 
 // What they make gradients of scores of, from those of weights, likewise.
@@ -60,7 +61,11 @@ struct Weights {
     of.cap.apply(s, n, of.slopes, row);
     RELPOS_UNROLLED(r, R) {
       const V top = hn::Set(d, of.reference[row + r]);
-      RELPOS_UNROLLED(v, kVectors) s[r][v] = Exp2()(hn::Sub(s[r][v], top));
+      RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Sub(s[r][v], top);
+      if (of.bounded) {  // a NaN stays
+        RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Min(hn::Set(d, 127.0f), s[r][v]);
+      }
+      RELPOS_UNROLLED(v, kVectors) s[r][v] = Exp2()(s[r][v]);
       if constexpr (kNarrow) {
         const V inverse = hn::Set(d, of.inverse[row + r]);
         RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Mul(s[r][v], inverse);
@@ -222,7 +227,7 @@ HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, Bac
     const Additions to_scores(view, block.scores, group, true);
     const Additions to_weights(view, reads, group, false);
     products(WeightStrips{sight, to_scores, cap, state.reference + group, state.inverse + group, p,
-                          cap.active() ? slopes : nullptr},
+                          cap.active() ? slopes : nullptr, state.bounded},
              GradientStrips{sight, to_weights, state.delta + group, dropout, p, ds});
   }
   for (int r = 0; by_row && r < rows; ++r) {

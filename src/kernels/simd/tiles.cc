@@ -51,8 +51,8 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
     sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
     const SoftCap cap(view, group, sight.beyond);
-    const WeightStrips strip{sight,   additions, cap,    weights ? reference + group : nullptr,
-                             nullptr, p,         nullptr};
+    const WeightStrips strip{sight,   additions, cap,     weights ? reference + group : nullptr,
+                             nullptr, p,         nullptr, true};
     const auto strips = [&](const auto& finish) HWY_ATTR {
       row_strip<kGroup>(0, round_up(keys, kLanes), block.D, block.q + group * block.Dp, block.Dp, 1,
                         tile.kt, kTile, p, kTile, false, finish);
