@@ -6,7 +6,7 @@ packs a tile and who waits for it, whose turn it is to add to the gradients of a
 what one thread does alone. Efficiency is the time of one thread over that of all of them together.
 The model knows no limits of memory and no clock that falls with cores; it is measured against real
 calls of 1 and 2 threads. Beside it stands another schedule: chunks of blocks, each with gradients
-of keys of its own, at most 16 at a time, and tiles that are packed one after another.
+of keys of its own, and tiles that are packed one after another.
 """
 
 import argparse
@@ -165,11 +165,18 @@ class Head:
 
 
 class Blocks:
-    """A pass over blocks of queries, one after another of a head. `adds`: they take turns."""
+    """A pass over blocks of queries, head after head. tiles: of a chunk of keys; 0: all of them.
+    adds: blocks add to the gradients of keys in turns. sums: chunks of blocks that sum gradients of
+    terms, each block after the one before it in its chunk; 0: there are none."""
 
-    def __init__(self, shape: Shape, costs: Costs, chunks: int, adds: bool, claims: bool = True):
-        self.shape, self.costs, self.chunks = shape, costs, chunks
-        self.adds, self.claims = adds, claims
+    def __init__(
+        self, shape: Shape, costs: Costs, *, tiles: int = 0, adds: bool = False, sums: int = 0,
+        claims: bool = True,
+    ):  # fmt: skip
+        self.shape, self.costs, self.adds, self.claims = shape, costs, adds, claims
+        self.tiles = tiles or shape.tiles
+        self.chunks = -(-shape.tiles // self.tiles)
+        self.sums = sums
         per_tile = (3 if adds else 2) * TILE * shape.dim * 4
         self.keeps = shape.tiles * per_tile <= KEPT_BYTES
 
@@ -205,8 +212,9 @@ class Blocks:
         block = shape.blocks - 1 - number % shape.blocks
         rows = min(ROWS, shape.queries - block * ROWS)
         seen = min(shape.keys, block * ROWS + rows) if shape.causal else shape.keys
-        per = -(-shape.tiles // self.chunks)
-        tiles = range(chunk * per, min(-(-seen // TILE), (chunk + 1) * per))
+        tiles = range(chunk * self.tiles, min(-(-seen // TILE), (chunk + 1) * self.tiles))
+        if self.sums and number >= self.sums:
+            yield lambda: head.left[number - self.sums] == math.inf
         yield costs.start * rows / ROWS
         for first in range(tiles.start, tiles.stop, TILES_AT_A_TIME):
             some = range(first, min(tiles.stop, first + TILES_AT_A_TIME))
@@ -255,7 +263,7 @@ def forward_seconds(shape: Shape, costs: Costs, threads: int) -> float:
     tasks = shape.heads * shape.blocks
     divided = shape.keys >= 8 * shape.queries
     chunk = max(32, shape.tiles * tasks // 64) if divided else shape.tiles
-    blocks = Blocks(shape, costs, -(-shape.tiles // chunk), adds=False)
+    blocks = Blocks(shape, costs, tiles=chunk)
     return costs.call + costs.setup + blocks.seconds(range(shape.pairs), threads)
 
 
@@ -266,7 +274,7 @@ def backward_seconds(shape: Shape, costs: Costs, threads: int) -> float:
     few, many = (min(most, -(-n // shape.kv_heads)) for n, most in ((16, 4), (64, 16)))
     chunks = min(clamp(keys // max(1, terms), few, many), shape.blocks_of_pair)
     wave = min(max(min(16, (32 << 20) // (keys + chunks * terms)), threads), shape.pairs)
-    blocks = Blocks(shape, costs, 1, adds=True)
+    blocks = Blocks(shape, costs, adds=True, sums=chunks * shape.biased)
     total = costs.call + costs.setup
     for first in range(0, shape.pairs, wave):
         pairs = range(first, min(shape.pairs, first + wave))
@@ -289,7 +297,7 @@ def decode_seconds(shape: Shape, whole: float, call: float, threads: int) -> flo
 
 
 def forward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> float:
-    blocks = Blocks(shape, costs, 1, adds=False, claims=False)
+    blocks = Blocks(shape, costs, claims=False)
     return costs.call + costs.setup + blocks.seconds(range(shape.pairs), threads)
 
 
@@ -297,7 +305,7 @@ def backward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> floa
     large = 8 * shape.keys * shape.dim > 16 << 20
     chunks = clamp(min(-(-16 // shape.kv_heads), shape.blocks), 1, 2 if large else 4)
     wave = clamp(max(16, 2 * threads) // chunks, 1, shape.pairs)
-    blocks = Blocks(shape, costs._replace(tile=costs.tile + costs.shared), 1, False, claims=False)
+    blocks = Blocks(shape, costs._replace(tile=costs.tile + costs.shared), claims=False)
     total = costs.call + costs.setup
     for first in range(0, shape.pairs, wave):
         pairs = range(first, min(shape.pairs, first + wave))

@@ -14,8 +14,7 @@ namespace relpos {
 template <typename F>
 void in_parallel(int threads, int64_t tasks, F&& f) {
   Stopper stopper(nullptr);
-  const auto workers = static_cast<int>(std::min<int64_t>(threads, tasks));
-  parallel_for(tasks, std::max(workers, 1), stopper, [&](int64_t task, int) { f(task); });
+  parallel_for(tasks, std::max(threads, 1), stopper, [&](int64_t task, int) { f(task); });
   check_cancelled();
 }
 

@@ -415,9 +415,14 @@ def test_the_model_of_two_blocks_by_hand():
     assert scaling.backward_seconds(shape, ONES, 2) == pytest.approx(6 + 3 * scaling.REGION)
     assert scaling.forward_seconds(shape, ONES, 1) == 2 + 2 * 2
     assert scaling.forward_seconds(shape, ONES, 2) == pytest.approx(3 + scaling.REGION)
-    # Before, a worker waited for a tile that another packed before it began the next one.
-    before = scaling.forward_seconds_by_chunks(shape, ONES, 2)
-    assert before == pytest.approx(4 + scaling.REGION)
+    # Without claims, a worker waits for a tile that another packs before it begins the next one.
+    assert scaling.forward_seconds_by_chunks(shape, ONES, 2) == pytest.approx(4 + scaling.REGION)
+
+
+def test_blocks_of_a_chunk_wait_for_each_other():
+    shape = scaling.Shape(1, 1, 1, 2 * scaling.ROWS, 2 * scaling.TILE)
+    blocks = scaling.Blocks(shape, ONES, adds=True, sums=1)
+    assert blocks.seconds(range(1), 2) == pytest.approx(2 + 2 * 2 * 2 + scaling.REGION)
 
 
 def test_costs_are_measured():

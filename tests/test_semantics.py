@@ -204,6 +204,25 @@ def test_a_batch_row_does_not_depend_on_the_batch(name, dtype):
         same_bits([x[row] for x in whole[:5]], alone[:5])
 
 
+@pytest.mark.parametrize("name", ["shaw", "music_transformer"])
+def test_with_wide_tables_a_batch_row_does_not_depend_on_the_batch(name):
+    """Sums over more distances than one chain takes, which begin elsewhere in each row."""
+    inputs = tensors(batch=3, queries=100, keys=400)
+    head_dim, value_dim = inputs[0].shape[-1], inputs[2].shape[-1]
+    module = {
+        "shaw": relpos.Shaw(330, head_dim, value_dim=value_dim),
+        "music_transformer": relpos.MusicTransformer(330, head_dim),
+    }[name]
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    offsets = torch.tensor([0, 150, 227])
+    whole = run(*inputs, module, q_offset=offsets)
+    for b in range(3):
+        row = slice(b, b + 1)
+        alone = run(*(x[row] for x in inputs), module, q_offset=int(offsets[b]))
+        same_bits([x[row] for x in whole[:5]], alone[:5])
+
+
 def errors(got, inputs, parts, **call):
     """(largest error of got, of plain torch in float32, largest value) against float64."""
     truth, plain = (formula(inputs, parts, dtype, **call).out for dtype in EXACT_AND_PLAIN)

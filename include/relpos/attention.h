@@ -77,8 +77,8 @@ struct Gradients {
 // Overwrites every given gradient. `dlse` is optional. out and softmax come from `attention` with the
 // same arguments. `softmax` may also be the lse [B, H, Lq]; the relative error of each weight is then
 // larger by up to eps |lse|, eps = 2^-24 (2^-53 for a float64 lse). Where out and lse are those of a call
-// over more keys, these keys' gradients, and their share of the others, are those of that call. No weight
-// counts as more than 2^127, whatever lse is given.
+// over more keys, these keys' gradients, and their share of the others, are those of that call. In a
+// fused call no weight counts as more than 2^127, whatever lse is given.
 void attention_backward(const TensorView& query, const TensorView& key, const TensorView& value,
                         const TensorView& out, const TensorView& softmax, const TensorView& dout,
                         const TensorView& dlse, const Position& position, const Options& options,

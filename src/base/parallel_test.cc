@@ -95,15 +95,18 @@ TEST_F(LimitedThreads, WithStacksThatNobodyGrantsComputeAlone) {
   EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
 }
 
-// Whether a team has `threads` threads at one time: each task waits until all have begun.
+// Whether a team has `threads` threads at one time: each task waits until all have begun, or 10 s.
 bool all_at_once(int threads) {
   std::atomic<int> begun{0};
+  std::atomic<bool> late{false};
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   Stopper stopper(nullptr);
   parallel_for(threads, threads, stopper, [&](int64_t, int) {
     ++begun;
-    while (begun < threads) std::this_thread::yield();
+    while (begun < threads && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+    if (begun < threads) late = true;
   });
-  return begun == threads;
+  return !late;
 }
 
 // Ends with the status of f() in a forked child, or with that of a signal if it hangs.
@@ -136,14 +139,16 @@ TEST(ForkedChild, HasItsThreads) {
 TEST(ForkedChild, ComputesWhereAThreadOfItsParentDid) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's threads do not survive a fork";
   std::atomic<bool> done{false};
+  std::atomic<bool> good{true};
   std::thread parent([&] {
-    while (!done) all_done_once(100, 2);
+    while (!done) good = all_done_once(100, 2) && good;
   });
   for (int round = 0; round < 20; ++round) {
     EXPECT_EQ(in_child([] { return all_at_once(2) ? 0 : 1; }), 0);
   }
   done = true;
   parent.join();
+  EXPECT_TRUE(good);
 }
 
 TEST(Tasks, ThrowToTheCaller) {

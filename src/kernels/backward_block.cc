@@ -48,7 +48,7 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGra
   state.dv = keys.dv;
   state.key_bias =
       keys.key_bias == nullptr ? nullptr : keys.key_bias + sums.g * plan_.tiles * kTile;
-  state.keys = &sums;
+  state.sums = &sums;
   state.take_turn = [](void* own, int64_t t) { return static_cast<BlockSums*>(own)->take(t); };
   state.mask_gradient = gradients.mask;
   state.mask_index = &gradients.mask_index;

@@ -55,7 +55,7 @@ struct Panel {
   float* gradient = nullptr;        // added to; null: nothing to add
   const int64_t* row_of = nullptr;  // the row of cells that a row of the block reads; null: its own
   bool takes_turns = false;         // row r adds to row r % kGroup of the gradient, else to r
-  bool once = false;                // a gradient cell that is no end of the window takes one number
+  bool once = false;                // one tile of a block writes each inner cell of the gradient
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
 
@@ -187,8 +187,8 @@ struct BackwardState {
   float* ds = nullptr;        // [kRows, kTile] scratch
   float* key_bias = nullptr;  // [tiles * kTile], takes dscore; null: not wanted
   // Called once before anything is added to dk, dv and key_bias of tile t; false: nothing may be.
-  bool (*take_turn)(void* keys, int64_t t) = nullptr;
-  void* keys = nullptr;
+  bool (*take_turn)(void* sums, int64_t t) = nullptr;
+  void* sums = nullptr;  // its first argument
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
   const TensorView* mask_rows = nullptr;  // in place of the two; null: not wanted

@@ -45,7 +45,7 @@ class BlockTurn {
   const int64_t block_;
   Stopper& stopper_;
   const int worker_;
-  int64_t unfinished_ = 0;  // the blocks before this one have finished
+  int64_t unfinished_ = 0;  // all blocks of lower numbers have finished
 };
 
 }  // namespace relpos

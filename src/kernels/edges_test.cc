@@ -109,7 +109,7 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
   x.load();
   const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(plan.value_tables[0].cut(x.block.range).width, plan.most_cells(window));
+  EXPECT_LE(window.cut(x.block.range).width, plan.most_cells(window));
   EXPECT_LE(tables.reach(x.block, 0, 0, 1).width + 2 * kPad,
             RowTables::stride(plan, plan.row_tables[0]));
 

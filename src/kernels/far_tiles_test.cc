@@ -92,14 +92,7 @@ Case far_case(uint64_t seed) {
   p.positions.q = {offset};
   p.positions.k = {0};
   p.visible.rows = 1;
-  c.q = float_tensor(rng, {p.batch, p.heads, p.queries, p.head_dim});
-  c.k = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
-  c.v = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.value_dim});
-  c.dout = float_tensor(rng, {p.batch, p.heads, p.queries, p.value_dim});
-  c.dlse = float_tensor(rng, {p.batch, p.heads, p.queries});
-  p.query = c.q.view();
-  p.key = c.k.view();
-  p.value = c.v.view();
+  c.draw_inputs(rng);
   draw_sight(rng, p, offset);
   draw_far_tables(rng, c);
   if (chance(rng, 0.3)) p.dropout = Dropout(0.25, rng());
@@ -110,12 +103,7 @@ Case far_case(uint64_t seed) {
 
 TEST(FarTiles, EqualReference) {
   for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(60)); ++seed) {
-    Case c = far_case(seed);
-    c.p.threads = 2;
-    const Results found = run_fused(c), exact = run_reference(c);
-    Results bounds(c, DType::kFloat64);
-    error_bound::fill(c, exact, bounds);
-    expect_within(found, exact, bounds, seed);
+    expect_the_reference(far_case(seed), seed);
     if (HasFatalFailure()) return;
   }
 }
@@ -155,9 +143,7 @@ TEST(FarTiles, SumsOfFarWeightsFollowTheReference) {
   p.keys = p.positions.keys = p.visible.keys = kKeys;
   p.head_dim = p.value_dim = kDim;
   p.positions.q = p.positions.k = {0};
-  for (Tensor* x : {&c.q, &c.dout}) *x = float_tensor(rng, {1, 1, kQueries, kDim});
-  for (Tensor* x : {&c.k, &c.v}) *x = float_tensor(rng, {1, 1, kKeys, kDim});
-  c.dlse = float_tensor(rng, {1, 1, kQueries});
+  c.draw_inputs(rng);
   // Scores of 0, then 200 and 250 from keys 200 and 300 on, beyond what a reference stays below.
   for (int64_t i = 0; i < kQueries; ++i) c.q.data<float>()[i * kDim] = 1.0f;
   for (int64_t j = 0; j < kKeys; ++j) {
@@ -165,16 +151,10 @@ TEST(FarTiles, SumsOfFarWeightsFollowTheReference) {
     std::fill_n(key, kDim, 0.0f);
     key[0] = j < 200 ? 0.0f : j < 300 ? 200.0f : 250.0f;
   }
-  p.query = c.q.view();
-  p.key = c.k.view();
-  p.value = c.v.view();
   ValueTable& values = p.terms.value_tables.emplace_back();
   values.map = ClassMap::clamp(-3, 5);
   values.table = c.term(rng, {9, kDim});
-  const Results found = run_fused(c), exact = run_reference(c);
-  Results bounds(c, DType::kFloat64);
-  error_bound::fill(c, exact, bounds);
-  expect_within(found, exact, bounds, 0);
+  expect_the_reference(c, 0);
 }
 
 // What the groups of a causal block read of a table of distances, and which groups read some of them.

@@ -13,13 +13,16 @@
 namespace relpos {
 namespace {
 
-// Keys of few queries are divided, but where far tiles are skipped: a block must see near ones first.
+// Keys of few queries are divided, but with slopes, whose far tiles may be skipped once a block has seen
+// near ones.
 // Never a function of the batch or of threads: a batch row keeps its bits.
 int64_t tiles_of_chunk(const Plan& plan) {
   constexpr int64_t kWantedTasks = 64, kLeast = 32, kKeysForEach = 8;
   const Problem& p = plan.p;
-  if (plan.skips_tiles || p.keys < kKeysForEach * p.queries)
-    return std::max<int64_t>(1, plan.tiles);
+  const bool sloped =
+      std::any_of(p.terms.biases.begin(), p.terms.biases.end(),
+                  [](const DistanceBias& bias) { return bias.slopes.view.given(); });
+  if (sloped || p.keys < kKeysForEach * p.queries) return std::max<int64_t>(1, plan.tiles);
   return KeyChunks::tiles_for(plan, p.heads * blocks_of_head(p), kWantedTasks, kLeast);
 }
 

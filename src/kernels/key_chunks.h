@@ -2,6 +2,7 @@
 // softmax of the rows of a block, and the last chunk that is done merges them, in the order of the keys.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 #include <vector>

@@ -111,4 +111,13 @@ inline void expect_within(const Results& got, const Results& want, const Results
   }
 }
 
+// Of two threads, within the bound.
+inline void expect_the_reference(Case c, uint64_t seed) {
+  c.p.threads = 2;
+  const Results found = run_fused(c), exact = run_reference(c);
+  Results bounds(c, DType::kFloat64);
+  error_bound::fill(c, exact, bounds);
+  expect_within(found, exact, bounds, seed);
+}
+
 }  // namespace relpos::random_terms

@@ -95,6 +95,17 @@ struct Case {
   std::vector<uint8_t> bool_mask;
   std::vector<Tensor> storage;
 
+  // Of the problem's sizes.
+  void draw_inputs(Rng& rng) {
+    q = float_tensor(rng, {p.batch, p.heads, p.queries, p.head_dim});
+    k = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
+    v = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.value_dim});
+    dout = float_tensor(rng, {p.batch, p.heads, p.queries, p.value_dim});
+    dlse = float_tensor(rng, {p.batch, p.heads, p.queries});
+    p.query = q.view();
+    p.key = k.view();
+    p.value = v.view();
+  }
   TermData term(Rng& rng, std::vector<int64_t> shape) {
     storage.push_back(float_tensor(rng, shape));
     return TermData::parameter(storage.back().view(), true, chance(rng, 0.3) ? 0.5 : 1.0);
@@ -138,14 +149,14 @@ inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
   rotation.coordinates = draw_coordinates(rng, p);
 }
 
-// How many times as long as usual the queries and the keys of a case are.
+// How many times as long as usual the queries and the keys of a case are, and as large its batch.
 struct Longer {
-  int64_t queries = 1, keys = 1;
+  int64_t queries = 1, keys = 1, batch = 1;
 };
 
 inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
   Problem& p = c.p;
-  p.batch = draw(rng, 1, 2);
+  p.batch = draw(rng, 1, 2) * longer.batch;
   p.kv_heads = draw(rng, 1, 2);
   p.heads = p.kv_heads * draw(rng, 1, 2);
   const int64_t lengths[] = {1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
@@ -157,14 +168,7 @@ inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
   p.head_dim = sizes[draw(rng, 0, 8)];
   p.value_dim = chance(rng, 0.5) ? p.head_dim : sizes[draw(rng, 0, 8)];
   p.scale = chance(rng, 0.5) ? 1.0 : 0.3;
-  c.q = float_tensor(rng, {p.batch, p.heads, p.queries, p.head_dim});
-  c.k = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
-  c.v = float_tensor(rng, {p.batch, p.kv_heads, p.keys, p.value_dim});
-  c.dout = float_tensor(rng, {p.batch, p.heads, p.queries, p.value_dim});
-  c.dlse = float_tensor(rng, {p.batch, p.heads, p.queries});
-  p.query = c.q.view();
-  p.key = c.k.view();
-  p.value = c.v.view();
+  c.draw_inputs(rng);
 }
 
 // Returns the widest gap between two positions.

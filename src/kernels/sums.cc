@@ -198,9 +198,12 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
       reduce_key_biases(plan, keys[n].key_bias, pair / p.kv_heads, head, to);
     }
   });
-  for (int64_t n = 0; n < count; ++n) add_turns(plan, sums[n].turns, 1, kv_head(n), to);
-  for (int64_t n = 0; n < pairs; ++n) {
-    add_turns(plan, keys[n].turns, plan.tiles, (first_pair + n) % p.kv_heads, to);
+  for (int64_t n = 0; n < pairs; ++n) {  // one pair after another, however many a wave has
+    const int64_t head = kv_head(n * chunks);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      add_turns(plan, sums[n * chunks + chunk].turns, 1, head, to);
+    }
+    add_turns(plan, keys[n].turns, plan.tiles, head, to);
   }
   constexpr int64_t kStrip = kLanes / 2;  // a cache line of doubles
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,

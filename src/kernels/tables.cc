@@ -72,8 +72,7 @@ TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with
   }
 }
 
-GroupCuts::GroupCuts(const Block& block, const TablePlan& table) {
-  std::fill_n(cuts_, kRows / kGroup, Cut{0, INT64_MAX});
+GroupCuts::GroupCuts(const Block& block, const TablePlan& table) : GroupCuts() {
   const Positions& at = block.problem->positions;
   const bool one_head = block.head[0] == block.head[block.rows - 1];
   if (!at.consecutive || !one_head || table.at != nullptr || table.by_runs()) return;
@@ -85,7 +84,8 @@ GroupCuts::GroupCuts(const Block& block, const TablePlan& table) {
       low = std::min(low, first + block.lo[row] - block.position[row]);
       high = std::max(high, first + block.hi[row] - 1 - block.position[row]);
     }
-    Cut& own = cuts_[group / kGroup] = low <= high ? table.cut({low, high}) : Cut{};
+    Cut& own = cuts_[group / kGroup] =
+        low <= high ? table.multiplied(table.window.cut({low, high})) : Cut{};
     own.width = round_up(own.width, kLanes);
   }
 }
@@ -132,7 +132,7 @@ void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_
 
 namespace {
 
-// The same where entries are runs, whose products are computed once and copied into their cells.
+// table_products() where entries are runs, whose products are computed once and copied into their cells.
 void run_products(const Kernels& kernels, const TablePlan& table, const float* panels, int rows,
                   const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride) {
   constexpr int64_t kProduct = kTile + kLanes;  // a vector may be read from the last entry

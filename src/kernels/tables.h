@@ -76,10 +76,10 @@ struct TablePlan {
             Workspace& memory);
   bool by_runs() const noexcept { return runs.count > 0; }
   int64_t entry(int64_t cell) const noexcept { return by_runs() ? runs.index[cell + 1] : cell; }
-  // Cells of a range of distances, from a multiple of kLanes on.
-  Cut cut(std::pair<int64_t, int64_t> range) const noexcept {
-    const Cut exact = window.cut(range);
-    return {exact.first / kLanes * kLanes, exact.width + exact.first % kLanes};
+  // The cells that products of cells `seen` are computed of: from a multiple of kLanes on.
+  Cut multiplied(const Cut& seen) const noexcept {
+    if (by_runs()) return seen;
+    return {seen.first / kLanes * kLanes, seen.width + seen.first % kLanes};
   }
   int64_t panels() const noexcept { return (entries + kTile - 1) / kTile; }
   // Of a head's entries from `first` on.
@@ -96,7 +96,7 @@ struct TablePlan {
 // where 1000 keys are seen.
 class GroupCuts {
  public:
-  GroupCuts() = default;
+  GroupCuts() { std::fill_n(cuts_, kRows / kGroup, Cut{0, INT64_MAX}); }  // all
   GroupCuts(const Block& block, const TablePlan& table);
 
   // Calls f(first row, rows, cells) for runs of groups that read the same ones among `all`.
@@ -133,7 +133,7 @@ class GroupCuts {
   Cut cuts_[kRows / kGroup];
 };
 
-// What one task sums for a table's gradient: [heads of the task, entries, padded rank]. Null: it is not
+// What one chunk sums for a table's gradient: [heads of the group, entries, padded rank]. Null: it is not
 // wanted.
 struct TableSums {
   float* cells = nullptr;
@@ -144,7 +144,7 @@ struct TableSums {
   float* at(const TablePlan& table, int64_t g, int64_t first) const noexcept {
     return cells + ((table.heads == 1 ? 0 : g) * table.entries + first) * table.padded_rank;
   }
-  // += C^T A for entries `cut` of head g of the task: cells C [rows, width] of a Panel, 0 where a row
+  // += C^T A for entries `cut` of head g of the group: cells C [rows, width] of a Panel, 0 where a row
   // reads none, and factors A [rows, lda].
   void add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
            const GroupCuts& cuts, int rows, const float* cells_of_rows, int64_t stride,
@@ -161,7 +161,8 @@ void table_products(const Kernels& kernels, const TablePlan& table, int64_t head
                     const float* a, int64_t lda, const Cut& at, const GroupCuts& cuts, float* cells,
                     int64_t stride);
 // o[rows, N] (+)= C R: cells C [rows] of a Panel, which are entries `cut` of a head, 0 where a row reads
-// none. Without `accumulate`, rows that read nothing keep what o holds.
+// none. Without `accumulate`, rows that read nothing keep what o holds. Long sums are cut into chains by the
+// number of entries: where it depends on the whole batch, so do the last bits.
 void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head, const Cut& cut,
                     const GroupCuts& cuts, int rows, const float* cells, int64_t stride, float* o,
                     int64_t ldo, bool accumulate);

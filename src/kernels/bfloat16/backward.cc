@@ -33,7 +33,7 @@ class TileGradients {
         std::fill_n(state_.ds + from * kTile, kPart * kTile, 0.0f);
       }
     }
-    if (!any || !state_.take_turn(state_.keys, t_)) return;
+    if (!any || !state_.take_turn(state_.sums, t_)) return;
     block_.kernels->add_key_bias_gradients(block_, state_, t_);
     add_to_keys(state_.p, state_.narrow_dout_t, block_.Dvp, state_.dv);
     add_to_keys(state_.ds, block_.narrow_qt, block_.Dp, state_.dk);

@@ -63,7 +63,10 @@ struct Weights {
       const V top = hn::Set(d, of.reference[row + r]);
       RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Sub(s[r][v], top);
       if (of.bounded) {  // a NaN stays
-        RELPOS_UNROLLED(v, kVectors) s[r][v] = hn::Min(hn::Set(d, 127.0f), s[r][v]);
+        const V most = hn::Set(d, 127.0f);
+        RELPOS_UNROLLED(v, kVectors) {
+          s[r][v] = hn::IfThenElse(hn::Gt(s[r][v], most), most, s[r][v]);
+        }
       }
       RELPOS_UNROLLED(v, kVectors) s[r][v] = Exp2()(s[r][v]);
       if constexpr (kNarrow) {
@@ -320,7 +323,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
     }
     backward_group(view, block, state, g * kGroup, sight, reads, by_row);
   }
-  if (block_any == 0 || !state.take_turn(state.keys, t)) return;
+  if (block_any == 0 || !state.take_turn(state.sums, t)) return;
   key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
   add_key_bias_gradients(block, state, t);
 }

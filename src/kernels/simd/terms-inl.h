@@ -239,10 +239,37 @@ class Additions {
       }
       ++count_;
     }
-    if (!summed) {
-      if (biased) share_key_bias(view, group);
-      return;
+    if (summed) {
+      sum_by_row(view, panels, group, scores, biased);
+    } else if (biased) {
+      share_key_bias(view, group);
     }
+  }
+
+  // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
+  template <int R, int kVectors>
+  HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
+    if (has_flat_) {
+      RELPOS_UNROLLED(r, R) {
+        const V cell = hn::Set(F(), flat_[row + r]);
+        RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
+      }
+    }
+    for (int n = 0; n < count_; ++n) {
+      RELPOS_UNROLLED(r, R) {
+        const float* from = at_[n][row + r] + c;
+        RELPOS_UNROLLED(v, kVectors) {
+          sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
+        }
+      }
+    }
+  }
+
+ private:
+  // What is not read where it lies, summed row by row.
+  HWY_INLINE void sum_by_row(const TileView& view, const std::vector<Panel>& panels, int group,
+                             bool scores, bool biased) {
+    const Block& block = view.block;
     for (int r = 0; r < kGroup; ++r) {
       float* sums = sums_ + r * kTile;
       at_[count_][r] = sums;
@@ -270,27 +297,6 @@ class Additions {
     }
     ++count_;
   }
-
-  // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
-  template <int R, int kVectors>
-  HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
-    if (has_flat_) {
-      RELPOS_UNROLLED(r, R) {
-        const V cell = hn::Set(F(), flat_[row + r]);
-        RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
-      }
-    }
-    for (int n = 0; n < count_; ++n) {
-      RELPOS_UNROLLED(r, R) {
-        const float* from = at_[n][row + r] + c;
-        RELPOS_UNROLLED(v, kVectors) {
-          sum[r][v] = hn::Add(sum[r][v], hn::LoadU(F(), from + v * kN));
-        }
-      }
-    }
-  }
-
- private:
   static constexpr size_t kMost = 5;
   HWY_INLINE void add_far(const Block& block, const Panel& panel, int group, int64_t pad) {
     const float* cells[kGroup];
@@ -422,7 +428,7 @@ class PadSums {
         return;
       }
       stride_[count_] = panel.stride;
-      at_[count_++] = panel.row_gradient(group) + round_up(pad, kLanes);
+      at_[count_++] = panel.row_gradient(group) + pad;
     }
   }
   HWY_INLINE bool active() const { return count_ > 0; }
@@ -475,7 +481,6 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
     if (panel.gradient == nullptr) continue;
     int64_t pad = 0;
     if (is_far(view, panel, group, pad)) {
-      pad = round_up(pad, kLanes);
       for (int r = 0; r < rows; ++r) {
         add_to_pad(panel.row_gradient(group + r) + pad, x + r * kTile);
       }

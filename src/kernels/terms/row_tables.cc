@@ -18,7 +18,8 @@ bool slides(const Plan& plan, const TablePlan& table) {
 }
 
 // What a block reads of a table by coordinates of its own.
-Cut own_reach(const Block& block, const TablePlan& table) {
+Cut seen_cells(const Block& block, const TablePlan& table) {
+  if (table.at == nullptr) return table.window.cut(block.range);
   const int32_t* queries = table.at->queries(block.batch);
   int64_t low = INT64_MAX, high = INT64_MIN;
   for (int row = 0; row < block.rows; ++row) {
@@ -26,7 +27,7 @@ Cut own_reach(const Block& block, const TablePlan& table) {
     high = std::max<int64_t>(high, queries[block.index[row]]);
   }
   const auto [first, last] = table.at->key_range();
-  return table.cut({first - high, last - low});
+  return table.window.cut({first - high, last - low});
 }
 
 // How many of the last cells of a cut are the first of the next one; 0: none, or it goes back.
@@ -93,6 +94,7 @@ void RowTables::attach(Block& block, const float* queries) {
     Table& own = tables_[n];
     own.cut = {};
     own.cuts = GroupCuts(block, plan_.row_tables[n]);
+    own.seen = seen_cells(block, plan_.row_tables[n]);
     for (int row = 0; row < block.rows; ++row) {
       load_factor(block, n, row, queries + row * plan_.Dp);
     }
@@ -103,8 +105,7 @@ void RowTables::attach(Block& block, const float* queries) {
 
 Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
   const TablePlan& table = plan_.row_tables[n];
-  if (table.at != nullptr) return own_reach(block, table);
-  if (!slides(plan_, table)) return table.cut(block.range);
+  if (!slides(plan_, table)) return table.multiplied(seen_cells(block, table));
   const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
   const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
   const auto seen = [&](int64_t distance) {
@@ -153,9 +154,16 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
     const Cut gone = fold_runs(table, block.rows, {from.first, from.width - kept}, cells, stride);
     sums.rows[n].table.add(plan_.kernels, table, g, gone, own.cuts, block.rows, cells, stride,
                            own.factor.get(), rank);
-    add_table_rows(plan_.kernels, table, block.head[0], gone, own.cuts, block.rows, cells, stride,
-                   own.factor_gradient.get(), rank,
-                   slides(plan_, table));  // else all leave at once
+    const auto add = [&](const Cut& some, const GroupCuts& cuts, bool accumulate) {
+      add_table_rows(plan_.kernels, table, block.head[0], some, cuts, block.rows,
+                     cells + some.first - gone.first, stride, own.factor_gradient.get(), rank,
+                     accumulate);
+    };
+    if (slides(plan_, table)) {
+      add(gone, own.cuts, true);
+    } else {  // all leave at once
+      add(table.by_runs() ? gone : own.seen, GroupCuts(), false);
+    }
   }
   move_shared(from, to, block.rows, cells, stride);
   for (int row = 0; row < block.rows; ++row) {

@@ -24,15 +24,16 @@ class RowTables {
   // Ends the backward pass of a block: adds to dq [kRows, Dp] and to the gradients of the factors.
   void finish(Block& block, int64_t g, const Sums& sums, float* dq, TermGradients& to);
 
-  // Cells of table n that tiles [t, t + count) read: whole panels where it slides, else all that the
-  // block reads.
+  // Cells of table n that tiles [t, t + count) read: whole panels where it slides, else what is
+  // multiplied for all that the block reads.
   Cut reach(const Block& block, int64_t n, int64_t t, int64_t count) const;
   static int64_t stride(const Plan& plan, const TablePlan& table);
 
  private:
   struct Table {
-    Cut cut;         // of the cells that are there
-    GroupCuts cuts;  // of those that the block reads
+    Cut seen;        // where the table does not slide: the cells that the block reads
+    Cut cut;         // those that are there
+    GroupCuts cuts;  // what groups of rows read
     Panel panel;
     Buffer<float> factor;  // [kRows, padded rank] times s1 log2(e)
     Buffer<float> cells;   // [kRows, stride]

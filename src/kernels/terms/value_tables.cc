@@ -9,6 +9,7 @@ ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     const int64_t stride = plan.cell_stride(table.window);
     tables_.push_back({{},
                        {},
+                       {},
                        stride,
                        memory.take<float>(kRows * stride),
                        memory.take<float>(plan.backward ? kRows * stride : 0)});
@@ -19,7 +20,8 @@ void ValueTables::attach(Block& block, const float* dout) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     Table& own = tables_[n];
-    own.cut = table.cut(block.range);
+    own.seen = table.window.cut(block.range);
+    own.cut = table.multiplied(own.seen);
     own.cuts = GroupCuts(block, table);
     Panel panel;
     panel.lo = table.window.lo + own.cut.first;
@@ -49,9 +51,9 @@ void ValueTables::add(const Block& block, float* o) {
     const Table& own = tables_[n];
     fold_pads(table, block.rows, own.cut, own.weights.get(), own.stride);
     for_each_head(block, [&](int64_t head, int first, int rows) {
-      add_table_rows(plan_.kernels, table, head, own.cut, own.cuts, rows,
-                     own.weights.get() + first * own.stride, own.stride, o + first * plan_.Dvp,
-                     plan_.Dvp, true);
+      const float* cells = own.weights.get() + first * own.stride + own.seen.first - own.cut.first;
+      add_table_rows(plan_.kernels, table, head, own.seen, GroupCuts(), rows, cells, own.stride,
+                     o + first * plan_.Dvp, plan_.Dvp, true);
     });
   }
 }

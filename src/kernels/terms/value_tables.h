@@ -25,8 +25,9 @@ class ValueTables {
 
  private:
   struct Table {
-    Cut cut;
-    GroupCuts cuts;
+    Cut seen;        // the cells that the block reads
+    Cut cut;         // those that are there
+    GroupCuts cuts;  // what groups of rows read
     int64_t stride = 0;
     Buffer<float> weights;  // [kRows, stride], summed
     Buffer<float> reads;    // backward
