@@ -99,19 +99,29 @@ struct Late : Plain {
   }
 };
 
+// The first block of a call's first head.
+struct FirstBlock {
+  Workspace memory;
+  const Plan plan;
+  QueryBlock x;
+  const RowTables tables;
+
+  explicit FirstBlock(const Problem& p)
+      : plan(p, false, memory), x(plan, memory), tables(plan, memory) {
+    x.begin(0);
+    for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
+    x.load();
+  }
+};
+
 TEST(Edges, ABlindBlockStaysInItsCells) {
   Late a;
-  Workspace memory;
-  const Plan plan(a.p, false, memory);
-  QueryBlock x(plan, memory);
-  const RowTables tables(plan, memory);
-  x.begin(0);
-  for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
-  x.load();
-  const Window& window = plan.row_tables[0].window;
-  EXPECT_LE(window.cut(x.block.range).width, plan.most_cells(window));
-  EXPECT_LE(tables.reach(x.block, 0, 0, 1).width + 2 * kPad,
-            RowTables::stride(plan, plan.row_tables[0]));
+  const FirstBlock first(a.p);
+  const TablePlan& values = first.plan.value_tables[0];
+  EXPECT_LE(values.multiplied(values.window.cut(first.x.block.range)).width,
+            first.plan.most_cells(values.window));
+  EXPECT_LE(first.tables.reach(first.x.block, 0, 0, 1).width + 2 * kPad,
+            RowTables::stride(first.plan, first.plan.row_tables[0]));
 
   const std::vector<double> got = a.forward(fast_forward), want = a.forward(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;
@@ -244,17 +254,11 @@ TEST(Edges, TablesByTheRowsOfAnImageAddUp) {
 
 TEST(Edges, ABlockReadsOfATableByCoordinatesWhatItsQueriesReach) {
   Image a;
-  Workspace memory;
-  const Plan plan(a.p, false, memory);
-  QueryBlock x(plan, memory);
-  const RowTables tables(plan, memory);
-  x.begin(0);
-  for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
-  x.load();
+  const FirstBlock first(a.p);
   // Rows 0 and 1 of the image see rows 0 to 17: distances from -1 to 17, of whose 35 cells the 16th is
   // -1. Columns are all there.
-  EXPECT_EQ(tables.reach(x.block, 0, 0, 1), (Cut{kLanes, Image::kHeight + 1}));
-  EXPECT_EQ(tables.reach(x.block, 2, 0, 1).width, 2 * kTile - 1);
+  EXPECT_EQ(first.tables.reach(first.x.block, 0, 0, 1), (Cut{kLanes, Image::kHeight + 1}));
+  EXPECT_EQ(first.tables.reach(first.x.block, 2, 0, 1).width, 2 * kTile - 1);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "kernels/rows.h"
 #include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/sight-inl.h"
+#include "kernels/simd/term-gradients-inl.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,7 +28,7 @@ namespace {
 struct WeightStrips {
   const GroupSight& sight;
   const Additions& additions;
-  const SoftCap& cap;
+  const CapAndMask& cap;
   const float* reference;
   const float* inverse;
   float* p;
@@ -218,7 +219,7 @@ HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, Bac
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
   HWY_ALIGN_MAX float factors[kGroup * kTile], slopes[kGroup * kTile];
-  const SoftCap cap(view, group, sight.beyond);
+  const CapAndMask cap(view, group, sight.beyond);
   if (cap.active()) clear_outside(slopes, from, end);
   const float* dropout = block.problem->dropout.active() ? factors : nullptr;
   clear_outside(p, from, end);

@@ -14,6 +14,7 @@
 
 #include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/sight-inl.h"
+#include "kernels/simd/term-gradients-inl.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -67,7 +68,7 @@ struct Softmax {
   const Block& block;
   ForwardState& state;
   const Additions& additions;
-  const SoftCap& cap;
+  const CapAndMask& cap;
   const GroupSight& sight;
   const PadSums& pads;
   int group;
@@ -167,7 +168,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const bool drops = block.problem->dropout.active();
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
-  const SoftCap cap(view, group, sight.beyond);
+  const CapAndMask cap(view, group, sight.beyond);
   const PadSums pads(view, group);
   const int rows = std::min(kGroup, block.rows - group);
   const auto strips = [&](auto most) HWY_ATTR {

@@ -26,7 +26,7 @@ namespace {
 // Scores of one strip.
 struct Scores {
   const Additions& additions;
-  const SoftCap& cap;
+  const CapAndMask& cap;
   const GroupSight& sight;
   int64_t n;
   float* p;
@@ -50,7 +50,7 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
     GroupSight sight(block, group, t, reference);
     sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
-    const SoftCap cap(view, group, sight.beyond);
+    const CapAndMask cap(view, group, sight.beyond);
     const WeightStrips strip{sight,   additions, cap,     weights ? reference + group : nullptr,
                              nullptr, p,         nullptr, true};
     const auto strips = [&](const auto& finish) HWY_ATTR {

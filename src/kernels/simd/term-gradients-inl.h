@@ -1,0 +1,130 @@
+// What rows send back to the panels of their terms, for the SIMD target that includes this.
+#if defined(RELPOS_TERM_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef RELPOS_TERM_GRADIENTS_INL_H_
+#undef RELPOS_TERM_GRADIENTS_INL_H_
+#else
+#define RELPOS_TERM_GRADIENTS_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <vector>
+
+#include "kernels/simd/terms-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace relpos {
+namespace HWY_NAMESPACE {
+namespace {
+
+// Adds x[kTile] into the gradient cells of a panel that a row reads by its own coordinate.
+HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, const float* x) {
+  float* to = panel.row_gradient(row);
+  const int32_t* keys = own_keys(view, panel);
+  const int32_t query = own_query(view, panel, row);
+  if (is_flat(view, panel)) {
+    const F d;
+    V sum = hn::Zero(d);
+    for (int64_t c = 0; c < kTile; c += kN) sum = hn::Add(sum, hn::Load(d, x + c));
+    to[panel.offset(keys[0] - query)] += hn::GetLane(hn::SumOfLanes(d, sum));
+    return;
+  }
+  for (int64_t c = 0; c < kTile; ++c) to[panel.offset(keys[c] - query)] += x[c];
+}
+
+// Adds the sum of x[kTile], in lanes, to a pad of gradient cells.
+HWY_INLINE void add_to_pad(float* to, const float* x) {
+  const F d;
+  V sums[kTileVectors];
+  RELPOS_UNROLLED(v, kTileVectors) sums[v] = hn::Load(d, x + v * kN);
+  for (int n = kTileVectors / 2; n > 0; n /= 2) {
+    for (int v = 0; v < n; ++v) sums[v] = hn::Add(sums[v], sums[v + n]);
+  }
+  hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
+}
+
+// The pads that take the sums of a group's weights, where a tile is far for every panel of the values.
+class PadSums {
+ public:
+  HWY_INLINE PadSums(const TileView& view, int group) {
+    const std::vector<Panel>& panels = view.block.values;
+    if (panels.empty() || panels.size() > kMost || view.block.problem->dropout.active()) return;
+    for (const Panel& panel : panels) {
+      int64_t pad = 0;
+      if (!is_far(view, panel, group, pad)) {
+        count_ = 0;
+        return;
+      }
+      stride_[count_] = panel.stride;
+      at_[count_++] = panel.row_gradient(group) + pad;
+    }
+  }
+  HWY_INLINE bool active() const { return count_ > 0; }
+  // Adds some of the weights of a row of the group, in lanes from `lane` on.
+  HWY_INLINE void add(int row, int64_t lane, V sum) const {
+    for (int n = 0; n < count_; ++n) {
+      float* to = at_[n] + row * stride_[n] + lane;
+      hn::StoreU(hn::Add(hn::LoadU(F(), to), sum), F(), to);
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  int count_ = 0;
+  float* at_[kMost];
+  int64_t stride_[kMost];
+};
+
+// Adds x[kTile] of a row to cells of a panel that follow one another.
+HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, const float* x) {
+  const F d;
+  const int64_t offset = run_offset(view, panel, row);
+  float* to = panel.row_gradient(row) + offset;
+  // The first and the last cell may hold what a pad was folded into.
+  const bool stores = panel.once && offset > kPad && offset < panel.width;
+  for (int64_t c = 0; stores && c < kTile; c += kN) {
+    hn::StoreU(hn::Load(d, x + c), d, to + c);
+  }
+  for (int64_t c = 0; !stores && c < kTile; c += kN) {
+    hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
+  }
+}
+
+// The same where they do so in pieces.
+HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row, const float* x) {
+  const F d;
+  for (int n = 0; n < view.pieces.count; ++n) {
+    float* to = panel.row_gradient(row) + view.pieces.offset(panel, n, view.block, row);
+    const V own =
+        hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
+    hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+  }
+}
+
+// Adds x[rows, kTile], zero where hidden, into the gradient cells that the rows of a group have in the
+// panels.
+HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int group,
+                                 int rows, const float* x) {
+  for (const Panel& panel : panels) {
+    if (panel.gradient == nullptr) continue;
+    int64_t pad = 0;
+    if (is_far(view, panel, group, pad)) {
+      for (int r = 0; r < rows; ++r) {
+        add_to_pad(panel.row_gradient(group + r) + pad, x + r * kTile);
+      }
+    } else if (is_run(view, panel)) {
+      for (int r = 0; r < rows; ++r) add_to_run(view, panel, group + r, x + r * kTile);
+    } else if (panel.at != nullptr) {
+      for (int r = 0; r < rows; ++r) add_to_cells(view, panel, group + r, x + r * kTile);
+    } else {
+      for (int r = 0; r < rows; ++r) add_to_pieces(view, panel, group + r, x + r * kTile);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace relpos
+HWY_AFTER_NAMESPACE();
+
+#endif
