@@ -26,6 +26,8 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
   if (plan.p.visible.mask.given()) {
     const TensorView& mask = plan.p.visible.mask;
     block.mask_step = kTile * mask.strides[3] * item_size(mask.dtype);
+    block.mask_in_place = mask.dtype == DType::kFloat32 && mask.strides[3] == 1 &&
+                          reinterpret_cast<uintptr_t>(mask.data) % sizeof(float) == 0;
   }
   // Queries that decay are scaled before they are rounded, tile by tile.
   if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);
@@ -106,6 +108,7 @@ void QueryBlock::load_queries() {
   float* q = block.q = q_.get();
   std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
   std::fill(block.position + block.rows, block.position + end, 0);
+  std::fill(block.mask_row + block.rows, block.mask_row + end, block.mask_row[block.rows - 1]);
   if (plan_.unit == nullptr && plan_.rotations.none() && plan_.query_added.size() == 0 &&
       plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
     for_each_head(block, [&](int64_t head, int first, int rows) {

@@ -282,6 +282,7 @@ HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState
                           kTile, false,
                           [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });
       });
+  block.prefetch_mask(group, group + kGroup, view.t + 1);
   const float* ds = state.ds + group * kTile;
   float* dq = state.dq + group * block.Dp;
   const float* k = tile.k + from * block.Dp;
@@ -310,9 +311,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
       prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
       prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
     }
-    prefetch_mask(block, g * kGroup, t);
-    const GroupSight sight =
-        all ? GroupSight::everything() : GroupSight(block, g * kGroup, t, state.reference);
+    const GroupSight sight(block, g * kGroup, t, state.reference, all);
     std::copy_n(sight.visible, kGroup, visible + g * kGroup);
     group_any[g] = sight.any;
     block_all &= sight.all;
@@ -338,9 +337,8 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
   const bool by_row = finishes_rows(block, state);
   const bool all = state.all_weigh && see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
-    prefetch_mask(block, group, t);
-    const GroupSight sight =
-        all ? GroupSight::everything() : GroupSight(block, group, t, state.reference);
+    block.prefetch_mask(group, group + kGroup, t + 1);
+    const GroupSight sight(block, group, t, state.reference, all);
     if (sight.any == 0) {
       clear(state.p + group * kTile, kGroup * kTile);
       clear(state.ds + group * kTile, kGroup * kTile);

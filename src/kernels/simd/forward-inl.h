@@ -209,9 +209,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.kt, block.D * kTile, group / kGroup, groups);
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
-      prefetch_mask(block, group, t);
-      const GroupSight& sight = sights[group / kGroup] =
-          all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
+      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr, all);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(
@@ -223,6 +221,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
           });
     }
     for (int group = 0; group < block.rows; group += kGroup) {
+      block.prefetch_mask(group, group + kGroup, t + 1);
       const GroupSight& sight = sights[group / kGroup];
       if (sight.any == 0) continue;
       const int64_t from = sight.first(), last = sight.last();
@@ -248,14 +247,14 @@ HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& til
   const TileView view(block, tile, t);
   const bool all = see_all(block, t);
   for (int group = first; group < last; group += kGroup) {
-    prefetch_mask(block, group, t);
-    const GroupSight sight = all ? GroupSight::everything() : GroupSight(block, group, t, nullptr);
+    block.prefetch_mask(group, group + kGroup, t + 1);
+    const GroupSight sight(block, group, t, nullptr, all);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {
       clear(weights, kGroup * kTile);
       continue;
     }
-    if (!all) clear_outside(weights, sight.first(), sight.end());
+    if (sight.any != kAll) clear_outside(weights, sight.first(), sight.end());
     weigh_group<Exp2, kWholeGroups>(block, state, view, group, sight, weights,
                                     [&](auto rows, int64_t from, int64_t end, const auto& finish)
                                         HWY_ATTR { loaded(rows, from, end, weights, finish); });

@@ -13,6 +13,7 @@
 
 #include "kernels/block.h"
 #include "kernels/simd/math-inl.h"
+#include "kernels/simd/sight-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -154,7 +155,7 @@ uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count) {
   return row_bits(mask, row, count);
 }
 
-bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible) {
+MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible) {
   const TensorView& mask = block.problem->visible.mask;
   const int64_t count = std::min(kTile, block.problem->keys - t * kTile);
   const bool whole = is_whole(mask, count), boolean = mask.dtype == DType::kBool;
@@ -164,18 +165,18 @@ bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible) {
     for (int r = 0; r < kGroup; ++r) {
       visible[r] &= bits_other_than(Bytes(), hn::Zero(Bytes()), rows[r]);
     }
-    return false;
+    return MaskSight::kMayHide;
   }
   if (whole) {
     const int32_t most = most_linear(mask.dtype);
     const bool above = mask.dtype == DType::kFloat32 ? any_above(Integers(), most, rows)
                                                      : any_above(Halves(), most, rows);
-    if (!above) return false;
+    if (!above) return MaskSight::kShowsAll;
   }
   for (int r = 0; r < kGroup; ++r) {
     if (visible[r] != 0) visible[r] &= row_bits(mask, rows[r], count);
   }
-  return !boolean;
+  return boolean ? MaskSight::kMayHide : MaskSight::kBeyond;
 }
 
 void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,

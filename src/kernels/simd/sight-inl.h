@@ -18,33 +18,16 @@ HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 
+// What a mask does to the tile of a group: it shows all keys and adds numbers of at most kLinear; it may
+// hide some; or it is a floating mask that may hide some or add other numbers.
+enum class MaskSight { kShowsAll, kMayHide, kBeyond };
 // Of masks.cc, for the same target. visible [kGroup] &= the keys of tile t that the mask shows to the rows
-// of a group. True: what a floating mask adds there may not be a number of at most kLinear.
-bool see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
+// of a group.
+MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
 
 namespace {
 
 constexpr uint64_t kAll = ~uint64_t{0};
-
-// Fetches what a later group will read of a dense mask, while `group` computes tile t: rows lie pages
-// apart, where the hardware does not see them coming. Fetched a whole tile ahead, rows whose distance is a
-// power of 2 push each other out of the caches.
-HWY_INLINE void prefetch_mask(const Block& block, int group, int64_t t) {
-  constexpr int kGroupsAhead = 3;
-  const TensorView& mask = block.problem->visible.mask;
-  if (!mask.given() || mask.strides[3] != 1) return;
-  const int end = (block.rows + kGroup - 1) / kGroup * kGroup;
-  int row = group + std::min(kGroupsAhead * kGroup, end);
-  if (row >= end) {
-    row -= end;
-    ++t;
-  }
-  if (t * kTile >= block.problem->keys) return;
-  for (int r = 0; r < kGroup; ++r) {
-    const std::byte* from = block.mask_tile(row + r, t);
-    for (int64_t n = 0; n < block.mask_step; n += 64) __builtin_prefetch(from + n);
-  }
-}
 
 // Bits of the keys of tile t that a row sees, a dense mask aside.
 HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
@@ -57,10 +40,10 @@ HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
              : within & visible.key_bits[block.batch * block.problem->tiles() + t];
 }
 
-// Whether every row of a block sees all keys of tile t.
+// Whether every row of a block sees all keys of tile t, a dense mask aside.
 HWY_INLINE bool see_all(const Block& block, int64_t t) {
   return block.all_from <= t * kTile && block.all_to >= (t + 1) * kTile &&
-         block.problem->visible.by_interval();
+         block.problem->visible.key_bits.empty();
 }
 
 // What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
@@ -69,27 +52,30 @@ struct GroupSight {
   uint64_t visible[kGroup];
   uint64_t any = 0, all = kAll;
   bool whole = false;
-  bool beyond = false;  // as of see_mask()
+  bool beyond = false;  // MaskSight::kBeyond
 
   GroupSight() = default;
-  // Of a group whose rows see the whole tile.
-  static HWY_INLINE GroupSight everything() {
-    GroupSight sight;
-    std::fill_n(sight.visible, kGroup, kAll);
-    sight.any = kAll;
-    sight.whole = true;
-    return sight;
-  }
-  // With `reference`, rows that saw nothing and rows past the block's last see nothing; without, the
-  // latter do not count in `all`.
-  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference) {
-    for (int r = 0; r < kGroup; ++r) {
-      const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
-      visible[r] = blind ? 0 : unmasked_bits(block, group + r, t);
-      any |= visible[r];
+  // `all`: as of see_all(). With `reference`, rows that saw nothing and rows past the block's last see
+  // nothing; without, the latter do not count in `all`.
+  HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference,
+                        bool all_seen) {
+    const bool masked = block.problem->visible.mask.given();
+    if (all_seen) {
+      std::fill_n(visible, kGroup, kAll);
+      any = kAll;
+      whole = true;
+      if (!masked) return;
+    } else {
+      for (int r = 0; r < kGroup; ++r) {
+        const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
+        visible[r] = blind ? 0 : unmasked_bits(block, group + r, t);
+        any |= visible[r];
+      }
     }
-    if (any != 0 && block.problem->visible.mask.given()) {
-      beyond = see_mask(block, group, t, visible);
+    if (masked && any != 0) {
+      const MaskSight mask = see_mask(block, group, t, visible);
+      if (all_seen && mask == MaskSight::kShowsAll) return;
+      beyond = mask == MaskSight::kBeyond;
       any = 0;
     }
     for (int r = 0; r < kGroup; ++r) {

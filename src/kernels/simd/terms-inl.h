@@ -351,7 +351,7 @@ class CapAndMask {
     cap_ = static_cast<float>(problem.softcap * kLog2e);
     if (active()) to_unit_ = static_cast<float>(2.0 / problem.softcap);
     masked_ = problem.visible.floating_mask();
-    if (masked_) read_mask(view.block, group, view.t, beyond, own_, rows_);
+    if (masked_) read(view, group, beyond);
   }
   HWY_INLINE bool active() const { return cap_ != 0.0f; }
 
@@ -383,6 +383,17 @@ class CapAndMask {
   }
 
  private:
+  HWY_INLINE void read(const TileView& view, int group, bool beyond) {
+    const Block& block = view.block;
+    if (beyond || !block.mask_in_place || (view.t + 1) * kTile > block.problem->keys) {
+      read_mask(block, group, view.t, beyond, own_, rows_);
+      return;
+    }
+    for (int r = 0; r < kGroup; ++r) {
+      rows_[r] = reinterpret_cast<const float*>(block.mask_tile(group + r, view.t));
+    }
+  }
+
   float cap_, to_unit_;  // log2 units; to_unit_ is not set where there is no cap
   bool masked_;
   const float* rows_[kGroup];
