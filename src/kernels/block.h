@@ -58,6 +58,11 @@ struct Panel {
   bool once = false;                // one tile of a block writes each inner cell of the gradient
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
+  // Of tiles that lie left or right of the window for all rows of a block: the number that a row reads
+  // there [2, kRows], and sums of what it would add there, in lanes [2, kRows, kLanes], for rows of pads
+  // lie pages apart. Null: the pads have them.
+  const float* far_cells = nullptr;
+  float* far_sums = nullptr;
 
   const float* row_cells(int row) const noexcept {
     return cells + (row_of == nullptr ? row : row_of[row]) * stride;
@@ -123,7 +128,8 @@ struct Block {
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
   int64_t first_position[kRows / kGroup],
-      last_position[kRows / kGroup];  // lowest, highest of a group
+      last_position[kRows / kGroup];    // lowest, highest of a group
+  int64_t first_of_all, last_of_all;  // of all rows
   // Where the row of a dense mask starts that a row reads, in padded rows as in the last, and bytes of a
   // tile of it. In place: rows of aligned float32 without gaps.
   const std::byte* mask_row[kRows];
@@ -240,6 +246,9 @@ struct Kernels {
   // neither need be aligned.
   void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
                 int64_t factor_stride, float* to, int64_t to_stride);
+  // to[row * to_stride] += the sum of the n floats, a multiple of kLanes, at from[row * stride].
+  void (*add_row_sums)(int64_t rows, int64_t n, const float* from, int64_t stride, float* to,
+                       int64_t to_stride);
   // The sum of a[n] b[n] in double; n is a multiple of kLanes.
   double (*dot)(const float* a, const float* b, int64_t n);
   // Turns pairs of x by the angles, or by minus them (direction -1).

@@ -24,11 +24,11 @@ class ForwardBlock : public QueryBlock {
   template <typename F>
   void run(F&& advance) {
     advance();
-    values_.add(block, state.o);
+    values_.add(block, state.l, state.o);
     if (!overflowed()) return;
     start_again();
     advance();
-    values_.add(block, state.o);
+    values_.add(block, state.l, state.o);
     finish_again();
   }
   // Advances the state over tiles [t, t + count), at most kTilesAtATime.

@@ -55,6 +55,8 @@ void QueryBlock::add_row(int64_t h, int64_t i) {
   int64_t &low = block.first_position[row / kGroup], &high = block.last_position[row / kGroup];
   low = row % kGroup == 0 ? position : std::min(low, position);
   high = row % kGroup == 0 ? position : std::max(high, position);
+  block.first_of_all = row == 0 ? position : std::min(block.first_of_all, position);
+  block.last_of_all = row == 0 ? position : std::max(block.last_of_all, position);
   const auto [lo, hi] = p.visible.interval(block.batch, i);
   block.lo[row] = std::max<int64_t>(lo, 0);
   block.hi[row] = std::min(hi, p.keys);

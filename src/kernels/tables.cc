@@ -1,6 +1,7 @@
 #include "kernels/tables.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/parallel.h"
@@ -190,12 +191,17 @@ void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head
   }
 }
 
-void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {
+void fill_pads(const Kernels& kernels, const TablePlan& table, int rows, const Cut& at,
+               float* cells, int64_t stride) {
+  static constexpr auto kOnes = [] {
+    std::array<float, kPad> ones{};
+    ones.fill(1.0f);
+    return ones;
+  }();
+  constexpr float kZero = 0.0f;
   const auto fill = [&](int64_t pad, int64_t from, bool none) {
-    for (int r = 0; r < rows; ++r) {
-      float* row = cells + r * stride;
-      std::fill_n(row + pad, kPad, none ? 0.0f : row[from]);
-    }
+    const float* of_rows = none ? &kZero : cells + from;
+    kernels.scale(rows, kPad, kOnes.data(), 0, of_rows, none ? 0 : stride, cells + pad, stride);
   };
   if (at.first == 0) fill(0, kPad, table.window.left == ClassMap::kNone);
   if (at.end() == table.window.width) {
@@ -203,24 +209,15 @@ void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, in
   }
 }
 
-void fold_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride) {
+void fold_pads(const Kernels& kernels, const TablePlan& table, int rows, const Cut& at,
+               float* cells, int64_t stride) {
   const Window& window = table.window;
-  const auto fold = [&](const float* pads, float* into) {
-    for (int r = 0; r < rows; ++r) {
-      const float* pad = pads + r * stride;
-      float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;  // four chains: one would wait for itself
-      for (int64_t n = 0; n < kPad; n += 4) {
-        a += pad[n];
-        b += pad[n + 1];
-        c += pad[n + 2];
-        d += pad[n + 3];
-      }
-      into[r * stride] += (a + b) + (c + d);
-    }
+  const auto fold = [&](int64_t pad, int64_t into) {
+    kernels.add_row_sums(rows, kPad, cells + pad, stride, cells + into, stride);
   };
-  if (window.left != ClassMap::kNone && at.first == 0) fold(cells, cells + kPad);
+  if (window.left != ClassMap::kNone && at.first == 0) fold(0, kPad);
   if (window.right != ClassMap::kNone && at.end() == window.width) {
-    fold(cells + kPad + at.width, cells + kPad + at.width - 1);
+    fold(kPad + at.width, kPad + at.width - 1);
   }
 }
 

@@ -170,12 +170,14 @@ void add_table_rows(const Kernels& kernels, const TablePlan& table, int64_t head
 // apart. They are the cells `at` of a table's window.
 //
 // Fills the pads beside the cells, where these reach an end of the window.
-void fill_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
+void fill_pads(const Kernels& kernels, const TablePlan& table, int rows, const Cut& at,
+               float* cells, int64_t stride);
 // Sums neighbouring cells of one run in place, so that cells are entries, and says which.
 Cut fold_runs(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
 // Folds the pads of accumulated cells into the cells at the window's ends, where a class continues
 // outside and the cells reach so far.
-void fold_pads(const TablePlan& table, int rows, const Cut& at, float* cells, int64_t stride);
+void fold_pads(const Kernels& kernels, const TablePlan& table, int rows, const Cut& at,
+               float* cells, int64_t stride);
 // c[M, N] (+)= A B, A at a[m * row_stride + k * k_stride], shapes and strides as of Kernels::gemm.
 // Where B is not finite, its NaN and Inf reach only the rows whose factor is not 0, and no bit of the
 // others depends on them.

@@ -58,9 +58,35 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   rescale(state.o + row * block.Dvp, block.Dvp);
   for (const Panel& panel : block.values) {
     rescale(panel.row_gradient(row), panel.width + 2 * kPad);
+    for (int64_t side = 0; side < 2 && panel.far_sums != nullptr; ++side) {
+      rescale(panel.far_sums + (side * kRows + row) * kLanes, kLanes);
+    }
   }
   return true;
 }
+
+// What takes the sums of the weights of a group's rows.
+class WeightSums {
+ public:
+  HWY_INLINE WeightSums(const TileView& view, const ForwardState& state, int group)
+      : of_panels_(view.sums[0] != nullptr),
+        at_((of_panels_ ? view.sums[0] : state.l) + group * kLanes),
+        second_(view.sums[1] == nullptr ? nullptr : view.sums[1] + group * kLanes) {}
+  // Whether value panels take them: rows add nothing else to those, and nothing to `l`.
+  HWY_INLINE bool of_panels() const { return of_panels_; }
+  // Adds some of the weights of a row of the group, in lanes from `lane` on.
+  HWY_INLINE void add(int row, int64_t lane, V sum) const {
+    const F d;
+    const int64_t at = row * kLanes + lane;
+    hn::Store(hn::Add(hn::Load(d, at_ + at), sum), d, at_ + at);
+    if (HWY_LIKELY(second_ == nullptr)) return;
+    hn::Store(hn::Add(hn::Load(d, second_ + at), sum), d, second_ + at);
+  }
+
+ private:
+  bool of_panels_;
+  float *at_, *second_;
+};
 
 // Scores -> weights of one strip, and the rows' partial sums.
 template <typename Exp2 = FullExp2>
@@ -70,7 +96,7 @@ struct Softmax {
   const Additions& additions;
   const CapAndMask& cap;
   const GroupSight& sight;
-  const PadSums& pads;
+  const WeightSums& sums;
   int group;
   int64_t first, n;  // columns: of the first strip, of this one
   float* p;          // [kGroup, kTile], at column n, from `row` on
@@ -101,7 +127,6 @@ struct Softmax {
     }
     // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
     const int64_t lane = n / kVectors % kLanes / kN * kN;
-    float* l = state.l + (group + row) * kLanes + lane;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
@@ -110,8 +135,7 @@ struct Softmax {
         sum = v == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, p + r * kTile + v * kN);
       }
-      hn::Store(hn::Add(hn::Load(d, l + r * kLanes), sum), d, l + r * kLanes);
-      pads.add(row + r, lane, sum);
+      sums.add(row + r, lane, sum);
     }
   }
 
@@ -136,10 +160,8 @@ struct Softmax {
       const V reference = hn::Set(d, state.m[group + row + r]);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = Exp2()(hn::Sub(hn::Load(d, x + c), reference));
-        float* sums = state.l + (group + row + r) * kLanes + c % kLanes;
-        hn::Store(hn::Add(hn::Load(d, sums), weight), d, sums);
         hn::Store(weight, d, x + c);
-        pads.add(row + r, c % kLanes, weight);
+        sums.add(row + r, c % kLanes, weight);
       }
     }
   }
@@ -169,12 +191,12 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   const int64_t from = sight.first(), end = sight.end();
   const Additions additions(view, block.scores, group, true);
   const CapAndMask cap(view, group, sight.beyond);
-  const PadSums pads(view, group);
+  const WeightSums sums(view, state, group);
   const int rows = std::min(kGroup, block.rows - group);
   const auto strips = [&](auto most) HWY_ATTR {
     scores(most, from, end, [&](int64_t n, int row = 0) HWY_ATTR {
       float* p = weights + row * kTile + n;
-      return Softmax<Exp2>{block, state, additions, cap, sight, pads, group, from, n, p, row};
+      return Softmax<Exp2>{block, state, additions, cap, sight, sums, group, from, n, p, row};
     });
   };
   if constexpr (kWholeGroups) {
@@ -182,7 +204,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
   } else {
     for_rows(rows, strips);
   }
-  if (!drops && (block.values.empty() || pads.active())) return;
+  if (!drops && (block.values.empty() || sums.of_panels())) return;
   clear_outside(weights, from, end);
   for (int r = 0; drops && r < rows; ++r) {
     HWY_ALIGN_MAX float factors[kTile];

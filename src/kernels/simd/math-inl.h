@@ -309,6 +309,16 @@ struct Seen {
   }
 }
 
+[[maybe_unused]] void add_row_sums(int64_t rows, int64_t n, const float* from, int64_t stride,
+                                   float* to, int64_t to_stride) {
+  const F d;
+  for (int64_t row = 0; row < rows; ++row, from += stride) {
+    V sum = hn::LoadU(d, from);
+    for (int64_t c = kN; c < n; c += kN) sum = hn::Add(sum, hn::LoadU(d, from + c));
+    to[row * to_stride] += hn::GetLane(hn::SumOfLanes(d, sum));
+  }
+}
+
 [[maybe_unused]] double dot(const float* a, const float* b, int64_t n) {
   const hn::ScalableTag<double> wide;
   const hn::Rebind<float, decltype(wide)> narrow;

@@ -43,38 +43,6 @@ HWY_INLINE void add_to_pad(float* to, const float* x) {
   hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
 }
 
-// The pads that take the sums of a group's weights, where a tile is far for every panel of the values.
-class PadSums {
- public:
-  HWY_INLINE PadSums(const TileView& view, int group) {
-    const std::vector<Panel>& panels = view.block.values;
-    if (panels.empty() || panels.size() > kMost || view.block.problem->dropout.active()) return;
-    for (const Panel& panel : panels) {
-      int64_t pad = 0;
-      if (!is_far(view, panel, group, pad)) {
-        count_ = 0;
-        return;
-      }
-      stride_[count_] = panel.stride;
-      at_[count_++] = panel.row_gradient(group) + pad;
-    }
-  }
-  HWY_INLINE bool active() const { return count_ > 0; }
-  // Adds some of the weights of a row of the group, in lanes from `lane` on.
-  HWY_INLINE void add(int row, int64_t lane, V sum) const {
-    for (int n = 0; n < count_; ++n) {
-      float* to = at_[n] + row * stride_[n] + lane;
-      hn::StoreU(hn::Add(hn::LoadU(F(), to), sum), F(), to);
-    }
-  }
-
- private:
-  static constexpr size_t kMost = 2;
-  int count_ = 0;
-  float* at_[kMost];
-  int64_t stride_[kMost];
-};
-
 // Adds x[kTile] of a row to cells of a panel that follow one another.
 HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, const float* x) {
   const F d;
@@ -107,8 +75,8 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
                                  int rows, const float* x) {
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
-    int64_t pad = 0;
-    if (is_far(view, panel, group, pad)) {
+    if (const Side where = side_of(view, panel, group); where != Side::kNone) {
+      const int64_t pad = pad_offset(panel, where);
       for (int r = 0; r < rows; ++r) {
         add_to_pad(panel.row_gradient(group + r) + pad, x + r * kTile);
       }

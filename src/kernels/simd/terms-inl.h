@@ -58,18 +58,78 @@ struct Pieces {
   }
 };
 
+// On which side of a panel's window a tile lies for all rows at positions first .. last, so that each reads
+// one number for all of its keys.
+enum class Side { kNone = -1, kLeft, kRight };
+HWY_INLINE Side side_of(const KeyTile& tile, const Panel& panel, int64_t first, int64_t last) {
+  if (panel.at != nullptr || panel.shift != nullptr || !tile.run) return Side::kNone;
+  if (tile.first_position + kTile - 1 - first < panel.lo) return Side::kLeft;
+  const bool right = tile.first_position - last >= panel.lo + panel.width;
+  return right ? Side::kRight : Side::kNone;
+}
+HWY_INLINE int64_t pad_offset(const Panel& panel, Side side) {
+  return side == Side::kLeft ? 0 : panel.width + kPad;
+}
+
 // One tile as a block sees it.
 struct TileView {
+  static constexpr size_t kMostFar = 32, kMostSums = 2;
+
   const Block& block;
   const KeyTile& tile;
   int64_t t;  // its number
   Pieces pieces;
+  uint32_t far = 0;  // bit n: the tile is far for panel n of the scores and all rows
+  const float* flat = nullptr;  // what rows add for those panels, where there are any
+  // Where the sums of weights go instead of where those of all tiles do: [kRows, kLanes] of each value
+  // panel, where the tile is far for all of them and all rows.
+  float* sums[kMostSums] = {};
 
   TileView(const Block& b, const KeyTile& k, int64_t number)
-      : block(b), tile(k), t(number), pieces(k) {}
+      : block(b), tile(k), t(number), pieces(k) {
+    for (size_t n = 0; n < std::min(b.scores.size(), kMostFar); ++n) add_far(n);
+    find_sums();
+  }
   HWY_INLINE int64_t distance(int row, int64_t c) const {
     return (tile.run ? tile.first_position + c : tile.positions[c]) - block.position[row];
   }
+
+ private:
+  HWY_INLINE Side side(const Panel& panel) const {
+    return side_of(tile, panel, block.first_of_all, block.last_of_all);
+  }
+  void add_far(size_t n) {
+    const Panel& panel = block.scores[n];
+    const Side where = panel.cells == nullptr ? Side::kNone : side(panel);
+    if (where == Side::kNone) return;
+    const float* cells =
+        panel.far_cells == nullptr ? nullptr : panel.far_cells + static_cast<int>(where) * kRows;
+    if (cells != nullptr && far == 0) {
+      flat = cells;
+    } else {
+      for (int row = 0; row < block.rows; ++row) {
+        const float cell =
+            cells != nullptr ? cells[row] : panel.row_cells(row)[pad_offset(panel, where)];
+        own_flat_[row] = far == 0 ? cell : flat[row] + cell;
+      }
+      std::fill(own_flat_ + block.rows, own_flat_ + round_up(block.rows, kGroup), 0.0f);
+      flat = own_flat_;
+    }
+    far |= uint32_t{1} << n;
+  }
+  void find_sums() {
+    const std::vector<Panel>& panels = block.values;
+    if (panels.empty() || panels.size() > kMostSums || block.problem->dropout.active()) return;
+    float* found[kMostSums] = {};
+    for (size_t n = 0; n < panels.size(); ++n) {
+      const Side where = side(panels[n]);
+      if (where == Side::kNone || panels[n].far_sums == nullptr) return;
+      found[n] = panels[n].far_sums + static_cast<int>(where) * kRows * kLanes;
+    }
+    std::copy_n(found, kMostSums, sums);
+  }
+
+  float own_flat_[kRows];
 };
 
 // sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
@@ -100,15 +160,11 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
 }
-// Whether the tile lies outside a panel's window for all rows of the group to which `row` belongs, so that
-// each reads one number for all keys; `pad` is the offset of the pad that holds it.
-HWY_INLINE bool is_far(const TileView& view, const Panel& panel, int row, int64_t& pad) {
-  if (panel.at != nullptr || panel.shift != nullptr || !view.tile.run) return false;
-  const int64_t key = view.tile.first_position;
-  const int64_t first = key - view.block.last_position[row / kGroup];
-  const int64_t last = key + kTile - 1 - view.block.first_position[row / kGroup];
-  pad = last < panel.lo ? 0 : panel.width + kPad;
-  return last < panel.lo || first >= panel.lo + panel.width;
+// The same for the group to which `row` belongs.
+HWY_INLINE Side side_of(const TileView& view, const Panel& panel, int row) {
+  const Block& block = view.block;
+  return side_of(view.tile, panel, block.first_position[row / kGroup],
+                 block.last_position[row / kGroup]);
 }
 // Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
@@ -211,13 +267,14 @@ class Additions {
                        bool scores) {
     const Block& block = view.block;
     count_ = 0;
+    if (scores && view.far != 0) flat_ = view.flat + group;
     bool summed = scores && !block.ramps.empty();
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
-      int64_t pad = 0;
-      if (is_far(view, panel, group, pad)) {
-        add_far(block, panel, group, pad);
+      if (scores && n < TileView::kMostFar && ((view.far >> n) & 1U) != 0) continue;
+      if (const Side where = side_of(view, panel, group); where != Side::kNone) {
+        add_far(block, panel, group, pad_offset(panel, where));
         continue;
       }
       const bool flat = is_flat(view, panel);
@@ -249,7 +306,7 @@ class Additions {
   // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
-    if (has_flat_) {
+    if (flat_ != nullptr) {
       RELPOS_UNROLLED(r, R) {
         const V cell = hn::Set(F(), flat_[row + r]);
         RELPOS_UNROLLED(v, kVectors) sum[r][v] = hn::Add(sum[r][v], cell);
@@ -285,9 +342,8 @@ class Additions {
       }
       for (size_t n = 0; n < panels.size(); ++n) {
         const Panel& panel = panels[n];
-        int64_t pad = 0;
         if (panel.cells == nullptr || is_flat(view, panel)) continue;
-        if (is_far(view, panel, group, pad)) continue;
+        if (side_of(view, panel, group) != Side::kNone) continue;
         if (!is_run(view, panel)) {
           add_cells(view, panel, row, sums);
         } else if (n >= kMost) {
@@ -306,8 +362,10 @@ class Additions {
     add_flat(cells);
   }
   HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
-    for (int r = 0; r < kGroup; ++r) flat_[r] = has_flat_ ? flat_[r] + *cells[r] : *cells[r];
-    has_flat_ = true;
+    for (int r = 0; r < kGroup; ++r) {
+      own_flat_[r] = flat_ != nullptr ? flat_[r] + *cells[r] : *cells[r];
+    }
+    flat_ = own_flat_;
   }
   // Key biases of the tile, less what the row's scores are less by.
   static HWY_INLINE void load_key_bias(const TileView& view, int row, float* to) {
@@ -335,8 +393,8 @@ class Additions {
   }
 
   int count_;
-  bool has_flat_ = false;
-  float flat_[kGroup];
+  const float* flat_ = nullptr;  // [kGroup]
+  float own_flat_[kGroup];
   const float* at_[kMost + 3][kGroup];
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };

@@ -102,6 +102,7 @@ Kernels kernels(const char* name) {
           .lanes = kN,
           .gemm = gemm,
           .scale = scale,
+          .add_row_sums = add_row_sums,
           .dot = dot,
           .rotate = rotate,
           .transpose = transpose,

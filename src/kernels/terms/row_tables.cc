@@ -61,32 +61,40 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     own.cell_gradients = memory.take<float>(plan.backward ? cells : 0);
     own.panel.stride = stride(plan, table);
     own.panel.cells = own.cells.get();
+    own.far_cells = memory.take<float>(2 * kRows);
+    own.panel.far_cells = own.far_cells.get();
     own.panel.gradient = own.cell_gradients.get();
     own.panel.at = table.at;
     own.panel.once = table.at == nullptr && plan.p.positions.consecutive;
   }
 }
 
-void RowTables::load_factor(const Block& block, int64_t n, int row, const float* query) {
+void RowTables::load_factors(const Block& block, int64_t n, const float* queries) {
   const TablePlan& table = plan_.row_tables[n];
   const RowTable& term = plan_.p.terms.row_tables[n];
-  float* a = tables_[n].factor.get() + row * table.padded_rank;
+  const int64_t rank = table.padded_rank;
+  float* factors = tables_[n].factor.get();
+  const bool given = term.factor.view.given(), adds = term.added.view.given();
   const auto by = static_cast<float>(table.scale * kLog2e);
-  if (term.factor.view.given()) {
-    load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank,
-             table.padded_rank, a);
-    const auto multiplier = static_cast<float>(term.factor.multiplier);
-    plan_.kernels.scale(1, table.rank, a, 0, &multiplier, 0, a, 0);
-  } else if (!term.added.view.given()) {
-    plan_.kernels.scale(1, table.padded_rank, query, 0, &by, 0, a, 0);
-    return;
+  const auto multiplier = static_cast<float>(term.factor.multiplier);
+  for (int row = 0; row < block.rows && (given || adds); ++row) {
+    float* a = factors + row * rank;
+    if (given) {
+      load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank, rank,
+               a);
+      plan_.kernels.scale(1, table.rank, a, 0, &multiplier, 0, a, 0);
+    } else {
+      std::copy_n(queries + row * plan_.Dp, rank, a);
+    }
+    for (int64_t d = 0; adds && d < table.rank; ++d) {
+      a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
+    }
+  }
+  if (given || adds) {
+    plan_.kernels.scale(block.rows, rank, factors, rank, &by, 0, factors, rank);
   } else {
-    std::copy_n(query, table.padded_rank, a);
+    plan_.kernels.scale(block.rows, rank, queries, plan_.Dp, &by, 0, factors, rank);
   }
-  for (int64_t d = 0; term.added.view.given() && d < table.rank; ++d) {
-    a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
-  }
-  plan_.kernels.scale(1, table.rank, a, 0, &by, 0, a, 0);
 }
 
 void RowTables::attach(Block& block, const float* queries) {
@@ -95,9 +103,7 @@ void RowTables::attach(Block& block, const float* queries) {
     own.cut = {};
     own.cuts = GroupCuts(block, plan_.row_tables[n]);
     own.seen = seen_cells(block, plan_.row_tables[n]);
-    for (int row = 0; row < block.rows; ++row) {
-      load_factor(block, n, row, queries + row * plan_.Dp);
-    }
+    load_factors(block, n, queries);
     std::fill_n(own.factor_gradient.get(), own.factor_gradient.size(), 0.0f);
     block.scores.push_back(own.panel);
   }
@@ -132,8 +138,13 @@ void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const 
       table_products(plan_.kernels, table, head, rows, own.factor.get() + row * table.padded_rank,
                      table.padded_rank, {to.first + kept, to.width - kept}, own.cuts,
                      cells + kPad + kept, stride);
-      fill_pads(table, rows, to, cells, stride);
+      fill_pads(plan_.kernels, table, rows, to, cells, stride);
     });
+    for (int row = 0; row < kRows; ++row) {
+      const float* left = own.cells.get() + row * stride;
+      own.far_cells[row] = row < block.rows ? left[0] : 0.0f;
+      own.far_cells[kRows + row] = row < block.rows ? left[kPad + to.width] : 0.0f;
+    }
     own.cut = to;
     Panel& panel = block.scores[plan_.biases.size() + n];
     panel.lo = table.window.lo + to.first;
@@ -149,7 +160,7 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
   const Cut& from = own.cut;
   const int64_t stride = own.panel.stride, rank = table.padded_rank, kept = shared(from, to);
   float* cells = own.cell_gradients.get();
-  if (from.width > 0) fold_pads(table, block.rows, from, cells, stride);
+  if (from.width > 0) fold_pads(plan_.kernels, table, block.rows, from, cells, stride);
   if (from.width > kept) {
     const Cut gone = fold_runs(table, block.rows, {from.first, from.width - kept}, cells, stride);
     sums.rows[n].table.add(plan_.kernels, table, g, gone, own.cuts, block.rows, cells, stride,

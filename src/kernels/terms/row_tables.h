@@ -37,10 +37,11 @@ class RowTables {
     Panel panel;
     Buffer<float> factor;  // [kRows, padded rank] times s1 log2(e)
     Buffer<float> cells;   // [kRows, stride]
+    Buffer<float> far_cells;  // of a Panel
     // Backward: gradients of the two.
     Buffer<float> factor_gradient, cell_gradients;
   };
-  void load_factor(const Block& block, int64_t n, int row, const float* query);
+  void load_factors(const Block& block, int64_t n, const float* queries);
   void leave(const Block& block, int64_t n, const Cut& to, int64_t g, const Sums& sums);
   void finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
                   std::vector<double>& factor) const;

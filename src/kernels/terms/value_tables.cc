@@ -12,6 +12,7 @@ ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
                        {},
                        stride,
                        memory.take<float>(kRows * stride),
+                       memory.take<float>(plan.backward ? 0 : 2 * kRows * kLanes),
                        memory.take<float>(plan.backward ? kRows * stride : 0)});
   }
 }
@@ -28,11 +29,12 @@ void ValueTables::attach(Block& block, const float* dout) {
     panel.width = own.cut.width;
     panel.stride = own.stride;
     panel.gradient = own.weights.get();
+    if (own.far_sums.size() > 0) panel.far_sums = own.far_sums.get();
     panel.once = plan_.p.positions.consecutive;
     if (dout != nullptr) {
       table_products(plan_.kernels, table, block.head[0], block.rows, dout, plan_.Dvp, own.cut,
                      own.cuts, own.reads.get() + kPad, own.stride);
-      fill_pads(table, block.rows, own.cut, own.reads.get(), own.stride);
+      fill_pads(plan_.kernels, table, block.rows, own.cut, own.reads.get(), own.stride);
       panel.cells = own.reads.get();
     }
     block.values.push_back(panel);
@@ -42,14 +44,23 @@ void ValueTables::attach(Block& block, const float* dout) {
 void ValueTables::clear(const Block& block) {
   for (const Table& own : tables_) {
     std::fill_n(own.weights.get(), block.rows * own.stride, 0.0f);
+    std::fill_n(own.far_sums.get(), own.far_sums.size(), 0.0f);
   }
 }
 
-void ValueTables::add(const Block& block, float* o) {
+void ValueTables::add(const Block& block, float* l, float* o) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     const Table& own = tables_[n];
-    fold_pads(table, block.rows, own.cut, own.weights.get(), own.stride);
+    for (int64_t side = 0; side < 2; ++side) {
+      const float* sums = own.far_sums.get() + side * kRows * kLanes;
+      const auto add_to = [&](float* to, int64_t stride) {
+        plan_.kernels.add_row_sums(block.rows, kLanes, sums, kLanes, to, stride);
+      };
+      add_to(own.weights.get() + (side == 0 ? 0 : kPad + own.cut.width), own.stride);
+      if (n == 0) add_to(l, kLanes);
+    }
+    fold_pads(plan_.kernels, table, block.rows, own.cut, own.weights.get(), own.stride);
     for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* cells = own.weights.get() + first * own.stride + own.seen.first - own.cut.first;
       add_table_rows(plan_.kernels, table, head, own.seen, GroupCuts(), rows, cells, own.stride,
@@ -62,7 +73,7 @@ void ValueTables::finish(const Block& block, const float* dout, int64_t g, const
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     const Table& own = tables_[n];
-    fold_pads(table, block.rows, own.cut, own.weights.get(), own.stride);
+    fold_pads(plan_.kernels, table, block.rows, own.cut, own.weights.get(), own.stride);
     sums.values[n].add(plan_.kernels, table, g, own.cut, own.cuts, block.rows, own.weights.get(),
                        own.stride, dout, plan_.Dvp);
   }

@@ -18,8 +18,9 @@ class ValueTables {
   // table are what a weight's gradient reads.
   void attach(Block& block, const float* dout = nullptr);
   void clear(const Block& block);  // the sums of weights
-  // o += the tables under their weights.
-  void add(const Block& block, float* o);
+  // o [kRows, Dvp] += the tables under their weights; l [kRows, kLanes] += weights of far tiles, which
+  // only a panel has summed.
+  void add(const Block& block, float* l, float* o);
   // The gradients of the tables, head g of a group.
   void finish(const Block& block, const float* dout, int64_t g, const Sums& sums);
 
@@ -29,7 +30,8 @@ class ValueTables {
     Cut cut;         // those that are there
     GroupCuts cuts;  // what groups of rows read
     int64_t stride = 0;
-    Buffer<float> weights;  // [kRows, stride], summed
+    Buffer<float> weights;   // [kRows, stride], summed
+    Buffer<float> far_sums;  // of a Panel (forward)
     Buffer<float> reads;    // backward
   };
   const Plan& plan_;
