@@ -164,7 +164,7 @@ struct Block {
   // Asks for what rows [first, end) read of a dense mask in tile t, in the second level cache: they lie
   // pages apart, where the hardware does not see them coming. Called a whole tile ahead, between the
   // softmax and the products that follow it: with misses before the products of queries and keys, the
-  // queries wait behind them, and a mask costs 22 % of a call, not 14. Always inline: gcc takes a function that only fetches for one without effect.
+  // queries wait behind them, and a float32 mask costs 22 % of a call, not 12. Always inline: gcc takes a function that only fetches for one without effect.
   __attribute__((always_inline)) void prefetch_mask(int first, int end, int64_t t) const noexcept {
     const TensorView& mask = problem->visible.mask;
     if (!mask.given() || mask.strides[3] != 1 || t >= problem->tiles()) return;

@@ -110,7 +110,9 @@ void QueryBlock::load_queries() {
   float* q = block.q = q_.get();
   std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
   std::fill(block.position + block.rows, block.position + end, 0);
-  std::fill(block.mask_row + block.rows, block.mask_row + end, block.mask_row[block.rows - 1]);
+  if (p.visible.mask.given()) {
+    std::fill(block.mask_row + block.rows, block.mask_row + end, block.mask_row[block.rows - 1]);
+  }
   if (plan_.unit == nullptr && plan_.rotations.none() && plan_.query_added.size() == 0 &&
       plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
     for_each_head(block, [&](int64_t head, int first, int rows) {

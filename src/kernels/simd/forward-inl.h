@@ -224,14 +224,14 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
-    const bool all = see_all(block, t);
+    const uint64_t all_see = seen_by_all(block, t);
     for (int group = 0; group < block.rows; group += kGroup) {
       if (t + 1 < first + count) {
         const KeyTile& next = tiles[t + 1 - first];
         prefetch_part(next.kt, block.D * kTile, group / kGroup, groups);
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
-      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr, all);
+      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr, all_see);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(
@@ -267,10 +267,10 @@ template <typename Exp2, bool kWholeGroups, typename Loaded>
 HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
                            int first, int last, float* p, const Loaded& loaded) {
   const TileView view(block, tile, t);
-  const bool all = see_all(block, t);
+  const uint64_t all_see = seen_by_all(block, t);
   for (int group = first; group < last; group += kGroup) {
     block.prefetch_mask(group, group + kGroup, t + 1);
-    const GroupSight sight(block, group, t, nullptr, all);
+    const GroupSight sight(block, group, t, nullptr, all_see);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {
       clear(weights, kGroup * kTile);

@@ -40,10 +40,11 @@ HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
              : within & visible.key_bits[block.batch * block.problem->tiles() + t];
 }
 
-// Whether every row of a block sees all keys of tile t, a dense mask aside.
-HWY_INLINE bool see_all(const Block& block, int64_t t) {
-  return block.all_from <= t * kTile && block.all_to >= (t + 1) * kTile &&
-         block.problem->visible.key_bits.empty();
+// The keys of tile t where every row of a block sees all of them, a dense mask aside; else 0.
+HWY_INLINE uint64_t seen_by_all(const Block& block, int64_t t) {
+  const int64_t first = t * kTile, end = std::min(first + kTile, block.problem->keys);
+  const bool all = block.all_from <= first && block.all_to >= end;
+  return all && block.problem->visible.key_bits.empty() ? interval_bits(0, end - first) : 0;
 }
 
 // What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
@@ -55,15 +56,15 @@ struct GroupSight {
   bool beyond = false;  // MaskSight::kBeyond
 
   GroupSight() = default;
-  // `all`: as of see_all(). With `reference`, rows that saw nothing and rows past the block's last see
-  // nothing; without, the latter do not count in `all`.
+  // `all_see`: as of seen_by_all(). With `reference`, rows that saw nothing and rows past the block's last
+  // see nothing; without, the latter do not count in `all`.
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference,
-                        bool all_seen) {
+                        uint64_t all_see) {
     const bool masked = block.problem->visible.mask.given();
-    if (all_seen) {
-      std::fill_n(visible, kGroup, kAll);
-      any = kAll;
-      whole = true;
+    if (all_see != 0) {
+      std::fill_n(visible, kGroup, all_see);
+      any = all = all_see;
+      whole = (~all & interval_bits(0, end())) == 0;
       if (!masked) return;
     } else {
       for (int r = 0; r < kGroup; ++r) {
@@ -74,10 +75,11 @@ struct GroupSight {
     }
     if (masked && any != 0) {
       const MaskSight mask = see_mask(block, group, t, visible);
-      if (all_seen && mask == MaskSight::kShowsAll) return;
+      if (all_see != 0 && mask == MaskSight::kShowsAll) return;
       beyond = mask == MaskSight::kBeyond;
       any = 0;
     }
+    all = kAll;
     for (int r = 0; r < kGroup; ++r) {
       any |= visible[r];
       if (reference != nullptr || group + r < block.rows) all &= visible[r];

@@ -47,7 +47,7 @@ void emit(const Block& block, const KeyTile& tile, int64_t t, const TensorView& 
   const TileView view(block, tile, t);
   const int64_t keys = std::min(kTile, block.problem->keys - t * kTile);
   for (int group = 0; group < block.rows; group += kGroup) {
-    GroupSight sight(block, group, t, reference, false);
+    GroupSight sight(block, group, t, reference, 0);
     sight.whole = sight.all == kAll;  // columns that no row sees are stored, too
     const Additions additions(view, block.scores, group, true);
     const CapAndMask cap(view, group, sight.beyond);
