@@ -128,7 +128,7 @@ struct Block {
   int rows = 0;
   int64_t head[kRows], index[kRows], position[kRows], lo[kRows], hi[kRows];
   int64_t first_position[kRows / kGroup],
-      last_position[kRows / kGroup];    // lowest, highest of a group
+      last_position[kRows / kGroup];  // lowest, highest of a group
   int64_t first_of_all, last_of_all;  // of all rows
   // Where the row of a dense mask starts that a row reads, in padded rows as in the last, and bytes of a
   // tile of it. In place: rows of aligned float32 without gaps.
@@ -162,9 +162,9 @@ struct Block {
     return mask_row[row] + t * mask_step;
   }
   // Asks for what rows [first, end) read of a dense mask in tile t, in the second level cache: they lie
-  // pages apart, where the hardware does not see them coming. Called a whole tile ahead, between the
-  // softmax and the products that follow it: with misses before the products of queries and keys, the
-  // queries wait behind them, and a float32 mask costs 22 % of a call, not 12. Always inline: gcc takes a function that only fetches for one without effect.
+  // pages apart, where the hardware does not see them coming. Called a whole tile ahead, after the
+  // softmax: before the products of queries and keys it holds these up (docs/kernels.md). Always
+  // inline: gcc drops calls of a function that does nothing but fetch.
   __attribute__((always_inline)) void prefetch_mask(int first, int end, int64_t t) const noexcept {
     const TensorView& mask = problem->visible.mask;
     if (!mask.given() || mask.strides[3] != 1 || t >= problem->tiles()) return;

@@ -231,7 +231,8 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.kt, block.D * kTile, group / kGroup, groups);
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
-      const GroupSight& sight = sights[group / kGroup] = GroupSight(block, group, t, nullptr, all_see);
+      const GroupSight& sight = sights[group / kGroup] =
+          GroupSight(block, group, t, nullptr, all_see);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(

@@ -35,8 +35,8 @@ class RowTables {
     Cut cut;         // those that are there
     GroupCuts cuts;  // what groups of rows read
     Panel panel;
-    Buffer<float> factor;  // [kRows, padded rank] times s1 log2(e)
-    Buffer<float> cells;   // [kRows, stride]
+    Buffer<float> factor;     // [kRows, padded rank] times s1 log2(e)
+    Buffer<float> cells;      // [kRows, stride]
     Buffer<float> far_cells;  // of a Panel
     // Backward: gradients of the two.
     Buffer<float> factor_gradient, cell_gradients;

@@ -32,7 +32,7 @@ class ValueTables {
     int64_t stride = 0;
     Buffer<float> weights;   // [kRows, stride], summed
     Buffer<float> far_sums;  // of a Panel (forward)
-    Buffer<float> reads;    // backward
+    Buffer<float> reads;     // backward
   };
   const Plan& plan_;
   std::vector<Table> tables_;
