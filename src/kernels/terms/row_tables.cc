@@ -61,7 +61,7 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     own.cell_gradients = memory.take<float>(plan.backward ? cells : 0);
     own.panel.stride = stride(plan, table);
     own.panel.cells = own.cells.get();
-    own.far_cells = memory.take<float>(2 * kRows);
+    own.far_cells = memory.take<float>(int64_t{2} * kRows);
     own.panel.far_cells = own.far_cells.get();
     own.panel.gradient = own.cell_gradients.get();
     own.panel.at = table.at;

@@ -12,7 +12,7 @@ ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
                        {},
                        stride,
                        memory.take<float>(kRows * stride),
-                       memory.take<float>(plan.backward ? 0 : 2 * kRows * kLanes),
+                       memory.take<float>(plan.backward ? 0 : int64_t{2} * kRows * kLanes),
                        memory.take<float>(plan.backward ? kRows * stride : 0)});
   }
 }
