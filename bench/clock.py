@@ -36,7 +36,7 @@ def timer() -> ctypes.CDLL:
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.relpos_bench_read.argtypes = [ctypes.c_int, pointer, count]
     library.relpos_bench_call.argtypes = [pointer] * 4 + [count] * 3
-    for name in ("peak", "bandwidth", "read", "no_ops", "call"):
+    for name in ("peak", "tile", "clock", "bandwidth", "read", "no_ops", "call"):
         getattr(library, f"relpos_bench_{name}").restype = ctypes.c_double
     return library
 
@@ -141,11 +141,19 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 Machine = dict[str, Any]
-BESTS = ("peak_one", "peak_all", "read_bandwidth", "best_rate")  # others only ever take away
+BESTS = (
+    "peak_one",
+    "peak_all",
+    "tile_all",
+    "clock",
+    "read_bandwidth",
+    "best_rate",
+)  # others only ever take away
 
 
 def measured_machine(monitor: Interference) -> Machine:
-    """GFLOP/s of multiply-adds, GB/s of reading, and the rate of no-ops beside its best."""
+    """GFLOP/s of multiply-adds alone and in the product of a tile, GHz, GB/s of reading, and the
+    rate of no-ops beside its best."""
     count = threads()
     rate = sum(monitor.rate() for _ in range(50)) / 50
     return {
@@ -154,6 +162,8 @@ def measured_machine(monitor: Interference) -> Machine:
         "threads": count,
         "peak_one": timer().relpos_bench_peak(1),
         "peak_all": timer().relpos_bench_peak(count),
+        "tile_all": timer().relpos_bench_tile(count),
+        "clock": timer().relpos_bench_clock(count),
         "read_bandwidth": timer().relpos_bench_bandwidth(count),
         "rate": rate,
         "best_rate": monitor.best,
@@ -181,7 +191,8 @@ def machine_text(machine: Machine) -> str:
     return (
         f"{machine['date']}: {machine['cpu']}, target {machine['target']}, "
         f"{machine['threads']} threads: {machine['peak_all']:.0f} GFLOP/s of multiply-adds with "
-        f"all threads, {machine['peak_one']:.0f} with one, {machine['read_bandwidth']:.3g} GB/s "
+        f"all threads, {machine['peak_one']:.0f} with one, {machine['tile_all']:.0f} in the "
+        f"product of a tile, {machine['clock']:.2f} GHz, {machine['read_bandwidth']:.3g} GB/s "
         f"read, {100 * machine['rate'] / machine['best_rate']:.0f} % of the instructions ours. "
         + (f"**It does not count: {reason}.**" if reason else "It counts.")
     )

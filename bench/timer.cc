@@ -1,10 +1,13 @@
 // What bench/clock.py cannot time from Python, for ctypes: the machine, and a call from C++.
+#include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "base/buffer.h"
 #include "bench_machine.h"
+#include "kernels/block.h"
 #include "relpos/attention.h"
 
 namespace {
@@ -22,6 +25,24 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+constexpr int kBursts = 8;
+
+// The best sum over all threads of what work(worker) counts, a nanosecond.
+template <typename F>
+double best_rate(int threads, F&& work) {
+  double best = 0.0;
+  std::vector<double> rates(static_cast<size_t>(threads));
+  for (int burst = 0; burst < kBursts; ++burst) {
+    cli::parallel_seconds(threads, [&](int worker) {
+      const auto start = std::chrono::steady_clock::now();
+      const double count = work(worker);
+      rates[static_cast<size_t>(worker)] = 1e-9 * count / seconds_since(start);
+    });
+    best = std::max(best, std::accumulate(rates.begin(), rates.end(), 0.0));
+  }
+  return best;
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -33,6 +54,41 @@ const char* relpos_bench_cpu() {
 }
 
 double relpos_bench_peak(int threads) { return cli::peak_gflops(target(), threads); }
+
+// The same, GFLOP/s, with the loads and stores of the product of a tile: 96 queries and 64 keys of head
+// size 64, in the nearest caches.
+double relpos_bench_tile(int threads) {
+  constexpr int64_t kDim = 64, kRounds = 4000;
+  const Buffer<float> memory(threads * (2 * kRows + kTile) * kDim);
+  std::fill_n(memory.get(), memory.size(), 0.5f);
+  return best_rate(threads, [&](int worker) {
+    float* a = memory.get() + worker * (2 * kRows + kTile) * kDim;
+    float *b = a + kRows * kDim, *c = b + kTile * kDim;
+    for (int64_t n = 0; n < kRounds; ++n) {
+      tile_kernels().gemm(kRows, kTile, kDim, a, kDim, 1, b, kTile, c, kTile, false);
+    }
+    return 2.0 * kRows * kTile * kDim * kRounds;
+  });
+}
+
+// GHz, the mean of all threads, from products of integers that wait for each other, three cycles each
+// on every x86 CPU of today; 0 elsewhere.
+double relpos_bench_clock([[maybe_unused]] int threads) {
+#if defined(__x86_64__)
+  constexpr int64_t kRounds = 100000, kProducts = 64, kCycles = 3;
+  return best_rate(threads,
+                   [](int) {
+                     uint64_t x = 3;
+                     for (int64_t n = 0; n < kRounds; ++n) {
+                       asm volatile(".rept 64\n\timulq %0, %0\n\t.endr" : "+r"(x));
+                     }
+                     return static_cast<double>(kCycles * kProducts * kRounds);
+                   }) /
+         threads;
+#else
+  return 0.0;
+#endif
+}
 
 double relpos_bench_bandwidth(int threads) { return cli::read_bandwidth(target(), threads); }
 

@@ -34,7 +34,7 @@ struct AttendArguments {
   double dropout = 0.0;
   uint64_t seed = 0;
   int threads = 0;
-  bool causal = false, enable_gqa = false, json = false, quiet = false;
+  bool causal = false, float32_products = false, enable_gqa = false, json = false, quiet = false;
 };
 
 // The tensors that Options views.
@@ -95,6 +95,7 @@ Options make_call_options(const AttendArguments& a, OptionTensors& tensors) {
   options.enable_gqa = a.enable_gqa;
   options.scale = a.scale;
   options.softcap = a.softcap;
+  options.float32_products = a.float32_products;
   options.dropout_p = a.dropout;
   options.seed = a.seed;
   options.threads = a.threads;
@@ -390,6 +391,8 @@ void add_attend(CLI::App& tool, Run& run) {
   add_visibility(*app, a);
   app->add_option("--scale", a.scale, "multiplies the scores [1/sqrt(D)]");
   app->add_option("--softcap", a.softcap, "C: scores become C tanh(score / C), before --mask");
+  app->add_flag("--float32-products", a.float32_products,
+                "bfloat16 inputs: multiply them in float32, slower and more exact");
   app->add_flag("--enable-gqa", a.enable_gqa, "allow fewer key heads than query heads");
   app->add_option("--dropout", a.dropout, "probability of dropping a weight [0]");
   app->add_option("--seed", a.seed, "random seed of dropout and of random parameters [0]");

@@ -62,6 +62,8 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"is_causal", [](nb::handle v, Bound& to) { to.options.is_causal = nb::cast<bool>(v); }},
     {"scale", [](nb::handle v, Bound& to) { to.options.scale = nb::cast<double>(v); }},
     {"softcap", [](nb::handle v, Bound& to) { to.options.softcap = nb::cast<double>(v); }},
+    {"float32_products",
+     [](nb::handle v, Bound& to) { to.options.float32_products = nb::cast<bool>(v); }},
     {"enable_gqa", [](nb::handle v, Bound& to) { to.options.enable_gqa = nb::cast<bool>(v); }},
     {"window",
      [](nb::handle v, Bound& to) { to.options.window = nb::cast<std::pair<int64_t, int64_t>>(v); }},

@@ -7,6 +7,7 @@
 #include "base/parallel.h"
 #include "check_terms.h"
 #include "coordinates.h"
+#include "kernels/block.h"
 #include "parts.h"
 #include "relpos/error.h"
 #include "relpos/family.h"
@@ -341,6 +342,7 @@ void read_numbers(Problem& problem, const Options& options) {
   problem.softcap = options.softcap.value_or(0.0);
   check_value(!options.softcap || (problem.softcap >= 1e-30 && problem.softcap <= 1e30),
               "softcap: expected a number from 1e-30 to 1e30, got ", problem.softcap);
+  if (options.float32_products) problem.kernels = &tile_kernels();
   problem.adds_sinks = options.adds_sinks;
   read_dropout(problem, options);
   problem.cancel = options.cancel;

@@ -257,7 +257,8 @@ def test_rounds_that_others_disturb_do_not_count():
 
 MACHINE = {
     "cpu": "a CPU", "target": "avx2", "threads": 2, "peak_one": 60.0, "peak_all": 119.0,
-    "read_bandwidth": 20.0, "rate": 9.0, "best_rate": 10.0, "date": "then",
+    "tile_all": 110.0, "clock": 3.5, "read_bandwidth": 20.0, "rate": 9.0, "best_rate": 10.0,
+    "date": "then",
 }  # fmt: skip
 SHARED = {**MACHINE, "peak_all": 61.0}
 
@@ -307,6 +308,7 @@ def test_threads_that_share_a_core_make_a_run_void():
     assert not clock.void_reason({**wide, "peak_all": 381.0})
     later = {**SHARED, "read_bandwidth": 25.0, "rate": 5.0}
     both = clock.joined_machine(MACHINE, later)
+    assert "110 in the product of a tile, 3.50 GHz, 20 GB/s read" in clock.machine_text(MACHINE)
     assert [both[k] for k in ("peak_all", "read_bandwidth", "rate")] == [119.0, 25.0, 7.0]
 
 

@@ -124,6 +124,46 @@ def test_float32_products_on_demand():
         assert rounded[0][0] > 1.05 * exact[0][0]
 
 
+PRODUCTS = """
+import json, torch
+import relpos
+
+torch.manual_seed(3)
+q, k, v = (torch.randn(1, 4, 70, 32).bfloat16().requires_grad_() for _ in range(3))
+position = relpos.Shaw(8, 32)
+packed = [x.detach()[0].transpose(0, 1) for x in (q, k, v)]
+found = {}
+for name, options in {"default": {}, "float32": {"float32_products": True}}.items():
+    out, lse = relpos.attention(q, k, v, position=position, return_lse=True, **options)
+    grads = torch.autograd.grad(out.float().square().sum(), (q, k, v, *position.parameters()))
+    whole = torch.tensor([0, 70])
+    of_packed = relpos.attention_varlen(*packed, whole, position=position, **options)
+    assert torch.equal(of_packed.transpose(0, 1), out[0])
+    found[name] = [x.double().flatten().tolist() for x in (out, lse, *grads)]
+print(json.dumps(found))
+"""
+
+
+def test_a_call_can_ask_for_float32_products():
+    """float32_products=True gives the bits that RELPOS_BF16=float32 gives, forward and backward."""
+
+    def run(**environment):
+        done = subprocess.run(
+            [sys.executable, "-c", PRODUCTS],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"RELPOS_BF16": ""} | environment,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    unit = run(RELPOS_TARGET="avx512_bf16_emulated")
+    every = run(RELPOS_TARGET="avx512_bf16_emulated", RELPOS_BF16="float32")
+    assert unit["float32"] == every["default"] == every["float32"]
+    for rounded, exact in zip(unit["default"], unit["float32"], strict=True):
+        assert rounded != exact
+
+
 def test_an_unknown_wish_is_refused():
     done = subprocess.run(
         [sys.executable, "-c", "import relpos; relpos.show_config()"],

@@ -36,7 +36,8 @@ struct Options {
   bool is_causal = false;           // pos_k <= pos_q
   std::optional<double> scale{};    // 1 / sqrt(D)
   std::optional<double> softcap{};  // c > 0: scores become c tanh(score / c) before attn_mask
-  bool enable_gqa = false;          // Hk != H is an error without it
+  bool float32_products = false;  // of a call in bfloat16, whatever the CPU can (docs/accuracy.md)
+  bool enable_gqa = false;        // Hk != H is an error without it
   std::optional<std::pair<int64_t, int64_t>>
       window{};  // -left <= pos_k - pos_q <= right; -1: no bound
   std::optional<Offset> q_offset{};

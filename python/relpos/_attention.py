@@ -36,6 +36,7 @@ def attention(
     key_range: tuple[Tensor, Tensor] | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    float32_products: bool = False,
     return_lse: bool = False,
     return_weights: bool = False,
 ) -> Any:
@@ -63,6 +64,9 @@ def attention(
         c tanh(s / c), before attn_mask is added.
       sinks: [H] or [B, H, Lq]: a score without a value that joins the softmax of each row, as in
         gpt-oss; differentiable. relpos.AttentionSink is the same as a module; both add up.
+      float32_products: of a call in bfloat16, whatever the CPU can: its products are those of
+        the inputs in float32, forward and backward, slower and more exact. RELPOS_BF16=float32
+        in the environment asks for it in every call. Other dtypes do so anyhow.
       return_lse: also returns the log-sum-exp (natural log) of each query's scores [B, H, Lq],
         differentiable.
       return_weights: also returns the weights after dropout [B, H, Lq, Lk], detached and dense.
@@ -86,6 +90,7 @@ def attention(
         scale=scale,
         softcap=softcap,
         sinks=sinks,
+        float32_products=float32_products,
         enable_gqa=enable_gqa,
         window=window,
         q_offset=q_offset,

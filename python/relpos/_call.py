@@ -37,6 +37,7 @@ class Call(NamedTuple):
     is_causal: bool = False
     scale: float | None = None
     softcap: float | None = None
+    float32_products: bool = False
     enable_gqa: bool = False
     window: Sequence[int] | None = None
     q_offset: int | None = None
@@ -66,6 +67,7 @@ class Call(NamedTuple):
         scale: float | None = None,
         softcap: float | None = None,
         sinks: Any = None,
+        float32_products: bool = False,
         enable_gqa: bool = False,
         window: Any = None,
         q_offset: Any = None,
@@ -92,6 +94,8 @@ class Call(NamedTuple):
             said["scale"] = number("scale", scale)
         if softcap is not None:
             said["softcap"] = number("softcap", softcap)
+        if float32_products:
+            said["float32_products"] = True
         if enable_gqa:
             said["enable_gqa"] = True
         if window is not None:

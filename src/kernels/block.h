@@ -59,8 +59,8 @@ struct Panel {
   const int64_t* shift = nullptr;   // per row, taken from its distances; null: nothing
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   // Of tiles that lie left or right of the window for all rows of a block: the number that a row reads
-  // there [2, kRows], and sums of what it would add there, in lanes [2, kRows, kLanes], for rows of pads
-  // lie pages apart. Null: the pads have them.
+  // there [2, kRows], null: it is read from the pad; and sums in lanes of what it adds there
+  // [2, kRows, kLanes], null: it is added to the pad. Rows of pads lie pages apart.
   const float* far_cells = nullptr;
   float* far_sums = nullptr;
 
@@ -118,6 +118,13 @@ struct KeyTile {
 
 struct Kernels;
 
+// Whether the rows of a dense mask are read by vectors: aligned elements one after another.
+inline bool has_vector_rows(const TensorView& mask) noexcept {
+  const auto size = static_cast<uintptr_t>(item_size(mask.dtype));
+  return mask.strides[3] == 1 && mask.dtype != DType::kFloat64 &&
+         (reinterpret_cast<uintptr_t>(mask.data) & (size - 1)) == 0;
+}
+
 struct Block {
   const Problem* problem = nullptr;
   const Kernels* kernels = nullptr;
@@ -131,7 +138,7 @@ struct Block {
       last_position[kRows / kGroup];  // lowest, highest of a group
   int64_t first_of_all, last_of_all;  // of all rows
   // Where the row of a dense mask starts that a row reads, in padded rows as in the last, and bytes of a
-  // tile of it. In place: rows of aligned float32 without gaps.
+  // tile of it. In place: float32 that has_vector_rows().
   const std::byte* mask_row[kRows];
   int64_t mask_step = 0;
   bool mask_in_place = false;
@@ -162,9 +169,9 @@ struct Block {
     return mask_row[row] + t * mask_step;
   }
   // Asks for what rows [first, end) read of a dense mask in tile t, in the second level cache: they lie
-  // pages apart, where the hardware does not see them coming. Called a whole tile ahead, after the
-  // softmax: before the products of queries and keys it holds these up (docs/kernels.md). Always
-  // inline: gcc drops calls of a function that does nothing but fetch.
+  // pages apart, where the hardware does not see them coming. Called a whole tile ahead, but not before
+  // the products of queries and keys, which it would hold up (docs/kernels.md). Always inline: gcc drops
+  // calls of a function that does nothing but fetch.
   __attribute__((always_inline)) void prefetch_mask(int first, int end, int64_t t) const noexcept {
     const TensorView& mask = problem->visible.mask;
     if (!mask.given() || mask.strides[3] != 1 || t >= problem->tiles()) return;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <vector>
 
@@ -132,10 +133,9 @@ TEST(FarTiles, EqualReferenceOnEveryUnit) {
   }
 }
 
-// A row's reference rises in a tile whose weights go to a pad: what the pad holds is scaled down, too.
-TEST(FarTiles, SumsOfFarWeightsFollowTheReference) {
+// 20 queries and 400 keys, whose scores are 0 up to key 200, `middle` up to key 300, then `top`.
+Case rising_case(Rng& rng, float middle, float top) {
   constexpr int64_t kQueries = 20, kKeys = 400, kDim = 16;
-  Rng rng(11);
   Case c;
   Problem& p = c.p;
   p.batch = p.heads = p.kv_heads = 1;
@@ -144,16 +144,63 @@ TEST(FarTiles, SumsOfFarWeightsFollowTheReference) {
   p.head_dim = p.value_dim = kDim;
   p.positions.q = p.positions.k = {0};
   c.draw_inputs(rng);
-  // Scores of 0, then 200 and 250 from keys 200 and 300 on, beyond what a reference stays below.
   for (int64_t i = 0; i < kQueries; ++i) c.q.data<float>()[i * kDim] = 1.0f;
   for (int64_t j = 0; j < kKeys; ++j) {
     float* key = c.k.data<float>() + j * kDim;
     std::fill_n(key, kDim, 0.0f);
-    key[0] = j < 200 ? 0.0f : j < 300 ? 200.0f : 250.0f;
+    key[0] = j < 200 ? 0.0f : j < 300 ? middle : top;
   }
-  ValueTable& values = p.terms.value_tables.emplace_back();
-  values.map = ClassMap::clamp(-3, 5);
-  values.table = c.term(rng, {9, kDim});
+  return c;
+}
+
+void add_value_table(Rng& rng, Case& c, const ClassMap& map) {
+  ValueTable& values = c.p.terms.value_tables.emplace_back();
+  values.map = map;
+  values.table = c.term(rng, {map.classes(), c.p.value_dim});
+}
+
+// A row's reference rises in a tile that is far for one table, or for two, on one side or on both: what
+// their sums hold is scaled down, too.
+TEST(FarTiles, SumsOfFarWeightsFollowTheReference) {
+  Rng rng(11);
+  const std::vector<std::vector<ClassMap>> all = {
+      {ClassMap::clamp(-3, 5)},
+      {ClassMap::clamp(-3, 5), ClassMap::clamp(-9, 2)},
+      {ClassMap::clamp(-3, 5), ClassMap::clamp(360, 390)},
+      {ClassMap::zero_outside(-3, 5), ClassMap::clamp(-1, 1)},
+  };
+  for (const std::vector<ClassMap>& maps : all) {
+    Case c = rising_case(rng, 200.0f, 250.0f);  // beyond what a reference stays below
+    for (const ClassMap& map : maps) add_value_table(rng, c, map);
+    expect_the_reference(c, maps.size());
+  }
+}
+
+// Weights of up to 2^58 times values of 1e24 overflow: the rows are computed once more, and what was
+// summed of far tiles the first time is gone.
+TEST(FarTiles, RowsThatOverflowStartAgain) {
+  Rng rng(12);
+  Case c = rising_case(rng, 40.0f, 40.0f);
+  add_value_table(rng, c, ClassMap::clamp(-3, 5));
+  for (int64_t n = 0; n < c.v.view().numel(); ++n) c.v.data<float>()[n] *= 1e24f;
+  const Results fused = run_fused(c), exact = run_reference(c);
+  for (int64_t n = 0; n < exact.out.view().numel(); ++n) {
+    const double expected = exact.out.view().load(n);
+    ASSERT_TRUE(std::isfinite(expected));
+    EXPECT_NEAR(fused.out.view().load(n), expected, 1e24 * 1e-5) << n;
+  }
+}
+
+// More panels than a tile notes as far.
+TEST(FarTiles, ManyBiasesEqualReference) {
+  Rng rng(13);
+  Case c = rising_case(rng, 1.0f, -1.0f);
+  for (int n = 0; n < 40; ++n) {
+    DistanceBias bias;
+    bias.map = ClassMap::clamp(-n, 5);
+    bias.table = c.term(rng, {1, bias.map->classes()});
+    c.p.terms.biases.push_back(bias);
+  }
   expect_the_reference(c, 0);
 }
 

@@ -52,10 +52,8 @@ struct Visibility {
   TensorView mask;                                // bool or floating, broadcast to [B, H, Lq, Lk]
   int64_t queries = 0, keys = 0;
 
-  // Each query sees all keys of its interval.
-  bool by_interval() const noexcept { return key_bits.empty() && !mask.given(); }
   // Every query sees every key.
-  bool everything() const noexcept { return span.empty() && by_interval(); }
+  bool everything() const noexcept { return span.empty() && key_bits.empty() && !mask.given(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
     return span[(rows == 1 ? 0 : b) * queries + i];

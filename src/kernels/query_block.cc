@@ -26,8 +26,7 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
   if (plan.p.visible.mask.given()) {
     const TensorView& mask = plan.p.visible.mask;
     block.mask_step = kTile * mask.strides[3] * item_size(mask.dtype);
-    block.mask_in_place = mask.dtype == DType::kFloat32 && mask.strides[3] == 1 &&
-                          reinterpret_cast<uintptr_t>(mask.data) % sizeof(float) == 0;
+    block.mask_in_place = mask.dtype == DType::kFloat32 && has_vector_rows(mask);
   }
   // Queries that decay are scaled before they are rounded, tile by tile.
   if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);

@@ -199,6 +199,7 @@ void fill_pads(const Kernels& kernels, const TablePlan& table, int rows, const C
     return ones;
   }();
   constexpr float kZero = 0.0f;
+  // Each row of a pad is one number: scale() writes it by vectors.
   const auto fill = [&](int64_t pad, int64_t from, bool none) {
     const float* of_rows = none ? &kZero : cells + from;
     kernels.scale(rows, kPad, kOnes.data(), 0, of_rows, none ? 0 : stride, cells + pad, stride);

@@ -48,6 +48,7 @@ def ring_attention(
     attn_mask: Tensor | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    float32_products: bool = False,
     return_lse: bool = False,
     return_weights: bool = False,
 ) -> Any:

@@ -302,7 +302,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
   uint64_t visible[kRows], group_any[kRows / kGroup];
   const TileView view(block, tile, t);
   uint64_t block_all = kAll, block_any = 0;
-  const uint64_t all_see = state.all_weigh ? seen_by_all(block, t) : 0;
+  const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
   for (int g = 0; g < groups; ++g) {
     if (next != nullptr) {
       prefetch_part(next->kt, block.D * kTile, g, groups);
@@ -311,7 +311,7 @@ void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t
       prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
       prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
     }
-    const GroupSight sight(block, g * kGroup, t, state.reference, all_see);
+    const GroupSight sight(block, g * kGroup, t, state.reference, common);
     std::copy_n(sight.visible, kGroup, visible + g * kGroup);
     group_any[g] = sight.any;
     block_all &= sight.all;
@@ -335,10 +335,10 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
   const TileView view(block, tile, t);
   const std::vector<Panel>& reads = value_reads(block);
   const bool by_row = finishes_rows(block, state);
-  const uint64_t all_see = state.all_weigh ? seen_by_all(block, t) : 0;
+  const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
   for (int group = first; group < last; group += kGroup) {
     block.prefetch_mask(group, group + kGroup, t + 1);
-    const GroupSight sight(block, group, t, state.reference, all_see);
+    const GroupSight sight(block, group, t, state.reference, common);
     if (sight.any == 0) {
       clear(state.p + group * kTile, kGroup * kTile);
       clear(state.ds + group * kTile, kGroup * kTile);

@@ -72,7 +72,8 @@ class WeightSums {
       : of_panels_(view.sums[0] != nullptr),
         at_((of_panels_ ? view.sums[0] : state.l) + group * kLanes),
         second_(view.sums[1] == nullptr ? nullptr : view.sums[1] + group * kLanes) {}
-  // Whether value panels take them: rows add nothing else to those, and nothing to `l`.
+  // Whether value panels take them: then these get nothing else of the tile, and `l` gets them at the
+  // end, in ValueTables::add().
   HWY_INLINE bool of_panels() const { return of_panels_; }
   // Adds some of the weights of a row of the group, in lanes from `lane` on.
   HWY_INLINE void add(int row, int64_t lane, V sum) const {
@@ -224,7 +225,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
   for (int64_t t = first; t < first + count; ++t) {
     const KeyTile& tile = tiles[t - first];
     const TileView view(block, tile, t);
-    const uint64_t all_see = seen_by_all(block, t);
+    const uint64_t common = seen_by_all(block, t);
     for (int group = 0; group < block.rows; group += kGroup) {
       if (t + 1 < first + count) {
         const KeyTile& next = tiles[t + 1 - first];
@@ -232,7 +233,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         prefetch_part(next.v, block.Dvp * kTile, group / kGroup, groups);
       }
       const GroupSight& sight = sights[group / kGroup] =
-          GroupSight(block, group, t, nullptr, all_see);
+          GroupSight(block, group, t, nullptr, common);
       if (sight.any == 0) continue;
       float* weights = p + group * kTile;
       weigh_group<FullExp2, false>(
@@ -268,10 +269,10 @@ template <typename Exp2, bool kWholeGroups, typename Loaded>
 HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& tile, int64_t t,
                            int first, int last, float* p, const Loaded& loaded) {
   const TileView view(block, tile, t);
-  const uint64_t all_see = seen_by_all(block, t);
+  const uint64_t common = seen_by_all(block, t);
   for (int group = first; group < last; group += kGroup) {
     block.prefetch_mask(group, group + kGroup, t + 1);
-    const GroupSight sight(block, group, t, nullptr, all_see);
+    const GroupSight sight(block, group, t, nullptr, common);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {
       clear(weights, kGroup * kTile);

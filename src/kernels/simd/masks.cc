@@ -36,11 +36,9 @@ HWY_INLINE hn::Vec<D> load(D d, const std::byte* row, int64_t c) {
   return hn::LoadU(d, reinterpret_cast<const T*>(row) + c);
 }
 
-// Whether a tile's keys are kTile aligned elements one after another, of a type that vectors read.
+// Whether a tile's keys are kTile elements that vectors read.
 HWY_INLINE bool is_whole(const TensorView& mask, int64_t count) {
-  const uintptr_t size = mask.dtype == DType::kFloat32 ? 4 : mask.dtype == DType::kBool ? 1 : 2;
-  return mask.strides[3] == 1 && count == kTile && mask.dtype != DType::kFloat64 &&
-         reinterpret_cast<uintptr_t>(mask.data) % size == 0;
+  return count == kTile && has_vector_rows(mask);
 }
 
 // Bit c: lane c of m. At most 64 lanes.

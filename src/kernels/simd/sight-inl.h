@@ -51,22 +51,23 @@ HWY_INLINE uint64_t seen_by_all(const Block& block, int64_t t) {
 // whether all see all of those.
 struct GroupSight {
   uint64_t visible[kGroup];
-  uint64_t any = 0, all = kAll;
-  bool whole = false;
+  uint64_t any, all;
+  bool whole;
   bool beyond = false;  // MaskSight::kBeyond
 
   GroupSight() = default;
-  // `all_see`: as of seen_by_all(). With `reference`, rows that saw nothing and rows past the block's last
+  // `common`: as of seen_by_all(). With `reference`, rows that saw nothing and rows past the block's last
   // see nothing; without, the latter do not count in `all`.
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference,
-                        uint64_t all_see) {
+                        uint64_t common) {
     const bool masked = block.problem->visible.mask.given();
-    if (all_see != 0) {
-      std::fill_n(visible, kGroup, all_see);
-      any = all = all_see;
+    if (common != 0) {
+      std::fill_n(visible, kGroup, common);
+      any = all = common;
       whole = (~all & interval_bits(0, end())) == 0;
       if (!masked) return;
     } else {
+      any = 0;
       for (int r = 0; r < kGroup; ++r) {
         const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
         visible[r] = blind ? 0 : unmasked_bits(block, group + r, t);
@@ -75,10 +76,10 @@ struct GroupSight {
     }
     if (masked && any != 0) {
       const MaskSight mask = see_mask(block, group, t, visible);
-      if (all_see != 0 && mask == MaskSight::kShowsAll) return;
+      if (common != 0 && mask == MaskSight::kShowsAll) return;
       beyond = mask == MaskSight::kBeyond;
-      any = 0;
     }
+    any = 0;
     all = kAll;
     for (int r = 0; r < kGroup; ++r) {
       any |= visible[r];

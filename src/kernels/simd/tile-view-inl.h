@@ -84,6 +84,8 @@ struct TileView {
     for (size_t n = 0; n < std::min(b.scores.size(), kMostFar); ++n) add_far(n);
     find_sums();
   }
+  TileView(const TileView&) = delete;  // `flat` may point into it
+  TileView& operator=(const TileView&) = delete;
   HWY_INLINE int64_t distance(int row, int64_t c) const {
     return (tile.run ? tile.first_position + c : tile.positions[c]) - block.position[row];
   }

@@ -61,8 +61,8 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
     own.cell_gradients = memory.take<float>(plan.backward ? cells : 0);
     own.panel.stride = stride(plan, table);
     own.panel.cells = own.cells.get();
-    own.far_cells = memory.take<float>(int64_t{2} * kRows);
-    own.panel.far_cells = own.far_cells.get();
+    own.far_cells = memory.take<float>(table.at == nullptr ? int64_t{2} * kRows : 0);
+    if (table.at == nullptr) own.panel.far_cells = own.far_cells.get();
     own.panel.gradient = own.cell_gradients.get();
     own.panel.at = table.at;
     own.panel.once = table.at == nullptr && plan.p.positions.consecutive;
@@ -77,7 +77,11 @@ void RowTables::load_factors(const Block& block, int64_t n, const float* queries
   const bool given = term.factor.view.given(), adds = term.added.view.given();
   const auto by = static_cast<float>(table.scale * kLog2e);
   const auto multiplier = static_cast<float>(term.factor.multiplier);
-  for (int row = 0; row < block.rows && (given || adds); ++row) {
+  if (!given && !adds) {
+    plan_.kernels.scale(block.rows, rank, queries, plan_.Dp, &by, 0, factors, rank);
+    return;
+  }
+  for (int row = 0; row < block.rows; ++row) {
     float* a = factors + row * rank;
     if (given) {
       load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank, rank,
@@ -90,11 +94,7 @@ void RowTables::load_factors(const Block& block, int64_t n, const float* queries
       a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
     }
   }
-  if (given || adds) {
-    plan_.kernels.scale(block.rows, rank, factors, rank, &by, 0, factors, rank);
-  } else {
-    plan_.kernels.scale(block.rows, rank, queries, plan_.Dp, &by, 0, factors, rank);
-  }
+  plan_.kernels.scale(block.rows, rank, factors, rank, &by, 0, factors, rank);
 }
 
 void RowTables::attach(Block& block, const float* queries) {
@@ -140,7 +140,8 @@ void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const 
                      cells + kPad + kept, stride);
       fill_pads(plan_.kernels, table, rows, to, cells, stride);
     });
-    for (int row = 0; row < kRows; ++row) {
+    // Of pads that are filled, and of others, which no visible pair reads.
+    for (int row = 0; row < round_up(block.rows, kGroup) && table.at == nullptr; ++row) {
       const float* left = own.cells.get() + row * stride;
       own.far_cells[row] = row < block.rows ? left[0] : 0.0f;
       own.far_cells[kRows + row] = row < block.rows ? left[kPad + to.width] : 0.0f;

@@ -44,7 +44,10 @@ void ValueTables::attach(Block& block, const float* dout) {
 void ValueTables::clear(const Block& block) {
   for (const Table& own : tables_) {
     std::fill_n(own.weights.get(), block.rows * own.stride, 0.0f);
-    std::fill_n(own.far_sums.get(), own.far_sums.size(), 0.0f);
+    for (int64_t side = 0; side < 2 && own.far_sums.size() > 0; ++side) {
+      std::fill_n(own.far_sums.get() + side * kRows * kLanes, round_up(block.rows, kGroup) * kLanes,
+                  0.0f);
+    }
   }
 }
 
@@ -58,7 +61,7 @@ void ValueTables::add(const Block& block, float* l, float* o) {
         plan_.kernels.add_row_sums(block.rows, kLanes, sums, kLanes, to, stride);
       };
       add_to(own.weights.get() + (side == 0 ? 0 : kPad + own.cut.width), own.stride);
-      if (n == 0) add_to(l, kLanes);
+      if (n == 0) add_to(l, kLanes);  // the sums of all tables are the same
     }
     fold_pads(plan_.kernels, table, block.rows, own.cut, own.weights.get(), own.stride);
     for_each_head(block, [&](int64_t head, int first, int rows) {

@@ -18,8 +18,8 @@ class ValueTables {
   // table are what a weight's gradient reads.
   void attach(Block& block, const float* dout = nullptr);
   void clear(const Block& block);  // the sums of weights
-  // o [kRows, Dvp] += the tables under their weights; l [kRows, kLanes] += weights of far tiles, which
-  // only a panel has summed.
+  // o [kRows, Dvp] += the tables under their weights; l [kRows, kLanes] += the weights of far tiles, which
+  // the forward pass sums in far_sums instead.
   void add(const Block& block, float* l, float* o);
   // The gradients of the tables, head g of a group.
   void finish(const Block& block, const float* dout, int64_t g, const Sums& sums);
