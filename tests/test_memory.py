@@ -21,12 +21,21 @@ COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
 
 @pytest.fixture(scope="module")
 def measured():
-    """{(scheme, length of packed sequences): {length: what was measured}}"""
+    """{(scheme, length of packed sequences): {length: what was measured}}. The larger peak of two
+    runs: a system that reclaims idle memory meanwhile makes one look smaller, never larger."""
     wanted = [
         (*what, length)
         for what, lengths in (SINGLE | PACKED | COMPOSED).items()
         for length in lengths
     ]
+    found = {}
+    for (*what, length), *runs in zip(wanted, probed(wanted), probed(wanted), strict=True):
+        largest = max(runs, key=lambda run: run["peak"])
+        found.setdefault(tuple(what), {})[length] = largest
+    return found
+
+
+def probed(wanted):
     run = subprocess.run(
         [sys.executable, "memory_probe.py", *(",".join(map(str, words)) for words in wanted)],
         cwd=Path(__file__).parent,
@@ -35,10 +44,7 @@ def measured():
         text=True,
         check=True,
     )
-    found = {}
-    for (*what, length), one in zip(wanted, json.loads(run.stdout), strict=True):
-        found.setdefault(tuple(what), {})[length] = one
-    return found
+    return json.loads(run.stdout)
 
 
 @pytest.mark.parametrize("what", SINGLE)
