@@ -141,14 +141,8 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 Machine = dict[str, Any]
-BESTS = (
-    "peak_one",
-    "peak_all",
-    "tile_all",
-    "clock",
-    "read_bandwidth",
-    "best_rate",
-)  # others only ever take away
+# Others only ever take away.
+BESTS = ("peak_one", "peak_all", "tile_all", "clock", "read_bandwidth", "best_rate")
 
 
 def measured_machine(monitor: Interference) -> Machine:
@@ -188,11 +182,12 @@ def void_reason(machine: Machine) -> str:
 
 def machine_text(machine: Machine) -> str:
     reason = void_reason(machine)
+    clock = f"{machine['clock']:.2f} GHz, " if machine["clock"] else ""  # 0: not known
     return (
         f"{machine['date']}: {machine['cpu']}, target {machine['target']}, "
         f"{machine['threads']} threads: {machine['peak_all']:.0f} GFLOP/s of multiply-adds with "
         f"all threads, {machine['peak_one']:.0f} with one, {machine['tile_all']:.0f} in the "
-        f"product of a tile, {machine['clock']:.2f} GHz, {machine['read_bandwidth']:.3g} GB/s "
+        f"product of a tile, {clock}{machine['read_bandwidth']:.3g} GB/s "
         f"read, {100 * machine['rate'] / machine['best_rate']:.0f} % of the instructions ours. "
         + (f"**It does not count: {reason}.**" if reason else "It counts.")
     )

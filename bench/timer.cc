@@ -25,14 +25,12 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-constexpr int kBursts = 8;
-
-// The best sum over all threads of what work(worker) counts, a nanosecond.
+// What work(worker) counts, a nanosecond, the sum over all threads: the best of several bursts.
 template <typename F>
-double best_rate(int threads, F&& work) {
+double rate_of(int threads, int bursts, F&& work) {
   double best = 0.0;
   std::vector<double> rates(static_cast<size_t>(threads));
-  for (int burst = 0; burst < kBursts; ++burst) {
+  for (int burst = 0; burst < bursts; ++burst) {
     cli::parallel_seconds(threads, [&](int worker) {
       const auto start = std::chrono::steady_clock::now();
       const double count = work(worker);
@@ -42,6 +40,8 @@ double best_rate(int threads, F&& work) {
   }
   return best;
 }
+
+constexpr int kBursts = 8;
 
 }  // namespace
 
@@ -61,7 +61,7 @@ double relpos_bench_tile(int threads) {
   constexpr int64_t kDim = 64, kRounds = 4000;
   const Buffer<float> memory(threads * (2 * kRows + kTile) * kDim);
   std::fill_n(memory.get(), memory.size(), 0.5f);
-  return best_rate(threads, [&](int worker) {
+  return rate_of(threads, kBursts, [&](int worker) {
     float* a = memory.get() + worker * (2 * kRows + kTile) * kDim;
     float *b = a + kRows * kDim, *c = b + kTile * kDim;
     for (int64_t n = 0; n < kRounds; ++n) {
@@ -76,15 +76,14 @@ double relpos_bench_tile(int threads) {
 double relpos_bench_clock([[maybe_unused]] int threads) {
 #if defined(__x86_64__)
   constexpr int64_t kRounds = 100000, kProducts = 64, kCycles = 3;
-  return best_rate(threads,
-                   [](int) {
-                     uint64_t x = 3;
-                     for (int64_t n = 0; n < kRounds; ++n) {
-                       asm volatile(".rept 64\n\timulq %0, %0\n\t.endr" : "+r"(x));
-                     }
-                     return static_cast<double>(kCycles * kProducts * kRounds);
-                   }) /
-         threads;
+  const auto products = [](int) {
+    uint64_t x = 3;
+    for (int64_t n = 0; n < kRounds; ++n) {
+      asm volatile(".rept 64\n\timulq %0, %0\n\t.endr" : "+r"(x));
+    }
+    return static_cast<double>(kCycles * kProducts * kRounds);
+  };
+  return rate_of(threads, kBursts, products) / threads;
 #else
   return 0.0;
 #endif
@@ -100,14 +99,11 @@ double relpos_bench_read(int threads, const float* x, int64_t n) {
 // would see the threads wake up.
 double relpos_bench_no_ops(int threads) {
   constexpr int64_t kRounds = 400000, kNoOps = 96;
-  std::vector<double> rates(static_cast<size_t>(threads));
-  cli::parallel_seconds(threads, [&](int worker) {
-    const auto start = std::chrono::steady_clock::now();
+  const auto no_ops = [](int) {
     for (int64_t n = 0; n < kRounds; ++n) asm volatile(".rept 96\n\tnop\n\t.endr");
-    rates[static_cast<size_t>(worker)] =
-        1e-9 * static_cast<double>(kNoOps * kRounds) / seconds_since(start);
-  });
-  return std::accumulate(rates.begin(), rates.end(), 0.0) / threads;
+    return static_cast<double>(kNoOps * kRounds);
+  };
+  return rate_of(threads, 1, no_ops) / threads;
 }
 
 // Seconds of one of `repeats` forward calls in a row, [1, 1, length, dim] float32.

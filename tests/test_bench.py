@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import platform
 import signal
 import subprocess
 import sys
@@ -308,8 +309,16 @@ def test_threads_that_share_a_core_make_a_run_void():
     assert not clock.void_reason({**wide, "peak_all": 381.0})
     later = {**SHARED, "read_bandwidth": 25.0, "rate": 5.0}
     both = clock.joined_machine(MACHINE, later)
-    assert "110 in the product of a tile, 3.50 GHz, 20 GB/s read" in clock.machine_text(MACHINE)
     assert [both[k] for k in ("peak_all", "read_bandwidth", "rate")] == [119.0, 25.0, 7.0]
+
+
+def test_the_machine_is_measured_and_named():
+    found = clock.measured_machine(clock.Interference())
+    assert min(found[name] for name in ("peak_one", "peak_all", "tile_all", "rate")) > 0
+    assert (found["clock"] > 0) == (platform.machine() == "x86_64")
+    text = clock.machine_text(MACHINE)
+    assert "60 with one, 110 in the product of a tile, 3.50 GHz, 20 GB/s read, 90 %" in text
+    assert "of a tile, 20 GB/s" in clock.machine_text({**MACHINE, "clock": 0.0})
 
 
 def test_what_a_row_reaches():

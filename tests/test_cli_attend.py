@@ -284,6 +284,28 @@ def test_bfloat16_travels_in_safetensors(tmp_path):
     assert load_torch(tmp_path / "dq.safetensors")["dq"].dtype == torch.bfloat16
 
 
+def test_float32_products_of_bfloat16_files(tmp_path):
+    """--float32-products writes the bits of RELPOS_BF16=float32, which are not the unit's."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file as save_torch
+
+    names = ("query", "key", "value", "backward")
+    for name in names:
+        tensor = {name: torch.randn(1, 2, 40, 32).bfloat16()}
+        save_torch(tensor, tmp_path / f"{name}.safetensors")
+    words = ["attend", "--grads", ".", "--out", "o.safetensors"]
+    words += [word for name in names for word in (f"--{name}", f"{name}.safetensors")]
+
+    def bits(*more, products=""):
+        environment = {"RELPOS_TARGET": "amx_emulated", "RELPOS_BF16": products}
+        output(*words, *more, cwd=tmp_path, env=environment)
+        return [(tmp_path / f"{n}.safetensors").read_bytes() for n in ("o", "dq", "dk", "dv")]
+
+    asked = bits("--float32-products")
+    assert asked == bits(products="float32")
+    assert all(own != unit for own, unit in zip(asked, bits(), strict=True))
+
+
 def test_files_of_any_order_and_version(tmp_path):
     q, k, v = normal(1, 2, 5, 4), normal(1, 2, 5, 4), normal(1, 2, 5, 4)
     words = inputs(tmp_path, query=np.asfortranarray(q), key=k[:, :, ::-1][:, :, ::-1], value=v)
