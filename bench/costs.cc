@@ -67,7 +67,7 @@ void read(TileCache& cache, const Plan& plan, F&& body) {
 template <typename Block>
 void add_rows(Block& x) {
   x.begin(0);
-  for (int64_t i = 0; i < std::min<int64_t>(kRows, x.block.problem->queries); ++i) x.add_row(0, i);
+  x.add_rows(0, 0, std::min<int64_t>(kRows, x.block.problem->queries));
 }
 
 void measure_packing(const Plan& plan, TileCache& cache, Costs& to) {

@@ -162,7 +162,7 @@ int64_t of_block(const Call& call, const Kernels& kernels) {
     const int64_t before = so_far();
     cache.start(0);
     x.begin(0);
-    for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
+    x.add_rows(0, 900, 960);
     x.start();
     const auto [first, end] = x.tile_range();
     x.run([&, first = first, end = end] {

@@ -147,7 +147,7 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
           modes.of(n, [&] { return float_control(p, at.batch, at.pair % p.kv_heads, from.dout); }));
       BackwardBlock& x = scratch.blocks[worker];
       x.begin(at.batch);
-      for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
+      x.add_rows(at.head, at.first_query, at.end_query);
       x.start(own, from, gradients);
       const auto [begin, end] = x.tile_range();
       own.turn.leave_before(begin);

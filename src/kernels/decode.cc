@@ -201,15 +201,13 @@ struct Decode {
   }
 };
 
-// Rows [first, end) of a group. The query is counted: at 12 rows divisions were a fifth of a call's time.
+// Rows [first, end) of a group.
 void add_rows(const Problem& p, int64_t group, int64_t first, int64_t end, ForwardBlock& x) {
   int64_t head = group % p.kv_heads * p.group() + first / p.queries, query = first % p.queries;
-  for (int64_t row = first; row < end; ++row) {
-    x.add_row(head, query);
-    if (++query == p.queries) {
-      query = 0;
-      ++head;
-    }
+  for (int64_t row = first; row < end; ++head, query = 0) {
+    const int64_t count = std::min(p.queries - query, end - row);
+    x.add_rows(head, query, query + count);
+    row += count;
   }
 }
 

@@ -109,7 +109,7 @@ struct FirstBlock {
   explicit FirstBlock(const Problem& p)
       : plan(p, false, memory), x(plan, memory), tables(plan, memory) {
     x.begin(0);
-    for (int64_t i = 0; i < kRows; ++i) x.add_row(0, i);
+    x.add_rows(0, 0, kRows);
     x.load();
   }
 };

@@ -48,7 +48,7 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
     {
       const FloatMode mode(float_control(plan.p, at.batch, at.head / plan.p.group()));
       x.begin(at.batch);
-      for (int64_t i = at.first_query; i < at.end_query; ++i) x.add_row(at.head, i);
+      x.add_rows(at.head, at.first_query, at.end_query);
       x.start(at.chunk == 0);
       const auto [first_seen, end_seen] = x.tile_range();
       const auto [first, end] = scratch.chunks.range(at.chunk, first_seen, end_seen);
@@ -124,8 +124,7 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
                         [&](const PackedBlock& at, int worker) {
                           QueryBlock& x = blocks[worker];
                           x.begin(at.batch);
-                          for (int64_t i = at.first_query; i < at.end_query; ++i)
-                            x.add_row(at.head, i);
+                          x.add_rows(at.head, at.first_query, at.end_query);
                           x.load();
                           float reference[kRows], inverse_sum[kRows];
                           std::fill_n(reference, kRows, -HUGE_VALF);

@@ -57,20 +57,20 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
     const CoordinateTiles* at = coordinates.of(term);
     Window window(term.map, at == nullptr ? range : at->range(), memory);
     const bool by_runs = Runs::count_of(window) * 4 < window.width * 3;
-    row_tables.emplace_back(std::move(window), term.table, by_runs, backward, true, memory);
+    row_tables.emplace_back(p, std::move(window), term.table, by_runs, backward, true, memory);
     row_tables.back().scale = term.scale.value_or(p.scale);
     row_tables.back().at = at;
   }
   for (const ValueTable& term : p.terms.value_tables) {
     if (!p.value.given()) continue;
-    value_tables.emplace_back(Window(term.map, range, memory), term.table, false, !backward,
+    value_tables.emplace_back(p, Window(term.map, range, memory), term.table, false, !backward,
                               backward, memory);
   }
   tile_floats = D * kTile + (backward ? kTile * Dp + Dv * kTile : kTile * Dvp);
   if (unit != nullptr) tile_floats = pairs.tile();
   for (const ColumnTable& term : p.terms.column_tables) {
     columns.push_back(
-        {TablePlan(Window(term.map, range, memory), term.table, true, true, true, memory),
+        {TablePlan(p, Window(term.map, range, memory), term.table, true, true, true, memory),
          tile_floats});
     columns.back().table.scale = term.scale.value_or(p.scale);
     tile_floats += kTile * columns.back().table.padded_rank;

@@ -1,6 +1,7 @@
 #include "kernels/query_block.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
@@ -44,33 +45,30 @@ void QueryBlock::begin(int64_t batch) {
   block.values.clear();
 }
 
-void QueryBlock::add_row(int64_t h, int64_t i) {
+void QueryBlock::add_rows(int64_t h, int64_t first, int64_t end) {
   const Problem& p = plan_.p;
-  const int row = block.rows++;
-  block.head[row] = h;
-  block.index[row] = i;
-  block.position[row] = p.positions.query(block.batch, i);
-  const int64_t position = block.position[row];
-  int64_t &low = block.first_position[row / kGroup], &high = block.last_position[row / kGroup];
-  low = row % kGroup == 0 ? position : std::min(low, position);
-  high = row % kGroup == 0 ? position : std::max(high, position);
-  block.first_of_all = row == 0 ? position : std::min(block.first_of_all, position);
-  block.last_of_all = row == 0 ? position : std::max(block.last_of_all, position);
-  const auto [lo, hi] = p.visible.interval(block.batch, i);
-  block.lo[row] = std::max<int64_t>(lo, 0);
-  block.hi[row] = std::min(hi, p.keys);
-  if (p.visible.mask.given()) block.mask_row[row] = p.visible.mask_row(block.batch, h, i);
+  const int from = block.rows, to = block.rows += static_cast<int>(end - first);
+  std::fill(block.head + from, block.head + to, h);
+  std::iota(block.index + from, block.index + to, first);
+  std::iota(block.position + from, block.position + to, p.positions.query(block.batch, first));
+  std::fill(block.lo + from, block.lo + to, 0);
+  std::fill(block.hi + from, block.hi + to, p.keys);
+  for (int row = from; row < to && !p.positions.consecutive; ++row) {
+    block.position[row] = p.positions.query(block.batch, block.index[row]);
+  }
+  for (int row = from; row < to && !p.visible.span.empty(); ++row) {
+    const auto [lo, hi] = p.visible.interval(block.batch, block.index[row]);
+    block.lo[row] = std::max<int64_t>(lo, 0);
+    block.hi[row] = std::min(hi, p.keys);
+  }
+  for (int row = from; row < to && p.visible.mask.given(); ++row) {
+    block.mask_row[row] = p.visible.mask_row(block.batch, h, block.index[row]);
+  }
 }
 
 std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
-  int64_t lo = plan_.p.keys, hi = 0;
-  for (int row = 0; row < block.rows; ++row) {
-    if (block.lo[row] >= block.hi[row]) continue;
-    lo = std::min(lo, block.lo[row]);
-    hi = std::max(hi, block.hi[row]);
-  }
-  if (lo >= hi) return {0, 0};
-  return {lo / kTile, (hi + kTile - 1) / kTile};
+  if (seen_from_ >= seen_to_) return {0, 0};
+  return {seen_from_ / kTile, (seen_to_ + kTile - 1) / kTile};
 }
 
 void QueryBlock::load() {
@@ -82,22 +80,38 @@ void QueryBlock::load() {
 }
 
 void QueryBlock::find_range() {
-  block.all_from = 0;
-  block.all_to = plan_.p.keys;
-  for (int row = 0; row < block.rows; ++row) {
-    block.all_from = std::max(block.all_from, block.lo[row]);
-    block.all_to = std::min(block.all_to, block.hi[row]);
+  constexpr int64_t kMost = INT64_MAX, kLeast = INT64_MIN;
+  int64_t all_from = 0, all_to = plan_.p.keys, seen_from = all_to, seen_to = 0;
+  int64_t low = kMost, high = kLeast;  // distances, less the first key's position
+  block.first_of_all = kMost;
+  block.last_of_all = kLeast;
+  for (int group = 0; group < block.rows; group += kGroup) {
+    int64_t first = kMost, last = kLeast;
+    for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+      const int64_t lo = block.lo[row], hi = block.hi[row], position = block.position[row];
+      first = std::min(first, position);
+      last = std::max(last, position);
+      all_from = std::max(all_from, lo);
+      all_to = std::min(all_to, hi);
+      if (lo >= hi) continue;
+      seen_from = std::min(seen_from, lo);
+      seen_to = std::max(seen_to, hi);
+      low = std::min(low, lo - position);
+      high = std::max(high, hi - 1 - position);
+    }
+    block.first_position[group / kGroup] = first;
+    block.last_position[group / kGroup] = last;
+    block.first_of_all = std::min(block.first_of_all, first);
+    block.last_of_all = std::max(block.last_of_all, last);
   }
+  block.all_from = all_from;
+  block.all_to = all_to;
+  seen_from_ = seen_from;
+  seen_to_ = seen_to;
   block.range = plan_.range;
   if (!plan_.p.positions.consecutive) return;
-  int64_t low = INT64_MAX, high = INT64_MIN;
-  for (int row = 0; row < block.rows; ++row) {
-    if (block.lo[row] >= block.hi[row]) continue;
-    low = std::min(low, block.lo[row] - block.position[row]);
-    high = std::max(high, block.hi[row] - 1 - block.position[row]);
-  }
-  const int64_t first = plan_.p.positions.key(block.batch, 0);
-  block.range = low <= high ? std::pair{first + low, first + high}
+  const int64_t key = plan_.p.positions.key(block.batch, 0);
+  block.range = low <= high ? std::pair{key + low, key + high}
                             : std::pair{plan_.range.first, plan_.range.first};
 }
 

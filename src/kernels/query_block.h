@@ -19,10 +19,11 @@ class QueryBlock {
   Block block;
 
   void begin(int64_t batch);
-  void add_row(int64_t h, int64_t i);
+  // Queries [first, end) of a head.
+  void add_rows(int64_t h, int64_t first, int64_t end);
   // Loads and rotates the queries of all rows, and attaches what score terms read.
   void load();
-  // [first, last) tiles that any row sees.
+  // [first, last) tiles that any row sees. After load().
   std::pair<int64_t, int64_t> tile_range() const;
   int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
 
@@ -54,12 +55,14 @@ class QueryBlock {
   Buffer<float> raw_;  // the queries as they are [kRows, Dp]
 
  private:
+  // What the rows see: keys, distances, positions of groups.
   void find_range();
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
-  Buffer<float> q_;              // [kRows, Dp]
-  bfloat16::NarrowRows narrow_;  // not scaled, but where a rotation decays
+  int64_t seen_from_ = 0, seen_to_ = 0;  // keys that some row sees
+  Buffer<float> q_;                      // [kRows, Dp]
+  bfloat16::NarrowRows narrow_;          // not scaled, but where a rotation decays
 };
 
 }  // namespace relpos

@@ -91,7 +91,7 @@ TEST(Skip, LeavesOutTilesThatUnderflowAndNoOthers) {
   Stopper stopper(nullptr);
   cache.start(0);
   x.begin(0);
-  for (int64_t i = 900; i < 960; ++i) x.add_row(0, i);
+  x.add_rows(0, 900, 960);
   x.start();
   skip.start(x.block);
   const KeyTile* tiles = nullptr;

@@ -205,13 +205,22 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
     }
     add_turns(plan, keys[n].turns, plan.tiles, head, to);
   }
-  constexpr int64_t kStrip = kLanes / 2;  // a cache line of doubles
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
                           std::vector<double>& gradient, auto&& sums_of) {
-    parallel_for((table.rank + kStrip - 1) / kStrip, threads, stopper, [&](int64_t strip, int w) {
-      const int64_t from = strip * kStrip, end = std::min(table.rank, from + kStrip);
+    if (gradient.empty()) return;
+    // Of a task: what reads a row of the table is in one.
+    constexpr int64_t kEntries = 32;
+    const std::vector<int64_t> order = table.by_class();
+    const auto size = static_cast<int64_t>(order.size());
+    const auto start = [&](int64_t task) {
+      int64_t n = std::min(size, task * kEntries);
+      while (n > 0 && n < size && table.classes[order[n]] == table.classes[order[n - 1]]) ++n;
+      return n;
+    };
+    parallel_for((size + kEntries - 1) / kEntries, threads, stopper, [&](int64_t task, int w) {
+      const std::span own{order.begin() + start(task), order.begin() + start(task + 1)};
       for (int64_t n = 0; n < count && !stopper.stopped(w); ++n) {
-        sums_of(sums[n]).reduce(table, data, kv_head(n), p.group(), scale, from, end, gradient);
+        sums_of(sums[n]).reduce(table, data, kv_head(n), p.group(), scale, own, gradient);
       }
     });
   };

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 
-#include "base/parallel.h"
+#include "kernels/in_parts.h"
+#include "kernels/rows.h"
 
 namespace relpos {
 
@@ -42,35 +44,75 @@ Runs::Runs(const Window& window, Workspace& memory)
   }
 }
 
-TablePlan::TablePlan(Window over, const TermData& table, bool by_runs, bool with_rows,
-                     bool with_transposed, Workspace& memory)
+namespace {
+
+// A table as [1, heads, classes, rank].
+TensorView four_axes(const TensorView& table) {
+  const int first = table.rank - 2;
+  const int64_t heads = first == 1 ? table.shape[0] : 1, step = first == 1 ? table.strides[0] : 0;
+  return {table.data,
+          table.dtype,
+          {1, heads, table.shape[first], table.shape[first + 1]},
+          {0, step, table.strides[first], table.strides[first + 1]}};
+}
+
+// Rows `classes` of a head of it, multiplied; zeros for kNone.
+void load_rows(const TensorView& table, double multiplier, int64_t head, const int64_t* classes,
+               int64_t count, int64_t padded, float* rows) {
+  const int64_t rank = table.shape[3];
+  for (int64_t n = 0; n < count; ++n) {
+    float* row = rows + n * padded;
+    if (classes[n] == ClassMap::kNone) {
+      std::fill_n(row, padded, 0.0f);
+      continue;
+    }
+    load_row(table, 0, head, classes[n], rank, padded, row);
+    for (int64_t x = 0; multiplier != 1.0 && x < rank; ++x) {
+      row[x] = static_cast<float>(static_cast<double>(row[x]) * multiplier);
+    }
+  }
+}
+
+}  // namespace
+
+TablePlan::TablePlan(const Problem& p, Window over, const TermData& table, bool by_runs,
+                     bool with_rows, bool with_transposed, Workspace& memory)
     : window(std::move(over)) {
-  const TensorView& view = table.view;
-  const bool per_head = view.rank == 3;
-  heads = per_head ? view.shape[0] : 1;
-  rank = view.shape[per_head ? 2 : 1];
+  const TensorView view = four_axes(table.view);
+  heads = view.shape[1];
+  rank = view.shape[3];
   padded_rank = round_up(rank, kLanes);
   if (by_runs) runs = Runs(window, memory);
   classes = by_runs ? runs.classes.get() : window.classes.get();
   entries = by_runs ? runs.classes.size() : window.width;
   if (with_rows) rows = memory.take<float>(heads * entries * padded_rank);
   if (with_transposed) transposed = memory.zeros<float>(heads * panels() * rank * kTile);
-  const Buffer<float> row(padded_rank);
-  std::fill_n(row.get(), padded_rank, 0.0f);
-  for (int64_t entry = 0; entry < heads * entries; ++entry) {
-    const int64_t h = entry / entries, c = entry % entries, m = classes[c];
-    if (c % kTile == 0) check_cancelled();
-    for (int64_t x = 0; x < rank; ++x) {
-      const auto element = [&] { return per_head ? view.offset({h, m, x}) : view.offset({m, x}); };
-      row[x] =
-          m == ClassMap::kNone ? 0.0f : static_cast<float>(view.load(element()) * table.multiplier);
-      if (with_transposed) {
-        transposed[((h * panels() + c / kTile) * rank + x) * kTile + c % kTile] = row[x];
-      }
+  std::atomic<bool> all_finite{true};
+  in_parts(p, heads * panels(), kTile * rank, [&](int64_t from, int64_t to) {
+    const Buffer<float> copy(with_rows ? 0 : kTile * padded_rank);
+    for (int64_t n = from; n < to; ++n) {
+      check_cancelled();
+      const int64_t h = n / panels(), first = n % panels() * kTile;
+      const int64_t count = std::min(kTile, entries - first);
+      float* own = with_rows ? rows.get() + (h * entries + first) * padded_rank : copy.get();
+      load_rows(view, table.multiplier, h, classes + first, count, padded_rank, own);
+      const bool finite_rows = tile_kernels().finite(own, count * padded_rank);
+      if (!finite_rows) all_finite.store(false, std::memory_order_relaxed);
+      if (!with_transposed) continue;
+      tile_kernels().transpose(own, padded_rank, count, rank, transposed.get() + n * rank * kTile);
     }
-    finite = finite && tile_kernels().finite(row.get(), rank);
-    if (with_rows) std::copy_n(row.get(), padded_rank, rows.get() + entry * padded_rank);
+  });
+  finite = all_finite.load(std::memory_order_relaxed);
+}
+
+std::vector<int64_t> TablePlan::by_class() const {
+  std::vector<int64_t> order;
+  for (int64_t n = 0; n < entries; ++n) {
+    if (classes[n] != ClassMap::kNone) order.push_back(n);
   }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return classes[a] < classes[b]; });
+  return order;
 }
 
 GroupCuts::GroupCuts(const Block& block, const TablePlan& table) : GroupCuts() {
@@ -111,22 +153,18 @@ void TableSums::add(const Kernels& kernels, const TablePlan& table, int64_t g, c
 }
 
 void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
-                       double scale, int64_t from, int64_t to,
+                       double scale, std::span<const int64_t> entries,
                        std::vector<double>& gradient) const {
-  constexpr int64_t kAhead = 16;  // entries whose sums are fetched: a strip of columns is no stream
   if (cells == nullptr) return;
   const int64_t heads = table.heads == 1 ? 1 : group;
   const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
   const double by = scale * data.multiplier;
   for (int64_t g = 0; g < heads; ++g) {
     const int64_t h = table.heads == 1 ? 0 : kv_head * group + g;
-    for (int64_t c = 0; c < table.entries; ++c) {
-      const int64_t row = table.classes[c];
-      if (row == ClassMap::kNone) continue;
-      const float* cell = at(table, g, c);
-      double* out = gradient.data() + (h * classes + row) * table.rank;
-      __builtin_prefetch(cell + kAhead * table.padded_rank + from);
-      for (int64_t d = from; d < to; ++d) out[d] += static_cast<double>(cell[d]) * by;
+    for (const int64_t entry : entries) {
+      const float* cell = at(table, g, entry);
+      double* out = gradient.data() + (h * classes + table.classes[entry]) * table.rank;
+      for (int64_t d = 0; d < table.rank; ++d) out[d] += static_cast<double>(cell[d]) * by;
     }
   }
 }

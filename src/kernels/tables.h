@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -72,8 +73,10 @@ struct TablePlan {
   const CoordinateTiles* at = nullptr;  // what a row table is read by; null: positions
 
   // `by_runs`: entries are runs, padded with zero rows to a multiple of kLanes.
-  TablePlan(Window over, const TermData& table, bool by_runs, bool with_rows, bool with_transposed,
-            Workspace& memory);
+  TablePlan(const Problem& p, Window over, const TermData& table, bool by_runs, bool with_rows,
+            bool with_transposed, Workspace& memory);
+  // The entries that read a row, those of one row together and in ascending order.
+  std::vector<int64_t> by_class() const;
   bool by_runs() const noexcept { return runs.count > 0; }
   int64_t entry(int64_t cell) const noexcept { return by_runs() ? runs.index[cell + 1] : cell; }
   // The cells that products of cells `seen` are computed of: from a multiple of kLanes on.
@@ -149,9 +152,9 @@ struct TableSums {
   void add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
            const GroupCuts& cuts, int rows, const float* cells_of_rows, int64_t stride,
            const float* a, int64_t lda) const;
-  // Columns [from, to) into the gradient of `data`, times `scale`.
+  // Some entries into the gradient of `data`, times `scale`.
   void reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
-              double scale, int64_t from, int64_t to, std::vector<double>& gradient) const;
+              double scale, std::span<const int64_t> entries, std::vector<double>& gradient) const;
 };
 
 // rows [0, rows) of T = A R^T over the cells `at` of a table's window, from `cells` on and `stride`
