@@ -56,68 +56,20 @@ void expand(const float* from, const int32_t* index, int64_t n, float* to) {
 
 bool finite(const float* x, int64_t n) {
   const F d;
-  V sum = hn::Zero(d);
+  constexpr int kChains = 4;  // one would wait for itself
+  V sums[kChains];
+  RELPOS_UNROLLED(chain, kChains) sums[chain] = hn::Zero(d);
   int64_t c = 0;
-  for (; c + kN <= n; c += kN) sum = hn::MulAdd(hn::LoadU(d, x + c), hn::Zero(d), sum);
+  for (; c + kChains * kN <= n; c += kChains * kN) {
+    RELPOS_UNROLLED(chain, kChains) {
+      sums[chain] = hn::MulAdd(hn::LoadU(d, x + c + chain * kN), hn::Zero(d), sums[chain]);
+    }
+  }
+  for (; c + kN <= n; c += kN) sums[0] = hn::MulAdd(hn::LoadU(d, x + c), hn::Zero(d), sums[0]);
+  const V sum = hn::Add(hn::Add(sums[0], sums[1]), hn::Add(sums[2], sums[3]));
   float rest = hn::GetLane(hn::SumOfLanes(d, sum));
   for (; c < n; ++c) rest += x[c] * 0.0f;
   return rest == 0.0f;
-}
-
-#if HWY_TARGET != HWY_SCALAR
-// to[x, key] for 4 keys and dims [x, x + kN): transposed in blocks of 4 x 4.
-HWY_INLINE void transpose_quad(const V (&rows)[kQuad], float* to) {
-  const F d;
-  const hn::RepartitionToWide<hn::RebindToUnsigned<F>> pairs;
-  const auto wide = [&](V v) HWY_ATTR { return hn::BitCast(pairs, v); };
-  const auto low = wide(hn::InterleaveLower(d, rows[0], rows[1]));
-  const auto high = wide(hn::InterleaveUpper(d, rows[0], rows[1]));
-  const auto low2 = wide(hn::InterleaveLower(d, rows[2], rows[3]));
-  const auto high2 = wide(hn::InterleaveUpper(d, rows[2], rows[3]));
-  HWY_ALIGN_MAX float dims[kQuad][kN];
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, low, low2)), d, dims[0]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, low, low2)), d, dims[1]);
-  hn::Store(hn::BitCast(d, hn::InterleaveLower(pairs, high, high2)), d, dims[2]);
-  hn::Store(hn::BitCast(d, hn::InterleaveUpper(pairs, high, high2)), d, dims[3]);
-  for (int64_t block = 0; block < kN; block += kQuad) {
-    for (int n = 0; n < kQuad; ++n) {
-      hwy::CopyBytes<kQuad * sizeof(float)>(dims[n] + block, to + (block + n) * kTile);
-    }
-  }
-}
-#endif
-
-bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float* to) {
-  const F d;
-  V sum = hn::Zero(d);
-  float rest = 0.0f;
-  const int64_t end = round_up(keys, kQuad), padded = round_up(keys, kLanes);
-  if (end < padded) {
-    for (int64_t x = 0; x < D; ++x) std::fill(to + x * kTile + end, to + x * kTile + padded, 0.0f);
-  }
-  for (int64_t key = 0; key < end; key += kQuad) {
-    const int64_t count = std::min<int64_t>(keys - key, kQuad);
-    const float* from = rows + key * stride;
-    int64_t x = 0;
-#if HWY_TARGET != HWY_SCALAR
-    for (; x + kN <= D; x += kN) {
-      V lanes[kQuad];
-      for (int n = 0; n < kQuad; ++n) {
-        lanes[n] = n < count ? hn::LoadU(d, from + n * stride + x) : hn::Zero(d);
-        sum = hn::MulAdd(lanes[n], hn::Zero(d), sum);
-      }
-      transpose_quad(lanes, to + x * kTile + key);
-    }
-#endif
-    for (; x < D; ++x) {
-      for (int64_t n = 0; n < kQuad; ++n) {
-        const float value = n < count ? from[n * stride + x] : 0.0f;
-        to[x * kTile + key + n] = value;
-        rest += value * 0.0f;
-      }
-    }
-  }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) + rest == 0.0f;
 }
 
 void read_columns(int rows, const float* products, int64_t stride, const int32_t* runs,

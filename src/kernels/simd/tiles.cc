@@ -16,6 +16,7 @@
 #include "kernels/simd/math-inl.h"
 #include "kernels/simd/sight-inl.h"
 #include "kernels/simd/terms-inl.h"
+#include "kernels/simd/transpose-inl.h"
 #include "kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();
