@@ -141,7 +141,7 @@ def quartiles(values: list[float]) -> tuple[float, float, float]:
 
 
 Machine = dict[str, Any]
-# Others only ever take away.
+# Other programs only ever lower these.
 BESTS = ("peak_one", "peak_all", "tile_all", "clock", "read_bandwidth", "best_rate")
 
 

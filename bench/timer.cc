@@ -25,7 +25,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// What work(worker) counts, a nanosecond, the sum over all threads: the best of several bursts.
+// What work(worker) counts, a nanosecond, the sum over all threads: the best of `bursts`.
 template <typename F>
 double rate_of(int threads, int bursts, F&& work) {
   double best = 0.0;

@@ -131,12 +131,13 @@ void SourceReader::add_gradient(const PartCall& call, const std::vector<double>&
       if ((n + 1) % length != 0) of_elements[n] += of_elements[n + 1];
     }
   }
-  const std::vector<double>& from = source_->cumulative_ ? of_elements : gradient;
-  size_t n = 0;
+  const double* from = (source_->cumulative_ ? of_elements : gradient).data();
   CancelTicks tick;
-  for_each_offset(view, [&](int64_t at) {
+  for_each_row(view, [&](int64_t at, int64_t count, int64_t stride) {
     tick();
-    sum[static_cast<size_t>(offset + at)] += from[n++];
+    double* to = sum.data() + offset + at;
+    for (int64_t n = 0; n < count; ++n) to[n * stride] += from[n];
+    from += count;
   });
 }
 

@@ -65,10 +65,22 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
 
 void write_values(const std::vector<double>& values, const TensorView& view) {
   CancelTicks tick;
-  size_t n = 0;
-  for_each_offset(view, [&](int64_t at) {
-    tick();
-    view.store(at, values[n++]);
+  const double* from = values.data();
+  for_each_row(view, [&](int64_t at, int64_t count, int64_t stride) {
+    if (view.dtype == DType::kFloat32 && stride == 1) {
+      tick();
+      auto* to = static_cast<std::byte*>(view.data) + at * 4;  // at any address
+      for (int64_t n = 0; n < count; ++n) {
+        const auto value = static_cast<float>(from[n]);
+        std::memcpy(to + n * 4, &value, sizeof value);
+      }
+    } else {
+      for (int64_t n = 0; n < count; ++n) {
+        tick();
+        view.store(at + n * stride, from[n]);
+      }
+    }
+    from += count;
   });
 }
 

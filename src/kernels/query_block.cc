@@ -40,6 +40,7 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
 void QueryBlock::begin(int64_t batch) {
   block.batch = batch;
   block.rows = 0;
+  seen_from_ = seen_to_ = 0;
   block.scores.clear();
   block.ramps.clear();
   block.values.clear();
@@ -47,19 +48,25 @@ void QueryBlock::begin(int64_t batch) {
 
 void QueryBlock::add_rows(int64_t h, int64_t first, int64_t end) {
   const Problem& p = plan_.p;
-  const int from = block.rows, to = block.rows += static_cast<int>(end - first);
+  const int from = block.rows, to = from + static_cast<int>(end - first);
+  block.rows = to;
   std::fill(block.head + from, block.head + to, h);
   std::iota(block.index + from, block.index + to, first);
-  std::iota(block.position + from, block.position + to, p.positions.query(block.batch, first));
-  std::fill(block.lo + from, block.lo + to, 0);
-  std::fill(block.hi + from, block.hi + to, p.keys);
-  for (int row = from; row < to && !p.positions.consecutive; ++row) {
-    block.position[row] = p.positions.query(block.batch, block.index[row]);
+  if (p.positions.consecutive) {
+    std::iota(block.position + from, block.position + to, p.positions.query(block.batch, first));
+  } else {
+    std::transform(block.index + from, block.index + to, block.position + from,
+                   [&](int64_t i) { return p.positions.query(block.batch, i); });
   }
-  for (int row = from; row < to && !p.visible.span.empty(); ++row) {
-    const auto [lo, hi] = p.visible.interval(block.batch, block.index[row]);
-    block.lo[row] = std::max<int64_t>(lo, 0);
-    block.hi[row] = std::min(hi, p.keys);
+  if (p.visible.span.empty()) {
+    std::fill(block.lo + from, block.lo + to, 0);
+    std::fill(block.hi + from, block.hi + to, p.keys);
+  } else {
+    for (int row = from; row < to; ++row) {
+      const auto [lo, hi] = p.visible.interval(block.batch, block.index[row]);
+      block.lo[row] = std::max<int64_t>(lo, 0);
+      block.hi[row] = std::min(hi, p.keys);
+    }
   }
   for (int row = from; row < to && p.visible.mask.given(); ++row) {
     block.mask_row[row] = p.visible.mask_row(block.batch, h, block.index[row]);

@@ -19,7 +19,7 @@ class QueryBlock {
   Block block;
 
   void begin(int64_t batch);
-  // Queries [first, end) of a head.
+  // Queries [first, end) of a head, one at least; at most kRows since begin().
   void add_rows(int64_t h, int64_t first, int64_t end);
   // Loads and rotates the queries of all rows, and attaches what score terms read.
   void load();
@@ -55,12 +55,12 @@ class QueryBlock {
   Buffer<float> raw_;  // the queries as they are [kRows, Dp]
 
  private:
-  // What the rows see: keys, distances, positions of groups.
+  // The keys and distances that rows see, and the positions of the rows of each group.
   void find_range();
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
-  int64_t seen_from_ = 0, seen_to_ = 0;  // keys that some row sees
+  int64_t seen_from_ = 0, seen_to_ = 0;  // from the first to past the last key that a row sees
   Buffer<float> q_;                      // [kRows, Dp]
   bfloat16::NarrowRows narrow_;          // not scaled, but where a rotation decays
 };

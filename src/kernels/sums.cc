@@ -208,14 +208,14 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
                           std::vector<double>& gradient, auto&& sums_of) {
     if (gradient.empty()) return;
-    // Of a task: what reads a row of the table is in one.
-    constexpr int64_t kEntries = 32;
+    constexpr int64_t kEntries = 8;  // of a task, at least: all that read one row are in one task
     const std::vector<int64_t> order = table.by_class();
     const auto size = static_cast<int64_t>(order.size());
     const auto start = [&](int64_t task) {
-      int64_t n = std::min(size, task * kEntries);
-      while (n > 0 && n < size && table.classes[order[n]] == table.classes[order[n - 1]]) ++n;
-      return n;
+      if (task == 0 || task * kEntries >= size) return std::min(size, task * kEntries);
+      const int64_t row = table.classes[order[task * kEntries - 1]];
+      const auto by_row = [&](int64_t of, int64_t entry) { return of < table.classes[entry]; };
+      return std::upper_bound(order.begin(), order.end(), row, by_row) - order.begin();
     };
     parallel_for((size + kEntries - 1) / kEntries, threads, stopper, [&](int64_t task, int w) {
       const std::span own{order.begin() + start(task), order.begin() + start(task + 1)};

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "base/parallel.h"
 #include "kernels/in_parts.h"
 #include "kernels/rows.h"
 
@@ -67,8 +68,8 @@ void load_rows(const TensorView& table, double multiplier, int64_t head, const i
       continue;
     }
     load_row(table, 0, head, classes[n], rank, padded, row);
-    for (int64_t x = 0; multiplier != 1.0 && x < rank; ++x) {
-      row[x] = static_cast<float>(static_cast<double>(row[x]) * multiplier);
+    for (int64_t x = 0; multiplier != 1.0 && x < rank; ++x) {  // rounded once
+      row[x] = static_cast<float>(table.at({0, head, classes[n], x}) * multiplier);
     }
   }
 }
@@ -86,9 +87,10 @@ TablePlan::TablePlan(const Problem& p, Window over, const TermData& table, bool 
   classes = by_runs ? runs.classes.get() : window.classes.get();
   entries = by_runs ? runs.classes.size() : window.width;
   if (with_rows) rows = memory.take<float>(heads * entries * padded_rank);
-  if (with_transposed) transposed = memory.zeros<float>(heads * panels() * rank * kTile);
+  if (with_transposed) transposed = memory.take<float>(heads * panels() * rank * kTile);
+  constexpr int64_t kCopied = 4;  // numbers that are copied in the time of one that is computed
   std::atomic<bool> all_finite{true};
-  in_parts(p, heads * panels(), kTile * rank, [&](int64_t from, int64_t to) {
+  in_parts(p, heads * panels(), kTile * rank / kCopied, [&](int64_t from, int64_t to) {
     const Buffer<float> copy(with_rows ? 0 : kTile * padded_rank);
     for (int64_t n = from; n < to; ++n) {
       check_cancelled();
@@ -99,7 +101,11 @@ TablePlan::TablePlan(const Problem& p, Window over, const TermData& table, bool 
       const bool finite_rows = tile_kernels().finite(own, count * padded_rank);
       if (!finite_rows) all_finite.store(false, std::memory_order_relaxed);
       if (!with_transposed) continue;
-      tile_kernels().transpose(own, padded_rank, count, rank, transposed.get() + n * rank * kTile);
+      float* panel = transposed.get() + n * rank * kTile;
+      tile_kernels().transpose(own, padded_rank, count, rank, panel);
+      for (int64_t x = 0; x < rank; ++x) {
+        std::fill(panel + x * kTile + round_up(count, kLanes), panel + (x + 1) * kTile, 0.0f);
+      }
     }
   });
   finite = all_finite.load(std::memory_order_relaxed);
@@ -155,7 +161,6 @@ void TableSums::add(const Kernels& kernels, const TablePlan& table, int64_t g, c
 void TableSums::reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
                        double scale, std::span<const int64_t> entries,
                        std::vector<double>& gradient) const {
-  if (cells == nullptr) return;
   const int64_t heads = table.heads == 1 ? 1 : group;
   const int64_t classes = data.view.shape[data.view.rank == 3 ? 1 : 0];
   const double by = scale * data.multiplier;

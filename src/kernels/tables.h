@@ -152,7 +152,7 @@ struct TableSums {
   void add(const Kernels& kernels, const TablePlan& table, int64_t g, const Cut& cut,
            const GroupCuts& cuts, int rows, const float* cells_of_rows, int64_t stride,
            const float* a, int64_t lda) const;
-  // Some entries into the gradient of `data`, times `scale`.
+  // Entries of by_class() into the gradient of `data`, times `scale`.
   void reduce(const TablePlan& table, const TermData& data, int64_t kv_head, int64_t group,
               double scale, std::span<const int64_t> entries, std::vector<double>& gradient) const;
 };

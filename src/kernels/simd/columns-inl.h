@@ -11,7 +11,6 @@
 
 #include <algorithm>
 
-#include "base/buffer.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -19,7 +18,6 @@ namespace relpos {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr int kQuad = 4;
 using D32 = hn::RebindToSigned<F>;
 
 // runs[0, kN) does not ascend, so all of them lie within kN of the last.

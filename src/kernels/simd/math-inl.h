@@ -28,6 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 constexpr int64_t kN = static_cast<int64_t>(hn::MaxLanes(F()));
+constexpr int kQuad = 4;  // floats of 128 bits
 constexpr int kTileVectors = static_cast<int>(kTile / kN);
 // Vectors of a register tile: 16 registers hold 6 x 2 accumulators, 32 hold 6 x 4.
 constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;

@@ -1,4 +1,4 @@
-// Rows of keys or values transposed for a tile, for the SIMD target that includes this.
+// Up to kTile rows transposed, in registers, for the SIMD target that includes this.
 #if defined(RELPOS_TRANSPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RELPOS_TRANSPOSE_INL_H_
 #undef RELPOS_TRANSPOSE_INL_H_
@@ -7,8 +7,6 @@
 #endif
 
 #include <hwy/highway.h>
-
-#include <algorithm>
 
 #include "kernels/block.h"
 #include "kernels/simd/math-inl.h"
@@ -19,12 +17,11 @@ namespace HWY_NAMESPACE {
 namespace {
 
 #if HWY_TARGET != HWY_SCALAR
-constexpr int kBlock = 4;                                     // floats of 128 bits
-constexpr int kBlocks = static_cast<int>(kN) / kBlock;        // of a vector
-static_assert(kBlocks == 1 || kBlocks == 2 || kBlocks == 4);  // 128, 256 and 512 bits
+constexpr int kQuads = static_cast<int>(kN) / kQuad;       // of a vector
+static_assert(kQuads == 1 || kQuads == 2 || kQuads == 4);  // 128, 256 and 512 bits
 
-// The 4 x 4 transposes in the blocks of 4 rows.
-HWY_INLINE void transpose_blocks(V* rows) {
+// Transposes 4 x 4 numbers in each 128 bits of 4 rows.
+HWY_INLINE void transpose_quads(V* rows) {
   const F d;
   const hn::RepartitionToWide<hn::RebindToUnsigned<F>> pairs;
   const auto wide = [&](V v) HWY_ATTR { return hn::BitCast(pairs, v); };
@@ -38,29 +35,27 @@ HWY_INLINE void transpose_blocks(V* rows) {
   rows[3] = hn::BitCast(d, hn::InterleaveUpper(pairs, high, high2));
 }
 
-// Block b of vector v of `of` to block v of vector b, for vectors kBlock apart.
-HWY_INLINE void exchange_blocks(V* of) {
-  [[maybe_unused]] const F d;
-#if HWY_MAX_BYTES >= 32
-  if constexpr (kBlocks == 2) {
-    const V first = of[0], second = of[kBlock];
+// The 128 bits n of vector v to those v of vector n; the vectors are kQuad apart.
+HWY_INLINE void exchange_quads(V* of) {
+  const F d;
+  if constexpr (kQuads == 2) {
+    const V first = of[0], second = of[kQuad];
     of[0] = hn::ConcatLowerLower(d, second, first);
-    of[kBlock] = hn::ConcatUpperUpper(d, second, first);
-  } else if constexpr (kBlocks == 4) {
+    of[kQuad] = hn::ConcatUpperUpper(d, second, first);
+  } else if constexpr (kQuads == 4) {
     const auto exchange = [&](V even, V odd, int to) HWY_ATTR {
       of[to] = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(odd), even);
-      of[to + kBlock] = hn::OddEvenBlocks(odd, hn::SwapAdjacentBlocks(even));
+      of[to + kQuad] = hn::OddEvenBlocks(odd, hn::SwapAdjacentBlocks(even));
     };
-    const V a = of[0], b = of[kBlock], c = of[2 * kBlock], e = of[3 * kBlock];
+    const V a = of[0], b = of[kQuad], c = of[2 * kQuad], e = of[3 * kQuad];
     exchange(hn::ConcatLowerLower(d, c, a), hn::ConcatLowerLower(d, e, b), 0);
-    exchange(hn::ConcatUpperUpper(d, c, a), hn::ConcatUpperUpper(d, e, b), 2 * kBlock);
+    exchange(hn::ConcatUpperUpper(d, c, a), hn::ConcatUpperUpper(d, e, b), 2 * kQuad);
   }
-#endif
 }
 
 HWY_INLINE void transpose_square(V (&rows)[kN]) {
-  RELPOS_UNROLLED(b, kBlocks) transpose_blocks(rows + b * kBlock);
-  RELPOS_UNROLLED(n, kBlock) exchange_blocks(rows + n);
+  RELPOS_UNROLLED(n, kQuads) transpose_quads(rows + n * kQuad);
+  RELPOS_UNROLLED(n, kQuad) exchange_quads(rows + n);
 }
 #endif
 
@@ -70,8 +65,8 @@ bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float
   float not_finite = 0.0f;  // NaN, if any is
 #if HWY_TARGET != HWY_SCALAR
   const F d;
-  V sums[kBlock];  // chains: one would wait for itself
-  RELPOS_UNROLLED(n, kBlock) sums[n] = hn::Zero(d);
+  V sums[kQuad];  // chains: one would wait for itself
+  RELPOS_UNROLLED(n, kQuad) sums[n] = hn::Zero(d);
   for (; x + kN <= D; x += kN) {
     for (int64_t key = 0; key < round_up(keys, kLanes); key += kN) {
       const float* from = rows + key * stride + x;
@@ -84,7 +79,7 @@ bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float
         square[n] = n < count ? hn::LoadU(d, from + n * stride) : hn::Zero(d);
       }
       RELPOS_UNROLLED(n, kN) {
-        sums[n % kBlock] = hn::MulAdd(square[n], hn::Zero(d), sums[n % kBlock]);
+        sums[n % kQuad] = hn::MulAdd(square[n], hn::Zero(d), sums[n % kQuad]);
       }
       transpose_square(square);
       RELPOS_UNROLLED(n, kN) hn::StoreU(square[n], d, to + (x + n) * kTile + key);
