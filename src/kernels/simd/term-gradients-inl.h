@@ -61,11 +61,15 @@ HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, co
 // The same where they do so in pieces.
 HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row, const float* x) {
   const F d;
-  for (int n = 0; n < view.pieces.count; ++n) {
-    float* to = panel.row_gradient(row) + view.pieces.offset(panel, n, view.block, row);
-    const V own =
-        hn::IfThenElseZero(view.pieces.mask(n), hn::Load(d, x + view.pieces.vector[n] * kN));
-    hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+  const Pieces& pieces = view.pieces;
+  const int64_t query = Pieces::query(panel, view.block, row);
+  for (int n = 0, v = 0; v < kTileVectors; ++v) {
+    const V all = hn::Load(d, x + v * kN);
+    for (; n < pieces.end[v]; ++n) {
+      float* to = panel.row_gradient(row) + pieces.offset(panel, n, query);
+      const V own = hn::IfThenElseZero(pieces.mask(n), all);
+      hn::StoreU(hn::Add(hn::LoadU(d, to), own), d, to);
+    }
   }
 }
 

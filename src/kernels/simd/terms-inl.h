@@ -29,11 +29,16 @@ namespace {
 // sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
 HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
-  for (int n = 0; n < view.pieces.count; ++n) {
-    const float* from = panel.row_cells(row) + view.pieces.offset(panel, n, view.block, row);
-    float* to = sums + view.pieces.vector[n] * kN;
-    const V cells = hn::MaskedLoad(view.pieces.mask(n), d, from);
-    hn::Store(hn::Add(hn::Load(d, to), cells), d, to);
+  const float* cells = panel.row_cells(row);
+  const Pieces& pieces = view.pieces;
+  const int64_t query = Pieces::query(panel, view.block, row);
+  for (int n = 0, v = 0; v < kTileVectors; ++v) {
+    V sum = hn::Load(d, sums + v * kN);
+    for (; n < pieces.end[v]; ++n) {
+      const float* from = cells + pieces.offset(panel, n, query);
+      sum = hn::Add(sum, hn::MaskedLoad(pieces.mask(n), d, from));
+    }
+    hn::Store(sum, d, sums + v * kN);
   }
 }
 

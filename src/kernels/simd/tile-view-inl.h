@@ -22,33 +22,33 @@ namespace {
 
 // A tile cut into pieces of consecutive positions, none of which leaves a vector.
 struct Pieces {
-  int count = 0;
-  int8_t lane[kTile], length[kTile], vector[kTile];
+  int8_t end[kTileVectors];  // past the last piece of each vector
+  int8_t lane[kTile];
+  alignas(8) uint8_t bits[kTile][8];  // of a piece: its lanes
   int64_t position[kTile];
 
   explicit Pieces(const KeyTile& tile) {
     if (tile.run) return;
+    int count = 0;
     for (int64_t c = 0; c < kTile; ++c) {
-      if (c % kN != 0 && tile.positions[c] == tile.positions[c - 1] + 1) {
-        ++length[count - 1];
-        continue;
+      const auto of_lane = static_cast<uint8_t>(1U << (c % kN % 8));
+      if (c % kN == 0 || tile.positions[c] != tile.positions[c - 1] + 1) {
+        lane[count] = static_cast<int8_t>(c % kN);
+        std::fill_n(bits[count], 8, uint8_t{0});
+        position[count++] = tile.positions[c];
       }
-      lane[count] = static_cast<int8_t>(c % kN);
-      vector[count] = static_cast<int8_t>(c / kN);
-      length[count] = 1;
-      position[count++] = tile.positions[c];
+      bits[count - 1][c % kN / 8] |= of_lane;
+      end[c / kN] = static_cast<int8_t>(count);
     }
   }
-  HWY_INLINE hn::Mask<F> mask(int n) const {
-    const auto bits = ((uint64_t{1} << length[n]) - 1) << lane[n];
-    alignas(8) uint8_t bytes[8];
-    hwy::CopyBytes<8>(&bits, bytes);
-    return hn::LoadMaskBits(F(), bytes);
+  HWY_INLINE hn::Mask<F> mask(int n) const { return hn::LoadMaskBits(F(), bits[n]); }
+  // Where the vector that holds the piece starts among the cells of a row that reads the panel from
+  // position `query`, shifted. A piece is shorter than the pads, so that lanes before it stay inside.
+  HWY_INLINE int64_t offset(const Panel& panel, int n, int64_t query) const {
+    return std::max(panel.offset(position[n] - query), kLanes) - lane[n];
   }
-  // Where the vector that holds the piece starts among a row's cells. A piece is shorter than the
-  // pads, so that lanes before it stay inside.
-  HWY_INLINE int64_t offset(const Panel& panel, int n, const Block& block, int row) const {
-    return std::max(panel.offset(row, position[n] - block.position[row]), kLanes) - lane[n];
+  static HWY_INLINE int64_t query(const Panel& panel, const Block& block, int row) {
+    return block.position[row] + (panel.shift == nullptr ? 0 : panel.shift[row]);
   }
 };
 
