@@ -26,28 +26,34 @@ void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own
 
 namespace {
 
-// sums[kTile] += the cells of a panel that a row reads in a tile that is no run.
-HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row, float* sums) {
+// sums[kGroup, kTile] += the cells of a panel that the rows of a group read in a tile that is no run.
+HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int group, float* sums) {
   const F d;
-  const float* cells = panel.row_cells(row);
   const Pieces& pieces = view.pieces;
-  const int64_t query = Pieces::query(panel, view.block, row);
+  const float* cells[kGroup];
+  int64_t query[kGroup];
+  for (int r = 0; r < kGroup; ++r) {
+    const int row = std::min(group + r, view.block.rows - 1);
+    cells[r] = panel.row_cells(row);
+    query[r] = Pieces::query(panel, view.block, row);
+  }
   for (int n = 0, v = 0; v < kTileVectors; ++v) {
-    V sum = hn::Load(d, sums + v * kN);
+    V sum[kGroup];
+    RELPOS_UNROLLED(r, kGroup) sum[r] = hn::Load(d, sums + r * kTile + v * kN);
     for (; n < pieces.end[v]; ++n) {
-      const float* from = cells + pieces.offset(panel, n, query);
-      sum = hn::Add(sum, hn::MaskedLoad(pieces.mask(n), d, from));
+      const auto own = pieces.mask(n);
+      RELPOS_UNROLLED(r, kGroup) {
+        const float* from = cells[r] + pieces.offset(panel, n, query[r]);
+        sum[r] = hn::Add(sum[r], hn::MaskedLoad(own, d, from));
+      }
     }
-    hn::Store(sum, d, sums + v * kN);
+    RELPOS_UNROLLED(r, kGroup) hn::Store(sum[r], d, sums + r * kTile + v * kN);
   }
 }
 
-// sums[kTile] += the cells of a panel that a row reads in a tile that is neither a run nor flat.
+// sums[kTile] += the cells of a panel that a row reads by its own coordinate, where they are neither a run
+// nor flat.
 HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, float* sums) {
-  if (panel.at == nullptr) {
-    add_pieces(view, panel, row, sums);
-    return;
-  }
   const F d;
   const float* cells = panel.row_cells(row);
   const int32_t* keys = own_keys(view, panel);
@@ -168,31 +174,37 @@ class Additions {
   HWY_INLINE void sum_by_row(const TileView& view, const std::vector<Panel>& panels, int group,
                              bool scores, bool biased) {
     const Block& block = view.block;
+    const int rows = std::min(kGroup, block.rows - group);
     for (int r = 0; r < kGroup; ++r) {
       float* sums = sums_ + r * kTile;
       at_[count_][r] = sums;
-      const int row = group + r;
-      if (biased && row < block.rows) {
-        load_key_bias(view, row, sums);
+      if (biased && r < rows) {
+        load_key_bias(view, group + r, sums);
       } else {
         clear(sums, kTile);
       }
-      if (row >= block.rows) continue;
       for (const Ramp& ramp : block.ramps) {
-        if (scores) add_ramp(view, ramp, row, sums);
-      }
-      for (size_t n = 0; n < panels.size(); ++n) {
-        const Panel& panel = panels[n];
-        if (panel.cells == nullptr || is_flat(view, panel)) continue;
-        if (side_of(view, panel, group) != Side::kNone) continue;
-        if (!is_run(view, panel)) {
-          add_cells(view, panel, row, sums);
-        } else if (n >= kMost) {
-          add(sums, panel.row_cells(row) + run_offset(view, panel, row));
-        }
+        if (scores && r < rows) add_ramp(view, ramp, group + r, sums);
       }
     }
     ++count_;
+    for (size_t n = 0; n < panels.size(); ++n) {
+      const Panel& panel = panels[n];
+      if (panel.cells == nullptr || is_flat(view, panel)) continue;
+      if (side_of(view, panel, group) != Side::kNone) continue;
+      const bool run = is_run(view, panel);
+      if (!run && panel.at == nullptr) {
+        add_pieces(view, panel, group, sums_);
+        continue;
+      }
+      for (int r = 0; r < rows && (!run || n >= kMost); ++r) {
+        if (run) {
+          add(sums_ + r * kTile, panel.row_cells(group + r) + run_offset(view, panel, group + r));
+        } else {
+          add_cells(view, panel, group + r, sums_ + r * kTile);
+        }
+      }
+    }
   }
   static constexpr size_t kMost = 5;
   HWY_INLINE void add_far(const Block& block, const Panel& panel, int group, int64_t pad) {
