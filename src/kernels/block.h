@@ -75,8 +75,9 @@ struct Panel {
     return cell < 0 ? 0 : cell > width + kPad ? width + kPad : cell;
   }
   int64_t offset(int row, int64_t distance) const noexcept {
-    return offset(shift == nullptr ? distance : distance - shift[row]);
+    return offset(distance - shift_of(row));
   }
+  int64_t shift_of(int row) const noexcept { return shift == nullptr ? 0 : shift[row]; }
 };
 
 // past * min(delta, 0) + future * max(delta, 0), less its value at the row's shift: for distances too

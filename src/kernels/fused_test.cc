@@ -285,15 +285,16 @@ void expect_the_bits_of_one_thread(Case c, uint64_t seed) {
 
 // Tables in double, of every other number, which float32 does not hold, but times their multiplier.
 TEST(Terms, TablesAreMultipliedBeforeTheyAreRounded) {
-  constexpr int64_t kLength = 40, kDim = 16, kReach = 5, kRows = 2 * kReach + 1;
+  constexpr int64_t kLength = 40, kDim = 16, kReach = 5, kClasses = 2 * kReach + 1;
   Rng rng(3);
   PlainCall plain(rng, kLength, kLength, kDim);
-  const std::vector<double> numbers = normal(rng, kRows * kDim);
+  const std::vector<double> numbers = normal(rng, kClasses * kDim);
   std::vector<std::vector<float>> outs;
   for (const double multiplier : {1.0, 0x1p-140, 0x1p140}) {
-    Tensor table(DType::kFloat64, {kRows, kDim, 2});
-    for (int64_t n = 0; n < kRows * kDim; ++n) table.view().store(2 * n, numbers[n] / multiplier);
-    const TensorView view(table.data<double>(), DType::kFloat64, {kRows, kDim}, {2 * kDim, 2});
+    Tensor table(DType::kFloat64, {kClasses, kDim, 2});
+    for (int64_t n = 0; n < kClasses * kDim; ++n)
+      table.view().store(2 * n, numbers[n] / multiplier);
+    const TensorView view(table.data<double>(), DType::kFloat64, {kClasses, kDim}, {2 * kDim, 2});
     RowTable rows;
     rows.map = ClassMap::clamp(-kReach, kReach);
     rows.table = TermData::parameter(view, false, multiplier);

@@ -83,8 +83,10 @@ class LocalCall:
             (shape, str(t.dtype)) for shape, t in zip(shapes, call.parameters, strict=True)
         ]
         found["requires_grad of query, key, value and position"] = wants
-        numbers = ("dropout_p", "is_causal", "scale", "softcap", "enable_gqa", "window")
-        for name in (*numbers, "float32_products"):
+        for name in (
+            *("dropout_p", "is_causal", "scale", "softcap"),
+            *("float32_products", "enable_gqa", "window"),
+        ):
             found[name] = getattr(call, name)
         found["q_offset"] = _shown(call.q_offset, call.q_offsets)
         found["k_offset"] = _shown(call.k_offset, call.k_offsets)

@@ -62,7 +62,7 @@ HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, co
 HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row, const float* x) {
   const F d;
   const Pieces& pieces = view.pieces;
-  const int64_t query = Pieces::query(panel, view.block, row);
+  const int64_t query = view.block.position[row] + panel.shift_of(row);
   for (int n = 0, v = 0; v < kTileVectors; ++v) {
     const V all = hn::Load(d, x + v * kN);
     for (; n < pieces.end[v]; ++n) {

@@ -35,7 +35,7 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int group, 
   for (int r = 0; r < kGroup; ++r) {
     const int row = std::min(group + r, view.block.rows - 1);
     cells[r] = panel.row_cells(row);
-    query[r] = Pieces::query(panel, view.block, row);
+    query[r] = view.block.position[row] + panel.shift_of(row);
   }
   for (int n = 0, v = 0; v < kTileVectors; ++v) {
     V sum[kGroup];
@@ -170,7 +170,7 @@ class Additions {
   }
 
  private:
-  // What is not read where it lies, summed row by row.
+  // What is not read where it lies: each row has its sums of that.
   HWY_INLINE void sum_by_row(const TileView& view, const std::vector<Panel>& panels, int group,
                              bool scores, bool biased) {
     const Block& block = view.block;

@@ -42,13 +42,10 @@ struct Pieces {
     }
   }
   HWY_INLINE hn::Mask<F> mask(int n) const { return hn::LoadMaskBits(F(), bits[n]); }
-  // Where the vector that holds the piece starts among the cells of a row that reads the panel from
-  // position `query`, shifted. A piece is shorter than the pads, so that lanes before it stay inside.
+  // Where the vector that holds the piece starts among the cells of a row at position `query`, which has
+  // the row's shift added. A piece is shorter than the pads, so that lanes before it stay inside.
   HWY_INLINE int64_t offset(const Panel& panel, int n, int64_t query) const {
     return std::max(panel.offset(position[n] - query), kLanes) - lane[n];
-  }
-  static HWY_INLINE int64_t query(const Panel& panel, const Block& block, int row) {
-    return block.position[row] + (panel.shift == nullptr ? 0 : panel.shift[row]);
   }
 };
 
