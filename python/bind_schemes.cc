@@ -105,6 +105,7 @@ void add_initial(const ParameterSpec& spec, nb::dict& parameter) {
   parameter["high"] = init.high;
   parameter["deviation"] = init.deviation;
   parameter["input"] = spec.input;
+  parameter["cumulative"] = spec.cumulative;
 }
 
 // The canonical text, the complete options, the parameters and the rotated size of a scheme.
@@ -126,6 +127,7 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
     parameter["origins"] = nb::tuple(origins);
     parameters.append(parameter);
   }
+  std::vector<int64_t> no_tokens;
   nb::dict description;
   description["text"] = position_text(position);
   description["options"] = to_python(position.parts[0].options().items());
@@ -135,6 +137,7 @@ nb::dict describe(const std::string& scheme, const nb::dict& given) {
   description["rotary_heads"] = rotary_heads(position.parts[0]);
   description["reads_length"] = reads_length(position);
   description["reads_positions"] = reads_positions(position.parts[0]);
+  description["places_tokens"] = place_tokens(position, Side::kQuery, no_tokens);
   return description;
 }
 

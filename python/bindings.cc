@@ -68,17 +68,14 @@ nb::list list_tensors(Text text) {
   return list;
 }
 
-// Writes where a position places queries or keys, int64 [n], over their numbers; false where it places
-// none.
-bool place_tokens_of(Text text, bool keys, nb::handle tokens) {
+// Writes where a position places queries or keys over their numbers, int64 [n], contiguous. Where it
+// places none they stay.
+void place_tokens_of(Text text, bool keys, nb::handle tokens) {
   const TensorView view = to_view(tokens);
-  std::vector<int64_t> places;
-  for (int64_t n = 0; n < view.numel(); ++n) places.push_back(view.load_int(view.offset({n})));
-  if (!place_tokens(parse_position(text), keys ? Side::kKey : Side::kQuery, places)) return false;
-  for (int64_t n = 0; n < view.numel(); ++n) {
-    static_cast<int64_t*>(view.data)[view.offset({n})] = places[static_cast<size_t>(n)];
-  }
-  return true;
+  auto* numbers = static_cast<int64_t*>(view.data);
+  std::vector<int64_t> places(numbers, numbers + view.numel());
+  place_tokens(parse_position(text), keys ? Side::kKey : Side::kQuery, places);
+  std::copy(places.begin(), places.end(), numbers);
 }
 
 void bind_rotations(nb::module_& module) {

@@ -58,7 +58,7 @@ class Case:
         self.dout = draw(4, batch, heads, queries, VALUE_DIM, dtype=dtype)
         self.dlse = draw(5, batch, heads, queries)
         self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
-        self.input_axes = []  # of tokens
+        self.input_axes, self.input_sides = [], []  # of tokens: the axis, "queries" or "keys"
         for name, number in schemes:
             module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM, key_heads=key_heads)
             drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
@@ -68,6 +68,7 @@ class Case:
             self.input_names.append(list(drawn))
             shapes = [spec.shape for spec in module._inputs]
             self.input_axes.append([token_axis(shape) for shape in shapes])
+            self.input_sides.append([shape[token_axis(shape)] for shape in shapes])
         self.padding = draw(7, batch, keys) > 0.7 if padding else None
         self.positions = positions
         self.key_range = key_range
@@ -103,8 +104,8 @@ class Case:
     def parameters(self):
         return [p for module in self.modules for p in module.parameters()]
 
-    def whole(self, dtype):
-        """{name: result} of one process."""
+    def whole(self, dtype, apart=False):
+        """{name: result} of one process; apart: of packed sequences, each by relpos.attention."""
         self.cast(dtype)
         inputs = self.each_input(lambda x: x.clone().requires_grad_())
         options = {k: v for k, v in self.options.items() if k not in OWN}
@@ -113,7 +114,8 @@ class Case:
         if self.key_range is not None:
             options["key_range"] = self.key_range
         if "cu_seqlens" in self.options:
-            return self.packed(options, inputs)
+            run = self.each_alone if apart else self.packed
+            return self.gradients(*run(options, inputs), inputs)
         torch.manual_seed(SEED)
         out, lse = relpos.attention(
             self.q,
@@ -124,25 +126,55 @@ class Case:
             return_lse=True,
             **options,
         )
-        return self.gradients(out, lse, [self.q, self.k, self.v], inputs, self.dout, self.dlse)
+        return self.gradients(out, lse, inputs)
 
     def packed(self, options, inputs):
-        starts = self.options["cu_seqlens"]
-        starts_k = self.options.get("cu_seqlens_k")
-        leaves = [self.q, self.k, self.v]
-        rows = [x[0].transpose(0, 1) for x in leaves]
+        """(out, lse) of attention_varlen."""
+        rows = [x[0].transpose(0, 1) for x in (self.q, self.k, self.v)]
         out, lse = relpos.attention_varlen(
             *rows,
-            starts,
-            starts_k,
+            self.options["cu_seqlens"],
+            self.options.get("cu_seqlens_k"),
             position=self.position(inputs),
             return_lse=True,
             **options,
         )
-        out, lse = out.transpose(0, 1)[None], lse[None]
-        return self.gradients(out, lse, leaves, inputs, self.dout, self.dlse)
+        return out.transpose(0, 1)[None], lse[None]
 
-    def gradients(self, out, lse, leaves, inputs, dout, dlse):
+    def each_alone(self, options, inputs):
+        """(out, lse) of relpos.attention of each sequence, one after another."""
+        starts = {"queries": self.options["cu_seqlens"].tolist()}
+        starts["keys"] = self.options.get("cu_seqlens_k", self.options["cu_seqlens"]).tolist()
+        count = len(starts["queries"]) - 1
+        offsets = options.pop("q_offset", torch.zeros(count, dtype=torch.int64)).tolist()
+        results = []
+        for n, offset in enumerate(offsets):
+
+            def own(x, axis, side, n=n):
+                first, end = starts[side][n : n + 2]
+                return x.narrow(axis, first, end - first)
+
+            cut = [
+                [own(*each) for each in zip(*part, strict=True)]
+                for part in zip(inputs, self.input_axes, self.input_sides, strict=True)
+            ]
+            results.append(
+                relpos.attention(
+                    own(self.q, 2, "queries"),
+                    own(self.k, 2, "keys"),
+                    own(self.v, 2, "keys"),
+                    position=self.position(cut),
+                    q_offset=offset,
+                    return_lse=True,
+                    **options,
+                )
+            )
+        return [torch.cat(rows, 2) for rows in zip(*results, strict=True)]
+
+    def gradients(self, out, lse, inputs, leaves=None, dout=None, dlse=None):
+        """{name: result}; of a shard where its leaves are given."""
+        if leaves is None:
+            leaves, dout, dlse = [self.q, self.k, self.v], self.dout, self.dlse
         given = [x for own in inputs for x in own if x.is_floating_point()]
         parameters = [p for p in self.parameters() if p.requires_grad]
         torch.autograd.backward(
@@ -189,7 +221,7 @@ class Case:
             **options,
         )
         dout, dlse = self.shard(self.dout, 2), self.shard(self.dlse, 2)
-        return self.gradients(out, lse, leaves, inputs, dout, dlse)
+        return self.gradients(out, lse, inputs, leaves, dout, dlse)
 
 
 OWN = ("layout", "mode", "reduce_position", "cu_seqlens", "cu_seqlens_k", "group", "mesh")

@@ -256,6 +256,28 @@ def test_refused(text, function, options):
         function(q, k, v, **{**options, "position": position})
 
 
+PLACING = [s.name for s in relpos.schemes() if s.describe(**s.example()).places_tokens]
+
+
+@pytest.mark.parametrize("name", PLACING)
+def test_refuses_what_places_tokens(name):
+    """Groups, chunks and thresholds count tokens one after another."""
+    scheme = next(s for s in relpos.schemes() if s.name == name)
+    placing = getattr(relpos, scheme.class_name)(**scheme.example())
+    q, k, v, _ = drawn(6, 6)
+    if placing._inputs:
+        placing = placing(*(torch.zeros(B, 6, dtype=torch.int64) for _ in placing._inputs))
+    message = f"position: {name}.* places tokens where its own rule says"
+    with pytest.raises(ValueError, match=message):
+        compose.self_extend(q, k, v, position=placing, **SIZES)
+    with pytest.raises(ValueError, match=message):
+        compose.rerope(q, k, v, position=[placing], window_size=4)
+    with pytest.raises(ValueError, match=message):
+        compose.dual_chunk(q, k, v, position=[placing, ROPE], chunk_size=6, local_size=2)
+    with pytest.raises(ValueError, match=message):
+        compose.fire(q, k, v, position=[relpos.FIRE(H), placing])
+
+
 def test_refused_tensors():
     q, k, v, _ = drawn(6, 6)
     with pytest.raises(ValueError, match="q_offset: not given, and Lq = 3 differs from Lk = 6"):

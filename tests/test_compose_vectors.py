@@ -104,6 +104,28 @@ def test_undone_values_count_by_distance():
     torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("offset", [0, 4, torch.tensor([3, 0])])
+def test_values_turn_where_another_part_places_them(offset):
+    """In a sum, values turn by the positions by which queries and keys do."""
+    q, k, _, _ = drawn(5, 9)
+    v = torch.randn(B, H, 9, D, dtype=DOUBLE)
+    rotation, bias = relpos.RoPE(D, layout="half"), relpos.SwinBias(H, [3.0])
+    sums = rotation + bias.double()
+    with torch.no_grad():
+        bias.relative_position_bias_table.normal_()
+
+    def by_rows(tokens):
+        return tokens // 3 * 5 + tokens % 3  # of a window of 3 x 3
+
+    start = torch.as_tensor(offset).reshape(-1, 1)
+    pos_q, pos_k = by_rows(start + torch.arange(5)), by_rows(torch.arange(9))
+    at = {"q_positions": pos_q.expand(B, 5).contiguous(), "k_positions": pos_k}
+    for undo in (True, False):
+        found = compose.rotate_values(q, k, v, position=sums, undo=undo, q_offset=offset)
+        wanted = compose.rotate_values(q, k, v, position=sums, undo=undo, **at)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 # PoPE
 
 

@@ -190,6 +190,22 @@ scores_backward = _define(
 )
 
 
+def _place_tokens(position: str, keys: bool, tokens: Tensor) -> Tensor:
+    placed = tokens.flatten().clone()
+    _core.place_tokens(position, keys, placed)
+    return placed.view(tokens.shape)
+
+
+# Where a position places queries, or keys, by their numbers, int64 of any shape.
+place_tokens = _define(
+    "place_tokens",
+    "str position, bool keys, Tensor tokens",
+    "Tensor",
+    _place_tokens,
+    lambda position, keys, tokens: tokens.new_empty(tokens.shape),
+)
+
+
 def _grid_dtype(parameters: Sequence[Tensor]) -> torch.dtype:
     if not parameters:
         return torch.get_default_dtype()

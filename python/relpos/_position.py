@@ -59,6 +59,8 @@ class OnePart(Composed):
     _rotary_heads: int
     _reads_length: bool  # its terms depend on the length of the call
     _reads_positions: bool  # its terms depend on where tokens stand
+    _places_tokens: bool  # tokens stand elsewhere than at their numbers
+    _cumulative: Sequence[int]  # which of its values are read as their sums along the last axis
 
     def _parts(self) -> list["OnePart"]:
         return [self]
@@ -123,6 +125,9 @@ class SchemePosition(OnePart, Position):
         self._rotary_heads = description.rotary_heads
         self._reads_length = description.reads_length
         self._reads_positions = description.reads_positions
+        self._places_tokens = description.places_tokens
+        ordered = [*self._specs, *self._inputs]
+        self._cumulative = [n for n, spec in enumerate(ordered) if spec.cumulative]
         for spec in self._specs:
             owner, name = self._owner(spec.name)
             values = _initial(spec)
@@ -184,7 +189,7 @@ class SchemePosition(OnePart, Position):
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
         values = [*self._held(), *[given[name] for name in names]]
-        return Given(self._text, values, self._reads_length, self._reads_positions)
+        return Given(self._text, values, self)
 
     def _apply(self, fn: Any, recurse: bool = True) -> "SchemePosition":
         super()._apply(fn, recurse)
@@ -293,21 +298,17 @@ class _Rotary:
 
 class Given(OnePart):
     """One scheme with tensors from elsewhere: those of another library's model, or the parameters
-    of a position with the inputs of one call."""
+    of a position with the inputs of one call. `of`: the part whose tensors they replace."""
 
     _rotary_dims = _rotary_heads = 0
 
-    def __init__(
-        self,
-        text: str,
-        values: Sequence[Tensor],
-        reads_length: bool = False,
-        reads_positions: bool = True,
-    ) -> None:
+    def __init__(self, text: str, values: Sequence[Tensor], of: OnePart | None = None) -> None:
         self._text = text
         self._tensors = list(values)
-        self._reads_length = reads_length
-        self._reads_positions = reads_positions
+        self._reads_length = of is not None and of._reads_length
+        self._reads_positions = of is None or of._reads_positions
+        self._places_tokens = of is not None and of._places_tokens
+        self._cumulative = () if of is None else of._cumulative
 
     def _values(self) -> list[Tensor]:
         return self._tensors

@@ -44,6 +44,7 @@ class ParameterSpec:
     doc: str
     origins: tuple[Origin, ...]
     input: bool  # given with each call: position(tensor)
+    cumulative: bool  # read as its sums along the last axis
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Description:
     rotary_heads: int  # key heads with frequencies of their own; 0: all turn alike
     reads_length: bool  # terms depend on the length of the call
     reads_positions: bool  # terms depend on where tokens stand
+    places_tokens: bool  # tokens stand elsewhere than at their numbers
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Scheme:
             found["rotary_heads"],
             found["reads_length"],
             found["reads_positions"],
+            found["places_tokens"],
         )
 
 

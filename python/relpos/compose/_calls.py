@@ -59,6 +59,17 @@ def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
         check_rank(which, tensor, 4, "[B, H, Lq, D]" if which == "query" else "[B, Hk, Lk, D]")
 
 
+def refuse_placing(name: str, parts: Sequence[Any]) -> None:
+    """Raises ValueError for a position that places tokens elsewhere than at their numbers."""
+    for part in parts:
+        if part._places_tokens:
+            raise ValueError(
+                f"position: {part._text} places tokens where its own rule says, and {name} counts "
+                "them one after another: expected a position without such a rule, or "
+                "relpos.attention"
+            )
+
+
 def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")

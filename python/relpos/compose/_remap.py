@@ -7,10 +7,19 @@ import torch
 from torch import Tensor
 
 from relpos._call import _integers, _pair, flatten
+from relpos._packing import bounds_of
 from relpos._position import CLASSES, Composed, Given
 from relpos._registry import schemes
-from relpos._varlen import bounds_of
-from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
+from relpos.compose._calls import (
+    Piece,
+    check_call,
+    count,
+    joined,
+    offsets,
+    places,
+    refuse,
+    refuse_placing,
+)
 
 _REFUSED = {
     "return_weights": "each of its calls would return the weights of its own keys",
@@ -225,6 +234,7 @@ def _past(
 
 def _check_position(name: str, position: Any) -> None:
     parts = flatten(position)
+    refuse_placing(name, parts)
     for part in parts:
         if part._reads_length:
             raise ValueError(

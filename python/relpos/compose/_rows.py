@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from relpos._attention import attention
 from relpos._call import flatten
 from relpos._position import CLASSES, Composed, Given
-from relpos.compose._calls import check_call, count, offsets, places, refuse
+from relpos.compose._calls import check_call, count, offsets, places, refuse, refuse_placing
 
 _MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
 
@@ -122,6 +122,7 @@ def fire(
     check_call("fire", query, key, value)
     refuse("fire", options, _REFUSED)
     module, others = _fire_of(position)
+    refuse_placing("fire", others)
     starts = offsets(query, key, options.pop("q_offset", None), options.pop("k_offset", 0))
     reach = float(module.L_multiplier.detach().double().abs()) * module.init_L
     length = query.shape[2]
@@ -236,7 +237,7 @@ def _by_rows(
             options | {"sinks": None if sinks is None else next(following)}, part, starts
         )
         position = [
-            Given(one._text, [next(following) for _ in values])
+            Given(one._text, [next(following) for _ in values], one)
             for one, values in zip(parts, held, strict=True)
         ]
         return attention(q, k, v, attn_mask=mask, position=position, return_lse=True, **own)

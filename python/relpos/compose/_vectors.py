@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos import _autograd
+from relpos import _autograd, _ops
 from relpos._attention import attention
 from relpos._call import flatten
+from relpos._packing import placing_text
 from relpos._position import Composed, Given
 from relpos._rank import check_rank
 from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
@@ -101,8 +102,9 @@ def rotate_values(
     given = options.get("q_positions"), options.get("k_positions")
     if given[0] is None and given[1] is None:
         starts = offsets(query, key, options.get("q_offset"), options.get("k_offset", 0))
+        placed_by = placing_text(position)
         given = tuple(
-            places(start, x.shape[2]) if start.dim() else int(start)
+            _tokens_at(start, x.shape[2], placed_by, x is key)
             for start, x in zip(starts, (query, key), strict=True)
         )
     turned = _turn(rotation, value, given[1], False)
@@ -305,6 +307,13 @@ def _rotation_of(position: Any) -> Any:
             "not show: expected its option length=, got None"
         )
     return found[0]
+
+
+def _tokens_at(start: Tensor, length: int, placed_by: str, keys: bool) -> int | Tensor:
+    """The positions of tokens from `start` on, or the first where they follow each other."""
+    if not placed_by:
+        return places(start, length) if start.dim() else int(start)
+    return _ops.place_tokens(placed_by, keys, places(start, length))
 
 
 def _turn(rotation: Any, x: Tensor, at: int | Tensor, inverse: bool) -> Tensor:

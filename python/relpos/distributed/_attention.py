@@ -195,7 +195,7 @@ def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple
     inputs = Inputs.of(local.call.position, list(local.call.parameters))
     tensors = list(inputs.tensors)
     for n in inputs.cumulative:
-        tensors[n] = Cumulative.apply(tensors[n], geometry.k.runs, ring.group)
+        tensors[n] = Cumulative.apply(tensors[n], geometry, ring.group)
     trained = inputs.trained()
     # In double, so that a piece's gradients are not rounded before they are added up.
     inputs.tensors = [

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from relpos import _core
+from relpos import _ops
 from relpos.distributed._layout import Run
 
 FAR = 2**61
@@ -21,6 +21,7 @@ class Side:
     offset: int | Tensor = 0  # position of token 0, an int or int64 [B]
     given: Tensor | None = None  # this rank's positions, said by the caller
     make: Callable[[Tensor], Tensor] | None = None  # positions of tokens, where not token + offset
+    _bounds: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict, init=False)
 
     @property
     def explicit(self) -> bool:
@@ -52,29 +53,23 @@ class Side:
 
     def bounds(self, rank: int, n: int) -> tuple[int, int]:
         """Least and largest position of a run, none of which the caller said."""
-        run = self.runs[rank][n]
-        ends = torch.tensor([run.start, run.last])
-        least, most = self.make(ends).flatten().aminmax() if self.make else ends.aminmax()
-        if self.make is not None:
-            return int(least), int(most)
-        low, high = self.offset.aminmax() if isinstance(self.offset, Tensor) else (self.offset,) * 2
-        return int(least) + int(low), int(most) + int(high)
+        if (rank, n) not in self._bounds:
+            run = self.runs[rank][n]
+            if self.make is None:
+                least, most = min(run.start, run.last), max(run.start, run.last)
+                offset = self.offset
+                low, high = offset.aminmax() if isinstance(offset, Tensor) else (offset, offset)
+            else:  # in any order
+                low = high = 0
+                least, most = self.make(run.tokens()).flatten().aminmax()
+            self._bounds[rank, n] = (int(least) + int(low), int(most) + int(high))
+        return self._bounds[rank, n]
 
 
-def placing(text: str, keys: bool, offset: int | Tensor) -> Callable[[Tensor], Tensor] | None:
-    """Positions of queries, or of keys, by number under a position that places tokens; None where
-    it does not."""
-    if not text or not _core.place_tokens(text, keys, torch.empty(0, dtype=torch.int64)):
-        return None
-
-    def place(tokens: Tensor) -> Tensor:
-        rows = offset if isinstance(offset, Tensor) else torch.tensor([offset])
-        placed = torch.stack([tokens + row for row in rows])
-        for row in placed:
-            _core.place_tokens(text, keys, row)
-        return placed if isinstance(offset, Tensor) else placed[0]
-
-    return place
+def placing(text: str, keys: bool, offset: int | Tensor) -> Callable[[Tensor], Tensor]:
+    """Positions of queries, or of keys, by number under a position that places tokens."""
+    at = offset[:, None] if isinstance(offset, Tensor) else offset
+    return lambda tokens: _ops.place_tokens(text, keys, tokens + at)
 
 
 @dataclass
@@ -88,6 +83,7 @@ class Geometry:
     right: int | None = None
     lo: Tensor | None = None  # key_range of this rank's queries, in tokens
     hi: Tensor | None = None
+    starts_k: Tensor | None = None  # where packed sequences of keys start, then how many there are
     # Of run n of a rank, where own_spans said them.
     q_spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)
     k_spans: dict[tuple[int, int], Sequence[int]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from torch import Tensor
 from relpos import _core
 from relpos._attention import draw_seed, same_kind
 from relpos._call import Call, flatten
-from relpos._varlen import bounds_of, check_one_length
+from relpos._packing import bounds_of, check_one_length, placing_text
 from relpos.distributed._geometry import Geometry, Side, placing
 from relpos.distributed._layout import check_layout, held
 from relpos.distributed._packed import pack
@@ -113,13 +113,13 @@ def geometry_of(local: LocalCall, lengths: Any, rank: int) -> Geometry:
     if q.given is not None:
         _check_order(geometry, in_play and bounds != (None, None))
     elif in_play:
-        _say_offsets(geometry, call)
+        _say_offsets(geometry, local)
     return geometry
 
 
-def _say_offsets(geometry: Geometry, call: Call) -> None:
+def _say_offsets(geometry: Geometry, local: LocalCall) -> None:
     """Positions that follow from tokens and offsets."""
-    q, k = geometry.q, geometry.k
+    q, k, call = geometry.q, geometry.k, local.call
     offset = call.q_offset if call.q_offsets is None else call.q_offsets
     k.offset = call.k_offset if call.k_offsets is None else call.k_offsets
     if offset is None and (isinstance(k.offset, Tensor) or k.offset or q.total != k.total):
@@ -129,8 +129,9 @@ def _say_offsets(geometry: Geometry, call: Call) -> None:
             "queries are: q_offset = Lk - Lq for a memory; q_offset = 0 where both start at 0"
         )
     q.offset = 0 if offset is None else offset
-    for side in (q, k):
-        side.make = placing(call.position, side is k, side.offset)
+    placed_by = placing_text(local.parts)
+    for side in (q, k) if placed_by else ():
+        side.make = placing(placed_by, side is k, side.offset)
     striped = any(run.step > 1 for side in (q, k) for runs in side.runs for run in runs)
     if striped and q.make is None:
         q.make, k.make = (_counting(side.offset) for side in (q, k))

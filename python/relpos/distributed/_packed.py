@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from relpos._varlen import bounds_of, offsets_of, starts_of
+from relpos._packing import Packing, bounds_of, offsets_of, placing_text, starts_of
 from relpos.distributed._geometry import Geometry
 
 
@@ -29,26 +28,14 @@ def pack(geometry: Geometry, local: Any) -> Geometry:
             f"{geometry.k.total} and {geometry.q.total}"
         )
     left, right = bounds_of(call.window, call.is_causal)
-    in_play = local.reads_positions or left is not None or right is not None
     offsets = torch.zeros_like(starts_q[1:])
-    if in_play:
+    if local.reads_positions or left is not None or right is not None:
         offsets = offsets_of(q_offset, starts_q, starts_k)
-
-    def at(tokens: Tensor) -> Tensor:
-        sequence = torch.searchsorted(starts_q[1:], tokens, right=True)
-        return tokens - starts_q[sequence] + offsets[sequence]
-
-    def at_keys(tokens: Tensor) -> Tensor:
-        return tokens - starts_k[torch.searchsorted(starts_k[1:], tokens, right=True)]
-
+    packing = Packing(starts_q, starts_k, offsets, placing_text(local.parts))
     if call.position:
-        geometry.q.make, geometry.k.make = at, at_keys
-    tokens = torch.cat([run.tokens() for run in geometry.q.runs[geometry.rank]])
-    sequence = torch.searchsorted(starts_q[1:], tokens, right=True)
-    geometry.lo, geometry.hi = starts_k[sequence], starts_k[sequence + 1]
-    first = geometry.lo + at(tokens)
-    if left is not None:
-        geometry.lo = torch.maximum(geometry.lo, first - left)
-    if right is not None:
-        geometry.hi = torch.minimum(geometry.hi, first + right + 1)
+        geometry.q.make, geometry.k.make = packing.queries, packing.keys
+    rows = torch.cat([run.tokens() for run in geometry.q.runs[geometry.rank]])
+    columns = torch.arange(geometry.k.total)
+    geometry.lo, geometry.hi = packing.key_range(rows, columns, left, right)
+    geometry.starts_k = starts_k
     return geometry

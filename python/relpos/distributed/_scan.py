@@ -7,22 +7,41 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relpos.distributed._exchange import Transfer, explained
+from relpos.distributed._geometry import Geometry
 from relpos.distributed._layout import Run
 
 
 class Cumulative(torch.autograd.Function):
-    """Sums in double up to and with each token of this rank's shard [..., L]."""
+    """Sums in double up to and with each key of this rank's shard [..., L], in each of packed
+    sequences anew."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
-        ctx.runs, ctx.group, ctx.dtype = runs, group, x.dtype
-        return _sums(x.double(), runs, group)[0]
+    def forward(ctx: Any, x: Tensor, geometry: Geometry, group: Any) -> Tensor:
+        ctx.geometry, ctx.group, ctx.dtype = geometry, group, x.dtype
+        return _sums_and_totals(x.double(), geometry, group)[0]
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dsums: Tensor) -> Any:
-        sums, total = _sums(dsums.double(), ctx.runs, ctx.group)
-        return (total.unsqueeze(-1) - sums + dsums).to(ctx.dtype), None, None
+        sums, totals = _sums_and_totals(dsums.double(), ctx.geometry, ctx.group)
+        return (totals - sums + dsums).to(ctx.dtype), None, None
+
+
+def _sums_and_totals(x: Tensor, geometry: Geometry, group: Any) -> tuple[Tensor, Tensor]:
+    """Of each key: the sums so far, and the total, of its sequence."""
+    runs, starts = geometry.k.runs, geometry.starts_k
+    sums, total = _sums(x, runs, group)
+    if starts is None:
+        return sums, total.unsqueeze(-1)
+    own = torch.cat([run.tokens() for run in runs[geometry.rank]])  # ascending
+    so_far = torch.cat([torch.zeros_like(x[..., :1]), x.cumsum(-1)], -1)
+    before = so_far[..., torch.searchsorted(own, starts)]  # all that stand before each start
+    if len(runs) > 1:
+        with explained("adding up an input over the ranks"):
+            dist.all_reduce(before, group=group)
+    sequence = torch.searchsorted(starts[1:], own, right=True)
+    first = before[..., sequence]
+    return sums - first, before[..., sequence + 1] - first
 
 
 def _sums(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tensor]:
