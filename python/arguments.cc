@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -36,6 +38,12 @@ bool is_true(PyObject* value) {
   return truth > 0;
 }
 
+bool is_tensor(nb::handle value) {
+  const nb::handle tensor = torch().types[0];
+  return PyType_IsSubtype(Py_TYPE(value.ptr()), reinterpret_cast<PyTypeObject*>(tensor.ptr())) != 0;
+}
+
+// `tensor` must be one: the exchange API takes its word for it.
 bool shows(nb::handle tensor, nb::dlpack::dltensor& shown) {
   const ExchangeApi* api = torch().api;
   if (api == nullptr || api->show == nullptr) return false;
@@ -48,6 +56,21 @@ bool is_on_cpu(const nb::dlpack::dltensor& shown) {
   return shown.device.device_type == nb::device::cpu::value;
 }
 
+// Whether there is memory at `data`. A tensor whose storage was freed, or never had any, shows its
+// offset alone, below every address that an allocator gives; so only the storage of a tensor at a
+// small address is asked.
+bool has_memory(nb::handle tensor, const void* data, int rank, const int64_t* shape) {
+  constexpr uintptr_t kSmall = uintptr_t{1} << 40;
+  if (reinterpret_cast<uintptr_t>(data) >= kSmall) return true;
+  if (std::find(shape, shape + rank, 0) != shape + rank) return true;
+  if (data == nullptr) return false;
+  return nb::cast<uintptr_t>(tensor.attr("untyped_storage")().attr("data_ptr")()) != 0;
+}
+
+void* data_of(const nb::dlpack::dltensor& shown) {
+  return static_cast<char*>(shown.data) + shown.byte_offset;
+}
+
 // Whether a value of a call is no tensor, or one that is memory of the CPU and records nothing.
 bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
   if (value.is_none()) return true;
@@ -56,6 +79,7 @@ bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
     known = known || reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == type.ptr();
   }
   return known && shows(value, shown) && is_on_cpu(shown) &&
+         has_memory(value, data_of(shown), shown.ndim, shown.shape) &&
          !(grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr()))) &&
          !is_true(PyObject_CallMethodNoArgs(value.ptr(), torch().is_neg.ptr()));
 }
@@ -117,6 +141,39 @@ void check_on_cpu(bool on_cpu, nb::handle tensor) {
               ": move it with .cpu()");
 }
 
+void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* shape) {
+  check_value(has_memory(tensor, data, rank, shape),
+              "expected a tensor with memory, got one without: its storage was freed, or it is a "
+              "stand-in for zeros or for a shape");
+}
+
+TensorView read(nb::handle tensor) {
+  if (!is_tensor(tensor)) {
+    throw_error(ErrorKind::kType, "expected a torch.Tensor, got ", Py_TYPE(tensor.ptr())->tp_name);
+  }
+  nb::dlpack::dltensor shown;
+  if (shows(tensor, shown)) {
+    check_on_cpu(is_on_cpu(shown), tensor);
+    check_memory(tensor, data_of(shown), shown.ndim, shown.shape);
+    return make_view(data_of(shown), to_dtype(tensor, shown.dtype), shown.ndim, shown.shape,
+                     shown.strides);
+  }
+  check_on_cpu(nb::cast<bool>(tensor.attr("is_cpu")), tensor);
+  const std::string layout = attribute_text(tensor, "layout");
+  if (layout != "torch.strided" || nb::cast<bool>(tensor.attr("is_nested"))) {
+    throw_error(ErrorKind::kType, "expected a dense tensor, got ",
+                layout == "torch.strided" ? "a nested one" : layout);
+  }
+  const DType dtype = to_dtype(tensor);
+  const auto shape = nb::cast<std::vector<int64_t>>(tensor.attr("shape"));
+  const auto strides = nb::cast<std::vector<int64_t>>(tensor.attr("stride")());
+  check_value(shape.size() == strides.size(), "expected one stride for each axis");
+  const int rank = static_cast<int>(shape.size());
+  auto* data = reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")()));
+  check_memory(tensor, data, rank, shape.data());
+  return make_view(data, dtype, rank, shape.data(), strides.data());
+}
+
 }  // namespace
 
 void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers) {
@@ -164,25 +221,27 @@ bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tu
   return true;
 }
 
-TensorView to_view(nb::handle tensor) {
+TensorView to_view(nb::handle tensor, const char* name) {
   if (tensor.is_none()) return {};
-  nb::dlpack::dltensor shown;
-  if (shows(tensor, shown)) {
-    check_on_cpu(is_on_cpu(shown), tensor);
-    return make_view(static_cast<char*>(shown.data) + shown.byte_offset,
-                     to_dtype(tensor, shown.dtype), shown.ndim, shown.shape, shown.strides);
+  try {
+    return read(tensor);
+  } catch (const Error& error) {
+    throw Error(error.kind(), std::string(name) + ": " + error.what());
   }
-  check_on_cpu(nb::cast<bool>(tensor.attr("is_cpu")), tensor);
-  const auto shape = nb::cast<std::vector<int64_t>>(tensor.attr("shape"));
-  const auto strides = nb::cast<std::vector<int64_t>>(tensor.attr("stride")());
-  check_value(shape.size() == strides.size(), "tensor: expected one stride for each axis");
-  return make_view(reinterpret_cast<void*>(nb::cast<uintptr_t>(tensor.attr("data_ptr")())),
-                   to_dtype(tensor), static_cast<int>(shape.size()), shape.data(), strides.data());
 }
 
-std::vector<TensorView> to_views(nb::handle tensors) {
+std::vector<TensorView> to_views(nb::handle tensors, const char* name) {
   std::vector<TensorView> views;
-  for (nb::handle tensor : tensors) views.push_back(to_view(tensor));
+  for (nb::handle tensor : tensors) views.push_back(to_view(tensor, name));
+  return views;
+}
+
+std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const char*> names) {
+  std::vector<TensorView> views;
+  const auto* name = names.begin();
+  check_value(nb::len(tensors) == names.size(), "tensors: expected ", names.size(), ", got ",
+              nb::len(tensors));
+  for (nb::handle tensor : tensors) views.push_back(to_view(tensor, *name++));
   return views;
 }
 
@@ -191,34 +250,60 @@ TensorView blank_view(const std::vector<int64_t>& shape) {
   return TensorView(&zero, DType::kFloat64, shape, std::vector<int64_t>(shape.size()));
 }
 
-Position to_position(const std::string& text, const std::vector<TensorView>& parameters) {
+namespace {
+
+// The position of a text, parsed once, with room for its parameters.
+const Position& parsed(const std::string& text) {
   static std::unordered_map<std::string, Position> cache;
-  if (text.empty()) return {};
   auto found = cache.find(text);
   if (found == cache.end()) {
-    Position parsed = parse_position(text);
-    for (Part& part : parsed.parts) part.parameters.resize(part.specs().size());
+    Position position = parse_position(text);
+    for (Part& part : position.parts) part.parameters.resize(part.specs().size());
     if (cache.size() >= 1024) cache.clear();
-    found = cache.emplace(text, std::move(parsed)).first;
+    found = cache.emplace(text, std::move(position)).first;
   }
-  Position position = found->second;
+  return found->second;
+}
+
+}  // namespace
+
+Position to_position(const std::string& text, nb::handle tensors) {
+  Position position;
+  if (text.empty()) return position;
+  position = parsed(text);
+  const size_t count = nb::len(tensors);
   size_t next = 0;
   for (Part& part : position.parts) {
-    for (TensorView& parameter : part.parameters) {
-      check_value(next < parameters.size(), "parameters: expected more than ", parameters.size(),
-                  " for ", text);
-      parameter = parameters[next++];
+    for (size_t n = 0; n < part.parameters.size(); ++n, ++next) {
+      check_value(next < count, "parameters: expected more than ", count, " for ", text);
+      const nb::object tensor = tensors[next];
+      try {
+        part.parameters[n] = read(tensor);
+      } catch (const Error& error) {
+        throw_error(error.kind(), "position: ", part.scheme().name, ".", part.specs()[n].name, ": ",
+                    error.what());
+      }
     }
   }
-  check_value(next == parameters.size(), "parameters: expected ", next, " for ", text, ", got ",
-              parameters.size());
+  check_value(next == count, "parameters: expected ", next, " for ", text, ", got ", count);
   return position;
 }
 
-Part to_part(const std::string& text, const std::vector<TensorView>& parameters) {
-  Position position = to_position(text, parameters);
+Part to_part(const std::string& text, nb::handle tensors) {
+  Position position = to_position(text, tensors);
   check_value(position.parts.size() == 1, "position: expected one scheme, got ", text);
   return std::move(position.parts[0]);
+}
+
+Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& shapes) {
+  check_value(!text.empty(), "position: expected one scheme, got none");
+  Position position = parsed(text);
+  check_value(position.parts.size() == 1, "position: expected one scheme, got ", text);
+  Part part = std::move(position.parts[0]);
+  check_value(shapes.size() == part.parameters.size(), "parameters: expected ",
+              part.parameters.size(), " for ", text, ", got ", shapes.size());
+  for (size_t n = 0; n < shapes.size(); ++n) part.parameters[n] = blank_view(shapes[n]);
+  return part;
 }
 
 }  // namespace relpos

@@ -14,6 +14,7 @@
 #pragma GCC diagnostic pop
 
 #include <exception>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -25,19 +26,22 @@ namespace nb = nanobind;
 
 // What is asked of PyTorch, given once. `exchange` is None or the capsule by which a type of tensors
 // shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
-// `types`: tensors that are memory and no more. `grad_enabled` and `observers` take no arguments.
+// `types`: tensors that are memory and no more, torch.Tensor first. `grad_enabled` and `observers` take no arguments.
 void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers);
 // Whether an operator of these may be left out unseen: no gradient is to be recorded, no observer
 // says yes, and all tensors are memory of the CPU; query, key and value of rank 4 and one floating
 // dtype.
 bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
-TensorView to_view(nb::handle tensor);
-std::vector<TensorView> to_views(nb::handle tensors);
+// None is a view that is not given. An error starts with `name`.
+TensorView to_view(nb::handle tensor, const char* name);
+std::vector<TensorView> to_views(nb::handle tensors, const char* name);
+std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const char*> names);
 // Zeros of float64, of no memory: for what depends on shapes alone.
 TensorView blank_view(const std::vector<int64_t>& shape);
-// Fills in the parameters of `text`, parsed once. Needs the GIL.
-Position to_position(const std::string& text, const std::vector<TensorView>& parameters);
-Part to_part(const std::string& text, const std::vector<TensorView>& parameters);
+// Fills in the parameters of `text`, parsed once; an error names the parameter. Needs the GIL.
+Position to_position(const std::string& text, nb::handle tensors);
+Part to_part(const std::string& text, nb::handle tensors);
+Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& shapes);
 
 // Polls Python's signals, which only its main thread answers, and remembers what a handler raised.
 class Signals {

@@ -40,23 +40,30 @@ struct Bound {
   Signals signals;
   Options options;
   std::string text;
-  std::vector<TensorView> parameters;
+  nb::object parameters = nb::tuple();
   Position position;
 };
 
 using Reader = void (*)(nb::handle value, Bound& to);
 
 constexpr std::pair<std::string_view, Reader> kReaders[] = {
-    {"attn_mask", [](nb::handle v, Bound& to) { to.options.attn_mask = to_view(v); }},
-    {"key_padding_mask", [](nb::handle v, Bound& to) { to.options.key_padding_mask = to_view(v); }},
-    {"q_offsets", [](nb::handle v, Bound& to) { q_offset(to.options).per_row = to_view(v); }},
-    {"k_offsets", [](nb::handle v, Bound& to) { to.options.k_offset.per_row = to_view(v); }},
-    {"q_positions", [](nb::handle v, Bound& to) { to.options.q_positions = to_view(v); }},
-    {"k_positions", [](nb::handle v, Bound& to) { to.options.k_positions = to_view(v); }},
-    {"key_lo", [](nb::handle v, Bound& to) { to.options.key_lo = to_view(v); }},
-    {"key_hi", [](nb::handle v, Bound& to) { to.options.key_hi = to_view(v); }},
-    {"seed", [](nb::handle v,
-                Bound& to) { to.options.seed = static_cast<uint64_t>(to_view(v).load_int(0)); }},
+    {"attn_mask", [](nb::handle v, Bound& to) { to.options.attn_mask = to_view(v, "attn_mask"); }},
+    {"key_padding_mask",
+     [](nb::handle v, Bound& to) { to.options.key_padding_mask = to_view(v, "key_padding_mask"); }},
+    {"q_offsets",
+     [](nb::handle v, Bound& to) { q_offset(to.options).per_row = to_view(v, "q_offset"); }},
+    {"k_offsets",
+     [](nb::handle v, Bound& to) { to.options.k_offset.per_row = to_view(v, "k_offset"); }},
+    {"q_positions",
+     [](nb::handle v, Bound& to) { to.options.q_positions = to_view(v, "q_positions"); }},
+    {"k_positions",
+     [](nb::handle v, Bound& to) { to.options.k_positions = to_view(v, "k_positions"); }},
+    {"key_lo", [](nb::handle v, Bound& to) { to.options.key_lo = to_view(v, "key_range"); }},
+    {"key_hi", [](nb::handle v, Bound& to) { to.options.key_hi = to_view(v, "key_range"); }},
+    {"seed",
+     [](nb::handle v, Bound& to) {
+       to.options.seed = static_cast<uint64_t>(to_view(v, "seed").load_int(0));
+     }},
     {"position", [](nb::handle v, Bound& to) { to.text = nb::cast<std::string>(v); }},
     {"dropout_p", [](nb::handle v, Bound& to) { to.options.dropout_p = nb::cast<double>(v); }},
     {"is_causal", [](nb::handle v, Bound& to) { to.options.is_causal = nb::cast<bool>(v); }},
@@ -73,10 +80,12 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"first_head", [](nb::handle v, Bound& to) { to.options.first_head = nb::cast<int64_t>(v); }},
     {"all_heads", [](nb::handle v, Bound& to) { to.options.all_heads = nb::cast<int64_t>(v); }},
     {"length", [](nb::handle v, Bound& to) { to.options.length = nb::cast<int64_t>(v); }},
-    {"dropout_rows", [](nb::handle v, Bound& to) { to.options.dropout_rows = to_view(v); }},
-    {"dropout_columns", [](nb::handle v, Bound& to) { to.options.dropout_columns = to_view(v); }},
+    {"dropout_rows",
+     [](nb::handle v, Bound& to) { to.options.dropout_rows = to_view(v, "dropout_rows"); }},
+    {"dropout_columns",
+     [](nb::handle v, Bound& to) { to.options.dropout_columns = to_view(v, "dropout_columns"); }},
     {"adds_sinks", [](nb::handle v, Bound& to) { to.options.adds_sinks = nb::cast<bool>(v); }},
-    {"parameters", [](nb::handle v, Bound& to) { to.parameters = to_views(v); }},
+    {"parameters", [](nb::handle v, Bound& to) { to.parameters = nb::borrow(v); }},
 };
 
 // The readers in the order of the fields of relpos._call.Call.
@@ -131,8 +140,8 @@ void bind_tools(nb::module_& module) {
   module.def("workspace_bytes", [](nb::handle query, nb::handle key, nb::handle value,
                                    const nb::tuple& options, bool backward) {
     const Bound call(options);
-    return workspace_bytes(to_view(query), to_view(key), to_view(value), call.position,
-                           call.options, backward);
+    return workspace_bytes(to_view(query, "query"), to_view(key, "key"), to_view(value, "value"),
+                           call.position, call.options, backward);
   });
   // For tests and benches: "auto", "fused" or "reference", for every later call of the process.
   module.def("force_path", [](const std::string& path) {
@@ -154,8 +163,10 @@ void bind_attention(nb::module_& module) {
       [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
          nb::handle out, nb::handle lse, nb::handle softmax) {
         Bound call(options);
-        const TensorView q = to_view(query), k = to_view(key), v = to_view(value);
-        const TensorView o = to_view(out), l = to_view(lse), s = to_view(softmax);
+        const TensorView q = to_view(query, "query"), k = to_view(key, "key"),
+                         v = to_view(value, "value");
+        const TensorView o = to_view(out, "out"), l = to_view(lse, "lse"),
+                         s = to_view(softmax, "softmax");
         call.signals.run([&] { attention(q, k, v, call.position, call.options, o, l, s); });
       },
       nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("call"), nb::arg("out"),
@@ -165,7 +176,9 @@ void bind_attention(nb::module_& module) {
   module.def("attention_backward",
              [](nb::handle tensors, const nb::tuple& options, nb::handle gradients) {
                Bound call(options);
-               const std::vector<TensorView> t = to_views(tensors), g = to_views(gradients);
+               const std::vector<TensorView> g = to_views(gradients, "gradients");
+               const std::vector<TensorView> t =
+                   to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
                const Gradients wanted{g.at(0), g.at(1), g.at(2), call.deal(g, 4), g.at(3)};
                call.signals.run([&] {
                  attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6),
@@ -175,21 +188,22 @@ void bind_attention(nb::module_& module) {
   module.def("attention_weights", [](nb::handle query, nb::handle key, nb::handle softmax,
                                      const nb::tuple& options, nb::handle weights) {
     Bound call(options);
-    const TensorView q = to_view(query), k = to_view(key);
-    const TensorView s = to_view(softmax), w = to_view(weights);
+    const TensorView q = to_view(query, "query"), k = to_view(key, "key");
+    const TensorView s = to_view(softmax, "softmax"), w = to_view(weights, "weights");
     call.signals.run([&] { attention_weights(q, k, s, call.position, call.options, w); });
   });
-  module.def("scores",
-             [](nb::handle query, nb::handle key, const nb::tuple& options, nb::handle out) {
-               Bound call(options);
-               const TensorView q = to_view(query), k = to_view(key), o = to_view(out);
-               call.signals.run([&] { scores(q, k, call.position, call.options, o); });
-             });
+  module.def("scores", [](nb::handle query, nb::handle key, const nb::tuple& options,
+                          nb::handle out) {
+    Bound call(options);
+    const TensorView q = to_view(query, "query"), k = to_view(key, "key"), o = to_view(out, "out");
+    call.signals.run([&] { scores(q, k, call.position, call.options, o); });
+  });
   // tensors: query, key, dscores; gradients: of query, key, attn_mask and the parameters.
   module.def("scores_backward",
              [](nb::handle tensors, const nb::tuple& options, nb::handle gradients) {
                Bound call(options);
-               const std::vector<TensorView> t = to_views(tensors), g = to_views(gradients);
+               const std::vector<TensorView> g = to_views(gradients, "gradients");
+               const std::vector<TensorView> t = to_views(tensors, {"query", "key", "dscores"});
                const Gradients wanted{g.at(0), g.at(1), {}, call.deal(g, 3), g.at(2)};
                call.signals.run([&] {
                  scores_backward(t.at(0), t.at(1), t.at(2), call.position, call.options, wanted);

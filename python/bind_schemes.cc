@@ -1,4 +1,5 @@
 // The registry of schemes, and the check of a tensor against one.
+#include <cmath>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -40,7 +41,15 @@ nb::tuple to_python(const std::vector<int64_t>& shape) {
 OptionValue to_option(nb::handle value) {
   if (value.is_none()) return std::monostate{};
   if (PyBool_Check(value.ptr())) return nb::cast<bool>(value);
-  if (PyLong_Check(value.ptr())) return nb::cast<int64_t>(value);
+  if (PyLong_Check(value.ptr())) {
+    int overflow = 0;
+    const int64_t integer = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow == 0) return integer;
+    const double number = PyLong_AsDouble(value.ptr());  // which an integer option refuses
+    if (number != -1.0) return number;
+    PyErr_Clear();
+    return std::copysign(HUGE_VAL, overflow);
+  }
   if (PyFloat_Check(value.ptr())) return nb::cast<double>(value);
   if (PyUnicode_Check(value.ptr())) return nb::cast<std::string>(value);
   return nb::cast<std::vector<double>>(value);
@@ -170,7 +179,7 @@ nb::dict to_python(const Comparison& comparison) {
 // The verdict and every comparison.
 nb::tuple check_tensor(const std::string& scheme, const nb::dict& options, nb::handle tensor,
                        const std::string& name) {
-  const TensorView view = to_view(tensor);
+  const TensorView view = to_view(tensor, "tensor");
   const CheckReport report = check(to_scheme(scheme), to_given(options), view, name);
   nb::list comparisons;
   for (const Comparison& comparison : report.comparisons) comparisons.append(to_python(comparison));

@@ -13,7 +13,7 @@ using OptionalInt = std::optional<int64_t>;
 
 nb::list list_steps(Text text, int64_t queries, int64_t keys, OptionalInt q_offset,
                     nb::handle parameters) {
-  const Part part = to_part(text, to_views(parameters));
+  const Part part = to_part(text, parameters);
   nb::list list;
   const Grid grid = make_grid(queries, keys, q_offset);
   std::vector<Step> found;
@@ -71,7 +71,7 @@ nb::list list_tensors(Text text) {
 // Writes where a position places queries or keys over their numbers, int64 [n], contiguous. Where it
 // places none they stay.
 void place_tokens_of(Text text, bool keys, nb::handle tokens) {
-  const TensorView view = to_view(tokens);
+  const TensorView view = to_view(tokens, "tokens");
   auto* numbers = static_cast<int64_t*>(view.data);
   std::vector<int64_t> places(numbers, numbers + view.numel());
   place_tokens(parse_position(text), keys ? Side::kKey : Side::kQuery, places);
@@ -81,17 +81,17 @@ void place_tokens_of(Text text, bool keys, nb::handle tokens) {
 void bind_rotations(nb::module_& module) {
   module.def("rotary_tables",
              [](Text text, int64_t offset, nb::handle parameters, nb::handle cos, nb::handle sin) {
-               const Part part = to_part(text, to_views(parameters));
-               const TensorView c = to_view(cos), s = to_view(sin);
+               const Part part = to_part(text, parameters);
+               const TensorView c = to_view(cos, "cos"), s = to_view(sin, "sin");
                Signals signals;
                const int64_t length = c.shape[static_cast<size_t>(c.rank - 2)];
                signals.run([&] { rotary_tables(part, length, offset, c, s, signals.token()); });
              });
   module.def("rotary_tables_backward", [](Text text, int64_t offset, nb::handle parameters,
                                           nb::handle dcos, nb::handle dsin, nb::handle gradients) {
-    const Part part = to_part(text, to_views(parameters));
-    const TensorView c = to_view(dcos), s = to_view(dsin);
-    const std::vector<TensorView> wanted = to_views(gradients);
+    const Part part = to_part(text, parameters);
+    const TensorView c = to_view(dcos, "dcos"), s = to_view(dsin, "dsin");
+    const std::vector<TensorView> wanted = to_views(gradients, "gradients");
     Signals signals;
     signals.run([&] { rotary_tables_backward(part, offset, c, s, wanted, signals.token()); });
   });
@@ -99,8 +99,9 @@ void bind_rotations(nb::module_& module) {
       "rotate",
       [](nb::handle x, Text text, int64_t offset, nb::handle positions, bool inverse,
          nb::handle parameters, nb::handle out) {
-        const Part part = to_part(text, to_views(parameters));
-        const TensorView in = to_view(x), at = to_view(positions), o = to_view(out);
+        const Part part = to_part(text, parameters);
+        const TensorView in = to_view(x, "x"), at = to_view(positions, "positions"),
+                         o = to_view(out, "out");
         Signals signals;
         signals.run([&] { rotate(part, in, offset, at, inverse, o, signals.token()); });
       },
@@ -109,9 +110,10 @@ void bind_rotations(nb::module_& module) {
       "rotate_backward",
       [](nb::handle x, Text text, int64_t offset, nb::handle positions, bool inverse,
          nb::handle parameters, nb::handle dout, nb::handle gradients) {
-        const Part part = to_part(text, to_views(parameters));
-        const TensorView in = to_view(x), at = to_view(positions), d = to_view(dout);
-        const std::vector<TensorView> wanted = to_views(gradients);
+        const Part part = to_part(text, parameters);
+        const TensorView in = to_view(x, "x"), at = to_view(positions, "positions"),
+                         d = to_view(dout, "dout");
+        const std::vector<TensorView> wanted = to_views(gradients, "gradients");
         Signals signals;
         signals.run(
             [&] { rotate_backward(part, in, offset, at, inverse, d, wanted, signals.token()); });
@@ -128,23 +130,21 @@ void bind_positions(nb::module_& module) {
   module.def("steps", &list_steps, nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg());
   module.def("dense_shape", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
                                Text which, const std::vector<std::vector<int64_t>>& shapes) {
-    std::vector<TensorView> parameters;
-    for (const std::vector<int64_t>& shape : shapes) parameters.push_back(blank_view(shape));
-    return dense_shape(to_part(text, parameters), {queries, keys, q_offset}, which);
+    return dense_shape(to_part(text, shapes), {queries, keys, q_offset}, which);
   });
   module.def("dense", [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
                          nb::handle parameters, nb::handle out) {
-    const Part part = to_part(text, to_views(parameters));
-    const TensorView o = to_view(out);
+    const Part part = to_part(text, parameters);
+    const TensorView o = to_view(out, "out");
     Signals signals;
     signals.run([&] { dense(part, {queries, keys, q_offset}, which, o, signals.token()); });
   });
   module.def("dense_backward",
              [](Text text, int64_t queries, int64_t keys, int64_t q_offset, Text which,
                 nb::handle parameters, nb::handle dout, nb::handle gradients) {
-               const Part part = to_part(text, to_views(parameters));
-               const TensorView d = to_view(dout);
-               const std::vector<TensorView> wanted = to_views(gradients);
+               const Part part = to_part(text, parameters);
+               const TensorView d = to_view(dout, "dout");
+               const std::vector<TensorView> wanted = to_views(gradients, "gradients");
                Signals signals;
                signals.run([&] {
                  dense_backward(part, {queries, keys, q_offset}, which, d, wanted, signals.token());
@@ -152,8 +152,8 @@ void bind_positions(nb::module_& module) {
              });
   module.def("indices", [](Text text, int64_t queries, int64_t keys, int64_t q_offset,
                            nb::handle parameters, nb::handle out) {
-    const Part part = to_part(text, to_views(parameters));
-    const TensorView o = to_view(out);
+    const Part part = to_part(text, parameters);
+    const TensorView o = to_view(out, "out");
     Signals signals;
     signals.run([&] { indices(part, {queries, keys, q_offset}, o, signals.token()); });
   });

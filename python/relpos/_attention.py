@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from relpos import _autograd, _core, _ops
-from relpos._call import DEVICES, FLOATING, Call, flatten, number
+from relpos._call import FLOATING, Call, flag, flatten, number
+from relpos._memory import check_memory
 from relpos._position import Composed
 from relpos._rank import check_rank
 
@@ -78,6 +79,10 @@ def attention(
     """
     if ELSEWHERE:
         return ELSEWHERE[-1](**locals())  # the arguments, and nothing else yet
+    if return_lse is not False:
+        return_lse = flag("return_lse", return_lse)
+    if return_weights is not False:
+        return_weights = flag("return_weights", return_weights)
     seed = None if dropout_p == 0.0 else draw_seed(dropout_p)
     call = Call.of(
         query,
@@ -105,6 +110,7 @@ def attention(
             return (out, lse) if return_lse else out
     else:
         query, key, value = same_kind(query=query, key=key, value=value)
+        call.check_memory(query)
     results = _autograd.attention(query, key, value, return_weights, call)
     if return_lse:
         return results
@@ -150,6 +156,7 @@ def scores(
         k_positions=k_positions,
         key_range=key_range,
     )
+    call.check_memory(query)
     return _autograd.scores(query, key, call)
 
 
@@ -164,6 +171,7 @@ def workspace_bytes(
 ) -> int:
     """Peak bytes of one call beyond inputs and outputs, by the formula of docs/memory.md. The
     options are those of relpos.attention."""
+    backward = flag("backward", backward)
     return _core.workspace_bytes(query, key, value, Call.of(query, **options), backward)
 
 
@@ -180,15 +188,12 @@ def draw_seed(dropout_p: Any) -> Tensor:
 
 
 def same_kind(**tensors: Tensor) -> list[Tensor]:
-    """Checks type, rank, device and dtype; casts as autocast asks."""
-    dtype = None
+    """Checks type, rank, memory and dtype; casts as autocast asks."""
+    dtype, first = None, None
     for name, tensor in tensors.items():
         check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
-        if not tensor.is_cpu and tensor.device.type not in DEVICES:
-            raise ValueError(
-                f"{name}: expected a tensor on the CPU, got {tensor.device}; relpos computes on "
-                "the CPU: move it with .cpu()"
-            )
+        check_memory(name, tensor, first)
+        first = tensor if first is None else first
         if tensor.dtype not in FLOATING:
             raise TypeError(
                 f"{name}: expected float32, float64, bfloat16 or float16, got {tensor.dtype}"

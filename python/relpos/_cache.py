@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention, refuse_elsewhere
+from relpos._memory import check_device
 from relpos._rank import check_rank
 
 _SMALLEST = 64  # positions of a first buffer
@@ -160,7 +161,9 @@ class KVCache:
         for name, new, old in zip(("key", "value"), (key, value), held, strict=True):
             check_rank(name, new, 4, "[B, Hk, n, D]")
             if old is None:
+                check_device(name, new, key, "key")
                 continue
+            check_device(name, new, old, "what is held")
             if new.dtype != old.dtype:
                 raise TypeError(f"{name}: expected {old.dtype}, as held, got {new.dtype}")
             batch, heads, _, columns = old.shape

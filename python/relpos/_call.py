@@ -5,6 +5,7 @@ for vmap and what relpos._core reads. An option is one field here, one reader in
 python/bind_attention.cc, and an argument of relpos.attention.
 """
 
+import numbers
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos._memory import check_memory, is_alike
 from relpos._rank import check_rank
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-DEVICES = ("cpu", "meta")
 
 
 class Call(NamedTuple):
@@ -76,7 +77,8 @@ class Call(NamedTuple):
         k_positions: Any = None,
         key_range: Any = None,
     ) -> "Call":
-        """Checks the arguments of relpos.attention; an argument that is not given costs nothing."""
+        """Checks the arguments of relpos.attention, except where their tensors lie; an argument
+        that is not given costs nothing."""
         said: dict[str, Any] = {}
         if position is not None or sinks is not None:
             said["position"], said["parameters"] = _position_of(position, sinks, query)
@@ -86,18 +88,18 @@ class Call(NamedTuple):
             said["key_padding_mask"] = _tensor("key_padding_mask", key_padding_mask, (torch.bool,))
         if seed is not None:
             said["seed"] = seed
-        if dropout_p:
-            said["dropout_p"] = float(dropout_p)
-        if is_causal:
-            said["is_causal"] = True
+        if type(dropout_p) is not float or dropout_p:
+            said["dropout_p"] = number("dropout_p", dropout_p)
+        if is_causal is not False:
+            said["is_causal"] = flag("is_causal", is_causal)
         if scale is not None:
             said["scale"] = number("scale", scale)
         if softcap is not None:
             said["softcap"] = number("softcap", softcap)
-        if float32_products:
-            said["float32_products"] = True
-        if enable_gqa:
-            said["enable_gqa"] = True
+        if float32_products is not False:
+            said["float32_products"] = flag("float32_products", float32_products)
+        if enable_gqa is not False:
+            said["enable_gqa"] = flag("enable_gqa", enable_gqa)
         if window is not None:
             pair = _pair("window", window, "(left, right)")
             said["window"] = [_integer("window", bound) for bound in pair]
@@ -135,6 +137,14 @@ class Call(NamedTuple):
     def without_tensors(self) -> "Call":
         return self.with_tensors([None] * len(_TENSORS))
 
+    def check_memory(self, query: Tensor) -> None:
+        """Raises unless all tensors are dense and on the device of query."""
+        for field in _TENSORS:
+            tensor = getattr(self, field)
+            if tensor is not None and field != "seed":
+                check_memory(_GIVEN_AS.get(field, field), tensor, query)
+        check_parameters(self.position, self.parameters, query)
+
 
 _SCHEMA_TYPES = {
     Tensor | None: "Tensor?",
@@ -156,6 +166,13 @@ RANKS: dict[str, int] = {
 }
 _TENSORS = [name for name in Call._fields if _HINTS[name] == Tensor | None]
 _SINGLE = len(Call._fields) - 1  # fields besides the parameters
+# Under what argument a field's tensor was given, where they differ.
+_GIVEN_AS = {
+    "q_offsets": "q_offset",
+    "k_offsets": "k_offset",
+    "key_lo": "key_range",
+    "key_hi": "key_range",
+}
 _core.read_fields(Call._fields)
 
 
@@ -164,6 +181,11 @@ def flatten(position: Any) -> list[Any]:
     if position is None:
         return []
     if hasattr(position, "_parts"):
+        if isinstance(position, type):
+            raise TypeError(
+                f"position: expected a relpos position, got the class {position.__name__}: make "
+                f"one, as help(relpos.{position.__name__}) says"
+            )
         return position._parts()
     if isinstance(position, Iterable) and not isinstance(position, (str, Tensor)):
         return [part for member in position for part in flatten(member)]
@@ -190,6 +212,7 @@ def _position_of(position: Any, sinks: Any, query: Tensor) -> tuple[str, Sequenc
     if sinks is not None:
         _tensor("sinks", sinks, FLOATING)
         check_rank("query", query, 4, "[B, H, Lq, D]")
+        check_memory("sinks", sinks, query)
         heads = query.shape[1]
         if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
             raise ValueError(
@@ -198,10 +221,15 @@ def _position_of(position: Any, sinks: Any, query: Tensor) -> tuple[str, Sequenc
         per_query = "false" if sinks.dim() == 1 else "true"
         part = f"attention_sink(heads={heads}, per_query={per_query})"
         text, tensors = f"{text}+{part}" if text else part, (*tensors, sinks)
-    for tensor in tensors:
-        if not tensor.is_cpu and tensor.device.type not in DEVICES:
-            raise ValueError(f"position: expected its tensors on the CPU, got {tensor.device}")
     return text, tensors
+
+
+def check_parameters(text: str, tensors: Sequence[Any], like: Tensor, of: str = "query") -> None:
+    """Raises, with the parameter's name, unless all tensors of a position lie where `like` does."""
+    for n, tensor in enumerate(tensors):
+        if not is_alike(tensor, like):
+            name, *_ = _core.list_tensors(text)[n]
+            check_memory(f"position: {name}", tensor, like, of)
 
 
 def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:
@@ -210,8 +238,6 @@ def _tensor(name: str, tensor: Any, dtypes: tuple[torch.dtype, ...]) -> Tensor:
         raise TypeError(f"{name}: expected a {expected} tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}: expected {expected}, got {tensor.dtype}")
-    if tensor.device.type not in DEVICES:
-        raise ValueError(f"{name}: expected a tensor on the CPU, got {tensor.device}")
     return tensor
 
 
@@ -237,11 +263,47 @@ def _integer(name: str, value: Any) -> Any:
 
 
 def number(name: str, value: Any) -> float:
-    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)) and (
-        isinstance(value, (str, bytes)) or not hasattr(value, "__float__")
-    ):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
+    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+            raise TypeError(f"{name}: expected a number, got {value!r}")
+        if isinstance(value, Tensor) and value.requires_grad:
+            raise ValueError(
+                f"{name}: expected a number, got a tensor that requires grad, whose gradient would "
+                f"be lost: give {name}.item()"
+            )
     return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """A bool, also one of NumPy."""
+    if isinstance(value, (bool, torch.SymBool)):
+        return bool(value)
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(f"{name}: expected a bool, got {value!r}")
+
+
+def plain_option(name: str, value: Any) -> Any:
+    """An option as the registry takes it. Numbers and tensors of other libraries are converted."""
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ValueError(
+                f"{name}: expected a tensor without requires_grad, whose gradient would be lost: "
+                "give its values, and train the module's own parameter"
+            )
+        value = value.detach().tolist()
+    if isinstance(value, (list, tuple)):
+        return [number(name, v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if hasattr(value, "tolist"):
+        return plain_option(name, value.tolist())
+    raise TypeError(f"{name}: expected a number, a text or numbers, got {type(value).__name__}")
 
 
 def _offset(name: str, offset: Any, query: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._position import plain_option
+from relpos._call import plain_option
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,11 @@ def check(
 
 
 def _report(scheme: str, given: dict[str, Any], tensor: Tensor, name: str) -> CheckReport:
-    tensor = tensor.detach().cpu()
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    tensor = tensor.detach()
+    if not tensor.is_meta:  # which has no numbers, as the check itself says
+        tensor = tensor.cpu().resolve_neg()
     if tensor.dtype in (torch.int8, torch.int16, torch.uint8):
         tensor = tensor.long()
     verdict, comparisons = _core.check(scheme, given, tensor, name)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from relpos._memory import check_device
+
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Attention over the union of disjoint sets of keys, from attention over each.
@@ -58,6 +60,7 @@ def _check(outs: list[Tensor], lses: list[Tensor]) -> None:
                     f"{name}[{n}]: expected {tensors[0].dtype}, as {name}[0] has, got "
                     f"{tensor.dtype}"
                 )
+            check_device(f"{name}[{n}]", tensor, outs[0], "outs[0]")
     for n, (out, lse) in enumerate(zip(outs, lses, strict=True)):
         if out.dim() < 2 or out.shape != outs[0].shape:
             raise ValueError(

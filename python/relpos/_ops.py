@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._call import SCHEMA, Call
+from relpos._call import SCHEMA, Call, check_parameters
+from relpos._memory import check_device
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
@@ -31,9 +32,32 @@ LIBRARY = torch.library.Library("relpos", "DEF")
 def _define(name: str, arguments: str, returns: str, run: Any, fake: Any, key: str = "CPU") -> Any:
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=torch.Tag.pt2_compliant_tag)
     LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"relpos::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"relpos::{name}", _on_one_device(name, fake), lib=LIBRARY)
     torch.library.register_vmap(f"relpos::{name}", _loop(name), lib=LIBRARY)
     return getattr(torch.ops.relpos, name).default
+
+
+def _on_one_device(name: str, fake: Any) -> Any:
+    """PyTorch calls `fake` where any argument is on meta, and beside those the real ones of a call
+    would get results of no meaning. As in its own operators, a number on the CPU may stand beside
+    tensors of any device."""
+
+    def checked(*args: Any) -> Any:
+        names = [a.name for a in getattr(torch.ops.relpos, name).default._schema.arguments]
+        given = dict(zip(names, args, strict=False))
+        text, parameters = given.pop("position"), given.pop("parameters", ())
+        first, of = None, ""
+        for argument, value in given.items():
+            if isinstance(value, Tensor) and first is None:
+                first, of = value, argument
+            elif isinstance(value, Tensor) and (value.dim() or not value.is_cpu):
+                check_device(argument, value, first, of)
+        if parameters:
+            like = parameters[0] if first is None else first
+            check_parameters(text, parameters, like, of or "the first parameter")
+        return fake(*args)
+
+    return checked
 
 
 def _loop(name: str) -> Any:
@@ -292,10 +316,17 @@ rotate_backward = _define(
 
 
 def _tables_outputs(
-    position: str, length: int, offset: int, heads: int, dims: int, dtype: torch.dtype, _: Any
+    position: str,
+    length: int,
+    offset: int,
+    heads: int,
+    dims: int,
+    dtype: torch.dtype,
+    parameters: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor]:
     shape = (heads, length, dims) if heads else (length, dims)
-    cos, sin = (torch.empty(shape, dtype=dtype, device="cpu") for _ in range(2))
+    device = parameters[0].device if parameters else "cpu"
+    cos, sin = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
     return cos, sin
 
 

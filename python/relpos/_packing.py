@@ -9,6 +9,7 @@ from torch import Tensor
 
 from relpos import _ops
 from relpos._call import flatten
+from relpos._memory import check_device
 from relpos._position import Composed, Given, OnePart
 
 _FAR = 2**61  # beyond every distance, and its sums stay below 2^63
@@ -184,6 +185,7 @@ def offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
                 f"q_offset: expected an int or int64 [{count}], one for each sequence, got "
                 f"{list(q_offset.shape)}"
             )
+        check_device("q_offset", q_offset, starts_q, "cu_seqlens_q")
         offsets = q_offset.to(torch.int64).expand(count)
     elif isinstance(q_offset, (int, torch.SymInt)) and not isinstance(q_offset, bool):
         offsets = torch.full((count,), q_offset, dtype=torch.int64, device=starts_q.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relpos import _autograd, _core
-from relpos._call import flatten
+from relpos._call import _integer, flatten, plain_option
 from relpos._rank import check_rank
 from relpos._registry import ParameterSpec, Scheme, schemes
 from relpos._rope import from_config
@@ -69,10 +69,14 @@ class OnePart(Composed):
         """The tensors of a call: parameters, then inputs."""
         raise NotImplementedError
 
+    def _read(self) -> list[Tensor]:
+        """_values for what reads their memory without the dispatcher."""
+        return [x.resolve_neg() if isinstance(x, Tensor) else x for x in self._values()]
+
     def dense(
         self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
     ) -> Any:
-        offset = _grid_offset(queries, keys, q_offset)
+        queries, keys, offset = _grid(queries, keys, q_offset)
         if self._rotary_dims:
             if which != "key":
                 raise ValueError(f"which: expected 'key' for a rotation, got {which!r}")
@@ -80,15 +84,16 @@ class OnePart(Composed):
         return _autograd.dense(self._text, queries, keys, offset, which, self._values())
 
     def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Tensor:
-        offset = _grid_offset(queries, keys, q_offset)
+        queries, keys, offset = _grid(queries, keys, q_offset)
         out = torch.empty(queries, keys, dtype=torch.int64, device="cpu")
-        _core.indices(self._text, queries, keys, offset, self._values(), out)
+        _core.indices(self._text, queries, keys, offset, self._read(), out)
         return out
 
     def steps(
         self, queries: int, keys: int, q_offset: int | None = None
     ) -> list[tuple[str, Tensor]]:
-        found = _core.steps(self._text, queries, keys, q_offset, self._values())
+        grid = _grid(queries, keys, q_offset)
+        found = _core.steps(self._text, *grid, self._read())
         return [(name, _matrix(kind, shape, values)) for name, kind, shape, values in found]
 
 
@@ -281,6 +286,7 @@ class _Rotary:
         """cos, sin [length, rotary_dim] of the positions offset, offset + 1, ... Each angle occurs
         twice, as the pair layout says. Where heads learn their frequencies, the tables are
         [kv_heads, length, rotary_dim], of the frequencies' dtype, and differentiable."""
+        length, offset = _count("length", length), _integer("offset", offset)
         values, sizes = self._values(), (self._rotary_heads, self._rotary_dims)
         if dtype is None:
             own = values[0].dtype if self._rotary_heads else torch.get_default_dtype()
@@ -291,6 +297,7 @@ class _Rotary:
         """x [..., L, D] rotated; row n is at position offset + n, or at positions[n], int64 [L].
         Where heads learn their own frequencies, x is [..., heads, L, D]."""
         check_rank("x", x, 2, "[..., L, D]", or_more=True)
+        offset = _integer("offset", offset)
         folded = x.flatten(0, -4) if x.dim() > 4 else x
         out = _autograd.rotate(folded, self._text, offset, positions, False, self._values())
         return out.view(x.shape) if x.dim() > 4 else out
@@ -382,28 +389,6 @@ class Sum(Several, Position):
         )
 
 
-def plain_option(name: str, value: Any) -> Any:
-    """An option as the registry takes it. Numbers and tensors of other libraries are converted."""
-    if isinstance(value, Tensor):
-        if value.requires_grad:
-            raise ValueError(
-                f"{name}: expected a tensor without requires_grad, whose gradient would be lost: "
-                "give its values, and train the module's own parameter"
-            )
-        value = value.detach().tolist()
-    if isinstance(value, (list, tuple)):
-        return [float(v) for v in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if hasattr(value, "tolist"):
-        return plain_option(name, value.tolist())
-    raise TypeError(f"{name}: expected a number, a text or numbers, got {type(value).__name__}")
-
-
 def _initial(spec: ParameterSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     if spec.init == "values":
         values = torch.tensor(spec.values, dtype=dtype)
@@ -427,10 +412,19 @@ def _sizes(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-def _grid_offset(queries: int, keys: int, q_offset: int | None) -> int:
-    if q_offset is None:
-        return 0 if queries == keys else _core.grid_offset(queries, keys, None)
-    return q_offset
+def _count(name: str, value: Any) -> int:
+    value = _integer(name, value)
+    if value < 0:
+        raise ValueError(f"{name}: expected an int from 0 on, got {value}")
+    return value
+
+
+def _grid(queries: Any, keys: Any, q_offset: Any) -> tuple[int, int, int]:
+    """How many queries and keys, and where query 0 is."""
+    queries, keys = _count("queries", queries), _count("keys", keys)
+    if q_offset is not None:
+        return queries, keys, _integer("q_offset", q_offset)
+    return queries, keys, 0 if queries == keys else _core.grid_offset(queries, keys, None)
 
 
 _STEP_DTYPES = {"integer": torch.int64, "boolean": torch.bool}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relpos._attention import attention, refuse_elsewhere
 from relpos._call import flatten
+from relpos._memory import check_device
 from relpos._packing import (
     Packing,
     bounds_of,
@@ -111,6 +112,9 @@ def _both_starts(
     query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Where each sequence starts in query and in key, checked."""
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if isinstance(starts, Tensor):
+            check_device(name, starts, query)
     starts_q = starts_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
     if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
         starts_k = starts_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
+from relpos._call import flag, number
 from relpos._position import Given
 from relpos._rank import check_rank
 from relpos._varlen import attention_varlen
@@ -41,6 +42,7 @@ def sdpa(
     Raises what relpos.attention raises, and ValueError where attn_mask and is_causal are both
     given, as PyTorch documents it.
     """
+    is_causal = flag("is_causal", is_causal)
     if attn_mask is not None and is_causal:
         raise ValueError(
             "attn_mask: expected None where is_causal is True, as PyTorch documents it; AND the "
@@ -118,7 +120,9 @@ def flash_attn_func(
       out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk]). The weights are
       dense and detached. softmax_lse has a gradient here, and is -inf for a query that sees no key.
     """
-    cap = _softcap(softcap, alibi_slopes)
+    cap, causal = _softcap(softcap, alibi_slopes), flag("causal", causal)
+    return_attn_probs = flag("return_attn_probs", return_attn_probs)
+    softmax_scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
     _refuse_marked_weights(return_attn_probs, dropout_p)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4, "[B, L, H, D]")
@@ -189,7 +193,9 @@ def flash_attn_varlen_func(
     Returns:
       out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None), since packed weights are not computed.
     """
-    cap = _softcap(softcap, alibi_slopes)
+    cap, causal = _softcap(softcap, alibi_slopes), flag("causal", causal)
+    return_attn_probs = flag("return_attn_probs", return_attn_probs)
+    softmax_scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
     if block_table is not None:
         raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
     check_rank("q", q, 3, "[Tq, H, D]")
@@ -231,6 +237,7 @@ def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
 
 
 def _softcap(softcap: float, alibi_slopes: Tensor | None) -> float | None:
+    softcap = number("softcap", softcap)
     if softcap == 0:
         return None
     if alibi_slopes is not None:

@@ -11,6 +11,8 @@ from torch.nn import functional
 from relpos._attention import attention, check_fits
 from relpos._autograd import Final
 from relpos._cache import KVCache
+from relpos._call import flag
+from relpos._memory import check_device
 from relpos._position import Composed, Sum
 
 __all__ = ["MultiheadAttention"]
@@ -55,6 +57,7 @@ class MultiheadAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        bias = flag("bias", bias)
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim: expected a multiple of num_heads {num_heads}, got {embed_dim}"
@@ -70,7 +73,7 @@ class MultiheadAttention(torch.nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         self.dropout = dropout
-        self.batch_first = batch_first
+        self.batch_first = flag("batch_first", batch_first)
         self.position = Sum(*position) if isinstance(position, (list, tuple)) else position
         check_fits(self.position, num_heads, num_kv_heads, self.head_dim)
 
@@ -191,6 +194,9 @@ class MultiheadAttention(torch.nn.Module):
             in it. Masks cover all these keys, and the offsets come from the cache.
           The others are those of relpos.attention.
         """
+        need_weights, is_causal = flag("need_weights", need_weights), flag("is_causal", is_causal)
+        if average_attn_weights is not None:
+            average_attn_weights = flag("average_attn_weights", average_attn_weights)
         said = _given_places(q_offset, k_offset, q_positions, k_positions)
         if query.is_nested:
             weighed = {"need_weights": True} if need_weights else {}
@@ -198,6 +204,8 @@ class MultiheadAttention(torch.nn.Module):
             _refuse_for_nested(position=position, **said, **weighed, **others)
             return self._nested(query, key, value, attn_mask, is_causal, window), None
         self._check_inputs(query, key, value, key_padding_mask)
+        if attn_mask is not None:
+            check_device("attn_mask", attn_mask, query)
         batched = query.dim() == 3
         q, k, v = (self._split(x, batched) for x in self._project(query, key, value))
         if key_padding_mask is not None and not batched:
@@ -249,6 +257,9 @@ class MultiheadAttention(torch.nn.Module):
                 )
             if tensor.shape[-1] != width:
                 raise ValueError(f"{name}: expected {width} features, got {tensor.shape[-1]}")
+            check_device(name, tensor, self.out_proj.weight, "the module")
+        if key_padding_mask is not None:
+            check_device("key_padding_mask", key_padding_mask, query)
         if key_padding_mask is not None and key_padding_mask.dim() != query.dim() - 1:
             raise ValueError(
                 f"key_padding_mask: expected {'[B, Lk]' if query.dim() == 3 else '[Lk]'}, got "

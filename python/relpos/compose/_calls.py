@@ -8,7 +8,8 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._attention import attention, refuse_elsewhere
-from relpos._call import _integer, _offset
+from relpos._call import _integer, _offset, flag
+from relpos._memory import check_device
 from relpos._merge import merge
 from relpos._rank import check_rank
 
@@ -27,6 +28,7 @@ def joined(
 ) -> Any:
     """One softmax over the keys of all pieces: out, or (out, lse) with return_lse. Sinks join the
     first call alone."""
+    with_lse = flag("return_lse", options.get("return_lse", False))
     shared = {name: given for name, given in options.items() if name not in ("sinks", "return_lse")}
     results = [
         attention(
@@ -42,7 +44,7 @@ def joined(
         for n, piece in enumerate(pieces)
     ]
     out, lse = merge(*zip(*results, strict=True))
-    return (out, lse) if options.get("return_lse") else out
+    return (out, lse) if with_lse else out
 
 
 def refuse(name: str, options: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
@@ -57,6 +59,7 @@ def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
     refuse_elsewhere(f"compose.{name}", "it counts the tokens of whole sequences")
     for which, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(which, tensor, 4, "[B, H, Lq, D]" if which == "query" else "[B, Hk, Lk, D]")
+        check_device(which, tensor, query)
 
 
 def refuse_placing(name: str, parts: Sequence[Any]) -> None:
@@ -86,6 +89,7 @@ def offset_of(name: str, offset: Any, query: Tensor) -> Tensor:
         return torch.tensor(found, device=query.device)
     if tuple(found.shape) != (len(query),):
         raise ValueError(f"{name}: expected an int or int64 [{len(query)}], got {[*found.shape]}")
+    check_device(name, found, query)
     return found.unsqueeze(-1)
 
 

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._call import _integers, _pair, flatten
+from relpos._call import _integers, _pair, flag, flatten
+from relpos._memory import check_device
 from relpos._packing import bounds_of
 from relpos._position import CLASSES, Composed, Given
 from relpos._registry import schemes
@@ -203,7 +204,7 @@ def _past(
     refuse(name, options, _REFUSED)
     _check_position(name, position)
     options = dict(options)
-    if options.pop("is_causal", True) is not True:
+    if not flag("is_causal", options.pop("is_causal", True)):
         raise ValueError(
             f"is_causal: expected True, since {name} says only where past keys count as standing"
         )
@@ -216,6 +217,8 @@ def _past(
     key_range = options.pop("key_range", None)
     if key_range is not None:
         lo, end = (_integers("key_range", x) for x in _pair("key_range", key_range, "(lo, hi)"))
+        for bound in (lo, end):
+            check_device("key_range", bound, query)
         hi = torch.minimum(hi, end)
     if left is not None:
         lo = torch.maximum(lo, pos_q - start_k - left)

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from relpos._attention import attention
-from relpos._call import flatten
+from relpos._call import flag, flatten, number
+from relpos._memory import check_device
 from relpos._position import CLASSES, Composed, Given
 from relpos.compose._calls import check_call, count, offsets, places, refuse, refuse_placing
 
@@ -66,7 +67,10 @@ def cope(
     ):
         got = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
         raise ValueError(f"table: expected [P, {dims}] of at least one row, got {got}")
-    scale = dims**-0.5 if scale is None else float(scale)
+    scale = dims**-0.5 if scale is None else number("scale", scale)
+    for name, given in (("table", table), ("key_padding_mask", key_padding_mask)):
+        if given is not None:
+            check_device(name, given, query)
     starts = offsets(query, key, q_offset, k_offset)
     pos_q, pos_k = places(starts[0], query.shape[2]), places(starts[1], key.shape[2])
 
@@ -121,6 +125,7 @@ def fire(
     """
     check_call("fire", query, key, value)
     refuse("fire", options, _REFUSED)
+    with_lse = flag("return_lse", options.get("return_lse", False))
     module, others = _fire_of(position)
     refuse_placing("fire", others)
     starts = offsets(query, key, options.pop("q_offset", None), options.pop("k_offset", 0))
@@ -149,7 +154,7 @@ def fire(
         rest["position"] = others
         made = _by_rows(q, key, value, bias, module._held(), width, rows, beyond, rest)
         results.append(made)
-    if not options.get("return_lse"):
+    if not with_lse:
         return torch.cat(results, 2) if len(results) > 1 else results[0]
     outs, lses = zip(*results, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
@@ -220,7 +225,7 @@ def _by_rows(
     block. `width` is how many numbers a tensor of one row has."""
     rows = max(1, _MOST // max(1, width)) if rows is None else count("rows", rows)
     options = dict(options)
-    with_lse = options.pop("return_lse", False)
+    with_lse = flag("return_lse", options.pop("return_lse", False))
     sinks = options.pop("sinks", None)
     parts = flatten(options.pop("position", None))
     held = [part._values() for part in parts]

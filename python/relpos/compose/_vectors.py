@@ -9,7 +9,8 @@ from torch import Tensor
 
 from relpos import _autograd, _ops
 from relpos._attention import attention
-from relpos._call import flatten
+from relpos._call import flag, flatten, number
+from relpos._memory import check_device
 from relpos._packing import placing_text
 from relpos._position import Composed, Given
 from relpos._rank import check_rank
@@ -93,6 +94,7 @@ def rotate_values(
     Source: Su et al. 2021, RoFormer (rotary_value of its code); DeepSeek-AI 2026, DeepSeek-V4.
     """
     check_call("rotate_values", query, key, value)
+    undo = flag("undo", undo)
     rotation = _rotation_of(position)
     if value.shape[3] != rotation.head_dim:
         raise ValueError(
@@ -158,10 +160,12 @@ def polar(
                 f"phase: expected [{heads}, {dims}], a number for each dimension of each key head, "
                 f"got {got}"
             )
+        check_device("phase", phase, key, "key")
         angle = phase.clamp(-2 * math.pi, 0.0).to(length_k.dtype).unsqueeze(1)
         k_pairs = [length_k * angle.cos(), length_k * angle.sin()]
     q_pairs = [length_q, torch.zeros_like(length_q)]
-    pairs = Given(f"rope(head_dim={2 * dims}, layout=half, base={float(base)!r})", [])
+    base = number("base", base)
+    pairs = Given(f"rope(head_dim={2 * dims}, layout=half, base={base!r})", [])
     return attention(
         torch.cat(q_pairs, -1).to(query.dtype),
         torch.cat(k_pairs, -1).to(key.dtype),
@@ -217,7 +221,7 @@ def tupe(
     scale = options.pop("scale", None)
     if scale is None:
         scale = (query.shape[-1] + of_query.shape[-1]) ** -0.5
-    options["scale"] = scale
+    options["scale"] = number("scale", scale)
     if cls is None:
         q, k = torch.cat([query, of_query], -1), torch.cat([key, of_key], -1)
         return attention(q, k, value, position=position, **options)
@@ -253,14 +257,15 @@ def _untied(
         raise ValueError(f"cls: expected Lq = Lk, got {length} and {key.shape[2]}")
     if not isinstance(cls, (tuple, list)) or len(cls) != 2:
         raise TypeError(f"cls: expected a pair (from_cls, to_cls), got {type(cls).__name__}")
-    for number in cls:
-        if not isinstance(number, Tensor) or tuple(number.shape) != (heads,):
-            got = list(number.shape) if isinstance(number, Tensor) else type(number).__name__
+    for given in cls:
+        if not isinstance(given, Tensor) or tuple(given.shape) != (heads,):
+            got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
             raise ValueError(f"cls: expected two tensors [{heads}], got {got}")
+        check_device("cls", given, query)
     first = (torch.arange(length, device=query.device) == 0).to(query.dtype)
     added = [
-        (number.to(query.dtype) / options["scale"])[:, None] * rows
-        for number, rows in zip(cls, (first, 1 - first), strict=True)
+        (given.to(query.dtype) / options["scale"])[:, None] * rows
+        for given, rows in zip(cls, (first, 1 - first), strict=True)
     ]
     tokens = first.to(torch.bool)[:, None]
     q = [query, of_query.masked_fill(tokens, 0.0), _columns(added, query)]
@@ -287,6 +292,7 @@ def _expanded(name: str, vectors: Any, like: Tensor) -> Tensor:
         raise ValueError(
             f"{name}: expected {[*shape[1:], 'E']} or {[*shape, 'E']}, got {got}".replace("'", "")
         )
+    check_device(name, vectors, like)
     return vectors.to(like.dtype).expand(*shape, -1)
 
 

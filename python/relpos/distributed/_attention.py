@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention
-from relpos._call import Call
+from relpos._call import Call, flag
 from relpos._position import Composed
 from relpos.distributed._dtensor import of_shards
 from relpos.distributed._exchange import ALONE, Team, agree, teams
@@ -83,8 +83,12 @@ def ring_attention(
     """
     given = locals()
     options = {name: given[name] for name in _OPTIONS}
-    how = {"layout": layout, "mode": mode, "reduce_position": bool(reduce_position)}
-    packed = (cu_seqlens, cu_seqlens_k)
+    how = {
+        "layout": layout,
+        "mode": mode,
+        "reduce_position": flag("reduce_position", reduce_position),
+    }
+    packed, return_lse = (cu_seqlens, cu_seqlens_k), flag("return_lse", return_lse)
 
     def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
         return _attend(tensors, options, packed, how, teams(group))
@@ -117,8 +121,12 @@ def ulysses_attention(
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown:
         raise TypeError(f"ulysses_attention: got an unexpected argument {unknown[0]!r}")
-    how = {"layout": layout, "mode": "ring", "reduce_position": bool(reduce_position)}
-    packed = (cu_seqlens, cu_seqlens_k)
+    how = {
+        "layout": layout,
+        "mode": "ring",
+        "reduce_position": flag("reduce_position", reduce_position),
+    }
+    packed, return_lse = (cu_seqlens, cu_seqlens_k), flag("return_lse", return_lse)
 
     def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
         ring, heads = teams(group)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos import _attention
+from relpos._call import flag
 from relpos.distributed._attention import ring_attention, ulysses_attention
 from relpos.distributed._layout import check_layout, shard
 
@@ -51,6 +52,7 @@ def context_parallel(
             raise ValueError(
                 f"buffers[{n}]: expected one without requires_grad; shard() is differentiable"
             )
+    reduce_position = flag("reduce_position", reduce_position)
     common = {"group": mesh, "layout": layout, "reduce_position": reduce_position}
 
     def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:

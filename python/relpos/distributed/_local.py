@@ -53,6 +53,7 @@ class LocalCall:
         if packed[0] is not None:
             options["q_offset"] = None
         call = Call.of(tensors[0], seed=seed, **options)
+        call.check_memory(tensors[0])
         check = call
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
             check = call._replace(q_offset=0)
