@@ -78,7 +78,7 @@ std::vector<int64_t> trimmed(const std::vector<int64_t>& shape, int rank) {
 }
 
 Offset read_offset(const std::string& text, const char* flag, Tensor& rows) {
-  if (!is_npy(text)) return parse_int(text, flag);
+  if (!is_npy(text)) return parse_as<int64_t>(text, flag);
   rows = read_tensor(text);
   return Offset(rows.view());
 }
@@ -105,7 +105,8 @@ Options make_call_options(const AttendArguments& a, OptionTensors& tensors) {
   if (!a.window.empty()) {
     const std::vector<std::string> sides = split(a.window, ',');
     check_value(sides.size() == 2, "--window: expected LEFT,RIGHT, got ", a.window);
-    options.window = {parse_int(sides[0], "--window"), parse_int(sides[1], "--window")};
+    options.window = {parse_as<int64_t>(sides[0], "--window"),
+                      parse_as<int64_t>(sides[1], "--window")};
   }
   if (!a.q_offset.empty())
     options.q_offset = read_offset(a.q_offset, "--q-offset", tensors.q_offset);
@@ -389,14 +390,14 @@ void add_attend(CLI::App& tool, Run& run) {
   app->add_option("--backward", a.backward, "the gradient of the output")->type_name("FILE");
   app->add_option("--grads", a.grads, "folder for the gradients")->type_name("DIR");
   add_visibility(*app, a);
-  app->add_option("--scale", a.scale, "multiplies the scores [1/sqrt(D)]");
-  app->add_option("--softcap", a.softcap, "C: scores become C tanh(score / C), before --mask");
+  add_number(*app, "--scale", a.scale, "multiplies the scores [1/sqrt(D)]");
+  add_number(*app, "--softcap", a.softcap, "C: scores become C tanh(score / C), before --mask");
   app->add_flag("--float32-products", a.float32_products,
                 "bfloat16 inputs: multiply them in float32, slower and more exact");
   app->add_flag("--enable-gqa", a.enable_gqa, "allow fewer key heads than query heads");
-  app->add_option("--dropout", a.dropout, "probability of dropping a weight [0]");
-  app->add_option("--seed", a.seed, "random seed of dropout and of random parameters [0]");
-  app->add_option("--threads", a.threads, "number of threads [the runtime's default]");
+  add_number(*app, "--dropout", a.dropout, "probability of dropping a weight [0]");
+  add_number(*app, "--seed", a.seed, "random seed of dropout and of random parameters [0]");
+  add_number(*app, "--threads", a.threads, "number of threads [the runtime's default]");
   add_choice(*app, "--path", a.path, {"auto", "fused", "reference"}, "which implementation [auto]");
   app->add_flag("--quiet", a.quiet, "print no summary on stderr");
   app->add_flag("--json", a.json, "print the summary as JSON on stdout (stderr with --out -)");

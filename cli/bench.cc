@@ -15,6 +15,7 @@
 #include "bench_machine.h"
 #include "commands.h"
 #include "common.h"
+#include "help.h"
 #include "parameters.h"
 #include "random.h"
 #include "relpos/attention.h"
@@ -259,12 +260,12 @@ void add_bench(CLI::App& tool, Run& run) {
   auto arguments = std::make_shared<BenchArguments>();
   BenchArguments& a = *arguments;
   app->add_option("--scheme", a.scheme, "only this one, of `relpos list` [all]")->type_name("NAME");
-  app->add_option("--length", a.length, "number of queries and of keys [2048]")
+  add_number(*app, "--length", a.length, "number of queries and of keys [2048]")
       ->check(CLI::Range(1, 1 << 20));
   app->add_flag("--causal", a.causal, "a query sees no later keys");
-  app->add_option("--threads", a.threads, "threads of every call [all]")
+  add_number(*app, "--threads", a.threads, "threads of every call [all]")
       ->check(CLI::Range(0, 4096));
-  app->add_option("--seconds", a.seconds, "time for each scheme; at least three rounds [2]")
+  add_number(*app, "--seconds", a.seconds, "time for each scheme; at least three rounds [2]")
       ->check(CLI::PositiveNumber);
   app->add_flag("--json", a.json, "print the report as JSON");
   app->callback([&run, arguments] { run = [arguments] { return bench(*arguments); }; });

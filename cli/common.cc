@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <type_traits>
 #include <variant>
 
 #include "io/file.h"
@@ -30,23 +32,27 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return "[" + join(sizes) + "]";
 }
 
-int64_t parse_int(const std::string& text, const std::string& what) {
-  int64_t value = 0;
+template <typename T>
+T parse_as(const std::string& text, const std::string& what) {
+  T value = 0;
   const char* end = text.data() + text.size();
   const auto [stop, code] = std::from_chars(text.data(), end, value);
-  check_value(code == std::errc() && stop == end, what, ": expected an integer, got ",
-              io::printable(text));
+  const bool whole = code == std::errc() && stop == end;
+  if constexpr (std::is_floating_point_v<T>) {
+    check_value(whole && std::isfinite(value), what, ": expected a finite number, got ",
+                io::printable(text));
+  } else {
+    using Limits = std::numeric_limits<T>;
+    check_value(whole, what, ": expected an integer from ", Limits::min(), " to ", Limits::max(),
+                ", got ", io::printable(text));
+  }
   return value;
 }
 
-double parse_number(const std::string& text, const std::string& what) {
-  double value = 0.0;
-  const char* end = text.data() + text.size();
-  const auto [stop, code] = std::from_chars(text.data(), end, value);
-  check_value(code == std::errc() && stop == end && std::isfinite(value), what,
-              ": expected a finite number, got ", io::printable(text));
-  return value;
-}
+template int parse_as<int>(const std::string&, const std::string&);
+template int64_t parse_as<int64_t>(const std::string&, const std::string&);
+template uint64_t parse_as<uint64_t>(const std::string&, const std::string&);
+template double parse_as<double>(const std::string&, const std::string&);
 
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> words;

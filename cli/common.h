@@ -15,9 +15,10 @@ enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kInterrupted = 130 };
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 std::string shape_text(const std::vector<int64_t>& shape);
 
-// Strict: the whole text is one number, else Error (kValue) that starts with `what`. Finite only.
-int64_t parse_int(const std::string& text, const std::string& what);
-double parse_number(const std::string& text, const std::string& what);
+// Strict: the whole text is one number that T holds (int, int64_t, uint64_t, double), else Error
+// (kValue) that starts with `what`. Finite only.
+template <typename T>
+T parse_as(const std::string& text, const std::string& what);
 std::vector<std::string> split(const std::string& text, char separator);
 
 // Words of `text` in lines of at most `width`; a longer word has a line of its own.

@@ -345,15 +345,15 @@ void add_compare(CLI::App& tool, Run& run) {
       "bias, score (of queries and keys of ones: what a rotation leaves of equal vectors, and "
       "the biases), or index (table row of each pair) [bias where both are biases, index "
       "where both are tables, else score]");
-  app->add_option("--query", a.query, "number of queries [--key, else 8]");
-  app->add_option("--key", a.key, "number of keys [--query]");
-  app->add_option("--q-offset", a.q_offset,
-                  "position of query 0; key 0 is at 0. Required where the lengths differ");
-  app->add_option("--reach", a.reach, "farthest distance of the curves, to both sides [32]");
-  app->add_option("--head", a.head, "this head [the one that differs most]");
+  add_number(*app, "--query", a.query, "number of queries [--key, else 8]");
+  add_number(*app, "--key", a.key, "number of keys [--query]");
+  add_number(*app, "--q-offset", a.q_offset,
+             "position of query 0; key 0 is at 0. Required where the lengths differ");
+  add_number(*app, "--reach", a.reach, "farthest distance of the curves, to both sides [32]");
+  add_number(*app, "--head", a.head, "this head [the one that differs most]");
   app->add_option("--params-a", a.params_a, "parameters of A from a file [random]");
   app->add_option("--params-b", a.params_b, "parameters of B from a file [random]");
-  app->add_option("--seed", a.seed, "random seed of the parameters of both [0]");
+  add_number(*app, "--seed", a.seed, "random seed of the parameters of both [0]");
   add_choice(*app, "--color", a.color, {"auto", "always", "never"},
              "colour the numbers as a heat map [auto: on a terminal]");
   app->add_flag("--json", a.json, "print all heads, matrices and curves as JSON");

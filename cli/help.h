@@ -2,8 +2,13 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
+
+#include "common.h"
+#include "relpos/error.h"
 
 namespace relpos::cli {
 
@@ -25,6 +30,23 @@ std::string help_text(const CLI::App& tool);     // of the active command
 // One of a few words.
 CLI::Option* add_choice(CLI::App& app, const std::string& flag, std::string& value,
                         const std::vector<std::string>& choices, const std::string& doc);
+
+// A number of the type of `value`, or of what it may hold: the whole text is one, in its range.
+template <typename T>
+CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const std::string& doc) {
+  using Number = typename decltype(std::optional(value))::value_type;
+  const auto read = [&value, flag](const std::string& text) {
+    try {
+      value = parse_as<Number>(text, flag);
+    } catch (const Error& error) {
+      throw CLI::ConversionError(error.what(), CLI::ExitCodes::ConversionError);
+    }
+  };
+  return app.add_option_function<std::string>(flag, read, doc)
+      ->type_name(std::is_floating_point_v<Number> ? "FLOAT"
+                  : std::is_unsigned_v<Number>     ? "UINT"
+                                                   : "INT");
+}
 
 // What was wrong, with the nearest option or command.
 std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error);

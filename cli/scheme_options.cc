@@ -60,7 +60,7 @@ std::string description(const OptionSpec& spec) {
 
 std::vector<double> parse_numbers(const std::string& text, const std::string& flag) {
   std::vector<double> numbers;
-  for (const std::string& word : split(text, ',')) numbers.push_back(parse_number(word, flag));
+  for (const std::string& word : split(text, ',')) numbers.push_back(parse_as<double>(word, flag));
   return numbers;
 }
 
@@ -81,9 +81,9 @@ OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
   if (takes_none(spec) && text == "none") return std::monostate{};
   switch (spec.type) {
     case OptionType::kInt:
-      return parse_int(text, flag);
+      return parse_as<int64_t>(text, flag);
     case OptionType::kFloat:
-      return parse_number(text, flag);
+      return parse_as<double>(text, flag);
     case OptionType::kBool:
       break;  // flags have no text
     case OptionType::kChoice:

@@ -15,6 +15,7 @@
 #include "base/nearest.h"
 #include "commands.h"
 #include "common.h"
+#include "help.h"
 #include "parameters.h"
 #include "parts.h"
 #include "random.h"
@@ -433,8 +434,8 @@ void add_selftest(CLI::App& tool, Run& run) {
   SelftestArguments& a = *arguments;
   app->add_option("--scheme", a.scheme,
                   "only this scheme, or 'none' for attention without one [all]");
-  app->add_option("--case", a.only, "only the case of this number [all]");
-  app->add_option("--seed", a.seed, "random seed of the inputs [0]");
+  add_number(*app, "--case", a.only, "only the case of this number [all]");
+  add_number(*app, "--seed", a.seed, "random seed of the inputs [0]");
   app->add_flag("--json", a.json, "print the report as JSON");
   app->callback([&run, arguments] { run = [arguments] { return selftest(*arguments); }; });
 }

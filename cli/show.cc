@@ -42,9 +42,11 @@ void append_heads(const Step& stack, size_t matrix_rank, std::optional<int64_t> 
     matrices.push_back(stack);
     return;
   }
-  for (int64_t h = head.value_or(0); h < (head ? *head + 1 : stack.shape.front()); ++h) {
-    matrices.push_back(head_of(stack, h));
+  if (head) {
+    matrices.push_back(head_of(stack, *head));
+    return;
   }
+  for (int64_t h = 0; h < stack.shape.front(); ++h) matrices.push_back(head_of(stack, h));
 }
 
 // Which matrices there are decides the terms, not the scheme's name.
@@ -135,18 +137,18 @@ void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
   arguments->scheme = &scheme;
   arguments->options = std::make_unique<SchemeOptions>(*app, scheme);
   ShowArguments& a = *arguments;
-  app->add_option("--query", a.query, "number of queries [--key, else 8]");
-  app->add_option("--key", a.key, "number of keys [--query]");
-  app->add_option("--q-offset", a.q_offset,
-                  "position of query 0; key 0 is at 0. Required where the lengths differ");
+  add_number(*app, "--query", a.query, "number of queries [--key, else 8]");
+  add_number(*app, "--key", a.key, "number of keys [--query]");
+  add_number(*app, "--q-offset", a.q_offset,
+             "position of query 0; key 0 is at 0. Required where the lengths differ");
   add_choice(
       *app, "--what", a.what, {"distance", "index", "bias", "rows", "steps"},
       "distance (key - query), index (table row of each pair), bias, rows, or steps (all matrices "
       "between positions and scores) [bias where there is one, else index]");
-  app->add_option("--head", a.head, "only this head [all]");
+  add_number(*app, "--head", a.head, "only this head [all]");
   app->add_flag("--causal", a.causal, "the scheme's form for the past only");
   app->add_option("--params", a.params, "parameters from a .safetensors or .npy file [random]");
-  app->add_option("--seed", a.seed, "random seed of the parameters [0]");
+  add_number(*app, "--seed", a.seed, "random seed of the parameters [0]");
   add_choice(*app, "--color", a.color, {"auto", "always", "never"},
              "colour the numbers as a heat map [auto: on a terminal]");
   app->add_flag("--json", a.json, "print the matrices as JSON");

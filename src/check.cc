@@ -75,6 +75,22 @@ bool next(std::vector<int64_t>& index, const TensorView& view) {
   return false;
 }
 
+// Learned values are judged by their shape alone, which would be said of numbers that no model has.
+void check_finite(const TensorView& tensor, std::string_view name) {
+  std::vector<int64_t> index(static_cast<size_t>(tensor.rank), 0);
+  do {
+    int64_t offset = 0;
+    for (size_t axis = 0; axis < index.size(); ++axis) offset += index[axis] * tensor.strides[axis];
+    const double found = tensor.load(offset);
+    if (std::isfinite(found)) continue;
+    std::string at;
+    for (const int64_t n : index) at += (at.empty() ? "" : ", ") + std::to_string(n);
+    throw_error(ErrorKind::kValue, name.empty() ? "tensor" : name,
+                ": expected finite numbers, got ", found, " at [", at,
+                "]: a table with such numbers cannot be judged");
+  } while (next(index, tensor));
+}
+
 Comparison compared(const Convention& convention, const Squeezed& tensor, int rank) {
   Comparison comparison;
   comparison.convention = convention.name;
@@ -160,15 +176,18 @@ CheckReport check(const Scheme& scheme, const Given& given, const TensorView& te
   }
   CheckedTensor checked{std::string(name), {}, checked_subset(scheme, given)};
   CheckReport report;
+  bool learned = false;
   for (const bool drop_ones : {true, false}) {
     const Squeezed view = squeezed(tensor, drop_ones);
     checked.values = view.view;
     for (const Convention& convention : known->of(checked)) {
       if (!checked.agrees(convention.options)) continue;
       report.comparisons.push_back(compared(convention, view, tensor.rank));
+      learned = learned || !convention.expected;
     }
     if (!report.comparisons.empty()) break;
   }
+  if (learned && is_floating(tensor.dtype)) check_finite(tensor, name);
   std::stable_sort(report.comparisons.begin(), report.comparisons.end(),
                    [](const Comparison& a, const Comparison& b) {
                      if (a.outcome != b.outcome) return a.outcome < b.outcome;

@@ -46,7 +46,7 @@ struct CheckReport {
 // `scheme` has for such a shape and that agrees with the options in `given`. Any options may be left
 // out, also required ones. `name` is the tensor's name in its file, if it has one. It takes one pass
 // over the tensor for each convention that fits. Throws Error on an option that make_options would
-// refuse, and if the scheme has no conventions.
+// refuse, on learned values that are not finite, and if the scheme has no conventions.
 CheckReport check(const Scheme& scheme, const OptionValues& given, const TensorView& tensor,
                   std::string_view name = "");
 

@@ -60,8 +60,8 @@ def check(
     Returns:
       a CheckReport, or for a state dict a dict of them by name.
 
-    Raises ValueError on an unknown scheme or option, on a tensor without elements, and on a state
-    dict without such a name; TypeError on a bool tensor.
+    Raises ValueError on an unknown scheme or option, on a tensor without elements, on learned
+    values that are not finite, and on a state dict without such a name; TypeError on a bool tensor.
     """
     given = {key: plain_option(key, value) for key, value in options.items()}
     if isinstance(tensor, Mapping):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 import tempfile
@@ -29,6 +30,9 @@ Exit status: 0 done, 1 a check failed, 2 usage or missing data, 130 interrupted 
 """
 
 
+_MOST = 2**31 - 1
+
+
 def _names(text: str) -> list[str]:
     names = split_texts(text)
     if not names:
@@ -41,18 +45,38 @@ def _lengths(text: str) -> list[int]:
         lengths = sorted({int(part) for part in text.split(",")})
     except ValueError:
         lengths = [0]
-    if lengths[0] < data.SCORED:
+    if lengths[0] < data.SCORED or lengths[-1] > _MOST:
         raise argparse.ArgumentTypeError(
             f"expected lengths of at least {data.SCORED} tokens, such as 256,512; came {text!r}"
         )
     return lengths
 
 
+def _whole(text: str, least: int, most: int) -> int:
+    digits = text if text.isdecimal() and len(text) <= 20 else "-1"
+    if not least <= int(digits) <= most:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from {least} to {most}, came {text!r}"
+        )
+    return int(digits)
+
+
 def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, came {text!r}")
-    return number
+    return _whole(text, 1, _MOST)
+
+
+def _seed(text: str) -> int:
+    return _whole(text, 0, 2**63 - 1)
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a finite number above 0, came {text!r}")
+    return rate
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,9 +112,9 @@ def parser() -> argparse.ArgumentParser:
             help=f"{what} (default: %(default)s)")  # fmt: skip
     add("--tests", type=_lengths, default=[256, 512, 1024, 2048], metavar="N,N",
         help="lengths of the tests in tokens (default: 256,512,1024,2048)")  # fmt: skip
-    add("--rate", type=float, default=2e-3, metavar="X",
+    add("--rate", type=_rate, default=2e-3, metavar="X",
         help="learning rate (default: %(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="random seed (default: %(default)s)")
+    add("--seed", type=_seed, default=0, metavar="N", help="random seed (default: %(default)s)")
     add("--compare", default="t5", metavar="SCHEME",
         help="scheme whose training step is compared with PyTorch's own attention, or 'off' "
         "(default: %(default)s)")  # fmt: skip
