@@ -1,5 +1,6 @@
 """Bad arguments give an error that names the argument; nothing is written."""
 
+import numpy as np
 import pytest
 import relpos
 import torch
@@ -25,6 +26,12 @@ def sized(*shape, dtype=torch.float32):
 def whole(*shape):
     return torch.zeros(shape, dtype=torch.int64)
 
+
+def trained_number(value):
+    return torch.tensor(value, requires_grad=True)
+
+
+NO_BOOLS = ("no", "", 0, 1, None, torch.tensor(True))
 
 # What is changed in a good call, the error, and words of its text.
 BAD = [
@@ -77,6 +84,13 @@ BAD = [
     ({"key_range": (whole(L), sized(L))}, TypeError, "key_range"),
     ({"position": "t5"}, TypeError, "position"),
     ({"position": torch.nn.Linear(2, 2)}, TypeError, "position"),
+    ({"position": relpos.T5Bias}, TypeError, "position: .*class T5Bias"),
+    ({"position": [relpos.ALiBi(HEADS), relpos.T5Bias]}, TypeError, "position: .*class T5Bias"),
+    *(
+        ({name: trained_number(number)}, ValueError, f"{name}: .*requires grad")
+        for name, number in (("scale", 1.0), ("softcap", 1.0))
+    ),
+    *(({"is_causal": value}, TypeError, "is_causal: expected a bool") for value in NO_BOOLS),
 ]
 
 
@@ -88,6 +102,128 @@ def test_attention_names_the_argument(change, error, words):
         relpos.attention(call.pop("query"), call.pop("key"), call.pop("value"), **call)
     call = base() | change
     assert all(torch.equal(call[n], x) for n, x in held.items() if n not in base())
+
+
+@pytest.mark.parametrize(
+    "name", ["is_causal", "enable_gqa", "float32_products", "return_lse", "return_weights"]
+)
+def test_flags_are_bools(name):
+    for value in NO_BOOLS:
+        with pytest.raises(TypeError, match=f"{name}: expected a bool, got"):
+            relpos.attention(*base().values(), **{name: value})
+    for value in (True, False):
+        want = relpos.attention(*base().values(), **{name: value})
+        got = relpos.attention(*base().values(), **{name: np.bool_(value)})
+        assert type(got) is type(want)
+
+
+def test_flags_of_other_functions_are_bools():
+    q, k, v = base().values()
+    packed, starts = q[0].transpose(0, 1), torch.tensor([0, L])
+    blhd = [x.transpose(1, 2) for x in (q, q, q)]
+    layer, y = relpos.nn.MultiheadAttention(8, 2), sized(L, B, 8)
+    rope, compose = relpos.RoPE(8, layout="half"), relpos.compose
+    for name, run in {
+        "is_causal": (
+            lambda flag: relpos.sdpa(q, k, v, is_causal=flag),
+            lambda flag: relpos.attention_varlen(packed, packed, packed, starts, is_causal=flag),
+            lambda flag: relpos.KVCache().attend(q, k, v, is_causal=flag),
+            lambda flag: layer(y, y, y, is_causal=flag),
+            lambda flag: compose.rerope(q, q, q, position=rope, window_size=2, is_causal=flag),
+        ),
+        "causal": (lambda flag: relpos.flash_attn_func(*blhd, causal=flag),),
+        "return_attn_probs": (
+            lambda flag: relpos.flash_attn_func(*blhd, return_attn_probs=flag),
+            lambda flag: relpos.flash_attn_varlen_func(
+                packed, packed, packed, starts, starts, return_attn_probs=flag
+            ),
+        ),
+        "return_lse": (
+            lambda flag: relpos.attention_varlen(packed, packed, packed, starts, return_lse=flag),
+            lambda flag: compose.cope(q, q, q, table=sized(2, 8), return_lse=flag),
+            lambda flag: compose.rerope(q, q, q, position=rope, window_size=2, return_lse=flag),
+            lambda flag: compose.fire(q, q, q, position=relpos.FIRE(HEADS), return_lse=flag),
+        ),
+        "need_weights": (
+            lambda flag: layer(y, y, y, need_weights=flag, average_attn_weights=True),
+        ),
+        "average_attn_weights": (
+            lambda flag: layer(y, y, y, need_weights=True, average_attn_weights=flag),
+        ),
+        "bias": (lambda flag: relpos.nn.MultiheadAttention(8, 2, bias=flag),),
+        "batch_first": (lambda flag: relpos.nn.MultiheadAttention(8, 2, batch_first=flag),),
+        "undo": (lambda flag: compose.rotate_values(q, q, q, position=rope, undo=flag),),
+        "bidirectional": (lambda flag: relpos.T5Bias(2, bidirectional=flag),),
+    }.items():
+        for call in run:
+            with pytest.raises(TypeError, match=rf"{name}: expected (a bool|true or false)"):
+                call("no")
+            call(np.bool_(True))
+
+
+def test_numbers_that_require_grad_are_refused():
+    q, k, v = base().values()
+    blhd = [x.transpose(1, 2) for x in (q, q, q)]
+    half = trained_number(0.5)
+    refused = {
+        "dropout_p": [
+            lambda: relpos.attention(q, k, v, dropout_p=half),
+            lambda: relpos.attention(q, k, v, dropout_p=trained_number(0.0)),
+        ],
+        "softmax_scale": [lambda: relpos.flash_attn_func(*blhd, softmax_scale=half)],
+        "softcap": [lambda: relpos.flash_attn_func(*blhd, softcap=half)],
+        "slopes": [
+            lambda: relpos.ALiBi(2, slopes=trained_number([0.5, 0.5])),
+            lambda: relpos.ALiBi(2, slopes=[half, 0.5]),
+        ],
+        "scale": [
+            lambda: relpos.sdpa(q, k, v, scale=half),
+            lambda: relpos.T5Bias(2, scale=half),
+            lambda: relpos.compose.cope(q, q, q, table=sized(2, 8), scale=half),
+            lambda: relpos.compose.tupe(
+                q, q, q, scale=half, query_position=q, key_position=q, cls=(half.expand(HEADS),) * 2
+            ),
+        ],
+        "base": [
+            lambda: relpos.RoPE(8, layout="half", base=half),
+            lambda: relpos.compose.polar(q, q, q, base=half),
+        ],
+    }
+    for name, calls in refused.items():
+        for call in calls:
+            with pytest.raises(ValueError, match=f"{name}: .*(requires grad|requires_grad)"):
+                call()
+    with pytest.raises(TypeError, match="slopes: expected a number, got '1'"):
+        relpos.ALiBi(2, slopes=["1", "2"])
+    assert torch.equal(
+        relpos.attention(q, k, v, scale=torch.tensor(0.5)), relpos.attention(q, k, v, scale=0.5)
+    )
+
+
+def test_integers_beyond_64_bits_are_named():
+    large, rope, t5 = 2**70, relpos.RoPE(8, layout="half"), relpos.T5Bias(HEADS)
+    x = base()["query"]
+    for error, name, call in (
+        (TypeError, "t5: heads", lambda: relpos.T5Bias(large)),
+        (TypeError, "t5: buckets", lambda: relpos.T5Bias(2, buckets=10**400)),
+        (ValueError, "rope: base", lambda: relpos.RoPE(8, layout="half", base=10**400)),
+        (ValueError, "length", lambda: rope.tables(large)),
+        (ValueError, "length", lambda: rope.tables(-1)),
+        (ValueError, "offset", lambda: rope.tables(3, large)),
+        (ValueError, "offset", lambda: rope.rotate(x, large)),
+        *(
+            (ValueError, name, lambda see=see, grid=grid: see(*grid))
+            for see in (t5.dense, t5.indices, t5.steps)
+            for name, grid in (
+                ("queries", (large, 3)),
+                ("keys", (3, -1)),
+                ("q_offset", (3, 3, large)),
+            )
+        ),
+    ):
+        with pytest.raises(error, match=f"^{name}: expected"):
+            call()
+    assert relpos.RoPE(8, layout="half", base=10**23).base == 1e23
 
 
 NOT_OF_SCORES = ("value", "dropout_p", "enable_gqa")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import relpos
 import torch
-from cli_tool import call, output, refusal, report
+from cli_tool import call, output, refusal, report, save
 from safetensors.torch import save_file
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
@@ -423,3 +423,14 @@ def test_refusals(tmp_path):
     refusal("check", "alibi")
     refusal("check", "nope", path)
     refusal("check")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_learned_values_that_are_not_finite_are_not_judged(tmp_path, bad):
+    table = torch.randn(32, 8)
+    table[3, 5] = bad
+    for name in ("", "decoder.relative_attention_bias.weight"):
+        with pytest.raises(ValueError, match=rf"{name or 'tensor'}: .* got {bad} at \[3, 5\]"):
+            relpos.check("t5", table, name=name)
+    (path,) = save(tmp_path, table=table.numpy())
+    assert f"got {bad} at [3, 5]" in refusal("check", "t5", path)

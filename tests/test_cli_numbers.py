@@ -52,3 +52,55 @@ def test_numbers_of_a_call_end_it_in_order(tmp_path, flag, number):
 )
 def test_numbers_of_the_bench(words):
     refusal("bench", *words, seconds=10)
+
+
+SEEDED = [
+    ("show", "t5"),
+    ("compare", "t5", "alibi"),
+    ("selftest", "--case", 0, "--scheme", "none"),
+    ("attend", "--query", "q", "--key", "k", "--value", "v", "--out", "o"),
+]
+
+
+@pytest.mark.parametrize("number", [-1, 2**64, 10**23, "0x10", "1_0", "1.0"])
+@pytest.mark.parametrize("words", SEEDED, ids=lambda words: words[0])
+def test_seeds(words, number):
+    text = refusal(*words, f"--seed={number}", seconds=10)
+    assert "--seed: expected an integer from 0 to 18446744073709551615, got " in text
+
+
+def test_the_largest_seed():
+    assert call("show", "t5", "--query=2", f"--seed={2**64 - 1}").returncode == 0
+
+
+@pytest.mark.parametrize("number", [2**63, 10**23, "0x10", "1e1", "1_0"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("show", "t5", flag) for flag in ("--query", "--key", "--q-offset", "--head")),
+        ("show", "t5", "--buckets"),
+        ("compare", "t5", "alibi", "--reach"),
+        ("compare", "t5", "alibi", "--head"),
+    ],
+    ids=lambda words: words[-1],
+)
+def test_integers(words, number):
+    assert f"{words[-1]}: expected an integer from " in refusal(
+        *words[:-1], f"{words[-1]}={number}", seconds=10
+    )
+
+
+def test_integers_are_decimal():
+    assert call("show", "t5", "--query=010", "--what=index").stdout.count("\n") == 10
+
+
+def test_heads_that_are_not_there():
+    for number in (-1, 4, 2**63 - 1):
+        assert "--head: expected 0 to 3" in refusal("show", "t5", f"--head={number}", seconds=10)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e999", "0x1p3", "1_0"])
+@pytest.mark.parametrize("flag", ["--scale", "--softcap", "--dropout"])
+def test_numbers(flag, number):
+    words = SEEDED[-1]
+    assert f"{flag}: expected a finite number" in refusal(*words, f"{flag}={number}", seconds=10)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._attention import attention, refuse_elsewhere
-from relpos._call import flatten
+from relpos._call import flag, flatten
 from relpos._memory import check_device
 from relpos._packing import (
     Packing,
@@ -64,7 +64,7 @@ def attention_varlen(
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
-    left, right = bounds_of(window, is_causal)
+    left, right = bounds_of(window, flag("is_causal", is_causal))
     if position is not None and starts_q.shape[0] > 2:
         check_one_length(position)
     read = any(part._reads_positions for part in flatten(position))
