@@ -159,3 +159,57 @@ def test_a_mask_may_lie_at_any_byte(dtype):
     assert odd.data_ptr() % 2 == 1
     for got, want in zip(run(q, k, v, odd), run(q, k, v, mask), strict=True):
         assert torch.equal(got, want)
+
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+DTYPES = [(dtype, dtype) for dtype in FLOATS] + [(torch.float32, mask) for mask in FLOATS[1:]]
+
+
+@pytest.mark.parametrize("hides", ["nothing", "causal", "window", "padding", "range"])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 70), (6, 6), *LENGTHS[1:], (3, 1300)])
+@pytest.mark.parametrize(("dtype", "mask_dtype"), DTYPES)
+def test_a_nan_is_seen_by_its_row_and_no_other(queries, keys, dtype, mask_dtype, hides):
+    """One that causal, a window, padding or a range hides has no influence."""
+    q, k, v, minus = (x[:1, :2] for x in inputs(queries, keys))
+    row, key, far = queries // 2, keys // 2 - (keys > 6), keys - 1
+    seen = torch.ones(queries, keys, dtype=torch.bool)
+    call = {"q_offset": 0}
+    if hides == "causal":
+        call = {"q_offset": keys - queries, "is_causal": True}
+        seen = seen.tril(keys - queries)
+    elif hides == "window":
+        call = {"q_offset": keys // 2 - row, "window": (3, 2)}
+        distance = torch.arange(keys) - torch.arange(queries)[:, None] - keys // 2 + row
+        seen = (distance >= -3) & (distance <= 2)
+    elif hides == "padding":
+        seen[:, far] = False
+        call["key_padding_mask"] = torch.arange(keys)[None] == far
+    elif hides == "range":
+        seen[:, far] = False
+        call["key_range"] = tuple(torch.full((queries,), n) for n in (0, far))
+    mask = torch.zeros(1, 2, queries, keys).masked_fill(minus, -torch.inf).to(mask_dtype)
+    mask[..., row, key] = 0.0
+    wrong = mask.masked_fill(~seen, torch.nan)
+    wrong[..., row, key] = torch.nan
+    spoiled = torch.zeros(1, 2, queries, dtype=torch.bool)
+    spoiled[..., row] = seen[row, key]
+    visible = seen & (mask != -torch.inf)
+    reached = spoiled[..., None] & visible
+    clean, found = [], []
+    for results, used in ((clean, mask), (found, wrong)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)] + [used.requires_grad_()]
+        bound = {"attn_mask": leaves[3], **call}
+        out, lse = relpos.attention(*leaves[:3], return_lse=True, **bound)
+        results += [out, lse, *torch.autograd.grad(out.square().sum(), leaves)]
+        results += [relpos.attention(*leaves[:3], return_weights=True, **bound)[1]]
+        results += [relpos.scores(*leaves[:2], **bound)]
+    of_keys = reached.any(-2)
+    places = [spoiled, spoiled, spoiled, of_keys, of_keys, reached, spoiled]
+    for number, (got, was, place) in enumerate(zip(found, clean, places, strict=False)):
+        place = place.reshape(place.shape + (1,) * (got.dim() - place.dim())).expand(got.shape)
+        assert torch.equal(got.isnan(), place), number
+        torch.testing.assert_close(got[~place], was[~place], rtol=1e-6, atol=1e-6)
+    assert not found[5][~visible].any()
+    nan = seen & wrong.isnan()
+    assert torch.equal(found[7].isnan(), nan)
+    assert torch.equal(found[7][~nan], clean[7][~nan])

@@ -52,7 +52,8 @@ HWY_INLINE uint64_t bits_of(D d, hn::Mask<D> m) {
   return kLanesOfD < 64 ? bits & ((uint64_t{1} << (kLanesOfD % 64)) - 1) : bits;
 }
 
-// Bit c: element c of a whole tile is not `hidden`.
+// Bit c: element c of a whole tile is not `hidden`. Of floats, D compares the bits, so that a NaN is one
+// that is not.
 template <class D>
 HWY_INLINE uint64_t bits_other_than(D d, hn::Vec<D> hidden, const std::byte* row) {
   constexpr int64_t kStep = static_cast<int64_t>(hn::MaxLanes(D()));
@@ -107,7 +108,7 @@ HWY_INLINE uint64_t row_bits(const TensorView& mask, const std::byte* row, int64
   }
   HWY_ALIGN_MAX float own[kTile];
   const auto* from = reinterpret_cast<const std::byte*>(floats(mask, row, count, own));
-  return bits_other_than(F(), hn::Set(F(), -HUGE_VALF), from);
+  return bits_other_than(Integers(), hn::BitCast(Integers(), hn::Set(F(), -HUGE_VALF)), from);
 }
 
 // The largest number of a type, as its bits, that is at most kLinear.
