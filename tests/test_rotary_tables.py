@@ -104,6 +104,35 @@ def test_a_hidden_key_gives_its_tables_nothing(dtype):
     assert all((x[:, 8] != 0).all() for x in found[-2:])
 
 
+@pytest.mark.parametrize("queries", [3, LENGTH])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, WIDE])
+def test_what_a_hidden_token_turns_by_has_no_influence(dtype, queries):
+    """NaN in the tables of a key that nobody sees and of a query that sees nothing."""
+    q, k, v, dout = drawn(dtype, queries=queries)
+    tables = numbers(WIDE if dtype == WIDE else torch.float32, queries)
+    hidden = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+    hidden[:, 7] = True
+    call = {"key_padding_mask": hidden, "q_offset": 0}
+    call["key_range"] = tuple(torch.full((queries,), n) for n in (0, LENGTH))
+    call["key_range"][1][2] = 0
+    results = []
+    for wild in (False, True):
+        leaves = [x.detach().clone() for x in (q, k, v, *tables)]
+        for table, token in zip(leaves[3:], (2, 2, 7, 7), strict=True):
+            if wild:
+                table[:, token] = torch.nan
+        leaves = [x.requires_grad_() for x in leaves]
+        position = relpos.RotaryTables(DIM, layout="half")(*leaves[3:])
+        results.append(stepped(leaves, dout, position, **call))
+    clean, found = results
+    for got, want in zip(found, clean, strict=True):
+        assert torch.equal(got, want)
+    for x, token in zip(found[2:5], (2, 7, 7), strict=True):  # dq, dk, dv
+        assert not x[:, :, token].any()
+    for x, token in zip(found[5:], (2, 2, 7, 7), strict=True):
+        assert not x[:, token].any()
+
+
 def test_errors_say_why():
     position = relpos.RotaryTables(DIM, layout="half")
     q, k, v, _ = drawn(torch.float32)

@@ -214,6 +214,26 @@ def test_weights_scores_and_transforms():
     )
 
 
+@pytest.mark.parametrize("queries", [2, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_nan_is_seen_by_the_rows_of_its_head(dtype, queries):
+    """Beside a sink of -inf, before it and after it, and in a row that sees no key."""
+    q, k, v = (x.detach() for x in qkv(queries, 1100, dtype=dtype))
+    ends = torch.full((queries,), 1100)
+    ends[1] = 0
+    call = {"q_offset": 0, "key_range": (torch.zeros_like(ends), ends), "return_lse": True}
+    for wrong in (0, 1):
+        sinks = [torch.zeros(HEADS), torch.zeros(HEADS)]
+        sinks[wrong][0], sinks[1 - wrong][0] = torch.nan, -torch.inf
+        position = relpos.AttentionSink(HEADS)
+        with torch.no_grad():
+            position.sinks.copy_(sinks[1])
+        found = relpos.attention(q, k, v, sinks=sinks[0], position=position, **call)
+        for x in found:
+            assert x[:, 0].isnan().all()
+            assert not x[:, 1:].isnan().any()
+
+
 def test_what_is_refused():
     q, k, v = qkv()
     for sinks, error in ((torch.zeros(4), ValueError), (1.0, TypeError)):

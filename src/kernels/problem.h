@@ -15,6 +15,9 @@
 
 namespace relpos {
 
+// The larger of two numbers; NaN where one of them is.
+inline double larger_or_nan(double a, double b) noexcept { return a >= b || std::isnan(a) ? a : b; }
+
 inline constexpr int64_t kTile = 64;  // keys of one tile, and of one word of visibility bits
 
 // Positions of queries and keys. Consecutive ones are a start for each batch row; explicit ones are

@@ -337,6 +337,7 @@ void reference_forward(const Problem& p, const ForwardResults& to) {
       });
     }
     sum.join();
+    if (std::isnan(x.sum)) sum.sum.assign(x.Dv, x.sum);  // of a sink, maybe, and no key
     store_row(to.out, x.b, x.h, x.i, x.Dv, sum.sum.data());
     if (to.lse.given()) {
       const double lse = x.top == kHidden ? kHidden : x.top + std::log(x.sum);

@@ -122,8 +122,10 @@ class Model {
     for (const auto& t : p.terms.query_added) query_added.emplace_back(t);
   }
 
-  // x <- R x of query or key i, or its transpose; hk is the key head.
+  // x <- R x of query or key i, or its transpose; hk is the key head. The transpose turns gradients: zeros
+  // stay zeros, whatever the token turns by, NaN included.
   void rotate(double* x, bool query, int64_t b, int64_t hk, int64_t i, bool transpose) const {
+    if (transpose && std::all_of(x, x + p.head_dim, [](double d) { return d == 0.0; })) return;
     for (const Rotation& r : p.terms.rotations) {
       for (int64_t n = 0; n < r.dims / 2; ++n) {
         const auto [at, partner] = dims_of_pair(r, n);
@@ -337,9 +339,7 @@ class Head {
     sum = 0.0;
     std::vector<double> total(1);
     split(total);
-    const auto raise = [&](double s) {
-      if (!(s <= top)) top = s;
-    };
+    const auto raise = [&](double s) { top = larger_or_nan(top, s); };
     for_visible([&](int64_t j) { raise(score[j]); });
     for_each_sink([&](size_t, double s) { raise(s); });
     if (top == kHidden) return;

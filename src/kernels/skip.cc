@@ -14,7 +14,7 @@ void TileSkip::start(const Block& block) {
       const auto x = static_cast<double>(block.q[row * plan_.Dp + d]);
       sum += x * x;
     }
-    largest = sum <= largest ? largest : sum;  // NaN stays
+    largest = larger_or_nan(largest, sum);
   }
   query_norm_ = std::sqrt(largest);
   if (plan_.unit != nullptr) query_norm_ *= 1.0 + 0x1p-7;  // of queries that are rounded

@@ -14,7 +14,7 @@ float largest_norm(const uint16_t* rows, int64_t stride, int64_t count, int64_t 
       const auto value = static_cast<double>(widen_bfloat16(rows[row * stride + x]));
       sum += value * value;
     }
-    largest = sum <= largest ? largest : sum;  // NaN stays
+    largest = larger_or_nan(largest, sum);
   }
   return static_cast<float>(std::sqrt(largest) * kRounded);
 }

@@ -2,6 +2,7 @@
 // Reference twins: Model::rotate() and Model::decay() of reference_head.h.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/problem.h"
@@ -20,8 +21,10 @@ class Rotations {
   void apply(bool query, int64_t b, int64_t kv_head, int64_t i, float* row) const {
     turn(query, b, kv_head, i, row, 1.0f);
   }
+  // Of a gradient: a row of zeros stays one, whatever the token turns by, NaN included.
   void undo(bool query, int64_t b, int64_t kv_head, int64_t i, float* row) const {
-    turn(query, b, kv_head, i, row, -1.0f);
+    const bool none = std::all_of(row, row + p_.head_dim, [](float x) { return x == 0.0f; });
+    if (!none) turn(query, b, kv_head, i, row, -1.0f);
   }
   // Adds to `sums` of rotation n, [axes, pairs] of its head_frequency without its multiplier, what query
   // or key i gives: x [D] before R, dy [D] the gradient of R x. Zeros of dy give nothing, whatever x is.

@@ -9,9 +9,7 @@ namespace relpos {
 
 double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift) {
   double top = -HUGE_VAL, sum = 0.0;
-  p.for_each_sink(b, h, i, [&](size_t, double score) {
-    if (!(score <= top)) top = score;  // NaN stays
-  });
+  p.for_each_sink(b, h, i, [&](size_t, double score) { top = larger_or_nan(top, score); });
   if (p.terms.sinks.size() <= 1 || !std::isfinite(top)) return to_log2(top - shift);
   p.for_each_sink(b, h, i, [&](size_t, double score) { sum += std::exp(score - top); });
   return to_log2(top + std::log(sum) - shift);
