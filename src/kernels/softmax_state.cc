@@ -12,6 +12,7 @@ namespace relpos {
 
 SoftmaxState SoftmaxState::of(double reference, double sum) noexcept {
   if (sum == 0.0) return {-HUGE_VAL, 1.0};
+  if (std::isnan(sum)) return {sum, sum};
   if (!std::isfinite(reference) || !std::isfinite(sum)) return {reference, sum};
   constexpr double kExact = 1 << 22;  // integers below are floats, and sums of two
   if (std::fabs(reference) < kExact) {

@@ -11,7 +11,7 @@
 namespace relpos {
 
 struct SoftmaxState {
-  double reference = 0.0;  // a float; -inf: the row sees nothing
+  double reference = 0.0;  // a float; -inf: the row sees nothing; NaN: it sees a NaN
   double sum = 1.0;
 
   // Of the reference and the sum of weights that a pass over the row's keys has left.

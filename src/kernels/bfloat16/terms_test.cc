@@ -335,5 +335,34 @@ TEST(Units, NaNRowsReachOnlyTheKeysThatTheySee) {
   }
 }
 
+// A row that is NaN skips no tile of its keys, however small their weights would have been.
+TEST(Units, NaNRowsReachKeysWhoseWeightsUnderflow) {
+  constexpr int64_t kQueries = 40, kKeys = 700, kDim = 32, kRow = 39, kFirst = 300;
+  Rng rng(5);
+  PlainCall c(rng, kQueries, kKeys, kDim);
+  for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) round_numbers(*x);
+  const Tensor slopes(DType::kFloat32, {2, 1});
+  slopes.data<float>()[0] = 2.0f;
+  slopes.data<float>()[1] = -2.0f;
+  c.p.terms.biases.emplace_back().slopes = TermData::parameter(slopes.view(), false);
+  c.p.positions.q = {kKeys - kQueries};
+  c.p.visible.span.assign(kQueries, {kFirst, kKeys});
+  c.p.visible.span[kRow] = {0, kKeys};
+  std::fill_n(c.k.data<float>(), kDim, std::nanf(""));
+  const Tensor softmax(DType::kFloat32, {1, 1, kQueries, 2});
+  for (const Kernels& kernels : unit_kernels()) {
+    c.p.kernels = &kernels;
+    fused_forward(c.p, {c.out.view(), c.lse.view(), softmax.view()});
+    fused_backward(c.p, c.out.view(), softmax.view(), c.dout.view(), {}, c.gradients());
+    for (int64_t n = 0; n < kQueries * kDim; ++n) {
+      ASSERT_EQ(std::isnan(c.out.data<float>()[n]), n / kDim == kRow) << kernels.name << ", " << n;
+    }
+    for (int64_t n = 0; n < kKeys * kDim; ++n) {
+      ASSERT_TRUE(std::isnan(c.dk.data<float>()[n])) << kernels.name << ", dk " << n;
+      ASSERT_TRUE(std::isnan(c.dv.data<float>()[n])) << kernels.name << ", dv " << n;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace relpos
