@@ -19,8 +19,20 @@ inline float high(uint32_t pair) { return flushed(std::bit_cast<float>(pair & 0x
 
 using Sums = std::array<float, 16>;
 
+// sum + a b as the units flush it: 0 where it is below 2^-126 after rounding to the 24 bits of a normal
+// number. Rounded as a denormal, whose last place is 2^-149, it may have reached 2^-126.
+inline float flushed_fma(float a, float b, float sum) {
+  constexpr double kRoundedUp = 0x1.ffffffp-127;  // the least that rounds to 2^-126
+  const float rounded = std::fma(a, b, sum);
+  const double exact = static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(sum);
+  if (std::fabs(rounded) == kLeastNormal && std::fabs(exact) < kRoundedUp) {
+    return std::copysign(0.0f, rounded);
+  }
+  return flushed(rounded);
+}
+
 // sums[n] += a times one number of pairs[n], rounded once. A product of two bfloat16 numbers is a
-// float, unless it leaves the range of floats.
+// float, unless it leaves the range of floats; sums of floats are exact where they are denormal.
 template <typename Half>
 inline void add_products(float a, const uint32_t* pairs, const Half& half, Sums& sums) {
   Sums products;
@@ -33,7 +45,7 @@ inline void add_products(float a, const uint32_t* pairs, const Half& half, Sums&
              b == 0.0f;
   }
   for (int n = 0; n < 16; ++n) {
-    sums[n] = flushed(exact ? sums[n] + products[n] : std::fma(a, half(pairs[n]), sums[n]));
+    sums[n] = exact ? flushed(sums[n] + products[n]) : flushed_fma(a, half(pairs[n]), sums[n]);
   }
 }
 
