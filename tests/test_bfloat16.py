@@ -15,6 +15,7 @@ from cli_tool import TOOL
 UNITS = ["amx_emulated", "avx512_bf16_emulated"]
 RESULTS = ("out", "dq", "dk", "dv", "dtable")
 FORWARD, BACKWARD = 2.0, 3.0  # times the error of PyTorch's SDPA in bfloat16
+IN_FLOAT32 = 12.0  # times that of its unfused path, of dq and dk
 
 CASES = [
     ("none", 150, 64, False),
@@ -122,6 +123,72 @@ def test_float32_products_on_demand():
         for result in range(4):  # out, dq, dk, dv
             assert exact[result][0] == pytest.approx(plain[result][0], rel=0.01)
         assert rounded[0][0] > 1.05 * exact[0][0]
+
+
+# (head size, value size, length, causal, standard deviation of scores)
+SIZES = [
+    (192, 128, 100, False, 1),
+    (192, 128, 100, True, 64),
+    (64, 32, 150, True, 16),
+    (32, 80, 97, False, 64),
+    (64, 64, 120, False, 64),
+]
+
+OF_SIZES = """
+import json, sys, torch, relpos
+from torch.nn.functional import pad, scaled_dot_product_attention as sdpa
+
+def error(got, want):
+    return (got.double() - want).pow(2).mean().sqrt().item()
+
+torch.manual_seed(0)
+found = []
+for dim, value_dim, length, causal, size in json.loads(sys.argv[1]):
+    q, k = (size**0.5 * torch.randn(1, 2, length, dim) for _ in range(2))
+    v, dout = torch.randn(2, 1, 2, length, value_dim).bfloat16()
+    q, k = q.bfloat16(), k.bfloat16()
+
+    def run(call, dtype=torch.bfloat16):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = call(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, dout.to(dtype))]
+
+    def fused(q, k, v):  # which SDPA calls where head sizes are equal
+        widest = max(dim, value_dim)
+        q, k, v = (pad(x, (0, widest - x.shape[-1])) for x in (q, k, v))
+        return sdpa(q, k, v, is_causal=causal, scale=dim**-0.5)[..., :value_dim]
+
+    def unfused(q, k, v):  # and which where a mask needs a gradient
+        mask = torch.zeros(length, length)
+        if causal:
+            mask += torch.full_like(mask, -torch.inf).triu(1)
+        return sdpa(q, k, v, attn_mask=mask.to(q.dtype).requires_grad_())
+
+    exact = run(unfused, torch.float64)
+    ours = run(lambda *x: relpos.attention(*x, is_causal=causal))
+    found.append([[error(*x) for x in zip(got, exact)] for got in (ours, run(fused), run(unfused))])
+print(json.dumps({"target": relpos.show_config()["target"], "found": found}))
+"""
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_errors_with_values_of_another_size(unit):
+    """The fused kernel's bound ours; SDPA has none for such values, and computes in float32."""
+    done = subprocess.run(
+        [sys.executable, "-c", OF_SIZES, json.dumps(SIZES)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "2", "RELPOS_BF16": "", "RELPOS_TARGET": unit},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer = json.loads(done.stdout)
+    assert answer["target"] == unit
+    for size, (ours, fused, unfused) in zip(SIZES, answer["found"], strict=True):
+        for result, own, bound, float32 in zip(RESULTS, ours, fused, unfused, strict=False):
+            most = FORWARD if result == "out" else BACKWARD
+            assert own <= most * bound, (size, result, own / bound)
+            most = IN_FLOAT32 if result in ("dq", "dk") else most
+            assert own <= most * float32, (size, result, own / float32)
 
 
 PRODUCTS = """
