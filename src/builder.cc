@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "base/zeros.h"
 #include "by_distance.h"
 #include "coordinates.h"
 #include "formula.h"
@@ -29,11 +30,14 @@ std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, 
   if (all.empty()) return {};
   const auto rows = static_cast<size_t>(batch), count = static_cast<size_t>(heads);
   const size_t size = all.size() / rows / count;
-  std::vector<double> sums(rows * size, 0.0);
+  std::vector<double> sums = zeros(static_cast<int64_t>(rows * size));
   for (size_t row = 0; row < rows * count; ++row) {
     check_cancelled();
     double* to = sums.data() + row / count * size;
-    for (size_t n = 0; n < size; ++n) to[n] += all[row * size + n];
+    const double* of_row = all.data() + row * size;
+    in_pieces(static_cast<int64_t>(size), [&](int64_t from, int64_t end) {
+      for (int64_t n = from; n < end; ++n) to[n] += of_row[n];
+    });
   }
   return sums;
 }
@@ -162,11 +166,17 @@ DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbe
   DistanceFormula sum;
   sum.value = [=](double delta, const double* at) {
     double found = 0.0;
-    for (int64_t n = 0; n < count; ++n, at += numbers) found += of->value(delta, at);
+    CancelTicks tick;
+    for (int64_t n = 0; n < count; ++n, at += numbers) {
+      tick();
+      found += of->value(delta, at);
+    }
     return found;
   };
   sum.add_gradients = [=](double delta, const double* at, double upstream, double* gradients) {
+    CancelTicks tick;
     for (int64_t n = 0; n < count; ++n, at += numbers, gradients += numbers) {
+      tick();
       of->add_gradients(delta, at, upstream, gradients);
     }
   };

@@ -57,6 +57,8 @@ Coordinates coordinates_at(const Positions* positions, int64_t axes,
   found.keys = positions->keys;
   found.q_rows = positions->q_rows;
   found.k_rows = positions->k_rows;
+  found.q.reserve(static_cast<size_t>(axes * found.q_rows * found.queries));
+  found.k.reserve(static_cast<size_t>(axes * found.k_rows * found.keys));
   CancelTicks tick;
   for (int64_t axis = 0; axis < axes; ++axis) {
     for (int64_t b = 0; b < found.q_rows; ++b) {

@@ -226,6 +226,7 @@ void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
+        tick(form.columns);
         std::fill(sum.begin(), sum.end(), 0.0);
         for (const ReadTable& read : form.tables) {
           const TensorView& table = read.table->view;
@@ -233,7 +234,6 @@ void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
           if (row == ClassMap::kNone) continue;
           const int64_t from = row_offset(table, h, row), step = table.strides[table.rank - 1];
           for (int64_t c = 0; c < form.columns; ++c) {
-            tick();
             sum[static_cast<size_t>(c)] += read.table->multiplier * table.load(from + c * step);
           }
         }
@@ -319,13 +319,12 @@ void rows_backward(const Form& form, const ReadTable& read, const Grid& grid,
   for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
     for (int64_t i = 0; i < grid.queries; ++i) {
       for (int64_t j = 0; j < grid.keys; ++j) {
-        tick();
+        tick(form.columns);
         const int64_t row = (*read.map)(delta_of(read, at, i, j));
         if (row == ClassMap::kNone) continue;
         const int64_t from = pair_offset(dout, form, h, i, j);
         double* to = gradient.data() + (h * rows + row) * form.columns;
         for (int64_t c = 0; c < form.columns; ++c) {
-          tick();
           to[c] += read.table->multiplier * dout.load(from + c * step);
         }
       }

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/zeros.h"
+
 namespace relpos {
 namespace {
 
@@ -107,10 +109,12 @@ TermGradients HeadSlice::spread(Terms terms, TermGradients gradients) const {
     for (int axis = 0; axis < view.rank; ++axis) {
       if (axis != places[n].axis) (axis < places[n].axis ? outer : inner) *= view.shape[axis];
     }
-    std::vector<double> spread(static_cast<size_t>(outer * heads * inner), 0.0);
+    std::vector<double> spread = zeros(outer * heads * inner);
     for (int64_t at = 0; at < outer; ++at) {
-      std::copy_n(sums[n]->begin() + at * count * inner, count * inner,
-                  spread.begin() + (at * heads + from) * inner);
+      const double* own = sums[n]->data() + at * count * inner;
+      double* to = spread.data() + (at * heads + from) * inner;
+      in_pieces(count * inner,
+                [&](int64_t begin, int64_t end) { std::copy(own + begin, own + end, to + begin); });
     }
     *sums[n] = std::move(spread);
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/zeros.h"
 #include "by_distance.h"
 
 namespace relpos {
@@ -39,12 +40,11 @@ NetworkTable::Numbers NetworkTable::numbers(const PartCall& call) const {
   return held;
 }
 
-NetworkTable::Numbers NetworkTable::zeros() const {
+NetworkTable::Numbers NetworkTable::no_gradients() const {
   Numbers none;
   none.feature.resize(feature_numbers_.size());
   for (size_t n = 0; n < layers_.size(); ++n) {
-    const auto in = static_cast<size_t>(widths_[n]), out = static_cast<size_t>(widths_[n + 1]);
-    none.layers.push_back({std::vector<double>(in * out), std::vector<double>(out)});
+    none.layers.push_back({zeros(widths_[n] * widths_[n + 1]), zeros(widths_[n + 1])});
   }
   return none;
 }
@@ -58,12 +58,14 @@ double NetworkTable::slope(double x) const {
   return logistic(x) * (1.0 + x * logistic(-x));
 }
 
-NetworkTable::State NetworkTable::run(const Numbers& numbers, double delta) const {
+NetworkTable::State NetworkTable::run(const Numbers& numbers, double delta,
+                                      CancelTicks& tick) const {
   State state;
   std::vector<double> input{network_.feature.value(delta, numbers.feature.data())};
   for (const auto& [weight, bias] : numbers.layers) {
     std::vector<double> sum = bias;
     for (size_t to = 0; to < sum.size(); ++to) {
+      tick(std::ssize(input));
       for (size_t from = 0; from < input.size(); ++from) {
         sum[to] += weight[to * input.size() + from] * input[from];
       }
@@ -82,11 +84,12 @@ DistanceBias NetworkTable::bias(const PartCall& call) const {
   const int64_t count = distance_count(call.sizes, std::max(heads, largest), scheme_);
   const Numbers held = numbers(call);
   if (network_.check_reach) network_.check_reach(call.sizes.last_query, held.feature.data());
-  std::vector<double> table(static_cast<size_t>(heads * count));
+  std::vector<double> table = zeros(heads * count);
   constexpr int64_t kPiece = 64;
   in_parallel(call.sizes.threads, (count + kPiece - 1) / kPiece, [&](int64_t piece) {
+    CancelTicks tick;
     for (int64_t m = piece * kPiece; m < std::min((piece + 1) * kPiece, count); ++m) {
-      const std::vector<double> found = run(held, static_cast<double>(first + m)).sums.back();
+      const std::vector<double> found = run(held, static_cast<double>(first + m), tick).sums.back();
       for (int64_t h = 0; h < heads; ++h) {
         table[static_cast<size_t>(h * count + m)] = found[static_cast<size_t>(h)];
       }
@@ -99,12 +102,13 @@ DistanceBias NetworkTable::bias(const PartCall& call) const {
 }
 
 void NetworkTable::add_gradients(const Numbers& numbers, double delta, std::vector<double> upstream,
-                                 Numbers& found) const {
-  const State state = run(numbers, delta);
+                                 Numbers& found, CancelTicks& tick) const {
+  const State state = run(numbers, delta, tick);
   for (size_t n = numbers.layers.size(); n-- > 0;) {
     const std::vector<double>& input = state.inputs[n];
     std::vector<double> below(input.size(), 0.0);
     for (size_t to = 0; to < upstream.size(); ++to) {
+      tick(std::ssize(input));
       found.layers[n].bias[to] += upstream[to];
       for (size_t from = 0; from < input.size(); ++from) {
         found.layers[n].weight[to * input.size() + from] += upstream[to] * input[from];
@@ -126,14 +130,15 @@ void NetworkTable::pull_back(const PartCall& call, const std::vector<double>& gr
   const auto heads = static_cast<size_t>(widths_.back());
   const auto count = gradient.size() / heads;
   const Numbers held = numbers(call);
-  Numbers found = zeros();
+  Numbers found = no_gradients();
+  CancelTicks tick;
   for (size_t m = 0; m < count; ++m) {
-    check_cancelled();
+    tick(std::ssize(widths_));
     std::vector<double> upstream;
     for (size_t h = 0; h < heads; ++h) upstream.push_back(gradient[h * count + m]);
     if (std::all_of(upstream.begin(), upstream.end(), [](double x) { return x == 0.0; })) continue;
     const auto delta = static_cast<double>(call.sizes.first_distance + static_cast<int64_t>(m));
-    add_gradients(held, delta, std::move(upstream), found);
+    add_gradients(held, delta, std::move(upstream), found, tick);
   }
   const auto add = [&](const SourceReader& source, std::vector<double> own) {
     if (source.wanted(call)) source.add_gradient_of_numbers(call, std::move(own), sums);

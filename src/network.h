@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/parallel.h"
 #include "recipe.h"
 #include "relpos/scheme.h"
 #include "source.h"
@@ -34,13 +35,13 @@ class NetworkTable {
   };
   bool wanted(const PartCall& call) const;
   Numbers numbers(const PartCall& call) const;
-  Numbers zeros() const;
-  State run(const Numbers& numbers, double delta) const;
+  Numbers no_gradients() const;
+  State run(const Numbers& numbers, double delta, CancelTicks& tick) const;
   double activated(double x) const;
   double slope(double x) const;
   // Adds the gradients of one distance, of `upstream` of each head.
   void add_gradients(const Numbers& numbers, double delta, std::vector<double> upstream,
-                     Numbers& found) const;
+                     Numbers& found, CancelTicks& tick) const;
 
   std::string scheme_;
   Network network_;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "base/zeros.h"
 
 namespace relpos {
 namespace {
@@ -33,9 +34,11 @@ PerceptronTable::Numbers PerceptronTable::numbers(const PartCall& call) const {
 }
 
 void PerceptronTable::run(const Numbers& numbers, int64_t entry, std::vector<double>& features,
-                          std::vector<double>& hidden, std::vector<double>& results) const {
+                          std::vector<double>& hidden, std::vector<double>& results,
+                          CancelTicks& tick) const {
   features_(entry, features.data());
   for (size_t n = 0; n < hidden.size(); ++n) {
+    tick(width_);
     double sum = numbers.first_bias[n];
     for (size_t w = 0; w < features.size(); ++w) {
       sum += numbers.first_weight[n * features.size() + w] * features[w];
@@ -43,6 +46,7 @@ void PerceptronTable::run(const Numbers& numbers, int64_t entry, std::vector<dou
     hidden[n] = std::max(sum, 0.0);
   }
   for (size_t h = 0; h < results.size(); ++h) {
+    tick(hidden_);
     results[h] = 0.0;
     for (size_t n = 0; n < hidden.size(); ++n) {
       results[h] += numbers.second_weight[h * hidden.size() + n] * hidden[n];
@@ -54,10 +58,10 @@ TermData PerceptronTable::table(const PartCall& call) const {
   const Numbers held = numbers(call);
   std::vector<double> features(static_cast<size_t>(width_)), hidden(static_cast<size_t>(hidden_));
   std::vector<double> results(static_cast<size_t>(heads_));
-  std::vector<double> table(static_cast<size_t>(heads_ * entries_));
+  std::vector<double> table = zeros(heads_ * entries_);
+  CancelTicks tick;
   for (int64_t m = 0; m < entries_; ++m) {
-    check_cancelled();
-    run(held, m, features, hidden, results);
+    run(held, m, features, hidden, results, tick);
     for (int64_t h = 0; h < heads_; ++h) {
       const double result = results[static_cast<size_t>(h)];
       table[static_cast<size_t>(h * entries_ + m)] =
@@ -73,21 +77,22 @@ void PerceptronTable::pull_back(const PartCall& call, const std::vector<double>&
   const Numbers held = numbers(call);
   const auto width = static_cast<size_t>(width_), layer = static_cast<size_t>(hidden_);
   std::vector<double> features(width), hidden(layer), results(static_cast<size_t>(heads_));
-  Numbers found{std::vector<double>(layer * width), std::vector<double>(layer),
-                std::vector<double>(results.size() * layer)};
+  Numbers found{zeros(hidden_ * width_), zeros(hidden_), zeros(heads_ * hidden_)};
+  CancelTicks tick;
   for (int64_t m = 0; m < entries_; ++m) {
-    check_cancelled();
-    run(held, m, features, hidden, results);
+    run(held, m, features, hidden, results, tick);
     std::vector<double> upstream(layer, 0.0);  // of the hidden layer
     for (size_t h = 0; h < results.size(); ++h) {
       double own = gradient[h * static_cast<size_t>(entries_) + static_cast<size_t>(m)];
       if (sigmoid_ != 0.0) own *= sigmoid_ * logistic(results[h]) * logistic(-results[h]);
+      tick(hidden_);
       for (size_t n = 0; n < layer; ++n) {
         found.second_weight[h * layer + n] += own * hidden[n];
         upstream[n] += own * held.second_weight[h * layer + n];
       }
     }
     for (size_t n = 0; n < layer; ++n) {
+      tick(width_);
       if (hidden[n] <= 0.0) continue;
       found.first_bias[n] += upstream[n];
       for (size_t w = 0; w < width; ++w) {

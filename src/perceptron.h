@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/parallel.h"
 #include "recipe.h"
 #include "relpos/scheme.h"
 #include "source.h"
@@ -27,7 +28,7 @@ class PerceptronTable {
   Numbers numbers(const PartCall& call) const;
   // The hidden layer of an entry after its ReLU, and its results before the sigmoid, one a head.
   void run(const Numbers& numbers, int64_t entry, std::vector<double>& features,
-           std::vector<double>& hidden, std::vector<double>& results) const;
+           std::vector<double>& hidden, std::vector<double>& results, CancelTicks& tick) const;
 
   SourceReader first_weight_, first_bias_, second_weight_;
   std::function<void(int64_t entry, double* features)> features_;

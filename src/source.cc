@@ -89,6 +89,7 @@ std::vector<double> SourceReader::computed(const PartCall& call, TensorView& vie
   if (source_->cumulative_) {
     const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
     for (size_t n = 0; n < values.size(); ++n) {
+      tick();
       if (n % length != 0) values[n] += values[n - 1];
     }
   }
@@ -109,10 +110,16 @@ TermData SourceReader::read(const PartCall& call) const {
   return data;
 }
 
+void SourceReader::multiply(std::vector<double>& values) const {
+  in_pieces(std::ssize(values), [&](int64_t from, int64_t to) {
+    for (int64_t n = from; n < to; ++n) values[static_cast<size_t>(n)] *= source_->multiplier_;
+  });
+}
+
 std::vector<double> SourceReader::numbers(const PartCall& call) const {
   TensorView view;
   std::vector<double> values = computed(call, view);
-  for (double& value : values) value *= source_->multiplier_;
+  multiply(values);
   return values;
 }
 
@@ -124,17 +131,22 @@ void SourceReader::add_gradient(const PartCall& call, const std::vector<double>&
   const TensorView& parameter = call.parameters[source_->index_];
   const TensorView view = view_of(TensorView(nullptr, DType::kFloat64, parameter.dims()), offset);
   std::vector<double> of_elements;
+  CancelTicks tick;
   if (source_->cumulative_) {
-    of_elements = gradient;
+    of_elements.reserve(gradient.size());
+    for (const double value : gradient) {
+      tick();
+      of_elements.push_back(value);
+    }
     const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);
     for (size_t n = gradient.size(); n-- > 0;) {
+      tick();
       if ((n + 1) % length != 0) of_elements[n] += of_elements[n + 1];
     }
   }
   const double* from = (source_->cumulative_ ? of_elements : gradient).data();
-  CancelTicks tick;
   for_each_row(view, [&](int64_t at, int64_t count, int64_t stride) {
-    tick();
+    tick(count);
     double* to = sum.data() + offset + at;
     for (int64_t n = 0; n < count; ++n) to[n * stride] += from[n];
     from += count;
@@ -144,7 +156,7 @@ void SourceReader::add_gradient(const PartCall& call, const std::vector<double>&
 void SourceReader::add_gradient_of_numbers(const PartCall& call, std::vector<double> gradient,
                                            ParameterSums& sums) const {
   if (!wanted(call)) return;
-  for (double& value : gradient) value *= source_->multiplier_;
+  multiply(gradient);
   add_gradient(call, gradient, sums);
 }
 

@@ -32,6 +32,7 @@ class SourceReader {
   // `whole` of the parameter's shape as the term sees it; its first element at `offset`.
   TensorView view_of(const TensorView& whole, int64_t& offset) const;
   bool plain() const;
+  void multiply(std::vector<double>& values) const;
   std::vector<double> computed(const PartCall& call, TensorView& view) const;
 
   std::optional<Source> source_;

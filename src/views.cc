@@ -68,7 +68,7 @@ void write_values(const std::vector<double>& values, const TensorView& view) {
   const double* from = values.data();
   for_each_row(view, [&](int64_t at, int64_t count, int64_t stride) {
     if (view.dtype == DType::kFloat32 && stride == 1) {
-      tick();
+      tick(count);
       auto* to = static_cast<std::byte*>(view.data) + at * 4;  // at any address
       for (int64_t n = 0; n < count; ++n) {
         const auto value = static_cast<float>(from[n]);

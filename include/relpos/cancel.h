@@ -2,15 +2,17 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 
 namespace relpos {
 
 // Ends a long call. `requested` may be set from any thread. `poll`, if given, is called on the calling
-// thread about every 50 ms; it cancels by returning true, and the call throws what it throws.
+// thread about every `interval`; it cancels by returning true, and the call throws what it throws.
 struct CancelToken {
   std::atomic<bool> requested{false};
   std::function<bool()> poll;
+  std::chrono::milliseconds interval{50};
 };
 
 }  // namespace relpos

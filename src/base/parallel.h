@@ -4,6 +4,7 @@
 // the floating-point mode of every thread that computes, and the token that ends it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -13,6 +14,8 @@
 #include "relpos/cancel.h"
 
 namespace relpos {
+
+class TaskScope;
 
 // Stops a call when its token asks for it. Worker 0 is the calling thread, the only one that polls.
 class Stopper {
@@ -31,7 +34,7 @@ class Stopper {
 };
 
 // One public call on this thread: keeps denormals and rounds to nearest, whatever the caller does, and
-// names the token that check_cancelled() asks. Calls may nest.
+// names the token that check_cancelled() asks, here and in tasks of the call. Calls may nest.
 class CallScope {
  public:
   explicit CallScope(CancelToken* token);
@@ -43,26 +46,45 @@ class CallScope {
   FloatMode mode_;
   Stopper stopper_;
   CallScope* outer_;
+  TaskScope* outer_tasks_;
   FloatControl callers_;
   friend class Stopper;
+  friend class TaskScope;
   friend void check_cancelled();
 };
 
-// For loops on the calling thread: throws Error(kCancelled) if the call's token asks to stop. Reads
-// the clock. On a thread that called nothing it does nothing.
+// For every loop, on the calling thread and in tasks: throws Error(kCancelled) if the call's token asks
+// to stop, and ends a task where another one has thrown. On the calling thread it reads the clock; on a
+// thread that works for no call it does nothing.
 void check_cancelled();
 
-// Asks check_cancelled() once every `kEvery` calls, for loops whose steps cost less than the clock.
+// Asks check_cancelled() once in `kEvery` steps, for loops whose steps cost less than the clock.
 class CancelTicks {
  public:
-  void operator()() {
-    if (++count_ % kEvery == 0) check_cancelled();
+  static constexpr int64_t kEvery = 4096;
+
+  // Before `steps` of some nanoseconds each, an exp at most.
+  void operator()(int64_t steps = 1) {
+    count_ += steps;
+    if (count_ < kEvery) return;
+    count_ = 0;
+    check_cancelled();
   }
 
  private:
-  static constexpr uint32_t kEvery = 4096;
-  uint32_t count_ = 0;
+  int64_t count_ = 0;
 };
+
+// Calls f(from, to) for pieces of [0, count) in order, and asks between them: for loops over numbers in
+// memory, whose steps cost less than a tick.
+template <typename F>
+void in_pieces(int64_t count, F&& f) {
+  constexpr int64_t kPiece = int64_t{1} << 16;
+  for (int64_t from = 0; from < count; from += kPiece) {
+    if (from > 0) check_cancelled();
+    f(from, std::min(count, from + kPiece));
+  }
+}
 
 // Threads that a call may use: `requested`, else the runtime's default, at most the cores that this
 // process may use.
@@ -77,9 +99,9 @@ void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction functi
 
 // Calls function(task, worker) once for each task in [0, tasks), dealt in ascending order from one
 // counter; worker < threads. Which worker takes a task must not change any result. Fewer threads run
-// where the system grants no more. Returns early, with tasks left undone, once stopped. What a task or
-// the token's poll throws ends the others, too, and is thrown here: of several, that of the first
-// task.
+// where the system grants no more. Returns early, with tasks left undone, once `stopper` or the call is
+// stopped; the calling thread polls until the last task has ended. What a task or the token's poll
+// throws ends the others, too, and is thrown here: of several, that of the first task.
 template <typename F>
 void parallel_for(int64_t tasks, int threads, Stopper& stopper, F&& function) {
   detail::run_tasks(

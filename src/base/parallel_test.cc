@@ -189,6 +189,74 @@ TEST(Tasks, PassOnWhatAPollThrows) {
   }
 }
 
+TEST(Tasks, AskTheCallOfTheThreadThatStartedThem) {
+  constexpr int64_t kTicks = 100'000'000;
+  for (const int threads : {1, 2, 4}) {
+    SCOPED_TRACE(threads);
+    CancelToken token;
+    const CallScope scope(&token);
+    Stopper stopper(nullptr);
+    std::atomic<int> whole{0};
+    auto tick_on = [&](int64_t, int) {
+      CancelTicks tick;
+      for (int64_t n = 0; n < kTicks; ++n) {
+        tick();
+        if (n == 10000) token.requested = true;
+      }
+      ++whole;
+    };
+    EXPECT_THROW(
+        {
+          parallel_for(threads, threads, stopper, tick_on);
+          check_cancelled();
+        },
+        Error);
+    EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
+  }
+}
+
+TEST(Tasks, EndWhereAnotherHasThrown) {
+  for (const int threads : {1, 2, 4}) {
+    SCOPED_TRACE(threads);
+    Stopper stopper(nullptr);
+    std::atomic<bool> thrown{false};
+    std::atomic<int> whole{0};
+    auto task = [&](int64_t n, int) {
+      if (n == 0) {
+        thrown = true;
+        throw std::runtime_error("of a task");
+      }
+      while (!thrown) std::this_thread::yield();
+      CancelTicks tick;
+      for (int64_t step = 0; step < 1'000'000'000; ++step) tick();
+      ++whole;
+    };
+    EXPECT_THROW(parallel_for(threads, threads, stopper, task), std::runtime_error);
+    EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
+  }
+}
+
+TEST(Tasks, ArePolledForByACallerThatHasNoneLeft) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
+  CancelToken token;
+  token.poll = [] { return true; };
+  Stopper stopper(&token);
+  std::atomic<int> begun{0};
+  std::atomic<bool> waited{false};
+  parallel_for(2, 2, stopper, [&](int64_t, int worker) {
+    ++begun;
+    if (worker == 0) {  // until the other one is at its task, where there is another one
+      const Clock::time_point alone = Clock::now() + std::chrono::seconds(10);
+      while (begun < 2 && Clock::now() < alone) std::this_thread::yield();
+      return;
+    }
+    while (!token.requested && Clock::now() < end) std::this_thread::yield();
+    waited = !token.requested;
+  });
+  EXPECT_FALSE(waited) << "nobody polled while a task ran";
+}
+
 #if defined(__SSE__)
 constexpr FloatControl kUpwards = kKeepDenormals | 0x4000;
 #elif defined(__aarch64__)

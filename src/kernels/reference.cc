@@ -261,7 +261,9 @@ void add_all(const Terms& terms, TermGradients& sum, TermGradients& part) {
   auto from = parts.begin();
   for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
     settle(**from);
-    accumulate(values, 0, 1.0, (*from)->data(), std::ssize(**from));
+    in_pieces(std::ssize(**from), [&](int64_t first, int64_t end) {
+      accumulate(values, first, 1.0, (*from)->data() + first, end - first);
+    });
     ++from;
   });
 }
@@ -279,8 +281,10 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
   if (gradients.mask != nullptr) split(*gradients.mask);
   for (int64_t first = 0; first < tasks; first += kWave) {
     const int64_t count = std::min(kWave, tasks - first);
-    std::vector<TermGradients> own(count, TermGradients::zeros(p.terms));
-    for (TermGradients& part : own) split_all(p.terms, part);
+    std::vector<TermGradients> own;
+    for (int64_t n = 0; n < count; ++n) {
+      split_all(p.terms, own.emplace_back(TermGradients::zeros(p.terms)));
+    }
     parallel_for(count, threads, stopper, [&](int64_t n, int worker) {
       const int64_t task = first + n;
       Head head(model, task / p.kv_heads, task % p.kv_heads, stopper, worker);
@@ -384,9 +388,11 @@ void reference_weights(const Problem& p, const TensorView& weights) {
   for_each_row(p, [&](Head& x) {
     x.score_row();
     x.weigh();
-    for (int64_t j = 0; j < p.keys; ++j) {
-      weights.store(weights.offset({x.b, x.h, x.i, j}), x.weight[j] * x.kept(j));
-    }
+    in_pieces(p.keys, [&](int64_t from, int64_t to) {
+      for (int64_t j = from; j < to; ++j) {
+        weights.store(weights.offset({x.b, x.h, x.i, j}), x.weight[j] * x.kept(j));
+      }
+    });
   });
 }
 

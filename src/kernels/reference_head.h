@@ -26,8 +26,10 @@ struct Loaded {
     rows = view.shape[view.rank - 2];
     columns = view.shape[view.rank - 1];
     values.reserve(view.numel());
+    CancelTicks tick;
     for (int64_t h = 0; h < heads; ++h) {
       for (int64_t m = 0; m < rows; ++m) {
+        tick(columns);
         for (int64_t c = 0; c < columns; ++c) {
           const int64_t at = view.rank == 3 ? view.offset({h, m, c}) : view.offset({m, c});
           values.push_back(view.load(at) * data.multiplier);
@@ -61,14 +63,16 @@ struct Chained {
 
   explicit Chained(int64_t n) : sum(zeros(n)), recent(zeros(n)) {}
   void join() {
-    add_scaled(sum.data(), 1.0, recent.data(), std::ssize(sum));
-    std::fill(recent.begin(), recent.end(), 0.0);
+    in_pieces(std::ssize(sum), [&](int64_t from, int64_t to) {
+      add_scaled(sum.data() + from, 1.0, recent.data() + from, to - from);
+      std::fill(recent.begin() + from, recent.begin() + to, 0.0);
+    });
   }
 };
 
 // The others are slower, and take any number of parts: n sums, then what Knuth's two-sums lost of each,
 // until settle() adds it.
-inline void split(std::vector<double>& sums) { sums.resize(2 * sums.size()); }
+inline void split(std::vector<double>& sums) { add_zeros(sums, 2 * std::ssize(sums)); }
 
 // sums[at..] += factor x[0..n).
 inline void accumulate(std::vector<double>& sums, int64_t at, double factor, const double* x,
@@ -89,7 +93,9 @@ inline void accumulate(std::vector<double>& sums, int64_t at, double x) {
 // Leaves the n sums alone. What a sum beyond all floats lost is NaN, and counts as nothing.
 inline void settle(std::vector<double>& sums) {
   const size_t n = sums.size() / 2;
+  CancelTicks tick;
   for (size_t d = 0; d < n; ++d) {
+    tick();
     if (std::isfinite(sums[d])) sums[d] += sums[n + d];
   }
   sums.resize(n);
@@ -97,12 +103,16 @@ inline void settle(std::vector<double>& sums) {
 
 inline void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                      double* row) {
-  for (int64_t d = 0; d < n; ++d) row[d] = view.at({b, h, i, d});
+  in_pieces(n, [&](int64_t from, int64_t to) {
+    for (int64_t d = from; d < to; ++d) row[d] = view.at({b, h, i, d});
+  });
 }
 
 inline void store_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                       const double* row) {
-  for (int64_t d = 0; d < n; ++d) view.store(view.offset({b, h, i, d}), row[d]);
+  in_pieces(n, [&](int64_t from, int64_t to) {
+    for (int64_t d = from; d < to; ++d) view.store(view.offset({b, h, i, d}), row[d]);
+  });
 }
 
 // Everything about the terms that all tasks share.

@@ -24,6 +24,7 @@ Shifts::Shifts(const Problem& problem) : p_(problem) {
   for (const DistanceBias& term : p_.terms.biases) sloped_ |= term.slopes.view.given();
   if (!active() || p_.positions.consecutive) return;
   for (int64_t b = 0; b < p_.positions.k_rows; ++b) {
+    check_cancelled();
     const int64_t* first = p_.positions.k.data() + b * p_.keys;
     ascending_.push_back(std::is_sorted(first, first + p_.keys) ? 1 : 0);
     const auto [low, high] = std::minmax_element(first, first + p_.keys);
@@ -45,7 +46,9 @@ int64_t Shifts::seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to, 
   if (from >= to) return -1;
   if (p_.visible.key_bits.empty() && !p_.visible.mask.given()) return last ? to - 1 : from;
   const int64_t low = from / kTile, high = (to - 1) / kTile;
+  CancelTicks tick;
   for (int64_t n = 0; n <= high - low; ++n) {
+    tick();
     const int64_t t = last ? high - n : low + n, first = t * kTile;
     const uint64_t bits = p_.visible.bits(b, h, i, t, tile_kernels().mask_bits) &
                           interval_bits(from - first, to - first);

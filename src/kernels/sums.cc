@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/zeros.h"
 #include "kernels/rows.h"
 #include "kernels/terms/biases.h"
 #include "kernels/terms/columns.h"
@@ -32,7 +33,9 @@ void add_turns(const Plan& plan, const std::vector<double*>& sums, int64_t parts
     const TermData& data = rotation.head_frequency;
     const int64_t heads = data.view.shape[1], pairs = rotation.dims / 2;
     const int64_t numbers = turn_numbers(rotation), head = heads == 1 ? 0 : kv_head;
+    CancelTicks tick;
     for (int64_t n = 0; n < numbers; ++n) {
+      tick(parts);
       double sum = 0.0;
       for (int64_t part = 0; part < parts; ++part) sum += sums[t][part * numbers + n];
       to.rotations[t].head_frequency[(n / pairs * heads + head) * pairs + n % pairs] +=
@@ -100,8 +103,8 @@ Sums::Sums(const Plan& plan, const TermGradients& wants, Workspace& memory) {
 }
 
 void Sums::clear() {
-  for (const Buffer<float>& sums : floats_) std::fill_n(sums.get(), sums.size(), 0.0f);
-  for (const Buffer<double>& sums : doubles_) std::fill_n(sums.get(), sums.size(), 0.0);
+  for (const Buffer<float>& sums : floats_) fill_zeros(sums.get(), sums.size());
+  for (const Buffer<double>& sums : doubles_) fill_zeros(sums.get(), sums.size());
 }
 
 int64_t Sums::bytes(const Plan& plan) noexcept {
@@ -146,7 +149,7 @@ float* KeySums::part(bool wanted, int64_t heads, int64_t keys, int64_t size, Wor
 void KeySums::clear() {
   order.clear();
   std::fill(open_.begin(), open_.end(), uint8_t{0});
-  for (const Buffer<double>& sums : doubles_) std::fill_n(sums.get(), sums.size(), 0.0);
+  for (const Buffer<double>& sums : doubles_) fill_zeros(sums.get(), sums.size());
 }
 
 void KeySums::open(int64_t t) {

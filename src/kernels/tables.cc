@@ -7,6 +7,7 @@
 
 #include "base/parallel.h"
 #include "kernels/in_parts.h"
+#include "kernels/long_product.h"
 #include "kernels/rows.h"
 
 namespace relpos {
@@ -25,9 +26,11 @@ Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace
   right = map(last + 1);
 }
 
-int64_t Runs::count_of(const Window& window) noexcept {
+int64_t Runs::count_of(const Window& window) {
   int64_t count = 1;
-  for (int64_t c = 0; c <= window.width; ++c) count += window.class_of(c) != window.class_of(c - 1);
+  in_pieces(window.width + 1, [&](int64_t from, int64_t to) {
+    for (int64_t c = from; c < to; ++c) count += window.class_of(c) != window.class_of(c - 1);
+  });
   return count;
 }
 
@@ -38,7 +41,9 @@ Runs::Runs(const Window& window, Workspace& memory)
       classes(memory.take<int64_t>(round_up(count, kLanes))) {
   std::fill_n(classes.get(), classes.size(), ClassMap::kNone);
   int32_t run = 0;
+  CancelTicks tick;
   for (int64_t c = -1; c <= window.width; ++c) {
+    tick();
     if (c >= 0 && window.class_of(c) != window.class_of(c - 1)) ++run;
     index[c + 1] = run;
     classes[run] = window.class_of(c);
@@ -113,11 +118,15 @@ TablePlan::TablePlan(const Problem& p, Window over, const TermData& table, bool 
 
 std::vector<int64_t> TablePlan::by_class() const {
   std::vector<int64_t> order;
+  CancelTicks tick;
   for (int64_t n = 0; n < entries; ++n) {
+    tick();
     if (classes[n] != ClassMap::kNone) order.push_back(n);
   }
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return classes[a] < classes[b]; });
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    tick();
+    return classes[a] < classes[b];
+  });
   return order;
 }
 
@@ -181,7 +190,9 @@ void run_products(const Kernels& kernels, const TablePlan& table, const float* p
                   const float* a, int64_t lda, const Cut& at, float* cells, int64_t stride) {
   constexpr int64_t kProduct = kTile + kLanes;  // a vector may be read from the last entry
   alignas(64) float product[kRows * kProduct];
+  CancelTicks tick;
   for (int64_t c = at.first; c < at.end();) {
+    tick(kTile);
     const int64_t panel = table.entry(c) / kTile;
     const int64_t entries = std::min(kTile, table.entries - panel * kTile);
     int64_t end = std::min(at.end(), c + (panel + 1) * kTile - table.entry(c));
@@ -206,7 +217,9 @@ void table_products(const Kernels& kernels, const TablePlan& table, int64_t head
     run_products(kernels, table, panels, rows, a, lda, at, cells, stride);
     return;
   }
+  CancelTicks tick;
   for (int64_t c = at.first; c < at.end();) {
+    tick(kTile);
     const int64_t first = c / kTile * kTile;
     const Cut panel{c, std::min(at.end(), first + kTile) - c};
     cuts.for_each_run(rows, panel, [&](int row, int count, const Cut& own) {
@@ -285,13 +298,17 @@ void multiply(const Kernels& kernels, bool finite, int64_t M, int64_t N, int64_t
               int64_t row_stride, int64_t k_stride, const float* b, int64_t ldb, float* c,
               int64_t ldc, bool accumulate) {
   if (finite) {
-    kernels.gemm(M, N, K, a, row_stride, k_stride, b, ldb, c, ldc, accumulate);
+    long_product(kernels, M, N, K, a, row_stride, k_stride, b, ldb, c, ldc, accumulate);
     return;
   }
   const Buffer<float> clean(K * ldb);
-  for (int64_t n = 0; n < K * ldb; ++n) clean[n] = std::isfinite(b[n]) ? b[n] : 0.0f;
-  kernels.gemm(M, N, K, a, row_stride, k_stride, clean.get(), ldb, c, ldc, accumulate);
+  in_pieces(K * ldb, [&](int64_t from, int64_t to) {
+    for (int64_t n = from; n < to; ++n) clean[n] = std::isfinite(b[n]) ? b[n] : 0.0f;
+  });
+  long_product(kernels, M, N, K, a, row_stride, k_stride, clean.get(), ldb, c, ldc, accumulate);
+  CancelTicks tick;
   for (int64_t k = 0; k < K; ++k) {
+    tick(N);
     for (int64_t n = 0; n < N; ++n) {
       const float value = b[k * ldb + n];
       if (std::isfinite(value)) continue;

@@ -52,7 +52,7 @@ struct Runs {
 
   Runs() = default;
   Runs(const Window& window, Workspace& memory);
-  static int64_t count_of(const Window& window) noexcept;
+  static int64_t count_of(const Window& window);
   int64_t operator()(int64_t distance) const noexcept {
     return index[std::clamp<int64_t>(distance - lo, 0, index.size() - 1)];
   }

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/buffer.h"
+#include "base/zeros.h"
 
 namespace relpos {
 
@@ -23,7 +24,7 @@ class Workspace {
   template <typename T>
   Buffer<T> zeros(int64_t n) {
     Buffer<T> taken = take<T>(n);
-    std::fill_n(taken.get(), taken.size(), T{});
+    fill_zeros(taken.get(), taken.size());
     return taken;
   }
   int64_t bytes() const noexcept { return bytes_; }  // asked for so far

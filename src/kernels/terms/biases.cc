@@ -130,10 +130,11 @@ bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memo
   for (BiasPlan& bias : biases) {
     const int64_t size = bias.row_size(), peaks = bias.peaks_per_head();
     bias.peaks = memory.take<float>(p.heads * peaks);
+    CancelTicks tick;
     for (int64_t n = 0; n < p.heads * peaks; ++n) {
+      tick(kTile);
       const float* row = bias.cells.get() + n / peaks * size;
       const int64_t first = n % peaks * kTile;
-      if (first == 0) check_cancelled();
       float peak = -HUGE_VALF;
       for (int64_t c = first; c < std::min(first + kTile, size); ++c) {
         peak = std::isnan(row[c]) ? HUGE_VALF : std::max(peak, row[c]);
@@ -204,12 +205,15 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
     if (panel.gradient != nullptr) {
       const bool anywhere = panel.shift != nullptr || panel.at != nullptr;
       const Cut touched = anywhere ? Cut{0, bias.window.width} : bias.window.cut(block.range);
-      double* to = sums.biases[n].cells + g * panel.stride;
-      for (int64_t c = touched.first; c < touched.end() + 2 * kPad; ++c) {
-        for (int64_t r = 0; r < kGroup; ++r) {
-          to[c] += static_cast<double>(std::exchange(panel.gradient[r * panel.stride + c], 0.0f));
+      double* to = sums.biases[n].cells + g * panel.stride + touched.first;
+      float* from = panel.gradient + touched.first;
+      in_pieces(touched.width + 2 * kPad, [&](int64_t begin, int64_t end) {
+        for (int64_t c = begin; c < end; ++c) {
+          for (int64_t r = 0; r < kGroup; ++r) {
+            to[c] += static_cast<double>(std::exchange(from[r * panel.stride + c], 0.0f));
+          }
         }
-      }
+      });
     }
     if (sums.biases[n].ramps == nullptr || !block.shifted) continue;
     // What the shifts left out.
@@ -231,6 +235,7 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
 
 void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
   const Problem& p = plan.p;
+  CancelTicks tick;
   for (size_t n = 0; n < plan.biases.size(); ++n) {
     const BiasPlan& bias = plan.biases[n];
     const auto& [cells, ramps] = sums.biases[n];
@@ -240,6 +245,7 @@ void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGrad
       const int64_t h = kv_head * p.group() + g;
       double past = 0.0, future = 0.0;
       for (int64_t c = -kPad; cells != nullptr && c < bias.window.width + kPad; ++c) {
+        tick();
         const double cell = cells[g * bias.row_size() + kPad + c];
         if (bias.sloped) {  // no visible pair lies in the pads
           const int64_t at = std::clamp<int64_t>(c, 0, bias.window.width - 1);

@@ -152,11 +152,13 @@ class HeadTable {
 std::vector<int64_t> nearest_coordinates(const Coordinates& at) {
   const int64_t rows = std::max(at.q_rows, at.k_rows);
   std::vector<int64_t> found;
+  CancelTicks tick;
   for (int64_t n = 0; n < at.axes * rows; ++n) {
     const int64_t axis = n / rows, b = n % rows;
     int64_t low = INT64_MAX, high = INT64_MIN;
     const auto widen = [&](bool query, int64_t length) {
       for (int64_t i = 0; i < length; ++i) {
+        tick();
         low = std::min(low, at.of(query, axis, b, i));
         high = std::max(high, at.of(query, axis, b, i));
       }

@@ -178,7 +178,9 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
     }
   }
   move_shared(from, to, block.rows, cells, stride);
+  CancelTicks tick;
   for (int row = 0; row < block.rows; ++row) {
+    tick(to.width / kLanes);
     std::fill_n(cells + row * stride, kPad, 0.0f);
     std::fill_n(cells + row * stride + kPad + kept, to.width - kept + kPad, 0.0f);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/zeros.h"
+
 namespace relpos {
 
 ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
@@ -43,7 +45,7 @@ void ValueTables::attach(Block& block, const float* dout) {
 
 void ValueTables::clear(const Block& block) {
   for (const Table& own : tables_) {
-    std::fill_n(own.weights.get(), block.rows * own.stride, 0.0f);
+    fill_zeros(own.weights.get(), block.rows * own.stride);
     for (int64_t side = 0; side < 2 && own.far_sums.size() > 0; ++side) {
       std::fill_n(own.far_sums.get() + side * kRows * kLanes, round_up(block.rows, kGroup) * kLanes,
                   0.0f);
