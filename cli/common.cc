@@ -43,8 +43,10 @@ T parse_as(const std::string& text, const std::string& what) {
                 io::printable(text));
   } else {
     using Limits = std::numeric_limits<T>;
-    check_value(whole, what, ": expected an integer from ", Limits::min(), " to ", Limits::max(),
-                ", got ", io::printable(text));
+    const bool beyond = code == std::errc::result_out_of_range || std::is_unsigned_v<T>;
+    check_value(whole || !beyond, what, ": expected an integer from ", Limits::min(), " to ",
+                Limits::max(), ", got ", io::printable(text));
+    check_value(whole, what, ": expected an integer, got ", io::printable(text));
   }
   return value;
 }
