@@ -33,7 +33,7 @@ int64_t questions(const std::function<void(CancelToken*)>& call) {
 struct Case {
   std::string position;
   int64_t heads, dim, length;
-  int64_t steps;  // numbers that each direction computes at least: a formula's, or a product's
+  int64_t steps;  // of the tables: features, terms of sums, products of a small network
 };
 
 class Questions : public testing::TestWithParam<Case> {
@@ -50,7 +50,7 @@ class Questions : public testing::TestWithParam<Case> {
   int64_t drawn_ = 0;
 };
 
-// A step takes some nanoseconds, and 16 times as many as a tick waits for take a millisecond.
+// The kernels ask, too, but less often than these tables.
 TEST_P(Questions, KeepUpWithTheWork) {
   const Case& c = GetParam();
   SCOPED_TRACE(c.position);
@@ -70,7 +70,7 @@ TEST_P(Questions, KeepUpWithTheWork) {
   const Tensor softmax(DType::kFloat32, {1, c.heads, c.length, 2});
   Options options;
   options.threads = 1;
-  const int64_t least = c.steps / (16 * CancelTicks::kEvery);
+  const int64_t least = c.steps / CancelTicks::kEvery;
   EXPECT_GE(questions([&](CancelToken* token) {
               options.cancel = token;
               attention(q.view(), q.view(), q.view(), position, options, out.view(), {},
@@ -87,16 +87,13 @@ TEST_P(Questions, KeepUpWithTheWork) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, Questions,
-    testing::Values(Case{"enformer(heads=2, head_dim=8, features=6144)", 2, 8, 64, 127 * 6144 * 16},
+    testing::Values(Case{"enformer(heads=2, head_dim=8, features=6144)", 2, 8, 64, 127 * 6144},
                     Case{"tisa(heads=2, kernels=20000)", 2, 8, 32, 2 * 63 * 20000},
-                    Case{"transformer_xl(heads=2, head_dim=64, width=4096)", 2, 64, 64,
-                         127 * 4096 * 8},
-                    Case{"conformer(heads=2, head_dim=64, width=4096)", 2, 64, 64, 127 * 4096 * 8},
+                    Case{"transformer_xl(heads=2, head_dim=64, width=4096)", 2, 64, 64, 127 * 4096},
+                    Case{"conformer(heads=2, head_dim=64, width=4096)", 2, 64, 64, 127 * 4096},
                     Case{"dynamic_bias(heads=2, width=512)", 2, 8, 16, 31 * 512 * 512},
                     Case{"fire(heads=512, width=4096)", 512, 8, 4, 7 * 512 * 4096},
-                    Case{"kerple_power(heads=64)", 64, 1, 2000, 64 * 3999},
-                    Case{"swin_v2(heads=2, window=2, hidden=100000)", 2, 8, 4, 9 * 100000 * 4},
-                    Case{"sandwich(heads=2, dims=16384)", 2, 8, 64, 127 * 8192}));
+                    Case{"swin_v2(heads=2, window=2, hidden=100000)", 2, 8, 4, 9 * 100000 * 2}));
 
 // What a scheme of the tests computes: at the number `last` the call is told to stop.
 struct Meter {

@@ -31,7 +31,7 @@ thread_local CallScope* innermost = nullptr;
 thread_local TaskScope* tasks_here = nullptr;  // of the innermost call
 
 // Ends a task because another one has thrown.
-struct Abandoned {};
+struct Abandoned : std::exception {};
 
 }  // namespace
 
@@ -249,7 +249,8 @@ void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction functi
         task = tasks;
       }
       if (worker == 0) poll_while(helpers, scope);
-    } catch (const Abandoned&) {  // its error is kept
+    } catch (const Abandoned&) {
+      stopper.abandon();  // as it is: the error is another task's
     } catch (...) {
       stopper.abandon();
       error.take(task);

@@ -220,9 +220,15 @@ TEST(Tasks, EndWhereAnotherHasThrown) {
     SCOPED_TRACE(threads);
     Stopper stopper(nullptr);
     std::atomic<bool> thrown{false};
-    std::atomic<int> whole{0};
+    std::atomic<int> begun{0}, whole{0};
     auto task = [&](int64_t n, int) {
-      if (n == 0) {
+      ++begun;
+      if (n == 0) {  // after the others have begun, where there are others
+        const auto alone = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+        while (begun < std::min(threads, thread_count(0)) &&
+               std::chrono::steady_clock::now() < alone) {
+          std::this_thread::yield();
+        }
         thrown = true;
         throw std::runtime_error("of a task");
       }
