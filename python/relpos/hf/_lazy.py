@@ -62,7 +62,13 @@ class Mask(NotATensor):
         self.padding = padding
         self.newest = newest
 
-    ndim = 0  # models that edit a dense mask ask whether it has 4 axes
+    ndim = 1  # models that edit a dense mask ask whether it has 4 axes
+
+    @property
+    def shape(self) -> tuple[int]:
+        """A model that made its mask before reads the number of keys from it where there is no
+        cache."""
+        return (self.kv_length,)
 
     def to(self, *_: Any, **__: Any) -> "Mask":
         """Returns itself; models convert a mask before they pass it along."""

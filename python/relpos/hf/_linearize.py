@@ -4,10 +4,9 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import nn
 
-from relpos.hf import _adapter, _interface
+from relpos.hf import _adapter, _interface, _trial
 
 STATUS = "_relpos_status"  # of an attention module: (fused, text)
 
@@ -35,19 +34,82 @@ def linearize(model: nn.Module) -> nn.Module:
             f"{type(model).__name__}"
         )
     own_configs(model)
+    with _trial.undisturbed():
+        for part in _outermost(model):
+            before = _state(part)
+            _fuse_all(part)
+            if any(a[1::2] != b[1::2] for a, b in zip(before, _state(part), strict=True)):
+                _keep_if_it_runs(part, before)
+    return model
+
+
+def _outermost(model: nn.Module) -> list[nn.Module]:
+    """The models of transformers that are in no other one."""
+    from transformers import PreTrainedModel
+
+    named = dict(model.named_modules())
+    return [
+        part
+        for name, part in named.items()
+        if isinstance(part, PreTrainedModel) and _owner(named, name) is None
+    ]
+
+
+def _fuse_all(model: nn.Module) -> None:
+    from transformers import PreTrainedModel
+
     owned: dict[Any, list[nn.Module]] = {}
     for _, module, owner in attention_modules(model):
         owned.setdefault(owner, []).append(module)
-    with torch.device("cpu"):  # a model of meta tensors is often made under another device
-        for owner, modules in owned.items():
-            if owner is not None:
-                _fuse(owner, modules)
+    for owner, modules in owned.items():
+        _fuse(owner, modules)
     for part in model.modules():  # a head reads its own config when it generates
         if isinstance(part, PreTrainedModel):
             owners = [owner for _, _, owner in attention_modules(part)]
             if owners and all(implementation(owner) == _interface.NAME for owner in owners):
                 part.config._attn_implementation = _interface.NAME
-    return model
+
+
+def _state(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any], str | None]]:
+    """Of each module, what linearize may change."""
+    return [
+        (
+            part,
+            type(part),
+            dict(vars(part)),
+            implementation(part) if hasattr(part, "config") else None,
+        )
+        for part in model.modules()
+    ]
+
+
+def _set_state(state: list[tuple[nn.Module, type, dict[str, Any], str | None]]) -> None:
+    for part, kind, attributes, runs in state:
+        part.__class__ = kind
+        vars(part).clear()
+        vars(part).update(attributes)
+        if runs is not None:
+            part.config._attn_implementation = runs
+
+
+def _keep_if_it_runs(model: nn.Module, before: list) -> None:
+    """Undoes everything where the model raises now and did not raise before: some part of it
+    outside of its attention modules computes with a mask or a bias itself."""
+    now = _trial.runs(model)
+    if not any(now):
+        return
+    after = _state(model)
+    _set_state(before)
+    ran = _trial.runs(model)
+    new = [error for error, earlier in zip(now, ran, strict=True) if error and not earlier]
+    if not new:
+        _set_state(after)
+        return
+    text = " ".join(str(new[0]).split())
+    why = f"{type(model).__name__} does not run on relpos ({type(new[0]).__name__}: {text})"
+    for part, *_ in after:
+        if STATUS in vars(part) or _adapter.find(part) is not None:
+            vars(part)[STATUS] = (False, why)
 
 
 def implementation(owner: Any) -> str | None:
@@ -104,6 +166,8 @@ def _fuse(owner: Any, modules: list[nn.Module]) -> None:
     plans: list[tuple[nn.Module, _adapter.Plan | str]] = []
     for module, adapter in found:
         try:
+            if "forward" in vars(module):
+                raise _adapter.Unfused("the object has a forward of its own", attention=False)
             plans.append((module, adapter.plan(module, owner)))
         except _adapter.Unfused as error:
             if not error.attention:

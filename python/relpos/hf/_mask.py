@@ -16,13 +16,15 @@ class _Rules:
     """What a mask function of transformers allows, as rules that all apply.
 
     left, right: bounds of key - query, None for no bound. chunks: (size, left padding [B]).
-    packed: the number of each token's sequence [B, L], not decreasing.
+    packed: the number of each token's sequence [B, L], not decreasing. unions: other rules, and the
+    number of each token's block [B, L], -1 for none; the tokens of a block see each other, too.
     """
 
     left: int | None = None
     right: int | None = None
     chunks: list[tuple[int, Tensor]] = field(default_factory=list)
     packed: list[Tensor] = field(default_factory=list)
+    unions: list[tuple["_Rules", Tensor]] = field(default_factory=list)
 
 
 def mask_function(
@@ -84,6 +86,12 @@ def _key_range(
     if rules == _Rules():
         return None
     at = torch.arange(queries, dtype=torch.int64, device=device) + start
+    lo, hi = _bounds(rules, at, keys, dropped)
+    return lo.clamp(0, keys), hi.clamp(0, keys)
+
+
+def _bounds(rules: _Rules, at: Tensor, keys: int, dropped: int) -> tuple[Tensor, Tensor]:
+    """As _key_range, for queries at `at`; bounds may be outside of the keys."""
     lo = torch.zeros_like(at) if rules.left is None else at - rules.left
     hi = torch.full_like(at, keys) if rules.right is None else at + rules.right + 1
     for size, pads in rules.chunks:
@@ -94,7 +102,28 @@ def _key_range(
         numbers = numbers.contiguous()
         lo = torch.maximum(lo, torch.searchsorted(numbers, numbers))
         hi = torch.minimum(hi, torch.searchsorted(numbers, numbers, right=True))
-    return lo.clamp(0, keys), hi.clamp(0, keys)
+    for inner, blocks in rules.unions:  # a query is in its block: the union is an interval, too
+        first, last = (ends.index_select(1, at + dropped) - dropped for ends in _block_ends(blocks))
+        before, after = _bounds(inner, at, keys, dropped)
+        lo = torch.maximum(lo, torch.minimum(before, first))
+        hi = torch.minimum(hi, torch.maximum(after, last + 1))
+    return lo, hi
+
+
+def _block_ends(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and the last token of each token's block [B, L]; of a token in no block, itself.
+    Raises NotImplementedError for a block whose tokens do not follow one another."""
+    at = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
+    inside = numbers >= 0
+    ends = torch.diff(numbers, dim=1) != 0
+    edge = torch.ones_like(ends[:, :1])
+    starts, stops = torch.cat([edge, ends], dim=1), torch.cat([ends, edge], dim=1)
+    first = torch.where(starts | ~inside, at, 0).cummax(dim=1).values
+    last = torch.where(stops | ~inside, at, numbers.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    runs = [row[start & own] for row, start, own in zip(numbers, starts, inside, strict=True)]
+    if any(len(run.unique()) < len(run) for run in runs):
+        _refuse("blocks of tokens that do not follow one another")
+    return first, last
 
 
 def _rules(function: Callable | None) -> _Rules:
@@ -109,6 +138,22 @@ def _rules(function: Callable | None) -> _Rules:
     return rules
 
 
+def _kind(function: Callable) -> str | None:
+    """The name of the function of transformers that made a mask function."""
+    from transformers import masking_utils as masking
+
+    if getattr(function, "__module__", None) != masking.__name__:
+        return None
+    return getattr(function, "__qualname__", "").partition(".")[0]
+
+
+def _held(function: Callable) -> dict[str, Any]:
+    """The numbers in a closure, by their names."""
+    cells = function.__closure__ if hasattr(function, "__closure__") else None
+    names = function.__code__.co_freevars if cells else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells or (), strict=True)}
+
+
 def _read(function: Callable, rules: _Rules) -> None:
     """Adds what a mask function of transformers allows. These functions are closures: the name of
     the enclosing function says the kind, and the cells hold its numbers."""
@@ -119,13 +164,10 @@ def _read(function: Callable, rules: _Rules) -> None:
         return
     if function is masking.bidirectional_mask_function:
         return
-    kind = getattr(function, "__qualname__", repr(function)).partition(".")[0]
-    cells = function.__closure__ if hasattr(function, "__closure__") else None
-    names = function.__code__.co_freevars if cells else ()
-    held = {name: cell.cell_contents for name, cell in zip(names, cells or (), strict=True)}
+    kind, held = _kind(function), _held(function)
     reader = _READERS.get(kind)
-    if reader is None or getattr(function, "__module__", None) != masking.__name__:
-        _refuse(kind)
+    if reader is None:
+        _refuse(kind or getattr(function, "__qualname__", repr(function)))
     try:
         reader(rules, **held)
     except TypeError as error:
@@ -152,6 +194,15 @@ def _read_all(rules: _Rules, mask_functions: tuple[Callable, ...]) -> None:
         _read(function, rules)
 
 
+def _read_union(rules: _Rules, mask_functions: tuple[Callable, ...]) -> None:
+    function, *others = mask_functions
+    if [_kind(other) for other in others] != ["blockwise_overlay"]:
+        _refuse("or_masks")
+    inner = _Rules()
+    _read(function, inner)
+    rules.unions.append((inner, *_held(others[0]).values()))
+
+
 def _read_window(rules: _Rules, sliding_window: int) -> None:
     _narrow(rules, sliding_window - 1, None)
 
@@ -174,13 +225,14 @@ def _read_remapped(rules: _Rules, mask_function: Callable, position_ids: Tensor)
     chunks this is not so."""
     inner = _Rules()
     _read(mask_function, inner)
-    if inner.chunks or inner.packed:
-        _refuse("chunks in packed sequences")
+    if inner.chunks or inner.packed or inner.unions:
+        _refuse("chunks or blocks in packed sequences")
     _narrow(rules, inner.left, inner.right)
 
 
 _READERS = {
     "and_masks": _read_all,
+    "or_masks": _read_union,
     "sliding_window_overlay": _read_window,
     "sliding_window_bidirectional_overlay": _read_two_sided_window,
     "chunked_overlay": _read_chunks,

@@ -1,25 +1,30 @@
 """Whether relpos rotates as a model does: tested by comparing numbers, not by names of classes."""
 
-import itertools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from relpos._position import SchemePosition
+from relpos.hf import _trial
 from relpos.hf._adapter import Unfused
-from relpos.hf._interface import attention_function
-from relpos.hf._mask import mask_function
+from relpos.hf._interface import NAME
 
 ROTATE = "apply_rotary_pos_emb"
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
-_POSITIONS = (3, 4, 6, 9, 15, 20)
+# Of a trial of attention: how many tokens are given at once (more than one number: into a cache),
+# the first position, and the window, None for a causal mask.
+_PIECES = (
+    ((1,), 1000, None),
+    ((6,), 3, 4),
+    ((35,), 0, 7),
+    ((18, 1), 100, None),
+)
 
 
 def gives(rotation: SchemePosition, position_ids: Tensor, cos: Tensor, sin: Tensor) -> bool:
@@ -92,144 +97,191 @@ def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tens
     return query, key
 
 
-def prove(module: nn.Module, rotation: SchemePosition, rotate: Callable) -> None:
-    """Raises Unfused unless the module's forward, with random weights, gives the same result when
-    the kernel rotates instead of the module's apply_rotary_pos_emb.
+class Trial:
+    """Ways to call an attention module on the interface of transformers, which should agree.
 
     rotate(position_ids) returns the model's own cosines and sines.
     """
-    own = type(module).forward
-    if hasattr(own, "__wrapped__") or not {ROTATE, _INTERFACE} <= {*own.__code__.co_names}:
-        raise Unfused(
-            f"its forward does not call {ROTATE} and the attention interface: the model rotates",
-            attention=True,
-        )
-    try:
-        theirs, fused, without = _forwards(module, own, rotation, rotate)
-    except Exception as error:
-        raise Unfused(
-            f"its attention could not be tried with the rotation in the kernel "
-            f"({type(error).__name__}: {error}): the model rotates",
-            attention=True,
-        ) from error
-    largest = theirs.abs().max().item()
-    error, effect = ((out - theirs).abs().max().item() / largest for out in (fused, without))
-    if not (error <= 1e-4 and effect >= 1e-2):
-        raise Unfused(
-            f"its attention on random weights differs by {error:.0e} of the largest value from "
-            f"{rotation._text} in the kernel: the model rotates",
-            attention=True,
-        )
 
-
-@torch.no_grad()
-def _forwards(
-    module: nn.Module, own: Callable, rotation: SchemePosition, rotate: Callable
-) -> list[Tensor]:
-    """The output as the module is, with the rotation in the kernel, and without any rotation."""
-    draw = torch.Generator().manual_seed(0)
-    states = torch.randn(1, len(_POSITIONS), module.config.hidden_size, generator=draw)
-    position_ids = torch.tensor([_POSITIONS])
-    given = {
-        "position_embeddings": rotate(position_ids),
-        "attention_mask": mask_function(1, states.shape[1], states.shape[1]),
-        "position_ids": position_ids,
-    }
-    weights = {f"module.{name}": value for name, value in _random(module, draw)}
-    plain, kernel = _Interface(_plain), _Interface(attention_function)
-    ways = (
-        (with_globals(own, **{_INTERFACE: plain}), {}),
-        (unrotated(own, **{_INTERFACE: kernel}), {"relpos_rotation": rotation}),
-        (unrotated(own, **{_INTERFACE: plain}), {}),
-    )
-    with _evaluating(module), _RankOne():
-        outs = [
-            torch.func.functional_call(_Trial(module), weights, (way, states), {**given, **more})
-            for way, more in ways
+    def __init__(self, module: nn.Module, rotate: Callable) -> None:
+        self._rotate = rotate
+        self._own = type(module).forward
+        self._width = module.config.hidden_size
+        self._lengths = _trial.lengths(self._width, module, module.config)
+        self._numbers = _trial.numbers(module, module.config)
+        try:
+            self._eager = _trial.on(_trial.twin(module), "eager")
+        except Exception as error:
+            raise _trial.untried(error) from error
+        self._relpos = _trial.on(_trial.again(self._eager), NAME)
+        self._given = [
+            (pieces, _positions(sum(pieces), first), window) for pieces, first, window in _PIECES
         ]
-    if (plain.calls, kernel.calls) != (2, 1):
-        raise RuntimeError("its forward does not call the attention interface once")
-    return [out[0] for out in outs]
+        self._eagerly: list[Tensor] = []
+        self._wide: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+
+    def attention(self) -> None:
+        """Raises Unfused, for the whole model, unless the module's forward on relpos, with the
+        model's rotation, gives what it gives on eager attention, with caches and without."""
+        errors = []
+        try:
+            with _trial.quick(self._eager):
+                for given, theirs in zip(self._given, self._theirs(), strict=True):
+                    ours = self._fed(self._relpos, *given)
+                    errors.append(_trial.difference(ours, theirs))
+                self._wide = list(self._widely())
+        except Exception as error:
+            raise _trial.untried(error) from error
+        for error in errors:
+            _trial.agree(error, "its eager one", attention=False)
+
+    def _theirs(self) -> list[Tensor]:
+        """What the module's forward gives on eager attention."""
+        if not self._eagerly:
+            self._eagerly = [self._fed(self._eager, *given) for given in self._given]
+        return self._eagerly
+
+    def rotation(self, found: SchemePosition) -> None:
+        """Raises Unfused unless the module's forward gives the same when the kernel rotates instead
+        of the module's apply_rotary_pos_emb."""
+        names = () if hasattr(self._own, "__wrapped__") else self._own.__code__.co_names
+        if not {ROTATE, _INTERFACE} <= {*names}:
+            raise Unfused(
+                f"its forward does not call {ROTATE} and the attention interface: "
+                "the model rotates",
+                attention=True,
+            )
+        try:
+            with _trial.quick(self._eager):
+                errors, effects = zip(*self._rotations(found), strict=True)
+        except Exception as error:
+            raise Unfused(
+                f"its attention could not be tried with the rotation in the kernel "
+                f"({type(error).__name__}: {error}): the model rotates",
+                attention=True,
+            ) from error
+        if not max(effects) >= 1e-2:
+            raise Unfused(
+                "its attention does not show a rotation: the model rotates", attention=True
+            )
+        for error in errors:
+            _trial.agree(error, f"{found._text} in the kernel", attention=True)
+
+    def _rotations(self, found: SchemePosition) -> Iterator[tuple[float, float]]:
+        """Of each trial the difference made by the kernel's rotation, and that by none at all."""
+        without = unrotated(self._own)
+        for given, theirs in zip(self._given, self._theirs(), strict=True):
+            if len(given[0]) == 1:
+                ours = self._fed(self._relpos, *given, without, relpos_rotation=found)
+                none = self._fed(self._eager, *given, without)
+                yield _trial.difference(ours, theirs), _trial.difference(none, theirs)
+        for at, theirs, given in self._wide:
+            kernel = _Interface(_Turned())
+            own = unrotated(self._own, **{_INTERFACE: kernel})
+            ours = self._fed(self._relpos, (len(at),), at, None, own, relpos_rotation=found)
+            if not (kernel.calls == 1 and kernel.function.given == given):
+                raise RuntimeError("it does not call the attention interface once, and alike")
+            yield _trial.difference(ours, theirs), 0.0
+
+    def _widely(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
+        """Positions of many tokens, or at lengths that the config names; what the forward gives
+        there with sums in place of attention, and what it passes to these."""
+        wide = [_positions(length, length % 2 * 1000) for length in self._lengths]
+        if self._numbers:
+            wide.append(torch.tensor(self._numbers)[:, None].add(torch.arange(-1, 3)).flatten())
+        for at in wide:
+            turned = _Interface(_Turned())
+            own = with_globals(self._own, **{_INTERFACE: turned})
+            yield at, self._fed(self._relpos, (len(at),), at, None, own), turned.function.given
+
+    def _fed(
+        self,
+        module: nn.Module,
+        pieces: tuple[int, ...],
+        at: Tensor,
+        window: int | None,
+        way: Callable | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """The output [2, L, width] for tokens at the positions `at` [L], given in pieces; a second
+        row has other positions. window: that of the mask, None for a causal mask."""
+        from transformers import DynamicCache, masking_utils
+
+        states = _trial.draw(2, len(at), self._width)
+        position_ids = torch.stack([at, at + 3])
+        cos_sin = self._rotate(position_ids)
+        function = masking_utils.sliding_window_causal_mask_function(window) if window else None
+        if len(pieces) > 1:
+            names = inspect.signature(self._own).parameters
+            more["layer_past" if "layer_past" in names else "past_key_values"] = DynamicCache()
+        outs, start = [], 0
+        for piece in pieces:
+            stop = start + piece
+            ask = _trial.lazy_mask if module is self._relpos else _trial.dense_mask
+            out = (way or type(module).forward)(
+                module,
+                states[:, start:stop],
+                position_embeddings=tuple(each[:, start:stop] for each in cos_sin),
+                attention_mask=ask(piece, stop, function),
+                position_ids=position_ids[:, start:stop],
+                **more,
+            )
+            outs.append(out[0])
+            start = stop
+        return torch.cat(outs, dim=1)
 
 
-class _Trial(nn.Module):
-    """Calls another forward of a module."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, way: Callable, *args: Any, **kwargs: Any) -> Any:
-        return way(self.module, *args, **kwargs)
+def _positions(length: int, first: int) -> Tensor:
+    """int64 [length]: positions from `first` on, some of them left out."""
+    steps = torch.arange(length)
+    return first + steps + (steps + 2) // 5
 
 
-class _RankOne(TorchFunctionMode):
-    """A weight whose columns are all equal, multiplied as a matrix of rank 1; the projection of a
-    large model would take a second otherwise."""
+class _Turned:
+    """In place of attention: sums of queries, keys and values after the rotation, at a cost that
+    grows with the length alone. given: the other arguments of the last call."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        if function is nn.functional.linear and not kwargs and args[1].stride(-1) == 0:
-            states, weight, *bias = args
-            out = states.sum(-1, keepdim=True) * weight[:, 0]
-            return out if not bias or bias[0] is None else out + bias[0]
-        return function(*args, **(kwargs or {}))
+    def __init__(self) -> None:
+        self.given: dict[str, Any] = {}
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any,
+        relpos_rotation: SchemePosition | None = None,
+        **given: Any,
+    ) -> tuple[Tensor, None]:
+        if relpos_rotation is not None:
+            query, key = (
+                torch.stack(
+                    [
+                        relpos_rotation.rotate(row, positions=at)
+                        for row, at in zip(x, given["position_ids"], strict=True)
+                    ]
+                )
+                for x in (query, key)
+            )
+        self.given = {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        weights = _trial.draw(2, query.shape[-1])
+        out = value + (query @ weights[0] + key @ weights[1])[..., None]
+        return out.transpose(1, 2).contiguous(), None
 
 
 class _Interface:
     """Replaces the registry of attention functions: it returns one function for every name."""
 
-    def __init__(self, function: Callable) -> None:
-        self._function = function
+    def __init__(self, function: Any) -> None:
+        self.function = function
         self.calls = 0
 
     def get_interface(self, *_: Any) -> Callable:
         self.calls += 1
-        return self._function
-
-
-def _plain(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Any,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    groups = query.shape[1] // key.shape[1]
-    key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = torch.ones_like(scores, dtype=torch.bool).tril()
-    scores = scores.masked_fill(~seen, -torch.inf)
-    if s_aux is not None:
-        sinks = s_aux.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    out = scores.softmax(-1)[..., : key.shape[2]] @ value
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _random(module: nn.Module, draw: torch.Generator) -> Iterator[tuple[str, Tensor]]:
-    """Random floating-point parameters and buffers in float32; those with two axes have rank 1."""
-    for name, held in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if held.is_floating_point():
-            *rows, last = held.shape or (1,)
-            if rows:
-                column = torch.randn(*rows, 1, generator=draw) * last**-0.5
-                yield name, column.expand(held.shape)
-            else:
-                yield name, (1.0 + 0.3 * torch.randn(last, generator=draw)).view(held.shape)
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    training = [part for part in module.modules() if part.training]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
+        return self.function

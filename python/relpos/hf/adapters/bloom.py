@@ -1,5 +1,6 @@
 """BLOOM: ALiBi, counted over the tokens that are not padding."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._alibi import alibi_plan, first_query
-from relpos.hf._interface import attend
+from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove
 
 
 class _Attention:
@@ -61,8 +63,30 @@ def lazy_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Bi
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     if module.pretraining_tp > 1 and module.slow_but_exact:
         raise Unfused("slow_but_exact sums the output in slices", attention=False)
-    arguments = (torch.ones(1, 2), module.num_heads, torch.float32)
-    return alibi_plan(_Attention, owner, "build_alibi_tensor", arguments, lazy_alibi)
+
+    def arguments(length: int) -> tuple:
+        return torch.ones(1, length, dtype=torch.int64), module.num_heads, torch.float32
+
+    plan = alibi_plan(_Attention, owner, "build_alibi_tensor", arguments, lazy_alibi)
+    prove(module, plan, _calls(module, owner), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
+    build = copied(owner, children=False).build_alibi_tensor
+    heads, width = module.num_heads, module.hidden_size
+    for queries, before in SIZES:
+        keys = before + queries
+        tokens = padded(2, keys).to(torch.int64)
+        given = {"hidden_states": draw(2, queries, width), "residual": draw(2, queries, width)}
+        dense, mask = masks(queries, keys, padding=tokens.bool())
+        theirs, ours = (
+            {**given, "layer_past": filled(module, heads, before, module.head_dim)}
+            for _ in range(2)
+        )
+        theirs |= {"attention_mask": dense, "alibi": build(tokens, heads, torch.float32)}
+        ours |= {"attention_mask": mask, "alibi": lazy_alibi(tokens, heads, torch.float32)}
+        yield Call(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
 
 
 ADAPTERS = [Adapter(("BloomAttention",), _plan)]

@@ -1,15 +1,18 @@
 """Falcon: ALiBi (the models of 2023 with `alibi`) or a rotation."""
 
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend, both_at
+from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import ROTATE, gives
-from relpos.hf.adapters.rotary import rotation_of
+from relpos.hf._trial import Call, draw, masks, prove
+from relpos.hf.adapters.rotary import rotation_of, tables_of
 
 
 class _Attention:
@@ -67,15 +70,30 @@ class _Attention:
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+    rotate = found = None
     if owner.use_alibi:
         what = "ALiBi as the model rounds it, a number for each head and key"
-        return Plan(what, _Attention, {"_relpos_rotation": None})
-    try:
-        rotation, _ = rotation_of(module, owner)
-    except Unfused as error:
-        return Plan(f"attention alone: {error}", _Attention, {"_relpos_rotation": None})
-    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
-    return Plan(what, _Attention, {"_relpos_rotation": rotation})
+    else:
+        rotate = tables_of(module, owner)
+        try:
+            found = rotation_of(module, owner, rotate)
+            what = f"{found._text} in the kernel; with a cache keys are stored rotated"
+        except Unfused as error:
+            what = f"attention alone: {error}"
+    plan = Plan(what, _Attention, {"_relpos_rotation": found})
+    prove(module, plan, _calls(module, rotate), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module, rotate: Callable | None) -> Iterator[Call]:
+    """Calls with random numbers in the place of ALiBi, or with what `rotate` gives."""
+    for length in (1, 2, 3, 17, 34, 65):
+        at = torch.arange(length)[None] + 7 * length
+        dense, mask = masks(length, length)
+        given = {"hidden_states": draw(2, length, module.hidden_size), "position_ids": at}
+        given["alibi"] = draw(2 * module.num_heads, 1, length) if rotate is None else None
+        given["position_embeddings"] = None if rotate is None else rotate(at)
+        yield Call({**given, "attention_mask": dense}, {**given, "attention_mask": mask})
 
 
 ADAPTERS = [Adapter(("FalconAttention",), _plan)]

@@ -1,6 +1,7 @@
 """GPT-J rotates pairs of neighbouring dimensions. As for Llama, a cache holds rotated keys."""
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor, nn
 
 import relpos
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend, both_at
+from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import gives
+from relpos.hf._trial import SIZES, Call, draw, filled, masks, prove
 
 
 class _Attention:
@@ -66,15 +68,34 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         module.head_dim, layout="interleaved", rotary_dim=module.rotary_dim, angle="float32"
     )
     table = module.embed_positions
-    length = min(64, table.shape[0])
     if table.is_meta:  # its numbers are still to come
         own = sys.modules[type(module).__module__]
-        table = own.create_sinusoidal_positions(length, module.rotary_dim)
-    sin, cos = table[None, :length].chunk(2, dim=-1)
-    if not gives(rotation, torch.arange(length)[None], cos, sin):
+        table = own.create_sinusoidal_positions(table.shape[0], module.rotary_dim)
+    sin, cos = table[None].chunk(2, dim=-1)
+    if not gives(rotation, torch.arange(len(table))[None], cos, sin):
         raise Unfused("its angles are not those of relpos.RoPE", attention=False)
     what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
-    return Plan(what, _Attention, {"_relpos_rotation": rotation})
+    plan = Plan(what, _Attention, {"_relpos_rotation": rotation})
+    calls = _calls(module, len(table))
+    prove(module, plan, calls, implementation=NAME, buffers={"embed_positions": table})
+    return plan
+
+
+def _calls(module: nn.Module, most: int) -> Iterator[Call]:
+    """Calls at positions up to the last of the table, which has `most`."""
+    heads, head_dim = module.num_attention_heads, module.head_dim
+    for queries, before in SIZES:
+        keys = before + queries
+        if keys > most:
+            return
+        last = most if queries % 2 else keys
+        at = torch.arange(last - queries, last).expand(2, -1)
+        given = {"hidden_states": draw(2, queries, heads * head_dim), "position_ids": at}
+        dense, mask = masks(queries, keys)
+        theirs, ours = (
+            {**given, "layer_past": filled(module, heads, before, head_dim)} for _ in range(2)
+        )
+        yield Call({**theirs, "attention_mask": dense}, {**ours, "attention_mask": mask})
 
 
 ADAPTERS = [Adapter(("GPTJAttention",), _plan)]

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 import relpos
 from relpos._position import Given
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend
+from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import window_mask
+from relpos.hf._trial import Call, draw, padded, prove
 from relpos.hf.adapters.t5 import buckets
 
 
@@ -136,9 +138,28 @@ def _bound(module: nn.Module, table: str) -> Given | None:
 _NUMBER_BLOCKS = "_make_global_fixed_block_ids"
 
 
+_LOCAL_MASK = "_get_local_attention_mask"
+
+
 def _plan(mixin: type, what: str, module: nn.Module, owner: nn.Module) -> Plan:
     position = buckets(module, not module.is_decoder)
-    return Plan(what, mixin, {"_relpos_position": position})
+    plan = Plan(what, mixin, {"_relpos_position": position})
+    # Without a table the model's own forward needs what the first layer returns; that layer's
+    # trial is about the same class.
+    if module.has_relative_attention_bias:
+        prove(module, plan, _calls(module, mixin is _Local), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module, local: bool) -> Iterator[Call]:
+    make = getattr(sys.modules[type(module).__module__], _LOCAL_MASK)
+    block = module.block_len
+    for length in (1, 2, block, block + 1, 2 * block + 3):
+        states, seen = draw(2, length, module.d_model), padded(2, length)
+        tokens = seen.to(torch.int64)
+        mask = make(tokens, block, states.device) if local else tokens
+        given = {"hidden_states": states, "mask": mask}
+        yield Call(given, given, seen)
 
 
 def _plan_global(module: nn.Module, owner: nn.Module) -> Plan:

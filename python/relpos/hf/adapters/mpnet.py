@@ -1,6 +1,7 @@
 """MPNet: T5's buckets, one table for the encoder."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 import relpos
 from relpos._position import Given
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import attend
+from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._trial import Call, copied, draw, masks, padded, prove, twin
 
 _BUCKETS, _REACH = 32, 128  # what the encoder uses, whatever its config says
 
@@ -61,16 +63,35 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
             f"its table has {rows} rows, of which the model reads {_BUCKETS}", attention=False
         )
     position = relpos.T5Bias(heads, buckets=_BUCKETS, max_distance=_REACH)
-    distances = torch.arange(-_REACH, _REACH + 1)[None]
-    theirs = encoder.relative_position_bucket(distances)
-    if not torch.equal(position.indices(1, 2 * _REACH + 1, _REACH), theirs):
+    far = 4 * _REACH
+    theirs = copied(encoder, children=False).relative_position_bucket(
+        torch.arange(-far, far + 1)[None]
+    )
+    if not torch.equal(position.indices(1, 2 * far + 1, far), theirs):
         raise Unfused("its buckets are not those of relpos.T5Bias", attention=False)
     lazy = functools.partial(_lazy_bias, encoder, position)
-    return Plan(
+    plan = Plan(
         f"T5 bias, {_BUCKETS} buckets, read in the kernel",
         _Attention,
         also=((encoder, {"compute_position_bias": lazy}),),
     )
+    prove(module, plan, _calls(module, encoder, position), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module, encoder: nn.Module, position: Any) -> Iterator[Call]:
+    from transformers import masking_utils
+
+    own = copied(encoder, children=False)
+    own.relative_attention_bias = twin(encoder.relative_attention_bias)
+    for length in (1, 2, 3, 17, 34, 65, 300):
+        states, tokens = draw(2, length, module.q.in_features), padded(2, length)
+        dense, mask = masks(length, length, masking_utils.bidirectional_mask_function, tokens)
+        theirs, ours = own.compute_position_bias(states), _lazy_bias(own, position, states)
+        yield Call(
+            {"hidden_states": states, "attention_mask": dense, "position_bias": theirs},
+            {"hidden_states": states, "attention_mask": mask, "position_bias": ours},
+        )
 
 
 ADAPTERS = [Adapter(("MPNetSelfAttention",), _plan)]

@@ -1,13 +1,17 @@
 """MPT: ALiBi with its own rule for the slopes."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan
 from relpos.hf._alibi import alibi_plan, first_query
-from relpos.hf._interface import attend
+from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove
+
+_BUILDER = "build_mpt_alibi_tensor"
 
 
 class _Attention:
@@ -47,8 +51,29 @@ def lazy_alibi(*_: Any, **__: Any) -> Bias:
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    arguments = (module.n_heads, 2)
-    return alibi_plan(_Attention, owner, "build_mpt_alibi_tensor", arguments, lazy_alibi)
+    def arguments(length: int) -> tuple:
+        return module.n_heads, length
+
+    plan = alibi_plan(_Attention, owner, _BUILDER, arguments, lazy_alibi)
+    prove(module, plan, _calls(module, owner), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
+    longest = max(map(sum, SIZES))
+    bias = getattr(copied(owner, children=False), _BUILDER)(module.n_heads, longest)
+    for queries, before in SIZES:
+        keys = before + queries
+        tokens = padded(2, keys)
+        given = {"hidden_states": draw(2, queries, module.hidden_size)}
+        dense, mask = masks(queries, keys, padding=tokens)
+        theirs, ours = (
+            {**given, "past_key_values": filled(module, module.n_heads, before, module.head_dim)}
+            for _ in range(2)
+        )
+        theirs |= {"attention_mask": dense < 0, "position_bias": bias}
+        ours |= {"attention_mask": mask, "position_bias": lazy_alibi()}
+        yield Call(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
 
 
 ADAPTERS = [Adapter(("MptAttention",), _plan)]

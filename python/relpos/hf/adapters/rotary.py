@@ -15,7 +15,8 @@ from relpos._rope import STATIC, rotation
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
-from relpos.hf._rotation import gives, prove, unrotated
+from relpos.hf._rotation import Trial, gives, unrotated
+from relpos.hf._trial import copied, numbers
 
 
 class _FusedRotation:
@@ -44,40 +45,51 @@ class _FusedRotation:
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    found, rotate = rotation_of(module, owner)
-    prove(module, found, rotate)
+    rotate = tables_of(module, owner)
+    trial = Trial(module, rotate)
+    trial.attention()
+    found = rotation_of(module, owner, rotate)
+    trial.rotation(found)
     what = f"{found._text} in the kernel; with a cache keys are stored rotated"
     return Plan(what, _FusedRotation, {"_relpos_rotation": found})
 
 
-def rotation_of(module: nn.Module, owner: nn.Module) -> tuple[SchemePosition, Callable]:
-    """The rotation of relpos with the model's own cosines and sines, and a function that computes
-    these from position_ids. Raises Unfused if relpos has no such rotation."""
+def tables_of(module: nn.Module, owner: nn.Module) -> Callable:
+    """A function of position_ids: the cosines and sines of the model. It calls a copy of the
+    model's rotary module, since some of them keep the longest length that they have seen."""
     rotary = getattr(owner, "rotary_emb", None)
-    parameters = getattr(owner.config, "rope_parameters", None)
-    if rotary is None or not parameters:
-        raise Unfused("no rotary_emb beside its layers: the model rotates", attention=True)
-    of_layer: tuple = ()
-    if "rope_type" not in parameters:  # a rotation for each type of layer
-        of_layer = (module.layer_type,)
-        parameters = parameters[module.layer_type]
+    if rotary is None or not _parameters(owner):
+        raise Unfused("no rotary_emb beside its layers", attention=False)
+    of_layer = () if "rope_type" in _parameters(owner) else (module.layer_type,)
     if any(buffer.is_meta for buffer in rotary.buffers()):  # its numbers are still to come
         rotary = type(rotary)(rotary.config)
+    else:
+        rotary = copied(rotary).float()
+    return lambda position_ids: rotary(torch.zeros(1, 1, 1), position_ids, *of_layer)
 
-    def rotate(position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            return rotary(torch.zeros(1, 1, 1), position_ids, *of_layer)
 
-    position_ids = torch.tensor([[0, 1, 2, 3, 1000, 1001, 1002, 1003]])
-    cos, sin = rotate(position_ids)
+def _parameters(owner: nn.Module) -> dict[str, Any]:
+    return getattr(owner.config, "rope_parameters", None) or {}
+
+
+def rotation_of(module: nn.Module, owner: nn.Module, rotate: Callable) -> SchemePosition:
+    """The rotation of relpos with the cosines and sines that `rotate` gives. Raises Unfused if
+    relpos has no such rotation."""
+    parameters = _parameters(owner)
+    if "rope_type" not in parameters:  # a rotation for each type of layer
+        parameters = parameters[module.layer_type]
+    probes = [[0, 1, 2, 3, 1000, 1001, 1002, 1003]]
+    probes += [[n - 1, n, n + 1] for n in numbers(module, owner.config)[-1:]]
+    tables = [(at, *rotate(at)) for at in (torch.tensor([each]) for each in probes)]
+    dims = tables[0][1].shape[-1]
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
-    for dims in (cos.shape[-1], 2 * cos.shape[-1]):  # tables of each dim, or of each pair (GPT-OSS)
+    for rotary_dim in (dims, 2 * dims):  # tables of each dim, or of each pair (GPT-OSS)
         try:
-            found = rotation(parameters, head_dim, min(dims, head_dim), "half", STATIC)
+            found = rotation(parameters, head_dim, min(rotary_dim, head_dim), "half", STATIC)
         except ValueError as error:
             raise Unfused(f"{error}: the model rotates", attention=True) from None
-        if gives(found, position_ids, cos, sin):
-            return found, rotate
+        if all(gives(found, *each) for each in tables):
+            return found
     raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
 
 

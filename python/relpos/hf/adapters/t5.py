@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 import relpos
 from relpos._position import Given, SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias
+from relpos.hf._trial import SIZES, Call, draw, filled, masks, prove, twin
 
 
 class _BucketBias:
@@ -44,10 +47,10 @@ def buckets(module: nn.Module, bidirectional: bool) -> SchemePosition:
         )
     except ValueError as error:
         raise Unfused(str(error), attention=True) from None
-    future = reach if bidirectional else 0
-    ours = position.indices(1, reach + 1 + future, reach)
-    distances = torch.arange(-reach, future + 1)[None]
-    if not torch.equal(ours, _their_buckets(module, distances, bidirectional)):
+    far = 4 * reach
+    ours = position.indices(1, 2 * far + 1, far)
+    distances = torch.arange(-far, far + 1)[None]
+    if not torch.equal(ours, _their_buckets(twin(module), distances, bidirectional)):
         raise Unfused(
             f"its {count} buckets up to distance {reach} are not those of relpos.T5Bias",
             attention=True,
@@ -64,12 +67,50 @@ def _their_buckets(module: nn.Module, distances: Tensor, bidirectional: bool) ->
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    if not isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
-        what = "no table of its own: the first layer's T5 bias, or none (cross-attention)"
-        return Plan(what, _BucketBias, {"_relpos_position": None})
-    position = buckets(module, not module.is_decoder)
-    what = f"T5 bias, {module.relative_attention_num_buckets} buckets, read in the kernel"
-    return Plan(what, _BucketBias, {"_relpos_position": position})
+    position = None
+    what = "no table of its own: the first layer's T5 bias, or none (cross-attention)"
+    if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
+        try:
+            position = buckets(module, not module.is_decoder)
+        except Unfused:
+            prove(module, None, _calls(module), implementation=NAME)
+            raise
+        what = f"T5 bias, {module.relative_attention_num_buckets} buckets, read in the kernel"
+    plan = Plan(what, _BucketBias, {"_relpos_position": position})
+    prove(module, plan, _calls(module), implementation=NAME)
+    return plan
+
+
+def _calls(module: nn.Module) -> Iterator[Call]:
+    """Self-attention; a module without a table may be one that reads an encoder, too."""
+    from transformers import masking_utils
+
+    names = inspect.signature(type(module).forward).parameters
+    mask_name = "mask" if "mask" in names else "attention_mask"
+    source = "key_value_states" if "key_value_states" in names else "encoder_hidden_states"
+    both = masking_utils.bidirectional_mask_function
+    own = masking_utils.causal_mask_function if module.is_decoder else both
+    with_table = isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding)
+    for queries, before in (*SIZES, (2, 300)):
+        if before and not module.is_decoder:
+            continue
+        keys = before + queries
+        given = {"hidden_states": draw(2, queries, module.d_model)}
+        dense, mask = masks(queries, keys, own)
+        theirs, ours = (
+            {
+                **given,
+                "past_key_values": filled(
+                    module, module.n_heads, before, module.key_value_proj_dim
+                ),
+            }
+            for _ in range(2)
+        )
+        yield Call({**theirs, mask_name: dense}, {**ours, mask_name: mask})
+        if not with_table and before:
+            given[source] = draw(2, keys, module.d_model)
+            dense, mask = masks(queries, keys, both)
+            yield Call({**given, mask_name: dense}, {**given, mask_name: mask})
 
 
 ADAPTERS = [
