@@ -72,14 +72,11 @@ def _fuse_all(model: nn.Module) -> None:
 
 def _state(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any], str | None]]:
     """Of each module, what linearize may change."""
+    configs = (getattr(part, "config", None) for part in model.modules())
+    runs = (getattr(config, "_attn_implementation", None) for config in configs)
     return [
-        (
-            part,
-            type(part),
-            dict(vars(part)),
-            implementation(part) if hasattr(part, "config") else None,
-        )
-        for part in model.modules()
+        (part, type(part), dict(vars(part)), name)
+        for part, name in zip(model.modules(), runs, strict=True)
     ]
 
 
@@ -101,15 +98,19 @@ def _keep_if_it_runs(model: nn.Module, before: list) -> None:
     after = _state(model)
     _set_state(before)
     ran = _trial.runs(model)
-    new = [error for error, earlier in zip(now, ran, strict=True) if error and not earlier]
+    new = [error for error, earlier in zip(now, ran, strict=False) if error and not earlier]
     if not new:
         _set_state(after)
         return
-    text = " ".join(str(new[0]).split())
-    why = f"{type(model).__name__} does not run on relpos ({type(new[0]).__name__}: {text})"
+    why = f"{type(model).__name__} on relpos: {_raised(new[0])}"
     for part, *_ in after:
         if STATUS in vars(part) or _adapter.find(part) is not None:
             vars(part)[STATUS] = (False, why)
+
+
+def _raised(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"a trial with random weights raised {type(error).__name__}: {text}"
 
 
 def implementation(owner: Any) -> str | None:
@@ -165,16 +166,23 @@ def _fuse(owner: Any, modules: list[nn.Module]) -> None:
         return
     plans: list[tuple[nn.Module, _adapter.Plan | str]] = []
     for module, adapter in found:
+        before = (why for each, why in plans if isinstance(why, str) and _trial.alike(each, module))
+        refused = next(before, None)  # its trial was the longer one
+        if refused is not None:
+            plans.append((module, refused))
+            continue
         try:
             if "forward" in vars(module):
                 raise _adapter.Unfused("the object has a forward of its own", attention=False)
             plans.append((module, adapter.plan(module, owner)))
-        except _adapter.Unfused as error:
-            if not error.attention:
+        except Exception as error:
+            expected = isinstance(error, _adapter.Unfused)
+            why = str(error) if expected else _raised(error)
+            if not expected or not error.attention:
                 for each in modules:
-                    vars(each)[STATUS] = (False, str(error))
+                    vars(each)[STATUS] = (False, why)
                 return
-            plans.append((module, str(error)))
+            plans.append((module, why))
     for module, plan in plans:
         if isinstance(plan, str):
             vars(module)[STATUS] = (False, plan)

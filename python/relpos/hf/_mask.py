@@ -49,7 +49,7 @@ def mask_function(
     padding = None
     if attention_mask is not None:
         padding = _padding(attention_mask, kv_length, kv_offset)
-    key_range = _key_range(rules, q_length, kv_length, q_start, kv_offset, device)
+    key_range = _key_range(rules, q_length, kv_length, q_start, kv_offset, device, attention_mask)
     own_key = rules.left == 0 and rules.right == 0
     return Mask(q_length, kv_length, q_start, key_range, padding, newest=own_key)
 
@@ -80,17 +80,20 @@ def _key_range(
     start: int | Tensor,
     dropped: int,
     device: torch.device | str,
+    seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor] | None:
     """Bounds, counted from the first key in the cache. The cache has dropped `dropped` keys before
-    it; chunks are counted from the first of those."""
+    it; chunks are counted from the first of those. seen: [B, tokens], False or 0 for padding."""
     if rules == _Rules():
         return None
     at = torch.arange(queries, dtype=torch.int64, device=device) + start
-    lo, hi = _bounds(rules, at, keys, dropped)
+    lo, hi = _bounds(rules, at, keys, dropped, seen)
     return lo.clamp(0, keys), hi.clamp(0, keys)
 
 
-def _bounds(rules: _Rules, at: Tensor, keys: int, dropped: int) -> tuple[Tensor, Tensor]:
+def _bounds(
+    rules: _Rules, at: Tensor, keys: int, dropped: int, seen: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """As _key_range, for queries at `at`; bounds may be outside of the keys."""
     lo = torch.zeros_like(at) if rules.left is None else at - rules.left
     hi = torch.full_like(at, keys) if rules.right is None else at + rules.right + 1
@@ -103,26 +106,32 @@ def _bounds(rules: _Rules, at: Tensor, keys: int, dropped: int) -> tuple[Tensor,
         lo = torch.maximum(lo, torch.searchsorted(numbers, numbers))
         hi = torch.minimum(hi, torch.searchsorted(numbers, numbers, right=True))
     for inner, blocks in rules.unions:  # a query is in its block: the union is an interval, too
-        first, last = (ends.index_select(1, at + dropped) - dropped for ends in _block_ends(blocks))
-        before, after = _bounds(inner, at, keys, dropped)
+        ends = _block_ends(blocks, seen)
+        first, last = (end.index_select(1, at + dropped) - dropped for end in ends)
+        before, after = _bounds(inner, at, keys, dropped, seen)
         lo = torch.maximum(lo, torch.minimum(before, first))
         hi = torch.minimum(hi, torch.maximum(after, last + 1))
     return lo, hi
 
 
-def _block_ends(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and the last token of each token's block [B, L]; of a token in no block, itself.
-    Raises NotImplementedError for a block whose tokens do not follow one another."""
-    at = torch.arange(numbers.shape[1], device=numbers.device).expand_as(numbers)
-    inside = numbers >= 0
-    ends = torch.diff(numbers, dim=1) != 0
-    edge = torch.ones_like(ends[:, :1])
-    starts, stops = torch.cat([edge, ends], dim=1), torch.cat([ends, edge], dim=1)
-    first = torch.where(starts | ~inside, at, 0).cummax(dim=1).values
-    last = torch.where(stops | ~inside, at, numbers.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-    runs = [row[start & own] for row, start, own in zip(numbers, starts, inside, strict=True)]
-    if any(len(run.unique()) < len(run) for run in runs):
-        _refuse("blocks of tokens that do not follow one another")
+def _block_ends(blocks: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The first and the last token of each token's block [B, L]; itself, of padding and of a token
+    in no block. Raises NotImplementedError for a block whose tokens do not follow one another."""
+    first = torch.arange(blocks.shape[1], device=blocks.device).repeat(len(blocks), 1)
+    last = first.clone()
+    for row, numbers in enumerate(blocks):
+        shown = torch.ones_like(numbers, dtype=torch.bool)
+        if seen is not None:  # tokens to come are in no block
+            shown[: seen.shape[1]] = seen[row, : len(shown)]
+        at = shown.nonzero().flatten()
+        found, counts = numbers[at].unique_consecutive(return_counts=True)
+        inside = found >= 0
+        if len(found[inside].unique()) < int(inside.sum()):
+            _refuse("blocks of tokens that do not follow one another")
+        stops = counts.cumsum(0)
+        inside = inside.repeat_interleave(counts)
+        for end, place in ((first, stops - counts), (last, stops - 1)):
+            end[row, at] = torch.where(inside, at[place].repeat_interleave(counts), at)
     return first, last
 
 

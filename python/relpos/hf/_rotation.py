@@ -4,6 +4,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -97,48 +98,55 @@ def _leave(query: Tensor, key: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tens
     return query, key
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """States [2, L, width] at position_ids [2, L], with the model's cosines and sines, given in
+    pieces. window: that of the mask, None for a causal one."""
+
+    states: Tensor
+    position_ids: Tensor
+    tables: tuple[Tensor, Tensor]
+    pieces: tuple[int, ...]
+    window: int | None
+
+
 class Trial:
     """Ways to call an attention module on the interface of transformers, which should agree.
 
-    rotate(position_ids) returns the model's own cosines and sines.
+    rotate(position_ids) returns the model's own cosines and sines. short: with the longest calls
+    only.
     """
 
-    def __init__(self, module: nn.Module, rotate: Callable) -> None:
+    def __init__(self, module: nn.Module, rotate: Callable, *, short: bool = False) -> None:
         self._rotate = rotate
         self._own = type(module).forward
         self._width = module.config.hidden_size
-        self._lengths = _trial.lengths(self._width, module, module.config)
-        self._numbers = _trial.numbers(module, module.config)
-        try:
-            self._eager = _trial.on(_trial.twin(module), "eager")
-        except Exception as error:
-            raise _trial.untried(error) from error
+        self._lengths = _trial.lengths(self._width, module, module.config)[-1 if short else 0 :]
+        self._numbers = [] if short else _trial.numbers(module, module.config)
+        self._eager = _trial.on(_trial.twin(module), "eager")
         self._relpos = _trial.on(_trial.again(self._eager), NAME)
         self._given = [
-            (pieces, _positions(sum(pieces), first), window) for pieces, first, window in _PIECES
+            self._tokens(_positions(sum(pieces), first), pieces, window)
+            for pieces, first, window in _PIECES[-2 if short else 0 :]
         ]
         self._eagerly: list[Tensor] = []
-        self._wide: list[tuple[Tensor, Tensor, dict[str, Any]]] = []
+        self._wide: list[tuple[_Tokens, Tensor, dict[str, Any]]] = []
 
     def attention(self) -> None:
         """Raises Unfused, for the whole model, unless the module's forward on relpos, with the
         model's rotation, gives what it gives on eager attention, with caches and without."""
         errors = []
-        try:
-            with _trial.quick(self._eager):
-                for given, theirs in zip(self._given, self._theirs(), strict=True):
-                    ours = self._fed(self._relpos, *given)
-                    errors.append(_trial.difference(ours, theirs))
-                self._wide = list(self._widely())
-        except Exception as error:
-            raise _trial.untried(error) from error
+        with _trial.quick(self._eager):
+            for given, theirs in zip(self._given, self._theirs(), strict=True):
+                errors.append(_trial.difference(self._fed(self._relpos, given), theirs))
+            self._wide = list(self._widely())
         for error in errors:
             _trial.agree(error, "its eager one", attention=False)
 
     def _theirs(self) -> list[Tensor]:
         """What the module's forward gives on eager attention."""
         if not self._eagerly:
-            self._eagerly = [self._fed(self._eager, *given) for given in self._given]
+            self._eagerly = [self._fed(self._eager, given) for given in self._given]
         return self._eagerly
 
     def rotation(self, found: SchemePosition) -> None:
@@ -171,63 +179,60 @@ class Trial:
         """Of each trial the difference made by the kernel's rotation, and that by none at all."""
         without = unrotated(self._own)
         for given, theirs in zip(self._given, self._theirs(), strict=True):
-            if len(given[0]) == 1:
-                ours = self._fed(self._relpos, *given, without, relpos_rotation=found)
-                none = self._fed(self._eager, *given, without)
+            if len(given.pieces) == 1:
+                ours = self._fed(self._relpos, given, without, relpos_rotation=found)
+                none = self._fed(self._eager, given, without)
                 yield _trial.difference(ours, theirs), _trial.difference(none, theirs)
-        for at, theirs, given in self._wide:
+        for given, theirs, passed in self._wide:
             kernel = _Interface(_Turned())
             own = unrotated(self._own, **{_INTERFACE: kernel})
-            ours = self._fed(self._relpos, (len(at),), at, None, own, relpos_rotation=found)
-            if not (kernel.calls == 1 and kernel.function.given == given):
+            ours = self._fed(self._relpos, given, own, relpos_rotation=found)
+            if not (kernel.calls == 1 and kernel.function.given == passed):
                 raise RuntimeError("it does not call the attention interface once, and alike")
             yield _trial.difference(ours, theirs), 0.0
 
-    def _widely(self) -> Iterator[tuple[Tensor, Tensor, dict[str, Any]]]:
-        """Positions of many tokens, or at lengths that the config names; what the forward gives
-        there with sums in place of attention, and what it passes to these."""
+    def _widely(self) -> Iterator[tuple[_Tokens, Tensor, dict[str, Any]]]:
+        """Many tokens, or some around the lengths that the config names; what the forward gives for
+        them with sums in place of attention, and what it passes to these."""
         wide = [_positions(length, length % 2 * 1000) for length in self._lengths]
         if self._numbers:
             wide.append(torch.tensor(self._numbers)[:, None].add(torch.arange(-1, 3)).flatten())
         for at in wide:
-            turned = _Interface(_Turned())
+            given, turned = self._tokens(at, (len(at),), None), _Interface(_Turned())
             own = with_globals(self._own, **{_INTERFACE: turned})
-            yield at, self._fed(self._relpos, (len(at),), at, None, own), turned.function.given
+            yield given, self._fed(self._relpos, given, own), turned.function.given
+
+    def _tokens(self, at: Tensor, pieces: tuple[int, ...], window: int | None) -> _Tokens:
+        position_ids = torch.stack([at, at + 3])
+        states = _trial.draw(2, len(at), self._width)
+        return _Tokens(states, position_ids, self._rotate(position_ids), pieces, window)
 
     def _fed(
-        self,
-        module: nn.Module,
-        pieces: tuple[int, ...],
-        at: Tensor,
-        window: int | None,
-        way: Callable | None = None,
-        **more: Any,
+        self, module: nn.Module, given: _Tokens, way: Callable | None = None, **more: Any
     ) -> Tensor:
-        """The output [2, L, width] for tokens at the positions `at` [L], given in pieces; a second
-        row has other positions. window: that of the mask, None for a causal mask."""
+        """The output [2, L, width] of the module's forward, or of another way."""
         from transformers import DynamicCache, masking_utils
 
-        states = _trial.draw(2, len(at), self._width)
-        position_ids = torch.stack([at, at + 3])
-        cos_sin = self._rotate(position_ids)
-        function = masking_utils.sliding_window_causal_mask_function(window) if window else None
-        if len(pieces) > 1:
+        function = None
+        if given.window is not None:
+            function = masking_utils.sliding_window_causal_mask_function(given.window)
+        if len(given.pieces) > 1:
             names = inspect.signature(self._own).parameters
             more["layer_past" if "layer_past" in names else "past_key_values"] = DynamicCache()
+        mask = _trial.lazy_mask if module is self._relpos else _trial.dense_mask
         outs, start = [], 0
-        for piece in pieces:
-            stop = start + piece
-            ask = _trial.lazy_mask if module is self._relpos else _trial.dense_mask
+        for piece in given.pieces:
+            now = slice(start, start + piece)
             out = (way or type(module).forward)(
                 module,
-                states[:, start:stop],
-                position_embeddings=tuple(each[:, start:stop] for each in cos_sin),
-                attention_mask=ask(piece, stop, function),
-                position_ids=position_ids[:, start:stop],
+                given.states[:, now],
+                position_embeddings=tuple(each[:, now] for each in given.tables),
+                attention_mask=mask(piece, now.stop, function),
+                position_ids=given.position_ids[:, now],
                 **more,
             )
             outs.append(out[0])
-            start = stop
+            start = now.stop
         return torch.cat(outs, dim=1)
 
 

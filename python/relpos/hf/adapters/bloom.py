@@ -10,7 +10,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
-from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove
+from relpos.hf._trial import Call, copied, draw, filled, masks, padded, prove, sizes
 
 
 class _Attention:
@@ -75,7 +75,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
 def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
     build = copied(owner, children=False).build_alibi_tensor
     heads, width = module.num_heads, module.hidden_size
-    for queries, before in SIZES:
+    for queries, before in sizes(module, owner):
         keys = before + queries
         tokens = padded(2, keys).to(torch.int64)
         given = {"hidden_states": draw(2, queries, width), "residual": draw(2, queries, width)}

@@ -12,7 +12,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import gives
-from relpos.hf._trial import SIZES, Call, draw, filled, masks, prove
+from relpos.hf._trial import Call, draw, filled, masks, prove, sizes
 
 
 class _Attention:
@@ -76,18 +76,18 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         raise Unfused("its angles are not those of relpos.RoPE", attention=False)
     what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
     plan = Plan(what, _Attention, {"_relpos_rotation": rotation})
-    calls = _calls(module, len(table))
+    calls = _calls(module, owner, len(table))
     prove(module, plan, calls, implementation=NAME, buffers={"embed_positions": table})
     return plan
 
 
-def _calls(module: nn.Module, most: int) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module, most: int) -> Iterator[Call]:
     """Calls at positions up to the last of the table, which has `most`."""
     heads, head_dim = module.num_attention_heads, module.head_dim
-    for queries, before in SIZES:
+    for queries, before in sizes(module, owner):
         keys = before + queries
         if keys > most:
-            return
+            continue
         last = most if queries % 2 else keys
         at = torch.arange(last - queries, last).expand(2, -1)
         given = {"hidden_states": draw(2, queries, heads * head_dim), "position_ids": at}

@@ -9,7 +9,7 @@ from relpos.hf._adapter import Adapter, Plan
 from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
-from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove
+from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove, sizes
 
 _BUILDER = "build_mpt_alibi_tensor"
 
@@ -62,7 +62,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
 def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
     longest = max(map(sum, SIZES))
     bias = getattr(copied(owner, children=False), _BUILDER)(module.n_heads, longest)
-    for queries, before in SIZES:
+    for queries, before in sizes(module, owner):
         keys = before + queries
         tokens = padded(2, keys)
         given = {"hidden_states": draw(2, queries, module.hidden_size)}

@@ -16,7 +16,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import Trial, gives, unrotated
-from relpos.hf._trial import copied, numbers
+from relpos.hf._trial import copied, numbers, repeated
 
 
 class _FusedRotation:
@@ -46,7 +46,7 @@ class _FusedRotation:
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     rotate = tables_of(module, owner)
-    trial = Trial(module, rotate)
+    trial = Trial(module, rotate, short=repeated(module, owner))
     trial.attention()
     found = rotation_of(module, owner, rotate)
     trial.rotation(found)

@@ -13,7 +13,7 @@ from relpos._position import Given, SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias
-from relpos.hf._trial import SIZES, Call, draw, filled, masks, prove, twin
+from relpos.hf._trial import Call, draw, filled, masks, prove, sizes, twin
 
 
 class _BucketBias:
@@ -73,15 +73,15 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         try:
             position = buckets(module, not module.is_decoder)
         except Unfused:
-            prove(module, None, _calls(module), implementation=NAME)
+            prove(module, None, _calls(module, owner), implementation=NAME)
             raise
         what = f"T5 bias, {module.relative_attention_num_buckets} buckets, read in the kernel"
     plan = Plan(what, _BucketBias, {"_relpos_position": position})
-    prove(module, plan, _calls(module), implementation=NAME)
+    prove(module, plan, _calls(module, owner), implementation=NAME)
     return plan
 
 
-def _calls(module: nn.Module) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
     """Self-attention; a module without a table may be one that reads an encoder, too."""
     from transformers import masking_utils
 
@@ -91,7 +91,7 @@ def _calls(module: nn.Module) -> Iterator[Call]:
     both = masking_utils.bidirectional_mask_function
     own = masking_utils.causal_mask_function if module.is_decoder else both
     with_table = isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding)
-    for queries, before in (*SIZES, (2, 300)):
+    for queries, before in (*sizes(module, owner), (2, 300)):
         if before and not module.is_decoder:
             continue
         keys = before + queries
