@@ -56,6 +56,7 @@ CHOSEN = {
     "shaw": Chosen({"max_distance": 64}, forward=(1.12, 1.08), backward=(1.4, 1.25)),
     "music_transformer": Chosen(causal=True, forward=(1.55, 1.5), backward=(1.7, 1.62)),
     "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
+    "xpos": Chosen(forward=(1.4, 1.15), backward=(1.4, 1.15)),
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
     "decomposed": Chosen(shape=(1, 12, 4096, 4096, 64), forward=(1.12, None)),  # SAM
     "layout": Chosen(shape=(1, 12, 709, 709, 64), forward=(1.8, None), page=1000),

@@ -129,9 +129,9 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, Blo
                  }
                  sums.turn.leave_before(first + tile + 1);
                }
-               for (int64_t x = 0; decays && x < block.rows * plan_.Dp; ++x) {
-                 dq_[x] += tile_dq_[x] * decay_[x % plan_.Dp];
-               }
+               if (!decays) return;
+               plan_.kernels.scale_columns(block.rows, plan_.Dp, tile_dq_.get(), decay_.get(),
+                                           dq_.get(), true);
              });
 }
 

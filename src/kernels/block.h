@@ -254,6 +254,10 @@ struct Kernels {
   // neither need be aligned.
   void (*scale)(int64_t rows, int64_t n, const float* from, int64_t stride, const float* factors,
                 int64_t factor_stride, float* to, int64_t to_stride);
+  // to[rows, n] = (accumulate ? to : 0) + from[rows, n] times factors[n], column by column; n is a multiple
+  // of kLanes.
+  void (*scale_columns)(int64_t rows, int64_t n, const float* from, const float* factors, float* to,
+                        bool accumulate);
   // to[row * to_stride] += the sum of the n floats, a multiple of kLanes, at from[row * stride].
   void (*add_row_sums)(int64_t rows, int64_t n, const float* from, int64_t stride, float* to,
                        int64_t to_stride);

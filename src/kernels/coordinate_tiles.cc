@@ -17,12 +17,15 @@ CoordinateTiles::CoordinateTiles(const Coordinates& at, int axis, const Problem&
       kinds_(memory.take<uint8_t>(k_rows_ * tiles_)) {
   CancelTicks tick;
   int64_t q_low = INT64_MAX, q_high = INT64_MIN, k_low = INT64_MAX, k_high = INT64_MIN;
-  for (int64_t n = 0; n < q_rows_ * lengths_; ++n) {
-    tick();
-    const int64_t value = at.query(axis, n / lengths_, n % lengths_);
-    queries_[n] = static_cast<int32_t>(value);
-    q_low = std::min(q_low, value);
-    q_high = std::max(q_high, value);
+  int32_t* query = queries_.get();
+  for (int64_t b = 0; b < q_rows_; ++b) {
+    for (int64_t i = 0; i < lengths_; ++i) {
+      tick();
+      const int64_t value = at.query(axis, b, i);
+      *query++ = static_cast<int32_t>(value);
+      q_low = std::min(q_low, value);
+      q_high = std::max(q_high, value);
+    }
   }
   for (int64_t n = 0; n < k_rows_ * tiles_; ++n) {
     const int64_t b = n / tiles_, first = n % tiles_ * kTile;

@@ -22,4 +22,20 @@ void in_parts(const Problem& p, int64_t rows, int64_t numbers_of_row, F&& f) {
   stopper.check();
 }
 
+// Calls f(row, from, to) for pieces [from, to) of `rows` rows of `size` numbers, divided likewise. Few
+// enough numbers each to ask between them whether the call is cancelled.
+template <typename F>
+void in_pieces_of_rows(const Problem& p, int64_t rows, int64_t size, F&& f) {
+  constexpr int64_t kMost = 4096;
+  in_parts(p, rows * size, 1, [&](int64_t from, int64_t to) {
+    while (from < to) {
+      check_cancelled();
+      const int64_t row = from / size, first = from % size;
+      const int64_t count = std::min({kMost, size - first, to - from});
+      f(row, first, first + count);
+      from += count;
+    }
+  });
+}
+
 }  // namespace relpos

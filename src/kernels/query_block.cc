@@ -176,9 +176,8 @@ void QueryBlock::decay_queries(const KeyTile& tile) {
   plan_.rotations.decay(
       tile.first_position - plan_.rotations.query_anchor(block.batch, block.index[0]),
       decay_.get());
-  for (int64_t n = 0; n < padded_rows() * plan_.Dp; ++n) {
-    decayed_[n] = q_[n] * decay_[n % plan_.Dp];
-  }
+  plan_.kernels.scale_columns(padded_rows(), plan_.Dp, q_.get(), decay_.get(), decayed_.get(),
+                              false);
   plan_.round(decayed_.get(), padded_rows() * plan_.Dp);
   block.q = decayed_.get();
   if (plan_.unit != nullptr) narrow_.set(decayed_.get(), block.rows);

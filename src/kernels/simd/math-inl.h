@@ -310,6 +310,17 @@ struct Seen {
   }
 }
 
+[[maybe_unused]] void scale_columns(int64_t rows, int64_t n, const float* from,
+                                    const float* factors, float* to, bool accumulate) {
+  const F d;
+  for (int64_t row = 0; row < rows; ++row, from += n, to += n) {
+    for (int64_t c = 0; c < n; c += kN) {
+      const V x = hn::LoadU(d, from + c), by = hn::LoadU(d, factors + c);
+      hn::StoreU(accumulate ? hn::MulAdd(x, by, hn::LoadU(d, to + c)) : hn::Mul(x, by), d, to + c);
+    }
+  }
+}
+
 [[maybe_unused]] void add_row_sums(int64_t rows, int64_t n, const float* from, int64_t stride,
                                    float* to, int64_t to_stride) {
   const F d;

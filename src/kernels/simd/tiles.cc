@@ -103,6 +103,7 @@ Kernels kernels(const char* name) {
           .lanes = kN,
           .gemm = gemm,
           .scale = scale,
+          .scale_columns = scale_columns,
           .add_row_sums = add_row_sums,
           .dot = dot,
           .rotate = rotate,

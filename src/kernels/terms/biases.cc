@@ -17,12 +17,9 @@ template <typename F>
 void fill_cells(const Problem& p, BiasPlan& plan, Workspace& memory, F&& value) {
   const int64_t size = plan.row_size();
   plan.cells = memory.take<float>(p.heads * size);
-  in_parts(p, p.heads * size, 1, [&](int64_t from, int64_t to) {
-    CancelTicks tick;
-    for (int64_t n = from; n < to; ++n) {
-      tick();
-      plan.cells[n] = static_cast<float>(to_log2(value(n / size, n % size - kPad)));
-    }
+  in_pieces_of_rows(p, p.heads, size, [&](int64_t h, int64_t from, int64_t to) {
+    float* cells = plan.cells.get() + h * size;
+    for (int64_t n = from; n < to; ++n) cells[n] = static_cast<float>(to_log2(value(h, n - kPad)));
   });
 }
 
@@ -97,14 +94,11 @@ void expand_key_biases(Plan& plan, Workspace& memory) {
     if (term.values.view.rank == 3) plan.key_bias_rows = p.batch;
   }
   plan.key_bias = memory.zeros<double>(plan.key_bias_rows * p.heads * plan.tiles * kTile);
-  in_parts(p, plan.key_bias_rows * p.heads * p.keys, 1, [&](int64_t from, int64_t to) {
-    CancelTicks tick;
-    for (int64_t n = from; n < to; ++n) {
-      tick();
-      const int64_t row = n / p.keys, j = n % p.keys;
-      plan.key_bias[row * plan.tiles * kTile + j] =
-          to_log2(plan.shifts.key_bias(row / p.heads, row % p.heads, j));
-    }
+  const int64_t rows = plan.key_bias_rows * p.heads;
+  in_pieces_of_rows(p, rows, p.keys, [&](int64_t row, int64_t from, int64_t to) {
+    const int64_t b = row / p.heads, h = row % p.heads;
+    double* biases = plan.key_bias.get() + row * plan.tiles * kTile;
+    for (int64_t j = from; j < to; ++j) biases[j] = to_log2(plan.shifts.key_bias(b, h, j));
   });
 }
 
