@@ -1,7 +1,11 @@
 """Rows against other libraries and against formulas in torch: proved equal, then timed in turns."""
 
+import contextlib
+import os
 import statistics
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +18,7 @@ from peers import PEERS, TORCH, Refused
 from torch import Tensor
 from torch.nn import functional
 
+SHORT = (64, 4, 32, 32, 32)
 Build = Callable[[Shape, torch.dtype], Match]
 # Largest difference of two sides, of the largest value, by the type of the output.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -123,6 +128,36 @@ def against_formula(
     return run
 
 
+# Until it is killed, or the process that it is told of is no longer its parent.
+BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
+
+
+@contextlib.contextmanager
+def busy_programs(count: int) -> Iterator[list[subprocess.Popen]]:
+    """Programs that compute all the time, as the workers of a loader do."""
+    running: list[subprocess.Popen] = []
+    words = [sys.executable, "-c", BUSY, str(os.getpid())]
+    try:
+        for _ in range(count):
+            running.append(subprocess.Popen(words, start_new_session=True))
+        yield running
+    finally:
+        for program in running:
+            program.kill()
+            program.wait()
+
+
+def beside(count: int, run: Callable[[Case, Budget], list[Row]]):
+    """The case beside so many busy programs. Every round counts, for all are disturbed, and the time
+    to wait for quiet goes into more of them."""
+
+    def crowded(case: Case, budget: Budget) -> list[Row]:
+        with busy_programs(count):
+            return run(case, Budget(budget.seconds + budget.wait, wait=0))
+
+    return crowded
+
+
 def peer_case(name: str, target: Target, run: Any, peers: list[str] | None = None) -> Case:
     parts = [f"{name}: {peer}" for peer in peers or []]
     return Case(name, "x faster", target, run, parts=parts)
@@ -166,7 +201,7 @@ def cases() -> list[Case]:
         run = against_formula(formulas.masked, FULL, backward)
         rows.append(peer_case(name, target, run))
     for name, shape, target in (
-        ("short: B 64, H 4, L 32, D 32", (64, 4, 32, 32, 32), (1.35, 1.6)),
+        ("short: B 64, H 4, L 32, D 32", SHORT, (1.35, 1.6)),
         ("short: windows of Swin, B 64, H 4, L 49, D 32", (64, 4, 49, 49, 32), (1.2, 1.6)),
         ("short: B 8, H 8, L 128, D 64", (8, 8, 128, 128, 64), NO_TARGET),
     ):
@@ -174,6 +209,9 @@ def cases() -> list[Case]:
         rows.append(peer_case(f"{name}, against torch SDPA", target, run))
         run = against_formula(formulas.plain, shape, True)
         rows.append(peer_case(f"{name}, forward + backward, against torch SDPA", NO_TARGET, run))
+    run = beside(2, against_formula(formulas.plain, SHORT, True))
+    name = "short: B 64, H 4, L 32, D 32, forward + backward beside two busy programs"
+    rows.append(peer_case(f"{name}, against torch SDPA", NO_TARGET, run))
     name = "float16 forward, L 4096, against torch SDPA"
     run = against_peers(formulas.plain, LONG, [TORCH], torch.float16)
     rows.append(peer_case(name, (2.2, 2.6), run))

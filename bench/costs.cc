@@ -148,7 +148,13 @@ void measure_backward(Call& call, Costs& to) {
   to.tile = pass();
   to.shared = std::max(0.0, whole - to.tile);
   to.finish = seconds(1, [&] { x.finish(sums, gradients); });
-  to.write = seconds(kRepeats, [&] { write_keys(plan, keys, 0, 1, 1, stopper, gradients); }) /
+  const KeyWriter writer(plan, 1, memory);
+  to.write = seconds(kRepeats,
+                     [&] {
+                       for (int64_t t = 0; t < plan.tiles; ++t) {
+                         writer.write(keys.front(), 0, t, 0, gradients);
+                       }
+                     }) /
              static_cast<double>(plan.tiles);
   to.reduce = seconds(
       kRepeats, [&] { reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms); });

@@ -199,6 +199,9 @@ def peak_cases() -> list[Case]:
             cases.append(peak_case(f"{name}, L {n}", (1, 8, n, n, 64), target, **options))
     for dim, target in {32: (66, 78), 80: (70, 80), 128: (79, 87), 256: (76, 84)}.items():
         cases.append(peak_case(f"forward, D {dim}", (1, 8, 2048, 2048, dim), target))
+    for dim, target in {32: (60, 75), 128: (74, 84)}.items():
+        shape = (1, 8, 2048, 2048, dim)
+        cases.append(peak_case(f"backward, D {dim}", shape, target, backward=True))
     cases.append(peak_case("short: B 8, H 8, L 128, D 64", (8, 8, 128, 128, 64), (55, 68)))
     apart = {"environment": {"RELPOS_TARGET": "avx2"}}
     cases.append(peak_case("AVX2 target, L 4096, forward", LONG, (76, 82), **apart))

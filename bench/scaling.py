@@ -167,13 +167,15 @@ class Head:
 class Blocks:
     """A pass over blocks of queries, head after head. tiles: of a chunk of keys; 0: all of them.
     adds: blocks add to the gradients of keys in turns. sums: chunks of blocks that sum gradients of
-    terms, each block after the one before it in its chunk; 0: there are none."""
+    terms, each block after the one before it in its chunk; 0: there are none. writes: who ends a
+    head's last block writes the gradients of its keys."""
 
     def __init__(
         self, shape: Shape, costs: Costs, *, tiles: int = 0, adds: bool = False, sums: int = 0,
-        claims: bool = True,
+        writes: bool = False, claims: bool = True,
     ):  # fmt: skip
         self.shape, self.costs, self.adds, self.claims = shape, costs, adds, claims
+        self.writes = writes
         self.tiles = tiles or shape.tiles
         self.chunks = -(-shape.tiles // self.tiles)
         self.sums = sums
@@ -223,6 +225,8 @@ class Blocks:
                 yield from self.tile(head, number, self.share(block, rows, t), t)
         yield costs.finish * rows / ROWS
         head.left[number] = math.inf
+        if self.writes and min(head.left) == math.inf:
+            yield costs.write * shape.tiles
 
     def share(self, block: int, rows: int, t: int) -> float:
         """Of a tile's work, for a block that sees a part of it."""
@@ -273,15 +277,20 @@ def backward_seconds(shape: Shape, costs: Costs, threads: int) -> float:
     terms = 8 * distances * shape.heads // shape.kv_heads * shape.biased
     few, many = (min(most, -(-n // shape.kv_heads)) for n, most in ((16, 4), (64, 16)))
     chunks = min(clamp(keys // max(1, terms), few, many), shape.blocks_of_pair)
-    wave = min(max(min(16, (32 << 20) // (keys + chunks * terms)), threads), shape.pairs)
-    blocks = Blocks(shape, costs, adds=True, sums=chunks * shape.biased)
+    writes = shape.pairs >= threads
+    held = max(1, chunks * terms + keys * (not writes))
+    affordable = max(min(16, (32 << 20) // held), (4 << 20) // max(1024, held))
+    wave = min(max(affordable, threads), shape.pairs) if terms or not writes else shape.pairs
+    blocks = Blocks(shape, costs, adds=True, sums=chunks * shape.biased, writes=writes)
     total = costs.call + costs.setup
     for first in range(0, shape.pairs, wave):
         pairs = range(first, min(shape.pairs, first + wave))
         total += blocks.seconds(pairs, threads)
-        total += dealt(len(pairs) * shape.tiles, threads, costs.write)
-        of_head = max(1, len(pairs) // shape.kv_heads)
-        total += dealt(min(shape.kv_heads, len(pairs)), threads, of_head * chunks * costs.reduce)
+        if not writes:
+            total += dealt(len(pairs) * shape.tiles, threads, costs.write)
+        if shape.biased:
+            of_head = max(1, len(pairs) // shape.kv_heads) * chunks * costs.reduce
+            total += dealt(min(shape.kv_heads, len(pairs)), threads, of_head)
     return total
 
 

@@ -179,6 +179,21 @@ def test_unequal_sides_are_not_timed():
     assert row["floor"] == 1
 
 
+def test_every_round_beside_busy_programs_counts():
+    (case,) = (c for c in contests.cases() if "busy" in c.name)
+    (row,) = cases.measure(case, clock.Budget(0.01, 0, Written()))  # asks no rate
+    assert len(row["values"]) >= 3, row
+    assert clock.counted(row["values"], row["rates"], 10.0) == (row["values"], False)
+
+
+def test_busy_programs_end_with_their_row():
+    with pytest.raises(ZeroDivisionError), contests.busy_programs(2) as running:
+        assert [program.poll() for program in running] == [None, None]
+        _ = 1 / 0
+    assert len(running) == 2
+    assert all(program.returncode is not None for program in running)
+
+
 def test_a_contest_has_a_row_for_each_peer(monkeypatch):
     def wrong(q, k, v, causal, bias):
         return lambda: q, peers.same
@@ -423,11 +438,20 @@ def test_the_model_of_two_blocks_by_hand():
     """Two tiles, packed by both workers at once; the second adds to each after the first has."""
     shape = scaling.Shape(1, 1, 1, 2 * scaling.ROWS, 2 * scaling.TILE)
     assert scaling.backward_seconds(shape, ONES, 1) == 2 + 2 * 2 * 2
-    assert scaling.backward_seconds(shape, ONES, 2) == pytest.approx(6 + 3 * scaling.REGION)
+    assert scaling.backward_seconds(shape, ONES, 2) == pytest.approx(6 + 2 * scaling.REGION)
     assert scaling.forward_seconds(shape, ONES, 1) == 2 + 2 * 2
     assert scaling.forward_seconds(shape, ONES, 2) == pytest.approx(3 + scaling.REGION)
     # Without claims, a worker waits for a tile that another packs before it begins the next one.
     assert scaling.forward_seconds_by_chunks(shape, ONES, 2) == pytest.approx(4 + scaling.REGION)
+
+
+def test_as_many_heads_as_threads_are_written_with_their_blocks():
+    shape = scaling.Shape(2, 1, 1, scaling.ROWS, 2 * scaling.TILE)
+    costs = ONES._replace(write=10, reduce=100)
+    assert scaling.backward_seconds(shape, costs, 2) == pytest.approx(26 + scaling.REGION)
+    trained = scaling.backward_seconds(shape._replace(biased=True), costs, 2)
+    assert trained == pytest.approx(26 + 200 + 2 * scaling.REGION)
+    assert scaling.backward_seconds(shape, costs, 3) == pytest.approx(26 + 2 * scaling.REGION)
 
 
 def test_blocks_of_a_chunk_wait_for_each_other():

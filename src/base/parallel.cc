@@ -21,6 +21,7 @@ namespace relpos {
 namespace {
 
 std::atomic<bool> forked{false};
+std::atomic<int64_t> teams{0};
 
 // Registered when the library is loaded, so that a fork between two calls is seen too.
 [[maybe_unused]] const int at_fork_registered =
@@ -261,10 +262,13 @@ void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction functi
   if (workers <= 1) {
     work(0);
   } else {
+    teams.fetch_add(1, std::memory_order_relaxed);
     run_team(workers, threads, work);
   }
   error.rethrow();
 }
+
+int64_t teams_run() noexcept { return teams.load(std::memory_order_relaxed); }
 
 }  // namespace detail
 }  // namespace relpos

@@ -95,6 +95,7 @@ const char* thread_backend() noexcept;
 namespace detail {
 using TaskFunction = void (*)(void* context, int64_t task, int worker);
 void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction function, void* context);
+int64_t teams_run() noexcept;  // of several threads, so far
 }  // namespace detail
 
 // Calls function(task, worker) once for each task in [0, tasks), dealt in ascending order from one

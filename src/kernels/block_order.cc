@@ -5,7 +5,7 @@
 namespace relpos {
 
 void BlockOrder::clear() noexcept {
-  for (int64_t n = 0; n < blocks_; ++n) left_[n].store(0, std::memory_order_relaxed);
+  for (int64_t n = 0; n <= blocks_; ++n) left_[n].store(0, std::memory_order_relaxed);
 }
 
 bool BlockTurn::await(int64_t block, int64_t more_than) {
@@ -33,6 +33,11 @@ bool BlockTurn::await_block(int64_t block) {
 
 void BlockTurn::leave_before(int64_t t) noexcept {
   order_.left_[block_].store(t, std::memory_order_release);
+}
+
+bool BlockTurn::finish() noexcept {
+  leave_before(BlockOrder::kFinished);
+  return order_.left_[order_.blocks_].fetch_add(1, std::memory_order_acq_rel) + 1 == order_.blocks_;
 }
 
 }  // namespace relpos

@@ -13,13 +13,15 @@ namespace relpos {
 // How far the blocks of one (b, kv head) pair are in its tiles.
 class BlockOrder {
  public:
-  explicit BlockOrder(int64_t blocks) : left_(new std::atomic<int64_t>[blocks]), blocks_(blocks) {}
+  explicit BlockOrder(int64_t blocks)
+      : left_(new std::atomic<int64_t>[blocks + 1]), blocks_(blocks) {}
   void clear() noexcept;
 
  private:
   static constexpr int64_t kFinished = INT64_MAX;
 
-  std::unique_ptr<std::atomic<int64_t>[]> left_;  // a block has left the tiles before this one
+  // A block has left the tiles before this one; behind the last block: how many have finished.
+  std::unique_ptr<std::atomic<int64_t>[]> left_;
   int64_t blocks_;
   friend class BlockTurn;
 };
@@ -34,9 +36,10 @@ class BlockTurn {
   // stopped, and nothing may be added.
   bool await_tile(int64_t t);
   bool await_block(int64_t block);
-  // This block adds no more to the tiles before `t`, or to any.
+  // This block adds no more to the tiles before `t`, or to any. True: nor does any other of the order, and
+  // what they all have added is visible here.
   void leave_before(int64_t t) noexcept;
-  void finish() noexcept { leave_before(BlockOrder::kFinished); }
+  bool finish() noexcept;
 
  private:
   bool await(int64_t block, int64_t more_than);

@@ -66,8 +66,9 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
     }
     if (!stopper.stopped(worker)) scratch.chunks.merge(x, group, block, to);
   };
-  for_each_packed_block(plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.chunks.count(),
-                        scratch.cache, threads, stopper, run);
+  for_each_packed_block(
+      plan.p, 0, plan.p.batch * plan.p.kv_heads, scratch.chunks.count(), threads, stopper,
+      [&](int64_t slot, int64_t /*pair*/) { scratch.cache.start(slot); }, run);
 }
 
 }  // namespace
@@ -120,33 +121,33 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
   TileCache cache(plan, heads_at_work(p, threads), threads, memory);
   std::vector<QueryBlock> blocks;
   for (int worker = 0; worker < threads; ++worker) blocks.emplace_back(plan, memory);
-  for_each_packed_block(p, 0, p.batch * p.kv_heads, 1, cache, threads, stopper,
-                        [&](const PackedBlock& at, int worker) {
-                          QueryBlock& x = blocks[worker];
-                          x.begin(at.batch);
-                          x.add_rows(at.head, at.first_query, at.end_query);
-                          x.load();
-                          float reference[kRows], inverse_sum[kRows];
-                          std::fill_n(reference, kRows, -HUGE_VALF);
-                          const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
-                          for (int row = 0; row < x.block.rows && unshift; ++row) {
-                            // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
-                            x.block.score_shift[row] -= x.block.key_shift[row] / kLog2e;
-                            x.block.key_shift[row] = 0.0;
-                          }
-                          for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
-                            const SoftmaxState state =
-                                read_softmax(softmax, at.batch, at.head, x.block.index[row],
-                                             x.block.score_shift[row]);
-                            reference[row] = static_cast<float>(state.reference);
-                            inverse_sum[row] = static_cast<float>(1.0 / state.sum);
-                          }
-                          cache.read(at.slot, at.pair, 0, plan.tiles, stopper, worker,
-                                     [&](const KeyTile* tiles, int64_t t, int64_t count) {
-                                       x.emit(tiles, t, count, dense,
-                                              softmax.given() ? reference : nullptr, inverse_sum);
-                                     });
-                        });
+  const auto run = [&](const PackedBlock& at, int worker) {
+    QueryBlock& x = blocks[worker];
+    x.begin(at.batch);
+    x.add_rows(at.head, at.first_query, at.end_query);
+    x.load();
+    float reference[kRows], inverse_sum[kRows];
+    std::fill_n(reference, kRows, -HUGE_VALF);
+    const bool unshift = !softmax.given() && !p.terms.key_biases.empty();
+    for (int row = 0; row < x.block.rows && unshift; ++row) {
+      // Scores are wanted for themselves: a key bias rounded less that of a far key is less exact.
+      x.block.score_shift[row] -= x.block.key_shift[row] / kLog2e;
+      x.block.key_shift[row] = 0.0;
+    }
+    for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
+      const SoftmaxState state = read_softmax(softmax, at.batch, at.head, x.block.index[row],
+                                              x.block.score_shift[row]);
+      reference[row] = static_cast<float>(state.reference);
+      inverse_sum[row] = static_cast<float>(1.0 / state.sum);
+    }
+    cache.read(at.slot, at.pair, 0, plan.tiles, stopper, worker,
+               [&](const KeyTile* tiles, int64_t t, int64_t count) {
+                 x.emit(tiles, t, count, dense, softmax.given() ? reference : nullptr, inverse_sum);
+               });
+  };
+  for_each_packed_block(
+      p, 0, p.batch * p.kv_heads, 1, threads, stopper,
+      [&](int64_t slot, int64_t /*pair*/) { cache.start(slot); }, run);
   stopper.check();
 }
 

@@ -34,10 +34,11 @@ struct PackedBlock {
 
 // Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count), and for
 // each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches;
-// when no head is left it helps with those of others.
-template <typename F>
+// when no head is left it helps with those of others. A pair has a slot, of heads_at_work(), to itself:
+// start(slot, pair) is called before its first block, and after all blocks of the slot's pair before.
+template <typename Start, typename F>
 void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
-                           TileCache& cache, int threads, Stopper& stopper, F&& body) {
+                           int threads, Stopper& stopper, Start&& start, F&& body) {
   const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p) * chunks;
   if (count == 0 || blocks == 0) return;
   const int64_t slots = std::min(count, heads_at_work(p, threads)), pairs = first_pair + count;
@@ -49,7 +50,7 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
   };
   std::vector<Slot> slot_of(slots);
   const auto open = [&](int64_t slot, int64_t pair) {
-    cache.start(slot);
+    start(slot, pair);
     slot_of[slot].state.store(pair << kTaskBits, std::memory_order_release);
   };
   for (int64_t slot = 0; slot < slots; ++slot) open(slot, first_pair + slot);

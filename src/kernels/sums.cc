@@ -121,6 +121,11 @@ int64_t Sums::bytes(const Plan& plan) noexcept {
   return 4 * floats + 8 * doubles;
 }
 
+bool KeySums::of_terms(const TermGradients& wants) {
+  return any_wanted(wants.key_biases, [](const auto& g) { return g.table.empty(); }) ||
+         any_wanted(wants.rotations, [](const auto& g) { return g.head_frequency.empty(); });
+}
+
 KeySums::KeySums(const Plan& plan, const TermGradients& wants, int64_t blocks, Workspace& memory)
     : order(blocks), open_(plan.tiles) {
   const int64_t keys = plan.tiles * kTile, group = plan.p.group();
@@ -185,7 +190,7 @@ void reduce_head(const Plan& plan, const Sums& sums, int64_t head, TermGradients
 
 }  // namespace
 
-void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::vector<KeySums>& keys,
+void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, std::span<const KeySums> keys,
                   int64_t first_pair, int64_t pairs, int64_t chunks, int threads, Stopper& stopper,
                   TermGradients& to) {
   const Problem& p = plan.p;
@@ -198,6 +203,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         reduce_head(plan, sums[n * chunks + chunk], head, to);
       }
+      if (keys.empty()) continue;
       reduce_key_biases(plan, keys[n].key_bias, pair / p.kv_heads, head, to);
     }
   });
@@ -206,7 +212,7 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
     for (int64_t chunk = 0; chunk < chunks; ++chunk) {
       add_turns(plan, sums[n * chunks + chunk].turns, 1, head, to);
     }
-    add_turns(plan, keys[n].turns, plan.tiles, head, to);
+    if (!keys.empty()) add_turns(plan, keys[n].turns, plan.tiles, head, to);
   }
   const auto reduce = [&](const TablePlan& table, const TermData& data, double scale,
                           std::vector<double>& gradient, auto&& sums_of) {
@@ -242,18 +248,21 @@ void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::ve
   }
 }
 
-namespace {
+KeyWriter::KeyWriter(const Plan& plan, int threads, Workspace& memory)
+    : plan_(plan),
+      rows_(memory.take<float>(
+          plan.unit == nullptr ? 0 : threads * kTile * std::max(plan.Dp, plan.Dvp))),
+      keys_(memory.take<float>(plan.rotations.trains() ? threads * plan.D : 0)) {}
 
-// The sums of the keys or values of tile t: rows [kTile, n], padded; in `rows` where a unit has left
-// them transposed.
-float* rows_of_sums(const Plan& plan, float* sums, int64_t t, int64_t n, float* rows) {
+float* KeyWriter::rows_of(float* sums, int64_t t, int64_t n, int worker) const {
   const int64_t padded = round_up(n, kLanes);
   sums += t * kTile * padded;
-  if (plan.unit == nullptr) return sums;
+  if (plan_.unit == nullptr) return sums;
+  float* rows = rows_.get() + worker * kTile * std::max(plan_.Dp, plan_.Dvp);
   alignas(64) float block[kTile * kTile];
   for (int64_t d = 0; d < n; d += kTile) {
     const int64_t some = std::min(kTile, n - d);
-    plan.kernels.transpose(sums + d * kTile, kTile, some, kTile, block);
+    plan_.kernels.transpose(sums + d * kTile, kTile, some, kTile, block);
     for (int64_t key = 0; key < kTile; ++key) {
       std::copy_n(block + key * kTile, some, rows + key * padded + d);
     }
@@ -261,48 +270,37 @@ float* rows_of_sums(const Plan& plan, float* sums, int64_t t, int64_t n, float* 
   return rows;
 }
 
-}  // namespace
-
-void write_keys(const Plan& plan, std::vector<KeySums>& sums, int64_t first_pair, int64_t pairs,
-                int threads, Stopper& stopper, const ProblemGradients& gradients) {
-  const Problem& p = plan.p;
-  const int64_t Dp = plan.Dp, Dvp = plan.Dvp;
-  const auto scale = static_cast<float>(plan.key_gradient_scale());
+void KeyWriter::write(KeySums& sums, int64_t pair, int64_t t, int worker,
+                      const ProblemGradients& gradients) const {
+  const Problem& p = plan_.p;
+  const int64_t Dp = plan_.Dp, Dvp = plan_.Dvp;
+  const auto scale = static_cast<float>(plan_.key_gradient_scale());
   constexpr float kOne = 1.0f;
-  const Buffer<float> rows(plan.unit == nullptr ? 0 : threads * kTile * std::max(Dp, Dvp));
-  const bool trains = plan.rotations.trains();
-  const Buffer<float> keys(trains ? threads * plan.D : 0);  // of each worker, a key
-  parallel_for(pairs * plan.tiles, threads, stopper, [&](int64_t task, int worker) {
-    const int64_t slot = task / plan.tiles, pair = first_pair + slot, t = task % plan.tiles;
-    const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
-    const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
-    KeySums& of = sums[slot];
-    of.open(t);
-    float* own = plan.unit == nullptr ? nullptr : rows.get() + worker * kTile * std::max(Dp, Dvp);
-    if (gradients.value.given()) {
-      float* dv = rows_of_sums(plan, of.dv, t, plan.Dv, own);
-      store_scaled(plan.kernels, gradients.value, b, kv_head, first, count, plan.Dv, dv, Dvp, &kOne,
-                   0);
+  const int64_t b = pair / p.kv_heads, kv_head = pair % p.kv_heads;
+  const int64_t first = t * kTile, count = std::min(kTile, p.keys - first);
+  sums.open(t);
+  if (gradients.value.given()) {
+    float* dv = rows_of(sums.dv, t, plan_.Dv, worker);
+    store_scaled(plan_.kernels, gradients.value, b, kv_head, first, count, plan_.Dv, dv, Dvp, &kOne,
+                 0);
+  }
+  float* dk = rows_of(sums.dk, t, plan_.D, worker);
+  if (gradients.key.given() && plan_.rotations.none() && plan_.columns.empty()) {
+    store_scaled(plan_.kernels, gradients.key, b, kv_head, first, count, plan_.D, dk, Dp, &scale,
+                 0);
+    return;
+  }
+  plan_.kernels.scale(count, Dp, dk, Dp, &scale, 0, dk, Dp);
+  for (int64_t j = 0; j < count; ++j) {
+    float* row = dk + j * Dp;
+    if (plan_.rotations.trains()) {
+      add_key_turns(plan_, sums, b, kv_head, first + j, row, keys_.get() + worker * plan_.D,
+                    *gradients.terms);
     }
-    float* dk = rows_of_sums(plan, of.dk, t, plan.D, own);
-    if (gradients.key.given() && plan.rotations.none() && plan.columns.empty()) {
-      store_scaled(plan.kernels, gradients.key, b, kv_head, first, count, plan.D, dk, Dp, &scale,
-                   0);
-      return;
-    }
-    plan.kernels.scale(count, Dp, dk, Dp, &scale, 0, dk, Dp);
-    for (int64_t j = 0; j < count; ++j) {
-      if (trains) {
-        add_key_turns(plan, of, b, kv_head, first + j, dk + j * Dp, keys.get() + worker * plan.D,
-                      *gradients.terms);
-      }
-      plan.rotations.undo(false, b, kv_head, first + j, dk + j * Dp);
-      add_column_factors(plan, of, pair, first + j, dk + j * Dp, *gradients.terms);
-      if (gradients.key.given()) {
-        store_row(gradients.key, b, kv_head, first + j, plan.D, dk + j * Dp);
-      }
-    }
-  });
+    plan_.rotations.undo(false, b, kv_head, first + j, row);
+    add_column_factors(plan_, sums, pair, first + j, row, *gradients.terms);
+    if (gradients.key.given()) store_row(gradients.key, b, kv_head, first + j, plan_.D, row);
+  }
 }
 
 }  // namespace relpos

@@ -2,6 +2,7 @@
 // to a chunk of a head's blocks, and those of the keys, which the blocks of a head share.
 #pragma once
 
+#include <span>
 #include <vector>
 
 #include "base/parallel.h"
@@ -50,10 +51,12 @@ struct KeySums : SumMemory {
   float *dk = nullptr, *dv = nullptr;  // as of BackwardState
   float* key_bias = nullptr;           // [group, tiles * kTile]
   std::vector<float*> factors;  // of column tables: [tiles * kTile, padded rank], of c_j / s2
-  std::vector<double*> turns;   // of the rotations: [tiles, axes, pairs], by write_keys()
+  std::vector<double*> turns;   // of the rotations: [tiles, axes, pairs], by KeyWriter
   BlockOrder order;
 
   KeySums(const Plan& plan, const TermGradients& wants, int64_t blocks, Workspace& memory);
+  // Whether they hold gradients of terms, which reduce_terms() takes from them.
+  static bool of_terms(const TermGradients& wants);
   void clear();
   // Sets the sums of a tile to 0, if nothing was added yet. Of one thread at a time.
   void open(int64_t t);
@@ -71,12 +74,28 @@ struct KeySums : SumMemory {
 };
 
 // Sums of the chunks of a wave of pairs, [pairs, chunks], in this order into the term gradients, and
-// those of its keys, after write_keys().
-void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, const std::vector<KeySums>& keys,
+// those of its keys after their gradients are written; no `keys`: they hold none of terms.
+void reduce_terms(const Plan& plan, const std::vector<Sums>& sums, std::span<const KeySums> keys,
                   int64_t first_pair, int64_t pairs, int64_t chunks, int threads, Stopper& stopper,
                   TermGradients& to);
-// Writes the gradients of the keys and values of a wave of pairs.
-void write_keys(const Plan& plan, std::vector<KeySums>& sums, int64_t first_pair, int64_t pairs,
-                int threads, Stopper& stopper, const ProblemGradients& gradients);
+
+// Writes the gradients of keys and values from their sums.
+class KeyWriter {
+ public:
+  KeyWriter(const Plan& plan, int threads, Workspace& memory);
+
+  // Those of tile t of a (b, kv head) pair.
+  void write(KeySums& sums, int64_t pair, int64_t t, int worker,
+             const ProblemGradients& gradients) const;
+
+ private:
+  // The sums of tile t as rows [kTile, n], padded; in those of the worker where a unit has left them
+  // transposed.
+  float* rows_of(float* sums, int64_t t, int64_t n, int worker) const;
+
+  const Plan& plan_;
+  Buffer<float> rows_;  // of each worker where a unit multiplies, a tile's
+  Buffer<float> keys_;  // of each worker where rotations train, a key
+};
 
 }  // namespace relpos
