@@ -60,8 +60,8 @@ int64_t wave_of(const Plan& plan, const Schedule& how, bool sums) {
   const int64_t pairs = std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads);
   if (how.one_pair) return 1;
   if (how.writes_keys && !sums) return pairs;
-  const int64_t bytes = chunk_count(plan) * Sums::bytes(plan) +
-                        (how.writes_keys ? int64_t{0} : key_sum_bytes(plan));
+  const int64_t bytes =
+      chunk_count(plan) * Sums::bytes(plan) + (how.writes_keys ? int64_t{0} : key_sum_bytes(plan));
   const int64_t few = std::min(kWavePairs, kWaveBytes / std::max<int64_t>(1, bytes));
   const int64_t affordable = std::max(few, kShortBytes / std::max(kObjectBytes, bytes));
   return std::min(std::max<int64_t>(affordable, how.threads), pairs);
@@ -230,9 +230,8 @@ class TiledBackward {
   }
 
   void compute(const PackedBlock& at, int worker, BlockSums& own) {
-    const FloatMode mode(modes_.of(at.slot, [&] {
-      return float_control(p_, at.batch, at.pair % p_.kv_heads, from_.dout);
-    }));
+    const FloatMode mode(modes_.of(
+        at.slot, [&] { return float_control(p_, at.batch, at.pair % p_.kv_heads, from_.dout); }));
     BackwardBlock& x = scratch_.blocks[worker];
     x.begin(at.batch);
     x.add_rows(at.head, at.first_query, at.end_query);

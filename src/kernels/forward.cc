@@ -135,8 +135,8 @@ void fused_emit(const Problem& p, const TensorView& softmax, const TensorView& d
       x.block.key_shift[row] = 0.0;
     }
     for (int row = 0; row < x.block.rows && softmax.given(); ++row) {
-      const SoftmaxState state = read_softmax(softmax, at.batch, at.head, x.block.index[row],
-                                              x.block.score_shift[row]);
+      const SoftmaxState state =
+          read_softmax(softmax, at.batch, at.head, x.block.index[row], x.block.score_shift[row]);
       reference[row] = static_cast<float>(state.reference);
       inverse_sum[row] = static_cast<float>(1.0 / state.sum);
     }

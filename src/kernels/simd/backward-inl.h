@@ -94,8 +94,10 @@ struct ScoreGradients {
       const V mean = hn::Set(d, of.delta[row + r]);
       RELPOS_UNROLLED(v, kVectors) {
         const int64_t at = (row + r) * kTile + n + v * kN;
-        if (of.factors != nullptr) dp[r][v] = hn::Mul(dp[r][v], hn::Load(d, of.factors + at));
-        dp[r][v] = hn::Mul(hn::Load(d, of.p + at), hn::Sub(dp[r][v], mean));
+        const V apart = of.factors == nullptr
+                            ? hn::Sub(dp[r][v], mean)
+                            : hn::MulSub(dp[r][v], hn::Load(d, of.factors + at), mean);
+        dp[r][v] = hn::Mul(hn::Load(d, of.p + at), apart);
       }
     }
     hide(dp, of.sight, n, 0.0f, row);
@@ -152,7 +154,7 @@ HWY_INLINE void finish_row(const TileView& view, Block& block, const BackwardSta
 
 // dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
 HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, int64_t t, int groups,
-                              const uint64_t* group_any, const uint64_t* visible, bool block_all) {
+                              const GroupSight* sights, bool block_all) {
   float* dv = state.dv + t * kTile * block.Dvp;
   float* dk = state.dk + t * kTile * block.Dp;
   constexpr int64_t kStrip = 2 * kGroup;
@@ -160,8 +162,8 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
     int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
     const uint64_t bits = (keys == kTile ? kAll : (uint64_t{1} << keys) - 1) << key;
     int begin = 0, end = groups;
-    while (begin < end && (group_any[begin] & bits) == 0) ++begin;
-    while (end > begin && (group_any[end - 1] & bits) == 0) --end;
+    while (begin < end && (sights[begin].any & bits) == 0) ++begin;
+    while (end > begin && (sights[end - 1].any & bits) == 0) --end;
     const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
     if (rows > 0 && (block_all || state.rows_finite)) {
       gemm(keys, block.Dvp, rows, state.p + from * kTile + key, 1, kTile,
@@ -169,7 +171,11 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
       gemm(keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
            block.Dp, dk + key * block.Dp, block.Dp, true);
     } else if (rows > 0) {
-      const Seen seen{visible + from, key, true};
+      uint64_t visible[kRows];
+      for (int g = begin; g < end; ++g) {
+        std::copy_n(sights[g].visible, kGroup, visible + (g - begin) * kGroup);
+      }
+      const Seen seen{visible, key, true};
       guarded_gemm(gemm, keys, block.Dvp, rows, state.p + from * kTile + key, 1, kTile,
                    state.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, seen);
       guarded_gemm(gemm, keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile,
@@ -208,42 +214,168 @@ HWY_INLINE const std::vector<Panel>& value_reads(const Block& block) {
   return none;
 }
 
-// p and ds of the rows of a group that see a tile, and the gradients of their terms. `products` gives
-// the products of queries and keys to Weights, and those of dout and values to ScoreGradients.
-template <typename Products>
-HWY_INLINE void weigh_gradients_of_group(const TileView& view, Block& block, BackwardState& state,
-                                         int group, const GroupSight& sight,
-                                         const std::vector<Panel>& reads, bool by_row,
-                                         const Products& products) {
-  const int64_t from = sight.first(), end = sight.end();
+// The weights of the rows of a group that see a tile: what their strips are made of. slopes [kGroup, kTile]
+// take those of a softcap.
+struct GroupWeights {
+  CapAndMask cap;
+  Additions additions;
+  WeightStrips strips;
+
+  HWY_INLINE GroupWeights(const TileView& view, const BackwardState& state, int group,
+                          const GroupSight& sight, float* slopes)
+      : cap(view, group, sight.beyond),
+        additions(view, view.block.scores, group, true),
+        strips{sight,
+               additions,
+               cap,
+               state.reference + group,
+               state.inverse + group,
+               state.p + group * kTile,
+               cap.active() ? slopes : nullptr,
+               state.bounded} {
+    clear_outside(strips.p, sight.first(), sight.end());
+    if (cap.active()) clear_outside(slopes, sight.first(), sight.end());
+  }
+};
+
+// Their gradients of scores, likewise.
+struct GroupGradients {
+  HWY_ALIGN_MAX float factors[kGroup * kTile];  // of dropout
+  Additions additions;
+  GradientStrips strips;
+
+  HWY_INLINE GroupGradients(const TileView& view, const BackwardState& state, int group,
+                            const GroupSight& sight)
+      : additions(view, value_reads(view.block), group, false),
+        strips{sight,
+               additions,
+               state.delta + group,
+               view.block.problem->dropout.active() ? factors : nullptr,
+               state.p + group * kTile,
+               state.ds + group * kTile} {
+    clear_outside(strips.ds, sight.first(), sight.end());
+    const int rows = std::min(kGroup, view.block.rows - group);
+    for (int r = 0; strips.factors != nullptr && r < rows; ++r) {
+      dropout_factors(view.block, group + r, view.t, factors + r * kTile);
+    }
+  }
+};
+
+// After the strips of a group: ds of a softcap, what v met in p, and the gradients of terms.
+HWY_INLINE void finish_group(const TileView& view, Block& block, const BackwardState& state,
+                             int group, const GroupSight& sight, const float* factors,
+                             const float* slopes) {
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
-  HWY_ALIGN_MAX float factors[kGroup * kTile], slopes[kGroup * kTile];
-  const CapAndMask cap(view, group, sight.beyond);
-  if (cap.active()) clear_outside(slopes, from, end);
-  const float* dropout = block.problem->dropout.active() ? factors : nullptr;
-  clear_outside(p, from, end);
-  clear_outside(ds, from, end);
-  for (int r = 0; dropout != nullptr && r < rows; ++r) {
-    dropout_factors(block, group + r, view.t, factors + r * kTile);
-  }
-  {
-    const Additions to_scores(view, block.scores, group, true);
-    const Additions to_weights(view, reads, group, false);
-    products(WeightStrips{sight, to_scores, cap, state.reference + group, state.inverse + group, p,
-                          cap.active() ? slopes : nullptr, state.bounded},
-             GradientStrips{sight, to_weights, state.delta + group, dropout, p, ds});
-  }
-  for (int r = 0; by_row && r < rows; ++r) {
-    finish_row(view, block, state, group + r, sight.visible[r],
-               dropout == nullptr ? nullptr : dropout + r * kTile,
-               cap.active() ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
+  if (finishes_rows(block, state)) {
+    const bool capped = block.problem->softcap != 0.0;
+    for (int r = 0; r < rows; ++r) {
+      finish_row(view, block, state, group + r, sight.visible[r],
+                 factors == nullptr ? nullptr : factors + r * kTile,
+                 capped ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
+    }
   }
   add_to_gradients(view, block.scores, group, rows, ds);
   add_to_gradients(view, block.values, group, rows, p);
   for (int r = 0; !block.ramps.empty() && r < rows; ++r) {
     add_ramp_gradients(view, block, group + r, sight.visible[r], ds + r * kTile);
   }
+}
+
+// Where the rows of a group see nothing.
+HWY_INLINE void clear_group(const BackwardState& state, int group) {
+  clear(state.p + group * kTile, kGroup * kTile);
+  clear(state.ds + group * kTile, kGroup * kTile);
+}
+
+// A block in one tile. Each product is computed for all groups before the next one: kt, vt or k stays in
+// the nearest cache, which need not hold the three.
+class TileGradients {
+ public:
+  HWY_INLINE TileGradients(Block& block, BackwardState& state, const KeyTile& tile, int64_t t)
+      : block_(block), state_(state), tile_(tile), view_(block, tile, t) {}
+
+  // What group g sees, and its weights.
+  HWY_INLINE void weigh(int g, uint64_t common) {
+    const int group = g * kGroup;
+    const GroupSight& sight = sights_[g] =
+        GroupSight(block_, group, view_.t, state_.reference, common);
+    all_ &= sight.all;
+    any_ |= sight.any;
+    if (sight.any == 0) return clear_group(state_, group);
+    const GroupWeights own(view_, state_, group, sight, slopes_ + group * kTile);
+    row_strip<kGroup>(sight.first(), sight.end(), block_.D, block_.q + group * block_.Dp, block_.Dp,
+                      1, tile_.kt, kTile, own.strips.p, kTile, false,
+                      [&](int64_t n) HWY_ATTR { return Weights<false>{own.strips, n}; });
+  }
+  // Then its dscores, and the gradients of its terms.
+  HWY_INLINE void differentiate(int g) {
+    const int group = g * kGroup;
+    const GroupSight& sight = sights_[g];
+    if (sight.any == 0) return;
+    const GroupGradients own(view_, state_, group, sight);
+    row_strip<kGroup>(sight.first(), sight.end(), block_.Dv, state_.dout + group * block_.Dvp,
+                      block_.Dvp, 1, tile_.vt, kTile, own.strips.ds, kTile, false,
+                      [&](int64_t n) HWY_ATTR { return ScoreGradients{own.strips, n}; });
+    finish_group(view_, block_, state_, group, sight, own.strips.factors, slopes_ + group * kTile);
+    block_.prefetch_mask(group, group + kGroup, view_.t + 1);
+  }
+  // dq += ds k, for all groups.
+  HWY_INLINE void add_to_queries(int groups) const {
+    const int64_t Dp = block_.Dp;
+    const auto add = [&](int row, int end, const GroupSight& sight) HWY_ATTR {
+      if (sight.any == 0) return;
+      const int64_t from = sight.first(), keys = sight.last() - from;
+      const float *ds = state_.ds + row * kTile + from, *k = tile_.k + from * Dp;
+      float* dq = state_.dq + row * Dp;
+      if (!sight.whole && !tile_.k_finite) {
+        guarded_gemm(gemm, kGroup, Dp, keys, ds, kTile, 1, k, Dp, dq, Dp,
+                     {sight.visible, from, false});
+      } else {
+        gemm(end - row, Dp, keys, ds, kTile, 1, k, Dp, dq, Dp, true);
+      }
+    };
+    for_each_run(sights_, groups * kGroup, tile_.k_finite, add);
+  }
+  // dk and dv, in the block's turn.
+  HWY_INLINE void add_to_keys(int groups) const {
+    if (any_ == 0 || !state_.take_turn(state_.sums, view_.t)) return;
+    key_gradients(block_, state_, view_.t, groups, sights_, all_ == kAll);
+    add_key_bias_gradients(block_, state_, view_.t);
+  }
+
+ private:
+  Block& block_;
+  BackwardState& state_;
+  const KeyTile& tile_;
+  const TileView view_;
+  GroupSight sights_[kRows / kGroup];
+  uint64_t all_ = kAll, any_ = 0;
+  HWY_ALIGN_MAX float slopes_[kRows * kTile];  // of a softcap
+};
+
+void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
+              const KeyTile* next) {
+  const int groups = (block.rows + kGroup - 1) / kGroup;
+  const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
+  TileGradients x(block, state, tile, t);
+  for (int g = 0; g < groups; ++g) {
+    if (next != nullptr) {
+      prefetch_part(next->kt, block.D * kTile, g, groups);
+      prefetch_part(next->vt, block.Dv * kTile, g, groups);
+    }
+    x.weigh(g, common);
+  }
+  for (int g = 0; g < groups; ++g) {
+    if (next != nullptr) {
+      prefetch_part(next->k, block.Dp * kTile, g, groups);
+      prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
+      prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
+    }
+    x.differentiate(g);
+  }
+  x.add_to_queries(groups);
+  x.add_to_keys(groups);
 }
 
 // Of products that a unit has left in p, to be scaled, and in ds.
@@ -266,89 +398,24 @@ HWY_INLINE void weigh_loaded(float scale, int64_t from, int64_t end, const Weigh
                        [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });
 }
 
-// p, ds and dq of the rows of a group that see a tile, and the gradients of their terms.
-HWY_INLINE void backward_group(const TileView& view, Block& block, BackwardState& state, int group,
-                               const GroupSight& sight, const std::vector<Panel>& reads,
-                               bool by_row) {
-  const KeyTile& tile = view.tile;
-  const int64_t from = sight.first(), last = sight.last(), end = sight.end();
-  const float *q = block.q + group * block.Dp, *dout = state.dout + group * block.Dvp;
-  weigh_gradients_of_group(
-      view, block, state, group, sight, reads, by_row,
-      [&](const WeightStrips& weights, const GradientStrips& gradients) HWY_ATTR {
-        row_strip<kGroup>(from, end, block.D, q, block.Dp, 1, tile.kt, kTile, weights.p, kTile,
-                          false, [&](int64_t n) HWY_ATTR { return Weights<false>{weights, n}; });
-        row_strip<kGroup>(from, end, block.Dv, dout, block.Dvp, 1, tile.vt, kTile, gradients.ds,
-                          kTile, false,
-                          [&](int64_t n) HWY_ATTR { return ScoreGradients{gradients, n}; });
-      });
-  block.prefetch_mask(group, group + kGroup, view.t + 1);
-  const float* ds = state.ds + group * kTile;
-  float* dq = state.dq + group * block.Dp;
-  const float* k = tile.k + from * block.Dp;
-  if (!sight.whole && !tile.k_finite) {
-    guarded_gemm(gemm, kGroup, block.Dp, last - from, ds + from, kTile, 1, k, block.Dp, dq,
-                 block.Dp, {sight.visible, from, false});
-  } else {
-    gemm(kGroup, block.Dp, last - from, ds + from, kTile, 1, k, block.Dp, dq, block.Dp, true);
-  }
-}
-
-void backward(Block& block, BackwardState& state, const KeyTile& tile, int64_t t,
-              const KeyTile* next) {
-  const int groups = (block.rows + kGroup - 1) / kGroup;
-  const std::vector<Panel>& reads = value_reads(block);
-  const bool by_row = finishes_rows(block, state);
-  uint64_t visible[kRows], group_any[kRows / kGroup];
-  const TileView view(block, tile, t);
-  uint64_t block_all = kAll, block_any = 0;
-  const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
-  for (int g = 0; g < groups; ++g) {
-    if (next != nullptr) {
-      prefetch_part(next->kt, block.D * kTile, g, groups);
-      prefetch_part(next->vt, block.Dv * kTile, g, groups);
-      prefetch_part(next->k, block.Dp * kTile, g, groups);
-      prefetch_part(state.dk + (t + 1) * kTile * block.Dp, block.Dp * kTile, g, groups);
-      prefetch_part(state.dv + (t + 1) * kTile * block.Dvp, block.Dvp * kTile, g, groups);
-    }
-    const GroupSight sight(block, g * kGroup, t, state.reference, common);
-    std::copy_n(sight.visible, kGroup, visible + g * kGroup);
-    group_any[g] = sight.any;
-    block_all &= sight.all;
-    block_any |= sight.any;
-    if (sight.any == 0) {
-      clear(state.p + g * kGroup * kTile, kGroup * kTile);
-      clear(state.ds + g * kGroup * kTile, kGroup * kTile);
-      continue;
-    }
-    backward_group(view, block, state, g * kGroup, sight, reads, by_row);
-  }
-  if (block_any == 0 || !state.take_turn(state.sums, t)) return;
-  key_gradients(block, state, t, groups, group_any, visible, block_all == kAll);
-  add_key_bias_gradients(block, state, t);
-}
-
 // Products of rows [first, last) in state.p and state.ds -> weights after dropout and dscores, and
 // the gradients of terms.
 void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, int64_t t, int first,
                      int last) {
   const TileView view(block, tile, t);
-  const std::vector<Panel>& reads = value_reads(block);
-  const bool by_row = finishes_rows(block, state);
   const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
+  HWY_ALIGN_MAX float slopes[kGroup * kTile];
   for (int group = first; group < last; group += kGroup) {
     block.prefetch_mask(group, group + kGroup, t + 1);
     const GroupSight sight(block, group, t, state.reference, common);
     if (sight.any == 0) {
-      clear(state.p + group * kTile, kGroup * kTile);
-      clear(state.ds + group * kTile, kGroup * kTile);
+      clear_group(state, group);
       continue;
     }
-    weigh_gradients_of_group(
-        view, block, state, group, sight, reads, by_row,
-        [&](const WeightStrips& weights, const GradientStrips& gradients) HWY_ATTR {
-          weigh_loaded(block.score_scale, sight.first(), sight.end(), weights, gradients);
-        });
+    const GroupWeights weights(view, state, group, sight, slopes);
+    const GroupGradients gradients(view, state, group, sight);
+    weigh_loaded(block.score_scale, sight.first(), sight.end(), weights.strips, gradients.strips);
+    finish_group(view, block, state, group, sight, gradients.strips.factors, slopes);
   }
 }
 

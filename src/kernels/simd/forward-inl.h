@@ -244,22 +244,22 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
                                              finish);
           });
     }
-    for (int group = 0; group < block.rows; group += kGroup) {
-      block.prefetch_mask(group, group + kGroup, t + 1);
-      const GroupSight& sight = sights[group / kGroup];
-      if (sight.any == 0) continue;
-      const int64_t from = sight.first(), last = sight.last();
-      float* weights = p + group * kTile;
-      float* o = state.o + group * block.Dvp;
-      if (!sight.whole && !tile.v_finite) {
-        guarded_gemm(gemm, std::min(kGroup, block.rows - group), block.Dvp, last - from,
-                     weights + from, kTile, 1, tile.v + from * block.Dvp, block.Dvp, o, block.Dvp,
-                     {sight.visible, from, false});
-      } else {
-        gemm(std::min(kGroup, block.rows - group), block.Dvp, last - from, weights + from, kTile, 1,
-             tile.v + from * block.Dvp, block.Dvp, o, block.Dvp, true);
-      }
-    }
+    // Masks are fetched group by group, and a guarded product has one group's sight.
+    const bool joins = tile.v_finite && !block.problem->visible.mask.given();
+    for_each_run(
+        sights, block.rows, joins, [&](int row, int end, const GroupSight& sight) HWY_ATTR {
+          block.prefetch_mask(row, end, t + 1);
+          if (sight.any == 0) return;
+          const int64_t from = sight.first(), keys = sight.last() - from;
+          const float *weights = p + row * kTile + from, *v = tile.v + from * block.Dvp;
+          float* o = state.o + row * block.Dvp;
+          if (!sight.whole && !tile.v_finite) {
+            guarded_gemm(gemm, end - row, block.Dvp, keys, weights, kTile, 1, v, block.Dvp, o,
+                         block.Dvp, {sight.visible, from, false});
+          } else {
+            gemm(end - row, block.Dvp, keys, weights, kTile, 1, v, block.Dvp, o, block.Dvp, true);
+          }
+        });
   }
 }
 

@@ -97,6 +97,20 @@ struct GroupSight {
   HWY_INLINE int64_t end() const { return (last() + kN - 1) / kN * kN; }
 };
 
+// Calls f(first row, end row, sight) for runs of the groups of `rows` rows: groups that see the same keys,
+// so that one product serves them, or, unless `joins`, each group.
+template <typename F>
+HWY_INLINE void for_each_run(const GroupSight* sights, int rows, bool joins, const F& f) {
+  for (int row = 0; row < rows;) {
+    const GroupSight& sight = sights[row / kGroup];
+    int end = row + kGroup;
+    while (joins && end < rows && sights[end / kGroup].any == sight.any) end += kGroup;
+    end = std::min(end, rows);
+    f(row, end, sight);
+    row = end;
+  }
+}
+
 // Sets hidden columns among [c, c + kVectors * kN) to `value`, of the group's rows from `row` on.
 template <int R, int kVectors>
 HWY_INLINE void hide(V (&sum)[R][kVectors], const GroupSight& sight, int64_t c, float value,
