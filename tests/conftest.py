@@ -2,6 +2,7 @@
 
 import os
 
+import near
 import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
@@ -9,13 +10,23 @@ os.environ.setdefault(
     "RELPOS_BF16", "float32"
 )  # what the tests expect; test_bfloat16.py has its own
 
+RATIOS = pytest.StashKey[dict]()  # near.ratios of all processes
 SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
 
 LONGEST = ["toy_scheme", "lab", "conformance", "accuracy", "torch_op", "leaks", "torch_compile"]
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--nearest",
+        action="store_true",
+        help="print the five comparisons of near.py that came nearest to their bounds, and fail "
+        "where one needed more than half of its bound",
+    )
+
+
 def pytest_configure(config):
-    config.stash[SUMMARY] = []
+    config.stash[SUMMARY], config.stash[RATIOS] = [], near.ratios
 
 
 def pytest_collection_modifyitems(items):
@@ -25,18 +36,32 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_sessionfinish(session):
+    stash = session.config.stash
     if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
-        session.config.workeroutput["summary"] = session.config.stash[SUMMARY]
+        session.config.workeroutput |= {"summary": stash[SUMMARY], "ratios": stash[RATIOS]}
+        return
+    far = max(stash[RATIOS].values(), default=0.0) <= near.MOST
+    if session.config.getoption("nearest") and not far and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.stash[SUMMARY] += getattr(node, "workeroutput", {}).get("summary", [])
+    found = getattr(node, "workeroutput", {})
+    node.config.stash[SUMMARY] += found.get("summary", [])
+    node.config.stash[RATIOS].update(found.get("ratios", {}))
 
 
 def pytest_terminal_summary(terminalreporter, config):
     for line in config.stash[SUMMARY]:
         terminalreporter.write_line(line)
+    if not config.getoption("nearest"):
+        return
+    ratios = sorted(config.stash[RATIOS].items(), key=lambda item: -item[1])
+    terminalreporter.write_line(f"nearest to their bounds, of {len(ratios)} tests that compare:")
+    for test, ratio in ratios[:5]:
+        over = ", which is more than half of it" if ratio > near.MOST else ""
+        terminalreporter.write_line(f"  {ratio:.3f} of the bound{over}: {test}")
 
 
 @pytest.fixture

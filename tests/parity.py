@@ -23,8 +23,8 @@ import published_tables
 import published_transformers4
 import relpos
 import torch
+from peer_modes import Float64
 from published import drawing, numbers
-from torch.overrides import TorchFunctionMode
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD_TRANSFORMERS = ROOT / ".venv-parity" / "transformers4"
@@ -43,29 +43,6 @@ HEAD = (
     "| peer | scheme | class or function | package | forward: relpos | origin | ratio "
     "| gradients: relpos | origin | ratio | each |\n" + "|---" * 11 + "|"
 )
-
-
-class Float64(TorchFunctionMode):
-    """Code that asks for float32 gets float64: many modules compute angles, features or a softmax
-    in float32 whatever the dtype of their weights is."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.Tensor.float:
-            function = torch.Tensor.double
-        return function(*map(widened, args), **{n: widened(x) for n, x in (kwargs or {}).items()})
-
-    def __enter__(self):
-        self.default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        torch.set_default_dtype(self.default)
-        return super().__exit__(*error)
-
-
-def widened(argument):
-    return torch.float64 if argument is torch.float32 else argument
 
 
 @dataclass

@@ -25,7 +25,6 @@ class Peer:
     parameters: dict = field(default_factory=dict)  # by dotted name
     inputs: dict = field(default_factory=dict)  # with a batch axis
     call: dict = field(default_factory=dict)  # arguments of relpos.attention
-    tolerance: float = 1e-10
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ def llama3(head_dim, first, queries=40, padded=False, **scaling):
     if padded:
         call["key_padding_mask"] = hidden
     given = [q, k, v]
-    return Peer("rope_llama3", options, given, out, given, call=call, tolerance=2e-6)
+    return Peer("rope_llama3", options, given, out, given, call=call)
 
 
 def transformer_xl(queries, keys, width, clamp_len=None):

@@ -202,7 +202,7 @@ def gemma3n_audio(length):
     call = {"scale": 1.0, "softcap": 3.0, "window": (4, 2)}
     named = {"pos_proj.weight": weight}
     leaves = [hidden, weight]
-    return Peer("gemma_audio", options, [q, k, v], out, leaves, named, {}, call, tolerance=2e-6)
+    return Peer("gemma_audio", options, [q, k, v], out, leaves, named, {}, call)
 
 
 def sam(side):
@@ -225,7 +225,7 @@ def sam(side):
     named = {n: getattr(module, n) for n in ("rel_pos_h", "rel_pos_w")}
     leaves = [hidden, *named.values()]
     options = {"head_dim": DIM, "grid": side}
-    return Peer("decomposed", options, given, out, leaves, named, tolerance=2e-6)
+    return Peer("decomposed", options, given, out, leaves, named)
 
 
 def of(scheme, name, make, *args, **own):

@@ -105,7 +105,7 @@ def turned_by_x_transformers(scheme, length, options, **own):
     out = attended(scores, v, causal=True)
     sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
     call = {"is_causal": True}
-    return Peer(scheme, sizes | options, given, out, given, call=call, tolerance=2e-6)
+    return Peer(scheme, sizes | options, given, out, given, call=call)
 
 
 def rotary_embedding_torch(scheme, queries, keys, options, **own):
@@ -119,7 +119,7 @@ def rotary_embedding_torch(scheme, queries, keys, options, **own):
     out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v, causal=True)
     sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
     call, given = {"is_causal": True, "q_offset": keys - queries}, [q, k, v]
-    return Peer(scheme, sizes | options, given, out, given, call=call, tolerance=2e-6)
+    return Peer(scheme, sizes | options, given, out, given, call=call)
 
 
 def esm(length):
@@ -133,7 +133,7 @@ def esm(length):
     )
     out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v)
     options = {"head_dim": head_dim, "layout": "half", "angle": "float32"}
-    return Peer("rope", options, given, out, given, tolerance=2e-6)
+    return Peer("rope", options, given, out, given)
 
 
 def torchscale_xpos(length):
@@ -146,7 +146,7 @@ def torchscale_xpos(length):
     turned_q, turned_k = turned
     out = attended(turned_q @ turned_k.mT * DIM**-0.5, v, causal=True)
     options = {"head_dim": DIM, "layout": "interleaved", "angle": "float32"}
-    return Peer("xpos", options, given, out, given, call={"is_causal": True}, tolerance=2e-6)
+    return Peer("xpos", options, given, out, given, call={"is_causal": True})
 
 
 def torchscale_t5(queries, keys):
@@ -175,7 +175,7 @@ def enformer(length):
     }
     leaves = [hidden, module.to_rel_k.weight, module.rel_content_bias, module.rel_pos_bias]
     options = {"heads": HEADS, "head_dim": DIM, "features": 24}
-    return Peer("enformer", options, given, out, leaves, named, tolerance=2e-6)
+    return Peer("enformer", options, given, out, leaves, named)
 
 
 def lucidrains_shaw(length, reach, padded=False):
@@ -216,7 +216,7 @@ def speechbrain(length, padded=False):
     if padded:
         call["key_padding_mask"] = hide
     options = {"heads": HEADS, "head_dim": DIM}
-    return Peer("conformer", options, given, out, leaves, named, call=call, tolerance=2e-6)
+    return Peer("conformer", options, given, out, leaves, named, call=call)
 
 
 def timm_swin(window, prefix):
@@ -237,9 +237,7 @@ def timm_swin_v2(window):
     }
     tokens = window[0] * window[1]
     options = {"heads": HEADS, "window": list(window), "hidden": 64}
-    peer = of_bias("swin_v2", options, tokens, tokens, module.get_bias(), named)
-    peer.tolerance = 2e-6
-    return peer
+    return of_bias("swin_v2", options, tokens, tokens, module.get_bias(), named)
 
 
 def timm_botnet(side):

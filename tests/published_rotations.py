@@ -23,7 +23,7 @@ def rotated(scheme, options, given, turn, causal=False, **call):
     """The peer of a function that turns queries and keys alike."""
     q, k, v = given
     out = attended(turn(q) @ turn(k).mT * q.shape[-1] ** -0.5, v, causal)
-    return Peer(scheme, options, given, out, given, call=call, tolerance=2e-6)
+    return Peer(scheme, options, given, out, given, call=call)
 
 
 def llama(scheme, head_dim, first, shared=(), length=40, **scaling):
@@ -159,7 +159,7 @@ def dinov3(height, width, prefix):
     turned_q, turned_k = hf.apply_rotary_pos_emb(q, k, cos, sin)
     out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v)
     options = {"head_dim": head_dim, "layout": "half", "grid": [height, width], "prefix": prefix}
-    return Peer("rope_dinov3", options, given, out, given, tolerance=2e-6)
+    return Peer("rope_dinov3", options, given, out, given)
 
 
 def xpos(length, first):

@@ -209,7 +209,7 @@ def conformer(length, padded=False):
     leaves = [hidden, *named.values()]
     options = {"heads": HEADS, "head_dim": DIM}
     call = {"key_padding_mask": padding(length)} if padded else {}
-    return Peer("conformer", options, given, out, leaves, named, call=call, tolerance=2e-6)
+    return Peer("conformer", options, given, out, leaves, named, call=call)
 
 
 def inkling(queries, keys, extent):
@@ -278,7 +278,7 @@ def swin_v2(window):
     named = {f"continuous_position_bias_mlp.{n}": network.get_parameter(n) for n in names}
     options = {"heads": HEADS, "window": list(window), "hidden": 512}
     leaves, call = [hidden, *named.values()], {"scale": 1.0}
-    return Peer("swin_v2", options, [q, k, v], out, leaves, named, {}, call, tolerance=2e-6)
+    return Peer("swin_v2", options, [q, k, v], out, leaves, named, {}, call)
 
 
 def t5(queries, keys, bidirectional, padded=False):

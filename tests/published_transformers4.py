@@ -55,7 +55,7 @@ def transformer_xl(queries, keys, clamp_len=None, padded=False):
     named |= {n: getattr(module, n) for n in ("r_w_bias", "r_r_bias")}
     options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH, "clamp_len": clamp_len}
     given, leaves = [q[:, :, keys - queries :], k, v], [hidden, *named.values()]
-    return Peer("transformer_xl", options, given, out, leaves, named, {}, call, tolerance=2e-6)
+    return Peer("transformer_xl", options, given, out, leaves, named, {}, call)
 
 
 def old(scheme, name, make, *args, **own):

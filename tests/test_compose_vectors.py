@@ -22,6 +22,8 @@ from composed import (
     spread,
     turned,
 )
+from near import close
+from peer_modes import Float64
 from relpos import compose
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -202,7 +204,13 @@ def test_tupe(untied, relative):
     agree(run, formula, (q, k, v), dout, leaves)
 
 
-# Modules of transformers, with random weights
+# Modules of transformers, with random weights. All of their arithmetic is in double.
+
+
+@pytest.fixture
+def double():
+    with Float64():
+        yield
 
 
 def seeded(cls, config, **more):
@@ -224,6 +232,8 @@ def causal(length, left=None):
     return torch.zeros(length, length).masked_fill(~seen, -torch.inf)[None, None]
 
 
+@pytest.mark.peers
+@pytest.mark.usefixtures("double")
 def test_temperature_of_llama_4():
     from transformers.models.llama4 import modeling_llama4 as theirs
 
@@ -246,34 +256,42 @@ def test_temperature_of_llama_4():
         tau = compose.log_temperature(torch.arange(19), "llama4", length=4, beta=0.7)
         out = relpos.attention(q * tau[:, None], k, v, is_causal=True, enable_gqa=True)
         found = module.o_proj(out.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    close(found, wanted)
 
 
+@pytest.mark.peers
+@pytest.mark.usefixtures("double")
 def test_temperature_of_ministral_3():
     from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
     positions = torch.tensor([[0, 9, 10, 11, 29, 30, 12345]])
     wanted = get_llama_4_attn_scale(positions, 0.1, 10)[0, 0, :, 0]
     found = compose.log_temperature(positions[0], "ministral3", length=10)
-    torch.testing.assert_close(found, wanted)
+    close(found, wanted)
 
 
+@pytest.mark.peers
+@pytest.mark.usefixtures("double")
 def test_rotary_value_of_roformer():
     from transformers.models.roformer import modeling_roformer as theirs
 
     config = theirs.RoFormerConfig(hidden_size=32, num_attention_heads=4, rotary_value=True)
     module = seeded(theirs.RoFormerSelfAttention, config)
-    table = theirs.RoFormerSinusoidalPositionalEmbedding(17, 8)
-    table.weight.data = table.create_weight()
+    angles = torch.outer(torch.arange(17.0), 10000.0 ** -(torch.arange(0.0, 8.0, 2.0) / 8))
+    table = torch.cat([angles.sin(), angles.cos()], -1)
+    made = theirs.RoFormerSinusoidalPositionalEmbedding(17, 8).create_weight()
+    close(made, table, 2.0**-24)  # it holds float32 numbers
     x = torch.randn(2, 17, 32)
     with torch.no_grad():
-        wanted = module(x, sinusoidal_pos=table(x.shape)[None, None])[0]
+        wanted = module(x, sinusoidal_pos=table[None, None])[0]
         q, k, v = (split(project(x), 4) for project in (module.query, module.key, module.value))
         position = relpos.RoPE(8, layout="interleaved")
         out = compose.rotate_values(q, k, v, position=position, undo=False)
-    torch.testing.assert_close(out.transpose(1, 2).flatten(2), wanted, rtol=1e-5, atol=1e-5)
+    close(out.transpose(1, 2).flatten(2), wanted)
 
 
+@pytest.mark.peers
+@pytest.mark.usefixtures("double")
 def test_rotated_values_of_deepseek_v4():
     """A layer of sliding windows: one vector is key and value, and there are sinks."""
     from transformers.models.deepseek_v4 import modeling_deepseek_v4 as theirs
@@ -307,4 +325,4 @@ def test_rotated_values_of_deepseek_v4():
         out = compose.rotate_values(q, kv, kv, position=position, undo=True, **options)
         groups = out.transpose(1, 2).reshape(2, 14, 2, -1)
         found = module.o_b_proj(module.o_a_proj(groups).flatten(2))
-    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    close(found, wanted)

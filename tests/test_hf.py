@@ -13,11 +13,11 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, outputs
+from hf_models import FAMILIES, inputs, outputs, same
 from relpos.hf import _adapter, _mask
 from transformers import masking_utils
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_static_cache_beams_and_packed_rows():
         3 * torch.arange(21)[None] + 7,
     ):
         a, b = (m(ids, position_ids=positions, use_cache=False).logits for m in (fused, model))
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+        same(a, b)
 
 
 @pytest.mark.parametrize("kind", ["bool", "float"])
@@ -128,7 +128,7 @@ def test_a_dense_mask_of_the_user_s(kind):
     added = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
     theirs = model(ids, attention_mask=added, use_cache=False).logits
     ours = fused(ids, attention_mask=seen if kind == "bool" else added, use_cache=False).logits
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
 
 
 def test_register_alone_keeps_padding_and_bias():
@@ -138,7 +138,7 @@ def test_register_alone_keeps_padding_and_bias():
         theirs, _ = outputs(family, model, given)
         model.set_attn_implementation("relpos")
         ours, _ = outputs(family, model, given)
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+        same(ours, theirs)
         assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
         given["attention_mask"] = torch.ones_like(given["attention_mask"])
         unpadded, _ = outputs(family, model, given)
@@ -176,7 +176,7 @@ def test_register_serves_models_without_an_adapter(name):
         model.set_attn_implementation(way)
         found.append(model(**given)[0] * given["attention_mask"][..., None])
     theirs, ours = found
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
     assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
 
 
@@ -191,7 +191,7 @@ def test_weights_come_where_asked_for(name):
     theirs, ours = (m(**given, output_attentions=True).attentions for m in (model, fused))
     first = 21 // 4  # rows of padding see nothing
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a[:, :, first:], b[:, :, first:], rtol=0, atol=1e-5)
+        same(a[:, :, first:], b[:, :, first:])
 
 
 @pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM", "MPNet", "LongT5, transient global"])
@@ -274,7 +274,7 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     assert "relpos" not in (tmp_path / "config.json").read_text().lower()
     again = type(fused).from_pretrained(tmp_path, attn_implementation="eager").eval()
     a, b = again(**given).logits, fused(**given).logits
-    torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+    same(a, b)
 
 
 # Another scheme of positions, or a mask relpos does not serve: untouched, and report says why.
@@ -331,7 +331,7 @@ def test_a_rotation_relpos_lacks_stays_with_the_model():
         assert layer.state == "attention"
         assert "dynamic" in layer.why
     (ours, _), (theirs, _) = (outputs(family, m, given) for m in (fused, model))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
 
 
 def test_what_relpos_cannot_compute_raises_with_the_reason():

@@ -6,11 +6,11 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs
+from hf_models import FAMILIES, inputs, same
 from relpos.hf import _traced
 from transformers import masking_utils
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 _CHUNKED = {
     "num_key_value_heads": 2,
@@ -86,7 +86,7 @@ def test_a_cache_that_drops_keys(name, cut, step, kind):
     )
     seen = 1 if mask is None else mask.cumsum(1)[..., None] > 0
     ours, theirs = ours * seen, theirs * seen
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("kind", ["none", "padded"])
@@ -101,7 +101,7 @@ def test_a_static_cache(name, kind):
     )
     seen = 1 if mask is None else mask.cumsum(1)[..., None] > 0
     ours, theirs = ours * seen, theirs * seen
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3"])
@@ -116,7 +116,7 @@ def test_windows_compile_with_a_static_cache(name):
     for _ in range(6):  # the window of 6 keys fills and moves on
         a = ours(token, past_key_values=caches[0]).logits[:, -1:]
         b = theirs(token, past_key_values=caches[1]).logits[:, -1:]
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * b.abs().max().item())
+        same(a, b)
         token, ours = b.argmax(-1), compiled
 
 
@@ -131,7 +131,7 @@ def test_a_window_of_one_key():
     for step in (1, 3):
         cache = transformers.DynamicCache(config=fused.config)
         ours = fed(fused, step, 6, None, cache)
-        torch.testing.assert_close(ours, whole, rtol=0, atol=1e-5 * whole.abs().max().item())
+        same(ours, whole)
 
 
 @pytest.mark.parametrize("kind", ["none", "padded"])
@@ -185,7 +185,7 @@ def test_compiles_without_a_mask_and_without_a_cache():
     torch._dynamo.reset()
     ours = torch.compile(fused, backend="eager")(ids, use_cache=False).logits
     theirs = model(ids, use_cache=False).logits
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["BLOOM", "MPT"])
@@ -197,4 +197,4 @@ def test_distances_do_not_grow_with_a_static_cache(name):
         transformers.StaticCache(fused.config, 2**15),
     )
     theirs, ours = (fed(fused, 1, 21, None, cache) for cache in caches)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
+    same(ours, theirs)

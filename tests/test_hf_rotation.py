@@ -8,17 +8,13 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, outputs
+from hf_models import FAMILIES, inputs, outputs, same
 from relpos.hf import adapters
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 ROTARY = [name for name, family in FAMILIES.items() if "Mistral" in name or "Qwen3" in name]
 ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rotary"]
-
-
-def same(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
 
 
 def compare(family, ours, theirs):

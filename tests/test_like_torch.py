@@ -5,12 +5,13 @@ import inspect
 import pytest
 import relpos
 import torch
+from near import close
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 APART = {"need_weights": True, "average_attn_weights": False}
 
@@ -66,12 +67,12 @@ def test_the_same_arguments_give_the_same_numbers(options):
     theirs, ours = pair(**options)
     x = torch.randn(5, 3, 16).double()
     want, got = theirs(x, x, x)[0], ours(x, x, x)[0]
-    torch.testing.assert_close(got, want)
+    close(got, want)
     assert got.view(-1, 16).shape == (15, 16)
     alone, weights = ours(x[:, 0], x[:, 0], x[:, 0], **APART)
     want, want_weights = theirs(x[:, 0], x[:, 0], x[:, 0], **APART)
-    torch.testing.assert_close(alone, want)
-    torch.testing.assert_close(weights, want_weights)
+    close(alone, want)
+    close(weights, want_weights)
     for extra in ((None,), (None, False, torch.zeros(5, 5))):
         with pytest.raises(TypeError, match="positional argument"):
             ours(x, x, x, *extra)
@@ -84,9 +85,9 @@ def test_weights_are_never_another_tensor_in_silence():
     with pytest.warns(UserWarning, match="average_attn_weights: not given") as caught:
         _, weights = ours(x, x, x, need_weights=True)
     assert caught[0].filename == __file__
-    torch.testing.assert_close(weights, theirs(x, x, x, average_attn_weights=False)[1])
+    close(weights, theirs(x, x, x, average_attn_weights=False)[1])
     _, weights = ours(x, x, x, need_weights=True, average_attn_weights=True)
-    torch.testing.assert_close(weights, theirs(x, x, x)[1])
+    close(weights, theirs(x, x, x)[1])
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -119,11 +120,11 @@ def test_a_wrong_causal_hint_raises():
         want, _ = theirs(x, x, x, attn_mask=mask)
         for least in (-torch.inf, lowest):
             said = torch.zeros(5, 5).double().masked_fill(mask, least)
-            torch.testing.assert_close(ours(x, x, x, attn_mask=said, is_causal=True)[0], want)
-        torch.testing.assert_close(ours(x, x, x, attn_mask=mask, is_causal=True)[0], want)
+            close(ours(x, x, x, attn_mask=said, is_causal=True)[0], want)
+        close(ours(x, x, x, attn_mask=mask, is_causal=True)[0], want)
     want, _ = theirs(x, x, x, attn_mask=both)
     for option in ({"window": (-1, 0)}, {"is_causal": True, "q_offset": 0}):
-        torch.testing.assert_close(ours(x, x, x, attn_mask=blocked, **option)[0], want)
+        close(ours(x, x, x, attn_mask=blocked, **option)[0], want)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
@@ -134,7 +135,7 @@ def test_a_wrong_causal_hint_raises_when_compiled():
     run = torch.compile(ours, backend="aot_eager", fullgraph=True)
     want, _ = ours(x, x, x, is_causal=True)
     got, _ = run(x, x, x, attn_mask=causal_mask(5), is_causal=True)
-    torch.testing.assert_close(got, want)
+    close(got, want)
     with pytest.raises(RuntimeError, match="is_causal: expected an attn_mask"):
         run(x, x, x, attn_mask=torch.eye(5, dtype=torch.bool), is_causal=True)
 
@@ -235,14 +236,14 @@ def test_batches_that_differ_are_refused():
 
 
 def test_sdpa_refuses_a_causal_bias_of_other_lengths():
-    query, key = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4)
+    query, key = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (5, 7))
     for bias in (causal_lower_right(4, 6), causal_upper_left(5, 5), causal_lower_right(7, 7)):
         with pytest.raises(
             ValueError, match="attn_mask: expected a causal bias of 5 queries and 7"
         ):
             relpos.sdpa(query, key, key, bias)
     want = functional.scaled_dot_product_attention(query, key, key, causal_lower_right(5, 7))
-    torch.testing.assert_close(relpos.sdpa(query, key, key, causal_lower_right(5, 7)), want)
+    close(relpos.sdpa(query, key, key, causal_lower_right(5, 7)), want)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

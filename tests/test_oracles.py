@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from near import close
 from oracle import Part, allowed_pairs, attend, oracle_of, positions
 from oracles import deberta, kerple_log, kerple_power, rope, rope_llama3, swin, transformer_xl
+from peer_modes import Float32Angles, Float64
 
 Q = torch.tensor([[[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]]], dtype=torch.float64)  # and keys
 V = torch.tensor([[[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]], dtype=torch.float64)
@@ -95,6 +97,7 @@ def test_log_buckets():
     assert (deberta.rows({}, -at[0], at[1])[:, 0] - 256).tolist()[-3:] == [-255, -256, -256]
 
 
+@pytest.mark.peers
 def test_log_buckets_as_in_transformers():
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
@@ -124,6 +127,7 @@ def test_llama3_frequencies():
     assert frequencies(head_dim=64, factor=32.0)[15:18].tolist() == pytest.approx(expected, 1e-6)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize("own", [{}, {"factor": 32.0}, {"original_max_position_embeddings": 64}])
 def test_llama3_frequencies_as_in_transformers(head_dim, own):
@@ -134,11 +138,11 @@ def test_llama3_frequencies_as_in_transformers(head_dim, own):
     scaling |= {"original_max_position_embeddings": 8192} | own
     rope_parameters = {"rope_type": "llama3", "rope_theta": 500000.0, **scaling}
     config = LlamaConfig(head_dim=head_dim, rope_parameters=rope_parameters)
-    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    found = frequencies(head_dim=head_dim, angle="float32", **scaling)
-    torch.testing.assert_close(found, theirs, rtol=2**-22, atol=0)
-    exact = frequencies(head_dim=head_dim, **scaling)
-    torch.testing.assert_close(exact.float(), theirs, rtol=1e-5, atol=0)
+    for modes, angle in ((Float32Angles(), "float32"), (Float64(), "double")):
+        with modes:
+            theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+        found = frequencies(head_dim=head_dim, angle=angle, **scaling)
+        close(found / theirs, torch.ones_like(theirs))
 
 
 @pytest.mark.parametrize("window", [[3, 4], [1, 5], [4, 1], 3])

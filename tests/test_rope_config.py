@@ -6,8 +6,11 @@ import importlib
 import pytest
 import relpos
 import torch
+from near import close
+from peer_modes import Float32Angles, Float64
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.peers
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -60,17 +63,21 @@ def test_rotates_as_the_model_does(folder, name, options, layer_type):
             relpos.RoPE.from_config(config)
         return
     code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    rotary = getattr(code, f"{name.removesuffix('Text')}RotaryEmbedding")(config)
     position = relpos.RoPE.from_config(config, layer_type=layer_type)
     positions = torch.tensor([0, 1, 5, 900, 4000])
-    x = torch.randn(1, 4, len(positions), position.head_dim)
+    x = torch.randn(1, 4, len(positions), position.head_dim, dtype=torch.float64)
     more = () if layer_type is None else (layer_type,)
-    cos, sin = rotary(x, positions[None], *more)
-    want = turned(code, x, cos, sin)
+    with Float32Angles():
+        rotary = getattr(code, f"{name.removesuffix('Text')}RotaryEmbedding")(config)
+        cos, sin = rotary(x, positions[None], *more)
+    with Float64():  # Cohere turns float32 numbers
+        want = turned(code, x, cos, sin)
     got = position.rotate(x, positions=positions)
-    torch.testing.assert_close(got, want, rtol=0, atol=2e-3)  # angles in float32, up to 4000
-    near = slice(0, 3)
-    torch.testing.assert_close(got[:, :, near], want[:, :, near], rtol=0, atol=2e-6)
+    # A list of LongRoPE multiplies the power there and divides the frequency here: each is off by
+    # at most two roundings of float32, and so is the angle.
+    rounding = 2.0**-23 if isinstance(position, relpos.LongRoPE) else 0.0
+    for n, at in enumerate(positions.tolist()):
+        close(got[:, :, n], want[:, :, n], 1e-10 + rounding * at)
 
 
 def turned(code, x, cos, sin):
@@ -115,15 +122,16 @@ def test_three_axes(folder, name, own):
         getattr(code, f"{name}{n}")
         for n in ("RotaryEmbedding", "TextRotaryEmbedding")
         if hasattr(code, f"{name}{n}")
-    )(config)
+    )
     ids = torch.randint(0, 50, (3, 2, 7), generator=torch.Generator().manual_seed(0))
-    q, k, v = torch.randn(3, 2, 4, 7, 16)
-    cos, sin = rotary(v, ids)
+    q, k, v = torch.randn(3, 2, 4, 7, 16, dtype=torch.float64)
+    with Float32Angles():
+        cos, sin = rotary(config)(v, ids)
     turned_q, turned_k = code.apply_rotary_pos_emb(q, k, cos[:, :], sin[:, :])
     want = relpos.attention(turned_q, turned_k, v)
     at = ids.transpose(0, 1).contiguous()
     got = relpos.attention(q, k, v, position=position(at, at))
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    close(got, want)
 
 
 def test_refuses_other_axes():

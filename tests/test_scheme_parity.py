@@ -1,21 +1,54 @@
 """Schemes against the code of others: by our formulas (tests/oracles) and by relpos, forward and
-backward. `published.py` makes the calls."""
+backward. `published.py` makes the calls; all of their arithmetic is in double, so that every CPU
+gives the same. Rotations in float32 are compared, too: there the other code's angles are float32.
+"""
 
 from functools import cache
 
 import pytest
 import relpos
 import torch
+from near import close
 from oracle import Part, allowed_pairs, attend, gradients, place_of, positions, registry
+from peer_modes import Float32Angles, Float64
 from published import PEERS as MODELS
 from published_coordinates import PEERS as COORDINATES
 from published_rotations import PEERS as ROTATIONS
 from published_tables import PEERS as TABLES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 PEERS = MODELS | ROTATIONS | TABLES | COORDINATES
-peer_of = cache(lambda name: PEERS[name]())
+DOUBLE, FLOAT32 = "double", "float32"  # angles of the other code, and of rotations here
+BOUND = 1e-10
+
+# Peers whose angles are float32 in their own code.
+_SCHEMES = {s.name for s in relpos.schemes() if any(o.name == "angle" for o in s.options)}
+ROTATING = [name for name, origin in PEERS.items() if origin.package and origin.scheme in _SCHEMES]
+# Where float32 angles are not the module's to the bit, since the order of roundings is another: a
+# frequency divided by the factor, and the power multiplied by it; a float32 base of a dynamic
+# length; coordinates times 2 pi. Two roundings are 2^-23 of an angle, which is at most 40.
+ROUNDED = dict.fromkeys(
+    [
+        "RoPE, dynamic, long",
+        "YaRN as in DeepSeek",
+        "LongRoPE, long",
+        "RoPE of DINOv3",
+        "RoPE of DINOv3 after [CLS] and registers",
+    ],
+    2e-6,
+)
+CALLS = [(name, DOUBLE) for name in PEERS] + [(name, FLOAT32) for name in ROTATING]
+of_calls = pytest.mark.parametrize(("name", "angle"), CALLS, ids=lambda x: x)
+
+
+@cache
+def peer_of(name, angle=DOUBLE):
+    with Float64() if angle == DOUBLE else Float32Angles():
+        peer = PEERS[name]()
+    if name in ROTATING:
+        peer.options = peer.options | {"angle": angle}
+    return peer
 
 
 def seed_of(peer):
@@ -29,14 +62,13 @@ def pulled(peer, grads):
     return torch.autograd.grad(tensors, peer.leaves, [g.double() for g in grads], retain_graph=True)
 
 
-def compare(peer, out, leaves, tolerance):
-    close = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(out.double(), peer.out, **close)
+def compare(peer, out, leaves, bound):
+    close(out.double(), peer.out, bound, "out")
     seed = seed_of(peer)
     found = pulled(peer, gradients([out], [seed.to(out.dtype)], leaves))
     expected = torch.autograd.grad(peer.out, peer.leaves, seed, retain_graph=True)
-    for got, want in zip(found, expected, strict=True):
-        torch.testing.assert_close(got / want.abs().max(), want / want.abs().max(), **close)
+    for n, (got, want) in enumerate(zip(found, expected, strict=True)):
+        close(got / want.abs().max(), want / want.abs().max(), bound, f"gradient of leaf {n}")
 
 
 def fresh(held, dtype=torch.float64):
@@ -50,9 +82,13 @@ def trained(inputs):
     return [x for x in inputs.values() if x.is_floating_point()]
 
 
-@pytest.mark.parametrize("name", PEERS)
-def test_formula(name):
-    peer = peer_of(name)
+def bound_of(name, angle):
+    return ROUNDED.get(name, BOUND) if angle == FLOAT32 else BOUND
+
+
+@of_calls
+def test_formula(name, angle):
+    peer = peer_of(name, angle)
     q, k, v = (x.detach().requires_grad_() for x in peer.qkv)
     fixed = dict(registry()[peer.scheme](**peer.options).named_buffers())
     parameters = fresh(peer.parameters)
@@ -66,15 +102,11 @@ def test_formula(name):
     seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **bounds)
     out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale, softcap=softcap).out
     leaves = [q, k, v, *parameters.values(), *trained(part.inputs)]
-    compare(peer, out, leaves, peer.tolerance)
+    compare(peer, out, leaves, bound_of(name, angle))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("name", PEERS)
-def test_relpos(name, dtype):
-    peer = peer_of(name)
-    if peer.scheme not in registry():
-        pytest.skip(f"this build of relpos has no {peer.scheme}")
+def by_relpos(peer, dtype):
+    """The result, and the leaves from which it was computed."""
     module = registry()[peer.scheme](**peer.options).to(dtype)
     module.load_state_dict({n: x.detach().to(dtype) for n, x in peer.parameters.items()})
     inputs = fresh(peer.inputs, dtype)
@@ -82,5 +114,17 @@ def test_relpos(name, dtype):
     position = module(*inputs.values()) if inputs else module
     out = relpos.attention(*leaves, position=position, **peer.call)
     held = dict(module.named_parameters())
-    leaves += [held[n] for n in peer.parameters] + trained(inputs)
-    compare(peer, out, leaves, peer.tolerance if dtype == torch.float64 else 5e-5)
+    return out, leaves + [held[n] for n in peer.parameters] + trained(inputs)
+
+
+@of_calls
+def test_relpos(name, angle):
+    peer = peer_of(name, angle)
+    compare(peer, *by_relpos(peer, torch.float64), bound_of(name, angle))
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_relpos_in_float32(name):
+    """Roundings are ours alone: some 70 of numbers up to 10, of 2^-24 each."""
+    peer = peer_of(name)
+    compare(peer, *by_relpos(peer, torch.float32), 5e-5)
