@@ -29,7 +29,8 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: test ## the same with six times the conformance cases and twenty times the random terms; an hour
+test-full: test ## the same with six times the conformance cases, twenty times the random terms, and torch as on other CPUs; an hour
+	@$(PY) tests/peers.py
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan

@@ -15,6 +15,7 @@ import pytest
 import torch
 from accuracy_fuzz import TARGETS, DrawnCall, Server, serve
 from call import Call, Draw, inputs_of
+from near import within
 from oracle import (
     allowed_pairs,
     oracle_of,
@@ -246,6 +247,7 @@ def benign_promises(parts):
     return promised(benign(parts))[0]
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("parts", SUMS)
 @pytest.mark.parametrize("breaking", [None, *BREAKS])
 @pytest.mark.usefixtures("one_thread")
@@ -258,7 +260,10 @@ def test_what_is_a_little_broken_misses_the_promise(breaking, parts):
         breaking(call)
     found = call.plain()
     worst = max(ratio(found[name], promises[name]) for name in found)
-    assert worst <= 1.0 if breaking is None else worst > 2.0, worst
+    if breaking is None:
+        within(worst, 1.0)
+    else:
+        assert worst > 2.0
 
 
 if __name__ == "__main__":

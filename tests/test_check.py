@@ -16,6 +16,8 @@ from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmb
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention, T5Config
 
+pytestmark = pytest.mark.peers
+
 torch.manual_seed(0)
 
 
