@@ -287,3 +287,35 @@ class Call:
             dropout_p=self.case["dropout"],
         )
         return self.results(done.out, done.lse, leaves)
+
+
+class Held:
+    """The numbers of a part under the names of a module."""
+
+    def __init__(self, part):
+        self.part = part
+
+    def named_parameters(self):
+        return self.part.parameters.items()
+
+    def named_buffers(self):
+        return ()
+
+
+class Given(Call):
+    """A call of tensors and parts at hand: what `promise.promised` reads of a call."""
+
+    def __init__(self, inputs, parts, dout=None, dlse=None, **call):
+        q, k, v = inputs
+        self.inputs, self.dtype, self.scale = list(inputs), q.dtype, q.shape[-1] ** -0.5
+        self.case = {"heads": (q.shape[1], k.shape[1]), "dropout": 0.0}
+        self.chosen = [(part.name, part.options) for part in parts]
+        self.modules, self.given = [Held(part) for part in parts], [part.inputs for part in parts]
+        self.places = {n: call.pop(n) for n in list(call) if "offset" in n or "positions" in n}
+        self.masks, self.added = call, None
+        place = place_of(self.chosen)
+        sizes = q.shape[0], q.shape[2], k.shape[2]
+        self.pos_q, self.pos_k = positions(*sizes, **self.places, place=place)
+        self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=q.shape[1], **call)
+        self.dout = q.new_zeros(*q.shape[:3], v.shape[3]) if dout is None else dout
+        self.dlse = dlse

@@ -27,6 +27,7 @@ from oracle import (
 )
 from promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from sample import trained
+from unit_promise import Kept, decided, reference
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000
@@ -264,6 +265,34 @@ def test_what_is_a_little_broken_misses_the_promise(breaking, parts):
         within(worst, 1.0)
     else:
         assert worst > 2.0
+
+
+@pytest.mark.parametrize("deviation", [1, 1e4])
+@pytest.mark.usefixtures("one_thread")
+def test_a_units_promise_is_no_loose_one(deviation):
+    """Results of other code in bfloat16 keep it, by the half and the third that the promise says;
+    with an error 3.5 times as large, or without a key, they break it. `deviation` is of scores: 1e4
+    is beyond what bfloat16 decides, and calls are judged together."""
+    case = BENIGN | {"dtype": "bfloat16", "lse": False, "deviation": deviation}
+    case |= {"parts": [("rope", {"head_dim": 64, "layout": "half"})]}
+    call = DrawnCall(case)
+    (promises, at), theirs = promised(call), reference(call)
+    assert decided(at) == (deviation == 1)
+    lost = DrawnCall(case)
+    lost_key(lost)
+
+    def shares(ours):
+        kept, found = Kept(), {}
+        for name in ("out", "gradient of q", "gradient of k", "gradient of v"):
+            given = ours[name].double(), theirs[name], promises[name], at
+            found[name] = kept.share(name, name, *given)
+        return found if deviation == 1 else kept.together()
+
+    exact = {name: promise.exact for name, promise in promises.items()}
+    worse = {name: exact[name] + 3.5 * (x.double() - exact[name]) for name, x in theirs.items()}
+    assert max(shares(theirs).values()) == pytest.approx(0.5)
+    assert min(shares(worse).values()) > 1.0
+    assert max(shares(reference(lost)).values()) > 1.0
 
 
 if __name__ == "__main__":

@@ -2,11 +2,14 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import relpos
 import torch
+from call import Given
 from oracle import allowed_pairs, attend, gradients, positions, reads_length
+from promise import Bounded, missed, promised
 from sample import HEAD_DIM, HEADS, NAMES, configurations, position, tensors, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,18 +29,28 @@ def whole(inputs, parts, dtype, **masks):
     return attend(q, k, v, cast, pos_q, pos_k, seen, scale=HEAD_DIM**-0.5).out
 
 
-def dense(inputs, parts, dtype, steps, key_padding_mask=None, **masks):
+def dense(inputs, parts, dtype, steps, **masks):
     """The formula of the whole, or of all tokens up to each step where a part reads the length."""
+    return in_steps(partial(whole, dtype=dtype), inputs, parts, steps, **masks)
+
+
+def promised_whole(inputs, parts, **masks):
+    """Output and bound by docs/accuracy.md, one before the other."""
+    found = promised(Given(inputs, parts, is_causal=True, **masks))[0]["out"]
+    return torch.stack([found.exact, found.bound])
+
+
+def in_steps(compute, inputs, parts, steps, key_padding_mask=None, **masks):
     if not any(reads_length(part.name, part.options) for part in parts):
-        return whole(inputs, parts, dtype, key_padding_mask=key_padding_mask, **masks)
+        return compute(inputs, parts, key_padding_mask=key_padding_mask, **masks)
     outs, end = [], 0
     for count in steps:
         end += count
         prefix = [x[:, :, :end] for x in inputs]
         if key_padding_mask is not None:
             masks["key_padding_mask"] = key_padding_mask[:, :end]
-        outs.append(whole(prefix, parts, dtype, **masks)[:, :, end - count :])
-    return torch.cat(outs, 2)
+        outs.append(compute(prefix, parts, **masks)[..., end - count :, :])
+    return torch.cat(outs, -2)
 
 
 def decode(cache, inputs, module, steps, padding=None, **options):
@@ -71,12 +84,8 @@ def test_in_float32_with_padding(name, steps):
     padding[0, :9] = True  # on the left, as generation pads
     with torch.inference_mode():
         got = decode(relpos.KVCache(), inputs, module, steps, padding)
-    truth, plain = (
-        dense(inputs, parts, dtype, steps, key_padding_mask=padding)
-        for dtype in (torch.float64, torch.float32)
-    )
-    allowance = 2 * (plain - truth).abs().max() + 1e-6 * truth.abs().max()
-    assert (got - truth).abs().max() <= allowance
+    promise = Bounded(*in_steps(promised_whole, inputs, parts, steps, key_padding_mask=padding))
+    assert missed("out", got, promise) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -250,8 +250,8 @@ def test_inputs_that_are_missing_or_too_many(position, slopes):
 @pytest.mark.skipif(not hasattr(relpos, "ForgettingGate"), reason="this build has no such scheme")
 def test_inputs_with_a_batch_axis_under_vmap():
     position = relpos.ForgettingGate()
-    x = torch.randn(3, 2, 2, 5, 4)
-    log_f = torch.nn.functional.logsigmoid(torch.randn(3, 2, 2, 5)).requires_grad_()
+    x = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
+    log_f = torch.nn.functional.logsigmoid(x[..., 0]).requires_grad_()
 
     def run(x, log_f):
         return relpos.attention(x, x, x, position=position(log_f), is_causal=True)
