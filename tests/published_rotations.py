@@ -1,6 +1,7 @@
 """Rotations as other code computes them: modules of transformers, torchscale's formula."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 from published import HEADS, Drawing, Origin, Peer, attended, formula, normal
@@ -153,7 +154,9 @@ def dinov3(height, width, prefix):
         pos_embed_rescale=None,
     )
     module = hf.DINOv3ViTRopePositionEmbedding(config).eval()
-    cos, sin = module(torch.zeros(1, 3, 16 * height, 16 * width))
+    centers = "get_patches_center_coordinates"  # kept from call to call, in whichever dtype
+    with mock.patch.object(hf, centers, getattr(hf, centers).__wrapped__):
+        cos, sin = module(torch.zeros(1, 3, 16 * height, 16 * width))
     given = qkv(height * width + prefix, head_dim)
     q, k, v = given
     turned_q, turned_k = hf.apply_rotary_pos_emb(q, k, cos, sin)

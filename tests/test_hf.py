@@ -17,7 +17,7 @@ from hf_models import FAMILIES, inputs, outputs, same
 from relpos.hf import _adapter, _mask
 from transformers import masking_utils
 
-pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,7 @@ def test_a_mask_that_is_no_interval_is_refused(function):
         _mask.mask_function(1, 4, 4, mask_function=function)
 
 
+@pytest.mark.peers
 def test_a_static_cache_beams_and_packed_rows():
     family = FAMILIES["Llama"]
     model = family.make()
@@ -117,6 +118,7 @@ def test_a_static_cache_beams_and_packed_rows():
         same(a, b)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_dense_mask_of_the_user_s(kind):
     model = FAMILIES["Llama"].make()
@@ -131,6 +133,7 @@ def test_a_dense_mask_of_the_user_s(kind):
     same(ours, theirs)
 
 
+@pytest.mark.peers
 def test_register_alone_keeps_padding_and_bias():
     for name in ("T5", "Llama"):
         family = FAMILIES[name]
@@ -161,6 +164,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", OTHERS)
 def test_register_serves_models_without_an_adapter(name):
     torch.manual_seed(0)
@@ -180,6 +184,7 @@ def test_register_serves_models_without_an_adapter(name):
     assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-J", "MPNet"])
 def test_weights_come_where_asked_for(name):
     family = FAMILIES[name]
@@ -267,6 +272,7 @@ def test_other_models_of_the_same_config_stay():
     assert type(one.h[0].self_attention).__mro__.count(type(other.h[0].self_attention)) == 1
 
 
+@pytest.mark.peers
 def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     family = FAMILIES["T5"]
     fused, given = relpos.hf.linearize(family.make()), inputs(family)
@@ -322,6 +328,7 @@ def test_speech_models_are_reported():
     assert all(x.state == "untouched" for x in relpos.hf.report(relpos.hf.linearize(model)).layers)
 
 
+@pytest.mark.peers
 def test_a_rotation_relpos_lacks_stays_with_the_model():
     family = FAMILIES["Llama"]
     scaled = {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 8.0}

@@ -12,7 +12,7 @@ from peer_modes import Float64
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def relative(ours, exact, scale=None):
@@ -31,6 +31,7 @@ def in_float64(family, model, given):
         return outputs(family, wide, given)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("mask", ["padded", "ones", "none"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_hidden_states_and_gradients_are_eager_s(name, mask, request):
@@ -62,6 +63,7 @@ def test_hidden_states_and_gradients_are_eager_s(name, mask, request):
         request.config.stash[conftest.SUMMARY].append(line)
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("mask", ["padded", "none"])
 @pytest.mark.parametrize(
     "name", [n for n, f in FAMILIES.items() if f.kind != "encoder" and f.prompt == "ids"]
