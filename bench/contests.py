@@ -148,8 +148,8 @@ def busy_programs(count: int) -> Iterator[list[subprocess.Popen]]:
 
 
 def beside(count: int, run: Callable[[Case, Budget], list[Row]]):
-    """The case beside so many busy programs. Every round counts, for all are disturbed, and the time
-    to wait for quiet goes into more of them."""
+    """The case beside so many busy programs. Every round counts, for all are disturbed, and the
+    time to wait for quiet goes into more of them."""
 
     def crowded(case: Case, budget: Budget) -> list[Row]:
         with busy_programs(count):

@@ -112,8 +112,8 @@ first. Sides take turns in one process. A row is the median of its runs, each th
 rounds; spread is the range of the runs, or the quartiles of the rounds where there is one run. \
 Instructions: no-ops that our threads execute, against the best rate seen; they halve where \
 another program, or another machine, uses our cores. A round counts that found 85 % of them before \
-and after each of its calls; a row with fewer than three such rounds says noisy and shows all. Beside \
-busy programs of the bench's own every round counts."""
+and after each of its calls; a row with fewer than three such rounds says noisy and shows all. \
+Beside busy programs of the bench's own every round counts."""
 
 
 def page(report: Row, targets: bool) -> str:

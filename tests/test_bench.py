@@ -187,11 +187,18 @@ def test_every_round_beside_busy_programs_counts():
 
 
 def test_busy_programs_end_with_their_row():
-    with pytest.raises(ZeroDivisionError), contests.busy_programs(2) as running:
-        assert [program.poll() for program in running] == [None, None]
-        _ = 1 / 0
-    assert len(running) == 2
-    assert all(program.returncode is not None for program in running)
+    started = []
+
+    def fails():
+        with contests.busy_programs(2) as running:
+            started.extend(running)
+            assert [program.poll() for program in running] == [None, None]
+            raise ValueError("of the row")
+
+    with pytest.raises(ValueError, match="of the row"):
+        fails()
+    assert len(started) == 2
+    assert all(program.returncode is not None for program in started)
 
 
 def test_a_contest_has_a_row_for_each_peer(monkeypatch):

@@ -1,10 +1,15 @@
-// The backward pass of many short heads: one parallel region, whoever writes the gradients of the keys.
+// The backward pass of many short heads: one parallel region, whoever writes the gradients of the keys; and
+// what is not finite in a tile whose groups of rows share a product.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "base/parallel.h"
+#include "kernels/block.h"
 #include "kernels/fused.h"
 #include "kernels/random_terms.h"
 
@@ -118,6 +123,105 @@ TEST(ShortBackward, WithoutQueriesGivesZeros) {
   fused_backward(call.p, call.out.view(), call.lse.view(), call.dout.view(), {}, to);
   for (const Tensor* t : {&call.dk, &call.dv}) {
     for (int64_t n = 0; n < t->view().numel(); ++n) ASSERT_EQ(t->data<float>()[n], 0.0F);
+  }
+}
+
+// Both passes of a call on one thread.
+void run(Call& call, const Kernels& kernels) {
+  call.p.kernels = &kernels;
+  call.teams(1);
+}
+
+// The numbers of row i of every head.
+template <typename F>
+void for_each_number(const Tensor& x, int64_t i, F&& f) {
+  const TensorView view = x.view();
+  for (int64_t head = 0; head < view.shape[0] * view.shape[1]; ++head) {
+    for (int64_t d = 0; d < kDim; ++d) f(x.data<float>()[(head * view.shape[2] + i) * kDim + d]);
+  }
+}
+
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t kOdd = 40;  // rows: whole groups of six, and four more
+
+TEST(NotFinite, HiddenKeysChangeNoBit) {
+  constexpr int64_t kHidden[] = {5, 20};
+  for (const Kernels& kernels : usable_kernels()) {
+    SCOPED_TRACE(kernels.name);
+    Call finite(kOdd), odd(kOdd);
+    for (Call* call : {&finite, &odd}) {
+      uint64_t bits = (uint64_t{1} << kOdd) - 1;
+      for (const int64_t j : kHidden) bits &= ~(uint64_t{1} << j);
+      call->p.visible.key_bits.assign(kBatch, bits);
+    }
+    for (const int64_t j : kHidden) {
+      for_each_number(odd.k, j, [&](float& x) { x = j == kHidden[0] ? kNaN : HUGE_VALF; });
+      for_each_number(odd.v, j, [&](float& x) { x = kNaN; });
+    }
+    run(finite, kernels);
+    run(odd, kernels);
+    EXPECT_TRUE(same_bits(finite.out, odd.out));
+    EXPECT_TRUE(same_bits(finite.dq, odd.dq));
+    EXPECT_TRUE(same_bits(finite.dk, odd.dk) && same_bits(finite.dv, odd.dv));
+  }
+}
+
+std::vector<float> numbers(const Tensor& x, int64_t i) {
+  std::vector<float> found;
+  for_each_number(x, i, [&](float number) { found.push_back(number); });
+  return found;
+}
+
+// Even rows see a part of the keys, odd ones all: groups see the same, their rows do not.
+TEST(NotFinite, AKeyReachesOnlyTheQueriesThatSeeIt) {
+  constexpr int64_t kPart = 10, kKey = 30;
+  for (const Kernels& kernels : usable_kernels()) {
+    SCOPED_TRACE(kernels.name);
+    Call finite(kOdd), odd(kOdd);
+    for (Call* call : {&finite, &odd}) {
+      for (int64_t i = 0; i < kOdd; ++i) {
+        call->p.visible.span.emplace_back(0, i % 2 == 0 ? kPart : kOdd);
+      }
+    }
+    for (Tensor* x : {&odd.k, &odd.v}) for_each_number(*x, kKey, [](float& n) { n = kNaN; });
+    run(finite, kernels);
+    run(odd, kernels);
+    for (int64_t i = 0; i < kOdd; ++i) {
+      if (i % 2 == 0) {
+        EXPECT_EQ(numbers(finite.out, i), numbers(odd.out, i)) << i;
+        EXPECT_EQ(numbers(finite.dq, i), numbers(odd.dq, i)) << i;
+      } else {
+        for (const float x : numbers(odd.out, i)) ASSERT_TRUE(std::isnan(x)) << i;
+      }
+    }
+  }
+}
+
+TEST(NotFinite, AQueryReachesOnlyTheKeysThatItSees) {
+  constexpr int64_t kRow = 20;
+  for (const Kernels& kernels : usable_kernels()) {
+    for (const bool of_query : {true, false}) {
+      SCOPED_TRACE(kernels.name);
+      Call finite(kOdd), odd(kOdd);
+      for (Call* call : {&finite, &odd}) {
+        for (int64_t i = 0; i < kOdd; ++i) call->p.visible.span.emplace_back(0, i + 1);
+      }
+      for_each_number(of_query ? odd.q : odd.dout, kRow, [](float& x) { x = kNaN; });
+      run(finite, kernels);
+      run(odd, kernels);
+      for (int64_t i = 0; i < kOdd; ++i) {
+        if (i != kRow) {
+          EXPECT_EQ(numbers(finite.dq, i), numbers(odd.dq, i)) << i;
+        }
+        for (const auto& [want, got] : {std::pair{&finite.dk, &odd.dk}, {&finite.dv, &odd.dv}}) {
+          if (i > kRow) {
+            EXPECT_EQ(numbers(*want, i), numbers(*got, i)) << i;
+          } else {
+            for (const float x : numbers(*got, i)) ASSERT_TRUE(std::isnan(x)) << i;
+          }
+        }
+      }
+    }
   }
 }
 
