@@ -30,7 +30,7 @@ from oracle import (
     registry,
 )
 from promise import SENTENCE, missed, promised, ratio, work_type
-from unit_promise import Kept, applies, reference
+from unit_promise import Kept, applies, decided, reference
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
 PLAIN_EVERY = 8  # plain torch computes one call in so many
@@ -256,12 +256,13 @@ class Tally:
             if at > 1.0 and who in TARGETS:
                 self.misses.append(f"{who}, seed {seed}: {missed(name, found[name], promise)}")
 
-    def add_unit(self, who, seed, found, promises, theirs, at):
-        """A call in bfloat16 that a unit computed; `theirs` are the results of other code."""
+    def add_unit(self, who, seed, found, promises, theirs, alone):
+        """A call in bfloat16 that a unit computed; `theirs` are the results of other code. `alone`:
+        it is judged by itself."""
         self.by_unit[who] += 1
         for name, promise in promises.items():
             kind = kind_of(name)
-            share = self.units[who].share(kind, name, found[name], theirs[name], promise, at)
+            share = self.units[who].share(kind, name, found[name], theirs[name], promise, alone)
             self.note(who, seed, "bfloat16", name, share)
             if share > 1.0:
                 self.misses.append(
@@ -283,15 +284,15 @@ class Tally:
                 self.worst[key] = max(self.worst[key], share)
                 if share > 1.0:
                     self.misses.append(
-                        f"{who}: {kind} of all calls with large scores: {share:.3g} times the "
+                        f"{who}: {kind} of calls judged together: {share:.3g} times the "
                         "error that it may have beside PyTorch's in bfloat16"
                     )
 
     def verdict(self):
         """What was found, in a sentence."""
         units = "".join(
-            f"; of these, {count:,} bfloat16 calls on {who} have its unit's promise, a multiple of "
-            "the error of PyTorch's SDPA"
+            f"; the unit of {who} computed {count:,} of them in bfloat16, where errors may be a "
+            "multiple of those of PyTorch's attention"
             for who, count in sorted(self.by_unit.items())
         )
         told = f"the promise of docs/accuracy.md in {self.calls:,} random calls on each target"
@@ -328,7 +329,7 @@ def judge(seed, servers, tally):
             promises, at = promised(call, keep)
         if applies(target, call.dtype):
             theirs = theirs or reference(call, keep)
-            tally.add_unit(target, seed, found, promises, theirs, at)
+            tally.add_unit(target, seed, found, promises, theirs, decided(call, at))
         else:
             tally.add(target, seed, dtype, found, promises)
     if promises is not None and seed % PLAIN_EVERY == 0 and dtype != "float64":

@@ -40,8 +40,8 @@ def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist
         session.config.workeroutput |= {"summary": stash[SUMMARY], "ratios": stash[RATIOS]}
         return
-    far = max(stash[RATIOS].values(), default=0.0) <= near.MOST
-    if session.config.getoption("nearest") and not far and session.exitstatus == pytest.ExitCode.OK:
+    over = max(stash[RATIOS].values(), default=0.0) > near.MOST
+    if session.config.getoption("nearest") and over and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -277,16 +277,17 @@ def test_a_units_promise_is_no_loose_one(deviation):
     case |= {"parts": [("rope", {"head_dim": 64, "layout": "half"})]}
     call = DrawnCall(case)
     (promises, at), theirs = promised(call), reference(call)
-    assert decided(at) == (deviation == 1)
+    alone = decided(call, at)
+    assert alone == (deviation == 1)
     lost = DrawnCall(case)
     lost_key(lost)
 
     def shares(ours):
         kept, found = Kept(), {}
         for name in ("out", "gradient of q", "gradient of k", "gradient of v"):
-            given = ours[name].double(), theirs[name], promises[name], at
+            given = ours[name].double(), theirs[name], promises[name], alone
             found[name] = kept.share(name, name, *given)
-        return found if deviation == 1 else kept.together()
+        return found if alone else kept.together(least=1)
 
     exact = {name: promise.exact for name, promise in promises.items()}
     worse = {name: exact[name] + 3.5 * (x.double() - exact[name]) for name, x in theirs.items()}

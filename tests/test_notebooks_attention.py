@@ -60,7 +60,7 @@ def test_fourth_shaw(dtype):
     out, got = relpos.attention(*heads(q, k, v), position=position, return_weights=True)
     assert got.shape[2:] == weights.shape == (12, 12)
     assert out.shape[2:] == (12, 512)
-    bound = 1e-10 if dtype == torch.float64 else 1.3e-6
+    bound = 1e-10 if dtype == torch.float64 else 2e-6  # relpos' own sums of 512 products
     close([got[0, 0].double(), out[0, 0].double()], [weights, weights @ wide[2]], bound)
 
 

@@ -29,41 +29,48 @@ def rms(x):
     return x.double().pow(2).mean().sqrt().item() if x.numel() else 0.0
 
 
-def decided(at):
-    """Whether no rounding of a score to bfloat16 can change a weight by more than a factor e."""
-    return not at.whole.numel() or float(at.whole.max()) * ROUNDING < 1.0
+def decided(call, at):
+    """Whether no rounding of a score to bfloat16 can change a weight by more than a factor e, and
+    numbers are not all equal: their roundings may cancel to nothing in one code, not in another."""
+    few = not at.whole.numel() or float(at.whole.max()) * ROUNDING < 1.0
+    return few and call.case["numbers"] != "constant"
 
 
 class Kept:
-    """Whether results keep the promise: each result of a call whose weights are `decided`, and all
-    results of a kind together where they are not. There an error is a matter of chance in one
-    call: of two keys with scores near 17,000, which bfloat16 rounds by 32, either may win."""
+    """Whether results keep the promise: each result of a call that is `decided`, and all results of
+    a kind together where calls are not. There an error is a matter of chance in one call: of two
+    keys with scores near 17,000, which bfloat16 rounds by 32, either may win."""
 
     def __init__(self):
-        self.squares = defaultdict(lambda: [0.0, 0.0])  # of (kind): ours, theirs
+        self.squares = defaultdict(list)  # by kind: of each call, ours and theirs
 
-    def share(self, kind, name, ours, theirs, promise, at):
+    def share(self, kind, name, ours, theirs, promise, alone):
         """How much of the promise a result needs: more than 1 breaks it. It needs no more than of
-        the bound of other calls."""
+        the bound of other calls. `alone`: the call is judged by itself."""
         other = ratio(ours, promise)
         where = promise.exact.isfinite()
         exact, ours, theirs = (x[where].double() for x in (promise.exact, ours, theirs))
         if not theirs.isfinite().all():  # theirs overflowed
             return min(other, 1.0) if ours.isfinite().all() else other
         mine, others = rms(ours - exact), rms(theirs - exact)
-        if decided(at):
+        if alone:
             return min(other, mine / (allowed(name) * others) if others else other)
         largest = max((float(x.abs().max()) for x in (exact, ours, theirs) if x.numel()), default=0)
         if largest:
-            for n, error in enumerate((mine, others)):
-                self.squares[kind][n] += (error / largest) ** 2
+            self.squares[kind].append(((mine / largest) ** 2, (others / largest) ** 2))
         return 0.0
 
-    def together(self):
-        """{kind: how much of the promise} of the calls that are judged together."""
+    def together(self, least=100):
+        """{kind: how much of the promise} of the calls that are judged together, where there are so
+        many of them."""
+        sums = {
+            kind: [sum(side) for side in zip(*pairs, strict=True)]
+            for kind, pairs in self.squares.items()
+            if len(pairs) >= least
+        }
         return {
             kind: (ours / theirs) ** 0.5 / allowed(kind) if theirs else float(ours > 0)
-            for kind, (ours, theirs) in self.squares.items()
+            for kind, (ours, theirs) in sums.items()
         }
 
 
@@ -108,7 +115,7 @@ def sdpa(call):
     alive = (mask > -torch.inf).any(-1, keepdim=True)
     mask = torch.where(alive, mask, 0.0).detach().bfloat16()
     width = max(q.shape[-1], v.shape[-1])  # SDPA multiplies in bfloat16 where these are equal
-    q, k, v = (pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+    q, k, v = (pad(x.to(call.dtype), (0, width - x.shape[-1])) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=call.scale)
     out = out[..., : case["value_dim"]].masked_fill(~alive, 0.0)
     grads = torch.autograd.grad(out, leaves, call.dout)
