@@ -109,7 +109,7 @@ def main() -> None:
         sys.exit(130)
     print(json.dumps(found, indent=1) if options.json else report.page(found, targets=True))
     if options.write_docs:
-        DOCS.write_text(report.page(found, targets=False))
+        DOCS.write_text(report.page(found, targets=False) + report.kept(DOCS.read_text()))
 
 
 if __name__ == "__main__":

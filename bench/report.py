@@ -116,6 +116,14 @@ and after each of its calls; a row with fewer than three such rounds says noisy 
 Beside busy programs of the bench's own every round counts."""
 
 
+KEPT = "<!-- By hand from here on: --write-docs keeps it. -->"
+
+
+def kept(earlier: str) -> str:
+    """What an earlier page has that no bench writes."""
+    return "\n" + earlier[earlier.index(KEPT) :] if KEPT in earlier else ""
+
+
 def page(report: Row, targets: bool) -> str:
     """The whole report; without targets it is docs/benchmarks.md."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())

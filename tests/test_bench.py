@@ -395,6 +395,20 @@ def test_program_runs_and_merges(tmp_path, monkeypatch, capfd):
     assert len(found["machines"]) == 2
 
 
+def test_what_is_written_by_hand_stays_on_the_page(tmp_path, monkeypatch, capfd):
+    docs, out = tmp_path / "benchmarks.md", tmp_path / "bench.json"
+    monkeypatch.setattr(program, "DOCS", docs)
+    docs.write_text(f"# Earlier\n\n{pages.KEPT}\n\n## Before and after\n")
+    quick = ["--seconds", 0.01, "--wait", 0, "--out", out, "--case", "L 12, C++"]
+    run_program(monkeypatch, capfd, *quick)
+    for _ in range(2):
+        run_program(monkeypatch, capfd, *quick, "--merge", out, "--write-docs")
+    page = docs.read_text()
+    assert page.startswith("# Benchmarks\n")
+    assert page.count("| call, B 1, H 1, L 12, C++ |") == 1
+    assert page.endswith(f"|\n\n{pages.KEPT}\n\n## Before and after\n")
+
+
 def test_program_lists_and_refuses(monkeypatch, capfd):
     listed = run_program(monkeypatch, capfd, "--list")
     assert all(f"{case.name} [{case.unit}]" in listed for case in bench_rows.all_cases())
