@@ -111,10 +111,11 @@ TermGradients HeadSlice::spread(Terms terms, TermGradients gradients) const {
     }
     std::vector<double> spread = zeros(outer * heads * inner);
     for (int64_t at = 0; at < outer; ++at) {
-      const double* own = sums[n]->data() + at * count * inner;
+      const double* own_sums = sums[n]->data() + at * count * inner;
       double* to = spread.data() + (at * heads + from) * inner;
-      in_pieces(count * inner,
-                [&](int64_t begin, int64_t end) { std::copy(own + begin, own + end, to + begin); });
+      in_pieces(count * inner, [&](int64_t begin, int64_t end) {
+        std::copy(own_sums + begin, own_sums + end, to + begin);
+      });
     }
     *sums[n] = std::move(spread);
   }
