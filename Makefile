@@ -30,7 +30,7 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 
 test-full: export RELPOS_FULL = 1
 test-full: test ## the same with six times the conformance cases, twenty times the random terms, and torch as on other CPUs; an hour
-	@$(PY) tests/peers.py
+	@$(PY) tests/other_cpus.py
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan

@@ -1,7 +1,7 @@
 """Comparisons with other code, each of which remembers how near it came to its bound.
 
 `pytest --nearest` prints the five that came nearest, and fails where one needed more than half of
-its bound: conftest.py asks `ratios`. `peers.py` runs it under other settings of torch.
+its bound: conftest.py asks `ratios`. `other_cpus.py` runs it under other settings of torch.
 """
 
 import os

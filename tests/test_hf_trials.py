@@ -15,7 +15,7 @@ from transformers.models.mpnet import modeling_mpnet
 from transformers.models.mpt import modeling_mpt
 from transformers.models.t5 import modeling_t5
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 _ROPE = {"rope_theta": 1e4}
 BY_LENGTH = {  # rotations whose tables depend on the lengths that the model has seen

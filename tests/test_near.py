@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import near
-import peers
+import other_cpus
 import pytest
 import torch
 
@@ -64,8 +64,9 @@ def test_files_that_read_transformers_are_run_again():
 
 
 def test_settings_that_change_nothing_are_told():
-    assert peers.why_not("MKL_CBWR", "COMPATIBLE") in ("", "torch has no MKL")
+    assert other_cpus.why_not("MKL_CBWR", "COMPATIBLE") in ("", "torch has no MKL")
     units = torch.backends.cpu.get_cpu_capability().lower()
     assert (
-        peers.why_not("ATEN_CPU_CAPABILITY", units) == f"torch computes with {peers.seen()[1]} here"
+        other_cpus.why_not("ATEN_CPU_CAPABILITY", units)
+        == f"torch computes with {other_cpus.seen()[1]} here"
     )

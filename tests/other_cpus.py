@@ -1,7 +1,7 @@
 """The tests marked `peers`, which compare with code of torch or transformers, again under settings
 by which that code computes as on other CPUs. `make test-full` runs this.
 
-.venv/bin/python tests/peers.py [ARGUMENTS of pytest]
+.venv/bin/python tests/other_cpus.py [ARGUMENTS of pytest]
 
 Each run prints the five comparisons that came nearest to their bounds (`near.py`). The exit status
 is 1 where a test fails or a comparison needs more than half of its bound.
