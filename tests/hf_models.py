@@ -237,3 +237,21 @@ def outputs(family: Family, model: torch.nn.Module, given: dict) -> tuple[torch.
 def same(ours, theirs, what="result"):
     """Equal to the rounding of a model in float32."""
     close_to_largest(ours, theirs, FLOAT32_MODEL, what)
+
+
+def same_generation(ours, theirs, tokens, **given):
+    """Two models generate the same tokens, greedily, from the same logits."""
+    found, wanted = (
+        model.generate(
+            **given,
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        for model in (ours, theirs)
+    )
+    assert torch.equal(found.sequences, wanted.sequences)
+    for step in zip(found.logits, wanted.logits, strict=True):
+        same(*step)

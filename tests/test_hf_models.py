@@ -7,7 +7,7 @@ import conftest
 import pytest
 import relpos
 import torch
-from hf_models import FAMILIES, FLOAT32_MODEL, inputs, outputs, same
+from hf_models import FAMILIES, FLOAT32_MODEL, inputs, outputs, same_generation
 from near import within
 from peer_modes import Float64
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -78,20 +78,7 @@ def test_generation_with_a_cache_is_the_same(name, mask):
         given["attention_mask"][1:] = 1
     model = family.make()
     fused = relpos.hf.linearize(copy.deepcopy(model))
-    ours, theirs = (
-        each.generate(
-            **given,
-            max_new_tokens=12,
-            do_sample=False,
-            eos_token_id=None,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        for each in (fused, model)
-    )
-    assert torch.equal(ours.sequences, theirs.sequences)
-    for a, b in zip(ours.logits, theirs.logits, strict=True):
-        same(a, b)
+    same_generation(fused, model, 12, **given)
 
 
 class Largest(TorchDispatchMode):

@@ -6,7 +6,7 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, outputs
+from hf_models import FAMILIES, inputs, outputs, same, same_generation
 from relpos.hf import _mask
 from transformers import masking_utils
 from transformers.models.bloom import modeling_bloom
@@ -34,10 +34,6 @@ BY_LENGTH = {  # rotations whose tables depend on the lengths that the model has
 def by_length(name, kind):
     options = {"max_position_embeddings": 16} if kind == "dynamic" else {}
     return FAMILIES[name].make(rope_parameters=dict(BY_LENGTH[kind]), **options)
-
-
-def same(ours, theirs):
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * theirs.abs().max().item())
 
 
 def states(model):
@@ -124,20 +120,7 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
             torch.testing.assert_close(gradient, expected[parameter], rtol=0, atol=1e-4 * most)
     for length in (9, 30, 9):
         prompt = inputs(family, length)["input_ids"]
-        ours, theirs = (
-            each.generate(
-                prompt,
-                max_new_tokens=16,
-                do_sample=False,
-                eos_token_id=None,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-            for each in (fused, model)
-        )
-        assert torch.equal(ours.sequences, theirs.sequences)
-        for a, b in zip(ours.logits, theirs.logits, strict=True):
-            same(a, b)
+        same_generation(fused, model, 16, input_ids=prompt)
 
 
 def test_linearize_does_not_depend_on_the_caller_s_modes():
