@@ -269,6 +269,24 @@ def test_a_class_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
     assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
 
 
+@pytest.mark.parametrize(
+    "when", [lambda q, k: k == 1, lambda q, k: k == 6, lambda q, k: k > 16, lambda q, k: q < k]
+)
+def test_a_class_that_reads_a_dense_mask_at_some_lengths_stays_as_it_is(when, monkeypatch):
+    """It does not raise: only its own eager attention, over these keys or with a cache, differs."""
+    own = modeling_llama.LlamaAttention.forward
+
+    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
+        mask = attention_mask
+        if isinstance(mask, torch.Tensor) and when(*mask.shape[-2:]):
+            mask = mask - 0.1 * torch.arange(mask.shape[-1])
+            hidden_states = 1.5 * hidden_states
+        return own(self, hidden_states, position_embeddings, mask, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    assert compare("Llama", 21) == "untouched"
+
+
 def test_a_layer_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
     own = modeling_llama.LlamaDecoderLayer.forward
 
