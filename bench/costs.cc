@@ -3,11 +3,11 @@
 #include <chrono>
 #include <cmath>
 
-#include "kernels/backward_block.h"
+#include "kernels/drive/backward_block.h"
+#include "kernels/drive/key_chunks.h"
+#include "kernels/drive/schedule.h"
 #include "kernels/fused.h"
-#include "kernels/key_chunks.h"
-#include "kernels/random_terms.h"
-#include "kernels/schedule.h"
+#include "testing/random_terms.h"
 
 namespace {
 

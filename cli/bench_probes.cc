@@ -1,5 +1,5 @@
 // Compiled once for each SIMD target.
-#include "kernels/simd_targets.h"
+#include "kernels/simd/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench_probes.cc"

@@ -12,10 +12,10 @@
 #include "files.h"
 #include "io/file.h"
 #include "io/safetensors.h"
-#include "option_text.h"
 #include "relpos/conventions.h"
 #include "relpos/position.h"
 #include "scheme_options.h"
+#include "values/option_text.h"
 
 namespace relpos::cli {
 namespace {

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "base/nearest.h"
+#include "binding/parts.h"
 #include "commands.h"
 #include "common.h"
 #include "help.h"
 #include "parameters.h"
-#include "parts.h"
 #include "random.h"
 #include "relpos/attention.h"
 #include "relpos/error.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "bound_part.h"
+#include "binding/bound_part.h"
 #include "commands.h"
 #include "common.h"
 #include "help.h"

@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "arguments.h"
-#include "parts.h"
+#include "binding/parts.h"
 #include "relpos/family.h"
 
 namespace relpos {

@@ -171,7 +171,7 @@ def test_the_sentence_is_the_same_everywhere(page):
 
 
 def test_the_constants_are_the_same_in_the_kernels_tests():
-    text = (HERE.parent / "src/kernels/error_bound.h").read_text()
+    text = (HERE.parent / "src/testing/error_bound.h").read_text()
     assert f"kRoundings = {ROUNDINGS}, kChain = {CHAIN};" in text
 
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "io/test_files.h"
+#include "testing/files.h"
 
 namespace relpos::io {
 namespace {

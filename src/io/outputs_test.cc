@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "io/test_files.h"
+#include "testing/files.h"
 
 namespace relpos::io {
 namespace {

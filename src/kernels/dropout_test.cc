@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 
 namespace relpos {
 namespace {

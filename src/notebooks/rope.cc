@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "base/angles.h"
-#include "bound_part.h"
+#include "binding/bound_part.h"
 #include "notebooks/common.h"
 
 namespace relpos::notebooks {

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

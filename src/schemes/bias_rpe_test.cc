@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

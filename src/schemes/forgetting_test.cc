@@ -1,9 +1,9 @@
 #include <gtest/gtest.h>
 
-#include "recipe.h"
+#include "binding/recipe.h"
 #include "relpos/error.h"
 #include "relpos/position.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

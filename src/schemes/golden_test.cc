@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "relpos/attention.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "kernels/problem.h"
 #include "relpos/attention.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/problem.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "binding/recipe.h"
 #include "kernels/problem.h"
-#include "recipe.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

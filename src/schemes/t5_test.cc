@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

@@ -12,7 +12,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/rows.h"
+#include "kernels/block/load_rows.h"
 #include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/sight-inl.h"
 #include "kernels/simd/term-gradients-inl.h"

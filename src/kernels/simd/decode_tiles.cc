@@ -1,6 +1,6 @@
 // A decode step's products: rows of keys and values are read where the caller keeps them, each once
 // for up to four query rows.
-#include "kernels/simd_targets.h"
+#include "kernels/simd/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/decode_tiles.cc"
@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -10,7 +10,7 @@
 
 #include <array>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

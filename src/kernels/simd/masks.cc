@@ -1,5 +1,5 @@
 // Rows of a dense attn_mask: which keys they show, and what they add.
-#include "kernels/simd_targets.h"
+#include "kernels/simd/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/masks.cc"
@@ -11,7 +11,7 @@
 #include <cmath>
 #include <cstddef>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/math-inl.h"
 #include "kernels/simd/sight-inl.h"
 

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 
 // A loop whose arrays stay in registers.
 #ifndef RELPOS_UNROLLED

@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

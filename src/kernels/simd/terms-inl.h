@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/tile-view-inl.h"
 
 HWY_BEFORE_NAMESPACE();

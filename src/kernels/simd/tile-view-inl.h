@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,5 +1,5 @@
 // The tile kernels: forward, backward and dense, compiled once for each SIMD target.
-#include "kernels/simd_targets.h"
+#include "kernels/simd/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/tiles.cc"
@@ -8,16 +8,16 @@
 
 #include <algorithm>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 #include "kernels/simd/backward-inl.h"
 #include "kernels/simd/columns-inl.h"
 #include "kernels/simd/dropout-inl.h"
 #include "kernels/simd/forward-inl.h"
 #include "kernels/simd/math-inl.h"
 #include "kernels/simd/sight-inl.h"
+#include "kernels/simd/targets.h"
 #include "kernels/simd/terms-inl.h"
 #include "kernels/simd/transpose-inl.h"
-#include "kernels/targets.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {

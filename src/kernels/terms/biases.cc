@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/parallel.h"
-#include "kernels/in_parts.h"
+#include "kernels/plan/write_out.h"
 
 namespace relpos {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "kernels/sums.h"
+#include "kernels/terms/gradient_sums.h"
 
 namespace relpos {
 

@@ -6,7 +6,7 @@
 // Reference twins: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
 #pragma once
 
-#include "kernels/sums.h"
+#include "kernels/terms/gradient_sums.h"
 
 namespace relpos {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/rows.h"
+#include "kernels/block/load_rows.h"
 
 namespace relpos {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block.h"
+#include "kernels/block/block.h"
 
 namespace relpos {
 

@@ -2,9 +2,9 @@
 // HeadGradient::add_sinks().
 #pragma once
 
-#include "kernels/plan.h"
-#include "kernels/softmax_state.h"
-#include "kernels/sums.h"
+#include "kernels/block/softmax_state.h"
+#include "kernels/plan/plan.h"
+#include "kernels/terms/gradient_sums.h"
 
 namespace relpos {
 

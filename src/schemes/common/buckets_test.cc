@@ -5,7 +5,7 @@
 #include <limits>
 #include <string>
 
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

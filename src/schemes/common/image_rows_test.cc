@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/problem.h"
-#include "schemes/common/testing.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {

@@ -1,0 +1,62 @@
+// The terms of one part outside an attention call: for dense forms, classes and rotations.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "binding/recipe.h"
+#include "kernels/problem.h"
+#include "relpos/dense.h"
+
+namespace relpos {
+
+// The positions of a grid: consecutive, or where the part places its tokens.
+class GridPositions {
+ public:
+  GridPositions(const Part& part, const Grid& grid);
+
+  int64_t delta(int64_t i, int64_t j) const { return key(j) - query(i); }
+  int64_t query(int64_t i) const {
+    return q_.empty() ? grid_.q_offset + i : q_[static_cast<size_t>(i)];
+  }
+  int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
+  // Of all pairs; {0, -1} where there is none.
+  std::pair<int64_t, int64_t> distances() const;
+  // The same as one batch row of positions.
+  Positions tokens() const;
+  // What terms may know of a call with these positions, heads aside.
+  CallSizes sizes() const;
+
+ private:
+  Grid grid_;
+  std::vector<int64_t> q_, k_;
+};
+
+// How many terms there are of each kind, by its name.
+std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms);
+
+class BoundPart {
+ public:
+  // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.
+  BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants,
+            const Positions* positions = nullptr);
+  // For questions whose answer no parameter changes (classes, shapes, rotations): a missing parameter
+  // is stood in for by its initial values, 0 where those are random.
+  explicit BoundPart(const Part& part, const CallSizes& sizes = {},
+                     const Positions* positions = nullptr);
+
+  const Terms& terms() const { return terms_; }
+  void pull_back(const TermGradients& gradients, ParameterSums& sums) const;
+
+ private:
+  void bind(const Positions* positions = nullptr);
+
+  const Part& part_;
+  CallSizes sizes_;
+  std::vector<TensorView> parameters_;
+  std::vector<bool> wants_;
+  std::vector<std::vector<double>> stand_ins_;  // memory of parameters that the caller left out
+  Terms terms_;
+};
+
+}  // namespace relpos

@@ -1,0 +1,459 @@
+// What a scheme says, as terms of its recipe: how a call binds each, and beside it the way back of
+// its gradients.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/parallel.h"
+#include "base/zeros.h"
+#include "binding/by_distance.h"
+#include "binding/coordinates.h"
+#include "binding/formula.h"
+#include "binding/network.h"
+#include "binding/perceptron.h"
+#include "binding/projection.h"
+#include "binding/recipe.h"
+#include "binding/source.h"
+#include "relpos/scheme.h"
+
+namespace relpos {
+
+namespace {
+
+// Of tables that are bound to a call; 1 where its heads are unknown.
+int64_t table_heads(const CallSizes& sizes) { return std::max<int64_t>(sizes.own_kv_heads, 1); }
+
+// [batch, ...] of [batch, heads, ...]; empty stays empty.
+std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, int64_t heads) {
+  if (all.empty()) return {};
+  const auto rows = static_cast<size_t>(batch), count = static_cast<size_t>(heads);
+  const size_t size = all.size() / rows / count;
+  std::vector<double> sums = zeros(static_cast<int64_t>(rows * size));
+  for (size_t row = 0; row < rows * count; ++row) {
+    check_cancelled();
+    double* to = sums.data() + row / count * size;
+    const double* of_row = all.data() + row * size;
+    in_pieces(static_cast<int64_t>(size), [&](int64_t from, int64_t end) {
+      for (int64_t n = from; n < end; ++n) to[n] += of_row[n];
+    });
+  }
+  return sums;
+}
+
+}  // namespace
+
+Source Builder::declare(ParameterSpec spec) {
+  for (const int64_t size : spec.shape) {
+    require(size >= 0 || spec.input, spec.name, ": only inputs have sizes that a call decides");
+  }
+  if (!spec.input) checked_numel(spec.shape, scheme());
+  require(spec.input || recipe_.specs.empty() || !recipe_.specs.back().input, spec.name,
+          ": parameters are declared before inputs");
+  Source source;
+  source.index_ = recipe_.specs.size();
+  for (size_t axis = 0; axis < spec.shape.size(); ++axis) {
+    source.axes_.push_back(static_cast<int>(axis));
+  }
+  recipe_.specs.push_back(std::move(spec));
+  return source;
+}
+
+int64_t Builder::size_of(const Source& source) const {
+  int64_t size = 1;
+  for (const int axis : source.axes_) {
+    if (axis >= 0) size *= recipe_.specs[source.index_].shape[static_cast<size_t>(axis)];
+  }
+  return size;
+}
+
+const char* Builder::scheme() const { return recipe_.scheme->name.c_str(); }
+
+void Builder::value_dim(int64_t size, const char* option) {
+  recipe_.fits.push_back({&CallSizes::value_dim, option, size});
+}
+
+void Builder::kv_heads(int64_t heads, const char* option) {
+  recipe_.fits.push_back({&CallSizes::kv_heads, option, heads});
+}
+
+Source Builder::parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
+                          const std::string& doc, std::vector<Origin> origins) {
+  return declare({name, shape, std::move(init), true, doc, std::move(origins)});
+}
+
+Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
+                      const std::string& doc) {
+  return declare({name, shape, std::move(init), false, doc});
+}
+
+Source Builder::input(const std::string& name, const std::vector<int64_t>& shape, Init example,
+                      const std::string& doc) {
+  return declare({name, shape, std::move(example), true, doc, {}, true});
+}
+
+Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
+                         const std::string& doc) {
+  const Init example = Init::uniform(0, static_cast<double>(most));
+  return declare({name, shape, example, false, doc, {}, true});
+}
+
+// What the bound terms of `along` are read by; null: positions.
+std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
+    const std::optional<Along>& along) const {
+  if (!along) return [](const PartCall&) { return Seen(nullptr, 0); };
+  if (!along->queries) {
+    return [along = *along](const PartCall& call) {
+      return Seen(std::make_shared<const Coordinates>(
+                      coordinates_at(call.positions, along.query, along.key)),
+                  0);
+    };
+  }
+  return
+      [q = along->queries->index_, k = along->keys->index_, along = *along](const PartCall& call) {
+        Coordinates given = coordinates_given(call.parameters[q], call.parameters[k]);
+        if (along.of_query) given = coordinates_read(given, call.positions, along);
+        return Seen(std::make_shared<const Coordinates>(std::move(given)), along.axis);
+      };
+}
+
+void Builder::table_bias(const ClassMap& map, const Source& table,
+                         const std::optional<Along>& along) {
+  const SourceReader numbers(table);
+  recipe_.terms.push_back(
+      {[=, seen = coordinates_of(along)](const PartCall& call, Terms& terms) {
+         const auto [coordinates, axis] = seen(call);
+         terms.biases.push_back({map, numbers.read(call), {}, coordinates, axis});
+       },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.biases[at].table, sums);
+       }});
+}
+
+void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
+  const std::vector<int64_t>& first = recipe_.specs[perceptron.first_weight.index_].shape;
+  const std::vector<int64_t>& second = recipe_.specs[perceptron.second_weight.index_].shape;
+  const PerceptronTable table(perceptron, first.at(1), first.at(0), second.at(0), map.classes());
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) {
+         terms.biases.push_back({map, table.table(call), {}});
+       },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         table.pull_back(call, gradients.biases[at].table, sums);
+       }});
+}
+
+void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& numbers) {
+  const int64_t heads = size_of(numbers.at(0));
+  for (const Source& source : numbers) {
+    require(size_of(source) == heads, "a formula's parameters have one number for each head");
+  }
+  const FormulaTable table(scheme(), std::move(formula), heads, numbers);
+  recipe_.reads_distances = true;
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table.bias(call)); },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         table.pull_back(call, gradients.biases[at].table, sums);
+       }});
+}
+
+DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbers) {
+  const auto of = std::make_shared<const DistanceFormula>(std::move(one));
+  DistanceFormula sum;
+  sum.value = [=](double delta, const double* at) {
+    double found = 0.0;
+    CancelTicks tick;
+    for (int64_t n = 0; n < count; ++n, at += numbers) {
+      tick();
+      found += of->value(delta, at);
+    }
+    return found;
+  };
+  sum.add_gradients = [=](double delta, const double* at, double upstream, double* gradients) {
+    CancelTicks tick;
+    for (int64_t n = 0; n < count; ++n, at += numbers, gradients += numbers) {
+      tick();
+      of->add_gradients(delta, at, upstream, gradients);
+    }
+  };
+  return sum;
+}
+
+void Builder::bias(int64_t heads, Network network) {
+  recipe_.has_reach = recipe_.has_reach || network.check_reach != nullptr;
+  recipe_.reads_distances = true;
+  std::vector<int64_t> widths{1};
+  for (const Network::Layer& layer : network.layers) widths.push_back(size_of(layer.bias));
+  require(widths.size() > 1 && widths.back() == heads,
+          "a network ends in one number for each head");
+  const auto table = std::make_shared<const NetworkTable>(scheme(), std::move(network), widths);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table->bias(call)); },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         table->pull_back(call, gradients.biases[at].table, sums);
+       }});
+}
+
+void Builder::slopes(const std::optional<Source>& past, const std::optional<Source>& future) {
+  require(past || future, "slopes: expected one side or both");
+  const int64_t heads = size_of(past ? *past : *future);
+  const std::array<SourceReader, 2> sides{SourceReader(past), SourceReader(future)};
+  recipe_.terms.push_back(
+      {[=, who = std::string(scheme())](const PartCall& call, Terms& terms) {
+         std::vector<double> slopes;
+         for (const SourceReader& side : sides) {
+           const std::vector<double> own =
+               side.given() ? side.numbers(call) : std::vector<double>(static_cast<size_t>(heads));
+           for (size_t h = 0; h < own.size(); ++h) {
+             check_value(std::isfinite(own[h]), who, ": slopes: expected finite numbers, got ",
+                         own[h], " for head ", h);
+           }
+           slopes.insert(slopes.end(), own.begin(), own.end());
+         }
+         DistanceBias bias;
+         bias.slopes = TermData::computed(std::move(slopes), {2, heads},
+                                          sides[0].wanted(call) || sides[1].wanted(call));
+         terms.biases.push_back(std::move(bias));
+       },
+       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
+                                         ParameterSums& sums) {
+         const std::vector<double>& both = gradients.biases[at].slopes;
+         for (int64_t side = 0; side < 2; ++side) {
+           const SourceReader& slopes = sides[static_cast<size_t>(side)];
+           if (!slopes.wanted(call)) continue;
+           slopes.add_gradient_of_numbers(
+               call, {both.begin() + side * heads, both.begin() + (side + 1) * heads}, sums);
+         }
+       }});
+}
+
+void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& options) {
+  const SourceReader numbers(table), factor(options.factor), added(options.added);
+  recipe_.terms.push_back(
+      {[=, scale = options.scale, seen = coordinates_of(options.along)](const PartCall& call,
+                                                                        Terms& terms) {
+         const auto [coordinates, axis] = seen(call);
+         terms.row_tables.push_back({map, numbers.read(call), factor.read(call), added.read(call),
+                                     scale, coordinates, axis});
+       },
+       [=, at = recipe_.counts.row_tables++](const PartCall& call, const TermGradients& gradients,
+                                             ParameterSums& sums) {
+         const TermGradients::Rows& own = gradients.row_tables[at];
+         numbers.add_gradient(call, own.table, sums);
+         factor.add_gradient(call, own.factor, sums);
+         added.add_gradient(call, own.added, sums);
+       }});
+}
+
+void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
+                             const std::optional<Source>& added) {
+  project_rows(heads, weight, [features](int64_t) { return features; }, added);
+}
+
+void Builder::projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                             const std::optional<int64_t>& length,
+                             const std::optional<Source>& added) {
+  if (length) return projected_rows(heads, weight, features(*length), added);
+  recipe_.reads_length = true;
+  project_rows(heads, weight, features, added);
+}
+
+void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+                           const std::optional<Source>& adds) {
+  const SourceReader numbers(weight), added(adds);
+  const int64_t width =
+      recipe_.specs[weight.index_].shape.at(static_cast<size_t>(weight.axes_.back()));
+  const auto projection = [=, who = std::string(scheme()),
+                           rows = size_of(weight) / width](const CallSizes& sizes) {
+    return Projection{heads,
+                      rows / heads,
+                      width,
+                      sizes.first_distance,
+                      distance_count(sizes, rows + width, who),
+                      sizes.in_double,
+                      sizes.threads,
+                      features(sizes.length)};
+  };
+  recipe_.reads_distances = true;
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) {
+         const Projection of = projection(call.sizes);
+         RowTable rows;
+         rows.map = ClassMap::clamp(of.first, of.first + of.span - 1);
+         rows.table = of.table(numbers.numbers(call));
+         rows.table.wants_gradient = numbers.wanted(call);
+         rows.added = added.read(call);
+         terms.row_tables.push_back(std::move(rows));
+       },
+       [=, at = recipe_.counts.row_tables++](const PartCall& call, const TermGradients& gradients,
+                                             ParameterSums& sums) {
+         const TermGradients::Rows& own = gradients.row_tables[at];
+         if (numbers.wanted(call)) {
+           numbers.add_gradient_of_numbers(call, projection(call.sizes).weight_gradient(own.table),
+                                           sums);
+         }
+         added.add_gradient(call, own.added, sums);
+       }});
+}
+
+void Builder::columns(const ClassMap& map, const Source& table, const ColumnOptions& options) {
+  const SourceReader numbers(table), factor(options.factor);
+  recipe_.terms.push_back(
+      {[=, scale = options.scale](const PartCall& call, Terms& terms) {
+         terms.column_tables.push_back({map, numbers.read(call), factor.read(call), scale});
+       },
+       [=, at = recipe_.counts.column_tables++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.column_tables[at].table, sums);
+         factor.add_gradient(call, gradients.column_tables[at].factor, sums);
+       }});
+}
+
+void Builder::read(const Source& source, std::vector<TermData> Terms::* of,
+                   std::vector<std::vector<double>> TermGradients::* gradients_of,
+                   size_t TermCounts::* count_of) {
+  const SourceReader numbers(source);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) { (terms.*of).push_back(numbers.read(call)); },
+       [=, at = (recipe_.counts.*count_of)++](const PartCall& call, const TermGradients& gradients,
+                                              ParameterSums& sums) {
+         numbers.add_gradient(call, (gradients.*gradients_of)[at], sums);
+       }});
+}
+
+void Builder::query_added(const Source& added) {
+  read(added, &Terms::query_added, &TermGradients::query_added, &TermCounts::query_added);
+}
+
+void Builder::sink(const Source& scores) {
+  read(scores, &Terms::sinks, &TermGradients::sinks, &TermCounts::sinks);
+}
+
+void Builder::values(const ClassMap& map, const Source& table) {
+  const SourceReader numbers(table);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) {
+         terms.value_tables.push_back({map, numbers.read(call)});
+       },
+       [=, at = recipe_.counts.value_tables++](const PartCall& call, const TermGradients& gradients,
+                                               ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.value_tables[at].table, sums);
+       }});
+}
+
+void Builder::key_bias(const Source& values, bool up_to_query) {
+  if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
+  const SourceReader numbers(values);
+  recipe_.terms.push_back(
+      {[=](const PartCall& call, Terms& terms) {
+         terms.key_biases.push_back({numbers.read(call), up_to_query});
+       },
+       [=, at = recipe_.counts.key_biases++](const PartCall& call, const TermGradients& gradients,
+                                             ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.key_biases[at].table, sums);
+       }});
+}
+
+void Builder::rotation(Rotation rotation) {
+  fixed_rotation([turn = std::move(rotation)](const PartCall&) { return turn; });
+}
+
+void Builder::rotation(Rotation rotation, CoordinateOf coordinate) {
+  fixed_rotation(
+      [=, turn = std::move(rotation), coordinate = std::move(coordinate)](const PartCall& call) {
+        Rotation own = turn;
+        own.coordinates = std::make_shared<const Coordinates>(
+            coordinates_at(call.positions, axis_count(turn.axis), coordinate));
+        return own;
+      });
+}
+
+void Builder::rotation(Rotation rotation, const Source& of_queries, const Source& of_keys) {
+  fixed_rotation([turn = std::move(rotation), q = of_queries.index_,
+                  k = of_keys.index_](const PartCall& call) {
+    Rotation own = turn;
+    own.coordinates = std::make_shared<const Coordinates>(
+        coordinates_given(call.parameters[q], call.parameters[k]));
+    return own;
+  });
+}
+
+void Builder::rotation(Rotation rotation, const Source& head_frequency,
+                       const CoordinateOf& coordinate) {
+  const SourceReader numbers(head_frequency);
+  recipe_.terms.push_back(
+      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
+         terms.rotations.push_back(turn);
+         Rotation& own = terms.rotations.back();
+         own.head_frequency = numbers.read(call);
+         own.coordinates = std::make_shared<const Coordinates>(
+             coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
+       },
+       [=, at = recipe_.counts.rotations++](const PartCall& call, const TermGradients& gradients,
+                                            ParameterSums& sums) {
+         numbers.add_gradient(call, gradients.rotations[at].head_frequency, sums);
+       }});
+}
+
+void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_sin,
+                       const Source& k_cos, const Source& k_sin) {
+  std::vector<SourceReader> readers;
+  for (Source source : {q_cos, q_sin, k_cos, k_sin}) {
+    source.axes_.insert(source.axes_.begin() + 1, -1);  // of heads
+    readers.emplace_back(source);
+  }
+  recipe_.terms.push_back(
+      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
+         terms.rotations.push_back(turn);
+         Rotation::Tables& tables = terms.rotations.back().tables;
+         size_t n = 0;
+         for (TermData* data : {&tables.q_cos, &tables.q_sin, &tables.k_cos, &tables.k_sin}) {
+           *data = readers[n++].read(call);
+           data->view.shape[1] = table_heads(call.sizes);
+           data->view.strides[1] = 0;
+         }
+       },
+       [=, first = q_cos.index_, at = recipe_.counts.rotations++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
+         const TermGradients::Turns& own = gradients.rotations[at];
+         size_t n = 0;
+         for (const auto* gradient : {&own.q_cos, &own.q_sin, &own.k_cos, &own.k_sin}) {
+           readers[n++].add_gradient(
+               call,
+               sum_of_heads(*gradient, call.parameters[first].shape[0], table_heads(call.sizes)),
+               sums);
+         }
+       }});
+}
+
+void Builder::rotation(std::function<Rotation(int64_t)> of_length,
+                       const std::optional<int64_t>& length) {
+  if (length) return rotation(of_length(*length));
+  recipe_.reads_length = true;
+  fixed_rotation([of_length = std::move(of_length)](const PartCall& call) {
+    return of_length(call.sizes.length);
+  });
+}
+
+void Builder::fixed_rotation(std::function<Rotation(const PartCall&)> of_call) {
+  ++recipe_.counts.rotations;
+  recipe_.terms.push_back({[of_call = std::move(of_call)](const PartCall& call, Terms& terms) {
+    terms.rotations.push_back(of_call(call));
+  }});
+}
+
+void Builder::place(std::function<int64_t(int64_t)> place) { recipe_.place = std::move(place); }
+
+void Builder::place(std::function<int64_t(int64_t)> query, std::function<int64_t(int64_t)> key) {
+  recipe_.place = std::move(query);
+  recipe_.place_key = std::move(key);
+}
+
+void Builder::ends() { recipe_.has_reach = true; }
+
+}  // namespace relpos

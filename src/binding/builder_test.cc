@@ -1,0 +1,180 @@
+// What terms give back to parameters, against differences of the bound numbers: of every scheme, and of
+// one that says two terms of each kind through every view.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "binding/recipe.h"
+#include "relpos/scheme.h"
+
+namespace relpos {
+namespace {
+
+struct Everything {
+  void options(OptionList&) {}
+  void terms(Builder& b) const {
+    const Init init = Init::normal(1);
+    const Source table = b.parameter("table", {3, 2}, init, ""),
+                 stack = b.parameter("stack", {2, 3, 4}, init, ""),
+                 slopes = b.parameter("slopes", {2, 2}, init, ""),
+                 values = b.parameter("values", {3, 4}, init, ""),
+                 vectors = b.parameter("vectors", {3, 2, 4}, init, ""),
+                 weight = b.parameter("weight", {8, 6}, init, ""),
+                 gates = b.input("gates", {kBatch, kHeads, kKeys}, init, ""),
+                 factor = b.input("factor", {kBatch, kHeads, kQueries, 4}, init, "");
+    const ClassMap map = ClassMap::clamp(-1, 1);
+    b.bias(map, 2.0 * table.transposed());
+    b.slopes(slopes[1], std::nullopt);
+    b.bias([](double delta, auto x, auto y) { return x * delta + exp(-y * abs(delta)) / y; },
+           slopes[0], 0.5 * slopes[1].at_least(-9));
+    b.rows(map, -stack, {.factor = factor, .added = vectors[0]});
+    b.projected_rows(
+        2, weight,
+        [](int64_t delta, double* to) {
+          for (int n = 0; n < 6; ++n) to[n] = std::cos(delta + n);
+        },
+        vectors[1]);
+    b.columns(map, stack);
+    b.columns(map, 3.0 * values);
+    b.values(map, values);
+    b.values(map, stack[1]);
+    b.query_added(vectors[2]);
+    b.query_added(vectors[0]);
+    b.key_bias(-gates.cumulative());
+    b.key_bias(gates);
+  }
+};
+
+// Every number of a part's terms, and where its gradient stands.
+void for_each_data(const Terms& terms, TermGradients& gradients,
+                   const std::function<void(const TermData&, std::vector<double>&)>& f) {
+  for (size_t n = 0; n < terms.rotations.size(); ++n) {
+    f(terms.rotations[n].head_frequency, gradients.rotations[n].head_frequency);
+    f(terms.rotations[n].tables.q_cos, gradients.rotations[n].q_cos);
+    f(terms.rotations[n].tables.q_sin, gradients.rotations[n].q_sin);
+    f(terms.rotations[n].tables.k_cos, gradients.rotations[n].k_cos);
+    f(terms.rotations[n].tables.k_sin, gradients.rotations[n].k_sin);
+  }
+  for (size_t n = 0; n < terms.biases.size(); ++n) {
+    f(terms.biases[n].table, gradients.biases[n].table);
+    f(terms.biases[n].slopes, gradients.biases[n].slopes);
+  }
+  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
+    f(terms.row_tables[n].table, gradients.row_tables[n].table);
+    f(terms.row_tables[n].factor, gradients.row_tables[n].factor);
+    f(terms.row_tables[n].added, gradients.row_tables[n].added);
+  }
+  for (size_t n = 0; n < terms.column_tables.size(); ++n) {
+    f(terms.column_tables[n].table, gradients.column_tables[n].table);
+  }
+  for (size_t n = 0; n < terms.key_biases.size(); ++n) {
+    f(terms.key_biases[n].values, gradients.key_biases[n].table);
+  }
+  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
+    f(terms.value_tables[n].table, gradients.value_tables[n].table);
+  }
+  for (size_t n = 0; n < terms.query_added.size(); ++n) {
+    f(terms.query_added[n], gradients.query_added[n]);
+  }
+}
+
+// A sum of all numbers of the terms, each with a weight of its own; `gradients` becomes its gradient.
+double weighted(const Terms& terms, TermGradients& gradients) {
+  double sum = 0.0, place = 0.0;
+  gradients = TermGradients::zeros(terms);
+  for_each_data(terms, gradients, [&](const TermData& data, std::vector<double>& gradient) {
+    if (!data.view.given()) return;
+    const int64_t count = data.view.numel();
+    const TensorView places(nullptr, DType::kFloat64, data.view.dims());
+    for (int64_t n = 0; n < count; ++n) {
+      int64_t rest = n, at = 0;
+      for (int axis = 0; axis < data.view.rank; ++axis) {
+        const auto a = static_cast<size_t>(axis);
+        at += rest / places.strides[a] * data.view.strides[a];
+        rest %= places.strides[a];
+      }
+      const double weight = data.multiplier * std::sin(1.0 + 0.7 * (place += 1.0));
+      sum += weight * data.view.load(at);
+      if (!gradient.empty()) gradient[static_cast<size_t>(n)] = weight;
+    }
+  });
+  return sum;
+}
+
+void expect_differences(Part part) {
+  SCOPED_TRACE(part.scheme().name);
+  CallSizes sizes;
+  sizes.first_distance = -7;
+  sizes.last_distance = 5;
+  sizes.own_kv_heads = 2;
+  const InputSizes of_call{.batch = 2, .heads = 2, .queries = 4, .keys = 5};
+  std::mt19937_64 random(5);
+  std::uniform_real_distribution<double> uniform(0.2, 1.7);  // where nothing is read within bounds
+  std::vector<Tensor> memory;
+  ParameterSums sums;
+  std::vector<bool> wants;
+  for (const ParameterSpec& spec : part.specs()) {
+    memory.emplace_back(spec.integers() ? DType::kInt64 : DType::kFloat64, of_call.shape(spec));
+    part.parameters.push_back(memory.back().view());
+    const auto count = static_cast<size_t>(memory.back().view().numel());
+    wants.push_back(!spec.integers());
+    sums.emplace_back(wants.back() ? count : 0, 0.0);
+    if (!wants.back()) continue;
+    for (size_t n = 0; n < count; ++n) memory.back().data<double>()[n] = uniform(random);
+  }
+  const PartCall call{sizes, part.parameters, wants};
+  TermGradients gradients, unused;
+  weighted(part.recipe->bind(call), gradients);
+  part.recipe->pull_back(call, gradients, sums);
+  for (size_t p = 0; p < sums.size(); ++p) {
+    for (size_t n = 0; n < sums[p].size(); ++n) {
+      double& number = memory[p].data<double>()[n];
+      const double held = number, step = 1e-5;
+      number = held + step;
+      const double above = weighted(part.recipe->bind(call), unused);
+      number = held - step;
+      const double below = weighted(part.recipe->bind(call), unused);
+      number = held;
+      EXPECT_NEAR(sums[p][n], (above - below) / (2 * step), 1e-6 * (1 + std::fabs(sums[p][n])))
+          << part.specs()[p].name << " " << n;
+    }
+  }
+}
+
+TEST(Builder, GradientsAreDifferences) {
+  static const Scheme everything = make_scheme<Everything>("everything", "Everything", "", "");
+  expect_differences(make_part(everything, {}));
+  const OptionValues sizes = {{"heads", int64_t{2}},
+                              {"head_dim", int64_t{4}},
+                              {"max_distance", int64_t{4}},
+                              {"max_length", int64_t{4}},
+                              {"buckets", int64_t{4}},
+                              {"hidden", int64_t{3}},
+                              {"width", int64_t{4}},
+                              {"features", int64_t{6}},
+                              {"rank", int64_t{2}},
+                              {"extent", int64_t{4}},
+                              {"layout", "half"},
+                              {"learned", true},
+                              {"window", std::vector<double>{2.0, 3.0}},
+                              {"grid", std::vector<double>{2.0, 3.0}}};
+  for (const Scheme& scheme : schemes()) {
+    OptionValues own;
+    for (const OptionSpec& spec : scheme.options) {
+      const auto given = std::find_if(sizes.begin(), sizes.end(),
+                                      [&](const auto& size) { return size.first == spec.name; });
+      if (given != sizes.end()) {
+        own.push_back(*given);
+      } else if (spec.required && spec.type == OptionType::kInt) {
+        own.emplace_back(spec.name, int64_t{4});
+      }
+    }
+    expect_differences(make_part(scheme, own));
+  }
+}
+
+}  // namespace
+}  // namespace relpos

@@ -1,0 +1,36 @@
+// The parts of a position in a call: where they place tokens, their parameters, their gradients.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "binding/recipe.h"
+
+namespace relpos {
+
+// Whether a part places tokens.
+bool places(const Position& position);
+// Appends where the position places the tokens first, first + 1, ...; throws Error where two of its
+// parts disagree.
+void append_places(const Position& position, Side side, int64_t first, int64_t count,
+                   const char* name, std::vector<int64_t>& positions);
+
+// Whether a part computes tables for the distances of a call.
+bool reads_distances(const Position& position);
+// Whether a part's terms depend on the length of a call.
+bool reads_length(const Position& position);
+// Whether calls whose last query is far are refused.
+bool has_reach(const Position& position);
+
+// The parameters of one part against its specs. Sizes of inputs that are 0 are not checked.
+void check_parameters(const Part& part, const CallSizes& sizes);
+
+// Zeros for every wanted parameter.
+ParameterSums zero_sums(const Part& part, const std::vector<bool>& wants);
+
+// Sends the gradients of all terms back through every part and writes the wanted parameters.
+void pull_back_parts(const Position& position, const CallSizes& sizes,
+                     const std::vector<std::vector<bool>>& wants, TermGradients gradients,
+                     const std::vector<std::vector<TensorView>>& parameters);
+
+}  // namespace relpos

@@ -1,0 +1,457 @@
+// Dense forms of one part on a grid, written from its terms alone.
+#include "relpos/dense.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/parallel.h"
+#include "binding/bound_part.h"
+#include "binding/parts.h"
+#include "call/make_problem.h"
+#include "relpos/error.h"
+#include "values/views.h"
+
+namespace relpos {
+namespace {
+
+void check_grid(const Grid& grid) {
+  check_value(grid.queries >= 0 && grid.queries < kPositionLimit,
+              "queries: expected 0 or more, below 2^61, got ", grid.queries);
+  check_value(grid.keys >= 0 && grid.keys < kPositionLimit,
+              "keys: expected 0 or more, below 2^61, got ", grid.keys);
+  check_position(grid.q_offset, "q_offset");
+}
+
+std::string describe(const Terms& terms) {
+  std::string text;
+  for (const auto& [name, count] : count_terms(terms)) {
+    if (count == 0) continue;
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
+    if (count > 1) text += text.back() == 's' ? "es" : "s";
+  }
+  return text.empty() ? "no term" : text;
+}
+
+// The distance of a pair by which a term is read.
+template <typename Term>
+int64_t delta_of(const Term& term, const GridPositions& at, int64_t i, int64_t j) {
+  if (term.coordinates == nullptr) return at.delta(i, j);
+  return term.coordinates->key(term.axis, 0, j) - term.coordinates->query(term.axis, 0, i);
+}
+
+// A table whose rows pairs read.
+struct ReadTable {
+  const ClassMap* map;
+  const TermData* table;  // [M, r] or [H, M, r]
+  const Coordinates* coordinates = nullptr;
+  int axis = 0;
+};
+
+// A bias of every head and pair, or a row of every pair: the sum of those of some tables.
+struct Form {
+  const std::vector<DistanceBias>* biases = nullptr;  // null: rows
+  const std::vector<KeyBias>* key_biases = nullptr;   // beside biases
+  std::vector<ReadTable> tables;                      // of rows
+  int64_t heads = 0;                                  // 0: rows that all heads share
+  int64_t columns = 0;                                // of rows
+
+  std::vector<int64_t> shape(const Grid& grid) const {
+    std::vector<int64_t> dims{grid.queries, grid.keys};
+    if (heads > 0 || biases != nullptr) dims.insert(dims.begin(), heads);
+    if (biases == nullptr) dims.push_back(columns);
+    return dims;
+  }
+};
+
+Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
+  Form form;
+  form.biases = &terms.biases;
+  form.key_biases = &terms.key_biases;
+  form.heads = -1;
+  const auto agree = [&](int64_t heads) {
+    check_value(form.heads == -1 || form.heads == heads, who,
+                ": its biases disagree about heads: ", form.heads, " and ", heads);
+    form.heads = heads;
+  };
+  for (const DistanceBias& bias : terms.biases) {
+    if (bias.map) {
+      const TensorView& table = bias.table.view;
+      check_value(table.rank == 2 && table.shape[1] >= bias.map->classes(), who,
+                  ": expected a bias table [heads, ", bias.map->classes(), "], got ",
+                  table.shape_text());
+      agree(table.shape[0]);
+    }
+    if (bias.slopes.view.given()) {
+      const TensorView& slopes = bias.slopes.view;
+      check_value(slopes.rank == 2 && slopes.shape[0] == 2, who,
+                  ": expected slopes [2, heads], got ", slopes.shape_text());
+      agree(slopes.shape[1]);
+    }
+  }
+  for (const KeyBias& bias : terms.key_biases) {
+    const TensorView& values = bias.values.view;
+    const bool batched = values.rank == 3;
+    check_value(values.shape[batched ? 2 : 1] == grid.keys && (!batched || values.shape[0] == 1),
+                who, ": expected a key bias of one batch row and ", grid.keys, " keys, got ",
+                values.shape_text());
+    agree(values.shape[batched ? 1 : 0]);
+  }
+  for (const TermData& sink : terms.sinks) agree(sink.view.shape[sink.view.rank == 3 ? 1 : 0]);
+  check_value(form.heads >= 0, who, ": its distance bias has neither a table nor slopes");
+  return form;
+}
+
+Form rows_form(const std::string& who, std::vector<ReadTable> tables) {
+  Form form;
+  for (const ReadTable& read : tables) {
+    const TensorView& view = read.table->view;
+    const bool per_head = view.rank == 3;
+    check_value((view.rank == 2 || per_head) && view.shape[per_head ? 1 : 0] >= read.map->classes(),
+                who, ": expected a table with ", read.map->classes(), " rows, got ",
+                view.shape_text());
+    form.heads = std::max(form.heads, per_head ? view.shape[0] : 0);
+    form.columns = view.shape[per_head ? 2 : 1];
+  }
+  form.tables = std::move(tables);
+  return form;
+}
+
+// Tables that one query meets under one scale: their rows add up.
+bool alike(const std::vector<RowTable>& tables) {
+  return !tables.empty() && std::all_of(tables.begin(), tables.end(), [&](const RowTable& other) {
+    const bool plain = !other.factor.view.given() && !other.added.view.given();
+    return tables.size() == 1 || (plain && other.scale == tables[0].scale);
+  });
+}
+
+// Sinks add 0 to every score.
+bool has_key_form(const Terms& terms) {
+  const bool biases = !terms.biases.empty() || !terms.key_biases.empty() || !terms.sinks.empty();
+  const size_t tables = terms.row_tables.size() + terms.column_tables.size();
+  return biases ? tables == 0 : alike(terms.row_tables) || tables == 1;
+}
+
+Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which) {
+  const std::string& who = part.scheme().name;
+  check_value(which == "key" || which == "value", who, ": which: expected 'key' or 'value', got '",
+              which, "'");
+  if (which == "value") {
+    check_value(terms.value_tables.size() == 1, who,
+                ": which='value' needs one value table; this position has ", describe(terms));
+    return rows_form(who, {{&terms.value_tables[0].map, &terms.value_tables[0].table}});
+  }
+  check_value(has_key_form(terms), who,
+              ": which='key' needs biases, sinks or one row table; this position has ",
+              describe(terms));
+  if (terms.row_tables.empty() && !terms.column_tables.empty()) {
+    return rows_form(who, {{&terms.column_tables[0].map, &terms.column_tables[0].table}});
+  }
+  if (terms.row_tables.empty()) return bias_form(who, terms, grid);
+  std::vector<ReadTable> tables;
+  for (const RowTable& term : terms.row_tables) {
+    tables.push_back({&term.map, &term.table, term.coordinates.get(), term.axis});
+  }
+  return rows_form(who, std::move(tables));
+}
+
+// Of biases that are read by positions.
+double bias_at(const std::vector<DistanceBias>& biases, int64_t h, int64_t delta) {
+  double sum = 0.0;
+  for (const DistanceBias& bias : biases) {
+    if (bias.coordinates != nullptr) continue;
+    const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
+    if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
+    if (bias.slopes.view.given() && delta != 0) {
+      sum += bias.slopes.multiplier * bias.slopes.view.at({delta < 0 ? 0 : 1, h}) *
+             static_cast<double>(delta);
+    }
+  }
+  return sum;
+}
+
+// Of a key bias: [H, Lk], or [1, H, Lk].
+int64_t key_offset(const TensorView& view, int64_t h, int64_t j) {
+  return view.rank == 3 ? view.offset({0, h, j}) : view.offset({h, j});
+}
+
+int64_t row_offset(const TensorView& view, int64_t h, int64_t row) {
+  return view.rank == 3 ? view.offset({h, row, 0}) : view.offset({row, 0});
+}
+
+int64_t pair_offset(const TensorView& view, const Form& form, int64_t h, int64_t i, int64_t j) {
+  return form.heads > 0 ? view.offset({h, i, j, 0}) : view.offset({i, j, 0});
+}
+
+// What a bias adds at each distance of the grid, from the first on.
+std::vector<double> bias_by_distance(const Form& form, int64_t h,
+                                     std::pair<int64_t, int64_t> range) {
+  std::vector<double> values;
+  CancelTicks tick;
+  for (int64_t delta = range.first; delta <= range.second; ++delta) {
+    tick();
+    values.push_back(bias_at(*form.biases, h, delta));
+  }
+  return values;
+}
+
+void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
+                const TensorView& out) {
+  const auto range = at.distances();
+  CancelTicks tick;
+  for (int64_t h = 0; h < form.heads; ++h) {
+    const std::vector<double> values = bias_by_distance(form, h, range);
+    for (int64_t i = 0; i < grid.queries; ++i) {
+      for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
+        double sum = values[static_cast<size_t>(at.delta(i, j) - range.first)];
+        for (const DistanceBias& bias : *form.biases) {
+          if (bias.coordinates == nullptr) continue;
+          const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
+          if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
+        }
+        for (const KeyBias& bias : *form.key_biases) {
+          sum += bias.values.multiplier * bias.values.view.load(key_offset(bias.values.view, h, j));
+        }
+        out.store(out.offset({h, i, j}), sum);
+      }
+    }
+  }
+}
+
+void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
+                const TensorView& out) {
+  const int64_t out_step = out.strides[static_cast<size_t>(out.rank - 1)];
+  std::vector<double> sum(static_cast<size_t>(form.columns));
+  CancelTicks tick;
+  for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
+    for (int64_t i = 0; i < grid.queries; ++i) {
+      for (int64_t j = 0; j < grid.keys; ++j) {
+        tick(form.columns);
+        std::fill(sum.begin(), sum.end(), 0.0);
+        for (const ReadTable& read : form.tables) {
+          const TensorView& table = read.table->view;
+          const int64_t row = (*read.map)(delta_of(read, at, i, j));
+          if (row == ClassMap::kNone) continue;
+          const int64_t from = row_offset(table, h, row), step = table.strides[table.rank - 1];
+          for (int64_t c = 0; c < form.columns; ++c) {
+            sum[static_cast<size_t>(c)] += read.table->multiplier * table.load(from + c * step);
+          }
+        }
+        const int64_t to = pair_offset(out, form, h, i, j);
+        for (int64_t c = 0; c < form.columns; ++c) {
+          out.store(to + c * out_step, sum[static_cast<size_t>(c)]);
+        }
+      }
+    }
+  }
+}
+
+// Adds what the pairs of each distance sum up to.
+void add_bias_gradient(const DistanceBias& bias, int64_t h, int64_t heads, int64_t first,
+                       const std::vector<double>& sums, TermGradients::Bias& gradient) {
+  CancelTicks tick;
+  for (size_t n = 0; n < sums.size(); ++n) {
+    tick();
+    const int64_t delta = first + static_cast<int64_t>(n);
+    const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
+    if (!gradient.table.empty() && row != ClassMap::kNone) {
+      gradient.table[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
+          bias.table.multiplier * sums[n];
+    }
+    if (!gradient.slopes.empty() && delta != 0) {
+      gradient.slopes[static_cast<size_t>((delta < 0 ? 0 : heads) + h)] +=
+          bias.slopes.multiplier * static_cast<double>(delta) * sums[n];
+    }
+  }
+}
+
+void add_gradient_by_pair(const DistanceBias& bias, int64_t h, const Grid& grid,
+                          const GridPositions& at, const TensorView& dout,
+                          std::vector<double>& gradient) {
+  CancelTicks tick;
+  for (int64_t n = 0; n < grid.queries * grid.keys && !gradient.empty(); ++n) {
+    tick();
+    const int64_t i = n / grid.keys, j = n % grid.keys;
+    const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
+    if (row == ClassMap::kNone) continue;
+    gradient[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
+        bias.table.multiplier * dout.at({h, i, j});
+  }
+}
+
+void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
+                   const TensorView& dout, TermGradients& gradients) {
+  const auto [first, last] = at.distances();
+  CancelTicks tick;
+  for (int64_t h = 0; h < form.heads; ++h) {
+    std::vector<double> sums(static_cast<size_t>(last - first + 1), 0.0);
+    for (int64_t i = 0; i < grid.queries; ++i) {
+      for (int64_t j = 0; j < grid.keys; ++j) {
+        tick();
+        const double upstream = dout.at({h, i, j});
+        sums[static_cast<size_t>(at.delta(i, j) - first)] += upstream;
+        for (size_t n = 0; n < form.key_biases->size(); ++n) {
+          std::vector<double>& own = gradients.key_biases[n].table;
+          if (own.empty()) continue;
+          own[static_cast<size_t>(h * grid.keys + j)] +=
+              (*form.key_biases)[n].values.multiplier * upstream;
+        }
+      }
+    }
+    for (size_t b = 0; b < form.biases->size(); ++b) {
+      const DistanceBias& bias = (*form.biases)[b];
+      if (bias.coordinates == nullptr) {
+        add_bias_gradient(bias, h, form.heads, first, sums, gradients.biases[b]);
+      } else {
+        add_gradient_by_pair(bias, h, grid, at, dout, gradients.biases[b].table);
+      }
+    }
+  }
+}
+
+void rows_backward(const Form& form, const ReadTable& read, const Grid& grid,
+                   const GridPositions& at, const TensorView& dout, std::vector<double>& gradient) {
+  if (gradient.empty()) return;
+  const TensorView& table = read.table->view;
+  const int64_t rows = table.shape[static_cast<size_t>(table.rank - 2)];
+  const int64_t step = dout.strides[static_cast<size_t>(dout.rank - 1)];
+  CancelTicks tick;
+  for (int64_t h = 0; h < std::max<int64_t>(form.heads, 1); ++h) {
+    for (int64_t i = 0; i < grid.queries; ++i) {
+      for (int64_t j = 0; j < grid.keys; ++j) {
+        tick(form.columns);
+        const int64_t row = (*read.map)(delta_of(read, at, i, j));
+        if (row == ClassMap::kNone) continue;
+        const int64_t from = pair_offset(dout, form, h, i, j);
+        double* to = gradient.data() + (h * rows + row) * form.columns;
+        for (int64_t c = 0; c < form.columns; ++c) {
+          to[c] += read.table->multiplier * dout.load(from + c * step);
+        }
+      }
+    }
+  }
+}
+
+void check_floating(const TensorView& view, const std::vector<int64_t>& shape, const char* name) {
+  check_input(view, shape, name);
+  if (!is_floating(view.dtype)) {
+    throw_error(ErrorKind::kType, name, ": expected a floating dtype, got ",
+                dtype_name(view.dtype));
+  }
+}
+
+std::optional<ReadTable> first_table(const Terms& terms) {
+  for (const DistanceBias& bias : terms.biases) {
+    if (bias.map) return ReadTable{&*bias.map, &bias.table, bias.coordinates.get(), bias.axis};
+  }
+  for (const RowTable& rows : terms.row_tables) {
+    return ReadTable{&rows.map, &rows.table, rows.coordinates.get(), rows.axis};
+  }
+  for (const ColumnTable& columns : terms.column_tables) {
+    return ReadTable{&columns.map, &columns.table};
+  }
+  for (const ValueTable& values : terms.value_tables) {
+    return ReadTable{&values.map, &values.table};
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset) {
+  const Grid grid{queries, keys, q_offset.value_or(0)};
+  check_grid(grid);
+  if (!q_offset && queries != keys) {
+    refuse_to_guess("Lq = " + std::to_string(queries) +
+                    " differs from Lk = " + std::to_string(keys));
+  }
+  return grid;
+}
+
+std::vector<int64_t> dense_shape(const Part& part, const Grid& grid, std::string_view which) {
+  check_grid(grid);
+  const BoundPart bound(part);
+  std::vector<int64_t> shape = find_form(part, bound.terms(), grid, which).shape(grid);
+  checked_numel(shape, "dense");
+  return shape;
+}
+
+void dense(const Part& part, const Grid& grid, std::string_view which, const TensorView& out,
+           CancelToken* cancel) {
+  const CallScope scope(cancel);
+  check_grid(grid);
+  const GridPositions at(part, grid);
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, at.sizes(), std::vector<bool>(), &tokens);
+  const Form form = find_form(part, bound.terms(), grid, which);
+  check_floating(out, form.shape(grid), "out");
+  check_output(out, form.shape(grid), out.dtype, "out");
+  if (out.numel() == 0) return;
+  if (form.biases != nullptr) {
+    dense_bias(form, grid, at, out);
+  } else {
+    dense_rows(form, grid, at, out);
+  }
+}
+
+void dense_backward(const Part& part, const Grid& grid, std::string_view which,
+                    const TensorView& dout, const std::vector<TensorView>& dparameters,
+                    CancelToken* cancel) {
+  const CallScope scope(cancel);
+  check_grid(grid);
+  check_value(dparameters.size() == part.parameters.size(), "dparameters: expected ",
+              part.parameters.size(), " views, got ", dparameters.size());
+  std::vector<bool> wants;
+  for (const TensorView& view : dparameters) wants.push_back(view.given());
+  const GridPositions at(part, grid);
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, at.sizes(), wants, &tokens);
+  const Form form = find_form(part, bound.terms(), grid, which);
+  check_floating(dout, form.shape(grid), "dout");
+  for (size_t p = 0; p < wants.size(); ++p) {
+    if (!wants[p]) continue;
+    check_output(dparameters[p], part.parameters[p].dims(), part.parameters[p].dtype,
+                 "dparameters");
+  }
+  TermGradients gradients = TermGradients::zeros(bound.terms());
+  if (dout.numel() > 0) {
+    if (form.biases != nullptr) {
+      bias_backward(form, grid, at, dout, gradients);
+    } else {
+      for (size_t n = 0; n < form.tables.size(); ++n) {
+        rows_backward(form, form.tables[n], grid, at, dout,
+                      which == "value"               ? gradients.value_tables[n].table
+                      : gradients.row_tables.empty() ? gradients.column_tables[n].table
+                                                     : gradients.row_tables[n].table);
+      }
+    }
+  }
+  ParameterSums sums = zero_sums(part, wants);
+  bound.pull_back(gradients, sums);
+  for (size_t p = 0; p < wants.size(); ++p) {
+    if (wants[p]) write_values(sums[p], dparameters[p]);
+  }
+}
+
+void indices(const Part& part, const Grid& grid, const TensorView& out, CancelToken* cancel) {
+  const CallScope scope(cancel);
+  check_grid(grid);
+  check_output(out, {grid.queries, grid.keys}, DType::kInt64, "out");
+  const GridPositions at(part, grid);
+  const Positions tokens = at.tokens();
+  const BoundPart bound(part, {}, &tokens);
+  const std::optional<ReadTable> first =
+      part.recipe->reads_distances ? std::nullopt : first_table(bound.terms());
+  CancelTicks tick;
+  for (int64_t i = 0; i < grid.queries; ++i) {
+    for (int64_t j = 0; j < grid.keys; ++j) {
+      tick();
+      const int64_t value = first ? (*first->map)(delta_of(*first, at, i, j)) : at.delta(i, j);
+      std::memcpy(
+          static_cast<char*>(out.data) + out.offset({i, j}) * static_cast<int64_t>(sizeof value),
+          &value, sizeof value);
+    }
+  }
+}
+
+}  // namespace relpos

@@ -1,0 +1,187 @@
+// Nothing is allocated inside the loops over tiles: a longer call makes as many allocations as a short
+// one, and the tile kernels make none.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "base/buffer.h"
+#include "kernels/drive/forward_block.h"
+#include "kernels/fused.h"
+#include "testing/random_terms.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+}  // namespace
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+// Their own operator new stays in place.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, size_t),
+                                                         void (*)(const volatile void*));
+namespace {
+const int installed = __sanitizer_install_malloc_and_free_hooks(
+    [](const volatile void*, size_t) { allocations.fetch_add(1, std::memory_order_relaxed); },
+    [](const volatile void*) {});
+}  // namespace
+#else
+// Not inlined: gcc would take free() of what `new` gave for a mistake.
+#define RELPOS_REPLACES [[gnu::noinline]]
+RELPOS_REPLACES void* operator new(size_t bytes, std::align_val_t align) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  const auto to = static_cast<size_t>(align);
+  void* memory = std::aligned_alloc(to, (bytes + to - 1) / to * to);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+RELPOS_REPLACES void* operator new(size_t bytes) {
+  return operator new(bytes, std::align_val_t{__STDCPP_DEFAULT_NEW_ALIGNMENT__});
+}
+RELPOS_REPLACES void operator delete(void* memory) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+RELPOS_REPLACES void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
+#undef RELPOS_REPLACES
+#endif
+
+namespace relpos {
+namespace {
+
+using random_terms::float_tensor;
+using random_terms::Rng;
+
+// Allocations, and blocks that took the place of one.
+int64_t so_far() { return allocations + detail::blocks_reused(); }
+
+enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
+
+// Causal attention; with every kind of term that tiles read and dropout, at consecutive positions or
+// at others.
+struct Call : random_terms::PlainCall {
+  static constexpr int64_t kHeads = 2, kDim = 32, kReach = 4, kClasses = 2 * kReach + 1;
+  Tensor bias, slopes, rows, values, columns, keys, added, frequencies;
+
+  Call(Kind kind, int64_t length) : Call(Rng(3), kind, length) {}
+  Call(Rng rng, Kind kind, int64_t length)
+      : PlainCall(rng, length, length, kDim, 1, kHeads, kHeads) {
+    p.scale = 0.3;
+    p.threads = 1;
+    for (int64_t i = 0; i < length; ++i) p.visible.span.emplace_back(0, i + 1);
+    p.positions.consecutive = kind != Kind::kEveryTermAnywhere;
+    p.positions.q.clear();
+    p.positions.k.clear();
+    for (int64_t i = 0; i < (p.positions.consecutive ? 1 : length); ++i) {
+      p.positions.q.push_back(i % 700);
+      p.positions.k.push_back(i % 900);
+    }
+    if (kind != Kind::kPlain) add_terms(rng);
+  }
+
+  void add_terms(Rng& rng) {
+    const auto given = [&](Tensor& tensor, std::vector<int64_t> shape) {
+      tensor = float_tensor(rng, std::move(shape));
+      return TermData::parameter(tensor.view(), true);
+    };
+    const ClassMap map = ClassMap::clamp(-kReach, kReach);
+    Rotation rotation;
+    rotation.dims = kDim / 2;
+    rotation.frequency.assign(kDim / 4, 0.01);
+    p.terms.rotations = {rotation, rotation};
+    Rotation& trained = p.terms.rotations[1];
+    trained.start = kDim / 2;
+    trained.head_frequency = given(frequencies, {1, kHeads, kDim / 4});
+    Coordinates at;
+    at.axes = 1;
+    at.queries = at.keys = p.keys;
+    for (int64_t i = 0; i < p.keys; ++i) at.q.push_back(i);
+    at.k = at.q;
+    trained.coordinates = std::make_shared<const Coordinates>(at);
+    p.terms.biases.resize(2);
+    p.terms.biases[0].map = map;
+    p.terms.biases[0].table = given(bias, {kHeads, kClasses});
+    p.terms.biases[1].slopes = given(slopes, {2, kHeads});
+    p.terms.row_tables.resize(1);
+    p.terms.row_tables[0].map = map;
+    p.terms.row_tables[0].table = given(rows, {kClasses, kDim});
+    p.terms.column_tables.resize(1);
+    p.terms.column_tables[0].map = map;
+    p.terms.column_tables[0].table = given(columns, {kClasses, kDim});
+    p.terms.key_biases = {{given(keys, {kHeads, p.keys})}};
+    p.terms.value_tables.resize(1);
+    p.terms.value_tables[0].map = map;
+    p.terms.value_tables[0].table = given(values, {kClasses, kDim});
+    p.terms.query_added = {given(added, {kHeads, kDim})};
+    p.dropout = Dropout(0.2, 5);
+  }
+
+  int64_t of_forward() {
+    const int64_t before = so_far();
+    fused_forward(p, {out.view(), lse.view(), {}});
+    return so_far() - before;
+  }
+  int64_t of_backward() {
+    const ProblemGradients to = gradients();
+    const int64_t before = so_far();
+    fused_backward(p, out.view(), lse.view(), dout.view(), {}, to);
+    return so_far() - before;
+  }
+};
+
+// Lengths that differ in blocks and tiles alone: 22 x 32 and 43 x 64, in as many chunks.
+constexpr int64_t kShort = 2048, kLong = 4096;
+
+constexpr Kind kKinds[] = {Kind::kPlain, Kind::kEveryTerm, Kind::kEveryTermAnywhere};
+
+TEST(Allocations, OfACallDoNotGrowWithItsLength) {
+  Call(Kind::kPlain, kShort).of_forward();  // a process's first allocates what stays
+  for (const Kind kind : kKinds) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    Call few(kind, kShort), many(kind, kLong);
+    const int64_t forward = few.of_forward(), backward = few.of_backward();
+    EXPECT_GT(forward, 0) << "the test counts nothing";
+    EXPECT_EQ(many.of_forward(), forward);
+    EXPECT_EQ(many.of_backward(), backward);
+  }
+}
+
+// Allocations of one block over its tiles, once its lists have grown.
+int64_t of_block(const Call& call, const Kernels& kernels) {
+  Workspace memory;
+  const Plan plan(call.p, false, memory, false, kernels);
+  ForwardBlock x(plan, memory);
+  TileCache cache(plan, 1, 1, memory);
+  Stopper stopper(nullptr);
+  int64_t counted = 0;
+  for (int turn = 0; turn < 2; ++turn) {
+    const int64_t before = so_far();
+    cache.start(0);
+    x.begin(0);
+    x.add_rows(0, 900, 960);
+    x.start();
+    const auto [first, end] = x.tile_range();
+    x.run([&, first = first, end = end] {
+      cache.read(0, 0, first, end, stopper, 0,
+                 [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+    });
+    counted = so_far() - before;
+  }
+  return counted;
+}
+
+TEST(Allocations, ABlockMakesNoneOnAnyTarget) {
+  for (const Kernels& kernels : usable_kernels()) {
+    for (const Kind kind : kKinds) {
+      EXPECT_EQ(of_block(Call(kind, kShort), kernels), 0)
+          << kernels.name << ", " << static_cast<int>(kind);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace relpos

@@ -1,0 +1,60 @@
+#include "kernels/drive/denormals.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "testing/random_terms.h"
+
+namespace relpos {
+namespace {
+
+// Two batch rows, two key heads of two query heads each; every number is `size`.
+struct Call : random_terms::PlainCall {
+  Call() : Call(random_terms::Rng(1)) {}
+  explicit Call(random_terms::Rng rng) : PlainCall(rng, 3, 6, 5, 2, 4, 2) {
+    for (Tensor* tensor : {&q, &k, &v, &dout}) fill(*tensor, 0.5f);
+  }
+  static void fill(const Tensor& tensor, float size) {
+    std::fill_n(tensor.data<float>(), tensor.view().numel(), size);
+  }
+  FloatControl forward() const { return float_control(p, 1, 1); }
+  FloatControl backward() const { return float_control(p, 1, 1, dout.view()); }
+};
+
+TEST(FloatControl, FlushesUnlessAPairIsTiny) {
+  EXPECT_EQ(Call().forward(), kFlushDenormals);
+  EXPECT_EQ(Call().backward(), kFlushDenormals);
+  Call call;
+  Call::fill(call.v, 1e-40f);
+  EXPECT_EQ(call.forward(), kKeepDenormals);
+  EXPECT_EQ(call.backward(), kKeepDenormals);
+  call.v.data<float>()[0] = 1.0f;  // of another pair
+  EXPECT_EQ(call.forward(), kKeepDenormals);
+  call.v.data<float>()[call.v.view().numel() - 1] = NAN;
+  EXPECT_EQ(call.forward(), kFlushDenormals);
+  Call hidden;  // nobody sees the key that is not tiny
+  Call::fill(hidden.v, 1e-40f);
+  hidden.v.data<float>()[hidden.v.view().numel() - 1] = 1.0f;
+  hidden.p.visible.span.assign(3, {0, 5});
+  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  hidden.p.visible.span.clear();
+  EXPECT_EQ(hidden.forward(), kFlushDenormals);
+  hidden.p.visible.key_bits = {0x3F, 0x1F};
+  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  const Tensor mask(DType::kBool, {1, 1, 1, 6});
+  std::fill_n(mask.data<bool>(), 5, true);
+  hidden.p.visible.key_bits.clear();
+  hidden.p.visible.mask = TensorView(mask.data<bool>(), DType::kBool, {2, 4, 3, 6}, {0, 0, 0, 1});
+  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  for (Tensor Call::* tensor : {&Call::q, &Call::k, &Call::dout}) {
+    Call tiny;
+    Call::fill(tiny.*tensor, 1e-38f);
+    EXPECT_EQ(tiny.forward(), kFlushDenormals);
+    EXPECT_EQ(tiny.backward(), kKeepDenormals);
+  }
+}
+
+}  // namespace
+}  // namespace relpos

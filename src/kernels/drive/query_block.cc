@@ -1,0 +1,186 @@
+#include "kernels/drive/query_block.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/block/load_rows.h"
+#include "kernels/terms/biases.h"
+
+namespace relpos {
+
+QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
+    : plan_(plan),
+      row_tables_(plan, memory),
+      columns_(plan, memory),
+      skip_(plan),
+      decayed_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)),
+      decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
+      raw_(memory.take<float>(kRows * plan.Dp)),
+      q_(memory.take<float>(kRows * plan.Dp)),
+      narrow_(plan, plan.D, plan.pairs.Dq(), memory) {
+  block.problem = &plan.p;
+  block.kernels = &plan.kernels;
+  block.narrow_q = narrow_.rows();
+  block.narrow_qt = narrow_.transposed();
+  block.Dq = plan.pairs.Dq();
+  block.Dvq = plan.pairs.Dvq();
+  if (plan.p.visible.mask.given()) {
+    const TensorView& mask = plan.p.visible.mask;
+    block.mask_step = kTile * mask.strides[3] * item_size(mask.dtype);
+    block.mask_in_place = mask.dtype == DType::kFloat32 && has_vector_rows(mask);
+  }
+  // Queries that decay are scaled before they are rounded, tile by tile.
+  if (!plan.rotations.decays()) block.score_scale = static_cast<float>(plan.p.scale * kLog2e);
+  block.D = plan.D;
+  block.Dp = plan.Dp;
+  block.Dv = plan.Dv;
+  block.Dvp = plan.Dvp;
+}
+
+void QueryBlock::begin(int64_t batch) {
+  block.batch = batch;
+  block.rows = 0;
+  seen_from_ = seen_to_ = 0;
+  block.scores.clear();
+  block.ramps.clear();
+  block.values.clear();
+}
+
+void QueryBlock::add_rows(int64_t h, int64_t first, int64_t end) {
+  const Problem& p = plan_.p;
+  const int from = block.rows, to = from + static_cast<int>(end - first);
+  block.rows = to;
+  std::fill(block.head + from, block.head + to, h);
+  std::iota(block.index + from, block.index + to, first);
+  if (p.positions.consecutive) {
+    std::iota(block.position + from, block.position + to, p.positions.query(block.batch, first));
+  } else {
+    std::transform(block.index + from, block.index + to, block.position + from,
+                   [&](int64_t i) { return p.positions.query(block.batch, i); });
+  }
+  if (p.visible.span.empty()) {
+    std::fill(block.lo + from, block.lo + to, 0);
+    std::fill(block.hi + from, block.hi + to, p.keys);
+  } else {
+    for (int row = from; row < to; ++row) {
+      const auto [lo, hi] = p.visible.interval(block.batch, block.index[row]);
+      block.lo[row] = std::max<int64_t>(lo, 0);
+      block.hi[row] = std::min(hi, p.keys);
+    }
+  }
+  for (int row = from; row < to && p.visible.mask.given(); ++row) {
+    block.mask_row[row] = p.visible.mask_row(block.batch, h, block.index[row]);
+  }
+}
+
+std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
+  if (seen_from_ >= seen_to_) return {0, 0};
+  return {seen_from_ / kTile, (seen_to_ + kTile - 1) / kTile};
+}
+
+void QueryBlock::load() {
+  find_range();
+  load_queries();
+  attach_biases(plan_, block);
+  row_tables_.attach(block, raw_.get());
+  skip_.start(block);
+}
+
+void QueryBlock::find_range() {
+  constexpr int64_t kMost = INT64_MAX, kLeast = INT64_MIN;
+  int64_t all_from = 0, all_to = plan_.p.keys, seen_from = all_to, seen_to = 0;
+  int64_t low = kMost, high = kLeast;  // distances, less the first key's position
+  block.first_of_all = kMost;
+  block.last_of_all = kLeast;
+  for (int group = 0; group < block.rows; group += kGroup) {
+    int64_t first = kMost, last = kLeast;
+    for (int row = group; row < std::min(group + kGroup, block.rows); ++row) {
+      const int64_t lo = block.lo[row], hi = block.hi[row], position = block.position[row];
+      first = std::min(first, position);
+      last = std::max(last, position);
+      all_from = std::max(all_from, lo);
+      all_to = std::min(all_to, hi);
+      if (lo >= hi) continue;
+      seen_from = std::min(seen_from, lo);
+      seen_to = std::max(seen_to, hi);
+      low = std::min(low, lo - position);
+      high = std::max(high, hi - 1 - position);
+    }
+    block.first_position[group / kGroup] = first;
+    block.last_position[group / kGroup] = last;
+    block.first_of_all = std::min(block.first_of_all, first);
+    block.last_of_all = std::max(block.last_of_all, last);
+  }
+  block.all_from = all_from;
+  block.all_to = all_to;
+  seen_from_ = seen_from;
+  seen_to_ = seen_to;
+  block.range = plan_.range;
+  if (!plan_.p.positions.consecutive) return;
+  const int64_t key = plan_.p.positions.key(block.batch, 0);
+  block.range = low <= high ? std::pair{key + low, key + high}
+                            : std::pair{plan_.range.first, plan_.range.first};
+}
+
+void QueryBlock::load_queries() {
+  const Problem& p = plan_.p;
+  const int64_t Dp = plan_.Dp, end = padded_rows();
+  const auto scale = static_cast<float>(p.scale * kLog2e);
+  constexpr float kOne = 1.0f;
+  float* q = block.q = q_.get();
+  std::fill(q + block.rows * Dp, q + end * Dp, 0.0f);
+  std::fill(block.position + block.rows, block.position + end, 0);
+  if (p.visible.mask.given()) {
+    std::fill(block.mask_row + block.rows, block.mask_row + end, block.mask_row[block.rows - 1]);
+  }
+  if (plan_.unit == nullptr && plan_.rotations.none() && plan_.query_added.size() == 0 &&
+      plan_.D == Dp && row_in_place(p.query, block.batch, 0, 0) != nullptr) {
+    for_each_head(block, [&](int64_t head, int first, int rows) {
+      const float* from = row_in_place(p.query, block.batch, head, block.index[first]);
+      plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &scale, 0, q + first * Dp, Dp);
+      if (plan_.row_tables.empty()) return;
+      plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &kOne, 0, raw_.get() + first * Dp,
+                          Dp);
+    });
+    return;
+  }
+  for (int row = 0; row < block.rows; ++row) {
+    float* raw = raw_.get() + row * Dp;
+    float* own = q + row * Dp;
+    load_row(p.query, block.batch, block.head[row], block.index[row], plan_.D, Dp, raw);
+    std::copy_n(raw, Dp, own);
+    if (plan_.query_added.size() > 0) {
+      const float* added = plan_.query_added.get() + block.head[row] * Dp;
+      for (int64_t d = 0; d < Dp; ++d) own[d] += added[d];
+    }
+    plan_.rotations.apply(true, block.batch, block.head[row] / p.group(), block.index[row], own);
+    if (!plan_.rotations.decays()) plan_.round(own, plan_.D);
+  }
+  if (plan_.unit != nullptr) narrow_.set(q, block.rows);
+  plan_.kernels.scale(block.rows, Dp, q, Dp, &scale, 0, q, Dp);
+}
+
+void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
+                      const float* reference, const float* inverse_sum) {
+  row_tables_.before(block, t, count);
+  over_tiles(tiles, t, count, nullptr, [&](const KeyTile* some, int64_t first, int64_t n) {
+    for (int64_t x = 0; x < n; ++x) {
+      plan_.kernels.emit(block, some[x], first + x, dense, reference, inverse_sum);
+    }
+  });
+}
+
+void QueryBlock::decay_queries(const KeyTile& tile) {
+  if (!plan_.rotations.decays()) return;
+  std::fill_n(decay_.get(), plan_.Dp, 1.0f);
+  plan_.rotations.decay(
+      tile.first_position - plan_.rotations.query_anchor(block.batch, block.index[0]),
+      decay_.get());
+  plan_.kernels.scale_columns(padded_rows(), plan_.Dp, q_.get(), decay_.get(), decayed_.get(),
+                              false);
+  plan_.round(decayed_.get(), padded_rows() * plan_.Dp);
+  block.q = decayed_.get();
+  if (plan_.unit != nullptr) narrow_.set(decayed_.get(), block.rows);
+}
+
+}  // namespace relpos

@@ -1,0 +1,68 @@
+// The rows of a block: rotated queries, and what its terms add to their scores.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/drive/narrow_rows.h"
+#include "kernels/plan/tile_skip.h"
+#include "kernels/terms/columns.h"
+#include "kernels/terms/row_tables.h"
+
+namespace relpos {
+
+// One worker's. Constructed once per call, reused for every block.
+class QueryBlock {
+ public:
+  QueryBlock(const Plan& plan, Workspace& memory);
+
+  Block block;
+
+  void begin(int64_t batch);
+  // Queries [first, end) of a head, one at least; at most kRows since begin().
+  void add_rows(int64_t h, int64_t first, int64_t end);
+  // Loads and rotates the queries of all rows, and attaches what score terms read.
+  void load();
+  // [first, last) tiles that any row sees. After load().
+  std::pair<int64_t, int64_t> tile_range() const;
+  int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
+
+  // Writes dense weights or scores of tiles [t, t + count), as of Kernels::emit().
+  void emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
+            const float* reference, const float* inverse_sum);
+
+ protected:
+  // Calls kernel(tiles, t, count) for tiles [t, t + count) whose weights may not all underflow against
+  // `reference` (null: for all), with the terms brought to them. `count` is at most kTilesAtATime.
+  template <typename F>
+  void over_tiles(const KeyTile* tiles, int64_t t, int64_t count, const float* reference,
+                  F&& kernel) {
+    const int64_t step = plan_.by_tile() ? 1 : count;
+    for (int64_t n = 0; n < count; n += step) {
+      if (reference != nullptr && skip_.skips(block, tiles[n], t + n, reference)) continue;
+      columns_.before(block, tiles[n]);
+      decay_queries(tiles[n]);
+      kernel(tiles + n, t + n, step);
+    }
+  }
+
+  const Plan& plan_;
+  RowTables row_tables_;
+  ColumnTables columns_;
+  TileSkip skip_;
+  // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
+  Buffer<float> decayed_, decay_;
+  Buffer<float> raw_;  // the queries as they are [kRows, Dp]
+
+ private:
+  // The keys and distances that rows see, and the positions of the rows of each group.
+  void find_range();
+  void load_queries();
+  void decay_queries(const KeyTile& tile);
+
+  int64_t seen_from_ = 0, seen_to_ = 0;  // from the first to past the last key that a row sees
+  Buffer<float> q_;                      // [kRows, Dp]
+  bfloat16::NarrowRows narrow_;          // not scaled, but where a rotation decays
+};
+
+}  // namespace relpos

@@ -1,0 +1,85 @@
+// How a call is cut into tasks: heads, and blocks of queries within a head.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "kernels/drive/tile_cache.h"
+
+namespace relpos {
+
+// One thread where the whole call is shorter than waking another (about 2 MFLOP).
+inline int useful_threads(const Problem& p) {
+  const double flops = 2.0 * static_cast<double>(p.batch * p.heads) *
+                       static_cast<double>(p.queries) * static_cast<double>(p.keys) *
+                       static_cast<double>(p.head_dim + p.value_dim);
+  return flops < 2e6 ? 1 : p.threads;
+}
+
+// Blocks of the queries of one head, and of those of all heads that share a key head.
+inline int64_t blocks_of_head(const Problem& p) { return (p.queries + kRows - 1) / kRows; }
+inline int64_t blocks_of_pair(const Problem& p) { return p.group() * blocks_of_head(p); }
+
+// (b, kv head) pairs in work at one time.
+inline int64_t heads_at_work(const Problem& p, int threads) {
+  return std::min<int64_t>(std::max(1, threads), std::max<int64_t>(1, p.batch * p.kv_heads));
+}
+
+struct PackedBlock {
+  int64_t batch, head, first_query, end_query, pair, slot;
+  int64_t number;  // of the pair's blocks, which are dealt in this order
+  int64_t chunk;   // of its keys
+};
+
+// Calls body(block, worker) for every block of queries of pairs [first_pair, first_pair + count), and for
+// each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches;
+// when no head is left it helps with those of others. A pair has a slot, of heads_at_work(), to itself:
+// start(slot, pair) is called before its first block, and after all blocks of the slot's pair before.
+template <typename Start, typename F>
+void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
+                           int threads, Stopper& stopper, Start&& start, F&& body) {
+  const int64_t blocks = blocks_of_head(p), tasks = blocks_of_pair(p) * chunks;
+  if (count == 0 || blocks == 0) return;
+  const int64_t slots = std::min(count, heads_at_work(p, threads)), pairs = first_pair + count;
+  // The pair of a slot, times 2^32, plus its next task: one word, so that nobody takes a task of one
+  // pair for a task of another.
+  constexpr int kTaskBits = 32;
+  struct alignas(64) Slot {  // a cache line of its own
+    std::atomic<int64_t> state;
+  };
+  std::vector<Slot> slot_of(slots);
+  const auto open = [&](int64_t slot, int64_t pair) {
+    start(slot, pair);
+    slot_of[slot].state.store(pair << kTaskBits, std::memory_order_release);
+  };
+  for (int64_t slot = 0; slot < slots; ++slot) open(slot, first_pair + slot);
+  std::atomic<int64_t> next_pair{first_pair + slots};
+  const auto work = [&](int64_t slot, int worker) {
+    while (!stopper.stopped(worker)) {
+      const int64_t taken = slot_of[slot].state.fetch_add(1, std::memory_order_acq_rel);
+      const int64_t pair = taken >> kTaskBits, task = taken - (pair << kTaskBits);
+      if (task >= tasks) return;
+      // Last queries first: under a causal boundary they are the longest.
+      const int64_t number = task / chunks, n = blocks - 1 - number % blocks;
+      body(
+          PackedBlock{pair / p.kv_heads, pair % p.kv_heads * p.group() + number / blocks, n * kRows,
+                      std::min(p.queries, (n + 1) * kRows), pair, slot, number, task % chunks},
+          worker);
+    }
+  };
+  parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {
+    while (first < slots && !stopper.stopped(worker)) {
+      work(first, worker);
+      // Whoever finds no pair left sees what those who took the last ones did before: a slot that it
+      // helps with is not opened again while it does.
+      const int64_t pair = next_pair.fetch_add(1, std::memory_order_acq_rel);
+      if (pair >= pairs) break;
+      open(first, pair);
+    }
+    for (int64_t other = 1; other <= slots; ++other) work((first + other) % slots, worker);
+  });
+  stopper.check();
+}
+
+}  // namespace relpos

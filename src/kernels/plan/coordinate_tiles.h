@@ -1,0 +1,66 @@
+// One coordinate of the tokens of a call, for terms that are read by it instead of by positions.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <utility>
+
+#include "base/workspace.h"
+#include "kernels/problem.h"
+
+namespace relpos {
+
+class CoordinateTiles {
+ public:
+  // How the keys of a tile stand: one after another, all at one place, or anyhow.
+  enum Kind : uint8_t { kRun, kFlat, kScattered };
+
+  CoordinateTiles(const Coordinates& at, int axis, const Problem& p, Workspace& memory);
+
+  // Distances that occur, masks aside.
+  std::pair<int64_t, int64_t> range() const noexcept { return range_; }
+  // Lowest and highest of the keys.
+  std::pair<int64_t, int64_t> key_range() const noexcept { return key_range_; }
+  Kind kind(int64_t b, int64_t t) const noexcept {
+    return static_cast<Kind>(kinds_[(k_rows_ == 1 ? 0 : b) * tiles_ + t]);
+  }
+  // Of the kTile keys of tile t; those past the last key go on as the tile does.
+  const int32_t* keys(int64_t b, int64_t t) const noexcept {
+    return keys_.get() + ((k_rows_ == 1 ? 0 : b) * tiles_ + t) * kTile;
+  }
+  // Of the queries of a batch row.
+  const int32_t* queries(int64_t b) const noexcept {
+    return queries_.get() + (q_rows_ == 1 ? 0 : b) * lengths_;
+  }
+
+ private:
+  int64_t q_rows_, k_rows_, lengths_, tiles_;
+  Buffer<int32_t> queries_, keys_;  // [rows, Lq], [rows, tiles, kTile]
+  Buffer<uint8_t> kinds_;           // [rows, tiles]
+  std::pair<int64_t, int64_t> range_{0, 0}, key_range_{0, 0};
+};
+
+// Those of all terms of a call, each once.
+class CoordinateList {
+ public:
+  CoordinateList(const Problem& p, Workspace& memory);
+
+  // What a term is read by; null: positions.
+  template <typename Term>
+  const CoordinateTiles* of(const Term& term) const noexcept {
+    for (const Own& own : all_) {
+      if (own.coordinates == term.coordinates.get() && own.axis == term.axis) return &own.tiles;
+    }
+    return nullptr;
+  }
+
+ private:
+  struct Own {
+    const Coordinates* coordinates;
+    int axis;
+    CoordinateTiles tiles;
+  };
+  std::list<Own> all_;
+};
+
+}  // namespace relpos

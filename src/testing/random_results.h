@@ -1,0 +1,123 @@
+// The results of a random case by both paths, and how they are compared. For the kernels' tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/fused.h"
+#include "kernels/reference/reference.h"
+#include "testing/error_bound.h"
+#include "testing/random_terms.h"
+
+namespace relpos::random_terms {
+
+struct Results {
+  Tensor out, lse, softmax, dq, dk, dv;
+  const Terms& problem;
+  TermGradients terms;
+  std::vector<double> mask;
+  std::vector<float> mask_rows;
+
+  Results(const Case& c, DType dtype)
+      : out(dtype, c.dout.view().dims()),
+        lse(dtype, c.dlse.view().dims()),
+        softmax(dtype, {c.p.batch, c.p.heads, c.p.queries, 2}),
+        dq(dtype, c.q.view().dims()),
+        dk(dtype, c.k.view().dims()),
+        dv(dtype, c.v.view().dims()),
+        problem(c.p.terms),
+        terms(TermGradients::zeros(c.p.terms)),
+        mask(static_cast<size_t>(c.mask.view().given() ? c.mask.view().numel() : 0), 0.0) {}
+
+  ProblemGradients gradients(const Case& c) {
+    ProblemGradients g;
+    g.query = dq.view();
+    g.key = dk.view();
+    g.value = dv.view();
+    g.terms = &terms;
+    if (!c.p.visible.mask.given()) return g;
+    g.mask = &mask;
+    g.mask_index = c.p.visible.mask;
+    return g;
+  }
+
+  // As the fused path gives that of a mask whose elements are one pair's each.
+  ProblemGradients gradients_by_rows(const Case& c) {
+    ProblemGradients g = gradients(c);
+    if (g.mask == nullptr || shares_elements(g.mask_index)) return g;
+    mask_rows.assign(mask.size(), 0.0f);
+    g.mask_rows = g.mask_index;
+    g.mask_rows.dtype = DType::kFloat32;
+    g.mask_rows.data = mask_rows.data();
+    g.mask = nullptr;
+    return g;
+  }
+
+  // Every number, with a name for messages.
+  std::vector<std::pair<std::string, std::vector<double>>> all() const {
+    std::vector<std::pair<std::string, std::vector<double>>> list;
+    const auto tensor = [&](const char* name, const Tensor& t) {
+      std::vector<double> values;
+      for (int64_t n = 0; n < t.view().numel(); ++n) values.push_back(t.view().load(n));
+      list.emplace_back(name, values);
+    };
+    tensor("out", out);
+    tensor("lse", lse);
+    tensor("dq", dq);
+    tensor("dk", dk);
+    tensor("dv", dv);
+    for_each_gradient(problem, terms, [&](const char* name, auto&&, const auto& gradient) {
+      list.emplace_back(name, gradient);
+    });
+    std::vector<double> of_mask = mask;
+    for (size_t n = 0; n < mask_rows.size(); ++n) of_mask[n] = static_cast<double>(mask_rows[n]);
+    list.emplace_back("mask", of_mask);
+    return list;
+  }
+};
+
+inline Results run_reference(const Case& c) {
+  Results r(c, DType::kFloat64);
+  reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
+  reference_backward(c.p, r.out.view(), {}, c.dout.view(), c.dlse.view(), r.gradients(c));
+  return r;
+}
+
+inline Results run_fused(const Case& c) {
+  Results r(c, DType::kFloat32);
+  fused_forward(c.p, {r.out.view(), r.lse.view(), r.softmax.view()});
+  fused_backward(c.p, r.out.view(), r.softmax.view(), c.dout.view(), c.dlse.view(),
+                 r.gradients_by_rows(c));
+  return r;
+}
+
+// |got - want| <= u |want| + bound + 2^-126, u being float32's rounding of the results it stores, and
+// 2^-126 what a result may lose near the end of float32's range.
+inline void expect_within(const Results& got, const Results& want, const Results& bounds,
+                          uint64_t seed) {
+  const auto a = got.all(), b = want.all(), most = bounds.all();
+  for (size_t n = 0; n < a.size(); ++n) {
+    ASSERT_EQ(a[n].second.size(), b[n].second.size());
+    for (size_t i = 0; i < a[n].second.size(); ++i) {
+      const double x = a[n].second[i], y = b[n].second[i];
+      if (x == y) continue;
+      ASSERT_NEAR(x, y, most[n].second[i] + error_bound::kEps * std::fabs(y) + error_bound::kLeast)
+          << a[n].first << "[" << i << "], seed " << seed;
+    }
+  }
+}
+
+// Of two threads, within the bound.
+inline void expect_the_reference(Case c, uint64_t seed) {
+  c.p.threads = 2;
+  const Results found = run_fused(c), exact = run_reference(c);
+  Results bounds(c, DType::kFloat64);
+  error_bound::fill(c, exact, bounds);
+  expect_within(found, exact, bounds, seed);
+}
+
+}  // namespace relpos::random_terms
