@@ -7,7 +7,7 @@
 
 #include "base/buffer.h"
 #include "bench_machine.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "relpos/attention.h"
 
 namespace {

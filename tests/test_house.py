@@ -1,43 +1,110 @@
 """House rules that a glance can miss."""
 
+import graphlib
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parent.parent
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
-# What each room may include of others, beside itself.
+# What each room may include beside itself: other rooms, and single headers; `relpos/` are the public
+# ones. A folder that is not named belongs to the room above it.
+DATA = ["relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"]
+CONTRACT = ["kernels", "kernels/reference/reference.h", "kernels/simd/targets.h"]
 ROOMS = {
-    "include/relpos/terms.h": {"relpos/tensor.h"},
-    "src/base": {"relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"},
-    "src/kernels": {
-        "base/",
-        "relpos/cancel.h",
-        "relpos/error.h",
-        "relpos/tensor.h",
-        "relpos/terms.h",
-    },
-    "src/io": {"base/", "relpos/error.h", "relpos/tensor.h"},
-    "src/schemes": {"base/", "relpos/scheme.h", "relpos/error.h", "relpos/terms.h"},
+    "base": ["relpos/cancel.h", "relpos/error.h", "relpos/tensor.h"],
+    "io": ["base", "relpos/error.h", "relpos/tensor.h"],
+    "values": ["base", "relpos/"],
+    "kernels": ["base", "values", *DATA],
+    "kernels/block": ["base", "values", "kernels", *DATA],
+    "kernels/plan": ["base", "values", "kernels", "kernels/block", *DATA],
+    "kernels/reference": ["base", "values", "kernels", "kernels/block", "kernels/plan", *DATA],
+    "kernels/terms": ["base", "values", "kernels", "kernels/block", "kernels/plan", *DATA],
+    "kernels/simd": ["base", "kernels", "kernels/block", "kernels/plan", *DATA],
+    "kernels/units": ["base", "kernels", "kernels/block", *DATA],
+    "kernels/drive": [
+        *["base", "values", "kernels", "kernels/block", "kernels/plan", "kernels/terms"],
+        *DATA,
+    ],
+    "binding": ["base", "values", "relpos/"],
+    "schemes": ["relpos/"],
+    "conventions": ["schemes/common", "relpos/"],
+    "notebooks": ["base", "values", "binding", "schemes/common", "relpos/"],
+    "call": ["base", "values", "binding", *CONTRACT, "conventions", "notebooks", "relpos/"],
 }
 
 
-def sources(room):
-    path = ROOT / room
-    files = [path] if path.is_file() else sorted(path.rglob("*.h")) + sorted(path.rglob("*.cc"))
-    return [file for file in files if not file.name.endswith(("_test.cc", "testing.h"))]
+def room_of(path):
+    """The innermost room of a path below src/."""
+    folders = [str(folder) for folder in pathlib.PurePath(path).parents]
+    return next((folder for folder in folders if folder in ROOMS), None)
+
+
+def includes(room):
+    """(file, name) of every include of a room's own files, tests and what they share aside."""
+    for file in sorted((ROOT / "src" / room).rglob("*")):
+        own = room_of(file.relative_to(ROOT / "src")) == room
+        if own and file.suffix in (".h", ".cc") and not file.name.endswith("_test.cc"):
+            for name in INCLUDE.findall(file.read_text()):
+                yield file.relative_to(ROOT), name
+
+
+def may_include(room, name):
+    of_name = room_of(name)
+    return of_name == room or any(
+        name == entry
+        or of_name == entry
+        or (name.startswith(entry.rstrip("/") + "/") and (entry == "relpos/" or entry not in ROOMS))
+        for entry in ROOMS[room]
+    )
 
 
 def test_rooms_include_no_more_than_they_use():
-    for room, allowed in ROOMS.items():
-        own = room.removeprefix("src/") + "/"
-        for file in sources(room):
-            for name in INCLUDE.findall(file.read_text()):
-                known = name.startswith(own) or any(
-                    name == entry or (entry.endswith("/") and name.startswith(entry))
-                    for entry in allowed
-                )
-                assert known, f"{file.relative_to(ROOT)} includes {name}"
+    for room in ROOMS:
+        for file, name in includes(room):
+            assert may_include(room, name), f"{file} includes {name}"
+
+
+def test_every_file_of_src_has_a_room():
+    files = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".h", ".cc")]
+    homeless = [
+        path
+        for path in (str(file.relative_to(ROOT / "src")) for file in files)
+        if room_of(path) is None and not path.startswith("testing/")
+    ]
+    assert not homeless
+    assert len([path for path in (ROOT / "src").iterdir() if path.is_file()]) <= 3
+
+
+def test_no_circle_of_rooms_or_files():
+    rooms = {room: {room_of(name) for _, name in includes(room)} - {room, None} for room in ROOMS}
+    headers = {str(p.relative_to(ROOT / "src")) for p in (ROOT / "src").rglob("*.h")}
+    files = {
+        header: set(INCLUDE.findall((ROOT / "src" / header).read_text())) & headers
+        for header in headers
+    }
+    for graph in (rooms, files):
+        tuple(graphlib.TopologicalSorter(graph).static_order())  # CycleError names the circle
+
+
+def test_folders_are_small():
+    """At most 20 units side by side; schemes and adapters are lists, one file each."""
+    for top, suffixes in (("src", (".cc", ".h")), ("cli", (".cc", ".h")), ("python", (".py",))):
+        for folder in [ROOT / top, *(ROOT / top).rglob("*/")]:
+            units = {
+                path.stem.removesuffix("_test")
+                for path in folder.iterdir()
+                if path.suffix in suffixes
+            }
+            assert len(units) <= 20 or folder.name in ("schemes", "adapters"), folder
+
+
+def test_files_of_the_product_are_short():
+    for top in ("src", "include", "cli", "python"):
+        for path in (ROOT / top).rglob("*"):
+            if path.suffix in (".cc", ".h", ".py") and not path.name.endswith("_test.cc"):
+                lines = len(path.read_text().splitlines())
+                assert lines <= 400, f"{path.relative_to(ROOT)}: {lines} lines"
 
 
 def test_schemes_leave_check_and_steps_to_others():

@@ -35,8 +35,7 @@
 
 namespace relpos {
 
-struct PartCall;    // a call as the terms of one part meet it
-struct TermCounts;  // how many terms of each kind a part gives
+struct PartCall;  // a call as the terms of one part meet it
 
 // Sums and doubles of sizes up to this stay exact in int64 and in double.
 inline constexpr int64_t kLargestSize = int64_t{1} << 48;
@@ -299,8 +298,7 @@ class Builder {
   void fixed_rotation(std::function<Rotation(const PartCall& call)> of_call);
   // A term that is one source, in these lists of terms.
   void read(const Source& source, std::vector<TermData> Terms::* of,
-            std::vector<std::vector<double>> TermGradients::* gradients_of,
-            size_t TermCounts::* count_of);
+            std::vector<std::vector<double>> TermGradients::* gradients_of);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

@@ -189,6 +189,8 @@ struct TermGradients {
   std::vector<Values> key_biases, value_tables;
   std::vector<std::vector<double>> query_added, sinks;
 
+  // As many of each kind as `terms` has, all empty.
+  static TermGradients like(const Terms& terms);
   // Zeroed vectors for everything in `terms` that wants a gradient.
   static TermGradients zeros(const Terms& terms);
 };

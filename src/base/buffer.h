@@ -46,6 +46,9 @@ class Buffer {
   int64_t size_ = 0;
 };
 
+// Row lengths are multiples of the widest vector, in floats.
+inline constexpr int64_t kLanes = 16;
+
 constexpr int64_t round_up(int64_t n, int64_t multiple) noexcept {
   return (n + multiple - 1) / multiple * multiple;
 }

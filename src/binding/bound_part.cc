@@ -25,17 +25,6 @@ TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
 
 }  // namespace
 
-std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms) {
-  return {{"rotation", terms.rotations.size()},
-          {"distance bias", terms.biases.size()},
-          {"row table", terms.row_tables.size()},
-          {"column table", terms.column_tables.size()},
-          {"key bias", terms.key_biases.size()},
-          {"value table", terms.value_tables.size()},
-          {"vector added to the query", terms.query_added.size()},
-          {"sink", terms.sinks.size()}};
-}
-
 GridPositions::GridPositions(const Part& part, const Grid& grid) : grid_(grid) {
   if (!part.recipe || !part.recipe->place) return;
   const Position alone{{part}};
@@ -51,8 +40,8 @@ std::pair<int64_t, int64_t> GridPositions::distances() const {
   return {*k_low - *q_high, *k_high - *q_low};
 }
 
-Positions GridPositions::tokens() const {
-  Positions found;
+TokenPositions GridPositions::tokens() const {
+  TokenPositions found;
   found.queries = grid_.queries;
   found.keys = grid_.keys;
   found.consecutive = q_.empty() && k_.empty();
@@ -82,14 +71,14 @@ CallSizes GridPositions::sizes() const {
 }
 
 BoundPart::BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants,
-                     const Positions* positions)
+                     const TokenPositions* positions)
     : part_(part), sizes_(sizes), parameters_(part.parameters), wants_(std::move(wants)) {
   check_parameters(part, sizes_);
   wants_.resize(part.parameters.size(), false);
   bind(positions);
 }
 
-BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const Positions* positions)
+BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const TokenPositions* positions)
     : part_(part), sizes_(sizes), wants_(part.specs().size(), false) {
   const std::vector<ParameterSpec>& specs = part.specs();
   const bool complete =
@@ -108,7 +97,7 @@ BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const Positions* 
   bind(positions);
 }
 
-void BoundPart::bind(const Positions* positions) {
+void BoundPart::bind(const TokenPositions* positions) {
   terms_ = part_.recipe->bind({sizes_, parameters_, wants_, positions});
 }
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "binding/recipe.h"
-#include "kernels/problem.h"
 #include "relpos/dense.h"
+#include "values/token_positions.h"
 
 namespace relpos {
 
@@ -23,7 +23,7 @@ class GridPositions {
   // Of all pairs; {0, -1} where there is none.
   std::pair<int64_t, int64_t> distances() const;
   // The same as one batch row of positions.
-  Positions tokens() const;
+  TokenPositions tokens() const;
   // What terms may know of a call with these positions, heads aside.
   CallSizes sizes() const;
 
@@ -32,24 +32,21 @@ class GridPositions {
   std::vector<int64_t> q_, k_;
 };
 
-// How many terms there are of each kind, by its name.
-std::vector<std::pair<const char*, size_t>> count_terms(const Terms& terms);
-
 class BoundPart {
  public:
   // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.
   BoundPart(const Part& part, const CallSizes& sizes, std::vector<bool> wants,
-            const Positions* positions = nullptr);
+            const TokenPositions* positions = nullptr);
   // For questions whose answer no parameter changes (classes, shapes, rotations): a missing parameter
   // is stood in for by its initial values, 0 where those are random.
   explicit BoundPart(const Part& part, const CallSizes& sizes = {},
-                     const Positions* positions = nullptr);
+                     const TokenPositions* positions = nullptr);
 
   const Terms& terms() const { return terms_; }
   void pull_back(const TermGradients& gradients, ParameterSums& sums) const;
 
  private:
-  void bind(const Positions* positions = nullptr);
+  void bind(const TokenPositions* positions = nullptr);
 
   const Part& part_;
   CallSizes sizes_;

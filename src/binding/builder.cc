@@ -126,8 +126,8 @@ void Builder::table_bias(const ClassMap& map, const Source& table,
          const auto [coordinates, axis] = seen(call);
          terms.biases.push_back({map, numbers.read(call), {}, coordinates, axis});
        },
-       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
-                                         ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          numbers.add_gradient(call, gradients.biases[at].table, sums);
        }});
 }
@@ -140,8 +140,8 @@ void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
       {[=](const PartCall& call, Terms& terms) {
          terms.biases.push_back({map, table.table(call), {}});
        },
-       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
-                                         ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          table.pull_back(call, gradients.biases[at].table, sums);
        }});
 }
@@ -155,8 +155,8 @@ void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& n
   recipe_.reads_distances = true;
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table.bias(call)); },
-       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
-                                         ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          table.pull_back(call, gradients.biases[at].table, sums);
        }});
 }
@@ -193,8 +193,8 @@ void Builder::bias(int64_t heads, Network network) {
   const auto table = std::make_shared<const NetworkTable>(scheme(), std::move(network), widths);
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table->bias(call)); },
-       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
-                                         ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          table->pull_back(call, gradients.biases[at].table, sums);
        }});
 }
@@ -220,8 +220,8 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
                                           sides[0].wanted(call) || sides[1].wanted(call));
          terms.biases.push_back(std::move(bias));
        },
-       [=, at = recipe_.counts.biases++](const PartCall& call, const TermGradients& gradients,
-                                         ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          const std::vector<double>& both = gradients.biases[at].slopes;
          for (int64_t side = 0; side < 2; ++side) {
            const SourceReader& slopes = sides[static_cast<size_t>(side)];
@@ -241,8 +241,8 @@ void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& o
          terms.row_tables.push_back({map, numbers.read(call), factor.read(call), added.read(call),
                                      scale, coordinates, axis});
        },
-       [=, at = recipe_.counts.row_tables++](const PartCall& call, const TermGradients& gradients,
-                                             ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::row_tables]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          const TermGradients::Rows& own = gradients.row_tables[at];
          numbers.add_gradient(call, own.table, sums);
          factor.add_gradient(call, own.factor, sums);
@@ -290,8 +290,8 @@ void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf
          rows.added = added.read(call);
          terms.row_tables.push_back(std::move(rows));
        },
-       [=, at = recipe_.counts.row_tables++](const PartCall& call, const TermGradients& gradients,
-                                             ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::row_tables]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          const TermGradients::Rows& own = gradients.row_tables[at];
          if (numbers.wanted(call)) {
            numbers.add_gradient_of_numbers(call, projection(call.sizes).weight_gradient(own.table),
@@ -307,7 +307,7 @@ void Builder::columns(const ClassMap& map, const Source& table, const ColumnOpti
       {[=, scale = options.scale](const PartCall& call, Terms& terms) {
          terms.column_tables.push_back({map, numbers.read(call), factor.read(call), scale});
        },
-       [=, at = recipe_.counts.column_tables++](
+       [=, at = recipe_.counts[&Terms::column_tables]++](
            const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          numbers.add_gradient(call, gradients.column_tables[at].table, sums);
          factor.add_gradient(call, gradients.column_tables[at].factor, sums);
@@ -315,24 +315,21 @@ void Builder::columns(const ClassMap& map, const Source& table, const ColumnOpti
 }
 
 void Builder::read(const Source& source, std::vector<TermData> Terms::* of,
-                   std::vector<std::vector<double>> TermGradients::* gradients_of,
-                   size_t TermCounts::* count_of) {
+                   std::vector<std::vector<double>> TermGradients::* gradients_of) {
   const SourceReader numbers(source);
   recipe_.terms.push_back(
       {[=](const PartCall& call, Terms& terms) { (terms.*of).push_back(numbers.read(call)); },
-       [=, at = (recipe_.counts.*count_of)++](const PartCall& call, const TermGradients& gradients,
-                                              ParameterSums& sums) {
+       [=, at = recipe_.counts[of]++](const PartCall& call, const TermGradients& gradients,
+                                      ParameterSums& sums) {
          numbers.add_gradient(call, (gradients.*gradients_of)[at], sums);
        }});
 }
 
 void Builder::query_added(const Source& added) {
-  read(added, &Terms::query_added, &TermGradients::query_added, &TermCounts::query_added);
+  read(added, &Terms::query_added, &TermGradients::query_added);
 }
 
-void Builder::sink(const Source& scores) {
-  read(scores, &Terms::sinks, &TermGradients::sinks, &TermCounts::sinks);
-}
+void Builder::sink(const Source& scores) { read(scores, &Terms::sinks, &TermGradients::sinks); }
 
 void Builder::values(const ClassMap& map, const Source& table) {
   const SourceReader numbers(table);
@@ -340,8 +337,8 @@ void Builder::values(const ClassMap& map, const Source& table) {
       {[=](const PartCall& call, Terms& terms) {
          terms.value_tables.push_back({map, numbers.read(call)});
        },
-       [=, at = recipe_.counts.value_tables++](const PartCall& call, const TermGradients& gradients,
-                                               ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::value_tables]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          numbers.add_gradient(call, gradients.value_tables[at].table, sums);
        }});
 }
@@ -353,8 +350,8 @@ void Builder::key_bias(const Source& values, bool up_to_query) {
       {[=](const PartCall& call, Terms& terms) {
          terms.key_biases.push_back({numbers.read(call), up_to_query});
        },
-       [=, at = recipe_.counts.key_biases++](const PartCall& call, const TermGradients& gradients,
-                                             ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::key_biases]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          numbers.add_gradient(call, gradients.key_biases[at].table, sums);
        }});
 }
@@ -394,8 +391,8 @@ void Builder::rotation(Rotation rotation, const Source& head_frequency,
          own.coordinates = std::make_shared<const Coordinates>(
              coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
        },
-       [=, at = recipe_.counts.rotations++](const PartCall& call, const TermGradients& gradients,
-                                            ParameterSums& sums) {
+       [=, at = recipe_.counts[&Terms::rotations]++](
+           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          numbers.add_gradient(call, gradients.rotations[at].head_frequency, sums);
        }});
 }
@@ -418,7 +415,7 @@ void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_s
            data->view.strides[1] = 0;
          }
        },
-       [=, first = q_cos.index_, at = recipe_.counts.rotations++](
+       [=, first = q_cos.index_, at = recipe_.counts[&Terms::rotations]++](
            const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
          const TermGradients::Turns& own = gradients.rotations[at];
          size_t n = 0;
@@ -441,7 +438,7 @@ void Builder::rotation(std::function<Rotation(int64_t)> of_length,
 }
 
 void Builder::fixed_rotation(std::function<Rotation(const PartCall&)> of_call) {
-  ++recipe_.counts.rotations;
+  ++recipe_.counts[&Terms::rotations];
   recipe_.terms.push_back({[of_call = std::move(of_call)](const PartCall& call, Terms& terms) {
     terms.rotations.push_back(of_call(call));
   }});

@@ -25,21 +25,21 @@ void check_shape(const TermData& data, const std::vector<int64_t>& shape, const 
 }
 
 // `limit`: coordinates stay below it.
-void check_coordinates(const Coordinates& at, const Problem& problem, int64_t limit,
+void check_coordinates(const Coordinates& at, const CallShape& call, int64_t limit,
                        const std::string& who) {
   const auto check_side = [&](const std::vector<int64_t>& values, int64_t rows, int64_t length,
                               int64_t wanted, const char* side) {
-    check_value((rows == 1 || rows == problem.batch) && length == wanted &&
+    check_value((rows == 1 || rows == call.batch) && length == wanted &&
                     std::ssize(values) == at.axes * rows * length,
-                who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", problem.batch,
+                who, ": coordinates of ", side, ": expected [", at.axes, ", 1 or ", call.batch,
                 ", ", wanted, "], got ", values.size(), " numbers in ", rows, " rows of ", length);
     for (const int64_t value : values) {
       check_value(value > -limit && value < limit, who, ": coordinates of ", side,
                   ": expected numbers below ", limit, " on both sides of 0, got ", value);
     }
   };
-  check_side(at.q, at.q_rows, at.queries, problem.queries, "queries");
-  check_side(at.k, at.k_rows, at.keys, problem.keys, "keys");
+  check_side(at.q, at.q_rows, at.queries, call.queries, "queries");
+  check_side(at.k, at.k_rows, at.keys, call.keys, "keys");
 }
 
 void check_axis(const Coordinates& at, int axis, const std::string& who) {
@@ -47,134 +47,134 @@ void check_axis(const Coordinates& at, int axis, const std::string& who) {
               axis);
 }
 
-void check_coordinates(const Rotation& rotation, const Problem& problem, const std::string& who) {
+void check_coordinates(const Rotation& rotation, const CallShape& call, const std::string& who) {
   check_value(rotation.log_decay.empty(), who,
               ": a rotation whose pairs turn by coordinates cannot decay with the distance");
   check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
               who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
               " pairs, got ", rotation.axis.size());
   for (const int axis : rotation.axis) check_axis(*rotation.coordinates, axis, who);
-  check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
+  check_coordinates(*rotation.coordinates, call, kPositionLimit, who);
 }
 
-void check_head_frequency(const Rotation& rotation, const Problem& problem,
-                          const std::string& who) {
+void check_head_frequency(const Rotation& rotation, const CallShape& call, const std::string& who) {
   const TensorView& view = rotation.head_frequency.view;
   check_value(rotation.log_decay.empty(), who,
               ": a rotation with frequencies for each head cannot decay with the distance");
   check_value(rotation.coordinates != nullptr && view.rank == 3 &&
                   view.shape[0] == rotation.coordinates->axes &&
-                  (view.shape[1] == 1 || view.shape[1] == problem.kv_heads) &&
+                  (view.shape[1] == 1 || view.shape[1] == call.kv_heads) &&
                   view.shape[2] == rotation.dims / 2,
-              who, ": expected frequencies [axes, ", problem.kv_heads, " or 1, ", rotation.dims / 2,
+              who, ": expected frequencies [axes, ", call.kv_heads, " or 1, ", rotation.dims / 2,
               "] for the heads of key, got ", Shape{view});
-  check_coordinates(*rotation.coordinates, problem, kPositionLimit, who);
+  check_coordinates(*rotation.coordinates, call, kPositionLimit, who);
 }
 
-void check_tables(const Rotation& rotation, const Problem& problem, const std::string& who) {
+void check_tables(const Rotation& rotation, const CallShape& call, const std::string& who) {
   check_value(rotation.log_decay.empty(), who,
               ": a rotation by given tables cannot decay with the distance");
   const auto check_side = [&](const TermData& cos, const TermData& sin, int64_t length) {
-    const std::vector<int64_t> shape{problem.batch, problem.kv_heads, length, rotation.dims / 2};
+    const std::vector<int64_t> shape{call.batch, call.kv_heads, length, rotation.dims / 2};
     check_shape(cos, shape, who + ": cosines");
     check_shape(sin, shape, who + ": sines");
   };
-  check_side(rotation.tables.q_cos, rotation.tables.q_sin, problem.queries);
-  check_side(rotation.tables.k_cos, rotation.tables.k_sin, problem.keys);
+  check_side(rotation.tables.q_cos, rotation.tables.q_sin, call.queries);
+  check_side(rotation.tables.k_cos, rotation.tables.k_sin, call.keys);
 }
 
 // Of a term that is read by a coordinate.
 template <typename Term>
-void check_coordinates(const Term& term, const Problem& problem, const std::string& who) {
+void check_coordinates(const Term& term, const CallShape& call, const std::string& who) {
   constexpr int64_t kLimit = int64_t{1} << 29;  // their differences are int32 in the kernels
   if (term.coordinates == nullptr) return;
   check_axis(*term.coordinates, term.axis, who);
-  check_coordinates(*term.coordinates, problem, kLimit, who);
+  check_coordinates(*term.coordinates, call, kLimit, who);
 }
 
-void check_rotation(const Rotation& rotation, const Problem& problem, const std::string& who) {
+void check_rotation(const Rotation& rotation, const CallShape& call, const std::string& who) {
   check_value(rotation.dims % 2 == 0 && rotation.start >= 0 &&
-                  rotation.start + rotation.dims <= problem.head_dim,
+                  rotation.start + rotation.dims <= call.head_dim,
               who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
-              " but query has head size ", problem.head_dim);
+              " but query has head size ", call.head_dim);
   if (rotation.tables.q_cos.view.given()) {
-    check_tables(rotation, problem, who);
+    check_tables(rotation, call, who);
   } else if (rotation.head_frequency.view.given()) {
-    check_head_frequency(rotation, problem, who);
+    check_head_frequency(rotation, call, who);
   } else if (!rotation.axis.empty()) {
-    check_coordinates(rotation, problem, who);
+    check_coordinates(rotation, call, who);
   }
 }
 
-void check_bias(const DistanceBias& bias, const Problem& problem, const std::string& who) {
+void check_bias(const DistanceBias& bias, const CallShape& call, const std::string& who) {
   if (bias.map) {
-    check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == problem.heads &&
+    check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == call.heads &&
                     bias.table.view.shape[1] >= bias.map->classes(),
                 who, ": its bias table is ", Shape{bias.table.view},
-                " ([heads, classes]) but query has ", problem.heads, " heads");
+                " ([heads, classes]) but query has ", call.heads, " heads");
   }
-  check_coordinates(bias, problem, who);
+  check_coordinates(bias, call, who);
   check_value(bias.coordinates == nullptr || !bias.slopes.view.given(), who,
               ": slopes are of positions, not of coordinates");
-  if (bias.slopes.view.given()) check_shape(bias.slopes, {2, problem.heads}, who + ": slopes");
+  if (bias.slopes.view.given()) check_shape(bias.slopes, {2, call.heads}, who + ": slopes");
 }
 
 // The rank of a table: the size of its factor's last axis, whose other axes are `axes`; without a
 // factor, the head size.
-int64_t check_factor(const TermData& factor, std::vector<int64_t> axes, const Problem& problem,
+int64_t check_factor(const TermData& factor, std::vector<int64_t> axes, const CallShape& call,
                      const std::string& who) {
-  if (!factor.view.given()) return problem.head_dim;
+  if (!factor.view.given()) return call.head_dim;
   axes.push_back(factor.view.shape[3]);
   check_shape(factor, axes, who);
   return axes.back();
 }
 
-void check_row_table(const RowTable& rows, const Problem& problem, const std::string& who) {
-  const int64_t heads = problem.heads;
-  const int64_t rank = check_factor(rows.factor, {problem.batch, heads, problem.queries}, problem,
-                                    who + ": row factor");
+void check_row_table(const RowTable& rows, const CallShape& call, const std::string& who) {
+  const int64_t heads = call.heads;
+  const int64_t rank =
+      check_factor(rows.factor, {call.batch, heads, call.queries}, call, who + ": row factor");
   check_table(rows.table, heads, rows.map.classes(), rank, who);
-  check_coordinates(rows, problem, who);
+  check_coordinates(rows, call, who);
   if (rows.added.view.given()) check_shape(rows.added, {heads, rank}, who + ": added vector");
 }
 
-void check_column_table(const ColumnTable& columns, const Problem& problem,
-                        const std::string& who) {
-  const int64_t rank = check_factor(columns.factor, {problem.batch, problem.kv_heads, problem.keys},
-                                    problem, who + ": column factor");
-  check_table(columns.table, problem.heads, columns.map.classes(), rank, who);
+void check_column_table(const ColumnTable& columns, const CallShape& call, const std::string& who) {
+  const int64_t rank = check_factor(columns.factor, {call.batch, call.kv_heads, call.keys}, call,
+                                    who + ": column factor");
+  check_table(columns.table, call.heads, columns.map.classes(), rank, who);
 }
 
 }  // namespace
 
-void check_terms(const Terms& terms, const Problem& problem, const std::string& who) {
-  const int64_t heads = problem.heads;
-  for (const Rotation& rotation : terms.rotations) check_rotation(rotation, problem, who);
+void check_terms(const Terms& terms, const CallShape& call, const std::string& who) {
+  const int64_t heads = call.heads;
+  for (const Rotation& rotation : terms.rotations) check_rotation(rotation, call, who);
   for (const TermData& added : terms.query_added) {
-    check_shape(added, {heads, problem.head_dim}, who + ": vector added to the query");
+    check_shape(added, {heads, call.head_dim}, who + ": vector added to the query");
   }
-  for (const DistanceBias& bias : terms.biases) check_bias(bias, problem, who);
-  for (const RowTable& rows : terms.row_tables) check_row_table(rows, problem, who);
+  for (const DistanceBias& bias : terms.biases) check_bias(bias, call, who);
+  for (const RowTable& rows : terms.row_tables) check_row_table(rows, call, who);
   for (const ColumnTable& columns : terms.column_tables) {
-    check_column_table(columns, problem, who);
+    check_column_table(columns, call, who);
   }
   for (const KeyBias& bias : terms.key_biases) {
     if (bias.values.view.rank == 2) {
-      check_shape(bias.values, {heads, problem.keys}, who + ": key bias");
+      check_shape(bias.values, {heads, call.keys}, who + ": key bias");
     } else {
-      check_shape(bias.values, {problem.batch, heads, problem.keys}, who + ": key bias");
+      check_shape(bias.values, {call.batch, heads, call.keys}, who + ": key bias");
     }
   }
   for (const TermData& sink : terms.sinks) {
     if (sink.view.rank == 1) {
       check_shape(sink, {heads}, who + ": sink");
     } else {
-      check_shape(sink, {problem.batch, heads, problem.queries}, who + ": sink");
+      check_shape(sink, {call.batch, heads, call.queries}, who + ": sink");
     }
   }
-  if (!problem.value.given()) return;
+}
+
+void check_value_tables(const Terms& terms, const CallShape& call, const std::string& who) {
   for (const ValueTable& values : terms.value_tables) {
-    check_table(values.table, heads, values.map.classes(), problem.value_dim, who);
+    check_table(values.table, call.heads, values.map.classes(), call.value_dim, who);
   }
 }
 

@@ -3,12 +3,15 @@
 
 #include <string>
 
-#include "kernels/problem.h"
+#include "relpos/terms.h"
+#include "values/call_shape.h"
 
 namespace relpos {
 
 // The terms of one part, which `who` names in errors.
-void check_terms(const Terms& terms, const Problem& problem, const std::string& who);
+void check_terms(const Terms& terms, const CallShape& call, const std::string& who);
+// The same of what joins values, for a call that has them.
+void check_value_tables(const Terms& terms, const CallShape& call, const std::string& who);
 // Of all parts.
 void check_rotations_disjoint(const Terms& terms);
 

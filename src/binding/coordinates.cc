@@ -48,7 +48,7 @@ int64_t axis_count(const std::vector<int>& axis) {
   return axis.empty() ? 0 : 1 + *std::max_element(axis.begin(), axis.end());
 }
 
-Coordinates coordinates_at(const Positions* positions, int64_t axes,
+Coordinates coordinates_at(const TokenPositions* positions, int64_t axes,
                            const Builder::CoordinateOf& coordinate) {
   Coordinates found;
   found.axes = axes;
@@ -77,7 +77,7 @@ Coordinates coordinates_at(const Positions* positions, int64_t axes,
   return found;
 }
 
-Coordinates coordinates_at(const Positions* positions, const Along::Coordinate& query,
+Coordinates coordinates_at(const TokenPositions* positions, const Along::Coordinate& query,
                            const Along::Coordinate& key) {
   const auto of_query = [&](int, int64_t position) { return query(position); };
   const auto of_key = [&](int, int64_t position) { return key(position); };
@@ -99,7 +99,7 @@ Coordinates coordinates_given(const TensorView& of_queries, const TensorView& of
   return found;
 }
 
-Coordinates coordinates_read(const Coordinates& given, const Positions* positions,
+Coordinates coordinates_read(const Coordinates& given, const TokenPositions* positions,
                              const Along& along) {
   if (positions == nullptr) return given;
   Coordinates found;
@@ -124,14 +124,14 @@ Coordinates coordinates_read(const Coordinates& given, const Positions* position
   return found;
 }
 
-int64_t length_of(const Positions& positions) {
+int64_t length_of(const TokenPositions& positions) {
   const bool consecutive = positions.consecutive;
   return std::max({last_of(positions.q, positions.queries, consecutive),
                    last_of(positions.k, positions.keys, consecutive), int64_t{-1}}) +
          1;
 }
 
-int64_t last_query_of(const Positions& positions) {
+int64_t last_query_of(const TokenPositions& positions) {
   if (positions.queries == 0 || positions.q.empty()) return 0;
   return last_of(positions.q, positions.queries, positions.consecutive);
 }

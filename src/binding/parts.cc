@@ -124,16 +124,10 @@ void pull_back_parts(const Position& position, const CallSizes& sizes,
   TermCounts at;
   for (size_t n = 0; n < position.parts.size() && n < parameters.size(); ++n) {
     const Part& part = position.parts[n];
-    const TermCounts& counts = part.recipe->counts;
     TermGradients own;
-    own.rotations = take(gradients.rotations, at.rotations, counts.rotations);
-    own.biases = take(gradients.biases, at.biases, counts.biases);
-    own.row_tables = take(gradients.row_tables, at.row_tables, counts.row_tables);
-    own.column_tables = take(gradients.column_tables, at.column_tables, counts.column_tables);
-    own.key_biases = take(gradients.key_biases, at.key_biases, counts.key_biases);
-    own.value_tables = take(gradients.value_tables, at.value_tables, counts.value_tables);
-    own.query_added = take(gradients.query_added, at.query_added, counts.query_added);
-    own.sinks = take(gradients.sinks, at.sinks, counts.sinks);
+    for_each_kind([&](const char*, auto list, auto sums) {
+      own.*sums = take(gradients.*sums, at[list], part.recipe->counts[list]);
+    });
     const std::vector<bool>& wants = all_wants[n];
     ParameterSums sums = zero_sums(part, wants);
     part.recipe->pull_back({sizes, part.parameters, wants}, own, sums);

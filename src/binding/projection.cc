@@ -4,9 +4,9 @@
 #include <memory>
 
 #include "base/buffer.h"
+#include "base/matrix_product.h"
 #include "base/zeros.h"
 #include "binding/by_distance.h"
-#include "kernels/block/long_product.h"
 
 namespace relpos {
 namespace {
@@ -78,8 +78,8 @@ TermData table_in_float(const Projection& p, const std::vector<double>& weight) 
     const int64_t from = piece * kPiece, count = std::min(kPiece, p.span - from);
     const Buffer<float> features(count * p.width);
     fill_features(p, from, count, p.width, features.get());
-    long_product(tile_kernels(), count, padded, p.width, features.get(), p.width, 1, turned.get(),
-                 padded, memory->get() + from * padded, padded, false);
+    matrix_product(count, padded, p.width, features.get(), p.width, 1, turned.get(), padded,
+                   memory->get() + from * padded, padded);
   });
   return owned_table(p, std::move(memory), DType::kFloat32, padded);
 }
@@ -127,8 +127,8 @@ std::vector<double> Projection::weight_gradient(const std::vector<double>& table
       const double* upstream = table_gradient.data() + (h * span + from) * head_dim;
       const Buffer<float> narrow(count * head_dim), product(head_dim * padded);
       for (int64_t n = 0; n < count * head_dim; ++n) narrow[n] = static_cast<float>(upstream[n]);
-      long_product(tile_kernels(), head_dim, padded, count, narrow.get(), 1, head_dim, all.get(),
-                   padded, product.get(), padded, false);
+      matrix_product(head_dim, padded, count, narrow.get(), 1, head_dim, all.get(), padded,
+                     product.get(), padded);
       CancelTicks tick;
       for (int64_t d = 0; d < head_dim; ++d) {
         tick(width);

@@ -8,10 +8,11 @@
 
 #include "relpos/position.h"
 #include "relpos/terms.h"
+#include "values/term_kinds.h"
 
 namespace relpos {
 
-struct Positions;
+struct TokenPositions;
 
 // The sizes of a call; 0 where they are unknown (dense forms know no heads).
 struct CallSizes {
@@ -30,18 +31,12 @@ struct CallSizes {
 struct PartCall {
   const CallSizes& sizes;
   const std::vector<TensorView>& parameters;
-  const std::vector<bool>& wants;        // gradients; same order
-  const Positions* positions = nullptr;  // null: of no token
+  const std::vector<bool>& wants;             // gradients; same order
+  const TokenPositions* positions = nullptr;  // null: of no token
 };
 
 // Gradients of parameters, each contiguous in the parameter's shape; empty where not wanted.
 using ParameterSums = std::vector<std::vector<double>>;
-
-// How many terms of each kind a part gives.
-struct TermCounts {
-  size_t rotations = 0, biases = 0, row_tables = 0, column_tables = 0, key_biases = 0,
-         value_tables = 0, query_added = 0, sinks = 0;
-};
 
 // One term of a recipe, and beside it the way of its gradients. `gradients` is of the part's own terms.
 struct RecipeTerm {

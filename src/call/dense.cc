@@ -9,6 +9,7 @@
 #include "binding/parts.h"
 #include "call/make_problem.h"
 #include "relpos/error.h"
+#include "values/term_kinds.h"
 #include "values/views.h"
 
 namespace relpos {
@@ -24,11 +25,12 @@ void check_grid(const Grid& grid) {
 
 std::string describe(const Terms& terms) {
   std::string text;
-  for (const auto& [name, count] : count_terms(terms)) {
-    if (count == 0) continue;
+  for_each_kind([&](const char* name, auto list, auto) {
+    const size_t count = (terms.*list).size();
+    if (count == 0) return;
     text += (text.empty() ? "" : ", ") + std::to_string(count) + " " + name;
     if (count > 1) text += text.back() == 's' ? "es" : "s";
-  }
+  });
   return text.empty() ? "no term" : text;
 }
 
@@ -381,7 +383,7 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
   const CallScope scope(cancel);
   check_grid(grid);
   const GridPositions at(part, grid);
-  const Positions tokens = at.tokens();
+  const TokenPositions tokens = at.tokens();
   const BoundPart bound(part, at.sizes(), std::vector<bool>(), &tokens);
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(out, form.shape(grid), "out");
@@ -404,7 +406,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   std::vector<bool> wants;
   for (const TensorView& view : dparameters) wants.push_back(view.given());
   const GridPositions at(part, grid);
-  const Positions tokens = at.tokens();
+  const TokenPositions tokens = at.tokens();
   const BoundPart bound(part, at.sizes(), wants, &tokens);
   const Form form = find_form(part, bound.terms(), grid, which);
   check_floating(dout, form.shape(grid), "dout");
@@ -438,7 +440,7 @@ void indices(const Part& part, const Grid& grid, const TensorView& out, CancelTo
   check_grid(grid);
   check_output(out, {grid.queries, grid.keys}, DType::kInt64, "out");
   const GridPositions at(part, grid);
-  const Positions tokens = at.tokens();
+  const TokenPositions tokens = at.tokens();
   const BoundPart bound(part, {}, &tokens);
   const std::optional<ReadTable> first =
       part.recipe->reads_distances ? std::nullopt : first_table(bound.terms());

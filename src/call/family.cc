@@ -5,6 +5,7 @@
 #include <array>
 
 #include "binding/bound_part.h"
+#include "values/term_kinds.h"
 
 namespace relpos {
 namespace {
@@ -49,14 +50,14 @@ OptionValues example_options(const Scheme& scheme) {
 std::vector<std::string> term_kinds(const Part& part) {
   const BoundPart bound(part);
   std::vector<std::string> names;
-  for (const auto& [name, count] : count_terms(bound.terms())) {
-    if (count > 0) names.emplace_back(name);
-  }
+  for_each_kind([&](const char* name, auto list, auto) {
+    if (!(bound.terms().*list).empty()) names.emplace_back(name);
+  });
   return names;
 }
 
 bool reads_positions(const Part& part) {
-  return part.recipe->terms.size() > part.recipe->counts.sinks;
+  return part.recipe->terms.size() > part.recipe->counts[&Terms::sinks];
 }
 
 const std::vector<Family>& families() {

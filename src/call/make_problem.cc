@@ -8,7 +8,6 @@
 #include "binding/check_terms.h"
 #include "binding/coordinates.h"
 #include "binding/parts.h"
-#include "kernels/block/block.h"
 #include "relpos/error.h"
 #include "relpos/family.h"
 #include "values/views.h"
@@ -88,8 +87,8 @@ std::vector<int64_t> read_offset(const Offset& offset, int64_t batch, int64_t le
   return values;
 }
 
-// Positions of consecutive tokens, given by their starts, where the position places them.
-void place_tokens(const Position& position, Positions& positions) {
+// TokenPositions of consecutive tokens, given by their starts, where the position places them.
+void place_tokens(const Position& position, TokenPositions& positions) {
   std::vector<int64_t> q, k;
   for (const int64_t start : positions.q) {
     append_places(position, Side::kQuery, start, positions.queries, "q_offset", q);
@@ -102,10 +101,11 @@ void place_tokens(const Position& position, Positions& positions) {
   positions.k = std::move(k);
 }
 
-Positions read_positions(const Problem& problem, const Position& position, const Options& options) {
+TokenPositions read_positions(const Problem& problem, const Position& position,
+                              const Options& options) {
   const bool in_play = std::any_of(position.parts.begin(), position.parts.end(), reads_positions) ||
                        options.is_causal || options.window;
-  Positions positions;
+  TokenPositions positions;
   positions.queries = problem.queries;
   positions.keys = problem.keys;
   const bool explicit_q = options.q_positions.given(), explicit_k = options.k_positions.given();
@@ -143,7 +143,7 @@ Positions read_positions(const Problem& problem, const Position& position, const
 }
 
 // First key of a row of positions that is >= bound.
-int64_t first_key_at(const Positions& positions, int64_t b, int64_t bound) {
+int64_t first_key_at(const TokenPositions& positions, int64_t b, int64_t bound) {
   if (positions.consecutive) {
     return std::clamp<int64_t>(bound - positions.key(b, 0), 0, positions.keys);
   }
@@ -153,7 +153,7 @@ int64_t first_key_at(const Positions& positions, int64_t b, int64_t bound) {
 }
 
 void read_intervals(Problem& problem, const Options& options) {
-  const Positions& positions = problem.positions;
+  const TokenPositions& positions = problem.positions;
   const bool bounded = options.is_causal || options.window.has_value();
   std::pair<int64_t, int64_t> window{-1, options.is_causal ? 0 : -1};
   if (options.window) {
@@ -288,6 +288,7 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
     if (!call.heads.whole()) call.whole.append(terms);
     terms = call.heads.cut(std::move(terms));
     check_terms(terms, problem, part.scheme().name);
+    if (problem.value.given()) check_value_tables(terms, problem, part.scheme().name);
     for (const KeyBias& bias : terms.key_biases) {
       if (bias.up_to_query) up_to_query = &part;
     }

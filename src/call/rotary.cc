@@ -3,19 +3,19 @@
 #include <array>
 #include <utility>
 
-#include "base/angles.h"
 #include "base/parallel.h"
 #include "binding/bound_part.h"
 #include "binding/coordinates.h"
 #include "binding/parts.h"
 #include "relpos/dense.h"
 #include "relpos/error.h"
+#include "values/turns.h"
 #include "values/views.h"
 
 namespace relpos {
 namespace {
 
-CallSizes sizes_of(int64_t head_dim, const Positions* at) {
+CallSizes sizes_of(int64_t head_dim, const TokenPositions* at) {
   CallSizes sizes;
   sizes.head_dim = head_dim;
   if (at != nullptr) sizes.length = length_of(*at);
@@ -25,7 +25,7 @@ CallSizes sizes_of(int64_t head_dim, const Positions* at) {
 bool by_head(const Rotation& rotation) { return rotation.head_frequency.view.given(); }
 
 std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
-                                   const Positions* at = nullptr) {
+                                   const TokenPositions* at = nullptr) {
   std::vector<Rotation> rotations = BoundPart(part, sizes_of(head_dim, at), at).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
@@ -47,7 +47,7 @@ int64_t heads_of(const std::vector<Rotation>& rotations) {
 }
 
 std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
-                                         const Positions* at = nullptr) {
+                                         const TokenPositions* at = nullptr) {
   std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
   for (const Rotation& rotation : rotations) {
@@ -72,8 +72,9 @@ std::array<int64_t, 2> columns_of_pair(const Rotation& rotation, int64_t pair, i
 
 // Rows as queries of a call: at `positions`, else at tokens offset, offset + 1, ... Calls without one
 // of them leave it out.
-Positions rows_at(const Part& part, int64_t length, int64_t offset, const TensorView& positions) {
-  Positions at;
+TokenPositions rows_at(const Part& part, int64_t length, int64_t offset,
+                       const TensorView& positions) {
+  TokenPositions at;
   at.queries = length;
   at.q = at.k = {offset};
   if (positions.given()) {
@@ -97,7 +98,7 @@ struct Turn {
   std::vector<double> wide_cos, wide_sin;
   std::vector<T> cos, sin;
 
-  void set(const Rotation& rotation, const Positions& at, int64_t head, int64_t row) {
+  void set(const Rotation& rotation, const TokenPositions& at, int64_t head, int64_t row) {
     const auto pairs = static_cast<size_t>(rotation.dims / 2);
     wide_cos.resize(pairs);
     wide_sin.resize(pairs);
@@ -138,8 +139,8 @@ int64_t head_of(const TensorView& x, int64_t heads, size_t n) {
 }
 
 template <typename T>
-void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x, const Positions& at,
-                 bool inverse, const TensorView& out) {
+void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x,
+                 const TokenPositions& at, bool inverse, const TensorView& out) {
   const auto row_axis = static_cast<size_t>(x.rank - 2), dim_axis = static_cast<size_t>(x.rank - 1);
   const int64_t length = x.shape[row_axis], dims = x.shape[dim_axis];
   const int64_t from = x.strides[dim_axis], to = out.strides[dim_axis];
@@ -196,7 +197,7 @@ void add_angle(const Rotation& rotation, int64_t head, int64_t row, int64_t pair
 // Calls fill(rotation, at, gradient) for each rotation with trained frequencies, then writes the
 // parameters' gradients.
 template <typename F>
-void pull_back_turns(const Part& part, const Positions& at, int64_t head_dim,
+void pull_back_turns(const Part& part, const TokenPositions& at, int64_t head_dim,
                      const std::vector<TensorView>& dparameters, F&& fill) {
   check_value(dparameters.size() == part.parameters.size(), "dparameters: expected ",
               part.parameters.size(), " views, got ", dparameters.size());
@@ -238,7 +239,7 @@ void check_length(int64_t length, int64_t offset) {
 
 // The rotations that turn x, whose rows stand at `at`, which is set.
 std::vector<Rotation> rotations_for(const Part& part, const TensorView& x, int64_t offset,
-                                    const TensorView& positions, Positions& at) {
+                                    const TensorView& positions, TokenPositions& at) {
   check_value(x.given() && x.rank >= 2 && x.rank <= 4,
               "x: expected [..., L, D] of rank 2 to 4, got ", Shape{x});
   if (!is_floating(x.dtype)) {
@@ -287,7 +288,7 @@ void rotary_tables(const Part& part, int64_t length, int64_t offset, const Tenso
                   dtype_name(view->dtype));
     }
   }
-  const Positions at = rows_at(part, length, offset, {});
+  const TokenPositions at = rows_at(part, length, offset, {});
   const std::vector<Rotation> rotations = required_rotations(part, 0, &at);
   const int64_t heads = std::max<int64_t>(heads_of(rotations), 1);
   Turn<double> turn;
@@ -320,7 +321,7 @@ void rotary_tables_backward(const Part& part, int64_t offset, const TensorView& 
   check_input(dcos, tables_shape(rotations, length), "dcos");
   check_input(dsin, tables_shape(rotations, length), "dsin");
   const int64_t heads = heads_of(rotations);
-  const Positions at = rows_at(part, length, offset, {});
+  const TokenPositions at = rows_at(part, length, offset, {});
   CancelTicks tick;
   pull_back_turns(part, at, 0, dparameters,
                   [&](const Rotation& rotation, int64_t start, std::vector<double>& gradient) {
@@ -346,7 +347,7 @@ void rotary_tables_backward(const Part& part, int64_t offset, const TensorView& 
 void rotate(const Part& part, const TensorView& x, int64_t offset, const TensorView& positions,
             bool inverse, const TensorView& out, CancelToken* cancel) {
   const CallScope scope(cancel);
-  Positions at;
+  TokenPositions at;
   const std::vector<Rotation> rotations = rotations_for(part, x, offset, positions, at);
   check_output(out, x.dims(), x.dtype, "out");
   if (x.numel() == 0) return;
@@ -361,7 +362,7 @@ void rotate_backward(const Part& part, const TensorView& x, int64_t offset,
                      const TensorView& positions, bool inverse, const TensorView& dout,
                      const std::vector<TensorView>& dparameters, CancelToken* cancel) {
   const CallScope scope(cancel);
-  Positions at;
+  TokenPositions at;
   const int64_t heads = heads_of(rotations_for(part, x, offset, positions, at));
   check_input(dout, x.dims(), "dout");
   const auto row_axis = static_cast<size_t>(x.rank - 2), dim_axis = static_cast<size_t>(x.rank - 1);

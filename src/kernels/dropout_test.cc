@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

@@ -7,11 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/angles.h"
 #include "kernels/dropout.h"
 #include "relpos/cancel.h"
 #include "relpos/tensor.h"
 #include "relpos/terms.h"
+#include "values/call_shape.h"
+#include "values/token_positions.h"
 
 namespace relpos {
 
@@ -19,26 +20,6 @@ namespace relpos {
 inline double larger_or_nan(double a, double b) noexcept { return a >= b || std::isnan(a) ? a : b; }
 
 inline constexpr int64_t kTile = 64;  // keys of one tile, and of one word of visibility bits
-
-// Positions of queries and keys. Consecutive ones are a start for each batch row; explicit ones are
-// arrays. Either may be shared by the batch (one row).
-struct Positions {
-  bool consecutive = true;
-  int64_t q_rows = 1, k_rows = 1;  // 1 or B
-  std::vector<int64_t> q, k;       // starts [rows], or positions [rows, L]
-  int64_t queries = 0, keys = 0;
-
-  int64_t query(int64_t b, int64_t i) const noexcept {
-    const int64_t row = q_rows == 1 ? 0 : b;
-    return consecutive ? q[row] + i : q[row * queries + i];
-  }
-  int64_t key(int64_t b, int64_t j) const noexcept {
-    const int64_t row = k_rows == 1 ? 0 : b;
-    return consecutive ? k[row] + j : k[row * keys + j];
-  }
-  // True where no two batch rows differ.
-  bool shared() const noexcept { return q_rows == 1 && k_rows == 1; }
-};
 
 // Ones at [from, to) of a tile's keys, cut to the tile.
 inline uint64_t interval_bits(int64_t from, int64_t to) noexcept {
@@ -88,13 +69,12 @@ struct Visibility {
 
 struct Kernels;
 
-struct Problem {
-  int64_t batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, head_dim = 0, value_dim = 0;
+struct Problem : CallShape {
   TensorView query, key, value;  // value is not given for scores and weights
   double scale = 1.0;
   double softcap = 0.0;  // c of c tanh(score / c), before a floating mask; 0: none
   Terms terms;
-  Positions positions;
+  TokenPositions positions;
   Visibility visible;
   Dropout dropout;
   CancelToken* cancel = nullptr;
@@ -111,109 +91,20 @@ struct Problem {
       f(n, terms.sinks[n].multiplier * (view.rank == 3 ? view.at({b, h, i}) : view.at({h})));
     }
   }
-  int64_t group() const noexcept { return kv_heads == 0 ? 0 : heads / kv_heads; }
   int64_t tiles() const noexcept { return (keys + kTile - 1) / kTile; }
   // Smallest and largest distance among pairs inside the intervals; {0, -1} when there is none.
   std::pair<int64_t, int64_t> distance_range() const;
 };
 
-// The dims of a head that pair n of a rotation is.
-inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_t n) noexcept {
-  if (rotation.layout == PairLayout::kInterleaved) {
-    return {rotation.start + 2 * n, rotation.start + 2 * n + 1};
-  }
-  return {rotation.start + n, rotation.start + n + rotation.dims / 2};
-}
-
-// What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
-inline int64_t turns_by(const Positions& at, const Rotation& rotation, int64_t n, bool query,
-                        int64_t b, int64_t i) noexcept {
-  if (rotation.axis.empty()) return query ? at.query(b, i) : at.key(b, i);
-  return rotation.coordinates->of(query, rotation.axis[n], b, i);
-}
-
-// head_frequency[axis, h, n] of a rotation, multiplied.
-inline double frequency_of(const TermData& head_frequency, int64_t axis, int64_t h, int64_t n) {
-  const TensorView& view = head_frequency.view;
-  return head_frequency.multiplier * view.at({axis, view.shape[1] == 1 ? 0 : h, n});
-}
-
-// The angle by which pair n of key head h turns query or key i, and the queries of its group.
-inline double angle_of(const Positions& at, const Rotation& rotation, int64_t n, bool query,
-                       int64_t b, int64_t h, int64_t i) noexcept {
-  const TermData& own = rotation.head_frequency;
-  if (!own.view.given()) {
-    return rotation_angle(rotation, turns_by(at, rotation, n, query, b, i), n);
-  }
-  double angle = 0.0;
-  for (int64_t axis = 0; axis < own.view.shape[0]; ++axis) {
-    angle += static_cast<double>(rotation.coordinates->of(query, axis, b, i)) *
-             frequency_of(own, axis, h, n);
-  }
-  return angle;
-}
-
-// Cosine and sine, times the magnitude, by which pair n of key head h turns query or key i.
-inline std::pair<double, double> turn_of(const Positions& at, const Rotation& rotation, int64_t n,
-                                         bool query, int64_t b, int64_t h, int64_t i) noexcept {
-  double c = 0.0, s = 0.0;
-  if (rotation.tables.q_cos.view.given()) {
-    const TermData& cosines = query ? rotation.tables.q_cos : rotation.tables.k_cos;
-    const TermData& sines = query ? rotation.tables.q_sin : rotation.tables.k_sin;
-    c = cosines.multiplier * cosines.view.at({b, h, i, n});
-    s = sines.multiplier * sines.view.at({b, h, i, n});
-  } else {
-    const double angle = angle_of(at, rotation, n, query, b, h, i);
-    c = std::cos(angle);
-    s = std::sin(angle);
-  }
-  return {rotation.magnitude * c, rotation.magnitude * s};
-}
-
-// Calls f(name, data, gradient) for every gradient of terms, wanted or not.
-template <typename Gradients, typename F>
-void for_each_gradient(const Terms& terms, Gradients& of, F&& f) {
-  for (size_t n = 0; n < terms.rotations.size(); ++n) {
-    const Rotation::Tables& tables = terms.rotations[n].tables;
-    f("head frequency", terms.rotations[n].head_frequency, of.rotations[n].head_frequency);
-    f("query cosines", tables.q_cos, of.rotations[n].q_cos);
-    f("query sines", tables.q_sin, of.rotations[n].q_sin);
-    f("key cosines", tables.k_cos, of.rotations[n].k_cos);
-    f("key sines", tables.k_sin, of.rotations[n].k_sin);
-  }
-  for (size_t n = 0; n < terms.biases.size(); ++n) {
-    f("bias table", terms.biases[n].table, of.biases[n].table);
-    f("slopes", terms.biases[n].slopes, of.biases[n].slopes);
-  }
-  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
-    f("row table", terms.row_tables[n].table, of.row_tables[n].table);
-    f("row factor", terms.row_tables[n].factor, of.row_tables[n].factor);
-    f("row added", terms.row_tables[n].added, of.row_tables[n].added);
-  }
-  for (size_t n = 0; n < terms.column_tables.size(); ++n) {
-    f("column table", terms.column_tables[n].table, of.column_tables[n].table);
-    f("column factor", terms.column_tables[n].factor, of.column_tables[n].factor);
-  }
-  for (size_t n = 0; n < terms.key_biases.size(); ++n) {
-    f("key bias", terms.key_biases[n].values, of.key_biases[n].table);
-  }
-  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
-    f("value table", terms.value_tables[n].table, of.value_tables[n].table);
-  }
-  for (size_t n = 0; n < terms.query_added.size(); ++n) {
-    f("query added", terms.query_added[n], of.query_added[n]);
-  }
-  for (size_t n = 0; n < terms.sinks.size(); ++n) {
-    f("sink", terms.sinks[n], of.sinks[n]);
-  }
-}
+// Kernels of the target in use (simd/targets.h): for all but the tiles of a call, and for those.
+const Kernels& tile_kernels();
+const Kernels& tile_kernels(const Problem& problem);
 
 // Where the forward pass puts its results. lse and softmax (softmax_state.h) may be not given.
 struct ForwardResults {
   TensorView out, lse, softmax;
 };
 
-// Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
 // Whether elements of a mask, broadcast to [B, H, Lq, Lk], are read by more than one pair.
 inline bool shares_elements(const TensorView& mask) noexcept {
   for (size_t axis = 0; axis < 4; ++axis) {
@@ -222,6 +113,7 @@ inline bool shares_elements(const TensorView& mask) noexcept {
   return false;
 }
 
+// Where the kernels put gradients. Views may be not given; term gradients come from zeros(terms).
 struct ProblemGradients {
   TensorView query, key, value;
   // Of the floating mask. Where several pairs share an element, sums, indexed through mask_index, which

@@ -1,8 +1,8 @@
 #include <cmath>
 
-#include "base/angles.h"
 #include "binding/bound_part.h"
 #include "notebooks/common.h"
+#include "values/angles.h"
 
 namespace relpos::notebooks {
 namespace {

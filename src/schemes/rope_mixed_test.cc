@@ -6,6 +6,7 @@
 #include "kernels/problem.h"
 #include "relpos/attention.h"
 #include "testing/schemes.h"
+#include "values/turns.h"
 
 namespace relpos {
 namespace {
@@ -33,7 +34,7 @@ TEST(RoPEMixed, TurnsByColumnAndRow) {
     const plain::Made made(
         "rope_mixed",
         with({{"head_dim", int64_t{4}}, {"prefix", int64_t{1}}, {"indexing", indexing}}));
-    Positions at;
+    TokenPositions at;
     at.consecutive = false;
     at.queries = 7;
     for (int64_t token = 0; token < 7; ++token) at.q.push_back(made.place()(token));

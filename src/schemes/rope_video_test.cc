@@ -9,7 +9,7 @@ Rotation turn_of(const OptionValues& own, const std::vector<int64_t>& tokens) {
   OptionValues all{{"head_dim", int64_t{64}}, {"layout", "interleaved"}};
   all.insert(all.end(), own.begin(), own.end());
   const Part part = make_part(*find_scheme("rope_video"), all);
-  Positions at;
+  TokenPositions at;
   at.consecutive = false;
   at.queries = static_cast<int64_t>(tokens.size());
   for (const int64_t token : tokens) at.q.push_back(part.recipe->place(token));

@@ -39,7 +39,7 @@ TEST(RotationAxes, PatchesTurnByRowAndColumn) {
                                                            {"grid", std::vector<double>{2, 3}},
                                                            {"prefix", int64_t{1}},
                                                            {"origin", int64_t{1}}});
-  Positions at;
+  TokenPositions at;
   at.consecutive = false;
   at.queries = 7;
   for (int64_t token = 0; token < 7; ++token) at.q.push_back(part.recipe->place(token));

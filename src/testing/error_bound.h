@@ -9,6 +9,7 @@
 
 #include "kernels/reference/reference.h"
 #include "testing/random_terms.h"
+#include "values/turns.h"
 
 namespace relpos::error_bound {
 

@@ -12,6 +12,7 @@
 #include "kernels/reference/reference.h"
 #include "testing/error_bound.h"
 #include "testing/random_terms.h"
+#include "values/term_kinds.h"
 
 namespace relpos::random_terms {
 
@@ -70,7 +71,7 @@ struct Results {
     tensor("dq", dq);
     tensor("dk", dk);
     tensor("dv", dv);
-    for_each_gradient(problem, terms, [&](const char* name, auto&&, const auto& gradient) {
+    for_each_number(problem, terms, [&](const char* name, auto&&, const auto& gradient, HeadAxis) {
       list.emplace_back(name, gradient);
     });
     std::vector<double> of_mask = mask;

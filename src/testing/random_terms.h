@@ -173,7 +173,7 @@ inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
 
 // Returns the widest gap between two positions.
 inline int64_t draw_positions(Rng& rng, Problem& p) {
-  Positions& at = p.positions;
+  TokenPositions& at = p.positions;
   at.queries = p.queries;
   at.keys = p.keys;
   at.consecutive = chance(rng, 0.6);

@@ -44,7 +44,7 @@ class Made {
     return part_.recipe->bind({sizes(heads, head_dim, value_dim), parameters(), wants_});
   }
   // At these positions.
-  Terms lower(const Positions& at) const {
+  Terms lower(const TokenPositions& at) const {
     return part_.recipe->bind({sizes(0, 0, 0), parameters(), wants_, &at});
   }
   // With these parameters frozen.
@@ -137,7 +137,7 @@ class WithTokens {
 
   Part part_;
   std::vector<Tensor> tensors_;
-  Positions at_;
+  TokenPositions at_;
 };
 
 // Any fixed numbers that differ from each other: the gradient of a loss by element c of pair (h, i, j).

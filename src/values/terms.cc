@@ -7,6 +7,7 @@
 
 #include "base/zeros.h"
 #include "relpos/error.h"
+#include "values/term_kinds.h"
 
 namespace relpos {
 namespace {
@@ -24,11 +25,6 @@ template <typename T>
 void extend(std::vector<T>& to, std::vector<T>& from) {
   if (to.empty()) return to.swap(from);
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
-}
-
-std::vector<double> zeros_like(const TermData& data) {
-  if (!data.wants_gradient) return {};
-  return zeros(data.view.numel());
 }
 
 }  // namespace
@@ -107,36 +103,22 @@ TermData TermData::computed(std::vector<double> values, const std::vector<int64_
 }
 
 void Terms::append(Terms other) {
-  extend(rotations, other.rotations);
-  extend(biases, other.biases);
-  extend(row_tables, other.row_tables);
-  extend(column_tables, other.column_tables);
-  extend(key_biases, other.key_biases);
-  extend(value_tables, other.value_tables);
-  extend(query_added, other.query_added);
-  extend(sinks, other.sinks);
+  for_each_kind([&](const char*, auto list, auto) { extend(this->*list, other.*list); });
+}
+
+TermGradients TermGradients::like(const Terms& terms) {
+  TermGradients empty;
+  for_each_kind(
+      [&](const char*, auto list, auto sums) { (empty.*sums).resize((terms.*list).size()); });
+  return empty;
 }
 
 TermGradients TermGradients::zeros(const Terms& terms) {
-  TermGradients zeros;
-  for (const auto& t : terms.rotations) {
-    zeros.rotations.push_back({zeros_like(t.head_frequency), zeros_like(t.tables.q_cos),
-                               zeros_like(t.tables.q_sin), zeros_like(t.tables.k_cos),
-                               zeros_like(t.tables.k_sin)});
-  }
-  for (const auto& t : terms.biases) {
-    zeros.biases.push_back({zeros_like(t.table), zeros_like(t.slopes)});
-  }
-  for (const auto& t : terms.row_tables) {
-    zeros.row_tables.push_back({zeros_like(t.table), zeros_like(t.factor), zeros_like(t.added)});
-  }
-  for (const auto& t : terms.column_tables) {
-    zeros.column_tables.push_back({zeros_like(t.table), zeros_like(t.factor), {}});
-  }
-  for (const auto& t : terms.key_biases) zeros.key_biases.push_back({zeros_like(t.values)});
-  for (const auto& t : terms.value_tables) zeros.value_tables.push_back({zeros_like(t.table)});
-  for (const auto& t : terms.query_added) zeros.query_added.push_back(zeros_like(t));
-  for (const auto& t : terms.sinks) zeros.sinks.push_back(zeros_like(t));
+  TermGradients zeros = like(terms);
+  for_each_number(terms, zeros,
+                  [](const char*, const TermData& data, std::vector<double>& gradient, HeadAxis) {
+                    if (data.wants_gradient) gradient = relpos::zeros(data.view.numel());
+                  });
   return zeros;
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/parallel.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/block/block.h"
+#include "kernels/block/log2.h"
 
 namespace relpos {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "kernels/fused.h"
 #include "testing/random_terms.h"
 

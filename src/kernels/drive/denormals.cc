@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

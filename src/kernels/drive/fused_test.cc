@@ -13,6 +13,7 @@
 #include "base/parallel.h"
 #include "base/sanitized.h"
 #include "testing/random_results.h"
+#include "values/term_kinds.h"
 
 namespace relpos {
 namespace {
@@ -409,9 +410,10 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
     probe("dk", c.k.view(), values(r.dk));
     probe("dv", c.v.view(), values(r.dv));
     if (c.mask.view().given()) probe("mask", c.mask.view(), r.mask);
-    for_each_gradient(c.p.terms, r.terms, [&](const char* name, auto& data, const auto& gradient) {
-      probe(name, data.view, gradient);
-    });
+    for_each_number(c.p.terms, r.terms,
+                    [&](const char* name, auto& data, const auto& gradient, HeadAxis) {
+                      probe(name, data.view, gradient);
+                    });
   }
 }
 

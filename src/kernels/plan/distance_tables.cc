@@ -131,7 +131,7 @@ std::vector<int64_t> TablePlan::by_class() const {
 }
 
 GroupCuts::GroupCuts(const Block& block, const TablePlan& table) : GroupCuts() {
-  const Positions& at = block.problem->positions;
+  const TokenPositions& at = block.problem->positions;
   const bool one_head = block.head[0] == block.head[block.rows - 1];
   if (!at.consecutive || !one_head || table.at != nullptr || table.by_runs()) return;
   const int64_t first = at.key(block.batch, 0);

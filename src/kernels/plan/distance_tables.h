@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/workspace.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
+#include "kernels/plan/coordinate_tiles.h"
 
 namespace relpos {
 

@@ -5,7 +5,6 @@
 
 #include "base/half.h"
 #include "kernels/block/load_rows.h"
-#include "kernels/terms/biases.h"
 
 namespace relpos {
 namespace {

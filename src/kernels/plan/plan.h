@@ -5,8 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/workspace.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
+#include "kernels/block/log2.h"
+#include "kernels/plan/bias_plan.h"
+#include "kernels/plan/coordinate_tiles.h"
 #include "kernels/plan/distance_tables.h"
 #include "kernels/plan/rotations.h"
 #include "kernels/plan/row_shift.h"
@@ -22,20 +26,6 @@ inline constexpr int64_t kTilesAtATime = 8;
 
 // Whether a forward pass reads the rows of keys and values in place.
 bool reads_in_place(const Problem& p);
-
-// The table of a distance bias, or its slopes: a term that has both has two of these.
-struct BiasPlan {
-  int64_t term = 0;     // of Terms::biases
-  bool sloped = false;  // read at a distance less the shift of its row (shift.h)
-  Window window;        // without classes where sloped
-  Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
-  const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
-  Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
-  bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
-
-  int64_t row_size() const noexcept { return window.width + 2 * kPad; }
-  int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }
-};
 
 // A column table over its runs; rows past the last run, up to a multiple of kLanes, are zero.
 struct ColumnPlan {

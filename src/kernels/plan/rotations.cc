@@ -5,11 +5,11 @@
 #include <optional>
 #include <utility>
 
-#include "base/angles.h"
 #include "base/parallel.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "kernels/block/load_rows.h"
 #include "kernels/plan/write_out.h"
+#include "values/turns.h"
 
 namespace relpos {
 namespace {
@@ -200,7 +200,7 @@ Rotations::Turn& Rotations::add(const Rotation& rotation, Turn turn, int64_t row
 }
 
 void Rotations::tabulate(const Rotation& rotation, Workspace& memory) {
-  const Positions& at = p_.positions;
+  const TokenPositions& at = p_.positions;
   const int64_t pairs = rotation.dims / 2;
   // Rows of the table are tokens, each at position(row).
   const auto write = [&](const Turn& turn, int64_t rows, auto&& position) {

@@ -4,10 +4,12 @@
 #include <cmath>
 
 #include "base/parallel.h"
-#include "kernels/block/block.h"
+#include "kernels/block/log2.h"
 #include "kernels/block/softmax_state.h"
 #include "kernels/plan/row_shift.h"
 #include "kernels/reference/reference_head.h"
+#include "values/term_kinds.h"
+#include "values/turns.h"
 
 namespace relpos {
 namespace {
@@ -251,15 +253,16 @@ class HeadGradient {
 
 // Makes split sums of all gradients.
 void split_all(const Terms& terms, TermGradients& sums) {
-  for_each_gradient(terms, sums, [](auto&&, auto&&, auto& values) { split(values); });
+  for_each_number(terms, sums, [](auto&&, auto&&, auto& values, HeadAxis) { split(values); });
 }
 
 // Adds the split sums of a part to others.
 void add_all(const Terms& terms, TermGradients& sum, TermGradients& part) {
   std::vector<std::vector<double>*> parts;
-  for_each_gradient(terms, part, [&](auto&&, auto&&, auto& values) { parts.push_back(&values); });
+  for_each_number(terms, part,
+                  [&](auto&&, auto&&, auto& values, HeadAxis) { parts.push_back(&values); });
   auto from = parts.begin();
-  for_each_gradient(terms, sum, [&](auto&&, auto&&, auto& values) {
+  for_each_number(terms, sum, [&](auto&&, auto&&, auto& values, HeadAxis) {
     settle(**from);
     in_pieces(std::ssize(**from), [&](int64_t first, int64_t end) {
       accumulate(values, first, 1.0, (*from)->data() + first, end - first);
@@ -303,7 +306,7 @@ void for_each_head_gradient(const Problem& p, const ProblemGradients& gradients,
       add_all(p.terms, all, part);
     }
   }
-  for_each_gradient(p.terms, all, [](auto&&, auto&&, auto& sums) { settle(sums); });
+  for_each_number(p.terms, all, [](auto&&, auto&&, auto& sums, HeadAxis) { settle(sums); });
   if (gradients.mask != nullptr) settle(*gradients.mask);
 }
 

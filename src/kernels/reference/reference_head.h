@@ -5,10 +5,10 @@
 #include <cmath>
 #include <vector>
 
-#include "base/angles.h"
 #include "base/parallel.h"
 #include "base/zeros.h"
 #include "kernels/problem.h"
+#include "values/turns.h"
 
 namespace relpos::reference {
 

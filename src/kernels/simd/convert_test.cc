@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "base/half.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

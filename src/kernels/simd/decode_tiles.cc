@@ -11,7 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

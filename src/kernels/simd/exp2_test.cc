@@ -14,7 +14,7 @@
 #include "base/buffer.h"
 #include "base/parallel.h"
 #include "base/sanitized.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

@@ -7,8 +7,9 @@
 #include <cstdlib>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/half.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "kernels/drive/query_block.h"
 #include "kernels/terms/value_tables.h"
 #include "testing/random_results.h"

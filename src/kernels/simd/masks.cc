@@ -11,7 +11,9 @@
 #include <cmath>
 #include <cstddef>
 
+#include "base/buffer.h"
 #include "kernels/block/block.h"
+#include "kernels/block/log2.h"
 #include "kernels/simd/math-inl.h"
 #include "kernels/simd/sight-inl.h"
 

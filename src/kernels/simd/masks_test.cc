@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

@@ -11,7 +11,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block/block.h"
+#include "base/buffer.h"
+#include "kernels/block/sizes.h"
 
 // A loop whose arrays stay in registers.
 #ifndef RELPOS_UNROLLED

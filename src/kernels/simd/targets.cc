@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "relpos/error.h"
 
 namespace relpos {

@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "kernels/block/block.h"
+#include "kernels/block/log2.h"
 #include "kernels/simd/tile-view-inl.h"
 
 HWY_BEFORE_NAMESPACE();

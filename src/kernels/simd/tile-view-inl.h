@@ -12,7 +12,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/buffer.h"
 #include "kernels/block/block.h"
+#include "kernels/block/key_tile.h"
+#include "kernels/plan/coordinate_tiles.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 
-#include "kernels/block/block.h"
+#include "base/buffer.h"
+#include "kernels/block/kernels.h"
+#include "kernels/block/log2.h"
 #include "kernels/simd/backward-inl.h"
 #include "kernels/simd/columns-inl.h"
 #include "kernels/simd/dropout-inl.h"
@@ -99,36 +101,37 @@ void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t
                     float* o, int64_t ldo);
 
 Kernels kernels(const char* name) {
-  return {.name = name,
-          .lanes = kN,
-          .gemm = gemm,
-          .scale = scale,
-          .scale_columns = scale_columns,
-          .add_row_sums = add_row_sums,
-          .dot = dot,
-          .rotate = rotate,
-          .transpose = transpose,
-          .finite = finite,
-          .largest_norm = largest_norm,
-          .expand = expand,
-          .read_columns = read_columns,
-          .add_columns = add_columns,
-          .widen_bfloat16 = widen_bfloat16,
-          .widen_float16 = widen_float16,
-          .narrow_bfloat16 = narrow_bfloat16,
-          .narrow_float16 = narrow_float16,
-          .mask_bits = mask_bits,
-          .row_scores = row_scores,
-          .add_row_values = add_row_values,
-          .weigh = weigh,
-          .weigh_narrow = weigh_narrow,
-          .weigh_gradients = weigh_gradients,
-          .add_key_bias_gradients = add_key_bias_gradients,
-          .forward = forward,
-          .backward = backward,
-          .emit = emit,
-          .exponentials = exponentials,
-          .dropout = dropout};
+  Kernels all{
+      RowKernels{.gemm = gemm,
+                 .scale = scale,
+                 .scale_columns = scale_columns,
+                 .add_row_sums = add_row_sums,
+                 .dot = dot,
+                 .rotate = rotate,
+                 .transpose = transpose,
+                 .finite = finite,
+                 .largest_norm = largest_norm,
+                 .expand = expand,
+                 .exponentials = exponentials},
+      ColumnKernels{.read_columns = read_columns, .add_columns = add_columns},
+      ConversionKernels{.widen_bfloat16 = widen_bfloat16,
+                        .widen_float16 = widen_float16,
+                        .narrow_bfloat16 = narrow_bfloat16,
+                        .narrow_float16 = narrow_float16,
+                        .mask_bits = mask_bits},
+      DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
+      TileKernels{.weigh = weigh,
+                  .weigh_narrow = weigh_narrow,
+                  .weigh_gradients = weigh_gradients,
+                  .add_key_bias_gradients = add_key_bias_gradients,
+                  .forward = forward,
+                  .backward = backward,
+                  .emit = emit,
+                  .dropout = dropout},
+  };
+  all.name = name;
+  all.lanes = kN;
+  return all;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -8,7 +8,7 @@
 
 #include <hwy/highway.h>
 
-#include "kernels/block/block.h"
+#include "base/buffer.h"
 #include "kernels/simd/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();

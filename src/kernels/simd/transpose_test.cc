@@ -4,7 +4,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/block/block.h"
+#include "base/buffer.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos {
 namespace {

@@ -1,6 +1,6 @@
-// b[h, m(delta)] and key_bias[h, j]. Tables and slopes are written out over the distances that occur,
-// key biases over the keys; a block's rows read them where they lie, and its gradients are summed in
-// cells of its own. Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
+// b[h, m(delta)] and key_bias[h, j]. A block's rows read them where the plan has written them
+// (plan/bias_plan.h); its gradients are summed in cells of its own.
+// Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
 #pragma once
 
 #include <vector>
@@ -8,13 +8,6 @@
 #include "kernels/terms/gradient_sums.h"
 
 namespace relpos {
-
-std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t> range,
-                                    const CoordinateList& coordinates, const Shifts& shifts,
-                                    bool direct, Workspace& memory);
-void expand_key_biases(Plan& plan, Workspace& memory);
-// The largest of each kTile cells, and true, where a bias falls so far that tiles may be skipped.
-bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memory);
 
 // Points the rows of a block at what biases of distances and of keys add to their scores.
 void attach_biases(const Plan& plan, Block& block);

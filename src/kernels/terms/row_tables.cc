@@ -117,7 +117,7 @@ Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) co
   const auto seen = [&](int64_t distance) {
     return std::clamp(distance, block.range.first, block.range.second);
   };
-  const Positions& at = plan_.p.positions;
+  const TokenPositions& at = plan_.p.positions;
   const Cut read = table.window.cut(
       {seen(at.key(block.batch, t * kTile) - *last), seen(at.key(block.batch, end - 1) - *first)});
   const int64_t from = read.first / kTile * kTile;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/block/block.h"
+#include "kernels/block/log2.h"
 
 namespace relpos {
 

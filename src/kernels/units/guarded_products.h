@@ -7,7 +7,7 @@
 
 #include "base/buffer.h"
 #include "base/half.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos::bfloat16 {
 

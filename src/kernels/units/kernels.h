@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/block/block.h"
+#include "base/buffer.h"
+#include "kernels/block/kernels.h"
 
 namespace relpos::bfloat16 {
 

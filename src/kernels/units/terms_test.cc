@@ -11,7 +11,7 @@
 
 #include "base/half.h"
 #include "base/sanitized.h"
-#include "kernels/block/block.h"
+#include "kernels/block/kernels.h"
 #include "testing/random_results.h"
 
 namespace relpos {

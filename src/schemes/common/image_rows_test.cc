@@ -13,7 +13,7 @@ void expect_rows_and_columns(const char* scheme, int64_t sign, std::optional<dou
   const Made made(scheme, {{"head_dim", int64_t{3}}, {"grid", std::vector<double>{4, 5}}});
   EXPECT_EQ(made.specs()[0].shape, (std::vector<int64_t>{7, 3}));
   EXPECT_EQ(made.specs()[1].shape, (std::vector<int64_t>{9, 3}));
-  Positions at;
+  TokenPositions at;
   at.consecutive = false;
   at.queries = at.keys = 20;
   for (int64_t t = 0; t < 20; ++t) at.q.push_back(made.place()(t));
