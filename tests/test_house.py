@@ -7,7 +7,7 @@ import re
 ROOT = pathlib.Path(__file__).parent.parent
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
-# What each room may include beside itself: other rooms, and single headers; `relpos/` are the public
+# What each room may include beside itself: rooms, and single headers; `relpos/` are the public
 # ones. A folder that is not named belongs to the room above it.
 DATA = ["relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"]
 CONTRACT = ["kernels", "kernels/reference/reference.h", "kernels/simd/targets.h"]

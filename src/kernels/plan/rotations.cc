@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "base/parallel.h"
 #include "kernels/block/kernels.h"
 #include "kernels/block/load_rows.h"
+#include "kernels/plan/angle_tables.h"
 #include "kernels/plan/write_out.h"
 #include "values/turns.h"
 
@@ -15,85 +15,6 @@ namespace relpos {
 namespace {
 
 constexpr int64_t kFewAngles = 1 << 14;  // too few to wake threads for
-
-// cos and sin of the angles of one position.
-struct Angles {
-  std::vector<double> cos, sin;
-
-  explicit Angles(int64_t pairs) : cos(pairs), sin(pairs) {}
-  void at(const Rotation& rotation, int64_t position) {
-    angle_table(rotation, position, cos.data(), sin.data());
-  }
-  // exp(i (a + b)) = exp(i a) exp(i b), rounded to T; may be written over a.
-  template <typename T>
-  static void product(const Angles& a, const Angles& b, T* cos, T* sin) {
-    for (size_t n = 0; n < a.cos.size(); ++n) {
-      const double real = a.cos[n] * b.cos[n] - a.sin[n] * b.sin[n];
-      sin[n] = static_cast<T>(a.sin[n] * b.cos[n] + a.cos[n] * b.sin[n]);
-      cos[n] = static_cast<T>(real);
-    }
-  }
-};
-
-// Angles of consecutive or arbitrary positions 64 c + 8 m + f as products in double, rounded once: a
-// run of positions costs one complex product each, and at most 15 evaluations besides those of its c.
-class AngleTable {
- public:
-  explicit AngleTable(const Rotation& rotation)
-      : r_(rotation), pairs_(rotation.dims / 2), coarse_(pairs_), within_(kTile, Angles(0)) {}
-
-  // Computes what all tiles of positions share, for copies of the table.
-  void prepare() {
-    for (int64_t f = 0; f < kTile && !r_.float32_angles; ++f) within(f);
-  }
-  void write(int64_t position, float* cos, float* sin) {
-    if (r_.float32_angles) {
-      angle_table(r_, position, cos, sin);
-    } else {
-      product(position, cos, sin);
-    }
-    scale(cos, sin);
-  }
-  // Without the magnitude.
-  template <typename T>
-  void product(int64_t position, T* cos, T* sin) {
-    const int64_t tile = position & ~(kTile - 1);
-    if (tile_ != tile) coarse_.at(r_, tile);
-    tile_ = tile;
-    Angles::product(coarse_, within(position - tile), cos, sin);
-  }
-
- private:
-  static constexpr int64_t kStep = 8;
-
-  // Of position f in a tile.
-  const Angles& within(int64_t f) {
-    Angles& found = within_[f];
-    if (!found.cos.empty() || pairs_ == 0) return found;
-    Angles made(pairs_);
-    if (f < kStep || f % kStep == 0) {
-      made.at(r_, f);
-    } else {
-      Angles::product(within(f - f % kStep), within(f % kStep), made.cos.data(), made.sin.data());
-    }
-    found = std::move(made);
-    return found;
-  }
-
-  void scale(float* cos, float* sin) const {
-    if (r_.magnitude == 1.0) return;
-    for (int64_t n = 0; n < pairs_; ++n) {
-      cos[n] = static_cast<float>(cos[n] * r_.magnitude);
-      sin[n] = static_cast<float>(sin[n] * r_.magnitude);
-    }
-  }
-
-  const Rotation& r_;
-  int64_t pairs_;
-  Angles coarse_;               // of the first position of the tile
-  std::vector<Angles> within_;  // [kTile], none where not yet used
-  std::optional<int64_t> tile_;
-};
 
 // What cosine and sine of a pair get: x before R, dy the gradient of R x. Zeros of dy give 0, whatever
 // x is.
@@ -107,44 +28,6 @@ struct PairGradients {
     cos = d1 * x1 + d2 * x2;
     sin = d2 * x1 - d1 * x2;
   }
-};
-
-// Angles of one head that are sums over axes, each with frequencies of its own: products of theirs.
-class HeadTable {
- public:
-  HeadTable(const Rotation& rotation, int64_t head)
-      : magnitude_(rotation.magnitude), sum_(rotation.dims / 2), part_(rotation.dims / 2) {
-    const int64_t axes = rotation.head_frequency.view.shape[0];
-    own_.resize(axes);
-    for (int64_t axis = 0; axis < axes; ++axis) {
-      own_[axis].dims = rotation.dims;
-      for (int64_t n = 0; n < rotation.dims / 2; ++n) {
-        own_[axis].frequency.push_back(frequency_of(rotation.head_frequency, axis, head, n));
-      }
-      tables_.emplace_back(own_[axis]);
-    }
-  }
-
-  // Of a token whose coordinates lie `stride` apart.
-  void write(const int64_t* coordinates, int64_t stride, float* cos, float* sin) {
-    std::fill(sum_.cos.begin(), sum_.cos.end(), magnitude_);
-    std::fill(sum_.sin.begin(), sum_.sin.end(), 0.0);
-    for (AngleTable& table : tables_) {
-      table.product(*coordinates, part_.cos.data(), part_.sin.data());
-      Angles::product(sum_, part_, sum_.cos.data(), sum_.sin.data());
-      coordinates += stride;
-    }
-    for (size_t n = 0; n < sum_.cos.size(); ++n) {
-      cos[n] = static_cast<float>(sum_.cos[n]);
-      sin[n] = static_cast<float>(sum_.sin[n]);
-    }
-  }
-
- private:
-  double magnitude_;
-  Angles sum_, part_;
-  std::vector<Rotation> own_;  // of each axis
-  std::vector<AngleTable> tables_;
 };
 
 // What the coordinates of each axis and batch row count from: that which is nearest to 0 where all lie

@@ -27,6 +27,50 @@ MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
 
 namespace {
 
+// Which rows m of a product see row k of B: bit k + first of bits[m], or, with `by_row_of_b`, bit
+// m + first of bits[k].
+struct Seen {
+  const uint64_t* bits;
+  int64_t first;
+  bool by_row_of_b;
+
+  bool operator()(int64_t m, int64_t k) const {
+    return ((by_row_of_b ? bits[k] >> (m + first) : bits[m] >> (k + first)) & 1U) != 0;
+  }
+};
+
+// C += A B where some of B [K, N], K <= kRows, is NaN or Inf: `product`, which is gemm, on B with zeros in
+// their places, then their products for the rows m that see them. So the bits of all others do not
+// depend on what hides behind a zero of A. (gemm comes as an argument, for where it is called by name
+// more often the compiler no longer specialises it: 10 % of a call of 32 tokens.)
+[[maybe_unused]] __attribute__((noipa)) void guarded_gemm(decltype(&gemm) product, int64_t M,
+                                                          int64_t N, int64_t K, const float* a,
+                                                          int64_t row_stride, int64_t k_stride,
+                                                          const float* b, int64_t ldb, float* c,
+                                                          int64_t ldc, const Seen& sees) {
+  constexpr int64_t kColumns = 2 * kLanes;
+  HWY_ALIGN_MAX float clean[kRows * kColumns];
+  for (int64_t n = 0; n < N; n += kColumns) {
+    const int64_t columns = std::min(kColumns, N - n);
+    for (int64_t k = 0; k < K; ++k) {
+      for (int64_t x = 0; x < columns; ++x) {
+        const float value = b[k * ldb + n + x];
+        clean[k * kColumns + x] = std::isfinite(value) ? value : 0.0f;
+      }
+    }
+    product(M, columns, K, a, row_stride, k_stride, clean, kColumns, c + n, ldc, true);
+    for (int64_t k = 0; k < K; ++k) {
+      for (int64_t x = n; x < n + columns; ++x) {
+        const float value = b[k * ldb + x];
+        if (std::isfinite(value)) continue;
+        for (int64_t m = 0; m < M; ++m) {
+          if (sees(m, k)) c[m * ldc + x] += a[m * row_stride + k * k_stride] * value;
+        }
+      }
+    }
+  }
+}
+
 constexpr uint64_t kAll = ~uint64_t{0};
 
 // Bits of the keys of tile t that a row sees, a dense mask aside.

@@ -1,4 +1,4 @@
-// What rows send back to the panels of their terms, for the SIMD target that includes this.
+// What rows send back to the panels of their terms and to the mask, for the SIMD target that includes this.
 #if defined(RELPOS_TERM_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RELPOS_TERM_GRADIENTS_INL_H_
 #undef RELPOS_TERM_GRADIENTS_INL_H_
@@ -10,6 +10,7 @@
 
 #include <vector>
 
+#include "kernels/block/load_rows.h"
 #include "kernels/simd/terms-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -92,6 +93,38 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
       for (int r = 0; r < rows; ++r) add_to_pieces(view, panel, group + r, x + r * kTile);
     }
   }
+}
+
+HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, uint64_t visible,
+                                   const float* ds) {
+  for (Ramp& ramp : block.ramps) {
+    for (int64_t c = 0; c < kTile; ++c) {
+      if (((visible >> c) & 1U) == 0) continue;
+      // Distances less the row's shift: what that leaves out, BiasGradients::finish() adds.
+      const int64_t delta = view.distance(row, c);
+      (delta < 0 ? ramp.past_sum[row] : ramp.future_sum[row]) +=
+          static_cast<double>(ds[c]) * static_cast<double>(delta - block.shift[row]);
+    }
+  }
+}
+
+// Adds ds[kTile], 0 where hidden, to the gradient of the mask.
+HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
+                                  const BackwardState& state, int row, const float* ds) {
+  const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
+  if (state.mask_rows != nullptr) {
+    store_row(*state.mask_rows, block.batch, block.head[row], block.index[row], keys, ds, first);
+    return;
+  }
+  if (state.mask_gradient == nullptr) return;
+  const int64_t stride = state.mask_index->strides[3];
+  double* to = state.mask_gradient->data() +
+               state.mask_index->offset({block.batch, block.head[row], block.index[row], first});
+  if (stride == 1) {
+    for (int64_t c = 0; c < keys; ++c) to[c] += static_cast<double>(ds[c]);
+    return;
+  }
+  for (int64_t c = 0; c < keys; ++c) to[c * stride] += static_cast<double>(ds[c]);
 }
 
 }  // namespace
