@@ -41,19 +41,17 @@ double seconds(int repeats, F&& f) {
 constexpr int kRepeats = 7;
 
 struct Call : random_terms::PlainCall {
-  Tensor bias, softmax;
+  Tensor softmax;
 
-  Call(random_terms::Rng rng, const int64_t* shape, bool biased)
-      : PlainCall(rng, shape[2], shape[3], shape[4], 1, shape[0], shape[1]),
+  Call(const int64_t* shape, bool biased)
+      : PlainCall(1, shape[2], shape[3], shape[4], 1, shape[0], shape[1]),
         softmax(DType::kFloat32, {1, shape[0], shape[2], 2}) {
     p.threads = 1;
     p.scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
     if (!biased) return;
     const int64_t far = std::max(p.queries, p.keys) - 1;
-    bias = random_terms::float_tensor(rng, {p.heads, 2 * far + 1});
-    p.terms.biases.resize(1);
-    p.terms.biases[0].map = ClassMap::clamp(-far, far);
-    p.terms.biases[0].table = TermData::parameter(bias.view(), true);
+    random_terms::add_term(p.terms.biases, ClassMap::clamp(-far, far),
+                           trained({p.heads, 2 * far + 1}));
   }
 };
 
@@ -168,7 +166,7 @@ extern "C" {
 // shape: heads, key heads, queries, keys, head size. `costs`: those of Costs, in its order.
 void relpos_bench_costs(const int64_t* shape, int biased, int backward, double* costs) {
   const FloatMode mode(kFlushDenormals);
-  Call call(random_terms::Rng(1), shape, biased != 0);
+  Call call(shape, biased != 0);
   Costs found{};
   backward != 0 ? measure_backward(call, found) : measure_forward(call, found);
   for (double one : {found.setup, found.pack, found.start, found.tile, found.shared, found.finish,

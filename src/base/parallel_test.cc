@@ -60,30 +60,28 @@ class LimitedThreads : public testing::Test {
     if (kSanitized) GTEST_SKIP() << "a sanitizer takes address space and threads of its own";
     GTEST_FLAG_SET(death_test_style, "threadsafe");
   }
-  [[noreturn]] static void compute() {
-    const bool good = all_done_once(1000, kMany) && all_done_once(1000, kMany);
-    std::_Exit(good ? 0 : 5);
+  // That a process computes with fewer than kMany once it has limited itself.
+  static void expect_fewer(void (*limit_process)()) {
+    const auto body = [&] {
+      limit_process();
+      if (granted_threads(kMany) >= kMany) std::_Exit(6);
+      std::_Exit(all_done_once(1000, kMany) && all_done_once(1000, kMany) ? 0 : 5);
+    };
+    EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
   }
 };
 
 TEST_F(LimitedThreads, OfAnAddressSpaceComputeWithFewer) {
-  const auto body = [] {
-    limit(RLIMIT_AS, static_cast<rlim_t>(address_space() + (int64_t{40} << 20)));
-    if (granted_threads(kMany) >= kMany) std::_Exit(6);
-    compute();
-  };
-  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+  expect_fewer(
+      [] { limit(RLIMIT_AS, static_cast<rlim_t>(address_space() + (int64_t{40} << 20))); });
 }
 
 TEST_F(LimitedThreads, OfAUserComputeWithFewer) {
-  const auto body = [] {
+  expect_fewer([] {
     limit(RLIMIT_NPROC, 3);
     constexpr uid_t kNobody = 65534;
     if (geteuid() == 0 && setuid(kNobody) != 0) std::_Exit(7);  // root has no such limit
-    if (granted_threads(kMany) >= kMany) std::_Exit(6);
-    compute();
-  };
-  EXPECT_EXIT(body(), testing::ExitedWithCode(0), "");
+  });
 }
 
 TEST_F(LimitedThreads, WithStacksThatNobodyGrantsComputeAlone) {
@@ -151,98 +149,92 @@ TEST(ForkedChild, ComputesWhereAThreadOfItsParentDid) {
   EXPECT_TRUE(good);
 }
 
-TEST(Tasks, ThrowToTheCaller) {
+// On so many threads.
+class Tasks : public testing::TestWithParam<int> {
+ protected:
+  const int threads = GetParam();
+};
+
+TEST_P(Tasks, ThrowToTheCaller) {
   // A worker that has thrown may wait for a core: the others' tasks take seconds, unless they are stopped.
   constexpr int kTasks = 20000;
-  for (const int threads : {1, 2, 4}) {
-    SCOPED_TRACE(threads);
-    for (int round = 0; round < 50; ++round) {
-      Stopper stopper(nullptr);
-      std::atomic<int> after{0};
-      std::string thrown;
-      try {
-        parallel_for(kTasks, threads, stopper, [&](int64_t task, int) {
-          if (task == 3 || task == 5) throw std::runtime_error(std::to_string(task));
-          if (task <= 5) return;
-          ++after;
-          std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        });
-      } catch (const std::runtime_error& error) {
-        thrown = error.what();
-      }
-      EXPECT_EQ(thrown, "3");
-      ASSERT_LT(after, kTasks / 2) << "the others went on";
+  for (int round = 0; round < 50; ++round) {
+    Stopper stopper(nullptr);
+    std::atomic<int> after{0};
+    std::string thrown;
+    try {
+      parallel_for(kTasks, threads, stopper, [&](int64_t task, int) {
+        if (task == 3 || task == 5) throw std::runtime_error(std::to_string(task));
+        if (task <= 5) return;
+        ++after;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      });
+    } catch (const std::runtime_error& error) {
+      thrown = error.what();
     }
+    EXPECT_EQ(thrown, "3");
+    ASSERT_LT(after, kTasks / 2) << "the others went on";
   }
 }
 
-TEST(Tasks, PassOnWhatAPollThrows) {
-  for (const int threads : {1, 2, 4}) {
-    CancelToken token;
-    token.poll = []() -> bool { throw std::runtime_error("of the poll"); };
-    Stopper stopper(&token);
-    EXPECT_THROW(parallel_for(100000, threads, stopper,
-                              [](int64_t, int) {
-                                std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                              }),
-                 std::runtime_error);
-  }
+TEST_P(Tasks, PassOnWhatAPollThrows) {
+  CancelToken token;
+  token.poll = []() -> bool { throw std::runtime_error("of the poll"); };
+  Stopper stopper(&token);
+  EXPECT_THROW(
+      parallel_for(100000, threads, stopper,
+                   [](int64_t, int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }),
+      std::runtime_error);
 }
 
-TEST(Tasks, AskTheCallOfTheThreadThatStartedThem) {
+TEST_P(Tasks, AskTheCallOfTheThreadThatStartedThem) {
   constexpr int64_t kTicks = 100'000'000;
-  for (const int threads : {1, 2, 4}) {
-    SCOPED_TRACE(threads);
-    CancelToken token;
-    const CallScope scope(&token);
-    Stopper stopper(nullptr);
-    std::atomic<int> whole{0};
-    auto tick_on = [&](int64_t, int) {
-      CancelTicks tick;
-      for (int64_t n = 0; n < kTicks; ++n) {
-        tick();
-        if (n == 10000) token.requested = true;
-      }
-      ++whole;
-    };
-    EXPECT_THROW(
-        {
-          parallel_for(threads, threads, stopper, tick_on);
-          check_cancelled();
-        },
-        Error);
-    EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
-  }
+  CancelToken token;
+  const CallScope scope(&token);
+  Stopper stopper(nullptr);
+  std::atomic<int> whole{0};
+  auto tick_on = [&](int64_t, int) {
+    CancelTicks tick;
+    for (int64_t n = 0; n < kTicks; ++n) {
+      tick();
+      if (n == 10000) token.requested = true;
+    }
+    ++whole;
+  };
+  EXPECT_THROW(
+      {
+        parallel_for(threads, threads, stopper, tick_on);
+        check_cancelled();
+      },
+      Error);
+  EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
 }
 
-TEST(Tasks, EndWhereAnotherHasThrown) {
-  for (const int threads : {1, 2, 4}) {
-    SCOPED_TRACE(threads);
-    Stopper stopper(nullptr);
-    std::atomic<bool> thrown{false};
-    std::atomic<int> begun{0}, whole{0};
-    auto task = [&](int64_t n, int) {
-      ++begun;
-      if (n == 0) {  // after the others have begun, where there are others
-        const auto alone = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-        while (begun < std::min(threads, thread_count(0)) &&
-               std::chrono::steady_clock::now() < alone) {
-          std::this_thread::yield();
-        }
-        thrown = true;
-        throw std::runtime_error("of a task");
+TEST_P(Tasks, EndWhereAnotherHasThrown) {
+  Stopper stopper(nullptr);
+  std::atomic<bool> thrown{false};
+  std::atomic<int> begun{0}, whole{0};
+  auto task = [&](int64_t n, int) {
+    ++begun;
+    if (n == 0) {  // after the others have begun, where there are others
+      const auto alone = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+      while (begun < std::min(threads, thread_count(0)) &&
+             std::chrono::steady_clock::now() < alone) {
+        std::this_thread::yield();
       }
-      while (!thrown) std::this_thread::yield();
-      CancelTicks tick;
-      for (int64_t step = 0; step < 1'000'000'000; ++step) tick();
-      ++whole;
-    };
-    EXPECT_THROW(parallel_for(threads, threads, stopper, task), std::runtime_error);
-    EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
-  }
+      thrown = true;
+      throw std::runtime_error("of a task");
+    }
+    while (!thrown) std::this_thread::yield();
+    CancelTicks tick;
+    for (int64_t step = 0; step < 1'000'000'000; ++step) tick();
+    ++whole;
+  };
+  EXPECT_THROW(parallel_for(threads, threads, stopper, task), std::runtime_error);
+  EXPECT_EQ(whole, 0) << "tasks that ran to their ends";
 }
 
-TEST(Tasks, ArePolledForByACallerThatHasNoneLeft) {
+TEST(TwoTasks, ArePolledForByACallerThatHasNoneLeft) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point end = Clock::now() + std::chrono::seconds(60);
   CancelToken token;
@@ -271,21 +263,21 @@ constexpr FloatControl kUpwards = FloatControl{1} << 22;
 constexpr FloatControl kUpwards = 0;
 #endif
 
-TEST(Tasks, ComputeInOneFloatingPointModeAndGiveBackTheCallers) {
+TEST_P(Tasks, ComputeInOneFloatingPointModeAndGiveBackTheCallers) {
   for (const FloatControl callers : {kFlushDenormals, kUpwards, kKeepDenormals}) {
-    for (const int threads : {1, 2, 4}) {
-      const FloatMode mode(callers);
-      std::atomic<int> wrong{0};
-      Stopper stopper(nullptr);
-      parallel_for(1000, threads, stopper,
-                   [&](int64_t, int) { wrong += read_float_control() != kKeepDenormals; });
-      EXPECT_EQ(wrong, 0) << threads;
-      EXPECT_EQ(read_float_control(), callers);
-      EXPECT_THROW(parallel_for(10, threads, stopper, [](int64_t, int) { throw 1; }), int);
-      EXPECT_EQ(read_float_control(), callers) << "after a throw";
-    }
+    const FloatMode mode(callers);
+    std::atomic<int> wrong{0};
+    Stopper stopper(nullptr);
+    parallel_for(1000, threads, stopper,
+                 [&](int64_t, int) { wrong += read_float_control() != kKeepDenormals; });
+    EXPECT_EQ(wrong, 0) << threads;
+    EXPECT_EQ(read_float_control(), callers);
+    EXPECT_THROW(parallel_for(10, threads, stopper, [](int64_t, int) { throw 1; }), int);
+    EXPECT_EQ(read_float_control(), callers) << "after a throw";
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Of, Tasks, testing::Values(1, 2, 4));
 
 TEST(Calls, ComputeInOneFloatingPointModeAndPollInTheCallers) {
   const FloatMode mode(kFlushDenormals);

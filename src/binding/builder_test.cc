@@ -4,88 +4,52 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <random>
 
-#include "binding/recipe.h"
-#include "relpos/scheme.h"
+#include "kernels/problem.h"
+#include "testing/schemes.h"
+#include "values/term_kinds.h"
 
 namespace relpos {
 namespace {
 
-struct Everything {
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    const Init init = Init::normal(1);
-    const Source table = b.parameter("table", {3, 2}, init, ""),
-                 stack = b.parameter("stack", {2, 3, 4}, init, ""),
-                 slopes = b.parameter("slopes", {2, 2}, init, ""),
-                 values = b.parameter("values", {3, 4}, init, ""),
-                 vectors = b.parameter("vectors", {3, 2, 4}, init, ""),
-                 weight = b.parameter("weight", {8, 6}, init, ""),
-                 gates = b.input("gates", {kBatch, kHeads, kKeys}, init, ""),
-                 factor = b.input("factor", {kBatch, kHeads, kQueries, 4}, init, "");
-    const ClassMap map = ClassMap::clamp(-1, 1);
-    b.bias(map, 2.0 * table.transposed());
-    b.slopes(slopes[1], std::nullopt);
-    b.bias([](double delta, auto x, auto y) { return x * delta + exp(-y * abs(delta)) / y; },
-           slopes[0], 0.5 * slopes[1].at_least(-9));
-    b.rows(map, -stack, {.factor = factor, .added = vectors[0]});
-    b.projected_rows(
-        2, weight,
-        [](int64_t delta, double* to) {
-          for (int n = 0; n < 6; ++n) to[n] = std::cos(delta + n);
-        },
-        vectors[1]);
-    b.columns(map, stack);
-    b.columns(map, 3.0 * values);
-    b.values(map, values);
-    b.values(map, stack[1]);
-    b.query_added(vectors[2]);
-    b.query_added(vectors[0]);
-    b.key_bias(-gates.cumulative());
-    b.key_bias(gates);
-  }
-};
-
-// Every number of a part's terms, and where its gradient stands.
-void for_each_data(const Terms& terms, TermGradients& gradients,
-                   const std::function<void(const TermData&, std::vector<double>&)>& f) {
-  for (size_t n = 0; n < terms.rotations.size(); ++n) {
-    f(terms.rotations[n].head_frequency, gradients.rotations[n].head_frequency);
-    f(terms.rotations[n].tables.q_cos, gradients.rotations[n].q_cos);
-    f(terms.rotations[n].tables.q_sin, gradients.rotations[n].q_sin);
-    f(terms.rotations[n].tables.k_cos, gradients.rotations[n].k_cos);
-    f(terms.rotations[n].tables.k_sin, gradients.rotations[n].k_sin);
-  }
-  for (size_t n = 0; n < terms.biases.size(); ++n) {
-    f(terms.biases[n].table, gradients.biases[n].table);
-    f(terms.biases[n].slopes, gradients.biases[n].slopes);
-  }
-  for (size_t n = 0; n < terms.row_tables.size(); ++n) {
-    f(terms.row_tables[n].table, gradients.row_tables[n].table);
-    f(terms.row_tables[n].factor, gradients.row_tables[n].factor);
-    f(terms.row_tables[n].added, gradients.row_tables[n].added);
-  }
-  for (size_t n = 0; n < terms.column_tables.size(); ++n) {
-    f(terms.column_tables[n].table, gradients.column_tables[n].table);
-  }
-  for (size_t n = 0; n < terms.key_biases.size(); ++n) {
-    f(terms.key_biases[n].values, gradients.key_biases[n].table);
-  }
-  for (size_t n = 0; n < terms.value_tables.size(); ++n) {
-    f(terms.value_tables[n].table, gradients.value_tables[n].table);
-  }
-  for (size_t n = 0; n < terms.query_added.size(); ++n) {
-    f(terms.query_added[n], gradients.query_added[n]);
-  }
+void everything(Builder& b) {
+  const Init init = Init::normal(1);
+  const Source table = b.parameter("table", {3, 2}, init, ""),
+               stack = b.parameter("stack", {2, 3, 4}, init, ""),
+               slopes = b.parameter("slopes", {2, 2}, init, ""),
+               values = b.parameter("values", {3, 4}, init, ""),
+               vectors = b.parameter("vectors", {3, 2, 4}, init, ""),
+               weight = b.parameter("weight", {8, 6}, init, ""),
+               gates = b.input("gates", {kBatch, kHeads, kKeys}, init, ""),
+               factor = b.input("factor", {kBatch, kHeads, kQueries, 4}, init, "");
+  const ClassMap map = ClassMap::clamp(-1, 1);
+  b.bias(map, 2.0 * table.transposed());
+  b.slopes(slopes[1], std::nullopt);
+  b.bias([](double delta, auto x, auto y) { return x * delta + exp(-y * abs(delta)) / y; },
+         slopes[0], 0.5 * slopes[1].at_least(-9));
+  b.rows(map, -stack, {.factor = factor, .added = vectors[0]});
+  b.projected_rows(
+      2, weight,
+      [](int64_t delta, double* to) {
+        for (int n = 0; n < 6; ++n) to[n] = std::cos(delta + n);
+      },
+      vectors[1]);
+  b.columns(map, stack);
+  b.columns(map, 3.0 * values);
+  b.values(map, values);
+  b.values(map, stack[1]);
+  b.query_added(vectors[2]);
+  b.query_added(vectors[0]);
+  b.key_bias(-gates.cumulative());
+  b.key_bias(gates);
 }
 
 // A sum of all numbers of the terms, each with a weight of its own; `gradients` becomes its gradient.
 double weighted(const Terms& terms, TermGradients& gradients) {
   double sum = 0.0, place = 0.0;
   gradients = TermGradients::zeros(terms);
-  for_each_data(terms, gradients, [&](const TermData& data, std::vector<double>& gradient) {
+  for_each_number(terms, gradients, [&](auto&&, const TermData& data, auto& gradient, HeadAxis) {
     if (!data.view.given()) return;
     const int64_t count = data.view.numel();
     const TensorView places(nullptr, DType::kFloat64, data.view.dims());
@@ -125,6 +89,12 @@ void expect_differences(Part part) {
     if (!wants.back()) continue;
     for (size_t n = 0; n < count; ++n) memory.back().data<double>()[n] = uniform(random);
   }
+  const std::vector<bool> none(wants.size(), false);
+  const Terms frozen = part.recipe->bind({sizes, part.parameters, none});
+  const TermGradients of_frozen = TermGradients::zeros(frozen);
+  for_each_number(frozen, of_frozen, [](const char* name, auto&&, const auto& gradient, HeadAxis) {
+    EXPECT_TRUE(gradient.empty()) << name << " of parameters that want none";
+  });
   const PartCall call{sizes, part.parameters, wants};
   TermGradients gradients, unused;
   weighted(part.recipe->bind(call), gradients);
@@ -145,8 +115,7 @@ void expect_differences(Part part) {
 }
 
 TEST(Builder, GradientsAreDifferences) {
-  static const Scheme everything = make_scheme<Everything>("everything", "Everything", "", "");
-  expect_differences(make_part(everything, {}));
+  expect_differences(plain::toy<everything>());
   const OptionValues sizes = {{"heads", int64_t{2}},
                               {"head_dim", int64_t{4}},
                               {"max_distance", int64_t{4}},

@@ -24,14 +24,9 @@ constexpr int64_t kGigabyte = int64_t{1} << 30;
 // takes 60 ms. Where a small call takes long (under a sanitizer, beside other work), in proportion.
 double bound() {
   static const double seconds = [] {
-    std::vector<float> zeros(256 * 64);
-    const TensorView x(zeros.data(), DType::kFloat32, {1, 1, 256, 64});
-    std::vector<float> results(256 * 64);
-    const TensorView out(results.data(), DType::kFloat32, {1, 1, 256, 64});
-    Options options;
-    options.path = Path::kReference;
+    const Tensor x(DType::kFloat32, {1, 1, 256, 64}), out = x;
     const Clock::time_point start = Clock::now();
-    attention(x, x, x, {}, options, out);
+    attention(x.view(), x.view(), x.view(), {}, {.path = Path::kReference}, out.view());
     return std::max(5.0, 200 * std::chrono::duration<double>(Clock::now() - start).count());
   }();
   return seconds;
@@ -158,119 +153,114 @@ TEST_F(Cancelled, Rotations) {
   });
 }
 
-// One call of attention, forward or backward.
+// One call of attention.
 struct Shape {
   int64_t batch = 1, heads = 2, queries = 0, keys = 0, dim = 16;
 };
 
+struct Call {
+  const char *name, *position;
+  Shape s;
+  Options options{};
+  bool mask = false;
+
+  Options with(CancelToken* token) const {
+    Options own = options;
+    own.q_offset = Offset(0);
+    own.cancel = token;
+    return own;
+  }
+};
+
+const Options kReference{.path = Path::kReference}, kSerial{.threads = 1};
+const Call kFewQueries{"reference, few queries",
+                       "rope(head_dim=16, layout=half)",
+                       {.queries = 8, .keys = 1'000'000},
+                       kReference};
+
 TEST_F(Cancelled, Forward) {
-  const auto run = [&](const char* name, const char* text, Shape s, Options options) {
-    const Position where = position(text);
+  const Shape square{.queries = 100000, .keys = 100000};
+  for (const Call& call : {
+           Call{"fused", "t5(heads=2)", square},
+           Call{"one thread", "", square, kSerial},
+           Call{"reference", "t5(heads=2)", square, kReference},
+           Call{"decoding", "alibi(heads=2)", {.batch = 64, .queries = 1, .keys = 2'000'000}},
+           kFewQueries,
+           Call{"a plan's angles",
+                "rope(head_dim=64, layout=half)",
+                {.heads = 1, .queries = 1, .keys = 20'000'000, .dim = 64}},
+           Call{"a plan's biases",
+                "alibi(heads=64)",
+                {.heads = 64, .queries = 3'000'000, .keys = 100}},
+       }) {
+    const Shape& s = call.s;
+    const Position where = position(call.position);
     const TensorView q = zeros.view({s.batch, s.heads, s.queries, s.dim});
     const TensorView k = zeros.view({s.batch, s.heads, s.keys, s.dim});
-    options.q_offset = Offset(0);
-    expect_cancelled(name, [&](CancelToken* token) {
-      Options own = options;
-      own.cancel = token;
-      attention(q, k, k, where, own, output.view({s.batch, s.heads, s.queries, s.dim}));
-    });
-  };
-  Options serial, reference;
-  serial.threads = 1;
-  reference.path = Path::kReference;
-  const Shape square{.queries = 100000, .keys = 100000};
-  run("fused", "t5(heads=2)", square, {});
-  run("one thread", "", square, serial);
-  run("reference", "t5(heads=2)", square, reference);
-  run("decoding", "alibi(heads=2)", {.batch = 64, .queries = 1, .keys = 2'000'000}, {});
-  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 8, .keys = 1'000'000},
-      reference);
-  run("a plan's angles", "rope(head_dim=64, layout=half)",
-      {.heads = 1, .queries = 1, .keys = 20'000'000, .dim = 64}, {});
-  run("a plan's biases", "alibi(heads=64)", {.heads = 64, .queries = 3'000'000, .keys = 100}, {});
-}
-
-TEST_F(Cancelled, DenseScoresAndWeights) {
-  const Shape s{.queries = 40000, .keys = 40000};
-  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
-  const TensorView all = output.view({1, s.heads, s.queries, s.keys});
-  for (const Path path : {Path::kFused, Path::kReference}) {
-    Options options;
-    options.path = path;
-    const auto with = [&options](CancelToken* token) {
-      Options own = options;
-      own.cancel = token;
-      return own;
-    };
-    expect_cancelled("scores", [&](CancelToken* token) { scores(q, q, {}, with(token), all); });
-    expect_cancelled("weights", [&](CancelToken* token) {
-      attention_weights(q, q, zeros.view({1, s.heads, s.queries}), {}, with(token), all);
+    expect_cancelled(call.name, [&](CancelToken* token) {
+      attention(q, k, k, where, call.with(token), output.view(q.dims()));
     });
   }
 }
 
+TEST_F(Cancelled, DenseScoresAndWeights) {
+  const TensorView q = zeros.view({1, 2, 40000, 16}), lse = zeros.view({1, 2, 40000});
+  const TensorView all = output.view({1, 2, 40000, 40000});
+  for (const Path path : {Path::kFused, Path::kReference}) {
+    const auto with = [path](CancelToken* token) { return Options{.cancel = token, .path = path}; };
+    expect_cancelled("scores", [&](CancelToken* token) { scores(q, q, {}, with(token), all); });
+    expect_cancelled(
+        "weights", [&](CancelToken* token) { attention_weights(q, q, lse, {}, with(token), all); });
+  }
+}
+
 TEST_F(Cancelled, Backward) {
-  const auto run = [&](const char* name, const char* text, Shape s, Options options,
-                       bool mask = false) {
-    const Position where = position(text);
+  const Shape square{.queries = 60000, .keys = 60000};
+  for (Call call : {
+           Call{"fused", "t5(heads=2)", square},
+           Call{"reference", "t5(heads=2)", square, kReference},
+           kFewQueries,
+           Call{"a mask's gradient", "", {.queries = 20000, .keys = 20000}, {}, true},
+       }) {
+    const Shape& s = call.s;
+    const Position where = position(call.position);
     const TensorView q = zeros.view({s.batch, s.heads, s.queries, s.dim});
     const TensorView k = zeros.view({s.batch, s.heads, s.keys, s.dim});
     const TensorView lse = zeros.view({s.batch, s.heads, s.queries});
-    options.q_offset = Offset(0);
-    Gradients gradients;
-    const Region dq(4 * q.numel()), dk(4 * k.numel()), dv(4 * k.numel());
-    const Region dtable(kGigabyte);
-    gradients.query = dq.view(q.dims());
-    gradients.key = dk.view(k.dims());
-    gradients.value = dv.view(k.dims());
+    const Region dq(4 * q.numel()), dk(4 * k.numel()), dv(4 * k.numel()), dtable(kGigabyte);
+    Gradients gradients{dq.view(q.dims()), dk.view(k.dims()), dv.view(k.dims()), {}, {}};
     for (const Part& part : where.parts) {
       gradients.parameters.emplace_back();
       for (const TensorView& parameter : part.parameters) {
         gradients.parameters.back().push_back(dtable.view(parameter.dims()));
       }
     }
-    if (mask) {
-      options.attn_mask = zeros.view({s.batch, s.heads, s.queries, s.keys});
-      gradients.attn_mask = output.view(options.attn_mask.dims());
+    if (call.mask) {
+      call.options.attn_mask = zeros.view({s.batch, s.heads, s.queries, s.keys});
+      gradients.attn_mask = output.view(call.options.attn_mask.dims());
     }
-    expect_cancelled(name, [&](CancelToken* token) {
-      Options own = options;
-      own.cancel = token;
-      attention_backward(q, k, k, q, lse, q, {}, where, own, gradients);
+    expect_cancelled(call.name, [&](CancelToken* token) {
+      attention_backward(q, k, k, q, lse, q, {}, where, call.with(token), gradients);
     });
-  };
-  Options reference;
-  reference.path = Path::kReference;
-  const Shape square{.queries = 60000, .keys = 60000};
-  run("fused", "t5(heads=2)", square, {});
-  run("reference", "t5(heads=2)", square, reference);
-  run("reference, few queries", "rope(head_dim=16, layout=half)", {.queries = 8, .keys = 1'000'000},
-      reference);
-  run("a mask's gradient", "", {.queries = 20000, .keys = 20000}, {}, true);
+  }
 }
 
 TEST_F(Cancelled, GradientOfScores) {
-  const Shape s{.queries = 20000, .keys = 20000};
-  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
+  const TensorView q = zeros.view({1, 2, 20000, 16}), dscores = zeros.view({1, 2, 20000, 20000});
   Gradients gradients;
   gradients.query = output.view(q.dims());
   expect_cancelled("scores_backward", [&](CancelToken* token) {
-    Options options;
-    options.cancel = token;
-    scores_backward(q, q, zeros.view({1, s.heads, s.queries, s.keys}), {}, options, gradients);
+    scores_backward(q, q, dscores, {}, {.cancel = token}, gradients);
   });
 }
 
 TEST_F(Cancelled, WhatAPollThrowsComesOut) {
-  const Shape s{.queries = 60000, .keys = 60000};
-  const TensorView q = zeros.view({1, s.heads, s.queries, s.dim});
+  const TensorView q = zeros.view({1, 2, 60000, 16});
   CancelToken token;
   token.poll = []() -> bool { throw std::runtime_error("of the poll"); };
   for (const Path path : {Path::kFused, Path::kReference}) {
-    Options options;
-    options.path = path;
-    options.cancel = &token;
-    EXPECT_THROW(attention(q, q, q, {}, options, output.view(q.dims())), std::runtime_error);
+    EXPECT_THROW(attention(q, q, q, {}, {.cancel = &token, .path = path}, output.view(q.dims())),
+                 std::runtime_error);
   }
   const Position t5 = position("t5(heads=2)");
   EXPECT_THROW(dense(t5.parts[0], {60000, 60000, 0}, "key", output.view({2, 60000, 60000}), &token),

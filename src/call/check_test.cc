@@ -7,49 +7,23 @@
 #include <vector>
 
 #include "relpos/conventions.h"
+#include "schemes/common/slopes.h"
 #include "testing/schemes.h"
 
 namespace relpos {
 namespace {
 
-using plain::error_of;
+using plain::expect_error;
 using Given = std::vector<std::pair<std::string, OptionValue>>;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 CheckReport checked(const char* scheme, std::vector<double> values, std::vector<int64_t> shape,
-                    const Given& given = {}, const char* name = "") {
-  return check(*find_scheme(scheme), given, TensorView(values.data(), DType::kFloat64, shape),
-               name);
-}
-
-CheckReport checked_whole(const char* scheme, std::vector<int64_t> values,
-                          std::vector<int64_t> shape, const Given& given = {}) {
-  return check(*find_scheme(scheme), given, TensorView(values.data(), DType::kInt64, shape));
+                    const Given& given = {}) {
+  return check(*find_scheme(scheme), given, TensorView(values.data(), DType::kFloat64, shape));
 }
 
 // The slopes that Press et al. print for 12 heads.
-const std::vector<double> kPaper12 = {0.5,
-                                      0.25,
-                                      0.125,
-                                      0.0625,
-                                      0.03125,
-                                      0.015625,
-                                      0.0078125,
-                                      0.00390625,
-                                      0.7071067811865476,
-                                      0.35355339059327379,
-                                      0.1767766952966369,
-                                      0.08838834764831845};
-
-TEST(Check, FitsOne) {
-  const CheckReport report = checked("alibi", kPaper12, {1, 12, 1, 1});
-  ASSERT_EQ(report.verdict, Verdict::kFits);
-  const Comparison& first = report.comparisons.front();
-  EXPECT_EQ(first.outcome, Comparison::Outcome::kFits);
-  EXPECT_EQ(first.compared, 12);
-  EXPECT_LT(first.largest, 1e-15);
-  EXPECT_EQ(first.options, (Given{{"heads", int64_t{12}}, {"slopes", std::string("paper")}}));
-}
+const std::vector<double> kPaper12 = common::paper_slopes(12);
 
 TEST(Check, NoneSaysWhereItDiffers) {
   std::vector<double> slopes = kPaper12;
@@ -63,6 +37,8 @@ TEST(Check, NoneSaysWhereItDiffers) {
   EXPECT_NEAR(closest.expected, 0.35355339059327379, 1e-15);
   EXPECT_EQ(closest.found, slopes[9]);
   for (const Comparison& other : report.comparisons) EXPECT_LE(other.compared, closest.compared);
+  EXPECT_EQ(checked("alibi", kPaper12, {12}, {{"slopes", std::string("geometric")}}).verdict,
+            Verdict::kNone);
 }
 
 TEST(Check, RoundingOfTheDtypeIsAllowedAndNoMore) {
@@ -88,60 +64,14 @@ TEST(Check, MaskedElementsAreNotCompared) {
             Verdict::kUndecided);
 }
 
-TEST(Check, LearnedValuesAreUndecided) {
-  const CheckReport report = checked("t5", std::vector<double>(32 * 6, 0.5), {32, 6});
-  EXPECT_EQ(report.verdict, Verdict::kUndecided);
-  ASSERT_EQ(report.comparisons.size(), 2);
-  for (const Comparison& reading : report.comparisons) {
-    EXPECT_EQ(reading.outcome, Comparison::Outcome::kShapeOnly);
-    EXPECT_NE(reading.note.find("values cannot tell"), std::string::npos) << reading.note;
-  }
-}
-
-TEST(Check, IndexMatrices) {
-  // Shaw et al., L = 3, k = 2, as the notebooks count and as the paper does.
-  const auto order = [](const CheckReport& report) {
-    EXPECT_EQ(report.verdict, Verdict::kFits);
-    return std::get<std::string>(report.comparisons.front().options.back().second);
-  };
-  EXPECT_EQ(order(checked_whole("shaw", {2, 1, 0, 3, 2, 1, 4, 3, 2}, {3, 3})), "query-key");
-  EXPECT_EQ(order(checked_whole("shaw", {2, 3, 4, 1, 2, 3, 0, 1, 2}, {3, 3})), "key-query");
-  // The last row of the notebooks' buckets (6, 20): n = 14 to 0.
-  const std::vector<int64_t> last = {5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0};
-  const CheckReport report = checked_whole("t5", last, {1, 15}, {{"buckets", int64_t{6}}});
-  ASSERT_EQ(report.verdict, Verdict::kFits);
-  EXPECT_EQ(report.comparisons.front().convention,
-            "bucket numbers [query, key], q_offset 14, one direction");
-}
-
-TEST(Check, Frequencies) {
-  const double root = std::sqrt(std::sqrt(500000.0));  // 8 dims: base^(1/4) apart
-  const CheckReport report =
-      checked("rope", {1, 1 / root, 1 / (root * root), 1 / (root * root * root)}, {4});
-  ASSERT_EQ(report.verdict, Verdict::kFits);
-  EXPECT_EQ(report.comparisons.front().options,
-            (Given{{"head_dim", int64_t{8}}, {"base", 500000.0}}));
-}
-
-TEST(Check, GivenOptionsNarrow) {
-  EXPECT_EQ(checked("alibi", kPaper12, {12}, {{"slopes", std::string("geometric")}}).verdict,
-            Verdict::kNone);
-  EXPECT_TRUE(checked("alibi", kPaper12, {12}, {{"heads", int64_t{8}}}).comparisons.empty());
-}
-
 TEST(Check, Refusals) {
-  EXPECT_NE(error_of([] { checked("alibi", {}, {0}); }).find("tensor: expected elements"),
-            std::string::npos);
-  EXPECT_NE(error_of([] { checked("alibi", {1}, {1}, {{"head", int64_t{1}}}); }).find("'heads'"),
-            std::string::npos);
-  EXPECT_NE(error_of([] { check(*find_scheme("t5"), {}, {}); }).find("tensor"), std::string::npos);
+  expect_error([] { checked("alibi", {}, {0}); }, "tensor: expected elements");
+  expect_error([] { checked("alibi", {1}, {1}, {{"head", int64_t{1}}}); }, "'heads'");
+  expect_error([] { check(*find_scheme("t5"), {}, {}); }, "tensor");
   Scheme mute = *find_scheme("t5");
   mute.name = "mute";
-  std::vector<double> one = {1};
-  EXPECT_NE(error_of([&] {
-              check(mute, {}, TensorView(one.data(), DType::kFloat64, {1}));
-            }).find("no conventions"),
-            std::string::npos);
+  const Tensor one(DType::kFloat64, {1});
+  expect_error([&] { check(mute, {}, one.view()); }, "no conventions");
 }
 
 TEST(Check, Names) {

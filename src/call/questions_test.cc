@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "base/parallel.h"
-#include "binding/recipe.h"
 #include "relpos/attention.h"
-#include "relpos/error.h"
-#include "relpos/scheme.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {
@@ -107,92 +105,72 @@ struct Meter {
 };
 Meter* meter = nullptr;
 
-struct CountedFormula {
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    const Source slopes = b.parameter("slopes", {4}, Init::constant(1), "");
-    b.bias(
-        [](double delta, auto slope) {
-          meter->count();
-          return slope * delta;
-        },
-        slopes);
-  }
-};
+void formula(Builder& b) {
+  const Source slopes = b.parameter("slopes", {4}, Init::constant(1), "");
+  b.bias(
+      [](double delta, auto slope) {
+        meter->count();
+        return slope * delta;
+      },
+      slopes);
+}
 
-struct CountedSum {
-  static constexpr int64_t kCount = 50000;
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    const Source slopes = b.parameter("slopes", {4, kCount}, Init::constant(1), "");
-    b.bias_sum(
-        kCount,
-        [](double delta, auto slope) {
-          meter->count();
-          return slope * delta;
-        },
-        slopes);
-  }
-};
+void sum(Builder& b) {
+  constexpr int64_t kCount = 50000;
+  const Source slopes = b.parameter("slopes", {4, kCount}, Init::constant(1), "");
+  b.bias_sum(
+      kCount,
+      [](double delta, auto slope) {
+        meter->count();
+        return slope * delta;
+      },
+      slopes);
+}
 
-struct CountedWaves {
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    const Source slopes = b.parameter("slopes", {4}, Init::constant(1), "");
-    b.bias_of(
-        [](int64_t delta) {
-          meter->count();
-          return static_cast<double>(delta);
-        },
-        [](double n, auto slope) { return slope * n; }, slopes);
-  }
-};
+void waves(Builder& b) {
+  const Source slopes = b.parameter("slopes", {4}, Init::constant(1), "");
+  b.bias_of(
+      [](int64_t delta) {
+        meter->count();
+        return static_cast<double>(delta);
+      },
+      [](double n, auto slope) { return slope * n; }, slopes);
+}
 
-struct CountedFeatures {
-  static constexpr int64_t kWidth = 8192;
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    const Source weight = b.parameter("weight", {4, kWidth}, Init::constant(1), "");
-    b.projected_rows(4, weight, [](int64_t delta, double* to) {
-      meter->count();
-      std::fill_n(to, kWidth, static_cast<double>(delta));
-    });
-  }
-};
+void features(Builder& b) {
+  constexpr int64_t kWidth = 8192;
+  const Source weight = b.parameter("weight", {4, kWidth}, Init::constant(1), "");
+  b.projected_rows(4, weight, [](int64_t delta, double* to) {
+    meter->count();
+    std::fill_n(to, kWidth, static_cast<double>(delta));
+  });
+}
 
-struct CountedNetwork {
-  static constexpr int64_t kWidth = 128;
-  void options(OptionList&) {}
-  void terms(Builder& b) const {
-    Network network;
-    network.feature = distance_formula<0>([](double delta) {
-      meter->count();
-      return delta;
-    });
-    int64_t in = 1;
-    for (const int64_t out : {kWidth, kWidth, int64_t{4}}) {
-      const std::string name = std::to_string(network.layers.size());
-      const Source weight = b.parameter(name + ".weight", {out, in}, Init::constant(1), "");
-      network.layers.push_back({weight, b.parameter(name + ".bias", {out}, Init::constant(1), "")});
-      in = out;
-    }
-    b.bias(int64_t{4}, std::move(network));
+void network(Builder& b) {
+  constexpr int64_t kWidth = 128;
+  Network of_distance;
+  of_distance.feature = distance_formula<0>([](double delta) {
+    meter->count();
+    return delta;
+  });
+  int64_t in = 1;
+  for (const int64_t out : {kWidth, kWidth, int64_t{4}}) {
+    const std::string name = std::to_string(of_distance.layers.size());
+    const Source weight = b.parameter(name + ".weight", {out, in}, Init::constant(1), "");
+    of_distance.layers.push_back(
+        {weight, b.parameter(name + ".bias", {out}, Init::constant(1), "")});
+    in = out;
   }
-};
+  b.bias(int64_t{4}, std::move(of_distance));
+}
 
 // Numbers that are still computed after the call was told to stop, by each of the threads.
-template <typename T>
+template <void (*kTerms)(Builder&)>
 void expect_stops(const char* name, int64_t last, int64_t most, int64_t reach = 5000) {
-  static const Scheme scheme = make_scheme<T>(name, name, "", "");
-  Part part = make_part(scheme, {});
-  std::vector<Tensor> memory;
+  const plain::Made made({{plain::toy<kTerms>()}});
+  const Part& part = made.part();
   ParameterSums sums;
-  for (const ParameterSpec& spec : part.specs()) {
-    Tensor& made = memory.emplace_back(DType::kFloat64, spec.shape);
-    std::fill_n(made.data<double>(), made.view().numel(), 1.0);
-    part.parameters.push_back(made.view());
-    sums.emplace_back(made.view().numel(), 0.0);
-  }
+  for (const TensorView& view : part.parameters) sums.emplace_back(view.numel(), 0.0);
   const std::vector<bool> wants(part.parameters.size(), true);
   for (const int threads : {1, 4}) {
     CallSizes sizes;
@@ -221,15 +199,13 @@ void expect_stops(const char* name, int64_t last, int64_t most, int64_t reach = 
 }
 
 TEST(Questions, AreAskedWhileNumbersOfDistancesAreComputed) {
-  expect_stops<CountedFormula>("formula", 1000, CancelTicks::kEvery);
-  expect_stops<CountedWaves>("waves", 100, 4);
-  expect_stops<CountedFeatures>("features", 3, 1);
-  expect_stops<CountedNetwork>("network", 3, 1);
+  expect_stops<formula>("formula", 1000, CancelTicks::kEvery);
+  expect_stops<waves>("waves", 100, 4);
+  expect_stops<features>("features", 3, 1);
+  expect_stops<network>("network", 3, 1);
 }
 
-TEST(Questions, AreAskedWithinOneSum) {
-  expect_stops<CountedSum>("sum", 1000, CancelTicks::kEvery, 10);
-}
+TEST(Questions, AreAskedWithinOneSum) { expect_stops<sum>("sum", 1000, CancelTicks::kEvery, 10); }
 
 }  // namespace
 }  // namespace relpos

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "relpos/dense.h"
-#include "relpos/scheme.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {
@@ -14,43 +14,22 @@ constexpr double kFrequency[] = {1.0, 0.01};
 constexpr double kMagnitude = 1.25;
 
 template <PairLayout layout, bool float32_angles>
-struct Toy {
-  void options(OptionList& o) {
-    o.keyword_only();
-    o.size("head_dim", head_dim, "");
-  }
-  void terms(Builder& b) const {
-    Rotation turn;
-    turn.start = kStart;
-    turn.dims = kDims;
-    turn.layout = layout;
-    turn.frequency = {kFrequency[0], kFrequency[1]};
-    turn.float32_angles = float32_angles;
-    turn.magnitude = kMagnitude;
-    b.rotation(turn);
-  }
-  std::optional<int64_t> head_dim;
-};
-
-struct Nothing {
-  void options(OptionList&) {}
-  void terms(Builder&) const {}
-};
-
-template <typename T>
-Part made(const OptionValues& options = {}) {
-  static const Scheme scheme = make_scheme<T>("toy", "Toy", "", "");
-  return make_part(scheme, options);
+void turn(Builder& b) {
+  Rotation rotation;
+  rotation.start = kStart;
+  rotation.dims = kDims;
+  rotation.layout = layout;
+  rotation.frequency = {kFrequency[0], kFrequency[1]};
+  rotation.float32_angles = float32_angles;
+  rotation.magnitude = kMagnitude;
+  b.rotation(rotation);
 }
 
-template <PairLayout layout, bool float32_angles = false>
-Part part() {
-  return made<Toy<layout, float32_angles>>();
-}
+void nothing(Builder&) {}
 
-Part no_rotation() { return made<Nothing>(); }
-
-const Part kHalf = part<PairLayout::kHalf>(), kInterleaved = part<PairLayout::kInterleaved>();
+const Part kHalf = plain::toy<turn<PairLayout::kHalf, false>>(),
+           kInterleaved = plain::toy<turn<PairLayout::kInterleaved, false>>(),
+           kNoRotation = plain::toy<nothing>();
 
 Tensor numbers(DType dtype, std::vector<int64_t> shape) {
   Tensor tensor(dtype, std::move(shape));
@@ -62,7 +41,7 @@ Tensor numbers(DType dtype, std::vector<int64_t> shape) {
 
 TEST(Rotary, TablesHoldEachAngleTwice) {
   EXPECT_EQ(rotary_dims(kHalf), kDims);
-  EXPECT_EQ(rotary_dims(no_rotation()), 0);
+  EXPECT_EQ(rotary_dims(kNoRotation), 0);
   const int64_t far = 1'000'003;
   for (const Part* p : {&kHalf, &kInterleaved}) {
     const Tensor cos(DType::kFloat32, {3, kDims}), sin(DType::kFloat64, {3, kDims});
@@ -80,7 +59,7 @@ TEST(Rotary, TablesHoldEachAngleTwice) {
 
 TEST(Rotary, Float32AnglesRoundTheProduct) {
   const Tensor cos(DType::kFloat64, {1, kDims}), sin(DType::kFloat64, {1, kDims});
-  const Part single = part<PairLayout::kHalf, true>();
+  const Part single = plain::toy<turn<PairLayout::kHalf, true>>();
   rotary_tables(single, 1, 16'777'217, cos.view(), sin.view());
   EXPECT_EQ(cos.view().at({0, 0}), kMagnitude * std::cos(16'777'216.0));
   EXPECT_EQ(sin.view().at({0, 1}),
@@ -157,14 +136,21 @@ TEST(Rotary, RefusesBadArguments) {
   EXPECT_THROW(rotate(kHalf, line.view(), 0, {}, false, line.view()), Error);
   EXPECT_THROW(rotate(kHalf, narrow.view(), 0, {}, false, narrow.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, {}, false, other.view()), Error);
-  const Part of_six = made<Toy<PairLayout::kHalf, false>>({{"head_dim", int64_t{6}}});
+  const Part of_six = parse_position("rope(head_dim=6, layout=half)").parts[0];
   const Tensor wide(DType::kFloat32, {3, 99});
   EXPECT_THROW(rotate(of_six, wide.view(), 0, {}, false, wide.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), 0, line.view(), false, x.view()), Error);
   EXPECT_THROW(rotate(kHalf, x.view(), int64_t{1} << 61, {}, false, x.view()), Error);
-  EXPECT_THROW(rotate(no_rotation(), x.view(), 0, {}, false, x.view()), Error);
+  EXPECT_THROW(rotate(kNoRotation, x.view(), 0, {}, false, x.view()), Error);
   EXPECT_THROW(rotary_tables(kHalf, 3, 0, ints.view(), ints.view()), Error);
   EXPECT_NO_THROW(rotate(kHalf, x.view(), 0, ints.view(), false, x.view()));
+  const plain::Made mixed("rope_mixed(heads=2, head_dim=4, grid=[2, 3])");
+  const auto rotated = [&](const Part& part) {
+    rotate(part, narrow.view(), 0, {}, false, narrow.view());
+  };
+  const Part bare = parse_position("rope_mixed(heads=2, head_dim=4, grid=[2, 3])").parts[0];
+  plain::expect_error([&] { rotated(bare); }, "expected 1 parameters, got 0");
+  plain::expect_error([&] { rotated(mixed.part()); }, "H a multiple of the 2 heads");
 }
 
 }  // namespace

@@ -15,10 +15,9 @@ namespace {
 // their places.
 TEST(SomeHeads, OfTermsThatKeyHeadsHave) {
   const int64_t heads = 4, kv_heads = 2, length = 5, dim = 4;
-  Part part = make_part(*find_scheme("rope_mixed"), {{"heads", heads},
-                                                     {"head_dim", dim},
-                                                     {"grid", std::vector<double>{3}},
-                                                     {"kv_heads", kv_heads}});
+  const std::vector<double> freqs{0.3,  -1.1, 0.8,  0.2,
+                                  -0.5, 1.7,  -0.4, 0.9};  // [2, kv_heads, dim / 2]
+  const plain::Made mixed("rope_mixed(heads=4, head_dim=4, grid=[3], kv_heads=2)", {freqs});
   std::mt19937_64 random(3);
   std::normal_distribution<double> normal;
   const auto drawn = [&](const std::vector<int64_t>& shape) {
@@ -26,9 +25,8 @@ TEST(SomeHeads, OfTermsThatKeyHeadsHave) {
     for (int64_t n = 0; n < made.view().numel(); ++n) made.view().store(n, normal(random));
     return made;
   };
-  const Tensor freqs = drawn({2, kv_heads, dim / 2}), q = drawn({1, heads, length, dim}),
-               k = drawn({1, kv_heads, length, dim}), dscore = drawn({1, heads, length, length});
-  part.parameters = {freqs.view()};
+  const Tensor q = drawn({1, heads, length, dim}), k = drawn({1, kv_heads, length, dim}),
+               dscore = drawn({1, heads, length, length});
   const auto heads_of = [](const Tensor& all, int64_t first, int64_t count) {
     TensorView view = all.view();
     view.data = all.data<double>() + first * view.strides[1];
@@ -38,10 +36,10 @@ TEST(SomeHeads, OfTermsThatKeyHeadsHave) {
   Options options;
   options.enable_gqa = true;
   const Tensor whole(DType::kFloat64, dscore.view().dims()), of_whole(DType::kFloat64, {2, 2, 2});
-  scores(q.view(), k.view(), {{part}}, options, whole.view());
+  scores(q.view(), k.view(), mixed.position, options, whole.view());
   Gradients gradients;
   gradients.parameters = {{of_whole.view()}};
-  scores_backward(q.view(), k.view(), dscore.view(), {{part}}, options, gradients);
+  scores_backward(q.view(), k.view(), dscore.view(), mixed.position, options, gradients);
   options.all_heads = heads;
   std::vector<double> sum(8, 0.0);
   for (const int64_t own : {1, 2}) {  // two slices share a key head, or each has its own
@@ -51,12 +49,12 @@ TEST(SomeHeads, OfTermsThatKeyHeadsHave) {
       const Tensor some(DType::kFloat64, {1, own, length, length}),
           of_some(DType::kFloat64, {2, 2, 2});
       const TensorView query = heads_of(q, first, own), key = heads_of(k, first / 2, 1);
-      scores(query, key, {{part}}, options, some.view());
+      scores(query, key, mixed.position, options, some.view());
       for (int64_t n = 0; n < some.view().numel(); ++n) {
         EXPECT_EQ(some.view().load(n), heads_of(whole, first, own).load(n));
       }
       gradients.parameters = {{of_some.view()}};
-      scores_backward(query, key, heads_of(dscore, first, own), {{part}}, options, gradients);
+      scores_backward(query, key, heads_of(dscore, first, own), mixed.position, options, gradients);
       for (int64_t n = 0; n < 8; ++n) sum[n] += of_some.view().load(n);
     }
     for (int64_t n = 0; n < 8; ++n) EXPECT_NEAR(sum[n], of_whole.view().load(n), 1e-12);

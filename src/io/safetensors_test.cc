@@ -26,14 +26,7 @@ class SafetensorsTest : public ScratchTest {
     return "\"" + name + "\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape +
            ",\"data_offsets\":" + offsets + "}";
   }
-  std::string error(const std::string& bytes) const {
-    const std::string name = write(bytes);
-    return error_of([&] { SafetensorsFile{name}; });
-  }
-  void expect_error(const std::string& bytes, const std::string& part) const {
-    const std::string text = error(bytes);
-    EXPECT_NE(text.find(part), std::string::npos) << text;
-  }
+  void open(const std::string& name) const override { SafetensorsFile{name}; }
 };
 
 TEST_F(SafetensorsTest, WritesWhatItReads) {
@@ -61,11 +54,8 @@ TEST_F(SafetensorsTest, WritesWhatItReads) {
 
 TEST_F(SafetensorsTest, RefusesNamesItCannotWrite) {
   const Tensor one(DType::kFloat32, {1});
-  EXPECT_NE(
-      error_of([&] { put_safetensors({{"a", one.view()}, {"a", one.view()}}); }).find("taken"),
-      std::string::npos);
-  EXPECT_NE(error_of([&] { put_safetensors({{"\xff", one.view()}}); }).find("UTF-8"),
-            std::string::npos);
+  expect_error_of([&] { put_safetensors({{"a", one.view()}, {"a", one.view()}}); }, "taken");
+  expect_error_of([&] { put_safetensors({{"\xff", one.view()}}); }, "UTF-8");
   EXPECT_EQ(file_count(), 0U);
 }
 
@@ -77,16 +67,13 @@ TEST_F(SafetensorsTest, AcceptsMetadataPaddingAndOtherTypes) {
   const SafetensorsFile back(name);
   ASSERT_EQ(back.entries().size(), 2U);
   EXPECT_EQ(back.read(*back.find("y")).view().rank, 0);
-  EXPECT_NE(error_of([&] { back.read(*back.find("x")); }).find("dtype U8 is not supported"),
-            std::string::npos);
+  expect_error_of([&] { back.read(*back.find("x")); }, "dtype U8 is not supported");
   EXPECT_EQ(SafetensorsFile(write(file("{}", 0))).entries().size(), 0U);
 }
 
 TEST_F(SafetensorsTest, RefusesEveryTruncation) {
   const std::string whole = file("{" + entry("x", "F32", "[2]", "[0,8]") + "}", 8);
-  for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_NE(error(whole.substr(0, size)), "(no error)") << size;
-  }
+  expect_no_part_is_taken(whole);
   expect_error(whole + "x", "describes 8 bytes of data, the file has 9");
 }
 
@@ -148,8 +135,7 @@ TEST_F(SafetensorsTest, RefusesBadBoolsOnRead) {
   std::string bytes = file("{" + entry("x", "BOOL", "[2]", "[0,2]") + "}", 2);
   bytes.back() = '\x05';
   const SafetensorsFile back(write(bytes));
-  EXPECT_NE(error_of([&] { back.read(back.entries()[0]); }).find("element 1 is 5"),
-            std::string::npos);
+  expect_error_of([&] { back.read(back.entries()[0]); }, "element 1 is 5");
 }
 
 }  // namespace

@@ -149,11 +149,9 @@ TEST(Dropout, CountersOfFarAwayPairsDiffer) {
   EXPECT_EQ(std::adjacent_find(counters.begin(), counters.end()), counters.end());
 }
 
-TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
-  Problem p;
-  p.heads = kHeads;
-  p.queries = kQueries;
-  p.dropout = Dropout(0.3, 0x123456789ABCDEFULL);
+// Calls f(target, key, factor) for what every target gives query 33 of head 2 and batch row 5.
+template <typename F>
+void for_each_factor(const Problem& p, const std::vector<int64_t>& tiles, const F& f) {
   Block block;
   block.problem = &p;
   block.batch = 5;
@@ -161,17 +159,25 @@ TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
   block.head[0] = 2;
   block.index[0] = 33;
   for (const Kernels& kernels : usable_kernels()) {
-    for (const int64_t t :
-         {int64_t{0}, int64_t{1}, int64_t{999}, int64_t{1} << 28, int64_t{1} << 40}) {
+    for (const int64_t t : tiles) {
       alignas(64) float factors[kTile];
       kernels.dropout(block, 0, t, factors);
-      for (int64_t c = 0; c < kTile; ++c) {
-        const bool keeps = p.dropout.keeps(5, 2, 33, t * kTile + c);
-        EXPECT_EQ(factors[c], keeps ? static_cast<float>(p.dropout.keep_scale()) : 0.0f)
-            << kernels.name << ", tile " << t << ", key " << c;
-      }
+      for (int64_t c = 0; c < kTile; ++c) f(kernels.name, t * kTile + c, factors[c]);
     }
   }
+}
+
+TEST(Dropout, IsTheSameInLanesOfEveryTarget) {
+  Problem p;
+  p.heads = kHeads;
+  p.queries = kQueries;
+  p.dropout = Dropout(0.3, 0x123456789ABCDEFULL);
+  const std::vector<int64_t> tiles = {0, 1, 999, int64_t{1} << 28, int64_t{1} << 40};
+  for_each_factor(p, tiles, [&](const char* target, int64_t key, float factor) {
+    const bool keeps = p.dropout.keeps(5, 2, 33, key);
+    EXPECT_EQ(factor, keeps ? static_cast<float>(p.dropout.keep_scale()) : 0.0f)
+        << target << ", key " << key;
+  });
 }
 
 // A piece of a call drops what the whole call drops, wherever its rows and columns are.
@@ -179,31 +185,18 @@ TEST(Dropout, CountsThePiecesOfACallByTheirPlacesInIt) {
   const Dropout whole(0.4, 17);
   for (const auto& [first, step] :
        {std::pair{0, 1}, std::pair{128, 1}, std::pair{37, 1}, std::pair{5, 3}}) {
-    std::vector<int64_t> columns(150), rows(7);
+    std::vector<int64_t> columns(150), rows(40);
     for (size_t j = 0; j < columns.size(); ++j) columns[j] = first + step * static_cast<int64_t>(j);
     for (size_t i = 0; i < rows.size(); ++i) rows[i] = 90 + 2 * static_cast<int64_t>(i);
     Problem p;
     p.dropout = Dropout(0.4, 17);
     p.dropout.place(3, rows, columns);
-    Block block;
-    block.problem = &p;
-    block.batch = 1;
-    block.rows = 1;
-    block.head[0] = 2;
-    block.index[0] = 4;
-    for (const Kernels& kernels : usable_kernels()) {
-      for (int64_t t = 0; t < 3; ++t) {
-        alignas(64) float factors[kTile];
-        kernels.dropout(block, 0, t, factors);
-        for (int64_t c = 0; c < kTile && t * kTile + c < 150; ++c) {
-          const auto j = static_cast<size_t>(t * kTile + c);
-          const bool keeps = whole.keeps(1, 5, rows[4], columns[j]);
-          EXPECT_EQ(factors[c] != 0.0f, keeps)
-              << kernels.name << ", from " << first << ", key " << j;
-          EXPECT_EQ(p.dropout.keeps(1, 2, 4, static_cast<int64_t>(j)), keeps);
-        }
-      }
-    }
+    for_each_factor(p, {0, 1, 2}, [&, from = first](const char* target, int64_t key, float factor) {
+      if (key >= 150) return;
+      const bool keeps = whole.keeps(5, 5, rows[33], columns[static_cast<size_t>(key)]);
+      EXPECT_EQ(factor != 0.0f, keeps) << target << ", from " << from << ", key " << key;
+      EXPECT_EQ(p.dropout.keeps(5, 2, 33, key), keeps);
+    });
   }
 }
 

@@ -2,82 +2,54 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "relpos/dense.h"
+#include "testing/schemes.h"
 
 namespace relpos {
 namespace {
 
-constexpr double kMinusInf = -std::numeric_limits<double>::infinity();
 using Values = std::vector<double>;
 
-// A part with drawn parameters, fixed ones apart.
-class Drawn {
- public:
-  explicit Drawn(const std::string& text) : position_(parse_position(text)) {
-    std::mt19937_64 random(7);
-    std::normal_distribution<double> normal;
-    for (const ParameterSpec& spec : position_.parts[0].specs()) {
-      const TensorView view = tensors_.emplace_back(DType::kFloat64, spec.shape).view();
-      for (int64_t n = 0; n < view.numel(); ++n) {
-        view.store(n, spec.trainable ? normal(random) : spec.init.values[static_cast<size_t>(n)]);
-      }
-      position_.parts[0].parameters.push_back(view);
+// A part whose drawn parameters hold different numbers.
+struct Drawn : plain::Made {
+  explicit Drawn(const std::string& text) : Made(text) {
+    double number = 0.0;
+    for (size_t n = 0; n < part().parameters.size(); ++n) {
+      const TensorView& view = part().parameters[n];
+      if (!part().specs()[n].trainable) continue;
+      for (int64_t i = 0; i < view.numel(); ++i) view.store(i, number += 1.0);
     }
   }
 
   double parameter(std::initializer_list<int64_t> index) const {
-    return position_.parts[0].parameters[0].at(index);
+    return part().parameters[0].at(index);
   }
   std::vector<std::string> names(const Grid& grid) const {
     std::vector<std::string> list;
-    for (const Step& step : steps(position_.parts[0], grid)) list.push_back(step.name);
+    for (const Step& step : steps(part(), grid)) list.push_back(step.name);
     return list;
   }
   Step step(const Grid& grid, const std::string& name) const {
-    for (Step& step : steps(position_.parts[0], grid)) {
+    for (Step& step : steps(part(), grid)) {
       if (step.name == name) return std::move(step);
     }
     ADD_FAILURE() << "no step " << name;
     return {};
   }
-
- private:
-  Position position_;
-  std::vector<Tensor> tensors_;
 };
 
-TEST(Notebooks, T5LastRows) {
+TEST(Notebooks, T5StepsInTheirOrder) {
   const Drawn t5("t5(heads=4, buckets=6, max_distance=20, bidirectional=false)");
   const Grid grid{15, 15, 0};
-  const auto row = [&](const char* name, int64_t i) {
-    const Step step = t5.step(grid, name);
-    const auto from = step.values.begin() + i * grid.keys;
-    return Values(from, from + grid.keys);
-  };
   EXPECT_EQ(t5.names(grid),
             (std::vector<std::string>{"q_pos", "k_pos", "rel_pos", "n", "max(n, 0)", "is_small",
                                       "val_if_large", "val_if_large.long()",
                                       "min(val_if_large, num_buckets - 1)",
                                       "position_bucket_indices", "relative_position_values"}));
-  EXPECT_EQ(row("rel_pos", 0), (Values{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14}));
-  EXPECT_EQ(row("n", 1), (Values{1, 0, -1, -2, -3, -4, -5, -6, -7, -8, -9, -10, -11, -12, -13}));
-  EXPECT_EQ(row("max(n, 0)", 2), (Values{2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}));
-  EXPECT_EQ(row("is_small", 3), (Values{0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}));
-  const Values printed = {5.4360, 5.3188, 5.1922, 5.0546, 4.9039, 4.7373, 4.5510,   4.3399,
-                          4.0961, 3.8078, 3.4549, 3.0000, 2.3588, 1.2627, kMinusInf};
-  const Values large = row("val_if_large", 14);
-  for (size_t j = 0; j + 1 < printed.size(); ++j) EXPECT_NEAR(large[j], printed[j], 5.1e-5) << j;
-  EXPECT_EQ(large.back(), kMinusInf);
-  EXPECT_EQ(row("val_if_large.long()", 14),
-            (Values{5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, -9223372036854775808.0}));
-  EXPECT_EQ(row("position_bucket_indices", 14),
-            (Values{5, 5, 5, 5, 4, 4, 4, 4, 4, 3, 3, 3, 2, 1, 0}));
   const Step values = t5.step(grid, "relative_position_values");
   EXPECT_EQ(values.shape, (std::vector<int64_t>{4, 15, 15}));
   // Orientation [head, query, key]: query 14, key 0 holds bucket 5, query 0, key 14 bucket 0.
@@ -110,11 +82,6 @@ TEST(Notebooks, T5StepsLeadToTheIndices) {
 
 TEST(Notebooks, ALiBi) {
   const Drawn alibi("alibi(heads=8, slopes=geometric)");
-  const Step biases = alibi.step({4, 4, 0}, "biases");
-  EXPECT_EQ(biases.shape, (std::vector<int64_t>{8, 4, 4}));
-  EXPECT_EQ(Values(biases.values.begin(), biases.values.begin() + 16),
-            (Values{0.0, -0.5, -1.0, -1.5, -0.5, 0.0, -0.5, -1.0,  //
-                    -1.0, -0.5, 0.0, -0.5, -1.5, -1.0, -0.5, 0.0}));
   EXPECT_EQ(alibi.step({1, 4, 2}, "slopes").values[7], std::exp2(-8.0));
   EXPECT_EQ(alibi.step({1, 4, 2}, "distance_matrix").values, (Values{-2, -1, 0, -1}));
   const Drawn past("alibi(heads=8, symmetric=false)");
@@ -134,24 +101,11 @@ TEST(Notebooks, BiasRPE) {
 }
 
 TEST(Notebooks, Shaw) {
-  const Grid grid{3, 3, 0};
-  const Drawn notebook("shaw(max_distance=2, head_dim=3, distance=query-key)");
-  EXPECT_EQ(notebook.step(grid, "distance_mat").values, (Values{0, -1, -2, 1, 0, -1, 2, 1, 0}));
-  EXPECT_EQ(notebook.step(grid, "final_mat").values, (Values{2, 1, 0, 3, 2, 1, 4, 3, 2}));
-  const Drawn paper("shaw(max_distance=2, head_dim=3)");
-  EXPECT_EQ(paper.step(grid, "final_mat").values, (Values{2, 3, 4, 1, 2, 3, 0, 1, 2}));
-  const Step rows = notebook.step(grid, "embeddings_table[final_mat]");
-  EXPECT_EQ(rows.shape, (std::vector<int64_t>{3, 3, 3}));
-  EXPECT_EQ(rows.values[3 * 3 + 1], notebook.parameter({3, 1}));
   const Drawn per_head("shaw(max_distance=2, head_dim=3, heads=2, distance=query-key)");
-  EXPECT_EQ(per_head.step(grid, "embeddings_table[:, final_mat]").shape,
+  EXPECT_EQ(per_head.step({3, 3, 0}, "embeddings_table[:, final_mat]").shape,
             (std::vector<int64_t>{2, 3, 3, 3}));
-
-  const Drawn clipped("shaw(max_distance=7, head_dim=3, distance=query-key)");
-  const Step last = clipped.step({12, 12, 0}, "distance_mat_clipped");
-  EXPECT_EQ(Values(last.values.end() - 12, last.values.end()),
-            (Values{7, 7, 7, 7, 7, 6, 5, 4, 3, 2, 1, 0}));
-  EXPECT_EQ(clipped.names({700, 800, 0}).back(), "final_mat");
+  const Drawn large("shaw(max_distance=7, head_dim=3, distance=query-key)");
+  EXPECT_EQ(large.names({700, 800, 0}).back(), "final_mat");
 }
 
 TEST(Notebooks, MusicTransformerSkewAndWhatItWrapsAround) {

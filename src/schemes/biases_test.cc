@@ -1,95 +1,149 @@
-// Golden numbers and refusals of the biases and tables that are given by formulas.
+// Golden numbers of biases and of tables: at distances, their classes, and what they start with.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "relpos/attention.h"
+#include "relpos/dense.h"
 #include "testing/schemes.h"
 
 namespace relpos {
 namespace {
 
-using plain::error_of;
 using plain::Made;
 
-TEST(Sandwich, GoldenNumbers) {
-  Made made("sandwich", {{"heads", int64_t{8}}});
-  made.parameters()[0].store(0, 1.0);  // 8 h / heads of the first head
-  made.distances = {-100, 100};
-  const DistanceBias bias = made.lower(8).biases.at(0);
-  const std::pair<int64_t, double> golden[] = {
-      {0, 0.0}, {1, -1.446619}, {2, -5.201993}, {10, -19.340906}, {100, -33.318914}};
-  for (const auto& [distance, number] : golden) {
-    EXPECT_NEAR(plain::bias(bias, 0, distance), number, 1e-6);
-    EXPECT_NEAR(plain::bias(bias, 0, -distance), number, 1e-6);
-  }
-}
+// What a distance gives at the first head: a bias, or the numbers of a row.
+struct AtDistance {
+  const char* text;
+  std::vector<std::vector<double>> parameters;
+  int64_t distance;
+  std::vector<double> numbers;
+};
 
-TEST(Fire, RefusesQueriesBeyondItsThreshold) {
-  const Part part = make_part(*find_scheme("fire"), {{"heads", int64_t{2}}, {"init_L", 50.0}});
-  std::vector<Tensor> tensors;
-  std::vector<TensorView> views;
-  for (const ParameterSpec& spec : part.specs()) {
-    tensors.emplace_back(DType::kFloat64, spec.shape);
-    views.push_back(tensors.back().view());
-    for (int64_t n = 0; n < views.back().numel(); ++n) views.back().store(n, 1.0);
-  }
-  const std::vector<bool> wants(views.size(), false);
-  CallSizes sizes;
-  sizes.last_query = 50;
-  part.recipe->bind({sizes, views, wants});
-  sizes.last_query = 51;
-  EXPECT_NE(error_of([&] {
-              part.recipe->bind({sizes, views, wants});
-            }).find("|L_multiplier| init_L = 50, and this call has query 51"),
-            std::string::npos);
-}
-
-TEST(Beit, ClassTokenHasRowsOfItsOwn) {
-  const Made made("beit", {{"heads", int64_t{1}}, {"window", std::vector<double>{2, 3}}});
-  const DistanceBias bias = made.lower(1).biases.at(0);
-  const Part part = make_part(*find_scheme("beit"),
-                              {{"heads", int64_t{1}}, {"window", std::vector<double>{2, 3}}});
-  for (int64_t i = 0; i < 7; ++i) {
-    for (int64_t j = 0; j < 7; ++j) {
-      const int64_t delta = part.recipe->place_key(j) - part.recipe->place(i);
-      const int64_t y = (i - 1) / 3 - (j - 1) / 3, x = (i - 1) % 3 - (j - 1) % 3;
-      const int64_t row = i == 0 && j == 0 ? 17 : i == 0 ? 15 : j == 0 ? 16 : (y + 1) * 5 + x + 2;
-      EXPECT_EQ((*bias.map)(delta), row) << i << " " << j;
+TEST(Golden, AtDistances) {
+  const std::vector<std::vector<double>> p_and_a = {{2.0}, {1.0}};
+  const std::vector<std::vector<double>> identity = {
+      {1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}};
+  const AtDistance rows[] = {
+      {"sandwich(heads=8)", {}, 0, {0.0}},  // of the first head 8 h / heads is 1
+      {"sandwich(heads=8)", {}, 1, {-1.446619}},
+      {"sandwich(heads=8)", {}, -2, {-5.201993}},
+      {"sandwich(heads=8)", {}, 10, {-19.340906}},
+      {"sandwich(heads=8)", {}, -100, {-33.318914}},
+      {"kerple_log(heads=1)", p_and_a, 0, {0.0}},
+      {"kerple_log(heads=1)", p_and_a, -1, {-1.386294}},
+      {"kerple_log(heads=1)", p_and_a, -2, {-2.197225}},
+      {"kerple_log(heads=1)", p_and_a, -3, {-2.772589}},
+      {"kerple_log(heads=1)", p_and_a, -4, {-3.218876}},
+      // Sines, then cosines of n = 1 at frequencies 1 and 0.01, and of n = 12 at 1 and 0.0001.
+      {"xlnet(heads=1, head_dim=4, width=4, segments=false)",
+       identity,
+       -1,
+       {0.8414709848, 0.0099998333, 0.5403023059, 0.9999500004}},
+      {"gemma_audio(heads=1, head_dim=4, width=4)",
+       identity,
+       -12,
+       {-0.5365729180, 0.0011999997, 0.8438539587, 0.9999992800}},
+  };
+  for (const auto& [text, parameters, distance, numbers] : rows) {
+    SCOPED_TRACE(testing::Message() << text << " at " << distance);
+    const Made made(text, parameters);
+    const Grid pair{1, 1, -distance};
+    const Tensor out(DType::kFloat64, dense_shape(made.part(), pair, "key"));
+    dense(made.part(), pair, "key", out.view());
+    const double precision = numbers.size() > 1 ? 1e-9 : 1e-6;
+    for (size_t n = 0; n < numbers.size(); ++n) {
+      EXPECT_NEAR(out.data<double>()[n], numbers[n], precision) << n;
     }
   }
 }
 
-TEST(Shaw, AsymmetricTablesAndTablesWithMargins) {
-  const auto row = [](const OptionValues& own, int64_t delta) {
-    OptionValues all = own;
-    all.emplace_back("head_dim", int64_t{2});
-    all.emplace_back("values", false);
-    return Made("shaw", all).lower(1).row_tables.at(0).map(delta);
+// Buckets of DeBERTa-v2's make_log_bucket_position(256, 512), printed for pos_q - pos_k = n.
+TEST(Golden, BucketsOfDeberta) {
+  const Made made("deberta(heads=2, head_dim=3)");
+  const auto row = [&](int64_t n) {
+    const Tensor out(DType::kInt64, {1, 1});
+    indices(made.part(), {1, 1, n}, out.view());
+    return out.view().load_int(0);
   };
-  const OptionValues bert = {
-      {"max_distance", int64_t{64}}, {"left", int64_t{64}}, {"right", int64_t{8}}};
-  EXPECT_EQ(row(bert, -100), 0);
-  EXPECT_EQ(row(bert, 0), 64);
-  EXPECT_EQ(row(bert, 9), 72);
-  const OptionValues granite = {
-      {"max_distance", int64_t{200}}, {"rows", int64_t{1025}}, {"distance", "query-key"}};
-  EXPECT_EQ(row(granite, -300), 712);
-  EXPECT_EQ(row(granite, 1), 511);
-  EXPECT_NE(
-      error_of([&] { row({{"max_distance", int64_t{9}}, {"rows", int64_t{18}}}, 0); }).find("rows"),
-      std::string::npos);
+  const std::pair<int64_t, int64_t> golden[] = {{0, 0},     {1, 1},     {128, 128}, {129, 129},
+                                                {130, 130}, {131, 131}, {132, 131}, {136, 134},
+                                                {150, 143}, {200, 169}, {256, 192}, {300, 207},
+                                                {400, 233}, {500, 254}, {509, 255}, {511, 255}};
+  for (const auto& [n, bucket] : golden) {
+    EXPECT_EQ(row(n), 256 + bucket) << n;
+    EXPECT_EQ(row(-n), 256 - bucket) << n;
+  }
+  for (const int64_t n : {int64_t{512}, int64_t{540}, int64_t{1} << 40}) {
+    EXPECT_EQ(row(n), 511);
+    EXPECT_EQ(row(-n), 0);
+  }
+  EXPECT_EQ(made.bind().row_tables[0].map.classes(), 512);
 }
 
-TEST(ALiBi, SidesOfTheirOwn) {
-  const Made made(
-      "alibi",
-      {{"heads", int64_t{2}}, {"sides", "own"}, {"slopes", std::vector<double>{1, 2, 0.25, 0}}});
-  EXPECT_EQ(made.specs()[0].shape, (std::vector<int64_t>{2, 2}));
-  EXPECT_EQ(made.specs()[0].init.values, (std::vector<double>{1, 2, 0.25, 0}));
-  EXPECT_NE(error_of([] {
-              Made("alibi", {{"heads", int64_t{2}}, {"sides", "own"}, {"symmetric", false}});
-            }).find("sides"),
-            std::string::npos);
+// What a position adds to the scores of tokens at 0, 1, ... that have these inputs; tables are [rows, 1].
+class Added {
+ public:
+  Added(const char* text, int64_t tokens, const std::vector<std::vector<double>>& numbers)
+      : scores_(DType::kFloat64, {1, 1, tokens, tokens}) {
+    const Tensor zeros(DType::kFloat64, {1, 1, tokens, 1});
+    const Made made(text, numbers, {.queries = tokens, .keys = tokens});
+    scores(zeros.view(), zeros.view(), made.position, {}, scores_.view());
+  }
+  double operator()(int64_t i, int64_t j) const { return scores_.view().at({0, 0, i, j}); }
+
+ private:
+  Tensor scores_;
+};
+
+std::vector<double> counting(double apart, size_t count) {
+  std::vector<double> numbers;
+  for (size_t n = 0; n < count; ++n) numbers.push_back(apart * static_cast<double>(n));
+  return numbers;
+}
+
+TEST(Golden, BucketsOfCpmAntAndNumbersBetweenSegments) {
+  std::vector<double> segments(1100, 2.0);
+  segments[1] = 5.0;
+  const Added row("cpm_ant(heads=1)", 1100, {counting(1, 512 + 32 * 32), segments, segments});
+  const int64_t ahead[] = {2, 127, 200, 256, 512, 1024}, bucket[] = {2, 127, 148, 160, 192, 224};
+  for (size_t n = 0; n < 6; ++n) {
+    EXPECT_EQ(row(ahead[n], 0), bucket[n]) << ahead[n];
+    EXPECT_EQ(row(0, ahead[n]), 256 + bucket[n]) << ahead[n];
+  }
+  EXPECT_EQ(row(0, 1), 512 + 32 * 2 + 5);
+  EXPECT_EQ(row(1, 0), 512 + 32 * 5 + 2);
+  plain::expect_error([] { Added("cpm_ant(heads=1, segments=3)", 2, {{}, {0, 3}, {0, 3}}); },
+                      "segments: expected 0 to 2, got 3");
+}
+
+// Distances on the page of 0, 0.019, 0.02, 0.35 and 1 of its width, as Hugging Face's buckets.
+TEST(Golden, BucketsOfUdopAreOfHundredthsOfThePage) {
+  const std::vector<double> boxes = {0, 19, 20, 700, 2000, 0, -39, -40, -700, -2000};
+  const Added row("udop(heads=1)", 5,
+                  {counting(1, 32), counting(100, 32), counting(10000, 32), boxes, boxes});
+  const int64_t text[] = {0, 17, 18, 19, 20}, across[] = {0, 0, 17, 28, 31},
+                down[] = {0, 1, 2, 12, 15};
+  for (int64_t j = 0; j < 5; ++j) {
+    EXPECT_EQ(row(0, j), text[j] + 100 * across[j] + 10000 * down[j]) << j;
+    const int64_t back = static_cast<int64_t>(row(j, 0)) / 100 % 100;
+    EXPECT_EQ(back, j < 2 ? 0 : across[j] - 16) << j;
+  }
+}
+
+TEST(Golden, SpreadOfTheFirstNumbers) {
+  const auto init = [](const char* text) { return parse_position(text).parts[0].specs()[0].init; };
+  const Init er = init("music_transformer(max_length=16, head_dim=3, heads=2)");
+  EXPECT_EQ(er.kind, Init::Kind::kNormal);
+  EXPECT_DOUBLE_EQ(er.deviation, 1 / std::sqrt(3.0));
+  for (const char* text :
+       {"shaw(max_distance=7, head_dim=3)", "shaw(max_distance=7, head_dim=3, heads=2)"}) {
+    EXPECT_EQ(init(text).kind, Init::Kind::kUniform);
+    EXPECT_DOUBLE_EQ(init(text).high, std::sqrt(6.0 / (15 + 3)));
+  }
+  const Init normal = init("shaw(max_distance=7, head_dim=3, init=xavier_normal)");
+  EXPECT_EQ(normal.kind, Init::Kind::kNormal);
+  EXPECT_DOUBLE_EQ(normal.deviation, std::sqrt(2.0 / (15 + 3)));
 }
 
 }  // namespace

@@ -42,6 +42,28 @@ class ScratchTest : public testing::Test {
     return count;
   }
 
+  // Opens a file of the kind that is tested.
+  virtual void open(const std::string&) const {}
+  std::string error(const std::string& bytes) const {
+    const std::string name = write(bytes);
+    return error_of([&] { open(name); });
+  }
+  void expect_error(const std::string& bytes, const std::string& part) const {
+    const std::string text = error(bytes);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  template <typename Call>
+  void expect_error_of(Call call, const std::string& part) const {
+    const std::string text = error_of(call);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+
+  void expect_no_part_is_taken(const std::string& whole) const {
+    for (size_t size = 0; size < whole.size(); ++size) {
+      EXPECT_NE(error(whole.substr(0, size)), "(no error)") << size;
+    }
+  }
+
   // Runs `read` on `count` files that differ from `bytes` in a few bytes or end early: it may succeed
   // or throw kIo, nothing else.
   template <typename Read>

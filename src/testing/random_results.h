@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdlib>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "kernels/fused.h"
+#include "base/half.h"
+#include "kernels/block/kernels.h"
 #include "kernels/reference/reference.h"
 #include "testing/error_bound.h"
 #include "testing/random_terms.h"
@@ -96,6 +100,41 @@ inline Results run_fused(const Case& c) {
   return r;
 }
 
+// So many, and 20 times as many with RELPOS_FULL=1.
+inline int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few; }
+
+inline auto drawn(const Longer& longer = {}) {
+  return [longer](uint64_t seed) { return random_case(seed, longer); };
+}
+
+inline bool any(const Case&) { return true; }
+
+inline bool on_fused_path(const Case& c) { return fused_supports(c.p, nullptr); }
+
+// Calls f(case, seed) for the next `count` cases that are wanted, until one fails.
+template <typename Make, typename Wanted, typename F>
+void for_cases(int count, const Make& make, const Wanted& wanted, const F& f, uint64_t seed = 0) {
+  for (; count > 0 && !testing::Test::HasFatalFailure(); ++seed) {
+    Case c = make(seed);
+    if (!wanted(c)) continue;
+    --count;
+    f(c, seed);
+  }
+}
+
+// That every number has the same bits.
+inline void expect_same(const Results& got, const Results& want, const std::string& note) {
+  const auto a = got.all(), b = want.all();
+  for (size_t n = 0; n < a.size(); ++n) {
+    const auto& [name, numbers] = a[n];
+    ASSERT_EQ(numbers.size(), b[n].second.size());
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      ASSERT_EQ(std::bit_cast<uint64_t>(numbers[i]), std::bit_cast<uint64_t>(b[n].second[i]))
+          << name << "[" << i << "], " << note;
+    }
+  }
+}
+
 // |got - want| <= u |want| + bound + 2^-126, u being float32's rounding of the results it stores, and
 // 2^-126 what a result may lose near the end of float32's range.
 inline void expect_within(const Results& got, const Results& want, const Results& bounds,
@@ -112,13 +151,72 @@ inline void expect_within(const Results& got, const Results& want, const Results
   }
 }
 
-// Of two threads, within the bound.
-inline void expect_the_reference(Case c, uint64_t seed) {
+// Of two threads, within the bound; where they are not compared, the call is made all the same.
+inline void expect_the_reference(Case c, uint64_t seed, bool compared = true) {
   c.p.threads = 2;
-  const Results found = run_fused(c), exact = run_reference(c);
+  const Results found = run_fused(c);
+  if (!compared) return;
+  const Results exact = run_reference(c);
   Results bounds(c, DType::kFloat64);
   error_bound::fill(c, exact, bounds);
   expect_within(found, exact, bounds, seed);
+}
+
+// The kernels of this machine with every unit for bfloat16, emulated or not.
+inline const std::list<Kernels>& unit_kernels() {
+  static const std::list<Kernels> all = [] {
+    std::list<Kernels> found;
+    for (const auto* units : {&usable_units(), &emulated_units()}) {
+      for (const MatrixUnit& unit : *units) found.push_back(with_unit(tile_kernels(), unit));
+    }
+    return found;
+  }();
+  return all;
+}
+
+inline void round_numbers(const std::vector<Tensor*>& tensors) {
+  for (Tensor* x : tensors) {
+    for (int64_t n = 0; n < x->view().numel(); ++n) {
+      float& value = x->data<float>()[n];
+      value = widen_bfloat16(round_bfloat16(value));
+    }
+  }
+}
+
+// The case with queries, keys, values and gradients of outputs that are numbers of bfloat16.
+inline Case narrowed(Case c) {
+  round_numbers({&c.q, &c.k, &c.v, &c.dout});
+  return c;
+}
+
+// Root mean squares: a wrong factor is within the bounds of single numbers where many add up to few.
+inline void expect_near_on_average(const Results& got, const Results& want, uint64_t seed) {
+  const auto a = got.all(), b = want.all();
+  for (size_t n = 0; n < a.size(); ++n) {
+    double error = 0.0, size = 0.0;
+    for (size_t i = 0; i < a[n].second.size(); ++i) {
+      const double x = a[n].second[i], y = b[n].second[i];
+      if (x == y) continue;
+      error += (x - y) * (x - y);
+      size += y * y;
+    }
+    EXPECT_LE(std::sqrt(error), 0.05 * std::sqrt(size)) << a[n].first << ", seed " << seed;
+  }
+}
+
+// Of every unit. A weight, or what a rotation has turned, is rounded twice: a step of bfloat16.
+inline void expect_the_reference_on_units(Case& c, uint64_t seed) {
+  const Results exact = run_reference(c);
+  Results bounds(c, DType::kFloat64);
+  error_bound::fill(c, exact, bounds, 0x1p-7);
+  for (const Kernels& kernels : unit_kernels()) {
+    SCOPED_TRACE(kernels.name);
+    c.p.kernels = &kernels;
+    const Results found = run_fused(c);
+    expect_within(found, exact, bounds, seed);
+    if (testing::Test::HasFatalFailure()) return;
+    expect_near_on_average(found, exact, seed);
+  }
 }
 
 }  // namespace relpos::random_terms

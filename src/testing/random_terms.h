@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <list>
 #include <memory>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "kernels/problem.h"
+#include "kernels/fused.h"
 
 namespace relpos::random_terms {
 
@@ -16,6 +17,10 @@ using Rng = std::mt19937_64;
 
 inline int64_t draw(Rng& rng, int64_t lo, int64_t hi) {
   return std::uniform_int_distribution<int64_t>(lo, hi)(rng);
+}
+
+inline int64_t one_of(Rng& rng, const std::vector<int64_t>& of) {
+  return of[draw(rng, 0, static_cast<int64_t>(of.size()) - 1)];
 }
 
 inline bool chance(Rng& rng, double p) { return std::bernoulli_distribution(p)(rng); }
@@ -34,28 +39,60 @@ inline Tensor float_tensor(Rng& rng, std::vector<int64_t> shape) {
   return tensor;
 }
 
-// A problem without terms at positions from 0 on, and room for its results.
+inline std::vector<float> floats(const Tensor& x) {
+  return {x.data<float>(), x.data<float>() + x.view().numel()};
+}
+
+// A term with a map that reads a table, at the end of a list of them.
+template <typename Term>
+Term& add_term(std::vector<Term>& terms, const ClassMap& map, const TermData& table) {
+  Term& term = terms.emplace_back();
+  term.map = map;
+  term.table = table;
+  return term;
+}
+
+// Sizes, and positions from 0 on.
+inline void set_sizes(Problem& p, int64_t batch, int64_t heads, int64_t kv_heads, int64_t queries,
+                      int64_t keys) {
+  p.batch = batch;
+  p.heads = heads;
+  p.kv_heads = kv_heads;
+  p.queries = p.positions.queries = p.visible.queries = queries;
+  p.keys = p.positions.keys = p.visible.keys = keys;
+  p.positions.q = p.positions.k = {0};
+}
+
+// A problem without terms at positions from 0 on, with room for its results.
 struct PlainCall {
+  Rng rng;
   Problem p;
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
   TermGradients terms;
+  std::list<Tensor> owned;
 
-  PlainCall(Rng& rng, int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1,
-            int64_t heads = 1, int64_t kv_heads = 1) {
+  PlainCall(uint64_t seed, int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1,
+            int64_t heads = 1, int64_t kv_heads = 1)
+      : rng(seed) {
     for (Tensor* t : {&q, &dout, &out, &dq}) *t = float_tensor(rng, {batch, heads, queries, dim});
     for (Tensor* t : {&k, &v, &dk, &dv}) *t = float_tensor(rng, {batch, kv_heads, keys, dim});
     lse = float_tensor(rng, {batch, heads, queries});
-    p.batch = batch;
-    p.heads = heads;
-    p.kv_heads = kv_heads;
-    p.queries = p.positions.queries = p.visible.queries = queries;
-    p.keys = p.positions.keys = p.visible.keys = keys;
+    set_sizes(p, batch, heads, kv_heads, queries, keys);
     p.head_dim = p.value_dim = dim;
-    p.positions.q = p.positions.k = {0};
     p.query = q.view();
     p.key = k.view();
     p.value = v.view();
   }
+  PlainCall(const PlainCall&) = delete;
+  PlainCall& operator=(const PlainCall&) = delete;
+
+  // Numbers of a term, drawn, that want a gradient.
+  TermData trained(const std::vector<int64_t>& shape) {
+    return TermData::parameter(owned.emplace_back(float_tensor(rng, shape)).view(), true);
+  }
+
+  void forward() const { fused_forward(p, {out.view(), lse.view(), {}}); }
+  void backward() { fused_backward(p, out.view(), lse.view(), dout.view(), {}, gradients()); }
 
   // Where the gradients go, those of the terms zeroed.
   ProblemGradients gradients() {
@@ -92,7 +129,6 @@ inline ClassMap random_map(Rng& rng) {
 struct Case {
   Problem p;
   Tensor q, k, v, dout, dlse, mask;
-  std::vector<uint8_t> bool_mask;
   std::vector<Tensor> storage;
 
   // Of the problem's sizes.
@@ -127,8 +163,7 @@ inline std::shared_ptr<Coordinates> draw_coordinates(Rng& rng, const Problem& p)
   at->keys = p.keys;
   at->q_rows = chance(rng, 0.5) ? 1 : p.batch;
   at->k_rows = chance(rng, 0.5) ? 1 : p.batch;
-  const int64_t widths[] = {0, 0, 5, 16, 64, 128};
-  const int64_t width = widths[draw(rng, 0, 5)];  // 0: scattered
+  const int64_t width = one_of(rng, {0, 0, 5, 16, 64, 128});  // 0: scattered
   const auto fill = [&](std::vector<int64_t>& values, int64_t rows, int64_t length) {
     for (int64_t n = 0; n < 2 * rows * length; ++n) {
       const int64_t token = n % std::max<int64_t>(length, 1);
@@ -156,17 +191,15 @@ struct Longer {
 
 inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
   Problem& p = c.p;
-  p.batch = draw(rng, 1, 2) * longer.batch;
-  p.kv_heads = draw(rng, 1, 2);
-  p.heads = p.kv_heads * draw(rng, 1, 2);
-  const int64_t lengths[] = {1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
-  p.queries = lengths[draw(rng, 0, 9)];
-  p.keys = chance(rng, 0.5) ? p.queries : lengths[draw(rng, 0, 9)];
-  p.queries *= longer.queries;
-  p.keys *= longer.keys;
-  const int64_t sizes[] = {1, 2, 3, 8, 15, 16, 17, 32, 65};
-  p.head_dim = sizes[draw(rng, 0, 8)];
-  p.value_dim = chance(rng, 0.5) ? p.head_dim : sizes[draw(rng, 0, 8)];
+  const int64_t batch = draw(rng, 1, 2) * longer.batch, kv_heads = draw(rng, 1, 2);
+  const int64_t heads = kv_heads * draw(rng, 1, 2);
+  const std::vector<int64_t> lengths{1, 2, 5, 17, 63, 64, 65, 97, 130, 200};
+  const int64_t queries = one_of(rng, lengths);
+  const int64_t keys = chance(rng, 0.5) ? queries : one_of(rng, lengths);
+  set_sizes(p, batch, heads, kv_heads, queries * longer.queries, keys * longer.keys);
+  const std::vector<int64_t> sizes{1, 2, 3, 8, 15, 16, 17, 32, 65};
+  p.head_dim = one_of(rng, sizes);
+  p.value_dim = chance(rng, 0.5) ? p.head_dim : one_of(rng, sizes);
   p.scale = chance(rng, 0.5) ? 1.0 : 0.3;
   c.draw_inputs(rng);
 }
@@ -174,14 +207,13 @@ inline void draw_tensors(Rng& rng, Case& c, Longer longer) {
 // Returns the widest gap between two positions.
 inline int64_t draw_positions(Rng& rng, Problem& p) {
   TokenPositions& at = p.positions;
-  at.queries = p.queries;
-  at.keys = p.keys;
   at.consecutive = chance(rng, 0.6);
   at.q_rows = chance(rng, 0.5) ? 1 : p.batch;
   at.k_rows = chance(rng, 0.5) ? 1 : p.batch;
   const int64_t far = chance(rng, 0.2) ? int64_t{1} << 30 : 0;
   const int64_t gap = chance(rng, 0.3) ? 9000 : 40;  // 9000: too wide a span to expand slopes
   const auto fill = [&](std::vector<int64_t>& values, int64_t rows, int64_t length) {
+    values.clear();
     for (int64_t b = 0; b < rows; ++b) {
       int64_t position = draw(rng, -30, 30) + far;
       for (int64_t i = 0; i < (at.consecutive ? 1 : length); ++i) {
@@ -198,8 +230,6 @@ inline int64_t draw_positions(Rng& rng, Problem& p) {
 inline void draw_visible(Rng& rng, Case& c) {
   Problem& p = c.p;
   Visibility& visible = p.visible;
-  visible.queries = p.queries;
-  visible.keys = p.keys;
   if (chance(rng, 0.6)) {
     visible.rows = std::max(p.positions.q_rows, p.positions.k_rows);
     const int64_t shift = draw(rng, -5, p.keys);
@@ -279,18 +309,18 @@ inline void add_tables(Rng& rng, Case& c, Rotation& rotation) {
 // Decay, axes, frequencies of heads or tables for a rotation that was drawn.
 inline void draw_turns(Rng& rng, Case& c) {
   Problem& p = c.p;
-  std::vector<Rotation>& rotations = p.terms.rotations;
-  if (!rotations.empty() && chance(rng, 0.3)) {
-    for (size_t n = 0; n < rotations[0].frequency.size(); ++n)
-      rotations[0].log_decay.push_back(1e-3);
+  if (p.terms.rotations.empty()) return;
+  Rotation& rotation = p.terms.rotations[0];
+  if (chance(rng, 0.3)) {
+    rotation.log_decay.assign(rotation.frequency.size(), 1e-3);
     for (int64_t& x : p.positions.q) x %= 1000;
     for (int64_t& x : p.positions.k) x %= 1000;
-  } else if (!rotations.empty() && chance(rng, 0.4)) {
-    add_head_frequency(rng, c, rotations[0]);
-  } else if (!rotations.empty() && chance(rng, 0.4)) {
-    add_tables(rng, c, rotations[0]);
-  } else if (!rotations.empty() && chance(rng, 0.6)) {
-    add_axes(rng, p, rotations[0]);
+  } else if (chance(rng, 0.4)) {
+    add_head_frequency(rng, c, rotation);
+  } else if (chance(rng, 0.4)) {
+    add_tables(rng, c, rotation);
+  } else if (chance(rng, 0.6)) {
+    add_axes(rng, p, rotation);
   }
 }
 
@@ -315,23 +345,20 @@ inline void draw_tables(Rng& rng, Case& c) {
   const Problem& p = c.p;
   Terms& t = c.p.terms;
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
-    RowTable rows;
-    rows.map = random_map(rng);
+    const ClassMap map = random_map(rng);
     const int64_t rank = chance(rng, 0.5) ? p.head_dim : draw(rng, 1, 18);
-    rows.table = c.term(rng, table_shape(rng, p, rows.map, rank));
+    RowTable& rows = add_term(t.row_tables, map, c.term(rng, table_shape(rng, p, map, rank)));
     if (rank != p.head_dim || chance(rng, 0.3)) {
       rows.factor = c.term(rng, {p.batch, p.heads, p.queries, rank});
     }
     if (chance(rng, 0.4)) rows.added = c.term(rng, {p.heads, rank});
     if (chance(rng, 0.4)) rows.scale = 0.7;
-    t.row_tables.push_back(rows);
   }
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
-    ColumnTable column;
-    column.map = random_map(rng);
-    column.table = c.term(rng, table_shape(rng, p, column.map, p.head_dim));
+    const ClassMap map = random_map(rng);
+    ColumnTable& column =
+        add_term(t.column_tables, map, c.term(rng, table_shape(rng, p, map, p.head_dim)));
     if (chance(rng, 0.4)) column.factor = c.term(rng, {p.batch, p.kv_heads, p.keys, p.head_dim});
-    t.column_tables.push_back(column);
   }
 }
 
@@ -353,10 +380,8 @@ inline Case random_case(uint64_t seed, Longer longer = {}) {
                                              : c.term(rng, {p.batch, p.heads, p.keys})});
   }
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
-    ValueTable values;
-    values.map = random_map(rng);
-    values.table = c.term(rng, table_shape(rng, p, values.map, p.value_dim));
-    t.value_tables.push_back(values);
+    const ClassMap map = random_map(rng);
+    add_term(t.value_tables, map, c.term(rng, table_shape(rng, p, map, p.value_dim)));
   }
   if (chance(rng, 0.3)) {
     for (int64_t n = draw(rng, 1, 2); n > 0; --n) {

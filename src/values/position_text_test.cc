@@ -3,7 +3,7 @@
 #include <cmath>
 #include <random>
 
-#include "relpos/scheme.h"
+#include "testing/schemes.h"
 #include "values/option_text.h"
 
 namespace relpos {
@@ -12,12 +12,7 @@ namespace {
 using Given = std::vector<std::pair<std::string, OptionValue>>;
 
 std::string error(std::string_view text) {
-  try {
-    parse_position(text);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "none";
+  return plain::error_of([&] { parse_position(text); });
 }
 
 void expect_equal(const Position& a, const Position& b) {

@@ -10,7 +10,6 @@
 
 #include "base/buffer.h"
 #include "kernels/drive/forward_block.h"
-#include "kernels/fused.h"
 #include "testing/random_terms.h"
 
 namespace {
@@ -53,8 +52,7 @@ RELPOS_REPLACES void operator delete(void* memory, size_t, std::align_val_t) noe
 namespace relpos {
 namespace {
 
-using random_terms::float_tensor;
-using random_terms::Rng;
+using random_terms::add_term;
 
 // Allocations, and blocks that took the place of one.
 int64_t so_far() { return allocations + detail::blocks_reused(); }
@@ -65,11 +63,8 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 // at others.
 struct Call : random_terms::PlainCall {
   static constexpr int64_t kHeads = 2, kDim = 32, kReach = 4, kClasses = 2 * kReach + 1;
-  Tensor bias, slopes, rows, values, columns, keys, added, frequencies;
 
-  Call(Kind kind, int64_t length) : Call(Rng(3), kind, length) {}
-  Call(Rng rng, Kind kind, int64_t length)
-      : PlainCall(rng, length, length, kDim, 1, kHeads, kHeads) {
+  Call(Kind kind, int64_t length) : PlainCall(3, length, length, kDim, 1, kHeads, kHeads) {
     p.scale = 0.3;
     p.threads = 1;
     for (int64_t i = 0; i < length; ++i) p.visible.span.emplace_back(0, i + 1);
@@ -80,49 +75,37 @@ struct Call : random_terms::PlainCall {
       p.positions.q.push_back(i % 700);
       p.positions.k.push_back(i % 900);
     }
-    if (kind != Kind::kPlain) add_terms(rng);
+    if (kind != Kind::kPlain) add_terms();
   }
 
-  void add_terms(Rng& rng) {
-    const auto given = [&](Tensor& tensor, std::vector<int64_t> shape) {
-      tensor = float_tensor(rng, std::move(shape));
-      return TermData::parameter(tensor.view(), true);
-    };
+  void add_terms() {
     const ClassMap map = ClassMap::clamp(-kReach, kReach);
     Rotation rotation;
     rotation.dims = kDim / 2;
     rotation.frequency.assign(kDim / 4, 0.01);
     p.terms.rotations = {rotation, rotation};
-    Rotation& trained = p.terms.rotations[1];
-    trained.start = kDim / 2;
-    trained.head_frequency = given(frequencies, {1, kHeads, kDim / 4});
+    Rotation& own = p.terms.rotations[1];
+    own.start = kDim / 2;
+    own.head_frequency = trained({1, kHeads, kDim / 4});
     Coordinates at;
     at.axes = 1;
     at.queries = at.keys = p.keys;
     for (int64_t i = 0; i < p.keys; ++i) at.q.push_back(i);
     at.k = at.q;
-    trained.coordinates = std::make_shared<const Coordinates>(at);
-    p.terms.biases.resize(2);
-    p.terms.biases[0].map = map;
-    p.terms.biases[0].table = given(bias, {kHeads, kClasses});
-    p.terms.biases[1].slopes = given(slopes, {2, kHeads});
-    p.terms.row_tables.resize(1);
-    p.terms.row_tables[0].map = map;
-    p.terms.row_tables[0].table = given(rows, {kClasses, kDim});
-    p.terms.column_tables.resize(1);
-    p.terms.column_tables[0].map = map;
-    p.terms.column_tables[0].table = given(columns, {kClasses, kDim});
-    p.terms.key_biases = {{given(keys, {kHeads, p.keys})}};
-    p.terms.value_tables.resize(1);
-    p.terms.value_tables[0].map = map;
-    p.terms.value_tables[0].table = given(values, {kClasses, kDim});
-    p.terms.query_added = {given(added, {kHeads, kDim})};
+    own.coordinates = std::make_shared<const Coordinates>(at);
+    add_term(p.terms.biases, map, trained({kHeads, kClasses}));
+    p.terms.biases.emplace_back().slopes = trained({2, kHeads});
+    add_term(p.terms.row_tables, map, trained({kClasses, kDim}));
+    add_term(p.terms.column_tables, map, trained({kClasses, kDim}));
+    p.terms.key_biases = {{trained({kHeads, p.keys})}};
+    add_term(p.terms.value_tables, map, trained({kClasses, kDim}));
+    p.terms.query_added = {trained({kHeads, kDim})};
     p.dropout = Dropout(0.2, 5);
   }
 
   int64_t of_forward() {
     const int64_t before = so_far();
-    fused_forward(p, {out.view(), lse.view(), {}});
+    forward();
     return so_far() - before;
   }
   int64_t of_backward() {

@@ -10,40 +10,30 @@
 
 #include "base/parallel.h"
 #include "kernels/block/kernels.h"
-#include "kernels/fused.h"
 #include "testing/random_terms.h"
 
 namespace relpos {
 namespace {
 
-using random_terms::float_tensor;
-using random_terms::Rng;
+using random_terms::add_term;
 
 constexpr int64_t kBatch = 24, kHeads = 4, kLength = 32, kDim = 32;
 
 // Short heads, with trained terms as wanted.
 struct Call : random_terms::PlainCall {
-  Tensor bias, keys;
-
   explicit Call(int64_t length = kLength, int64_t kv_heads = kHeads, int64_t batch = kBatch)
-      : Call(Rng(7), length, kv_heads, batch) {}
-  Call(Rng rng, int64_t length, int64_t kv_heads, int64_t batch)
-      : PlainCall(rng, length, length, kDim, batch, kHeads, kv_heads) {
+      : PlainCall(7, length, length, kDim, batch, kHeads, kv_heads) {
     p.scale = 0.2;
-    bias = float_tensor(rng, {kHeads, 2 * kLength - 1});
-    keys = float_tensor(rng, {kHeads, length});
   }
   void train_bias() {
-    p.terms.biases.resize(1);
-    p.terms.biases[0].map = ClassMap::clamp(1 - kLength, kLength - 1);
-    p.terms.biases[0].table = TermData::parameter(bias.view(), true);
+    add_term(p.terms.biases, ClassMap::clamp(1 - kLength, kLength - 1),
+             trained({kHeads, 2 * kLength - 1}));
   }
-  void train_key_bias() { p.terms.key_biases = {{TermData::parameter(keys.view(), true)}}; }
 
   // The teams that a backward pass on so many threads runs; its results stay in the call.
   int64_t teams(int threads) {
     p.threads = threads;
-    fused_forward(p, {out.view(), lse.view(), {}});
+    forward();
     const ProblemGradients to = gradients();
     const int64_t before = detail::teams_run();
     fused_backward(p, out.view(), lse.view(), dout.view(), {}, to);
@@ -63,7 +53,7 @@ TEST(ShortBackward, OfTrainedTermsIsAFew) {
   biased.train_bias();
   EXPECT_EQ(biased.teams(2), 2) << "blocks, then sums of all pairs";
   Call of_keys;
-  of_keys.train_key_bias();
+  of_keys.p.terms.key_biases = {{of_keys.trained({kHeads, kLength})}};
   EXPECT_EQ(of_keys.teams(2), 3) << "keys' own sums are written after their blocks";
 }
 
@@ -79,7 +69,7 @@ TEST(ShortBackward, OfASharedMaskWakesNobody) {
   to.mask_index = TensorView(nullptr, DType::kFloat64, {kBatch, kHeads, kLength, kLength});
   to.mask_index.strides = {0, row, kLength, 1};
   call.p.threads = 2;
-  fused_forward(call.p, {call.out.view(), call.lse.view(), {}});
+  call.forward();
   const int64_t before = detail::teams_run();
   fused_backward(call.p, call.out.view(), call.lse.view(), call.dout.view(), {}, to);
   EXPECT_EQ(detail::teams_run(), before);

@@ -12,47 +12,46 @@ namespace {
 
 // Two batch rows, two key heads of two query heads each; every number is `size`.
 struct Call : random_terms::PlainCall {
-  Call() : Call(random_terms::Rng(1)) {}
-  explicit Call(random_terms::Rng rng) : PlainCall(rng, 3, 6, 5, 2, 4, 2) {
+  Call() : PlainCall(1, 3, 6, 5, 2, 4, 2) {
     for (Tensor* tensor : {&q, &k, &v, &dout}) fill(*tensor, 0.5f);
   }
   static void fill(const Tensor& tensor, float size) {
     std::fill_n(tensor.data<float>(), tensor.view().numel(), size);
   }
-  FloatControl forward() const { return float_control(p, 1, 1); }
-  FloatControl backward() const { return float_control(p, 1, 1, dout.view()); }
+  FloatControl of_forward() const { return float_control(p, 1, 1); }
+  FloatControl of_backward() const { return float_control(p, 1, 1, dout.view()); }
 };
 
 TEST(FloatControl, FlushesUnlessAPairIsTiny) {
-  EXPECT_EQ(Call().forward(), kFlushDenormals);
-  EXPECT_EQ(Call().backward(), kFlushDenormals);
+  EXPECT_EQ(Call().of_forward(), kFlushDenormals);
+  EXPECT_EQ(Call().of_backward(), kFlushDenormals);
   Call call;
   Call::fill(call.v, 1e-40f);
-  EXPECT_EQ(call.forward(), kKeepDenormals);
-  EXPECT_EQ(call.backward(), kKeepDenormals);
+  EXPECT_EQ(call.of_forward(), kKeepDenormals);
+  EXPECT_EQ(call.of_backward(), kKeepDenormals);
   call.v.data<float>()[0] = 1.0f;  // of another pair
-  EXPECT_EQ(call.forward(), kKeepDenormals);
+  EXPECT_EQ(call.of_forward(), kKeepDenormals);
   call.v.data<float>()[call.v.view().numel() - 1] = NAN;
-  EXPECT_EQ(call.forward(), kFlushDenormals);
+  EXPECT_EQ(call.of_forward(), kFlushDenormals);
   Call hidden;  // nobody sees the key that is not tiny
   Call::fill(hidden.v, 1e-40f);
   hidden.v.data<float>()[hidden.v.view().numel() - 1] = 1.0f;
   hidden.p.visible.span.assign(3, {0, 5});
-  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  EXPECT_EQ(hidden.of_forward(), kKeepDenormals);
   hidden.p.visible.span.clear();
-  EXPECT_EQ(hidden.forward(), kFlushDenormals);
+  EXPECT_EQ(hidden.of_forward(), kFlushDenormals);
   hidden.p.visible.key_bits = {0x3F, 0x1F};
-  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  EXPECT_EQ(hidden.of_forward(), kKeepDenormals);
   const Tensor mask(DType::kBool, {1, 1, 1, 6});
   std::fill_n(mask.data<bool>(), 5, true);
   hidden.p.visible.key_bits.clear();
   hidden.p.visible.mask = TensorView(mask.data<bool>(), DType::kBool, {2, 4, 3, 6}, {0, 0, 0, 1});
-  EXPECT_EQ(hidden.forward(), kKeepDenormals);
+  EXPECT_EQ(hidden.of_forward(), kKeepDenormals);
   for (Tensor Call::* tensor : {&Call::q, &Call::k, &Call::dout}) {
     Call tiny;
     Call::fill(tiny.*tensor, 1e-38f);
-    EXPECT_EQ(tiny.forward(), kFlushDenormals);
-    EXPECT_EQ(tiny.backward(), kKeepDenormals);
+    EXPECT_EQ(tiny.of_forward(), kFlushDenormals);
+    EXPECT_EQ(tiny.of_backward(), kKeepDenormals);
   }
 }
 

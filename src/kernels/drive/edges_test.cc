@@ -8,15 +8,13 @@
 
 #include "base/sanitized.h"
 #include "kernels/drive/query_block.h"
-#include "kernels/fused.h"
 #include "kernels/reference/reference.h"
 #include "testing/random_terms.h"
 
 namespace relpos {
 namespace {
 
-using random_terms::float_tensor;
-using random_terms::Rng;
+using random_terms::add_term;
 
 void fast_forward(const Problem& p, const ForwardResults& to) { fused_forward(p, to); }
 // The reference twins with the arguments of the fused passes.
@@ -29,14 +27,11 @@ void plain_weights(const Problem& p, const TensorView&, const TensorView& weight
 }
 
 struct Plain : random_terms::PlainCall {
-  explicit Plain(int64_t queries, int64_t keys, int64_t dim, int64_t batch = 1, int64_t heads = 1,
-                 int64_t kv_heads = 1)
-      : Plain(Rng(3), queries, keys, dim, batch, heads, kv_heads) {}
   template <typename... Sizes>
-  explicit Plain(Rng rng, Sizes... sizes) : PlainCall(rng, sizes...) {}
+  explicit Plain(Sizes... sizes) : PlainCall(3, sizes...) {}
 
   template <typename Pass>
-  std::vector<double> forward(Pass pass) {
+  std::vector<double> results(Pass pass) {
     pass(p, {out.view(), lse.view(), {}});
     return {out.data<float>(), out.data<float>() + out.view().numel()};
   }
@@ -68,7 +63,7 @@ TEST(Edges, WeightsOfZeroMeetNoNan) {
       std::fill_n(a.k.data<float>(), 70 * dim, -INFINITY);
       a.v.data<float>()[5] = NAN;
       a.v.data<float>()[dim] = INFINITY;
-      fused_forward(a.p, {a.out.view(), a.lse.view(), {}});
+      a.forward();
       for (int64_t n = 0; n < queries * dim; ++n) ASSERT_EQ(a.out.data<float>()[n], 0.0f) << n;
       for (int64_t n = 0; n < queries; ++n) ASSERT_EQ(a.lse.data<float>()[n], -INFINITY);
     }
@@ -79,23 +74,15 @@ TEST(Edges, WeightsOfZeroMeetNoNan) {
 // table's window is far wider than the keys.
 struct Late : Plain {
   static constexpr int64_t kQueries = 900, kKeys = 8, kDim = 16;
-  Tensor rows, values;
 
   Late() : Plain(kQueries, kKeys, kDim) {
-    Rng rng(4);
-    rows = float_tensor(rng, {kQueries, kDim});
-    values = float_tensor(rng, {kQueries, kDim});
     p.positions.k = {100};
     for (int64_t i = 0; i < kQueries; ++i) {
       p.visible.span.emplace_back(0, std::clamp<int64_t>(i - 99, 0, kKeys));
     }
     const ClassMap map = ClassMap::zero_outside(1 - kQueries, 0);
-    p.terms.row_tables.resize(1);
-    p.terms.row_tables[0].map = map;
-    p.terms.row_tables[0].table = TermData::parameter(rows.view(), true);
-    p.terms.value_tables.resize(1);
-    p.terms.value_tables[0].map = map;
-    p.terms.value_tables[0].table = TermData::parameter(values.view(), true);
+    add_term(p.terms.row_tables, map, trained({kQueries, kDim}));
+    add_term(p.terms.value_tables, map, trained({kQueries, kDim}));
   }
 };
 
@@ -123,7 +110,7 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
   EXPECT_LE(first.tables.reach(first.x.block, 0, 0, 1).width + 2 * kPad,
             RowTables::stride(first.plan, first.plan.row_tables[0]));
 
-  const std::vector<double> got = a.forward(fast_forward), want = a.forward(reference_forward);
+  const std::vector<double> got = a.results(fast_forward), want = a.results(reference_forward);
   for (size_t n = 0; n < want.size(); ++n) ASSERT_NEAR(got[n], want[n], 1e-5) << n;
 
   const std::vector<double> fused = a.gradients(fused_backward),
@@ -137,15 +124,11 @@ TEST(Edges, ABlindBlockStaysInItsCells) {
 // at different offsets, four heads of which two share a key head.
 struct Wide : Plain {
   static constexpr int64_t kKeys = 1700, kDim = 8;
-  Tensor rows, factor, added;
 
   // `reach`: the keys behind that a query sees, of kKeys in all.
   Wide(int64_t queries, const ClassMap& map, int64_t reach, bool per_head, bool own_factor)
       : Plain(queries, kKeys, kDim, 2, 4, 2) {
-    Rng rng(5);
     const int64_t rank = own_factor ? 20 : kDim, offset = kKeys - queries;
-    rows = per_head ? float_tensor(rng, {4, map.classes(), rank})
-                    : float_tensor(rng, {map.classes(), rank});
     p.threads = 2;
     p.positions.q = {offset, offset - 333};
     p.positions.q_rows = 2;
@@ -153,15 +136,11 @@ struct Wide : Plain {
       p.visible.span.emplace_back(std::max<int64_t>(0, offset + i - reach),
                                   std::min(kKeys, offset + i + 1 + kKeys - reach));
     }
-    p.terms.row_tables.resize(1);
-    RowTable& term = p.terms.row_tables[0];
-    term.map = map;
-    term.table = TermData::parameter(rows.view(), true);
+    const std::vector<int64_t> shared{map.classes(), rank}, own{4, map.classes(), rank};
+    RowTable& term = add_term(p.terms.row_tables, map, trained(per_head ? own : shared));
     if (!own_factor) return;
-    factor = float_tensor(rng, {2, 4, queries, rank});
-    added = float_tensor(rng, {4, rank});
-    term.factor = TermData::parameter(factor.view(), true);
-    term.added = TermData::parameter(added.view(), true);
+    term.factor = trained({2, 4, queries, rank});
+    term.added = trained({4, rank});
   }
 
   template <typename Pass>
@@ -192,14 +171,14 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
       for (const bool causal : {true, false}) {   // or a band
         SCOPED_TRACE(testing::Message() << n << ", " << queries << ", " << causal);
         Wide a(queries, map, causal ? Wide::kKeys : 900, n != 0, causal == (n == 1));
-        expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);
+        expect_near(a.results(fast_forward), a.results(reference_forward), 1e-5);
         expect_near(a.gradients(fused_backward), a.gradients(plain_backward), 1e-5);
         expect_near(a.weights(fused_emit), a.weights(plain_weights), 1e-5);
         if (kSanitized) continue;  // a NaN moves no address
         // One class that is NaN: only those who meet it notice.
-        a.rows.data<float>()[(map.classes() - 40) * a.rows.view().shape[a.rows.view().rank - 1]] =
-            NAN;
-        expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);
+        const TensorView& rows = a.p.terms.row_tables[0].table.view;
+        rows.store((map.classes() - 40) * rows.shape[rows.rank - 1], NAN);
+        expect_near(a.results(fast_forward), a.results(reference_forward), 1e-5);
         expect_near(a.gradients(fused_backward), a.gradients(plain_backward), 1e-5);
       }
     }
@@ -209,10 +188,8 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
 // An image of 18 rows of a tile each, with two tables by its rows and one by its columns.
 struct Image : Plain {
   static constexpr int64_t kHeight = 18, kTokens = kHeight * kTile, kDim = 16;
-  Tensor rows[3];
 
   Image() : Plain(kTokens, kTokens, kDim) {
-    Rng rng(6);
     auto at = std::make_shared<Coordinates>();
     at->axes = 2;
     at->queries = at->keys = kTokens;
@@ -221,10 +198,8 @@ struct Image : Plain {
     at->k = at->q;
     for (int n = 0; n < 3; ++n) {
       const int64_t most = n < 2 ? kHeight - 1 : kTile - 1;
-      rows[n] = float_tensor(rng, {2 * most + 1, kDim});
-      RowTable& term = p.terms.row_tables.emplace_back();
-      term.map = ClassMap::zero_outside(-most, most);
-      term.table = TermData::parameter(rows[n].view(), true);
+      RowTable& term = add_term(p.terms.row_tables, ClassMap::zero_outside(-most, most),
+                                trained({2 * most + 1, kDim}));
       term.coordinates = at;
       term.axis = n < 2 ? 0 : 1;
     }
@@ -234,7 +209,7 @@ struct Image : Plain {
 // Where a caller's lse makes a weight larger than float32 holds, it is 2^127.
 TEST(Edges, AnLseFarBelowTheScoresGivesLargeGradientsOfTheRightSign) {
   Plain call(1, 1, 16);
-  call.forward(fast_forward);
+  call.results(fast_forward);
   const float lse = *call.lse.data<float>();
   for (const float below : {100.0f, 200.0f, 1e4f, 1e30f}) {
     *call.lse.data<float>() = lse - below;
@@ -248,7 +223,7 @@ TEST(Edges, AnLseFarBelowTheScoresGivesLargeGradientsOfTheRightSign) {
 
 TEST(Edges, TablesByTheRowsOfAnImageAddUp) {
   Image a;
-  expect_near(a.forward(fast_forward), a.forward(reference_forward), 1e-5);
+  expect_near(a.results(fast_forward), a.results(reference_forward), 1e-5);
   expect_near(a.gradients(fused_backward), a.gradients(plain_backward), 1e-5);
 }
 

@@ -6,8 +6,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
+#include <string>
+#include <tuple>
 
 #include "base/buffer.h"
 #include "base/parallel.h"
@@ -170,17 +170,14 @@ Plain plain_forward(const Problem& p) {
   return result;
 }
 
-int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few; }
-
 // Whether a case's numbers are compared; its calls are made in any case.
 bool compared(uint64_t seed) { return !kSanitized || seed % 6 == 0; }
 
 TEST(Terms, ReferenceEqualsThePlainFormula) {
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(120)); ++seed) {
-    const Case c = random_case(seed);
+  for_cases(cases(120), drawn(), any, [](const Case& c, uint64_t seed) {
     Results r(c, DType::kFloat64);
     reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
-    if (!compared(seed)) continue;
+    if (!compared(seed)) return;
     const Plain plain = plain_forward(c.p);
     for (size_t n = 0; n < plain.out.size(); ++n) {
       ASSERT_NEAR(r.out.data<double>()[n], plain.out[n], 1e-9) << "out, seed " << seed;
@@ -189,7 +186,7 @@ TEST(Terms, ReferenceEqualsThePlainFormula) {
       if (plain.lse[n] == r.lse.data<double>()[n]) continue;
       ASSERT_NEAR(r.lse.data<double>()[n], plain.lse[n], 1e-9) << "lse, seed " << seed;
     }
-  }
+  });
 }
 
 // Gives the case's mask one of the types that kernels read, or keys that lie two apart.
@@ -211,22 +208,14 @@ void retype_mask(Case& c, uint64_t seed) {
 
 TEST(Terms, FusedEqualsReference) {
   int unfused = 0;
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(250)); ++seed) {
-    Case c = random_case(seed);
-    if (!fused_supports(c.p, nullptr)) {  // a decaying rotation at explicit positions
+  for_cases(cases(250), drawn(), any, [&](Case& c, uint64_t seed) {
+    if (!on_fused_path(c)) {  // a decaying rotation at explicit positions
       ++unfused;
-      continue;
+      return;
     }
-    c.p.threads = 2;
     retype_mask(c, seed);
-    const Results found = run_fused(c);
-    if (!compared(seed)) continue;
-    const Results exact = run_reference(c);
-    Results bounds(c, DType::kFloat64);
-    error_bound::fill(c, exact, bounds);
-    expect_within(found, exact, bounds, seed);
-    if (HasFatalFailure()) return;
-  }
+    expect_the_reference(c, seed, compared(seed));
+  });
   EXPECT_LT(10 * unfused, cases(250));
 }
 
@@ -241,70 +230,46 @@ void poison() {
 
 TEST(Terms, BitsDoNotDependOnWhatMemoryHeld) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory from new owners";
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(60)); ++seed) {
-    const Case c = random_case(seed);
-    if (!fused_supports(c.p, nullptr)) continue;
-    const auto clean = run_fused(c).all();
+  for_cases(cases(60), drawn(), on_fused_path, [](const Case& c, uint64_t seed) {
+    const Results clean = run_fused(c);
     poison();
-    const auto again = run_fused(c).all();
-    for (size_t n = 0; n < clean.size(); ++n) {
-      const auto& [name, want] = clean[n];
-      ASSERT_EQ(want.size(), again[n].second.size());
-      if (want.empty()) continue;
-      ASSERT_EQ(std::memcmp(want.data(), again[n].second.data(), want.size() * sizeof(double)), 0)
-          << name << ", seed " << seed;
-    }
-  }
+    expect_same(run_fused(c), clean, "seed " + std::to_string(seed));
+  });
 }
 
 // Few queries whose keys are divided among tasks.
 TEST(Terms, ManyKeysEqualReference) {
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(12)); ++seed) {
-    const Case c = random_case(seed, {1, 20});
-    if (fused_supports(c.p, nullptr)) expect_the_reference(c, seed);
-    if (HasFatalFailure()) return;
-  }
+  for_cases(cases(12), drawn({1, 20}), on_fused_path,
+            [](const Case& c, uint64_t seed) { expect_the_reference(c, seed); });
 }
 
 // At more threads than the machine has cores, too.
-void expect_the_bits_of_one_thread(Case c, uint64_t seed) {
-  if (!fused_supports(c.p, nullptr)) return;
+void expect_the_bits_of_one_thread(Case& c, uint64_t seed) {
   c.p.threads = 1;
-  const auto one = run_fused(c).all();
+  const Results one = run_fused(c);
   for (int threads : {2, 8, 32}) {
     c.p.threads = threads;
-    const auto many = run_fused(c).all();
-    for (size_t n = 0; n < one.size(); ++n) {
-      ASSERT_EQ(one[n].second.size(), many[n].second.size());
-      for (size_t i = 0; i < one[n].second.size(); ++i) {
-        ASSERT_EQ(one[n].second[i], many[n].second[i])
-            << one[n].first << ", seed " << seed << ", threads " << threads;
-      }
-    }
+    expect_same(run_fused(c), one,
+                "seed " + std::to_string(seed) + ", threads " + std::to_string(threads));
   }
 }
 
 // Tables in double, of every other number, which float32 does not hold, but times their multiplier.
 TEST(Terms, TablesAreMultipliedBeforeTheyAreRounded) {
   constexpr int64_t kLength = 40, kDim = 16, kReach = 5, kClasses = 2 * kReach + 1;
-  Rng rng(3);
-  PlainCall plain(rng, kLength, kLength, kDim);
-  const std::vector<double> numbers = normal(rng, kClasses * kDim);
+  PlainCall plain(3, kLength, kLength, kDim);
+  const std::vector<double> numbers = normal(plain.rng, kClasses * kDim);
   std::vector<std::vector<float>> outs;
   for (const double multiplier : {1.0, 0x1p-140, 0x1p140}) {
     Tensor table(DType::kFloat64, {kClasses, kDim, 2});
     for (int64_t n = 0; n < kClasses * kDim; ++n)
       table.view().store(2 * n, numbers[n] / multiplier);
     const TensorView view(table.data<double>(), DType::kFloat64, {kClasses, kDim}, {2 * kDim, 2});
-    RowTable rows;
-    rows.map = ClassMap::clamp(-kReach, kReach);
-    rows.table = TermData::parameter(view, false, multiplier);
-    plain.p.terms.row_tables = {rows};
-    ForwardResults to;
-    to.out = plain.out.view();
-    fused_forward(plain.p, to);
-    const float* out = plain.out.data<float>();
-    outs.emplace_back(out, out + kLength * kDim);
+    plain.p.terms.row_tables.clear();
+    add_term(plain.p.terms.row_tables, ClassMap::clamp(-kReach, kReach),
+             TermData::parameter(view, false, multiplier));
+    plain.forward();
+    outs.push_back(floats(plain.out));
   }
   EXPECT_EQ(outs[1], outs[0]);
   EXPECT_EQ(outs[2], outs[0]);
@@ -313,50 +278,38 @@ TEST(Terms, TablesAreMultipliedBeforeTheyAreRounded) {
 TEST(Terms, BitsDoNotDependOnThreads) {
   const std::pair<Longer, int> kinds[] = {{{1, 1}, 25}, {{5, 5}, 12}, {{1, 20}, 12}};
   for (const auto& [longer, count] : kinds) {
-    for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(count)); ++seed) {
-      expect_the_bits_of_one_thread(random_case(seed, longer), seed);
-      if (HasFatalFailure()) return;
-    }
+    for_cases(cases(count), drawn(longer), on_fused_path, expect_the_bits_of_one_thread);
   }
+}
+
+bool trains_frequencies(const Case& c) {
+  return std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
+                     [](const Rotation& r) { return r.head_frequency.wants_gradient; });
 }
 
 // Heads of a group whose blocks compute at the same time, and add to the same numbers.
 TEST(Terms, BitsOfWhatHeadsShareDoNotDependOnThreads) {
-  int checked = 0;
-  for (uint64_t seed = 0; checked < cases(16); ++seed) {
-    const Case c = random_case(seed, {1, 10});
-    const TensorView& mask = c.mask.view();
-    const bool trains = std::any_of(
-        c.p.terms.rotations.begin(), c.p.terms.rotations.end(), [](const Rotation& rotation) {
-          return rotation.tables.q_cos.wants_gradient || rotation.head_frequency.wants_gradient;
-        });
+  const auto shares = [](const Case& c) {
+    const bool trains =
+        std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
+                    [](const Rotation& rotation) { return rotation.tables.q_cos.wants_gradient; });
     const auto& strides = c.p.visible.mask.strides;  // one thread adds to rows that are shared
-    const bool masked = mask.given() && strides[1] == 0 && strides[2] != 0;
-    if (c.p.group() < 2 || !(trains || masked) || c.p.queries < 17 || c.p.queries > 96) continue;
-    if (2.0 * static_cast<double>(c.p.batch * c.p.heads * c.p.queries * c.p.keys *
-                                  (c.p.head_dim + c.p.value_dim)) <
-        2e6) {
-      continue;  // too short for a second thread
-    }
-    ++checked;
-    expect_the_bits_of_one_thread(c, seed);
-    if (HasFatalFailure()) return;
-  }
+    const bool masked = c.mask.view().given() && strides[1] == 0 && strides[2] != 0;
+    const double products = 2.0 * static_cast<double>(c.p.batch * c.p.heads * c.p.queries *
+                                                      c.p.keys * (c.p.head_dim + c.p.value_dim));
+    return c.p.group() >= 2 && (trains || trains_frequencies(c) || masked) && c.p.queries >= 17 &&
+           c.p.queries <= 96 && products >= 2e6 &&  // enough for a second thread
+           on_fused_path(c);
+  };
+  for_cases(cases(16), drawn({1, 10}), shares, expect_the_bits_of_one_thread);
 }
 
 // More pairs of batch rows and key heads than one wave of the backward pass has with one thread.
 TEST(Terms, BitsOfFrequenciesDoNotDependOnThreads) {
-  int checked = 0;
-  for (uint64_t seed = 0; checked < cases(4); ++seed) {
-    const Case c = random_case(seed, {1, 1, 20});
-    const bool trains = std::any_of(
-        c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
-        [](const Rotation& rotation) { return rotation.head_frequency.wants_gradient; });
-    if (!trains || c.p.queries * c.p.keys < 5000) continue;
-    ++checked;
-    expect_the_bits_of_one_thread(c, seed);
-    if (HasFatalFailure()) return;
-  }
+  const auto many = [](const Case& c) {
+    return trains_frequencies(c) && c.p.queries * c.p.keys >= 5000 && on_fused_path(c);
+  };
+  for_cases(cases(4), drawn({1, 1, 20}), many, expect_the_bits_of_one_thread);
 }
 
 double loss(const Case& c) {
@@ -384,11 +337,10 @@ double slope(const Case& c, float* x) {
 }
 
 TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
-  int checked = 0;
-  for (uint64_t seed = 1000; checked < cases(60); ++seed) {
-    const Case c = random_case(seed);
-    if (c.p.queries * c.p.keys > 2500 || !c.p.positions.consecutive) continue;
-    ++checked;
+  const auto small = [](const Case& c) {
+    return c.p.queries * c.p.keys <= 2500 && c.p.positions.consecutive;
+  };
+  const auto differs = [](const Case& c, uint64_t seed) {
     const Results r = run_reference(c);
     Rng rng(seed);
     const auto probe = [&](const char* name, const TensorView& input,
@@ -403,18 +355,18 @@ TEST(Terms, ReferenceGradientsEqualFiniteDifferences) {
             << name << "[" << at << "], seed " << seed;
       }
     };
-    const auto values = [](const Tensor& t) {
-      return std::vector<double>(t.data<double>(), t.data<double>() + t.view().numel());
-    };
-    probe("dq", c.q.view(), values(r.dq));
-    probe("dk", c.k.view(), values(r.dk));
-    probe("dv", c.v.view(), values(r.dv));
+    for (const auto& [name, input, gradient] :
+         {std::tuple{"dq", &c.q, &r.dq}, {"dk", &c.k, &r.dk}, {"dv", &c.v, &r.dv}}) {
+      const auto* values = gradient->data<double>();
+      probe(name, input->view(), {values, values + gradient->view().numel()});
+    }
     if (c.mask.view().given()) probe("mask", c.mask.view(), r.mask);
     for_each_number(c.p.terms, r.terms,
                     [&](const char* name, auto& data, const auto& gradient, HeadAxis) {
                       probe(name, data.view, gradient);
                     });
-  }
+  };
+  for_cases(cases(60), drawn(), small, differs, 1000);
 }
 
 }  // namespace

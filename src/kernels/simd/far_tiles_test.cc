@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <vector>
 
 #include "base/buffer.h"
@@ -18,8 +17,6 @@ namespace relpos {
 namespace {
 
 using namespace random_terms;  // NOLINT: this test's cases
-
-int cases(int few) { return std::getenv("RELPOS_FULL") != nullptr ? 10 * few : few; }
 
 // Clipped on both sides, on one or on neither; wholly past, wholly future, or wider than the keys.
 std::vector<ClassMap> maps() {
@@ -51,25 +48,22 @@ void draw_far_tables(Rng& rng, Case& c) {
   const std::vector<ClassMap> all = maps();
   const auto map = [&] { return all[draw(rng, 0, static_cast<int64_t>(all.size()) - 1)]; };
   Terms& t = c.p.terms;
+  const auto table = [&](const ClassMap& of, int64_t columns) {
+    return c.term(rng, table_shape(rng, c.p, of, columns));
+  };
   for (int64_t n = draw(rng, 0, 2); n > 0; --n) {
-    RowTable rows;
-    rows.map = map();
-    rows.table = c.term(rng, table_shape(rng, c.p, rows.map, c.p.head_dim));
+    const ClassMap of = map();
+    RowTable& rows = add_term(t.row_tables, of, table(of, c.p.head_dim));
     if (chance(rng, 0.3)) rows.added = c.term(rng, {c.p.heads, c.p.head_dim});
-    t.row_tables.push_back(rows);
   }
   for (int64_t n = draw(rng, 0, 3); n > 0; --n) {
-    ValueTable values;
-    values.map = map();
-    values.table = c.term(rng, table_shape(rng, c.p, values.map, c.p.value_dim));
-    t.value_tables.push_back(values);
+    const ClassMap of = map();
+    add_term(t.value_tables, of, table(of, c.p.value_dim));
   }
-  for (int64_t n = draw(rng, 0, 6) / 3 * 3; n > 0;
-       --n) {  // more than are read in registers, or none
-    DistanceBias bias;
-    bias.map = map();
-    bias.table = c.term(rng, {c.p.heads, bias.map->classes()});
-    t.biases.push_back(bias);
+  const int64_t biases = draw(rng, 0, 6) / 3 * 3;  // more than are read in registers, or none
+  for (int64_t n = biases; n > 0; --n) {
+    const ClassMap of = map();
+    add_term(t.biases, of, c.term(rng, {c.p.heads, of.classes()}));
   }
 }
 
@@ -77,22 +71,14 @@ Case far_case(uint64_t seed) {
   Rng rng(seed);
   Case c;
   Problem& p = c.p;
-  const auto one_of = [&](std::vector<int64_t> of) {
-    return of[draw(rng, 0, static_cast<int64_t>(of.size()) - 1)];
-  };
-  p.batch = draw(rng, 1, 2);
-  p.kv_heads = 1;
-  p.heads = draw(rng, 1, 2);
-  p.queries = one_of({1, 9, 17, 96, 100, 131});
-  p.keys = one_of({200, 333, 500, 777});
-  p.head_dim = one_of({3, 8, 16, 20});
-  p.value_dim = chance(rng, 0.5) ? p.head_dim : one_of({5, 16});
+  const int64_t batch = draw(rng, 1, 2), heads = draw(rng, 1, 2);
+  const int64_t queries = one_of(rng, {1, 9, 17, 96, 100, 131});
+  set_sizes(p, batch, heads, 1, queries, one_of(rng, {200, 333, 500, 777}));
+  p.head_dim = one_of(rng, {3, 8, 16, 20});
+  p.value_dim = chance(rng, 0.5) ? p.head_dim : one_of(rng, {5, 16});
   p.scale = 0.4;
-  p.positions.queries = p.visible.queries = p.queries;
-  p.positions.keys = p.visible.keys = p.keys;
-  const int64_t offset = one_of({0, p.keys - p.queries, -350, 480});
+  const int64_t offset = one_of(rng, {0, p.keys - p.queries, -350, 480});
   p.positions.q = {offset};
-  p.positions.k = {0};
   p.visible.rows = 1;
   c.draw_inputs(rng);
   draw_sight(rng, p, offset);
@@ -104,34 +90,13 @@ Case far_case(uint64_t seed) {
 }
 
 TEST(FarTiles, EqualReference) {
-  for (uint64_t seed = 0; seed < static_cast<uint64_t>(cases(60)); ++seed) {
-    expect_the_reference(far_case(seed), seed);
-    if (HasFatalFailure()) return;
-  }
+  for_cases(cases(60), far_case, any,
+            [](const Case& c, uint64_t seed) { expect_the_reference(c, seed); });
 }
 
 TEST(FarTiles, EqualReferenceOnEveryUnit) {
-  for (uint64_t seed = 100; seed < 100 + static_cast<uint64_t>(cases(12)); ++seed) {
-    Case c = far_case(seed);
-    for (Tensor* x : {&c.q, &c.k, &c.v, &c.dout}) {
-      for (int64_t n = 0; n < x->view().numel(); ++n) {
-        float& value = x->data<float>()[n];
-        value = widen_bfloat16(round_bfloat16(value));
-      }
-    }
-    const Results exact = run_reference(c);
-    Results bounds(c, DType::kFloat64);
-    error_bound::fill(c, exact, bounds, 0x1p-7);  // a weight is rounded twice: a step of bfloat16
-    for (const auto* units : {&usable_units(), &emulated_units()}) {
-      for (const MatrixUnit& unit : *units) {
-        SCOPED_TRACE(unit.name);
-        const Kernels kernels = with_unit(tile_kernels(), unit);
-        c.p.kernels = &kernels;
-        expect_within(run_fused(c), exact, bounds, seed);
-        if (HasFatalFailure()) return;
-      }
-    }
-  }
+  const auto narrow = [](uint64_t seed) { return narrowed(far_case(seed)); };
+  for_cases(cases(12), narrow, any, expect_the_reference_on_units, 100);
 }
 
 // 20 queries and 400 keys, whose scores are 0 up to key 200, `middle` up to key 300, then `top`.
@@ -139,11 +104,8 @@ Case rising_case(Rng& rng, float middle, float top) {
   constexpr int64_t kQueries = 20, kKeys = 400, kDim = 16;
   Case c;
   Problem& p = c.p;
-  p.batch = p.heads = p.kv_heads = 1;
-  p.queries = p.positions.queries = p.visible.queries = kQueries;
-  p.keys = p.positions.keys = p.visible.keys = kKeys;
+  set_sizes(p, 1, 1, 1, kQueries, kKeys);
   p.head_dim = p.value_dim = kDim;
-  p.positions.q = p.positions.k = {0};
   c.draw_inputs(rng);
   for (int64_t i = 0; i < kQueries; ++i) c.q.data<float>()[i * kDim] = 1.0f;
   for (int64_t j = 0; j < kKeys; ++j) {
@@ -155,9 +117,7 @@ Case rising_case(Rng& rng, float middle, float top) {
 }
 
 void add_value_table(Rng& rng, Case& c, const ClassMap& map) {
-  ValueTable& values = c.p.terms.value_tables.emplace_back();
-  values.map = map;
-  values.table = c.term(rng, {map.classes(), c.p.value_dim});
+  add_term(c.p.terms.value_tables, map, c.term(rng, {map.classes(), c.p.value_dim}));
 }
 
 // A row's reference rises in a tile that is far for one table, or for two, on one side or on both: what
@@ -197,10 +157,8 @@ TEST(FarTiles, ManyBiasesEqualReference) {
   Rng rng(13);
   Case c = rising_case(rng, 1.0f, -1.0f);
   for (int n = 0; n < 40; ++n) {
-    DistanceBias bias;
-    bias.map = ClassMap::clamp(-n, 5);
-    bias.table = c.term(rng, {1, bias.map->classes()});
-    c.p.terms.biases.push_back(bias);
+    const ClassMap map = ClassMap::clamp(-n, 5);
+    add_term(c.p.terms.biases, map, c.term(rng, {1, map.classes()}));
   }
   expect_the_reference(c, 0);
 }
@@ -208,13 +166,10 @@ TEST(FarTiles, ManyBiasesEqualReference) {
 // What the groups of a causal block read of a table of distances, and which groups read some of them.
 TEST(FarTiles, GroupsReadWhatTheirQueriesSee) {
   constexpr int64_t kLength = 1000, kFirst = 400;
-  Rng rng(12);
-  PlainCall call(rng, kLength, kLength, 8);
+  PlainCall call(12, kLength, kLength, 8);
   for (int64_t i = 0; i < kLength; ++i) call.p.visible.span.emplace_back(0, i + 1);
-  const Tensor table = float_tensor(rng, {kLength, 8});
-  RowTable& rows = call.p.terms.row_tables.emplace_back();
-  rows.map = ClassMap::zero_outside(1 - kLength, 0);
-  rows.table = TermData::parameter(table.view(), true);
+  add_term(call.p.terms.row_tables, ClassMap::zero_outside(1 - kLength, 0),
+           call.trained({kLength, 8}));
   Workspace memory;
   const Plan plan(call.p, false, memory);
   QueryBlock x(plan, memory);

@@ -1,0 +1,37 @@
+// What rows of scores are made less by: src/kernels/shift.h.
+#include "kernels/shift.h"
+
+#include <gtest/gtest.h>
+
+#include "testing/random_terms.h"
+
+namespace relpos {
+namespace {
+
+constexpr int64_t kLength = 20;
+
+// Query i stands at `apart` * i, as key i does.
+struct Call : random_terms::PlainCall {
+  explicit Call(int64_t apart) : PlainCall(7, kLength, kLength, 8) {
+    p.terms.key_biases = {{trained({1, kLength})}};
+    p.terms.key_biases[0].values.multiplier = 2.0;
+    p.positions.consecutive = false;
+    p.positions.q.clear();
+    for (int64_t i = 0; i < kLength; ++i) p.positions.q.push_back(apart * i);
+    p.positions.k = p.positions.q;
+  }
+};
+
+TEST(Shifts, OfKeyBiasesAreSharedByQueriesAtNeighbouringPositions) {
+  const Call near(1), apart(6);
+  const Shifts shared(near.p), own(apart.p);
+  const TensorView& values = near.p.terms.key_biases[0].values.view;
+  const auto bias = [&](int64_t key) { return 2.0 * values.load(key); };
+  for (int64_t i = 0; i < kLength; ++i) {
+    EXPECT_EQ(shared.of(0, 0, i).keys, bias(i / 6 * 6)) << i;
+    EXPECT_EQ(own.of(0, 0, i).keys, bias(i)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace relpos
