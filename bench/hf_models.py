@@ -38,7 +38,7 @@ def encoder(layers: int, way: str, width: int = 768, heads: int = 12) -> T5Encod
     table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     torch.nn.init.normal_(table)
     if way == "relpos":
-        relpos.hf.linearize(model)
+        relpos.hf.fuse(model)
     assert model.encoder.config._attn_implementation == way
     return model
 

@@ -10,7 +10,7 @@
 
 namespace relpos::cli {
 
-enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kInterrupted = 130 };
+enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kOutOfMemory = 3, kInterrupted = 130 };
 
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 std::string shape_text(const std::vector<int64_t>& shape);

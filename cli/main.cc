@@ -1,4 +1,4 @@
-// The relpos tool. Exit codes: 0 ok, 1 failed check, 2 bad input, 130 interrupted.
+// The relpos tool.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
@@ -35,7 +35,8 @@ int run_tool(int argc, char** argv) {
       "--causal --out o.npy\n"
       "  relpos check t5 model.safetensors\n"
       "  relpos selftest\n"
-      "  relpos bench --scheme t5");
+      "  relpos bench --scheme t5\n\n"
+      "Exit codes: 0 ok, 1 failed check, 2 bad input, 3 out of memory, 130 interrupted.");
   tool.set_version_flag("--version", "relpos " RELPOS_VERSION);
   tool.require_subcommand(1);
   Run run;
@@ -49,7 +50,8 @@ int run_tool(int argc, char** argv) {
   add_lab(tool);
   std::string command = "relpos";
   try {
-    if (argc > 1 && std::strcmp(argv[1], "lab") == 0) return run_lab(argc - 2, argv + 2);
+    if (argc <= 1) throw CLI::CallForHelp();
+    if (std::strcmp(argv[1], "lab") == 0) return run_lab(argc - 2, argv + 2);
     tool.parse(argc, argv);
     command = command_name(tool);
     return run();
@@ -66,9 +68,9 @@ int run_tool(int argc, char** argv) {
     return fail(command, cancelled ? "interrupted" : error.what(),
                 cancelled ? kInterrupted : kBadInput);
   } catch (const std::bad_alloc&) {
-    return fail(command, "out of memory: give smaller sizes", kBadInput);
+    return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
   } catch (const std::length_error&) {
-    return fail(command, "out of memory: give smaller sizes", kBadInput);
+    return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
   } catch (const std::exception& error) {
     return fail(command, error.what(), kBadInput);
   }

@@ -100,12 +100,19 @@ OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
 SchemeOptions::SchemeOptions(CLI::App& app, const Scheme& scheme) {
   for (const OptionSpec& spec : scheme.options) {
     Slot& slot = slots_.emplace_back(Slot{&spec, nullptr, {}, false});
-    const std::string flag = option_flag(spec.name);
-    if (spec.type == OptionType::kBool) {
-      slot.option = app.add_flag(flag + ",!--no-" + flag.substr(2), slot.flag, description(spec));
+    const bool is_flag = spec.type == OptionType::kBool;
+    std::string flags;
+    const auto add = [&](const std::string& name) {
+      const std::string flag = option_flag(name);
+      flags += (flags.empty() ? "" : ",") + flag + (is_flag ? ",!--no-" + flag.substr(2) : "");
+    };
+    add(spec.name);
+    for (const std::string& alias : spec.aliases) add(alias);
+    if (is_flag) {
+      slot.option = app.add_flag(flags, slot.flag, description(spec));
       slot.option->option_text(" ");
     } else {
-      slot.option = app.add_option(flag, slot.text, description(spec));
+      slot.option = app.add_option(flags, slot.text, description(spec));
       slot.option->type_name(join(spec.choices, "|") + type_label(spec.type));
     }
     slot.option->group("Options of " + scheme.name);

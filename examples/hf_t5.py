@@ -72,7 +72,7 @@ def main() -> None:
     step(model, batch)
     before = step(model, batch)
 
-    relpos.hf.linearize(model)  # the one line
+    relpos.hf.fuse(model)  # the one line
 
     step(model, batch)
     after = step(model, batch)

@@ -88,6 +88,7 @@ nb::list list_schemes() {
       option["positional"] = spec.positional;
       option["choices"] = nb::tuple(nb::cast(spec.choices));
       option["doc"] = spec.doc;
+      option["aliases"] = nb::tuple(nb::cast(spec.aliases));
       options.append(option);
     }
     nb::dict entry;
@@ -95,6 +96,7 @@ nb::list list_schemes() {
     entry["class_name"] = scheme.class_name;
     entry["summary"] = scheme.summary;
     entry["source"] = scheme.source;
+    entry["headline"] = scheme.headline();
     entry["family"] = family(scheme).name;
     entry["options"] = options;
     list.append(entry);

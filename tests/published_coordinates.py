@@ -75,7 +75,7 @@ def layout(length, scale):
     )
     names = [f"rel_pos_{axis}bias.weight" for axis in ("", "x_", "y_")]
     named = dict(zip(names, tables, strict=True))
-    options = {"heads": HEADS, "scale": scale}
+    options = {"heads": HEADS, "bias_scale": scale}
     peer = of_bias("layout", options, length, length, scale * bias, named)
     at = boxes[..., [0, 3]].mT.contiguous()
     peer.inputs = dict(zip(("q_coordinates", "k_coordinates"), tokens_of(at), strict=True))

@@ -178,7 +178,7 @@ def test_numbers_that_require_grad_are_refused():
         ],
         "scale": [
             lambda: relpos.sdpa(q, k, v, scale=half),
-            lambda: relpos.T5Bias(2, scale=half),
+            lambda: relpos.T5Bias(2, bias_scale=half),
             lambda: relpos.compose.cope(q, q, q, table=sized(2, 8), scale=half),
             lambda: relpos.compose.tupe(
                 q, q, q, scale=half, query_position=q, key_position=q, cls=(half.expand(HEADS),) * 2
@@ -318,3 +318,15 @@ def test_plain_cross_attention_never_asks():
     relpos.attention(q, k, v, key_padding_mask=~mask(B, L), key_range=ranges)
     relpos.attention(q, k, v, attn_mask=mask(3, L), position=[])
     relpos.scores(q, k)
+
+
+@pytest.mark.parametrize("make", [relpos.T5Bias, relpos.LayoutBias], ids=lambda m: m.__name__)
+def test_scale_is_another_name_of_bias_scale(make):
+    assert "bias_scale=0.5" in make(2, scale=0.5).describe()
+    assert make(2, scale=0.5).describe() == make(2, bias_scale=0.5).describe()
+    with pytest.raises(TypeError, match="multiple values for argument 'bias_scale'"):
+        make(2, scale=0.5, bias_scale=0.5)
+
+
+def test_t5_says_which_scale_its_scores_have():
+    assert "scale=1.0" in relpos.T5Bias.__doc__.split("\n\n")[0]

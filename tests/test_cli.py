@@ -190,7 +190,6 @@ def test_bools_have_both_flags_and_lists_have_commas():
         (["show", "t6"], ["'t6'", "did you mean 't5'?"]),
         (["show", "qqqqqqqqqq"], ["expected one of 'alibi'"]),
         (["show"], ["expected a scheme"]),
-        ([], ["expected a command"]),
         (["shwo", "t5"], ["did you mean 'show'?"]),
         (["list", "nothing"], ["'nothing'", "name, class"]),
         (["show", "t5", "--bukets", "6"], ["did you mean --buckets?"]),
@@ -200,7 +199,7 @@ def test_bools_have_both_flags_and_lists_have_commas():
         (["show", "t5", "--heads", "0"], ["heads"]),
         (["show", "t5", "--heads", "9223372036854775807"], []),
         (["show", "t5", "--heads", "99999999999999999999"], ["--heads"]),
-        (["show", "t5", "--scale", "nan"], ["--scale: expected a finite number"]),
+        (["show", "t5", "--scale", "nan"], ["--bias-scale: expected a finite number"]),
         (["show", "t5", "--query", "-1"], ["--query"]),
         (["show", "t5", "--query", "10000000", "--what", "index"], ["too large"]),
         (["show", "t5", "--query", "4611686018427387904", "--what", "index"], []),
@@ -295,6 +294,11 @@ def test_help_starts_with_examples():
         text = output(*words, "--help", env={"RELPOS_PYTHON": "/bin/true"})
         assert "Examples:\n  relpos " in text
         assert text.index("Examples:") < text.find("Options:") or "Options:" not in text
+
+
+def test_help_says_the_exit_codes_and_is_what_no_command_prints():
+    assert "3 out of memory" in output("--help")
+    assert output() == output("--help")
 
 
 def test_the_examples_of_show_run():

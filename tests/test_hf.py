@@ -101,7 +101,7 @@ def test_a_mask_that_is_no_interval_is_refused(function):
 def test_a_static_cache_beams_and_packed_rows():
     family = FAMILIES["Llama"]
     model = family.make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     given = inputs(family)
     given["attention_mask"][1:] = 1
     for how in ({"cache_implementation": "static"}, {"num_beams": 3}):
@@ -122,7 +122,7 @@ def test_a_static_cache_beams_and_packed_rows():
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_dense_mask_of_the_user_s(kind):
     model = FAMILIES["Llama"].make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     seen = torch.ones(21, 21, dtype=torch.bool).tril()
     seen[10:, 3] = False
@@ -189,7 +189,7 @@ def test_register_serves_models_without_an_adapter(name):
 def test_weights_come_where_asked_for(name):
     family = FAMILIES[name]
     model = family.make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     given = inputs(family)
     if family.kind == "decoder":
         given["use_cache"] = False
@@ -202,7 +202,7 @@ def test_weights_come_where_asked_for(name):
 @pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM", "MPNet", "LongT5, transient global"])
 def test_copies_and_pickles_compute_the_same(name):
     family = FAMILIES[name]
-    fused, given = relpos.hf.linearize(family.make()), inputs(family)
+    fused, given = relpos.hf.fuse(family.make()), inputs(family)
     expected, gradients = outputs(family, fused, given)
     for twin in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
         with torch.no_grad():  # the copy reads its own table
@@ -224,7 +224,7 @@ def test_copies_and_pickles_compute_the_same(name):
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_gives_the_same_gradients(name, reentrant):
     family = FAMILIES[name]
-    fused, given = relpos.hf.linearize(family.make()).train(), inputs(family)
+    fused, given = relpos.hf.fuse(family.make()).train(), inputs(family)
     for part in fused.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
@@ -240,7 +240,7 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
 def test_compiles_in_one_graph(name):
     family = FAMILIES[name]
     layers = {n: 1 for n in ("num_layers", "num_decoder_layers") if n in family.options}
-    fused, given = relpos.hf.linearize(family.make(**layers)), inputs(family)
+    fused, given = relpos.hf.fuse(family.make(**layers)), inputs(family)
     expected = fused(**given, use_cache=False)[0]
     torch._dynamo.reset()
     compiled = torch.compile(fused, backend="eager", fullgraph=True)
@@ -251,7 +251,7 @@ def test_compiles_in_one_graph(name):
 
 def test_dropout_is_drawn_from_torch_s_generator():
     family = FAMILIES["T5"]
-    fused = relpos.hf.linearize(family.make(dropout_rate=0.3)).train()
+    fused = relpos.hf.fuse(family.make(dropout_rate=0.3)).train()
     given = inputs(family)
 
     def draw(seed):
@@ -266,16 +266,16 @@ def test_other_models_of_the_same_config_stay():
     config = FAMILIES["BLOOM"].make().config
     one, other = (transformers.BloomModel(config).eval() for _ in range(2))
     before = other(torch.arange(3, 12)[None]).last_hidden_state
-    relpos.hf.linearize(one)
+    relpos.hf.fuse(one)
     assert torch.equal(other(torch.arange(3, 12)[None]).last_hidden_state, before)
-    assert relpos.hf.linearize(one) is one  # twice is once
+    assert relpos.hf.fuse(one) is one  # twice is once
     assert type(one.h[0].self_attention).__mro__.count(type(other.h[0].self_attention)) == 1
 
 
 @pytest.mark.peers
 def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     family = FAMILIES["T5"]
-    fused, given = relpos.hf.linearize(family.make()), inputs(family)
+    fused, given = relpos.hf.fuse(family.make()), inputs(family)
     fused.save_pretrained(tmp_path)
     assert "relpos" not in (tmp_path / "config.json").read_text().lower()
     again = type(fused).from_pretrained(tmp_path, attn_implementation="eager").eval()
@@ -287,11 +287,11 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
 LEFT_ALONE = {
     "DebertaV2Model": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "relpos.DeBERTa; linearize has no adapter",
+        "relpos.DeBERTa; fuse has no adapter",
     ),
     "DebertaModel": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "relpos.DeBERTa; linearize has no adapter",
+        "relpos.DeBERTa; fuse has no adapter",
     ),
     "BertModel": ({}, "no adapter"),
 }
@@ -306,7 +306,7 @@ def test_models_without_an_adapter_stay_as_they_are(name):
     ).eval()
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     before, runs = model(ids)[0], model.config._attn_implementation
-    relpos.hf.linearize(model)
+    relpos.hf.fuse(model)
     assert model.config._attn_implementation == runs
     assert torch.equal(model(ids)[0], before)
     found = relpos.hf.report(model)
@@ -322,10 +322,10 @@ def test_speech_models_are_reported():
     model = transformers.Wav2Vec2ConformerModel(
         transformers.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
     )
-    assert "Conformer" in relpos.hf.report(relpos.hf.linearize(model)).layers[0].why
+    assert "Conformer" in relpos.hf.report(relpos.hf.fuse(model)).layers[0].why
     sizes |= {"ffn_dim": 40, "flow_size": 32, "duration_predictor_flow_bins": 4}
     model = transformers.VitsModel(transformers.VitsConfig(**sizes, spectrogram_bins=9))
-    assert all(x.state == "untouched" for x in relpos.hf.report(relpos.hf.linearize(model)).layers)
+    assert all(x.state == "untouched" for x in relpos.hf.report(relpos.hf.fuse(model)).layers)
 
 
 @pytest.mark.peers
@@ -333,7 +333,7 @@ def test_a_rotation_relpos_lacks_stays_with_the_model():
     family = FAMILIES["Llama"]
     scaled = {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 8.0}
     model, given = family.make(rope_parameters=scaled), inputs(family)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     for layer in relpos.hf.report(fused).layers:
         assert layer.state == "attention"
         assert "dynamic" in layer.why
@@ -348,13 +348,13 @@ def test_what_relpos_cannot_compute_raises_with_the_reason():
     bloom.config._attn_implementation = "relpos"
     with pytest.raises(TypeError, match="computes with its attention mask itself"):
         bloom(ids)
-    fused = relpos.hf.linearize(FAMILIES["T5"].make())
+    fused = relpos.hf.fuse(FAMILIES["T5"].make())
     fused.set_attn_implementation("sdpa")
     with pytest.raises(TypeError, match="computes with its position bias itself"):
         fused(input_ids=ids, decoder_input_ids=ids)
     assert "is now 'sdpa'" in relpos.hf.report(fused).layers[0].why
     with pytest.raises(TypeError, match="model: expected a transformers model"):
-        relpos.hf.linearize(torch.nn.Linear(2, 2))
+        relpos.hf.fuse(torch.nn.Linear(2, 2))
 
 
 def test_every_adapter_names_classes_that_exist():
@@ -406,7 +406,7 @@ def test_a_new_file_brings_its_family_along(tmp_path, monkeypatch):
     model = transformers.BertModel(transformers.BertConfig(**options)).eval()
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     before = model(ids).last_hidden_state
-    relpos.hf.linearize(model)
+    relpos.hf.fuse(model)
     assert {layer.why for layer in relpos.hf.report(model).layers} == {"slopes"}
     assert (model(ids).last_hidden_state - before).abs().max() > 1e-2
 
@@ -429,7 +429,7 @@ def test_import_needs_no_transformers_and_the_functions_say_what_to_install():
         import relpos, torch
         print("transformers" in sys.modules)
         sys.modules["transformers"] = None
-        for call in (relpos.hf.register, lambda: relpos.hf.linearize(torch.nn.Linear(1, 1)),
+        for call in (relpos.hf.register, lambda: relpos.hf.fuse(torch.nn.Linear(1, 1)),
                      lambda: relpos.hf.report(torch.nn.Linear(1, 1))):
             try:
                 call()
@@ -452,3 +452,8 @@ def test_a_version_without_the_interfaces_is_named(monkeypatch):
     monkeypatch.delattr(masking_utils, "sdpa_mask")
     with pytest.raises(ImportError, match="no sdpa_mask"):
         relpos.hf.register()
+
+
+def test_linearize_is_an_earlier_name_of_fuse():
+    fused = relpos.hf.linearize(FAMILIES["T5"].make())
+    assert all(layer.state == "fused" for layer in relpos.hf.report(fused).layers)

@@ -43,7 +43,7 @@ def pair(name):
     if name == "Llama 4":
         ours.set_attn_implementation("relpos")
         return model, ours
-    return model, relpos.hf.linearize(ours)
+    return model, relpos.hf.fuse(ours)
 
 
 def fed(model, step, cut, mask, cache, mask_length=0):

@@ -44,7 +44,7 @@ def in_float64(family, model, given):
 def test_hidden_states_and_gradients_are_eager_s(name, mask, request):
     family = FAMILIES[name]
     model, given = family.make(), inputs(FAMILIES[name], mask=mask)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     states = {layer.state for layer in relpos.hf.report(fused).layers}
     assert states == {"fused"}
     assert list(fused.state_dict()) == list(model.state_dict())
@@ -77,7 +77,7 @@ def test_generation_with_a_cache_is_the_same(name, mask):
     if family.kind == "decoder" and mask == "padded":  # generation goes on from the last token
         given["attention_mask"][1:] = 1
     model = family.make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     same_generation(fused, model, 12, **given)
 
 
@@ -104,7 +104,7 @@ def test_nothing_of_lq_times_lk_is_built(name):
     for linear in (True, False) if name in ("T5", "Llama", "BLOOM") else (True,):
         model = family.make()
         if linear:
-            model = relpos.hf.linearize(model)
+            model = relpos.hf.fuse(model)
         with Largest() as largest:
             outputs(family, model, given)
         assert (largest.elements < length * length // 2) == linear

@@ -71,7 +71,7 @@ OTHER_ROTATIONS = {
 def test_a_class_that_rotates_in_another_way_is_not_fused(kind, claimed):
     claimed(f"{kind}Attention")
     model = random_model(kind, **OTHER_ROTATIONS[kind])
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     compare(FAMILIES["Llama"], fused, model)
     for layer in relpos.hf.report(fused).layers:
         assert layer.state == "attention"
@@ -84,7 +84,7 @@ def test_what_a_name_brings_along_is_the_module_s_choice(kind, claimed):
     claimed(f"{kind}Attention")
     options = {"no_rope_layers": [1, 0], "sliding_window": 6} if kind == "SmolLM3" else {}
     model = random_model(kind, **options)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     compare(FAMILIES["Llama"], fused, model)
     states = [layer.state for layer in relpos.hf.report(fused).layers]
     expected = {"Olmo": ["fused"] * 2, "Cohere2": ["attention"] * 2}
@@ -102,7 +102,7 @@ def test_a_layer_that_is_changed_after_its_rotation_is_not_fused(monkeypatch):
 
     monkeypatch.setattr(own, "apply_rotary_pos_emb", rotate_and_weigh)
     model = FAMILIES["Llama"].make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     assert {layer.state for layer in relpos.hf.report(fused).layers} == {"attention"}
     compare(FAMILIES["Llama"], fused, model)
 
@@ -110,7 +110,7 @@ def test_a_layer_that_is_changed_after_its_rotation_is_not_fused(monkeypatch):
 @pytest.mark.parametrize("name", ["Llama", "Gemma 3", "GPT-NeoX"])
 def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
     family = FAMILIES[name]
-    fused = relpos.hf.linearize(family.make())
+    fused = relpos.hf.fuse(family.make())
     own = sys.modules[type(fused).__module__]
     expected, _ = outputs(family, fused, inputs(family))
     monkeypatch.delattr(own, "apply_rotary_pos_emb")
@@ -118,7 +118,7 @@ def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
 
 
 def edited(model, how):
-    """Changes the rotation of a model as a user may, after it was linearized."""
+    """Changes the rotation of a model as a user may, after it was fused."""
     base = model.base_model
     with torch.no_grad():
         if hasattr(base, "rotary_emb"):
@@ -141,10 +141,10 @@ def edited(model, how):
 
 @pytest.mark.parametrize("how", ["in place", "data", "replaced"])
 @pytest.mark.parametrize("name", ROTARY)
-def test_a_rotation_edited_after_linearize(name, how):
+def test_a_rotation_edited_after_fuse(name, how):
     family = FAMILIES[name]
     model = family.make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     before, _ = outputs(family, fused, inputs(family))
     for each in (model, fused):
         edited(each, how)
@@ -156,7 +156,7 @@ def test_a_factor_on_the_tables_reaches_the_scores():
     """attention_scaling, and tables that a hook gives."""
     family = FAMILIES["Llama"]
     model = family.make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     for each in (model, fused):
         each.model.rotary_emb.attention_scaling = 1.3
     compare(family, fused, model)
@@ -169,7 +169,7 @@ def test_a_factor_on_the_tables_reaches_the_scores():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_models_rotate_in_the_kernel(dtype, monkeypatch):
     """Tables rounded to 16 bits are still those of the rotation."""
-    fused = relpos.hf.linearize(FAMILIES["Llama"].make()).to(dtype)
+    fused = relpos.hf.fuse(FAMILIES["Llama"].make()).to(dtype)
     own = sys.modules[type(fused).__module__]
     monkeypatch.delattr(own, "apply_rotary_pos_emb")
     with torch.inference_mode():
@@ -189,9 +189,9 @@ def test_a_model_of_meta_tensors(name, inside):
     model, fused = family.make(), on_meta(family).eval()
     if inside:
         with torch.device("meta"):
-            relpos.hf.linearize(fused)
+            relpos.hf.fuse(fused)
     else:
-        relpos.hf.linearize(fused)
+        relpos.hf.fuse(fused)
     assert {layer.state for layer in relpos.hf.report(fused).layers} == {"fused"}
     assert all(parameter.is_meta for parameter in fused.parameters())
     fused.to_empty(device="cpu")
@@ -214,7 +214,7 @@ def test_a_trial_leaves_the_module_as_it_is():
     torch.manual_seed(5)
     drawn = torch.rand(3)
     torch.manual_seed(5)
-    relpos.hf.linearize(model)
+    relpos.hf.fuse(model)
     assert torch.equal(torch.rand(3), drawn)
     assert [part.training for part in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

@@ -70,7 +70,7 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_LENGTH])
-def test_linearize_leaves_the_state_as_it_is(name):
+def test_fuse_leaves_the_state_as_it_is(name):
     model = by_length("Llama", name) if name in BY_LENGTH else FAMILIES[name].make()
     model.train()
     next(part for part in model.modules() if isinstance(part, torch.nn.Linear)).eval()
@@ -79,7 +79,7 @@ def test_linearize_leaves_the_state_as_it_is(name):
         part.register_forward_hook(lambda module, *_: called.append(type(module)))
     before = state(model)
     drawn = torch.get_rng_state()
-    relpos.hf.linearize(model)
+    relpos.hf.fuse(model)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert torch.is_grad_enabled()
     assert called == []
@@ -93,7 +93,7 @@ def test_logits_stay_on_eager_attention(kind):
     model = by_length("Llama", kind)
     ids = torch.arange(3, 33)[None]
     before = model(ids, use_cache=False).logits
-    relpos.hf.linearize(model).set_attn_implementation("eager")
+    relpos.hf.fuse(model).set_attn_implementation("eager")
     assert torch.equal(model(ids, use_cache=False).logits, before)
 
 
@@ -110,7 +110,7 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
     """Short calls, long ones and short ones again: the tables depend on those before."""
     family = FAMILIES[name]
     model = by_length(name, kind)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     for length in (20, 9, 40, 15, 17, 90, 12):
         given = inputs(family, length, mask="ones")
         (ours, gradients), (theirs, expected) = (outputs(family, m, given) for m in (fused, model))
@@ -123,14 +123,14 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
         same_generation(fused, model, 16, input_ids=prompt)
 
 
-def test_linearize_does_not_depend_on_the_caller_s_modes():
+def test_fuse_does_not_depend_on_the_caller_s_modes():
     family = FAMILIES["BLOOM"]
     model = family.make()
     fused = copy.deepcopy(model)
     torch.set_default_dtype(torch.float64)
     try:
         with torch.inference_mode(), torch.autocast("cpu"):
-            relpos.hf.linearize(fused)
+            relpos.hf.fuse(fused)
     finally:
         torch.set_default_dtype(torch.float32)
     assert states(fused) == {"fused"}
@@ -139,10 +139,10 @@ def test_linearize_does_not_depend_on_the_caller_s_modes():
 
 
 def compare(name, length, **options):
-    """A model and its linearized copy, with caches and without; the copy's state."""
+    """A model and its fused copy, with caches and without; the copy's state."""
     family = FAMILIES[name]
     model = family.make(**options)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     for mask in ("none", "ones" if "window" in name else "padded"):
         given = inputs(family, length, mask=mask)
         (ours, _), (theirs, _) = (outputs(family, each, given) for each in (fused, model))
@@ -210,7 +210,7 @@ def test_buckets_that_differ_beyond_some_distance(monkeypatch):
         staticmethod(lambda at, **k: torch.where(at < -20, 0, buckets(at, **k))),
     )
     model = FAMILIES["T5"].make()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     family, given = FAMILIES["T5"], inputs(FAMILIES["T5"], 70)
     same(*(outputs(family, each, given)[0] for each in (fused, model)))
     assert "buckets" in str(relpos.hf.report(fused))
@@ -239,7 +239,7 @@ def test_an_alibi_that_is_not_linear(name, owner, builder, monkeypatch):
 @pytest.mark.parametrize("name", ["BLOOM", "MPT", "MPNet", "GPT-J", "Falcon, rotary"])
 def test_a_class_of_the_same_name_that_does_more_beyond_some_length(name, monkeypatch):
     model = FAMILIES[name].make()
-    kind = type(next(iter(relpos.hf._linearize.attention_modules(model)))[1])
+    kind = type(next(iter(relpos.hf._fuse.attention_modules(model)))[1])
     own = kind.forward
 
     def forward(self, *args, **kwargs):
@@ -249,7 +249,7 @@ def test_a_class_of_the_same_name_that_does_more_beyond_some_length(name, monkey
         return (out, *others)
 
     monkeypatch.setattr(kind, "forward", forward)
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     assert states(fused) == {"untouched"}
     family, given = FAMILIES[name], inputs(FAMILIES[name], 40)
     same(*(outputs(family, each, given)[0] for each in (fused, model)))
@@ -265,7 +265,7 @@ def test_a_class_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
     assert compare("Llama", 21) == "untouched"
-    report = str(relpos.hf.report(relpos.hf.linearize(FAMILIES["Llama"].make())))
+    report = str(relpos.hf.report(relpos.hf.fuse(FAMILIES["Llama"].make())))
     assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
 
 
@@ -297,7 +297,7 @@ def test_a_layer_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
     family = FAMILIES["Llama"]
     model = family.make()
     before = {name: (type(part), set(vars(part))) for name, part in model.named_modules()}
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     for layer in relpos.hf.report(fused).layers:
         assert layer.state == "untouched"
         assert "LlamaForCausalLM on relpos: a trial with random weights raised" in layer.why
@@ -316,7 +316,7 @@ def test_an_object_with_a_forward_of_its_own_stays_as_it_is():
         layer.self_attn.forward = lambda hidden_states, **_: (0.5 * hidden_states, None)
     given = inputs(family)
     before, _ = outputs(family, model, given)
-    relpos.hf.linearize(model)
+    relpos.hf.fuse(model)
     assert states(model) == {"untouched"}
     assert torch.equal(outputs(family, model, given)[0], before)
 
@@ -371,7 +371,7 @@ COMPOSITES = {
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_models_of_images_and_text(name):
     model = COMPOSITES[name]()
-    fused = relpos.hf.linearize(copy.deepcopy(model))
+    fused = relpos.hf.fuse(copy.deepcopy(model))
     found = {layer.kind: layer.state for layer in relpos.hf.report(fused).layers}
     assert found["SiglipAttention"] == "untouched"
     assert "fused" in found.values()

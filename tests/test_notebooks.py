@@ -176,7 +176,7 @@ def test_second_step_by_step_leaves_out_the_clamp():
 
 def test_second_class():
     """Its forward, with the two undefined names read as sequence_pos and context_pos."""
-    position = relpos.T5Bias(8, bidirectional=False, scale=0.5)  # the defaults 32 and 128
+    position = relpos.T5Bias(8, bidirectional=False, bias_scale=0.5)  # the defaults 32 and 128
     n = (torch.arange(40)[:, None] - torch.arange(300)).clamp(min=0)
     values = position.relative_attention_bias.weight[notebook_classes(n, 32, 128, 31)] * 0.5
     notebook = values.transpose(0, 2).unsqueeze(0)
@@ -300,7 +300,7 @@ def test_third_class_clamps_with_the_global():
 
 
 def test_third_scaling_factor():
-    position = relpos.T5Bias(4, 6, 20, bidirectional=False, scale=3.0)
+    position = relpos.T5Bias(4, 6, 20, bidirectional=False, bias_scale=3.0)
     with torch.no_grad():
         position.relative_attention_bias.weight.copy_(third().relative_attention_bias.weight)
     torch.testing.assert_close(position.dense(15, 15), 3 * third().dense(15, 15))

@@ -23,7 +23,7 @@ struct Family {
 };
 const std::vector<Family>& families();
 const Family& family(const Part& part);
-// Of the part that example_options make.
+// The family of the part that example_options make.
 const Family& family(const Scheme& scheme);
 
 }  // namespace relpos

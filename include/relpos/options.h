@@ -30,6 +30,9 @@ struct OptionSpec {
   bool positional = false;  // may be given by place in Python, in the order of the specs
   std::vector<std::string> choices{};
   std::string doc;
+  std::vector<std::string> aliases{};  // earlier names, which are read as `name`
+
+  bool goes_by(std::string_view word) const noexcept;
 };
 
 // Values by name, complete and checked against the specs (make_options).

@@ -20,9 +20,12 @@ struct Scheme {
   std::string class_name;  // in Python: "T5Bias"
   std::string summary;     // one line
   std::string source;      // paper and section
+  std::string note;        // whole sentences that follow the summary where it is not enough
   std::vector<OptionSpec> options;
   // Checks the options against each other (throws Error) and decides everything they decide.
   std::shared_ptr<const Recipe> (*make)(const Scheme&, const OptionMap&) = nullptr;
+
+  std::string headline() const { return note.empty() ? summary : summary + ". " + note; }
 };
 
 const std::vector<Scheme>& schemes();

@@ -60,6 +60,8 @@ class OptionList {
   void choice(const char* name, std::string& choice, const Choices& choices, const char* doc);
   void choice_or_values(const char* name, std::variant<std::string, std::vector<double>>& either,
                         const Choices& choices, const char* doc);
+  // Another name under which the option before it may be given.
+  void alias(const char* name);
   // In Python, what follows is given by name alone.
   void keyword_only() { positional_ = false; }
 
@@ -358,11 +360,12 @@ T read_options(const Scheme& scheme, const OptionMap& values) {
 
 template <typename T>
 Scheme make_scheme(std::string name, std::string class_name, std::string summary,
-                   std::string source) {
+                   std::string source, std::string note = "") {
   return {std::move(name),
           std::move(class_name),
           std::move(summary),
           std::move(source),
+          std::move(note),
           list_options<T>(),
           [](const Scheme& scheme, const OptionMap& values) {
             const T made = read_options<T>(scheme, values);
@@ -370,10 +373,11 @@ Scheme make_scheme(std::string name, std::string class_name, std::string summary
           }};
 }
 
-// NAME is the file's name, TYPE the struct above it.
-#define RELPOS_SCHEME(NAME, TYPE, CLASS_NAME, SUMMARY, SOURCE)                    \
-  namespace schemes_impl {                                                        \
-  Scheme NAME() { return make_scheme<TYPE>(#NAME, CLASS_NAME, SUMMARY, SOURCE); } \
+// NAME is the file's name, TYPE the struct above it; the rest is CLASS_NAME, SUMMARY, SOURCE and, where
+// a call needs to know more than the summary says, NOTE.
+#define RELPOS_SCHEME(NAME, TYPE, ...)                            \
+  namespace schemes_impl {                                        \
+  Scheme NAME() { return make_scheme<TYPE>(#NAME, __VA_ARGS__); } \
   }
 
 }  // namespace relpos

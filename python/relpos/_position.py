@@ -442,7 +442,7 @@ def _class_of(scheme: Scheme) -> type[SchemePosition]:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            bound = signature.bind(*args, **kwargs)
+            bound = signature.bind(*args, **scheme.by_name(kwargs))
         except TypeError as error:
             raise TypeError(f"{scheme.class_name}{signature}: {error}") from None
         bound.apply_defaults()
@@ -467,10 +467,11 @@ def _class_of(scheme: Scheme) -> type[SchemePosition]:
 
 
 def _doc(scheme: Scheme, inputs: list[ParameterSpec]) -> str:
-    lines = [scheme.summary, "", f"Source: {scheme.source}.", "", "Options:"]
+    lines = [scheme.headline, "", f"Source: {scheme.source}.", "", "Options:"]
     for option in scheme.options:
         choices = f" One of {', '.join(map(repr, option.choices))}." if option.choices else ""
-        lines.append(f"  {option.name}: {option.doc}{choices}")
+        also = f" Also: {', '.join(option.aliases)}." if option.aliases else ""
+        lines.append(f"  {option.name}: {option.doc}{choices}{also}")
     if inputs:
         names = ", ".join(spec.name for spec in inputs)
         lines += ["", f"Inputs of each call, position({names}):"]

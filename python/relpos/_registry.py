@@ -18,6 +18,7 @@ class Option:
     positional: bool
     choices: tuple[str, ...]
     doc: str
+    aliases: tuple[str, ...]  # earlier names, which are read as `name`
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class Scheme:
     class_name: str
     summary: str
     source: str
+    headline: str  # the summary, and what a call needs to know besides
     family: str  # "rotation", "rows", "bias", "other": decided by its terms
     options: tuple[Option, ...]
 
@@ -81,6 +83,17 @@ class Scheme:
             [_parameter(o, Parameter.POSITIONAL_OR_KEYWORD) for o in placed]
             + [_parameter(o, Parameter.KEYWORD_ONLY) for o in named]
         )
+
+    def by_name(self, given: dict[str, Any]) -> dict[str, Any]:
+        """`given` with the name of each option in place of an alias."""
+        names = {alias: option.name for option in self.options for alias in option.aliases}
+        named: dict[str, Any] = {}
+        for key, value in given.items():
+            name = names.get(key, key)
+            if name in named:
+                raise TypeError(f"multiple values for argument {name!r}")
+            named[name] = value
+        return named
 
     def example(self) -> dict[str, Any]:
         """The smallest options that construct it: required ones only."""

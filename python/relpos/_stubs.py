@@ -62,7 +62,7 @@ def _class(scheme: Scheme) -> str:
     arguments = ["self", *placed, *(["*", *named] if named else [])]
     rotary = scheme.describe(**scheme.example()).rotary_dims > 0
     bases = "_Rotary, SchemePosition" if rotary else "SchemePosition"
-    lines = [f"\nclass {scheme.class_name}({bases}):", f'    """{scheme.summary}"""', ""]
+    lines = [f"\nclass {scheme.class_name}({bases}):", f'    """{scheme.headline}"""', ""]
     lines += ["    def __init__(", *(f"        {argument}," for argument in arguments)]
     return "\n".join([*lines, "    ) -> None: ...", ""])
 

@@ -20,7 +20,7 @@ class GridPositions {
     return q_.empty() ? grid_.q_offset + i : q_[static_cast<size_t>(i)];
   }
   int64_t key(int64_t j) const { return k_.empty() ? j : k_[static_cast<size_t>(j)]; }
-  // Of all pairs; {0, -1} where there is none.
+  // The distances of all pairs; {0, -1} where there is none.
   std::pair<int64_t, int64_t> distances() const;
   // The same as one batch row of positions.
   TokenPositions tokens() const;

@@ -12,7 +12,7 @@ namespace relpos {
 void check_terms(const Terms& terms, const CallShape& call, const std::string& who);
 // The same of what joins values, for a call that has them.
 void check_value_tables(const Terms& terms, const CallShape& call, const std::string& who);
-// Of all parts.
+// Checks the rotations of all parts.
 void check_rotations_disjoint(const Terms& terms);
 
 }  // namespace relpos

@@ -19,7 +19,7 @@ Coordinates coordinates_at(const TokenPositions* positions, int64_t axes,
 Coordinates coordinates_at(const TokenPositions* positions, const Along::Coordinate& query,
                            const Along::Coordinate& key);
 
-// Of inputs [B, axes, Lq] and [B, axes, Lk], or [B, Lq] and [B, Lk].
+// Reads inputs [B, axes, Lq] and [B, axes, Lk], or [B, Lq] and [B, Lk].
 Coordinates coordinates_given(const TensorView& queries, const TensorView& keys);
 
 // One coordinate, of such a number of each token and its position.

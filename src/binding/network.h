@@ -29,7 +29,7 @@ class NetworkTable {
     std::vector<double> feature;
     std::vector<Layer> layers;
   };
-  // Of one distance: what goes into each layer, and before that into its activation.
+  // What one distance has: what goes into each layer, and before that into its activation.
   struct State {
     std::vector<std::vector<double>> inputs, sums;
   };

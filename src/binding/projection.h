@@ -18,7 +18,7 @@ struct Projection {
 
   // [heads, span, head_dim], owned; `weight` [heads head_dim, width].
   TermData table(const std::vector<double>& weight) const;
-  // Of `table_gradient` [heads, span, head_dim]: [heads head_dim, width].
+  // The gradient [heads head_dim, width] that follows from `table_gradient` [heads, span, head_dim].
   std::vector<double> weight_gradient(const std::vector<double>& table_gradient) const;
 };
 

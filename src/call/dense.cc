@@ -38,7 +38,7 @@ double bias_at(const std::vector<DistanceBias>& biases, int64_t h, int64_t delta
   return sum;
 }
 
-// Of a key bias: [H, Lk], or [1, H, Lk].
+// The offset of an element of a key bias, which is [H, Lk] or [1, H, Lk].
 int64_t key_offset(const TensorView& view, int64_t h, int64_t j) {
   return view.rank == 3 ? view.offset({0, h, j}) : view.offset({h, j});
 }

@@ -51,7 +51,7 @@ class Dropout {
     return {low(seed_), high(seed_), static_cast<uint32_t>(batch),
             static_cast<uint32_t>(head + first_head_)};
   }
-  // Of the columns 16 apart from `column` on, in the same 64.
+  // The counter of the columns 16 apart from `column` on, in the same 64.
   static Threefry4x32::Words counter(int64_t row, int64_t column) noexcept {
     const auto wide = static_cast<uint64_t>(row);
     const auto at = static_cast<uint64_t>(column / 64 * 16 + column % 16);

@@ -1,11 +1,11 @@
 // Xu et al. 2021 (LayoutLMv2), Huang et al. 2022 (LayoutLMv3): T5's bias of three distances, those in the
 // text and in both directions of the page.
 //
-//   score[h,i,j] += scale (rel_pos_bias[h, bucket(pos_k - pos_q)] + rel_pos_x_bias[h, bucket(x_k - x_q)]
-//                          + rel_pos_y_bias[h, bucket(y_k - y_q)])
+//   score[h,i,j] += bias_scale (rel_pos_bias[h, bucket(pos_k - pos_q)]
+//                   + rel_pos_x_bias[h, bucket(x_k - x_q)] + rel_pos_y_bias[h, bucket(y_k - y_q)])
 //
-// x and y are given with each call: the left and the lower edge of a token's box. LayoutLMv3 has the scale
-// 1 / sqrt(head_dim).
+// x and y are given with each call: the left and the lower edge of a token's box. LayoutLMv3's bias_scale
+// is 1 / sqrt(head_dim).
 #include "relpos/scheme.h"
 #include "schemes/common/buckets.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 struct LayoutBias {
   int64_t heads = 0, buckets = 32, max_distance = 128, buckets_2d = 64, max_distance_2d = 256;
-  double scale = 1.0;
+  double bias_scale = 1.0;
 
   void options(OptionList& o) {
     o.required("heads", heads, "query heads");
@@ -23,13 +23,14 @@ struct LayoutBias {
     o.size("max_distance", max_distance, "all distances from it on share the last bucket");
     o.size("buckets_2d", buckets_2d, "classes of distances on the page, an even number");
     o.size("max_distance_2d", max_distance_2d, "all distances from it on share the last bucket");
-    o.number("scale", scale, "multiplies the biases");
+    o.number("bias_scale", bias_scale, "multiplies the biases, and not the scores");
+    o.alias("scale");
   }
 
   void terms(Builder& b) const {
     const auto table = [&](const char* name, int64_t classes) {
-      return scale * b.parameter(name, {heads, classes}, Init::normal(0.02),
-                                 "one number for each head and bucket");
+      return bias_scale * b.parameter(name, {heads, classes}, Init::normal(0.02),
+                                      "one number for each head and bucket");
     };
     const ClassMap text = common::Buckets(b.scheme(), buckets, max_distance, true).map();
     const ClassMap page = common::Buckets(b.scheme(), buckets_2d, max_distance_2d, true).map();

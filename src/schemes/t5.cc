@@ -1,6 +1,6 @@
 // Raffel et al. 2020 (T5): a learned number for each head and bucket of distances.
 //
-//   score[h,i,j] += scale weight[bucket(pos_k - pos_q), h]
+//   score[h,i,j] += bias_scale weight[bucket(pos_k - pos_q), h]
 #include "relpos/scheme.h"
 #include "schemes/common/buckets.h"
 
@@ -11,7 +11,7 @@ namespace {
 struct T5 {
   int64_t heads = 0, buckets = 32, max_distance = 128;
   bool bidirectional = true;
-  double scale = 1.0;
+  double bias_scale = 1.0;
 
   void options(OptionList& o) {
     o.required("heads", heads, "query heads");
@@ -19,7 +19,8 @@ struct T5 {
     o.size("max_distance", max_distance, "all distances from it on share the last bucket");
     o.flag("bidirectional", bidirectional,
            "half of the buckets for the future; else the future shares bucket 0");
-    o.number("scale", scale, "multiplies the table");
+    o.number("bias_scale", bias_scale, "multiplies the table, and not the scores");
+    o.alias("scale");
   }
 
   void terms(Builder& b) const {
@@ -34,13 +35,16 @@ struct T5 {
          {"notebooks", "relative_position_bias.weight"},
          {"notebooks", "relative_attention_embedding.weight"},
          {"notebooks", "rel_pos_embeddings.weight"}});
-    b.bias(map, scale * weight.transposed());
+    b.bias(map, bias_scale * weight.transposed());
   }
 };
 
 }  // namespace
 
-RELPOS_SCHEME(t5, T5, "T5Bias", "a learned number for each head and bucket of distances",
-              "Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1")
+RELPOS_SCHEME(
+    t5, T5, "T5Bias", "a learned number for each head and bucket of distances",
+    "Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
+    "T5 does not divide its scores by sqrt(D), as attention does by default: give scale=1.0 "
+    "to the call for a model of T5.")
 
 }  // namespace relpos

@@ -122,6 +122,10 @@ const T& get(const OptionValue* value, std::string_view name, const char* type) 
 
 }  // namespace
 
+bool OptionSpec::goes_by(std::string_view word) const noexcept {
+  return word == name || std::find(aliases.begin(), aliases.end(), word) != aliases.end();
+}
+
 void OptionMap::set(const std::string& name, OptionValue value) {
   for (auto& item : items_) {
     if (item.first == name) {
@@ -169,18 +173,18 @@ const std::vector<double>* OptionMap::values(std::string_view name) const noexce
 OptionMap make_options(const Scheme& scheme, const OptionValues& given) {
   OptionMap asked;
   for (const auto& [name, value] : given) {
-    const bool known = std::any_of(scheme.options.begin(), scheme.options.end(),
-                                   [&](const OptionSpec& spec) { return spec.name == name; });
-    if (!known) {
+    const auto spec = std::find_if(scheme.options.begin(), scheme.options.end(),
+                                   [&](const OptionSpec& each) { return each.goes_by(name); });
+    if (spec == scheme.options.end()) {
       std::vector<std::string> names;
-      for (const OptionSpec& spec : scheme.options) names.push_back(spec.name);
+      for (const OptionSpec& each : scheme.options) names.push_back(each.name);
       throw_error(ErrorKind::kValue, scheme.name, ": no option '", name, "'",
                   names.empty() ? std::string("; it has none") : suggestion(name, names));
     }
     const bool twice = std::any_of(asked.items().begin(), asked.items().end(),
-                                   [&](const auto& item) { return item.first == name; });
-    check_value(!twice, scheme.name, ": ", name, ": given twice");
-    asked.set(name, value);
+                                   [&](const auto& item) { return item.first == spec->name; });
+    check_value(!twice, scheme.name, ": ", spec->name, ": given twice");
+    asked.set(spec->name, value);
   }
   OptionMap options;
   for (const OptionSpec& spec : scheme.options) {
@@ -196,6 +200,10 @@ OptionMap make_options(const Scheme& scheme, const OptionValues& given) {
 void OptionList::add(OptionSpec spec) {
   spec.positional = positional_;
   specs_.push_back(std::move(spec));
+}
+
+void OptionList::alias(const char* name) {
+  if (values_ == nullptr) specs_.back().aliases.emplace_back(name);
 }
 
 int64_t OptionList::checked(const char* name, int64_t size, int64_t least) const {

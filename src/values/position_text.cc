@@ -157,13 +157,13 @@ class Parser {
   }
 
   void fill_required(const Scheme& scheme, OptionValues& given) const {
-    const auto names = [](const OptionValues& items, const std::string& name) {
+    const auto find = [](const OptionValues& items, const OptionSpec& spec) {
       return std::find_if(items.begin(), items.end(),
-                          [&](const auto& item) { return item.first == name; });
+                          [&](const auto& item) { return spec.goes_by(item.first); });
     };
     for (const OptionSpec& spec : scheme.options) {
-      if (!spec.required || names(given, spec.name) != given.end()) continue;
-      const auto fallback = names(defaults_, spec.name);
+      if (!spec.required || find(given, spec) != given.end()) continue;
+      const auto fallback = find(defaults_, spec);
       if (fallback != defaults_.end()) given.push_back(*fallback);
     }
   }

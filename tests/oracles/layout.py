@@ -5,7 +5,7 @@ from oracles import t5
 
 def configs(heads, head_dim, value_dim):
     small = {"buckets": 8, "max_distance": 20, "buckets_2d": 12, "max_distance_2d": 60}
-    return [{"heads": heads}, {"heads": heads, "scale": 0.3} | small]
+    return [{"heads": heads}, {"heads": heads, "bias_scale": 0.3} | small]
 
 
 def inputs(options, batch, heads, queries, keys, normal):
@@ -27,4 +27,4 @@ def terms(options, parameters, pos_q, pos_k):
     for axis, at_q, at_k in sides:
         table = parameters[f"rel_pos_{axis}_bias.weight"]
         bias = bias + table[:, bucket(options, "_2d", page, at_q, at_k)]
-    return {"bias": options.get("scale", 1.0) * bias}
+    return {"bias": options.get("bias_scale", 1.0) * bias}

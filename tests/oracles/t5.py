@@ -14,9 +14,15 @@ def configs(heads, head_dim, value_dim):
         {"heads": heads},
         {"heads": heads, "bidirectional": False},
         {"heads": heads, "buckets": 6, "max_distance": 20, "bidirectional": False},
-        {"heads": heads, "buckets": 6, "max_distance": 20, "scale": 0.125},
+        {"heads": heads, "buckets": 6, "max_distance": 20, "bias_scale": 0.125},
         {"heads": heads, "buckets": 48, "max_distance": 81},
-        {"heads": heads, "buckets": 36, "max_distance": 32, "bidirectional": False, "scale": 3.0},
+        {
+            "heads": heads,
+            "buckets": 36,
+            "max_distance": 32,
+            "bidirectional": False,
+            "bias_scale": 3.0,
+        },
         {"heads": heads, "buckets": 4, "max_distance": 200},
         {"heads": heads, "buckets": 9, "max_distance": 30, "bidirectional": False},
         {"heads": heads, "buckets": 2, "max_distance": 10},
@@ -54,4 +60,4 @@ def bucket(options, pos_q, pos_k):
 def terms(options, parameters, pos_q, pos_k):
     index = bucket(options, pos_q, pos_k)
     table = parameters["relative_attention_bias.weight"]
-    return {"bias": options.get("scale", 1.0) * table[index].permute(2, 0, 1)}
+    return {"bias": options.get("bias_scale", 1.0) * table[index].permute(2, 0, 1)}

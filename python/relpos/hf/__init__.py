@@ -1,7 +1,7 @@
 """Hugging Face transformers on relpos.
 
     relpos.hf.register()            # then attn_implementation="relpos" in from_pretrained
-    relpos.hf.linearize(model)      # position terms into the kernel; weights untouched
+    relpos.hf.fuse(model)           # position terms into the kernel; weights untouched
     print(relpos.hf.report(model))  # what is fused in each layer, what is not, and why
     relpos.hf.rope(model.config)    # the rotation of such a model: relpos.RoPE.from_config
 
@@ -10,10 +10,10 @@ missing.
 """
 
 from relpos._position import _Rotary
+from relpos.hf._fuse import fuse, linearize
 from relpos.hf._interface import register
-from relpos.hf._linearize import linearize
 from relpos.hf._report import LayerReport, Report, report
 
 rope = _Rotary.from_config
 
-__all__ = ["LayerReport", "Report", "linearize", "register", "report", "rope"]
+__all__ = ["LayerReport", "Report", "fuse", "linearize", "register", "report", "rope"]

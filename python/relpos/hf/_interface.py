@@ -28,7 +28,7 @@ def register() -> None:
     It works for every model on the attention interface whose mask is causal, windowed, chunked,
     packed or padded, also with blocks of tokens that see each other; other models raise
     NotImplementedError with the reason when they run. The model still computes its positions;
-    relpos.hf.linearize moves them into the kernel.
+    relpos.hf.fuse moves them into the kernel.
 
     Raises:
       ImportError: transformers is absent, or a version without what relpos needs.

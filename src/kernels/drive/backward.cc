@@ -96,7 +96,7 @@ struct Backward {
     blocks.reserve(how.threads);
     for (int worker = 0; worker < how.threads; ++worker) blocks.emplace_back(plan, memory);
   }
-  // Of a chunk of the n-th pair of a wave.
+  // The sums of a chunk of the n-th pair of a wave.
   Sums& sums_of(int64_t n, int64_t chunk) {
     return sums.size() == 1 ? sums.front() : sums[n * chunks + chunk];
   }

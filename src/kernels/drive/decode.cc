@@ -12,7 +12,7 @@
 namespace relpos {
 namespace {
 
-// Of a group: a key head and the query heads that share it.
+// A group is a key head and the query heads that share it.
 int64_t blocks_of_group(const Problem& p) { return (p.group() * p.queries + kRows - 1) / kRows; }
 
 // 512 to 2048 keys. Never a function of the batch or of threads: a batch row keeps its bits.

@@ -46,7 +46,7 @@ class ForwardBlock : public QueryBlock {
   float sum(int row) const noexcept;  // of weights
 
  private:
-  // Of everything but the sinks.
+  // Clears all sums but those of the sinks.
   void clear_sums();
   // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
   // large that weights of up to 2^60 overflow.

@@ -22,7 +22,7 @@ class KeyChunks {
   static int64_t tiles_for(const Plan& plan, int64_t blocks, int64_t wanted, int64_t least);
 
   int64_t count() const noexcept { return count_; }
-  // Those of tiles [first, end) that are a chunk's.
+  // The tiles among [first, end) that belong to a chunk.
   std::pair<int64_t, int64_t> range(int64_t chunk, int64_t first, int64_t end) const noexcept {
     return {std::max(first, chunk * tiles_), std::min(end, (chunk + 1) * tiles_)};
   }

@@ -24,11 +24,11 @@ class CoordinateTiles {
   Kind kind(int64_t b, int64_t t) const noexcept {
     return static_cast<Kind>(kinds_[(k_rows_ == 1 ? 0 : b) * tiles_ + t]);
   }
-  // Of the kTile keys of tile t; those past the last key go on as the tile does.
+  // The coordinates of the kTile keys of tile t; those past the last key go on as the tile does.
   const int32_t* keys(int64_t b, int64_t t) const noexcept {
     return keys_.get() + ((k_rows_ == 1 ? 0 : b) * tiles_ + t) * kTile;
   }
-  // Of the queries of a batch row.
+  // The coordinates of the queries of a batch row.
   const int32_t* queries(int64_t b) const noexcept {
     return queries_.get() + (q_rows_ == 1 ? 0 : b) * lengths_;
   }
@@ -40,7 +40,7 @@ class CoordinateTiles {
   std::pair<int64_t, int64_t> range_{0, 0}, key_range_{0, 0};
 };
 
-// Those of all terms of a call, each once.
+// The coordinates of all terms of a call, each of them once.
 class CoordinateList {
  public:
   CoordinateList(const Problem& p, Workspace& memory);

@@ -87,7 +87,7 @@ struct TablePlan {
     return {seen.first / kLanes * kLanes, seen.width + seen.first % kLanes};
   }
   int64_t panels() const noexcept { return (entries + kTile - 1) / kTile; }
-  // Of a head's entries from `first` on.
+  // The rows of a head's entries, from `first` on.
   const float* head_rows(int64_t h, int64_t first) const noexcept {
     return rows.get() + ((heads == 1 ? 0 : h) * entries + first) * padded_rank;
   }

@@ -100,7 +100,7 @@ Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t cou
 Plan::Rows Plan::value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
                             float* memory) const {
   const float* in_place = row_in_place(p.value, b, kv_head, first);
-  // Those of a packed tile have no gaps.
+  // The values of a packed tile have no gaps.
   const bool packed = p.value.strides[2] == Dvp && Dv == Dvp &&
                       reinterpret_cast<uintptr_t>(in_place) % (kLanes * sizeof(float)) == 0;
   if (in_place != nullptr && (backward || packed)) return {in_place, p.value.strides[2]};

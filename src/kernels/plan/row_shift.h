@@ -50,7 +50,7 @@ class Shifts {
 
   const Problem& p_;
   bool sloped_ = false;
-  // Of explicit key positions, each [1 or B].
+  // For explicit key positions; each is [1 or B].
   std::vector<char> ascending_;
   std::vector<std::pair<int64_t, int64_t>> reach_;
 };

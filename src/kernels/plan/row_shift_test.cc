@@ -8,29 +8,25 @@
 namespace relpos {
 namespace {
 
-using random_terms::float_tensor;
-using random_terms::Rng;
+constexpr int64_t kLength = 20;
 
 // Query i stands at `apart` * i, as key i does.
-random_terms::PlainCall call(Rng& rng, int64_t length, int64_t apart, const Tensor& values) {
-  random_terms::PlainCall call(rng, length, length, 8);
-  KeyBias& term = call.p.terms.key_biases.emplace_back();
-  term.values.view = values.view();
-  term.values.multiplier = 2.0;
-  call.p.positions.consecutive = false;
-  call.p.positions.q.clear();
-  for (int64_t i = 0; i < length; ++i) call.p.positions.q.push_back(apart * i);
-  call.p.positions.k = call.p.positions.q;
-  return call;
-}
+struct Call : random_terms::PlainCall {
+  explicit Call(int64_t apart) : PlainCall(7, kLength, kLength, 8) {
+    p.terms.key_biases = {{trained({1, kLength})}};
+    p.terms.key_biases[0].values.multiplier = 2.0;
+    p.positions.consecutive = false;
+    p.positions.q.clear();
+    for (int64_t i = 0; i < kLength; ++i) p.positions.q.push_back(apart * i);
+    p.positions.k = p.positions.q;
+  }
+};
 
 TEST(Shifts, OfKeyBiasesAreSharedByQueriesAtNeighbouringPositions) {
-  constexpr int64_t kLength = 20;
-  Rng rng(7);
-  const Tensor values = float_tensor(rng, {1, kLength});
-  const auto near = call(rng, kLength, 1, values), apart = call(rng, kLength, 6, values);
+  const Call near(1), apart(6);
   const Shifts shared(near.p), own(apart.p);
-  const auto bias = [&](int64_t key) { return 2.0 * values.view().load(key); };
+  const TensorView& values = near.p.terms.key_biases[0].values.view;
+  const auto bias = [&](int64_t key) { return 2.0 * values.load(key); };
   for (int64_t i = 0; i < kLength; ++i) {
     EXPECT_EQ(shared.of(0, 0, i).keys, bias(i / 6 * 6)) << i;
     EXPECT_EQ(own.of(0, 0, i).keys, bias(i)) << i;

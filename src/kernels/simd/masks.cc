@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 
-// Of convert.cc, for the same target.
+// Defined in convert.cc, for the same target.
 void widen_bfloat16(const void* half, int64_t n, float* row);
 void widen_float16(const void* half, int64_t n, float* row);
 

@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 // What a mask does to the tile of a group: it shows all keys and adds numbers of at most kLinear; it may
 // hide some; or it is a floating mask that may hide some or add other numbers.
 enum class MaskSight { kShowsAll, kMayHide, kBeyond };
-// Of masks.cc, for the same target. visible [kGroup] &= the keys of tile t that the mask shows to the rows
+// In masks.cc, for the same target. visible [kGroup] &= the keys of tile t that the mask shows to the rows
 // of a group.
 MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
 

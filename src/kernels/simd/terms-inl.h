@@ -20,7 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace relpos {
 namespace HWY_NAMESPACE {
 
-// Of masks.cc, for the same target. rows [kGroup]: what the rows of a group read of a floating mask in tile t
+// In masks.cc, for the same target. rows [kGroup]: what the rows of a group read of a floating mask in tile t
 // as floats, in place or in own [kGroup, kTile], -inf past the last key. Times log2(e) they are to_log2().
 void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
                const float** rows);

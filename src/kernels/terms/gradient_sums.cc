@@ -13,7 +13,7 @@ namespace relpos {
 
 namespace {
 
-// Of the frequencies of one head.
+// How many numbers the frequencies of one head have.
 int64_t turn_numbers(const Rotation& rotation) {
   return rotation.head_frequency.view.shape[0] * (rotation.dims / 2);
 }

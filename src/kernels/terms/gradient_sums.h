@@ -42,7 +42,7 @@ struct Sums : SumMemory {
   Sums(const Plan& plan, const TermGradients& wants, Workspace& memory);
   bool empty() const noexcept { return floats_.empty() && doubles_.empty(); }
   void clear();
-  // Of biases and tables, were they all wanted.
+  // The bytes of the sums of biases and tables, if all were wanted.
   static int64_t bytes(const Plan& plan) noexcept;
 };
 

@@ -1,4 +1,4 @@
-"""One file for each family of models; relpos.hf.linearize reads all files of this folder.
+"""One file for each family of models; relpos.hf.fuse reads all files of this folder.
 
 A file has ADAPTERS, a list of relpos.hf._adapter.Adapter, or LACKING, a dict of attention classes
 whose scheme relpos does not have, with the reason. An adapter takes precedence over a reason, so

@@ -19,6 +19,6 @@ _SCHEMES = {
     "BeitAttention": "BeitBias",
 }
 LACKING = {
-    name: f"its positions are relpos.{scheme}; linearize has no adapter to it"
+    name: f"its positions are relpos.{scheme}; fuse has no adapter to it"
     for name, scheme in _SCHEMES.items()
 }

@@ -120,7 +120,7 @@ def _no_weights(wanted: bool) -> None:
     if wanted:
         raise NotImplementedError(
             "relpos.hf: LongT5's encoder has no dense weights to return here: "
-            "leave output_attentions off, or use the model before relpos.hf.linearize"
+            "leave output_attentions off, or use the model before relpos.hf.fuse"
         )
 
 

@@ -1,4 +1,4 @@
-"""relpos.hf.linearize: relpos computes the positions of a model."""
+"""relpos.hf.fuse: relpos computes the positions of a model."""
 
 import copy
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from relpos.hf import _adapter, _interface, _trial
 STATUS = "_relpos_status"  # of an attention module: (fused, text)
 
 
-def linearize(model: nn.Module) -> nn.Module:
+def fuse(model: nn.Module) -> nn.Module:
     """Lets relpos compute the positions of a transformers model; returns the same model.
 
     No Lq x Lk bias or mask is built any more, in training and in generate(). Parameters, names
@@ -43,6 +43,14 @@ def linearize(model: nn.Module) -> nn.Module:
     return model
 
 
+def linearize(model: nn.Module) -> nn.Module:
+    """An earlier name of relpos.hf.fuse, which keeps working and gives no warning.
+
+    Elsewhere the word means an approximation in linear time; fuse approximates nothing.
+    """
+    return fuse(model)
+
+
 def _outermost(model: nn.Module) -> list[nn.Module]:
     """The models of transformers that are in no other one."""
     from transformers import PreTrainedModel
@@ -71,7 +79,7 @@ def _fuse_all(model: nn.Module) -> None:
 
 
 def _state(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any], str | None]]:
-    """Of each module, what linearize may change."""
+    """Of each module, what fuse may change."""
     configs = (getattr(part, "config", None) for part in model.modules())
     runs = (getattr(config, "_attn_implementation", None) for config in configs)
     return [
