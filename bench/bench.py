@@ -15,8 +15,9 @@ from pathlib import Path
 
 import peers
 import report
-from case import Case, Row, measure, of_peak
+from case import Case, Row
 from clock import Budget, Interference, joined_machine, measured_machine, void_reason
+from measure import measure, of_peak
 from rows import all_cases
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -62,6 +62,12 @@ void read(TileCache& cache, const Plan& plan, F&& body) {
   cache.read(0, 0, 0, plan.tiles, stopper, 0, body);
 }
 
+// Seconds of a tile in a pass over all of them.
+template <typename F>
+double seconds_of_tile(const Plan& plan, F&& f) {
+  return seconds(kRepeats, f) / static_cast<double>(plan.tiles);
+}
+
 template <typename Block>
 void add_rows(Block& x) {
   x.begin(0);
@@ -70,13 +76,10 @@ void add_rows(Block& x) {
 
 void measure_packing(const Plan& plan, TileCache& cache, Costs& to) {
   const auto nothing = [](const KeyTile*, int64_t, int64_t) {};
-  const auto tiles = static_cast<double>(plan.tiles);
-  to.pack = seconds(kRepeats,
-                    [&] {
-                      cache.start(0);
-                      read(cache, plan, nothing);
-                    }) /
-            tiles;
+  to.pack = seconds_of_tile(plan, [&] {
+    cache.start(0);
+    read(cache, plan, nothing);
+  });
 }
 
 void measure_forward(Call& call, Costs& to) {
@@ -96,13 +99,9 @@ void measure_forward(Call& call, Costs& to) {
     add_rows(x);
     x.start();
   });
-  to.tile = seconds(kRepeats,
-                    [&] {
-                      read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
-                        x.forward(tiles, t, n);
-                      });
-                    }) /
-            static_cast<double>(plan.tiles);
+  to.tile = seconds_of_tile(plan, [&] {
+    read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+  });
   to.finish = seconds(kRepeats, [&] { chunks.take(x, 0, 0, 0, {call.out.view(), {}, {}}); });
 }
 
@@ -133,13 +132,10 @@ void measure_backward(Call& call, Costs& to) {
     x.start(sums, from, gradients);
   });
   const auto pass = [&] {
-    return seconds(kRepeats,
-                   [&] {
-                     read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
-                       x.backward(tiles, t, n, sums);
-                     });
-                   }) /
-           static_cast<double>(plan.tiles);
+    return seconds_of_tile(plan, [&] {
+      read(cache, plan,
+           [&](const KeyTile* tiles, int64_t t, int64_t n) { x.backward(tiles, t, n, sums); });
+    });
   };
   const double whole = pass();
   x.state.take_turn = [](void*, int64_t) { return false; };
@@ -147,13 +143,9 @@ void measure_backward(Call& call, Costs& to) {
   to.shared = std::max(0.0, whole - to.tile);
   to.finish = seconds(1, [&] { x.finish(sums, gradients); });
   const KeyWriter writer(plan, 1, memory);
-  to.write = seconds(kRepeats,
-                     [&] {
-                       for (int64_t t = 0; t < plan.tiles; ++t) {
-                         writer.write(keys.front(), 0, t, 0, gradients);
-                       }
-                     }) /
-             static_cast<double>(plan.tiles);
+  to.write = seconds_of_tile(plan, [&] {
+    for (int64_t t = 0; t < plan.tiles; ++t) writer.write(keys.front(), 0, t, 0, gradients);
+  });
   to.reduce = seconds(
       kRepeats, [&] { reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms); });
 }

@@ -5,15 +5,13 @@ the library deals them (src/kernels/drive/schedule.h, backward.cc, decode.cc) on
 packs a tile and who waits for it, whose turn it is to add to the gradients of a tile's keys, and
 what one thread does alone. Efficiency is the time of one thread over that of all of them together.
 The model knows no limits of memory and no clock that falls with cores; it is measured against real
-calls of 1 and 2 threads. Beside it stands another schedule: chunks of blocks, each with gradients
-of keys of its own, and tiles that are packed one after another.
+calls of 1 and 2 threads.
 """
 
 import argparse
 import ctypes
 import heapq
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -172,9 +170,9 @@ class Blocks:
 
     def __init__(
         self, shape: Shape, costs: Costs, *, tiles: int = 0, adds: bool = False, sums: int = 0,
-        writes: bool = False, claims: bool = True,
+        writes: bool = False,
     ):  # fmt: skip
-        self.shape, self.costs, self.adds, self.claims = shape, costs, adds, claims
+        self.shape, self.costs, self.adds = shape, costs, adds
         self.writes = writes
         self.tiles = tiles or shape.tiles
         self.chunks = -(-shape.tiles // self.tiles)
@@ -243,8 +241,6 @@ class Blocks:
                 head.packed[t] = "begun"
                 yield self.costs.pack
                 head.packed[t] = "done"
-            elif not self.claims:
-                yield lambda t=t: head.packed[t] == "done"
         if self.keeps:
             yield lambda: all(head.packed[t] == "done" for t in tiles)
 
@@ -302,58 +298,17 @@ def decode_seconds(shape: Shape, whole: float, call: float, threads: int) -> flo
     return call + dealt(tasks, threads, (whole - call) / tasks)
 
 
-# ---- By chunks with sums of their own: tiles packed in order, sums of terms added by one thread.
-
-
-def forward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> float:
-    blocks = Blocks(shape, costs, claims=False)
-    return costs.call + costs.setup + blocks.seconds(range(shape.pairs), threads)
-
-
-def backward_seconds_by_chunks(shape: Shape, costs: Costs, threads: int) -> float:
-    large = 8 * shape.keys * shape.dim > 16 << 20
-    chunks = clamp(min(-(-16 // shape.kv_heads), shape.blocks), 1, 2 if large else 4)
-    wave = clamp(max(16, 2 * threads) // chunks, 1, shape.pairs)
-    blocks = Blocks(shape, costs._replace(tile=costs.tile + costs.shared), claims=False)
-    total = costs.call + costs.setup
-    for first in range(0, shape.pairs, wave):
-        pairs = range(first, min(shape.pairs, first + wave))
-        heads = [blocks.head(pair) for pair in pairs]
-        tasks = iter([(head, chunk) for head in heads for chunk in range(chunks)])
-
-        def worker(tasks: Iterator[tuple[Head, int]] = tasks) -> Iterator[Step]:
-            for head, chunk in tasks:
-                for number in range(chunk, shape.blocks_of_pair, chunks):
-                    yield from blocks.block(head, number, 0)
-
-        total += REGION * (threads > 1) + replay([worker() for _ in range(threads)])
-        total += dealt(len(pairs) * shape.tiles, threads, chunks * costs.write)
-        total += len(pairs) * chunks * costs.reduce
-    return total
-
-
-def decode_seconds_by_chunks(shape: Shape, whole: float, call: float, threads: int) -> float:
-    blocks = -(-shape.blocks_of_pair * shape.queries // ROWS)
-    tasks = shape.pairs * blocks * -(-shape.tiles // 32)
-    return call + dealt(tasks, threads, (whole - call) / tasks)
-
-
 Model = Callable[[int], float]  # seconds of so many threads
 
 
-def models(shape: Shape, backward: bool) -> tuple[Model, Model]:
-    """Of the library's schedule, and by chunks."""
+def model_of(shape: Shape, backward: bool) -> Model:
     if shape.queries <= 16 and not backward:
         whole = seconds_of(shape, False, 1)
         call = seconds_of(Shape(1, 1, 1, 12, 12), False, 1, 200)
-        return (
-            lambda threads: decode_seconds(shape, whole, call, threads),
-            lambda threads: decode_seconds_by_chunks(shape, whole, call, threads),
-        )
+        return lambda threads: decode_seconds(shape, whole, call, threads)
     costs = measured_costs(shape, backward)
-    now = backward_seconds if backward else forward_seconds
-    other = backward_seconds_by_chunks if backward else forward_seconds_by_chunks
-    return lambda threads: now(shape, costs, threads), lambda threads: other(shape, costs, threads)
+    seconds = backward_seconds if backward else forward_seconds
+    return lambda threads: seconds(shape, costs, threads)
 
 
 def efficiency(model: Model, threads: int) -> float:
@@ -383,11 +338,8 @@ def cases() -> list[Case]:
         end = "backward" if backward else "forward"
 
         def run(case: Case, _: Budget) -> list[Row]:
-            found = [models(FULL, backward) for _ in range(3)]
-            values = [100 * efficiency(now, 64) for now, _ in found]
-            was = statistics.median(100 * efficiency(other, 64) for _, other in found)
-            note = f"bench/scaling.py; {was:.0f} % by chunks of blocks"
-            return [case.row(values=values, rates=[], seconds={}, note=note)]
+            values = [100 * efficiency(model_of(FULL, backward), 64) for _ in range(3)]
+            return [case.row(values=values, rates=[], seconds={}, note="bench/scaling.py")]
 
         return Case(f"modelled on 64 threads, {end}, L 2048", "% efficient", target, run)
 
@@ -401,14 +353,12 @@ def main() -> None:
     head += [f"{threads} threads" for threads in THREADS]
     print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
     for shape, backward in SHAPES:
-        now, by_chunks = models(shape, backward)
+        model = model_of(shape, backward)
         cells = [f"{shape}, {'backward' if backward else 'forward'}"]
         for threads in (1, 2):
             real = seconds_of(shape, backward, threads)
-            cells.append(f"{1e3 * now(threads):.2f}, {1e3 * real:.2f}")
-        for threads in THREADS:
-            was, will = (efficiency(model, threads) for model in (by_chunks, now))
-            cells.append(f"{100 * was:.0f} -> {100 * will:.0f} %")
+            cells.append(f"{1e3 * model(threads):.2f}, {1e3 * real:.2f}")
+        cells += [f"{100 * efficiency(model, threads):.0f} %" for threads in THREADS]
         print("| " + " | ".join(cells) + " |", flush=True)
 
 

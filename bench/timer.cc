@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "bench_machine.h"
+#include "cli/machine/machine.h"
 #include "kernels/block/kernels.h"
 #include "relpos/attention.h"
 

@@ -1,5 +1,3 @@
-#include "common.h"
-
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -11,7 +9,9 @@
 #include <type_traits>
 #include <variant>
 
+#include "cli/common.h"
 #include "io/file.h"
+#include "relpos/attention.h"
 
 namespace relpos::cli {
 
@@ -30,6 +30,13 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   std::vector<std::string> sizes;
   for (int64_t size : shape) sizes.push_back(std::to_string(size));
   return "[" + join(sizes) + "]";
+}
+
+std::string config_value(std::string_view name) {
+  for (const auto& [known, value] : show_config()) {
+    if (known == name) return value;
+  }
+  return "";
 }
 
 template <typename T>

@@ -1,6 +1,10 @@
 // What every command shares: exit codes, errors of one line, output.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -14,6 +18,31 @@ enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kOutOfMemory = 3, kInt
 
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 std::string shape_text(const std::vector<int64_t>& shape);
+// What printf writes.
+template <typename... T>
+std::string text_of(const char* format, const T&... values) {
+  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, values...)), ' ');
+  std::snprintf(text.data(), text.size() + 1, format, values...);
+  return text;
+}
+
+// The least and the largest of the finite ones; low > high where there is none.
+struct Range {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+
+  void add(double value) {
+    if (!std::isfinite(value)) return;
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  void add(const std::vector<double>& values) {
+    for (const double value : values) add(value);
+  }
+  double largest() const { return low > high ? 0.0 : std::max(std::abs(low), std::abs(high)); }
+};
+
+// Of relpos::show_config().
+std::string config_value(std::string_view name);
 
 // Strict: the whole text is one number that T holds (int, int64_t, uint64_t, double), else Error
 // (kValue) that starts with `what`. Finite only.

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "commands.h"
-#include "common.h"
-#include "help.h"
+#include "cli/commands/commands.h"
+#include "cli/common.h"
+#include "cli/options/help.h"
 #include "relpos/error.h"
 #include "relpos/version.h"
 

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import platform
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import case as cases
 import clock
 import contests
 import formulas
+import measure
 import peers
 import report as pages
 import rows as bench_rows
@@ -50,7 +52,7 @@ def test_tool_times_every_scheme():
 
 def test_tool_prints_a_table_as_long_as_it_is_read():
     words = f"{TOOL} bench --scheme t5 --length 70 --seconds 0.001 --causal | head -8"
-    environment = {**cases.os.environ, "RELPOS_TARGET": "baseline"}
+    environment = {**os.environ, "RELPOS_TARGET": "baseline"}
     run = subprocess.run(
         words, shell=True, capture_output=True, text=True, env=environment, timeout=timeout(60)
     )
@@ -97,7 +99,7 @@ def test_schemes_have_rows_by_themselves():
 def test_a_scheme_that_is_missing_says_so(monkeypatch):
     monkeypatch.setitem(bench_rows.CHOSEN, "nonsense", bench_rows.Chosen(forward=(2, 1)))
     (case, _) = (c for c in bench_rows.scheme_cases() if c.name.startswith("nonsense"))
-    (row,) = cases.measure(case, SHORT)
+    (row,) = measure.measure(case, SHORT)
     assert "no scheme nonsense" in row["error"]
     assert row["floor"] == 2
 
@@ -107,7 +109,7 @@ def test_a_scheme_is_timed_against_plain():
     for scheme in relpos.schemes():
         position = make(scheme.name, SMALL, {})
         case = bench_rows.against_plain("x", lambda p=position: p, SMALL, (2, 1), backward=True)
-        (row,) = cases.measure(case, SHORT)
+        (row,) = measure.measure(case, SHORT)
         seconds = zip(*row["seconds"].values(), strict=True)
         assert row["values"] == [ours / plain for ours, plain in seconds]
 
@@ -115,7 +117,7 @@ def test_a_scheme_is_timed_against_plain():
 @pytest.mark.parametrize("end", ["C++", "Python", "t5, Python"])
 def test_calls_that_compute_nothing_are_timed(end):
     (case,) = (c for c in bench_rows.all_cases() if c.name == f"call, B 1, H 1, L 12, {end}")
-    (row,) = cases.measure(case, SHORT)
+    (row,) = measure.measure(case, SHORT)
     assert min(row["values"]) > 0, row
     assert list(row["seconds"]) in (["1000 calls"], ["relpos", "torch SDPA"])
 
@@ -124,23 +126,23 @@ def test_shares_of_the_peak_are_percentages():
     shape = (2, 1, 100, 100, 16)
     assert bench_rows.flops_of(shape, causal=False, backward=False) == 4 * 2 * 100 * 100 * 16
     assert bench_rows.flops_of(shape, causal=True, backward=True) == 5 * 2 * 100 * 100 * 16
-    (row,) = cases.measure(bench_rows.peak_case("x", SMALL, (70, 80)), SHORT)
+    (row,) = measure.measure(bench_rows.peak_case("x", SMALL, (70, 80)), SHORT)
     gflops = list(row["values"])
     for _ in range(2):
-        cases.of_peak([row], 50.0)
+        measure.of_peak([row], 50.0)
         assert row["values"] == pytest.approx([2 * value for value in gflops])
 
 
 def test_a_row_may_need_a_process_of_its_own(monkeypatch):
     (case,) = (c for c in bench_rows.all_cases() if c.name.startswith("L 131072"))
     assert case.environment == {}
-    environment = dict(cases.os.environ)
-    (row,) = cases.measure_apart(
-        cases.replace(case, name="call, B 1, H 1, L 12, Python", environment={"RELPOS_X": "1"}),
+    environment = dict(os.environ)
+    (row,) = measure.measure_apart(
+        measure.replace(case, name="call, B 1, H 1, L 12, Python", environment={"RELPOS_X": "1"}),
         SHORT,
     )
     assert row["values"]
-    assert dict(cases.os.environ) == environment
+    assert dict(os.environ) == environment
 
 
 def test_growth_is_that_of_resident_memory():
@@ -162,7 +164,7 @@ def test_growth_is_that_of_resident_memory():
 def test_formulas_are_equal_to_relpos(name):
     shape = (2, 2, 70, 80 if name == "bias_rpe" else 70, 16)
     run = contests.against_formula(getattr(formulas, name), shape, True)
-    (row,) = cases.measure(contests.peer_case(name, (1, 2), run), SHORT)
+    (row,) = measure.measure(contests.peer_case(name, (1, 2), run), SHORT)
     assert len(row["values"]) >= 3, row
     assert (row["name"], row["floor"]) == (name, 1)
 
@@ -174,14 +176,14 @@ def test_unequal_sides_are_not_timed():
         return match
 
     run = contests.against_formula(wrong, SMALL, True)
-    (row,) = cases.measure(contests.peer_case("wrong", (1, 2), run), SHORT)
+    (row,) = measure.measure(contests.peer_case("wrong", (1, 2), run), SHORT)
     assert "not timed" in row["error"]
     assert row["floor"] == 1
 
 
 def test_every_round_beside_busy_programs_counts():
     (case,) = (c for c in contests.cases() if "busy" in c.name)
-    (row,) = cases.measure(case, clock.Budget(0.01, 0, Written()))  # asks no rate
+    (row,) = measure.measure(case, clock.Budget(0.01, 0, Written()))  # asks no rate
     assert len(row["values"]) >= 3, row
     assert clock.counted(row["values"], row["rates"], 10.0) == (row["values"], False)
 
@@ -212,7 +214,7 @@ def test_a_contest_has_a_row_for_each_peer(monkeypatch):
     monkeypatch.setitem(peers.PEERS, "absent", absent)
     names = [peers.TORCH, "wrong", "absent"]
     run = contests.against_peers(formulas.trained_bias, SMALL, names)
-    best, *others = cases.measure(contests.peer_case("all", (1, 2), run, names), SHORT)
+    best, *others = measure.measure(contests.peer_case("all", (1, 2), run, names), SHORT)
     assert (best["name"], best["floor"]) == ("all", 1)
     assert len(best["values"]) >= 3
     by_name = {row["name"]: row for row in others}
@@ -462,8 +464,6 @@ def test_the_model_of_two_blocks_by_hand():
     assert scaling.backward_seconds(shape, ONES, 2) == pytest.approx(6 + 2 * scaling.REGION)
     assert scaling.forward_seconds(shape, ONES, 1) == 2 + 2 * 2
     assert scaling.forward_seconds(shape, ONES, 2) == pytest.approx(3 + scaling.REGION)
-    # Without claims, a worker waits for a tile that another packs before it begins the next one.
-    assert scaling.forward_seconds_by_chunks(shape, ONES, 2) == pytest.approx(4 + scaling.REGION)
 
 
 def test_as_many_heads_as_threads_are_written_with_their_blocks():

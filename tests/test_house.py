@@ -65,6 +65,13 @@ def test_rooms_include_no_more_than_they_use():
             assert may_include(room, name), f"{file} includes {name}"
 
 
+def test_the_tool_uses_public_headers():
+    """Beside them: base, and the readers and writers of files, which are the tool's alone."""
+    for file in sorted((ROOT / "cli").rglob("*.*")):
+        for name in INCLUDE.findall(file.read_text()):
+            assert name.startswith(("cli/", "base/", "io/", "relpos/")), f"{file} includes {name}"
+
+
 def test_every_file_of_src_has_a_room():
     files = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".h", ".cc")]
     homeless = [

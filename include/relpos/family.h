@@ -16,6 +16,13 @@ std::vector<std::string> term_kinds(const Part& part);
 // Whether a term of the part depends on where tokens stand; sinks do not.
 bool reads_positions(const Part& part);
 
+// Whether a part computes tables for the distances of a call.
+bool reads_distances(const Position& position);
+// Whether a part's terms depend on the length of a call.
+bool reads_length(const Position& position);
+// Whether calls whose last query is far are refused.
+bool has_reach(const Position& position);
+
 // Schemes of like terms: "rotation", or "rows" (of tables, for queries, keys or values), or "bias",
 // the first that occurs among the terms; "other" where none does.
 struct Family {

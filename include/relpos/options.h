@@ -15,6 +15,9 @@ struct Scheme;
 // None, bool, int, float, text, or a list of numbers.
 using OptionValue =
     std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+// As the text of a position has it: "none", "true", "32", "0.5" (shortest digits that read back the
+// same), a bare or quoted word, "[0.5, 0.25]".
+std::string option_text(const OptionValue& value);
 // What a user gave, by name.
 using OptionValues = std::vector<std::pair<std::string, OptionValue>>;
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "binding/recipe.h"
+#include "relpos/family.h"  // IWYU pragma: export
 
 namespace relpos {
 
@@ -14,13 +15,6 @@ bool places(const Position& position);
 // parts disagree.
 void append_places(const Position& position, Side side, int64_t first, int64_t count,
                    const char* name, std::vector<int64_t>& positions);
-
-// Whether a part computes tables for the distances of a call.
-bool reads_distances(const Position& position);
-// Whether a part's terms depend on the length of a call.
-bool reads_length(const Position& position);
-// Whether calls whose last query is far are refused.
-bool has_reach(const Position& position);
 
 // The parameters of one part against its specs. Sizes of inputs that are 0 are not checked.
 void check_parameters(const Part& part, const CallSizes& sizes);

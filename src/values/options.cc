@@ -1,11 +1,9 @@
-#include "relpos/options.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "base/nearest.h"
+#include "relpos/options.h"
 #include "relpos/scheme.h"
-#include "values/option_text.h"
 
 namespace relpos {
 

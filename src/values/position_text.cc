@@ -7,7 +7,6 @@
 
 #include "base/nearest.h"
 #include "relpos/scheme.h"
-#include "values/option_text.h"
 
 namespace relpos {
 namespace {

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <random>
 
+#include "relpos/scheme.h"
 #include "testing/schemes.h"
-#include "values/option_text.h"
 
 namespace relpos {
 namespace {

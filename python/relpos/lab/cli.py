@@ -9,7 +9,7 @@ import math
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from relpos.lab import compare, data, experiment, report
@@ -52,21 +52,16 @@ def _lengths(text: str) -> list[int]:
     return lengths
 
 
-def _whole(text: str, least: int, most: int) -> int:
-    digits = text if text.isdecimal() and len(text) <= 20 else "-1"
-    if not least <= int(digits) <= most:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from {least} to {most}, came {text!r}"
-        )
-    return int(digits)
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        digits = text if text.isdecimal() and len(text) <= 20 else "-1"
+        if not least <= int(digits) <= most:
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from {least} to {most}, came {text!r}"
+            )
+        return int(digits)
 
-
-def _positive(text: str) -> int:
-    return _whole(text, 1, _MOST)
-
-
-def _seed(text: str) -> int:
-    return _whole(text, 0, 2**63 - 1)
+    return read
 
 
 def _rate(text: str) -> float:
@@ -108,13 +103,19 @@ def parser() -> argparse.ArgumentParser:
         ("heads", 4, "heads of each layer"),
         ("threads", 2, "threads of each process; results depend on it"),
     ):
-        add(f"--{name}", type=_positive, default=default, metavar="N",
+        add(f"--{name}", type=_whole(1, _MOST), default=default, metavar="N",
             help=f"{what} (default: %(default)s)")  # fmt: skip
     add("--tests", type=_lengths, default=[256, 512, 1024, 2048], metavar="N,N",
         help="lengths of the tests in tokens (default: 256,512,1024,2048)")  # fmt: skip
     add("--rate", type=_rate, default=2e-3, metavar="X",
         help="learning rate (default: %(default)s)")  # fmt: skip
-    add("--seed", type=_seed, default=0, metavar="N", help="random seed (default: %(default)s)")
+    add(
+        "--seed",
+        type=_whole(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="random seed (default: %(default)s)",
+    )
     add("--compare", default="t5", metavar="SCHEME",
         help="scheme whose training step is compared with PyTorch's own attention, or 'off' "
         "(default: %(default)s)")  # fmt: skip

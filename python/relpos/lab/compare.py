@@ -67,6 +67,3 @@ def equality(row: dict) -> str:
     largest = difference(row)
     how = f"to {largest:.0e}" if largest else "to the last bit"
     return f"{word} ({how}, {len(row['relpos']['losses'])} steps)"
-
-
-IMPLEMENTATIONS = {"relpos": relpos.attention, "torch": torch_attention}

@@ -90,16 +90,24 @@ class Model(nn.Module):
     def position(self, layer: int) -> nn.Module | None:
         return self.positions[layer] if len(self.positions) else None
 
-    def forward(self, tokens: Tensor, cache: Cache | None = None, past: int = 0) -> Tensor:
-        """tokens int64 [B, L], the first at position `past` -> logits [B, L, vocabulary]."""
+    def forward(
+        self, tokens: Tensor, cache: Cache | None = None, past: int = 0, seen: list | None = None
+    ) -> Tensor:
+        """tokens int64 [B, L], the first at position `past` -> logits [B, L, vocabulary]. To `seen`
+        it adds queries, keys and attention weights [B, H, L, L] of every layer."""
         x = self.embed(tokens)
+        more = {} if seen is None else {"return_weights": True}
         for layer, block in enumerate(self.blocks):
             query, key, value = block.project(x)
             if cache is not None:
                 key, value = cache.extend(layer, key, value)
+            position = self.position(layer)
             attended = self.attend(
-                query, key, value, position=self.position(layer), is_causal=True, q_offset=past
+                query, key, value, position=position, is_causal=True, q_offset=past, **more
             )
+            if seen is not None:
+                attended, weights = attended
+                seen.append((query, key, weights))
             x = block.finish(x, attended)
         return self.head(self.norm(x))
 
@@ -107,22 +115,3 @@ class Model(nn.Module):
         """Mean loss of each next token of int64 [B, L + 1]."""
         logits = self(tokens[:, :-1])
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-    @torch.no_grad()
-    def look(self, tokens: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Queries, keys and attention weights [B, H, L, L] of every layer."""
-        seen = []
-        x = self.embed(tokens)
-        for layer, block in enumerate(self.blocks):
-            query, key, value = block.project(x)
-            attended, weights = self.attend(
-                query,
-                key,
-                value,
-                position=self.position(layer),
-                is_causal=True,
-                return_weights=True,
-            )
-            seen.append((query, key, weights))
-            x = block.finish(x, attended)
-        return seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from relpos import _core
 @dataclass(frozen=True)
 class Run:
     label: str
-    make: Callable[[int, int, int], object] | None  # (heads, head_dim, training length) -> position
+    text: str | None  # of the position; NEAR and FAR are distances, at most the training length
     says: str
     colour: str  # in the report; colour-blind readers can distinguish them, on white and on black
     shared: bool = False  # one table for all layers
@@ -24,45 +24,36 @@ class Run:
 RUNS = {
     "none": Run("no position", None, "the causal order alone", "#8b919c"),
     "rope": Run(
-        "RoPE",
-        lambda heads, dim, length: relpos.RoPE(dim, layout="half"),
-        "turns queries and keys by an angle that grows with the position",
-        "#e0602c",
+        "RoPE", "rope", "turns queries and keys by an angle that grows with the position", "#e0602c"
     ),
-    "alibi": Run(
-        "ALiBi",
-        lambda heads, dim, length: relpos.ALiBi(heads),
-        "a fixed penalty that grows with the distance",
-        "#2b7bd0",
-    ),
+    "alibi": Run("ALiBi", "alibi", "a fixed penalty that grows with the distance", "#2b7bd0"),
     "t5": Run(
         "T5 bias",
-        lambda heads, dim, length: relpos.T5Bias(
-            heads, buckets=32, max_distance=min(128, length), bidirectional=False
-        ),
+        "t5(buckets=32, max_distance=FAR, bidirectional=false)",
         "a learned number per bucket of distances; far ones share a bucket",
         "#12a079",
         shared=True,
     ),
     "shaw": Run(
         "Shaw",
-        lambda heads, dim, length: relpos.Shaw(min(64, length), dim),
+        "shaw(max_distance=NEAR)",
         "learned rows for keys and values; distances are clamped",
         "#c86aa6",
     ),
     "music_transformer": Run(
         "Music Transformer",
-        lambda heads, dim, length: relpos.MusicTransformer(length, dim),
+        "music_transformer",
         "a learned row per distance, asked by the query; nothing beyond the table",
         "#d99a0b",
     ),
     "bias_rpe": Run(
         "bias RPE",
-        lambda heads, dim, length: relpos.BiasRPE(heads, length),
+        "bias_rpe",
         "a learned number per distance; beyond the table the last one",
         "#7a6ff0",
     ),
 }
+_NEAR, _FAR = 64, 128
 
 
 # Of positions given by their text, in this order.
@@ -101,7 +92,7 @@ def runs_of(texts: Iterable[str]) -> dict[str, Run]:
         label = text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
         same = sum(other.label.startswith(label) for other in found.values())
         label = f"{label} ({same + 1})" if same else label
-        found[text] = Run(label, _maker(text), _summary(text), colour)
+        found[text] = Run(label, text, _summary(text), colour)
     return found
 
 
@@ -111,28 +102,24 @@ def _summary(text: str) -> str:
     return f"{text}: " + "; ".join(part for part in parts if part)
 
 
-def _maker(text: str) -> Callable[[int, int, int], object]:
+def _make(text: str, heads: int, head_dim: int, length: int) -> object:
     """What a text leaves out: the sizes of the model, layout half, and for other required sizes the
     training length."""
     schemes = {scheme.name: scheme for scheme in relpos.schemes()}
-
-    def make(heads: int, head_dim: int, length: int) -> object:
-        sizes = {"heads": heads, "head_dim": head_dim, "layout": "half"}
-        for option in [o for scheme in schemes.values() for o in scheme.options]:
-            if option.required and option.type == "int":
-                sizes.setdefault(option.name, length)
-        parts = []
-        for name, options in _core.parse(text, sizes):
-            inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
-            if inputs:
-                raise CannotRun(
-                    f"{name} needs its input {inputs[0]} in each call, which the lab does not "
-                    "make: expected a scheme without inputs"
-                )
-            parts.append(getattr(relpos, schemes[name].class_name)(**options))
-        return parts[0] if len(parts) == 1 else relpos.Sum(*parts)
-
-    return make
+    sizes = {"heads": heads, "head_dim": head_dim, "layout": "half"}
+    for option in [o for scheme in schemes.values() for o in scheme.options]:
+        if option.required and option.type == "int":
+            sizes.setdefault(option.name, length)
+    parts = []
+    for name, options in _core.parse(text, sizes):
+        inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
+        if inputs:
+            raise CannotRun(
+                f"{name} needs its input {inputs[0]} in each call, which the lab does not "
+                "make: expected a scheme without inputs"
+            )
+        parts.append(getattr(relpos, schemes[name].class_name)(**options))
+    return parts[0] if len(parts) == 1 else relpos.Sum(*parts)
 
 
 def check(text: str, *, heads: int, head_dim: int, lengths: Iterable[int]) -> None:
@@ -153,8 +140,9 @@ def check(text: str, *, heads: int, head_dim: int, lengths: Iterable[int]) -> No
 def make_positions(text: str, *, layers: int, heads: int, head_dim: int, length: int) -> list:
     """One position per layer (None for the run without)."""
     run = runs_of([text])[text]
-    if run.make is None:
+    if run.text is None:
         return [None] * layers
-    if run.shared:
-        return [run.make(heads, head_dim, length)] * layers
-    return [run.make(heads, head_dim, length) for _ in range(layers)]
+    text = run.text.replace("=NEAR", f"={min(_NEAR, length)}")
+    text = text.replace("=FAR", f"={min(_FAR, length)}")
+    made = [_make(text, heads, head_dim, length) for _ in range(1 if run.shared else layers)]
+    return made * (layers // len(made))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
 
 _WIDTH = 24
 _BETWEEN_DRAWS = 0.1  # seconds
@@ -18,13 +17,9 @@ def clock(seconds: float) -> str:
 class Progress:
     """Progress of one job of `total` steps; `title` says which."""
 
-    def __init__(
-        self, title: str, total: int, *, quiet: bool = False, stream: TextIO | None = None
-    ) -> None:
-        self.title, self.total = title, total
-        self.stream = stream or sys.stderr
-        self.quiet = quiet
-        self.terminal = self.stream.isatty()
+    def __init__(self, title: str, total: int, *, quiet: bool = False) -> None:
+        self.title, self.total, self.quiet = title, total, quiet
+        self.terminal = sys.stderr.isatty()
         self.began: float | None = None
         self.drawn = 0.0
 
@@ -32,24 +27,26 @@ class Progress:
         now = time.monotonic()
         if self.began is None:  # the first step includes the start; rates count from its end
             self.began, self.first = now, done
-        if self.quiet:
-            return
-        if self.terminal:
-            if now - self.drawn >= _BETWEEN_DRAWS or done == self.total:
-                self.drawn = now
-                self._write("\r\x1b[2K" + self._line(done, loss, now))
-        elif done % max(1, self.total // _SPARSE_LINES) == 0:
-            self._write(self._line(done, loss, now) + "\n")
+        if not self.terminal:
+            if done % max(1, self.total // _SPARSE_LINES) == 0:
+                self._show(self._line(done, loss, now), "\n")
+        elif now - self.drawn >= _BETWEEN_DRAWS or done == self.total:
+            self.drawn = now
+            self._show(self._line(done, loss, now))
 
     def say(self, text: str) -> None:
         """Shows a text in place of the bar."""
-        if self.terminal and not self.quiet:
-            self._write(f"\r\x1b[2K{self.title}  {text}")
+        if self.terminal:
+            self._show(f"{self.title}  {text}")
 
     def close(self, text: str) -> None:
         """Removes the bar and prints one line about the job."""
+        self._show(f"{self.title}  {text}", "\n")
+
+    def _show(self, text: str, end: str = "") -> None:
         if not self.quiet:
-            self._write(("\r\x1b[2K" if self.terminal else "") + f"{self.title}  {text}\n")
+            start = "\r\x1b[2K" if self.terminal else ""
+            print(start + text, end=end, file=sys.stderr, flush=True)
 
     def _line(self, done: int, loss: float | None, now: float) -> str:
         filled = _WIDTH * done // self.total
@@ -62,7 +59,3 @@ class Progress:
         if loss is not None:
             parts.append(f"loss {loss:.3f}")
         return "  ".join(parts)
-
-    def _write(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 import numpy as np
+from markupsafe import Markup
 
 
 def tag(name: str, content: str = "", /, **attributes) -> str:
@@ -22,27 +23,45 @@ def tag(name: str, content: str = "", /, **attributes) -> str:
     return f"<{name}{written}>{content}</{name}>" if content else f"<{name}{written}/>"
 
 
-def text(x: float, y: float, content: str, **attributes) -> str:
-    return tag("text", escape(content), x=x, y=y, **attributes)
+class Drawing:
+    """The elements of a drawing, and a frame inside its margins."""
 
+    def __init__(
+        self, width: float, height: float, *, left: float, right: float, top: float, bottom: float
+    ) -> None:
+        self.width, self.height = width, height
+        self.left, self.right, self.top, self.bottom = left, width - right, top, height - bottom
+        self.parts: list[str] = []
 
-def line(x1: float, y1: float, x2: float, y2: float, **attributes) -> str:
-    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+    def add(self, name: str, content: str = "", /, **attributes) -> None:
+        self.parts.append(tag(name, content, **attributes))
 
+    def text(self, x: float, y: float, content: str, class_: str, **attributes) -> None:
+        self.add("text", escape(content), x=x, y=y, class_=class_, **attributes)
 
-def polyline(points: Iterable[tuple[float, float]], **attributes) -> str:
-    return tag("polyline", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), **attributes)
+    def curve(self, points: Iterable[tuple[float, float]], class_: str, **attributes) -> None:
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self.add("polyline", points=drawn, class_=class_, **attributes)
 
+    def across(self, y: float, class_: str) -> None:
+        """A line from the left of the frame to its right."""
+        self.add("line", x1=self.left, y1=y, x2=self.right, y2=y, class_=class_)
 
-def drawing(width: float, height: float, content: str, *, label: str, class_: str = "") -> str:
-    return tag(
-        "svg",
-        content,
-        viewBox=f"0 0 {_plain(width)} {_plain(height)}",
-        class_=class_ or None,
-        role="img",
-        aria_label=label,
-    )
+    def level(self, y: float, name: str, small: str = "") -> None:
+        """A line of the grid with its number."""
+        self.across(y, "grid")
+        self.text(self.left - 7, y + 4, name, f"tick end {small}")
+
+    def unseen(self, begin: float, top: float, height: float) -> None:
+        """Shades what lies right of `begin`: no training went there."""
+        if begin < self.right:
+            width = self.right - begin
+            self.add("rect", x=begin, y=top, width=width, height=height, class_="unseen")
+
+    def svg(self, label: str, class_: str = "") -> Markup:
+        box = f"0 0 {_plain(self.width)} {_plain(self.height)}"
+        about = {"viewBox": box, "class_": class_ or None, "role": "img", "aria_label": label}
+        return Markup(tag("svg", "".join(self.parts), **about))
 
 
 def picture(alpha: np.ndarray, colour: str) -> str:

@@ -60,16 +60,20 @@ def train(
     starts: np.ndarray,
     *,
     rate: float,
-    report: Callable[[int, float], None],
+    length: int,
+    scheduled: bool = True,
+    report: Callable[[int, float], None] = lambda done, loss: None,
 ) -> tuple[list[float], list[float]]:
-    """Returns losses and seconds of each step; calls `report(steps done, loss)` after each."""
+    """Returns losses and seconds of each step on windows of `length` tokens; calls
+    `report(steps done, loss)` after each."""
     optimizer = make_optimizer(model, rate)
-    offsets = np.arange(model.shape.length + 1)
+    offsets = np.arange(length + 1)
     losses, seconds = [], []
     model.train()
     for step, begins in enumerate(starts):
-        for group in optimizer.param_groups:
-            group["lr"] = group["scale"] * rate_at(step, len(starts), rate)
+        if scheduled:
+            for group in optimizer.param_groups:
+                group["lr"] = group["scale"] * rate_at(step, len(starts), rate)
         tokens = torch.from_numpy(stream[begins[:, None] + offsets])
         begin = time.perf_counter()
         losses.append(train_step(model, optimizer, tokens))

@@ -64,6 +64,7 @@ def run_train(job: dict, data: dict) -> tuple[dict, dict]:
         data["train"],
         data["starts"],
         rate=job["rate"],
+        length=shape.length,
         report=lambda done, loss: tell(event="step", done=done, loss=loss),
     )
     peak = memory_mb("VmHWM")
@@ -75,7 +76,9 @@ def run_train(job: dict, data: dict) -> tuple[dict, dict]:
 
     picture = min(look.PICTURE_LENGTH, max(job["tests"]))
     window = torch.from_numpy(data["test"][:picture][None])
-    seen = model.look(window)
+    seen = []
+    with torch.no_grad():
+        model(window, seen=seen)
     distances = np.unique(
         np.concatenate([[0], np.geomspace(1, max(job["tests"]) - 1, 160).round()])
     ).astype(np.int64)
@@ -124,16 +127,10 @@ def run_compare(job: dict, data: dict) -> tuple[dict, dict]:
         seed=job["seed"],
         attend=compare.IMPLEMENTATIONS[job["attend"]],
     )
-    optimizer = training.make_optimizer(model, job["rate"])
-    offsets = np.arange(job["length"] + 1)
     forget_memory_peak()
     before = memory_mb("VmRSS")
-    losses, seconds = [], []
-    for begins in data["starts"]:
-        tokens = torch.from_numpy(data["train"][begins[:, None] + offsets])
-        begin = time.perf_counter()
-        losses.append(training.train_step(model, optimizer, tokens))
-        seconds.append(time.perf_counter() - begin)
+    sizes = {"rate": job["rate"], "length": job["length"]}
+    losses, seconds = training.train(model, data["train"], data["starts"], **sizes, scheduled=False)
     return {
         "losses": losses,
         "ms": float(np.median(seconds[1:])) * 1000,

@@ -1,6 +1,6 @@
 // 16-bit floats to and from float32, a row without gaps at a time. Rounding is to nearest even, as
 // base/half.h does it.
-#include "kernels/simd/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/convert.cc"

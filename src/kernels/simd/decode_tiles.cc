@@ -1,6 +1,6 @@
 // A decode step's products: rows of keys and values are read where the caller keeps them, each once
 // for up to four query rows.
-#include "kernels/simd/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/decode_tiles.cc"

@@ -1,5 +1,5 @@
 // Rows of a dense attn_mask: which keys they show, and what they add.
-#include "kernels/simd/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/masks.cc"

@@ -1,5 +1,5 @@
 // The tile kernels: forward, backward and dense, compiled once for each SIMD target.
-#include "kernels/simd/simd_targets.h"
+#include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/tiles.cc"

@@ -1,0 +1,412 @@
+// relpos selftest: every scheme of the registry, the fused path against the reference path.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/nearest.h"
+#include "cli/commands/commands.h"
+#include "cli/common.h"
+#include "cli/files/signals.h"
+#include "cli/options/help.h"
+#include "cli/options/parameters.h"
+#include "cli/options/random.h"
+#include "cli/options/scheme_options.h"
+#include "relpos/attention.h"
+#include "relpos/error.h"
+#include "relpos/family.h"
+#include "relpos/version.h"
+
+namespace relpos::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kRoundings = 16;
+
+enum class Mask { kNone, kPadding, kBool, kFloat };
+
+struct Case {
+  int64_t batch, heads, key_heads, queries, keys, dim, value_dim;
+  DType dtype = DType::kFloat32;
+  bool causal = false;
+  std::optional<std::pair<int64_t, int64_t>> window = {};
+  int64_t q_offset = 0;
+  bool row_offsets = false;  // one for each batch row, from q_offset up
+  Mask mask = Mask::kNone;
+  double dropout = 0.0;
+  int64_t k_offset = 0;
+};
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> list{
+      {1, 2, 2, 1, 1, 8, 8},
+      {2, 4, 4, 37, 37, 16, 16, DType::kFloat32, true},
+      {1, 4, 2, 33, 65, 24, 24, DType::kFloat32, true, {}, 32},
+      {2, 2, 2, 17, 129, 40, 24, DType::kFloat32, false, {{9, 3}}, 40},
+      {1, 4, 1, 1, 300, 64, 64, DType::kFloat32, true, {}, 299},
+      {3, 2, 2, 64, 64, 64, 64, DType::kFloat32, false, {}, 0, false, Mask::kPadding},
+      {2, 2, 2, 19, 70, 12, 6, DType::kFloat32, true, {}, 21, true, Mask::kFloat},
+      {1, 2, 2, 130, 131, 32, 32, DType::kFloat32, false, {{70, -1}}, 1, false, Mask::kBool},
+      {1, 2, 2, 9, 12, 8, 8, DType::kFloat32, true, {{2, -1}}, -4},  // rows without any key
+      {1, 2, 1, 67, 67, 16, 16, DType::kFloat32, true, {}, 0, false, Mask::kNone, 0.3},
+      {1, 2, 2, 5, 7, 4, 1, DType::kFloat32, false, {}, 1000003, false, Mask::kNone, 0, 1000000},
+      {2, 2, 2, 45, 45, 64, 64, DType::kBFloat16, true},
+      {1, 2, 2, 45, 50, 32, 32, DType::kFloat16, false, {}, 5},
+      {1, 2, 2, 0, 4, 8, 8, DType::kFloat32, true, {}, 4},
+      {1, 2, 2, 4, 0, 8, 8, DType::kFloat32, true, {}, -4},
+  };
+  return list;
+}
+
+double largest_finite(const TensorView& view) {
+  Range range;
+  for (int64_t n = 0; n < view.numel(); ++n) range.add(view.load(n));
+  return range.largest();
+}
+
+double epsilon(DType dtype) {
+  return dtype == DType::kBFloat16 ? 0x1p-8 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
+}
+
+// Whether calls in bfloat16 are multiplied in it.
+bool has_unit() {
+  return config_value("target") != config_value("target of float32") &&
+         config_value("RELPOS_BF16") == "not set";
+}
+
+// Largest difference over `bar`.
+double ratio(const TensorView& got, const TensorView& want, double bar) {
+  double difference = 0.0;
+  for (int64_t n = 0; n < want.numel(); ++n) {
+    const double w = want.load(n), g = got.load(n);
+    if (w == g) continue;  // also two equal infinities
+    const bool finite = std::isfinite(w) && std::isfinite(g);
+    difference = std::max(difference, finite ? std::abs(w - g) : INFINITY);
+  }
+  return difference == 0 ? 0 : difference / bar;
+}
+
+// A score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
+// max |s|) of their size: of its own for out and lse; for gradients, where a sum may cancel to
+// nothing, of the largest one, with sqrt(rows) more of them: a parameter's gradient sums over all
+// batch x query rows, and one of a formula of distances over their keys, too, each times a number as
+// large as a distance may be. 16-bit results differ by one of theirs where two float32 results
+// straddle a tie. `narrow`: a unit has rounded weights to bfloat16, and queries and keys that turn,
+// so that every result may differ by two such roundings times (1 + max |s|).
+double worst_ratio(const std::vector<Tensor>& got, const std::vector<Tensor>& want,
+                   double largest_score, double rows, bool gradients, bool narrow) {
+  double largest = 0.0, worst = 0.0;
+  for (const Tensor& tensor : want) largest = std::max(largest, largest_finite(tensor.view()));
+  for (size_t n = 0; n < want.size(); ++n) {
+    const TensorView& view = want[n].view();
+    double roundings = 2.0;
+    if (narrow) {
+      roundings *= 1.0 + largest_score;
+    } else if (view.dtype == DType::kFloat32) {
+      roundings = kRoundings * (1.0 + largest_score) * (gradients ? std::sqrt(rows) : 1.0);
+    }
+    const double size = gradients ? largest : largest_finite(view);
+    const double step = epsilon(narrow ? DType::kBFloat16 : view.dtype);
+    worst = std::max(worst, ratio(got[n].view(), view, roundings * step * size));
+  }
+  return worst;
+}
+
+bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  for (size_t n = 0; n < a.size(); ++n) {
+    const auto bytes = static_cast<size_t>(a[n].view().numel() * item_size(a[n].view().dtype));
+    if (bytes > 0 && std::memcmp(a[n].view().data, b[n].view().data, bytes) != 0) return false;
+  }
+  return true;
+}
+
+// The options of variant `n`: bools, choices and optional head counts take turns; a combination
+// that the scheme refuses falls back to its defaults.
+Part make_variant(const Scheme& scheme, const Case& c, size_t n) {
+  GivenOptions required, varied;
+  size_t turn = n;
+  for (const OptionSpec& spec : scheme.options) {
+    const bool choice = !spec.choices.empty();
+    if (spec.name == "heads" && (spec.required || n % 2 == 1)) {
+      (spec.required ? required : varied).emplace_back(spec.name, c.heads);
+    } else if (spec.name == "head_dim") {
+      required.emplace_back(spec.name, c.dim);
+    } else if (spec.name == "kv_heads" && c.key_heads != c.heads) {
+      required.emplace_back(spec.name, c.key_heads);
+    } else if (spec.name == "value_dim") {
+      required.emplace_back(spec.name, c.value_dim);
+    } else if (choice) {
+      (spec.required ? required : varied)
+          .emplace_back(spec.name, spec.choices[turn++ % spec.choices.size()]);
+    } else if (spec.type == OptionType::kBool) {
+      varied.emplace_back(spec.name, turn++ % 2 == 1);
+    } else if (spec.required && spec.type == OptionType::kInt) {
+      // Even, for widths; every second variant has a table shorter than the sequence.
+      const int64_t longer = (std::max(c.queries, c.keys) + 2) / 2 * 2;
+      required.emplace_back(spec.name, n % 2 == 0 ? longer : int64_t{6});
+    } else if (spec.required && spec.type == OptionType::kValues) {
+      required.emplace_back(spec.name, std::vector<double>{3.0, 4.0});
+    }
+  }
+  varied.insert(varied.end(), required.begin(), required.end());
+  for (const GivenOptions& given : {varied, required}) {
+    try {
+      return make_part(scheme, given);
+    } catch (const Error&) {
+      if (&given == &required || given.size() == required.size()) throw;
+    }
+  }
+  throw_error(ErrorKind::kValue, scheme.name, ": no options fit");
+}
+
+// Inputs and results of one call.
+class Trial {
+ public:
+  Trial(const Case& c, Position& position, uint64_t seed)
+      : case_(c),
+        position_(position),
+        random_(seed),
+        query_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.dim}, random_)),
+        key_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.dim}, random_)),
+        value_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.value_dim}, random_)),
+        dout_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.value_dim}, random_)),
+        parameters_(position, "", random_.bits(), DType::kFloat32,
+                    {c.batch, c.heads, c.queries, c.keys}) {
+    for (const Parameter& item : parameters_.items()) {
+      if (item.tensor.view().dtype == DType::kInt64) continue;
+      // Some schemes start at zero: a table that does nothing would hide mistakes.
+      for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
+        item.tensor.view().store(n, item.tensor.view().load(n) + 0.3 * random_.normal());
+      }
+    }
+    options_.is_causal = c.causal;
+    options_.enable_gqa = c.key_heads != c.heads;
+    options_.window = c.window;
+    options_.q_offset = c.q_offset;
+    options_.k_offset = c.k_offset;
+    options_.dropout_p = c.dropout;
+    options_.seed = seed;
+    options_.cancel = &cancel_on_interrupt();
+    if (c.row_offsets) {
+      offsets_ = Tensor(DType::kInt64, {c.batch});
+      for (int64_t b = 0; b < c.batch; ++b) offsets_.data<int64_t>()[b] = c.q_offset + 7 * b;
+      options_.q_offset = Offset(offsets_.view());
+    }
+    make_mask();
+  }
+
+  // out and lse.
+  std::vector<Tensor> forward(Path path, int threads) {
+    options_.path = path;
+    options_.threads = threads;
+    const Case& c = case_;
+    std::vector<Tensor> results;
+    results.emplace_back(c.dtype, std::vector{c.batch, c.heads, c.queries, c.value_dim});
+    results.emplace_back(DType::kFloat32, std::vector{c.batch, c.heads, c.queries});
+    attention(query_.view(), key_.view(), value_.view(), position_, options_, results[0].view(),
+              results[1].view());
+    return results;
+  }
+
+  double largest_score() {
+    const Case& c = case_;
+    const Tensor dense(c.dtype, {c.batch, c.heads, c.queries, c.keys});
+    options_.path = Path::kReference;
+    scores(query_.view(), key_.view(), position_, options_, dense.view());
+    return largest_finite(dense.view());
+  }
+
+  // The gradients at the out and lse of one forward: a 16-bit out of its own would hide the bar.
+  std::vector<Tensor> backward(Path path, int threads, const std::vector<Tensor>& outputs) {
+    options_.path = path;
+    options_.threads = threads;
+    std::vector<Tensor> results;
+    const auto add = [&](const TensorView& of) {
+      return results.emplace_back(of.dtype, of.dims()).view();
+    };
+    Gradients gradients;
+    gradients.query = add(query_.view());
+    gradients.key = add(key_.view());
+    gradients.value = add(value_.view());
+    if (case_.mask == Mask::kFloat) gradients.attn_mask = add(mask_.view());
+    gradients.parameters =
+        parameters_.gradients([&](const Parameter& item) { return add(item.tensor.view()); });
+    attention_backward(query_.view(), key_.view(), value_.view(), outputs[0].view(),
+                       outputs[1].view(), dout_.view(), {}, position_, options_, gradients);
+    return results;
+  }
+
+ private:
+  void make_mask() {
+    const Case& c = case_;
+    if (c.mask == Mask::kNone) return;
+    const std::vector<int64_t> shape = c.mask == Mask::kPadding
+                                           ? std::vector{c.batch, c.keys}
+                                           : std::vector<int64_t>{1, c.heads, c.queries, c.keys};
+    mask_ = Tensor(c.mask == Mask::kFloat ? DType::kFloat32 : DType::kBool, shape);
+    for (int64_t n = 0; n < mask_.view().numel(); ++n) {
+      const double u = random_.uniform();
+      const double number = u < 0.2 ? -std::numeric_limits<double>::infinity() : u;
+      mask_.view().store(n, c.mask == Mask::kFloat ? number : u < 0.7 ? 1.0 : 0.0);
+    }
+    (c.mask == Mask::kPadding ? options_.key_padding_mask : options_.attn_mask) = mask_.view();
+  }
+
+  const Case& case_;
+  const Position& position_;
+  Random random_;
+  Tensor query_, key_, value_, dout_, mask_, offsets_;
+  Parameters parameters_;
+  Options options_;
+};
+
+struct Outcome {
+  double forward = 0.0, backward = 0.0;  // over the bar: at most 1
+  bool same_bits = true;                 // one thread and two
+  std::string error, position;
+
+  bool ok() const { return error.empty() && forward <= 1 && backward <= 1 && same_bits; }
+  void join(const Outcome& other) {
+    forward = std::max(forward, other.forward);
+    backward = std::max(backward, other.backward);
+    same_bits = same_bits && other.same_bits;
+  }
+};
+
+Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
+  Outcome outcome;
+  Position position;
+  const Case& c = cases()[n];
+  try {
+    if (scheme != nullptr) position.parts.push_back(make_variant(*scheme, c, n));
+    outcome.position = scheme != nullptr ? position_text(position) : "none";
+    Trial trial(c, position, seed + n);
+    const std::vector<Tensor> out = trial.forward(Path::kReference, 0),
+                              fused_out = trial.forward(Path::kFused, 2),
+                              gradients = trial.backward(Path::kReference, 0, out),
+                              fused_gradients = trial.backward(Path::kFused, 2, out);
+    outcome.same_bits = same_bits(fused_out, trial.forward(Path::kFused, 1)) &&
+                        same_bits(fused_gradients, trial.backward(Path::kFused, 1, out));
+    const double score = trial.largest_score();
+    const auto rows =
+        static_cast<double>(c.batch * c.queries * (reads_distances(position) ? c.keys : 1));
+    const bool narrow = c.dtype == DType::kBFloat16 && has_unit();
+    outcome.forward = worst_ratio(fused_out, out, score, rows, false, narrow);
+    outcome.backward = worst_ratio(fused_gradients, gradients, score, rows, true, narrow);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kCancelled) throw;
+    // Terms may end before far positions.
+    if (c.q_offset < 100000 || !has_reach(position)) outcome.error = error.what();
+  }
+  return outcome;
+}
+
+struct SelftestArguments {
+  std::string scheme;
+  std::optional<size_t> only;
+  uint64_t seed = 0;
+  bool json = false;
+};
+
+// The schemes asked for; null is attention without positions.
+std::vector<const Scheme*> chosen_schemes(const std::string& asked) {
+  std::vector<const Scheme*> chosen;
+  if (asked.empty() || asked == "none") chosen.push_back(nullptr);
+  std::vector<std::string> names{"none"};
+  for (const Scheme& scheme : schemes()) {
+    names.push_back(scheme.name);
+    if (asked.empty() || asked == scheme.name) chosen.push_back(&scheme);
+  }
+  check_value(!chosen.empty(), "--scheme: unknown scheme ", asked, suggestion(asked, names));
+  return chosen;
+}
+
+// What went wrong in a case, or nothing.
+Json failure(const Outcome& outcome, const std::string& name, size_t n, uint64_t seed) {
+  if (outcome.ok()) return {};
+  const std::string repro = "relpos selftest --scheme " + name + " --case " + std::to_string(n) +
+                            " --seed " + std::to_string(seed);
+  const std::string why = !outcome.error.empty() ? outcome.error
+                          : outcome.same_bits    ? text_of("forward %.3f, backward %.3f",
+                                                           outcome.forward, outcome.backward)
+                                                 : "one thread and two differ";
+  note(join({"FAILED " + outcome.position, why, repro}, ": "));
+  return {{"case", n}, {"position", outcome.position}, {"why", why}, {"repro", repro}};
+}
+
+// Runs the cases of a scheme, prints its line and returns its part of the report.
+Json run_scheme(const Scheme* scheme, const SelftestArguments& a) {
+  const std::string name = scheme != nullptr ? scheme->name : "none";
+  Outcome worst;
+  Json failures = Json::array();
+  long count = 0;
+  for (size_t n = 0; n < cases().size(); ++n) {
+    if (a.only && *a.only != n) continue;
+    const Outcome outcome = run_case(scheme, n, a.seed);
+    throw_if_interrupted();
+    ++count;
+    worst.join(outcome);
+    if (Json found = failure(outcome, name, n, a.seed); !found.is_null()) failures.push_back(found);
+  }
+  const bool ok = failures.empty();
+  if (!a.json) {
+    print(text_of("%-19s %-7ld %-9.3f %-9.3f %s\n", name.c_str(), count, worst.forward,
+                  worst.backward, ok ? "ok" : "FAILED"));
+  }
+  return {{"name", name},
+          {"cases", count},
+          {"forward", json_number(worst.forward)},
+          {"backward", json_number(worst.backward)},
+          {"same_bits", worst.same_bits},
+          {"ok", ok},
+          {"failures", failures}};
+}
+
+int selftest(const SelftestArguments& a) {
+  const std::vector<const Scheme*> chosen = chosen_schemes(a.scheme);
+  check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
+  Json report = {
+      {"version", RELPOS_VERSION}, {"config", Json::object()}, {"schemes", Json::array()}};
+  std::string head = "relpos " RELPOS_VERSION "\n";
+  for (const auto& [name, value] : show_config()) {
+    report["config"][name] = value;
+    head += text_of("%-19s %s\n", name.c_str(), value.c_str());
+  }
+  if (!a.json) {
+    print(head + text_of("\n%-19s %-7s %-9s %-9s (largest error / allowed error)\n", "scheme",
+                         "cases", "forward", "backward"));
+  }
+  bool all_ok = true;
+  for (const Scheme* scheme : chosen) {
+    report["schemes"].push_back(run_scheme(scheme, a));
+    all_ok = all_ok && report["schemes"].back()["ok"];
+  }
+  report["ok"] = all_ok;
+  if (a.json) print_json(report);
+  return all_ok ? kOk : kFailedCheck;
+}
+
+}  // namespace
+
+void add_selftest(CLI::App& tool, Run& run) {
+  CLI::App* app = tool.add_subcommand(
+      "selftest", "Check this machine: compare the fused path with the reference path");
+  app->footer(
+      "  relpos selftest\n  relpos selftest --json\n"
+      "  RELPOS_TARGET=avx2 relpos selftest      use this SIMD target: avx512, avx2 or baseline\n"
+      "  relpos selftest --scheme t5 --case 3");
+  SelftestArguments& a = add_arguments(*app, run, selftest);
+  app->add_option("--scheme", a.scheme,
+                  "only this scheme, or 'none' for attention without one [all]");
+  add_number(*app, "--case", a.only, "only the case of this number [all]");
+  add_number(*app, "--seed", a.seed, "random seed of the inputs [0]");
+  app->add_flag("--json", a.json, "print the report as JSON");
+}
+
+}  // namespace relpos::cli
