@@ -18,15 +18,7 @@ import torch
 
 def registry():
     """Scheme name -> Python class, from the library's own list."""
-    return {scheme_name(entry): getattr(relpos, class_name(entry)) for entry in relpos.schemes()}
-
-
-def scheme_name(entry):
-    return entry["name"] if isinstance(entry, dict) else entry.name
-
-
-def class_name(entry):
-    return entry["class_name"] if isinstance(entry, dict) else entry.class_name
+    return {scheme.name: getattr(relpos, scheme.class_name) for scheme in relpos.schemes()}
 
 
 def oracle_of(name):

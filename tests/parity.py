@@ -20,11 +20,9 @@ import published_coordinates
 import published_packages
 import published_rotations
 import published_tables
-import published_transformers4
-import relpos
 import torch
 from peer_modes import Float64
-from published import drawing, numbers
+from published import by_relpos, drawing, numbers, pulled
 
 ROOT = Path(__file__).resolve().parent.parent
 OLD_TRANSFORMERS = ROOT / ".venv-parity" / "transformers4"
@@ -35,10 +33,8 @@ MODULES = (
     published_tables,
     published_coordinates,
     published_packages,
-    published_transformers4,
 )
 PEERS = {n: peer for m in MODULES for n, peer in m.PEERS.items() if peer.package}
-CLASSES = {scheme.name: scheme.class_name for scheme in relpos.schemes()}
 HEAD = (
     "| peer | scheme | class or function | package | forward: relpos | origin | ratio "
     "| gradients: relpos | origin | ratio | each |\n" + "|---" * 11 + "|"
@@ -102,19 +98,8 @@ def held(peer, out, leaves):
 
 def ours(peer):
     """By relpos, from the queries, keys and values of the peer, back to its leaves."""
-    module = getattr(relpos, CLASSES[peer.scheme])(**peer.options)
-    module.load_state_dict({n: x.detach() for n, x in peer.parameters.items()}, strict=False)
-    parameters = dict(module.named_parameters())
-    given = [*peer.qkv, *peer.inputs.values()]
-    fresh = [x.detach().requires_grad_(x.is_floating_point()) for x in given]
-    inputs = fresh[3:]
-    position = module(*inputs) if inputs else module
-    out = relpos.attention(*fresh[:3], position=position, **peer.call)
-    trained = [x for x in fresh if x.requires_grad]
-    held_by_us = [parameters[n] for n in peer.parameters]
-    result, *gradients = held(peer, out, [*trained, *held_by_us])
-    tensors = [x for x in given if x.is_floating_point()] + list(peer.parameters.values())
-    return [result, *torch.autograd.grad(tensors, peer.leaves, gradients)]
+    result, *gradients = held(peer, *by_relpos(peer, peer.out.dtype))
+    return [result, *pulled(peer, gradients)]
 
 
 def errors(origin, seed):

@@ -3,8 +3,24 @@
 from types import SimpleNamespace
 
 import torch
-from published import DIM, HEADS, Drawing, Origin, Peer, attended, heads_of, normal, padding, seeded
-from published_tables import WIDTH, of_bias, passing, projected
+from published import (
+    DIM,
+    HEADS,
+    WIDTH,
+    Drawing,
+    Peer,
+    attended,
+    heads_of,
+    hidden_keys,
+    model,
+    normal,
+    of,
+    of_bias,
+    passing,
+    projected,
+    qkv,
+    seeded,
+)
 
 
 def drawn(*shape, below, seed=0):
@@ -12,16 +28,15 @@ def drawn(*shape, below, seed=0):
     return torch.randint(0, below, shape, generator=draw)
 
 
-def tokens_of(at):
-    """A tensor of each token, for queries and for keys."""
-    return at, at.clone()
+def coordinates(at):
+    """Of each token, for queries and for keys."""
+    return {"q_coordinates": at, "k_coordinates": at.clone()}
 
 
 def udop(length):
     """Boxes in thousandths. Their middles differ by no whole hundredth, so that float32 differences
     are cut off where they should be."""
-    from transformers.models.udop import modeling_udop as hf
-
+    hf = model("udop")
     kinds = {
         "1d": (hf.RelativePositionBias1D, {"max_distance": 20}),
         "horizontal": (hf.RelativePositionBiasHorizontal, {}),
@@ -42,7 +57,7 @@ def udop(length):
         for n, each in enumerate(module.biases)
     }
     peer = of_bias("udop", {"heads": HEADS, "max_distance": 20}, length, length, bias, named)
-    peer.inputs = dict(zip(("q_coordinates", "k_coordinates"), tokens_of(both), strict=True))
+    peer.inputs = coordinates(both)
     return peer
 
 
@@ -55,8 +70,7 @@ class Selected:
 
 
 def layout(length, scale):
-    from transformers.models.layoutlmv3.modeling_layoutlmv3 import LayoutLMv3Encoder as Encoder
-
+    Encoder = model("layoutlmv3").LayoutLMv3Encoder
     sizes = {"rel_pos_bins": 32, "max_rel_pos": 128, "rel_2d_pos_bins": 64, "max_rel_2d_pos": 256}
     tables = [normal(HEADS, bins, seed=n) for n, bins in enumerate((32, 64, 64))]
     boxes, nothing = drawn(2, length, 4, below=1000), torch.zeros(64, 64, dtype=Drawing.dtype)
@@ -77,40 +91,34 @@ def layout(length, scale):
     named = dict(zip(names, tables, strict=True))
     options = {"heads": HEADS, "bias_scale": scale}
     peer = of_bias("layout", options, length, length, scale * bias, named)
-    at = boxes[..., [0, 3]].mT.contiguous()
-    peer.inputs = dict(zip(("q_coordinates", "k_coordinates"), tokens_of(at), strict=True))
+    peer.inputs = coordinates(boxes[..., [0, 3]].mT.contiguous())
     return peer
 
 
 def cpm_ant(queries, keys, buckets, far):
-    from transformers.models.cpmant.modeling_cpmant import CpmAntSegmentPositionEmbedding
-
     config = SimpleNamespace(
         num_attention_heads=HEADS,
         position_bias_num_buckets=buckets,
         position_bias_max_distance=far,
         segment_types=4,
     )
-    module = seeded(CpmAntSegmentPositionEmbedding(config))
-    segments = drawn(2, queries, below=4), drawn(2, keys, below=4, seed=1)
-    ignored = torch.zeros(2, queries).long(), torch.zeros(2, keys).long()
-    bias = module(ignored[1], ignored[0], segments[1], segments[0])
+    module = seeded(model("cpmant").CpmAntSegmentPositionEmbedding(config))
+    of_q, of_k = drawn(2, queries, below=4), drawn(2, keys, below=4, seed=1)
+    bias = module(torch.zeros_like(of_k), torch.zeros_like(of_q), of_k, of_q)
     options = {"heads": HEADS, "segments": 4, "buckets": buckets, "max_distance": far}
     named = {"relative_attention_bias": module.relative_attention_bias}
     peer = of_bias("cpm_ant", options, queries, keys, bias, named, q_offset=0)
-    peer.inputs = dict(zip(("q_segments", "k_segments"), segments, strict=True))
+    peer.inputs = {"q_segments": of_q, "k_segments": of_k}
     return peer
 
 
 def xlnet(queries, keys, segments=True, padded=False):
-    from transformers.models.xlnet import modeling_xlnet as hf
-
+    hf = model("xlnet")
     config = SimpleNamespace(
         n_head=HEADS, d_head=DIM, d_model=WIDTH, layer_norm_eps=1e-12, dropout=0.0
     )
     module = seeded(hf.XLNetRelativeAttention(config))
-    q = normal(2, HEADS, queries, DIM)
-    k, v = (normal(2, HEADS, keys, DIM, seed=n) for n in (1, 2))
+    q, k, v = qkv(queries, keys)
     frequency = 1 / 10000 ** (torch.arange(0, WIDTH, 2).to(q.dtype) / WIDTH)
     at = torch.arange(keys, -queries, -1).to(q.dtype)
     waves = hf.XLNetModel.positional_embedding(at, frequency, 2)
@@ -118,28 +126,23 @@ def xlnet(queries, keys, segments=True, padded=False):
     of_q, of_k = drawn(2, queries, below=3), drawn(2, keys, below=3, seed=1)
     other = (of_q.T[:, None] != of_k.T[None]).long()
     kinds = torch.nn.functional.one_hot(other, 2).to(q.dtype) if segments else None
-    call, mask = {"q_offset": keys - queries}, None
-    if padded:
-        call["key_padding_mask"] = hidden = padding(keys)
-        mask = hidden.T[None, :, :, None].expand(queries, -1, -1, -1).to(q.dtype)
+    call, mask = hidden_keys(keys, padded)
+    mask = (mask != 0).permute(1, 3, 0, 2).expand(queries, -1, -1, -1).to(q.dtype)
     core = (x.permute(2, 0, 1, 3) for x in (q, k, v))
     out = module.rel_attn_core(*core, rows, seg_mat=kinds, attn_mask=mask)
     named = {n: getattr(module, n) for n in ("r", "r_w_bias", "r_r_bias")}
     if segments:
         named |= {n: getattr(module, n) for n in ("r_s_bias", "seg_embed")}
     options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH, "segments": segments}
-    given = [q, k, v]
     inputs = {"q_segments": of_q, "k_segments": of_k} if segments else {}
-    leaves = [*given, *named.values()]
-    return Peer("xlnet", options, given, out.permute(1, 2, 0, 3), leaves, named, inputs, call)
+    call |= {"q_offset": keys - queries}
+    return Peer("xlnet", options, [q, k, v], out.permute(1, 2, 0, 3), named, inputs, call)
 
 
 def funnel(length, kind, pooled=False, separate=True):
     """Its sum of three scores, of all tokens or of the queries of the second block."""
-    from transformers.models.funnel import modeling_funnel as hf
-    from transformers.models.funnel.configuration_funnel import FunnelConfig
-
-    config = FunnelConfig(
+    hf = model("funnel")
+    config = hf.FunnelConfig(
         d_model=WIDTH,
         n_head=HEADS,
         d_head=DIM,
@@ -151,15 +154,14 @@ def funnel(length, kind, pooled=False, separate=True):
     module = seeded(hf.FunnelRelMultiheadAttention(config, 1 if pooled else 0))
     types = drawn(2, length, below=2)
     types[:, 0] = 2
-    k, v = (normal(2, HEADS, length, DIM, seed=n) for n in (1, 2))
-    hidden = torch.zeros(2, length, WIDTH, dtype=k.dtype)
+    hidden = torch.zeros(2, length, WIDTH, dtype=Drawing.dtype)
     made = structure.init_attention_inputs(hidden, token_type_ids=types)
     number = torch.arange(length)
     if pooled:
         _, made = structure.pre_attention_pooling(hidden, made)
         number = structure.stride_pool(number, 0)
     waves, kinds, _, cls = made
-    q = normal(2, HEADS, len(number), DIM)
+    q, k, v = qkv(len(number), length)
     scaled = q.transpose(1, 2) * module.scale
     content = torch.einsum(
         "bind,bjnd->bnij", scaled + module.r_w_bias * module.scale, k.transpose(1, 2)
@@ -177,13 +179,12 @@ def funnel(length, kind, pooled=False, separate=True):
     call = {"q_positions": number.clone(), "k_positions": torch.arange(length)}
     if separate:
         call["q_positions"][0], call["k_positions"][0] = 128, -64
-    given, inputs = [q, k, v], {"q_segments": types[:, number], "k_segments": types}
-    return Peer("funnel", options, given, out, [*given, *named.values()], named, inputs, call)
+    inputs = {"q_segments": types[:, number], "k_segments": types}
+    return Peer("funnel", options, [q, k, v], out, named, inputs, call)
 
 
 def gemma3n_audio(length):
-    from transformers.models.gemma3n import modeling_gemma3n as hf
-
+    hf = model("gemma3n")
     config = SimpleNamespace(
         conf_num_attention_heads=HEADS,
         hidden_size=WIDTH,
@@ -201,13 +202,10 @@ def gemma3n_audio(length):
     options = {"heads": HEADS, "head_dim": DIM, "width": WIDTH}
     call = {"scale": 1.0, "softcap": 3.0, "window": (4, 2)}
     named = {"pos_proj.weight": weight}
-    leaves = [hidden, weight]
-    return Peer("gemma_audio", options, [q, k, v], out, leaves, named, {}, call)
+    return Peer("gemma_audio", options, [q, k, v], out, named, {}, call, [hidden])
 
 
 def sam(side):
-    from transformers.models.sam.modeling_sam import SamVisionAttention
-
     config = SimpleNamespace(
         image_size=16 * side,
         patch_size=16,
@@ -217,25 +215,20 @@ def sam(side):
         qkv_bias=True,
         use_rel_pos=True,
     )
-    module = seeded(SamVisionAttention(config, 0))
+    module = seeded(model("sam").SamVisionAttention(config, 0))
     passing(module.proj)
     hidden = normal(2, side, side, WIDTH)
     out = heads_of(module(hidden)[0].flatten(1, 2))
-    given = [heads_of(x) for x in module.qkv(hidden).flatten(1, 2).chunk(3, -1)]
+    made = [heads_of(x) for x in module.qkv(hidden).flatten(1, 2).chunk(3, -1)]
     named = {n: getattr(module, n) for n in ("rel_pos_h", "rel_pos_w")}
-    leaves = [hidden, *named.values()]
     options = {"head_dim": DIM, "grid": side}
-    return Peer("decomposed", options, given, out, leaves, named)
-
-
-def of(scheme, name, make, *args, **own):
-    return Origin(scheme, name, lambda: make(*args, **own))
+    return Peer("decomposed", options, made, out, named, of=[hidden])
 
 
 PEERS = {
     "UDOP": of("udop", "RelativePositionBiasAggregated", udop, 20),
     "LayoutLMv2": of("layout", "LayoutLMv3Encoder", layout, 40, 1.0),
-    "LayoutLMv3": of("layout", "LayoutLMv3Encoder", layout, 40, DIM**-0.5),
+    "LayoutLMv3": of("layout", "LayoutLMv3Encoder", layout, 40, DIM ** (-0.5)),
     "CPM-Ant": of("cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 60, 60, 512, 2048),
     "CPM-Ant, small buckets": of(
         "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 33, 70, 16, 50

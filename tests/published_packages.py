@@ -4,12 +4,32 @@ that is not installed is imported by nothing but the peers that need it."""
 import importlib
 import importlib.util
 import sys
+from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 import torch
-from published import DIM, HEADS, Drawing, Origin, Peer, attended, heads_of, normal, padding, seeded
-from published_rotations import pairwise, qkv, rotated
-from published_tables import WIDTH, of_bias, passing
+from published import (
+    DIM,
+    HEADS,
+    WIDTH,
+    Drawing,
+    Peer,
+    attended,
+    heads_of,
+    hidden_keys,
+    normal,
+    of,
+    of_bias,
+    padding,
+    passing,
+    projected,
+    qkv,
+    seeded,
+)
+from published_rotations import pairwise, rotated
+
+TURNED = {"head_dim": 32, "layout": "interleaved", "angle": "float32"}
 
 
 def part(name, without=()):
@@ -43,7 +63,6 @@ def relative_buckets(queries, keys, causal, padded=False):
 
 
 def dynamic_bias(queries, keys, log_distance, padded=False):
-    sizes = {"heads": HEADS, "depth": 2, "log_distance": log_distance}
     module = x_transformers("DynamicPositionBias")
     module = module.__new__(module)
     torch.nn.Module.__init__(module)
@@ -59,7 +78,7 @@ def dynamic_bias(queries, keys, log_distance, padded=False):
     )
     seeded(module)
     named = {f"mlp.{n}": x for n, x in module.mlp.named_parameters()}
-    options = {"heads": HEADS, "width": 32, "depth": 2, "log_distance": sizes["log_distance"]}
+    options = {"heads": HEADS, "width": 32, "depth": 2, "log_distance": log_distance}
     call = {"q_offset": keys - queries}
     bias = module(queries, keys)
     return of_bias("dynamic_bias", options, queries, keys, bias, named, padded, **call)
@@ -94,59 +113,48 @@ def inkling(queries, keys):
     return peer
 
 
-def turned_by_x_transformers(scheme, length, options, **own):
-    head_dim = 32
-    given = q, k, v = qkv(length, head_dim)
-    module = x_transformers("RotaryEmbedding")(head_dim, **own)
+def x_turned(scheme, options, **own):
+    module = x_transformers("RotaryEmbedding")(TURNED["head_dim"], **own)
     turn = x_transformers("apply_rotary_pos_emb")
-    freqs, scale = module.to(Drawing.dtype)(torch.arange(length))
+    freqs, scale = module.to(Drawing.dtype)(torch.arange(50))
     down = scale**-1 if torch.is_tensor(scale) else 1.0
-    scores = turn(q, freqs, scale) @ turn(k, freqs, down).mT * head_dim**-0.5
-    out = attended(scores, v, causal=True)
-    sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
-    call = {"is_causal": True}
-    return Peer(scheme, sizes | options, given, out, given, call=call)
+    turns = [lambda x, by=by: turn(x, freqs, by) for by in (scale, down)]
+    made = qkv(50, head_dim=TURNED["head_dim"])
+    return rotated(scheme, TURNED | options, made, turns[0], True, turns[1])
 
 
-def rotary_embedding_torch(scheme, queries, keys, options, **own):
+def r_turned(scheme, queries, keys, options, **own):
     from rotary_embedding_torch import RotaryEmbedding
 
-    head_dim = 32
-    q = normal(2, HEADS, queries, head_dim)
-    k, v = (normal(2, HEADS, keys, head_dim, seed=n) for n in (1, 2))
-    module = RotaryEmbedding(head_dim, **own).to(Drawing.dtype)
+    q, k, v = qkv(queries, keys, TURNED["head_dim"])
+    module = RotaryEmbedding(TURNED["head_dim"], **own).to(Drawing.dtype)
     turned_q, turned_k = module.rotate_queries_with_cached_keys(q, k)
-    out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v, causal=True)
-    sizes = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32"}
-    call, given = {"is_causal": True, "q_offset": keys - queries}, [q, k, v]
-    return Peer(scheme, sizes | options, given, out, given, call=call)
+    out = attended(turned_q @ turned_k.mT * TURNED["head_dim"] ** -0.5, v, causal=True)
+    call = {"is_causal": True, "q_offset": keys - queries}
+    return Peer(scheme, TURNED | options, [q, k, v], out, call=call)
 
 
 def esm(length):
     from esm.rotary_embedding import RotaryEmbedding
 
-    head_dim = 32
-    given = q, k, v = qkv(length, head_dim)
-    module = RotaryEmbedding(head_dim).to(Drawing.dtype)
+    q, k, v = qkv(length, head_dim=TURNED["head_dim"])
+    module = RotaryEmbedding(TURNED["head_dim"]).to(Drawing.dtype)
     turned_q, turned_k = (
         x.unflatten(0, (2, HEADS)) for x in module(q.flatten(0, 1), k.flatten(0, 1))
     )
-    out = attended(turned_q @ turned_k.mT * head_dim**-0.5, v)
-    options = {"head_dim": head_dim, "layout": "half", "angle": "float32"}
-    return Peer("rope", options, given, out, given)
+    out = attended(turned_q @ turned_k.mT * TURNED["head_dim"] ** -0.5, v)
+    return Peer("rope", TURNED | {"layout": "half"}, [q, k, v], out)
 
 
 def torchscale_xpos(length):
     xpos = part("torchscale.component.xpos_relative_position").XPOS(DIM).to(Drawing.dtype)
-    given = q, k, v = qkv(length, DIM)
-    turned = (
-        xpos(x.flatten(0, 1), downscale=down).unflatten(0, (2, HEADS))
-        for x, down in ((q, False), (k, True))
+
+    def turn(x, down=False):
+        return xpos(x.flatten(0, 1), downscale=down).unflatten(0, (2, HEADS))
+
+    return rotated(
+        "xpos", TURNED | {"head_dim": DIM}, qkv(length), turn, True, partial(turn, down=True)
     )
-    turned_q, turned_k = turned
-    out = attended(turned_q @ turned_k.mT * DIM**-0.5, v, causal=True)
-    options = {"head_dim": DIM, "layout": "interleaved", "angle": "float32"}
-    return Peer("xpos", options, given, out, given, call={"is_causal": True})
 
 
 def torchscale_t5(queries, keys):
@@ -167,7 +175,7 @@ def enformer(length):
     passing(module.to_out)
     hidden = normal(2, length, WIDTH)
     out = heads_of(module(hidden))
-    given = [heads_of(x(hidden)) for x in (module.to_q, module.to_k, module.to_v)]
+    made = projected(hidden, module.to_q, module.to_k, module.to_v)
     named = {
         "to_rel_k.weight": module.to_rel_k.weight,
         "rel_content_bias": module.rel_content_bias[0, :, 0],
@@ -175,7 +183,7 @@ def enformer(length):
     }
     leaves = [hidden, module.to_rel_k.weight, module.rel_content_bias, module.rel_pos_bias]
     options = {"heads": HEADS, "head_dim": DIM, "features": 24}
-    return Peer("enformer", options, given, out, leaves, named)
+    return Peer("enformer", options, made, out, named, leaves=leaves)
 
 
 def lucidrains_shaw(length, reach, padded=False):
@@ -187,11 +195,11 @@ def lucidrains_shaw(length, reach, padded=False):
     own = {"context": hidden, "context_mask": ~padding(length)} if padded else {}
     out = heads_of(module(hidden, mask=torch.ones(2, length).bool() if padded else None, **own))
     k, v = module.to_kv(hidden).chunk(2, -1)
-    given = [heads_of(x) for x in (module.to_q(hidden), k, v)]
+    made = [heads_of(x) for x in (module.to_q(hidden), k, v)]
     table = module.rel_pos_emb.weight
     options = {"max_distance": reach, "head_dim": DIM, "values": False, "distance": "query-key"}
-    call = {"key_padding_mask": padding(length)} if padded else {}
-    return Peer("shaw", options, given, out, [hidden, table], {"key_table": table}, call=call)
+    call, _ = hidden_keys(length, padded)
+    return Peer("shaw", options, made, out, {"key_table": table}, {}, call, [hidden])
 
 
 def speechbrain(length, padded=False):
@@ -204,27 +212,25 @@ def speechbrain(length, padded=False):
     hidden = normal(2, length, WIDTH)
     waves = origin.RelPosEncXL(WIDTH)(hidden).to(hidden.dtype)
     later = torch.ones(length, length).triu(1).bool()
-    hide = padding(length) if padded else None
-    out = heads_of(module(hidden, hidden, hidden, waves, hide, later)[0])
+    hide, _ = hidden_keys(length, padded)
+    of_keys = hide.get("key_padding_mask")
+    out = heads_of(module(hidden, hidden, hidden, waves, of_keys, later)[0])
     joined = torch.nn.functional.linear(hidden, module.in_proj_weight)
-    given = [x.transpose(1, 2) for x in joined.unflatten(-1, (HEADS, 3 * DIM)).chunk(3, -1)]
+    made = [x.transpose(1, 2) for x in joined.unflatten(-1, (HEADS, 3 * DIM)).chunk(3, -1)]
     vectors = {n: getattr(module, n) for n in ("pos_bias_u", "pos_bias_v")}
     named = {"linear_pos.weight": module.linear_pos.weight}
     leaves = [hidden, *named.values(), *vectors.values()]
     named |= {n: x.view(HEADS, DIM) for n, x in vectors.items()}
-    call = {"is_causal": True, "scale": WIDTH**-0.5}
-    if padded:
-        call["key_padding_mask"] = hide
+    call = hide | {"is_causal": True, "scale": WIDTH**-0.5}
     options = {"heads": HEADS, "head_dim": DIM}
-    return Peer("conformer", options, given, out, leaves, named, call=call)
+    return Peer("conformer", options, made, out, named, {}, call, leaves=leaves)
 
 
-def timm_swin(window, prefix):
+def timm_swin(scheme, window, prefix):
     module = part("timm.layers.pos_embed_rel").RelPosBias(window, HEADS, prefix_tokens=prefix)
     table = {"relative_position_bias_table": seeded(module).relative_position_bias_table}
     tokens = window[0] * window[1] + prefix
     options = {"heads": HEADS, "window": list(window)}
-    scheme = "beit" if prefix else "swin"
     return of_bias(scheme, options, tokens, tokens, module.get_bias(), table)
 
 
@@ -249,10 +255,10 @@ def timm_botnet(side):
     )
     image = normal(2, WIDTH, side, side)
     out = module(image).flatten(2).unflatten(1, (HEADS, DIM)).mT
-    given = [x.flatten(2).unflatten(1, (HEADS, DIM)).mT for x in module.qkv(image).chunk(3, 1)]
+    made = [x.flatten(2).unflatten(1, (HEADS, DIM)).mT for x in module.qkv(image).chunk(3, 1)]
     named = {n: module.pos_embed.get_parameter(n) for n in ("height_rel", "width_rel")}
     options = {"head_dim": DIM, "grid": side}
-    return Peer("botnet", options, given, out, [image, *named.values()], named)
+    return Peer("botnet", options, made, out, named, of=[image])
 
 
 def timm_axial(height, width):
@@ -263,9 +269,9 @@ def timm_axial(height, width):
     )
     table = module.get_embed().to(Drawing.dtype)
     options = {"head_dim": DIM, "layout": "interleaved", "grid": [height, width]}
-    given = qkv(height * width, DIM)
     options["angle"] = "float32"
-    return rotated("rope_axial", options, given, lambda x: rotary.apply_rot_embed_cat(x, table))
+    made = qkv(height * width)
+    return rotated("rope_axial", options, made, lambda x: rotary.apply_rot_embed_cat(x, table))
 
 
 def timm_mixed(height, width, indexing):
@@ -274,10 +280,10 @@ def timm_mixed(height, width, indexing):
     module = rotary.RotaryEmbeddingMixed(HEADS * DIM, 1, HEADS, grid_indexing=indexing)
     table = seeded(module).get_embed([height, width])[0].to(Drawing.dtype)
     options = {"heads": HEADS, "head_dim": DIM, "grid": [height, width], "indexing": indexing}
-    given = qkv(height * width, DIM)
-    peer = rotated("rope_mixed", options, given, lambda x: rotary.apply_rot_embed_cat(x, table))
+    made = qkv(height * width)
+    peer = rotated("rope_mixed", options, made, lambda x: rotary.apply_rot_embed_cat(x, table))
     peer.parameters = {"freqs": module.freqs[:, 0]}
-    peer.leaves = [*given, module.freqs]
+    peer.leaves = [*made, module.freqs]
     return peer
 
 
@@ -290,7 +296,7 @@ def timm_dinov3(height, width):
     def turn(x):
         return rotary.apply_rot_embed_cat(x, table, half=True)
 
-    return rotated("rope_dinov3", options, qkv(height * width, DIM), turn)
+    return rotated("rope_dinov3", options, qkv(height * width), turn)
 
 
 def video(module, dims, options, frames, height, width, layout="interleaved"):
@@ -298,8 +304,8 @@ def video(module, dims, options, frames, height, width, layout="interleaved"):
     cos, sin = module
     cos, sin = (x.reshape(-1, dims).to(Drawing.dtype) for x in (cos, sin))
     sizes = {"head_dim": dims, "layout": layout, "angle": "float32", "grid": [height, width]}
-    given = qkv(frames * height * width, dims)
-    return rotated("rope_video", sizes | options, given, lambda x: pairwise(x, cos, sin))
+    made = qkv(frames * height * width, head_dim=dims)
+    return rotated("rope_video", sizes | options, made, lambda x: pairwise(x, cos, sin))
 
 
 def cogvideox(frames, height, width):
@@ -318,106 +324,74 @@ def hunyuan(frames, height, width):
     return video(found, 32, {"section": [4, 6, 6], "base": 256.0}, frames, height, width)
 
 
-def of(package, scheme, name, make, *args, **own):
-    return Origin(scheme, name, lambda: make(*args, **own), package)
+def turned(scheme, make, *arguments, **options):
+    return of(scheme, "RotaryEmbedding", make, scheme, *arguments, **options)
 
 
-def of_x(scheme, name, make, *args, **own):
-    return of("x-transformers", scheme, name, make, *args, **own)
-
-
-_R = "rotary-embedding-torch"
-
+# Names that start with a comma follow that of the package.
+PACKAGES = {
+    "x-transformers": {
+        ", buckets": of("t5", "RelativePositionBias", relative_buckets, 60, 60, False),
+        ", causal buckets": of("t5", "RelativePositionBias", relative_buckets, 33, 90, True),
+        ", dynamic bias": of("dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, False),
+        ", dynamic bias of logarithms": of(
+            "dynamic_bias", "DynamicPositionBias", dynamic_bias, 33, 65, True
+        ),
+        ", dynamic bias, padded": of(
+            "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, True, padded=True
+        ),
+        ", ALiBi": of("alibi", "AlibiPositionalBias", alibi, 60, 60),
+        ", ALiBi with a cache": of("alibi", "AlibiPositionalBias", alibi, 33, 65),
+        ", forgetting": of("forgetting", "DataDependentAlibi", forgetting, 50),
+        ", forgetting, padded": of("forgetting", "DataDependentAlibi", forgetting, 50, padded=True),
+        ", Inkling": of("inkling", "RelativeProjPositionalBias", inkling, 40, 40),
+        ", Inkling with a cache": of("inkling", "RelativeProjPositionalBias", inkling, 33, 65),
+        ", RoPE": turned("rope", x_turned, {}),
+        ", NTK": turned("rope_ntk", x_turned, {"factor": 4.0}, base_rescale_factor=4.0),
+        ", xPos": turned("xpos", x_turned, {}, use_xpos=True),
+    },
+    "rotary-embedding-torch": {
+        ", RoPE with a cache": turned("rope", r_turned, 33, 65, {}),
+        ", NTK": turned("rope_ntk", r_turned, 50, 50, {"factor": 8.0}, theta_rescale_factor=8.0),
+        ", linear": turned(
+            "rope_linear", r_turned, 50, 50, {"factor": 4.0}, interpolate_factor=4.0
+        ),
+    },
+    "fair-esm": {"ESM-1b": of("rope", "RotaryEmbedding", esm, 50)},
+    "torchscale": {
+        ", xPos": of("xpos", "XPOS", torchscale_xpos, 50),
+        ", buckets": of("t5", "RelativePositionBias", torchscale_t5, 60, 60),
+        ", buckets with a cache": of("t5", "RelativePositionBias", torchscale_t5, 33, 200),
+    },
+    "enformer-pytorch": {"Enformer": of("enformer", "Attention", enformer, 48)},
+    "conformer": {
+        "lucidrains' conformer": of("shaw", "Attention", lucidrains_shaw, 40, 60),
+        "lucidrains' conformer, clamped": of("shaw", "Attention", lucidrains_shaw, 40, 9),
+        "lucidrains' conformer, padded": of(
+            "shaw", "Attention", lucidrains_shaw, 40, 9, padded=True
+        ),
+    },
+    "speechbrain": {
+        "speechbrain": of("conformer", "RelPosMHAXL", speechbrain, 40),
+        "speechbrain, padded": of("conformer", "RelPosMHAXL", speechbrain, 40, padded=True),
+    },
+    "timm": {
+        ", Swin": of("swin", "RelPosBias", timm_swin, "swin", (5, 8), 0),
+        ", BEiT": of("beit", "RelPosBias", timm_swin, "beit", (4, 9), 1),
+        ", Swin V2": of("swin_v2", "RelPosMlp", timm_swin_v2, (6, 7)),
+        ", BoTNet": of("botnet", "BottleneckAttn", timm_botnet, 6),
+        ", axial RoPE": of("rope_axial", "RotaryEmbeddingCat", timm_axial, 5, 8),
+        ", mixed RoPE": of("rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "xy"),
+        ", mixed RoPE, ij": of("rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "ij"),
+        ", DINOv3": of("rope_dinov3", "RotaryEmbeddingDinoV3", timm_dinov3, 6, 7),
+    },
+    "diffusers": {
+        "CogVideoX": of("rope_video", "get_3d_rotary_pos_embed", cogvideox, 3, 4, 5),
+        "HunyuanVideo": of("rope_video", "HunyuanVideoRotaryPosEmbed", hunyuan, 3, 4, 5),
+    },
+}
 PEERS = {
-    "x-transformers, buckets": of_x("t5", "RelativePositionBias", relative_buckets, 60, 60, False),
-    "x-transformers, causal buckets": of_x(
-        "t5", "RelativePositionBias", relative_buckets, 33, 90, True
-    ),
-    "x-transformers, dynamic bias": of_x(
-        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, False
-    ),
-    "x-transformers, dynamic bias of logarithms": of_x(
-        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 33, 65, True
-    ),
-    "x-transformers, dynamic bias, padded": of_x(
-        "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, True, padded=True
-    ),
-    "x-transformers, ALiBi": of_x("alibi", "AlibiPositionalBias", alibi, 60, 60),
-    "x-transformers, ALiBi with a cache": of_x("alibi", "AlibiPositionalBias", alibi, 33, 65),
-    "x-transformers, forgetting": of_x("forgetting", "DataDependentAlibi", forgetting, 50),
-    "x-transformers, forgetting, padded": of_x(
-        "forgetting", "DataDependentAlibi", forgetting, 50, padded=True
-    ),
-    "x-transformers, Inkling": of_x("inkling", "RelativeProjPositionalBias", inkling, 40, 40),
-    "x-transformers, Inkling with a cache": of_x(
-        "inkling", "RelativeProjPositionalBias", inkling, 33, 65
-    ),
-    "x-transformers, RoPE": of_x(
-        "rope", "RotaryEmbedding", turned_by_x_transformers, "rope", 50, {}
-    ),
-    "x-transformers, NTK": of_x(
-        "rope_ntk",
-        "RotaryEmbedding",
-        turned_by_x_transformers,
-        "rope_ntk",
-        50,
-        {"factor": 4.0},
-        base_rescale_factor=4.0,
-    ),
-    "x-transformers, xPos": of_x(
-        "xpos", "RotaryEmbedding", turned_by_x_transformers, "xpos", 50, {}, use_xpos=True
-    ),
-    "rotary-embedding-torch, RoPE with a cache": of(
-        _R, "rope", "RotaryEmbedding", rotary_embedding_torch, "rope", 33, 65, {}
-    ),
-    "rotary-embedding-torch, NTK": of(
-        _R,
-        "rope_ntk",
-        "RotaryEmbedding",
-        rotary_embedding_torch,
-        "rope_ntk",
-        50,
-        50,
-        {"factor": 8.0},
-        theta_rescale_factor=8.0,
-    ),
-    "rotary-embedding-torch, linear": of(
-        _R,
-        "rope_linear",
-        "RotaryEmbedding",
-        rotary_embedding_torch,
-        "rope_linear",
-        50,
-        50,
-        {"factor": 4.0},
-        interpolate_factor=4.0,
-    ),
-    "ESM-1b": of("fair-esm", "rope", "RotaryEmbedding", esm, 50),
-    "torchscale, xPos": of("torchscale", "xpos", "XPOS", torchscale_xpos, 50),
-    "torchscale, buckets": of("torchscale", "t5", "RelativePositionBias", torchscale_t5, 60, 60),
-    "torchscale, buckets with a cache": of(
-        "torchscale", "t5", "RelativePositionBias", torchscale_t5, 33, 200
-    ),
-    "Enformer": of("enformer-pytorch", "enformer", "Attention", enformer, 48),
-    "lucidrains' conformer": of("conformer", "shaw", "Attention", lucidrains_shaw, 40, 60),
-    "lucidrains' conformer, clamped": of("conformer", "shaw", "Attention", lucidrains_shaw, 40, 9),
-    "lucidrains' conformer, padded": of(
-        "conformer", "shaw", "Attention", lucidrains_shaw, 40, 9, padded=True
-    ),
-    "speechbrain": of("speechbrain", "conformer", "RelPosMHAXL", speechbrain, 40),
-    "speechbrain, padded": of(
-        "speechbrain", "conformer", "RelPosMHAXL", speechbrain, 40, padded=True
-    ),
-    "timm, Swin": of("timm", "swin", "RelPosBias", timm_swin, (5, 8), 0),
-    "timm, BEiT": of("timm", "beit", "RelPosBias", timm_swin, (4, 9), 1),
-    "timm, Swin V2": of("timm", "swin_v2", "RelPosMlp", timm_swin_v2, (6, 7)),
-    "timm, BoTNet": of("timm", "botnet", "BottleneckAttn", timm_botnet, 6),
-    "timm, axial RoPE": of("timm", "rope_axial", "RotaryEmbeddingCat", timm_axial, 5, 8),
-    "timm, mixed RoPE": of("timm", "rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "xy"),
-    "timm, mixed RoPE, ij": of(
-        "timm", "rope_mixed", "RotaryEmbeddingMixed", timm_mixed, 5, 8, "ij"
-    ),
-    "timm, DINOv3": of("timm", "rope_dinov3", "RotaryEmbeddingDinoV3", timm_dinov3, 6, 7),
-    "CogVideoX": of("diffusers", "rope_video", "get_3d_rotary_pos_embed", cogvideox, 3, 4, 5),
-    "HunyuanVideo": of("diffusers", "rope_video", "HunyuanVideoRotaryPosEmbed", hunyuan, 3, 4, 5),
+    f"{package}{name}" if name.startswith(",") else name: replace(origin, package=package)
+    for package, origins in PACKAGES.items()
+    for name, origin in origins.items()
 }

@@ -4,16 +4,13 @@ import json
 import mmap
 import os
 import platform
-import signal
-import subprocess
 import sys
 import time
 
 import pytest
 import relpos
 import torch
-from cli_tool import ROOT, TOOL, output, refusal, report
-from patience import heed_interrupts, timeout
+from cli_tool import ROOT, TOOL, interrupted, output, refusal, report, run
 
 sys.path.insert(0, str(ROOT / "bench"))
 
@@ -52,14 +49,18 @@ def test_tool_times_every_scheme():
 
 def test_tool_prints_a_table_as_long_as_it_is_read():
     words = f"{TOOL} bench --scheme t5 --length 70 --seconds 0.001 --causal | head -8"
+<<<<<<< /tmp/tmpi49rhfg7/cur.py
     environment = {**os.environ, "RELPOS_TARGET": "baseline"}
     run = subprocess.run(
         words, shell=True, capture_output=True, text=True, env=environment, timeout=timeout(60)
     )
+=======
+    read = run(["bash", "-c", words], env=cases.os.environ | {"RELPOS_TARGET": "baseline"})
+>>>>>>> /tmp/tmpi49rhfg7/new.py
     for part in ("SIMD target baseline", "L 70, D 64, causal", "\nt5(heads=8)"):
-        assert part in run.stdout
-    assert run.stderr == ""
-    assert "floor" not in run.stdout + output("bench", "--help")
+        assert part in read.stdout
+    assert read.stderr == ""
+    assert "floor" not in read.stdout + output("bench", "--help")
 
 
 def test_tool_refuses():
@@ -69,15 +70,9 @@ def test_tool_refuses():
 
 
 def test_tool_ends_at_an_interrupt():
-    process = subprocess.Popen(
-        [TOOL, "bench", "--length", "16384", "--seconds", "600"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
-    )  # fmt: skip
-    process.stdout.readline()  # the machine is measured
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=timeout(60))
-    assert (process.returncode, errors) == (130, "relpos bench: interrupted\n")
+    command = [TOOL, "bench", "--length", "16384", "--seconds", "600"]
+    found = interrupted(command, lambda process: process.stdout.readline())  # of the machine
+    assert (found[0], found[2]) == (130, "relpos bench: interrupted\n")
 
 
 # ---- rows
@@ -163,8 +158,13 @@ def test_growth_is_that_of_resident_memory():
 )
 def test_formulas_are_equal_to_relpos(name):
     shape = (2, 2, 70, 80 if name == "bias_rpe" else 70, 16)
+<<<<<<< /tmp/tmpi49rhfg7/cur.py
     run = contests.against_formula(getattr(formulas, name), shape, True)
     (row,) = measure.measure(contests.peer_case(name, (1, 2), run), SHORT)
+=======
+    against = contests.against_formula(getattr(formulas, name), shape, True)
+    (row,) = cases.measure(contests.peer_case(name, (1, 2), against), SHORT)
+>>>>>>> /tmp/tmpi49rhfg7/new.py
     assert len(row["values"]) >= 3, row
     assert (row["name"], row["floor"]) == (name, 1)
 
@@ -422,14 +422,9 @@ def test_program_lists_and_refuses(monkeypatch, capfd):
 
 def test_program_ends_at_an_interrupt(tmp_path):
     words = ["--case", "forward, L 8192", "--seconds", "600", "--out", tmp_path / "bench.json"]
-    process = subprocess.Popen(
-        [sys.executable, program.__file__, *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
-    )  # fmt: skip
-    process.stderr.readline()  # run 1 of 1
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=timeout(60))
-    assert (process.returncode, errors) == (130, "interrupted\n")
+    command = [sys.executable, program.__file__, *words]
+    found = interrupted(command, lambda process: process.stderr.readline())  # run 1 of 1
+    assert (found[0], found[2]) == (130, "interrupted\n")
 
 
 # ---- the model of many threads

@@ -33,6 +33,26 @@ def all_told(report, verdict):
     return [(r.convention, r.options) for r in report.readings]
 
 
+def reads(scheme, tensor, part="", note="", start="", options=None, verdict="fits", **given):
+    """The first reading of a tensor, which is the only one where it fits, has these words; all of
+    its options, or those that are said in `has`."""
+    has = given.pop("has", {})
+    found = relpos.check(scheme, tensor, **given)
+    assert found.verdict == verdict, found
+    assert verdict != "fits" or len(found.readings) == 1, found
+    first = found.readings[0]
+    assert first.convention.startswith(start), first
+    assert part in first.convention, first
+    assert note in first.note, first
+    assert options is None or first.options == options, first
+    assert first.options | has == first.options, first
+    return first
+
+
+def fits_nothing(scheme, tensor):
+    assert relpos.check(scheme, tensor).verdict == "none"
+
+
 def bloom_slopes(heads):
     bias = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), heads, torch.float32)
     return bias[:, 0, 1]
@@ -45,29 +65,22 @@ def bloom_slopes(heads):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slopes(heads, dtype):
     paper = bloom_slopes(heads).to(dtype)
-    convention, options = told(relpos.check("alibi", paper))
-    assert convention == "slopes, the paper's rule"
-    assert options == {"heads": heads, "slopes": "paper"}
+    rule = {"heads": heads, "slopes": "paper"}
+    reads("alibi", paper, start="slopes, the paper's rule", options=rule)
     simple = torch.tensor([2 ** (-8 * h / heads) for h in range(1, heads + 1)])
-    assert told(relpos.check("alibi", simple))[1] == {"heads": heads, "slopes": "geometric"}
-    negated = relpos.check("alibi", -paper)
-    assert "negated" in told(negated)[0]
-    assert "negate it first" in negated.readings[0].note
-    ordered = relpos.check("alibi", paper.sort(descending=True).values)
-    assert "heads sorted" in told(ordered)[0]
-    torch.testing.assert_close(
-        torch.tensor(told(ordered)[1]["slopes"]), paper.float().sort(descending=True).values,
-        rtol=1e-2, atol=0,
-    )  # fmt: skip
+    reads("alibi", simple, options={"heads": heads, "slopes": "geometric"})
+    reads("alibi", -paper, "negated", "negate it first")
+    falling = paper.sort(descending=True).values
+    ordered = reads("alibi", falling, "heads sorted")
+    slopes = torch.tensor(ordered.options["slopes"])
+    torch.testing.assert_close(slopes, falling.float(), rtol=1e-2, atol=0)
     if heads > 3:  # reversed, those of three heads are neither's
-        assert "reverse" in told(relpos.check("alibi", paper.flip(0)))[0]
+        reads("alibi", paper.flip(0), "reverse")
 
 
 def test_slopes_of_a_power_of_two_follow_both_rules():
-    slopes = bloom_slopes(8)
-    convention, options = told(relpos.check("alibi", slopes[:, None, None]))
-    assert "both rules agree" in convention
-    assert options["slopes"] == "paper"
+    slopes = bloom_slopes(8)[:, None, None]
+    reads("alibi", slopes, "both rules agree", has={"slopes": "paper"})
 
 
 def test_no_rule_of_slopes():
@@ -80,8 +93,8 @@ def test_no_rule_of_slopes():
     assert (closest.outcome, closest.index, closest.compared) == ("differs", (3,), 4)
     assert closest.expected == 2**-4
     assert closest.found == float(slopes[3])
-    learned = relpos.check("alibi", slopes, learned=True)
-    assert told(learned, "undecided")[1] == {"heads": 8, "learned": True}
+    options = {"heads": 8, "learned": True}
+    reads("alibi", slopes, options=options, verdict="undecided", learned=True)
 
 
 def test_biases_of_slopes():
@@ -89,18 +102,15 @@ def test_biases_of_slopes():
     query, key = torch.arange(5, 12)[:, None], torch.arange(12)
     delta = (key - query).float()
     bias = -slopes[:, None, None] * delta.abs()
-    convention, options = told(relpos.check("alibi", bias[None]))
-    assert convention.startswith("bias [heads, ...], [query, key], q_offset 5, -slope |distance|,")
-    assert options == {"heads": 6, "slopes": "paper", "symmetric": True}
+    options = {"heads": 6, "slopes": "paper", "symmetric": True}
+    start = "bias [heads, ...], [query, key], q_offset 5, -slope |distance|,"
+    reads("alibi", bias[None], start=start, options=options)
     assert relpos.ALiBi(**options).dense(7, 12, 5).allclose(bias)
-    flipped = relpos.check("alibi", bias.mT)
-    assert "(transposed)" in told(flipped)[0]
-    assert "transpose" in flipped.readings[0].note
-    start = -slopes[:, None, None] * (key - query + 5).abs()
-    assert ", q_offset 0," in told(relpos.check("alibi", start))[0]
+    reads("alibi", bias.mT, "(transposed)", "transpose")
+    reads("alibi", -slopes[:, None, None] * (key - query + 5).abs(), ", q_offset 0,")
     future = slopes[:, None, None] * delta.clamp(max=0)
-    assert told(relpos.check("alibi", future))[1]["symmetric"] is False
-    assert "favours far keys" in told(relpos.check("alibi", -bias))[0]
+    reads("alibi", future, has={"symmetric": False})
+    reads("alibi", -bias, "favours far keys")
     masked = bias.masked_fill(delta > 0, -math.inf)
     names = [name for name, _ in all_told(relpos.check("alibi", masked), "ambiguous")]
     assert len(names) == 3  # what stands above the diagonal is hidden
@@ -108,11 +118,9 @@ def test_biases_of_slopes():
 
 def test_key_biases():
     bloom = build_alibi_tensor(torch.ones(2, 9, dtype=torch.long), 6, torch.bfloat16)
-    found = relpos.check("alibi", bloom, heads=6)  # [batch * heads, 1, keys]
-    assert "slope * k" in told(found)[0]
-    assert "causal mask only" in found.readings[0].note
-    mpt = build_mpt_alibi_tensor(6, 9)
-    assert "slope * (k - last k)" in told(relpos.check("alibi", mpt))[0]
+    # [batch * heads, 1, keys]
+    reads("alibi", bloom, "slope * k", "causal mask only", heads=6)
+    reads("alibi", build_mpt_alibi_tensor(6, 9), "slope * (k - last k)")
 
 
 # T5
@@ -129,40 +137,34 @@ def t5_layer(both, heads=6):
 def test_bucket_numbers(both):
     delta = torch.arange(200)[None, :] - torch.arange(200)[:, None]
     numbers = T5Attention._relative_position_bucket(delta, both, 32, 128)
-    convention, options = told(relpos.check("t5", numbers))
-    assert (
-        convention
-        == f"bucket numbers [query, key], {'two directions' if both else 'one direction'}"
-    )
-    assert options == {"buckets": 32, "max_distance": 128, "bidirectional": both}
-    assert "(transposed)" in told(relpos.check("t5", numbers.T))[0]
-    late = numbers[150:]
-    assert "[query, key], q_offset 150," in told(relpos.check("t5", late))[0]
-    assert "[query, key], q_offset 0," in told(relpos.check("t5", numbers[:50]))[0]
+    sides = "two directions" if both else "one direction"
+    options = {"buckets": 32, "max_distance": 128, "bidirectional": both}
+    found = reads("t5", numbers, options=options)
+    assert found.convention == f"bucket numbers [query, key], {sides}"
+    reads("t5", numbers.T, "(transposed)")
+    reads("t5", numbers[150:], "[query, key], q_offset 150,")
+    reads("t5", numbers[:50], "[query, key], q_offset 0,")
     for buckets, farthest in ((64, 256), (320, 800), (48, 100)):
         numbers = T5Attention._relative_position_bucket(delta, both, buckets, farthest)
-        given = {} if buckets != 48 else {"buckets": 48, "max_distance": 100}
-        options = told(relpos.check("t5", numbers, **given))[1]
-        assert (options["buckets"], options["max_distance"]) == (buckets, farthest)
-    assert relpos.check("t5", delta).verdict == "none"
+        sizes = {"buckets": buckets, "max_distance": farthest}
+        reads("t5", numbers, has=sizes, **(sizes if buckets == 48 else {}))
+    fits_nothing("t5", delta)
 
 
 def test_bias_of_a_learned_table():
     layer = t5_layer(False)
     torch.nn.init.normal_(layer.relative_attention_bias.weight)
     bias = layer.compute_bias(40, 40).detach()  # [1, heads, query, key]
-    convention, options = told(relpos.check("t5", bias))
-    assert convention == "bias, heads first, [query, key], one direction"
-    assert options["bidirectional"] is False
-    assert options["heads"] == 6
-    assert "(transposed)" in told(relpos.check("t5", bias.mT))[0]
-    assert "heads last" in told(relpos.check("t5", bias.permute(0, 2, 3, 1)))[0]
+    found = reads("t5", bias, has={"bidirectional": False, "heads": 6})
+    assert found.convention == "bias, heads first, [query, key], one direction"
+    reads("t5", bias.mT, "(transposed)")
+    reads("t5", bias.permute(0, 2, 3, 1), "heads last")
     both = t5_layer(True)
     torch.nn.init.normal_(both.relative_attention_bias.weight)
     found = all_told(relpos.check("t5", both.compute_bias(40, 40).detach()), "ambiguous")
     assert all(options["bidirectional"] for _, options in found)
     assert ["(transposed)" in name for name, _ in found] == [False, True]
-    assert relpos.check("t5", torch.randn(6, 40, 40)).verdict == "none"
+    fits_nothing("t5", torch.randn(6, 40, 40))
 
 
 def test_tables_of_a_checkpoint(tmp_path):
@@ -195,8 +197,8 @@ def test_tables_of_a_checkpoint(tmp_path):
     text = output("check", "t5", path)
     assert "undecided: learned values" in text
     assert "= t5(heads=6, buckets=32, " in text
-    table = relpos.check("t5", weight.T.contiguous(), bidirectional=True)
-    assert "(transposed: mesh, t5x)" in told(table, "undecided")[0]
+    turned = {"verdict": "undecided", "bidirectional": True}
+    reads("t5", weight.T.contiguous(), "(transposed: mesh, t5x)", **turned)
     square = relpos.check("t5", torch.randn(32, 32).cumsum(0), bidirectional=True)
     assert [name[:6] for name, _ in all_told(square, "undecided")] == ["table "] * 2
     assert "buckets are the smooth axis" in square.readings[0].note
@@ -221,41 +223,30 @@ def llama_tables(head_dim, base, length):
 @pytest.mark.parametrize("head_dim", [8, 128])
 def test_rotary_tables(base, head_dim):
     frequencies, cos, sin = llama_tables(head_dim, base, 3000)
-    convention, options = told(relpos.check("rope", frequencies))
-    assert convention.startswith("frequencies base^(-2p / rotary_dim)")
-    assert options == {"head_dim": head_dim, "base": base}
+    options = {"head_dim": head_dim, "base": base}
+    start = "frequencies base^(-2p / rotary_dim)"
+    reads("rope", frequencies, start=start, options=options)
     for table, kind in ((cos, "cosines"), (sin, "sines")):
-        convention, options = told(relpos.check("rope", table))
-        assert convention.startswith(
-            f"{kind} [positions, ...], columns (p, p + rotary_dim / 2): half"
-        )
-        assert options == {"head_dim": head_dim, "layout": "half", "base": base}
+        start = f"{kind} [positions, ...], columns (p, p + rotary_dim / 2): half"
+        reads("rope", table, start=start, options=options | {"layout": "half"})
         pairs = table[..., : head_dim // 2]
-        turned = relpos.check("rope", pairs.repeat_interleave(2, -1))
-        assert told(turned)[1]["layout"] == "interleaved"
-        single = relpos.check("rope", pairs)
-        assert "one column for each pair" in told(single)[0]
-        assert "layout" not in told(single)[1]
-        assert "do not tell the layout" in single.readings[0].note
-    angles = torch.arange(50.0)[:, None] * frequencies
-    assert told(relpos.check("rope", angles))[0].startswith("angles")
+        reads("rope", pairs.repeat_interleave(2, -1), has={"layout": "interleaved"})
+        single = reads("rope", pairs, "one column for each pair", "do not tell the layout")
+        assert "layout" not in single.options
+    reads("rope", torch.arange(50.0)[:, None] * frequencies, start="angles")
 
 
 def test_partial_scaled_and_joined_tables():
     frequencies, _, _ = llama_tables(64, 1e4, 1)
-    options = told(relpos.check("rope", frequencies, head_dim=256))[1]
-    assert options == {"head_dim": 256, "base": 1e4, "rotary_dim": 64}
-    scaled = relpos.check("rope", frequencies / 8)
-    assert "linear scaling: frequencies divided by 8" in told(scaled)[0]
-    assert told(scaled)[1] == {}
-    assert "no option" in scaled.readings[0].note
+    options = {"head_dim": 256, "base": 1e4, "rotary_dim": 64}
+    reads("rope", frequencies, options=options, head_dim=256)
+    scaled = "linear scaling: frequencies divided by 8"
+    reads("rope", frequencies / 8, scaled, "no option", options={})
     proportional = torch.where(torch.arange(32) < 8, frequencies, 0)
-    assert "the first 8 of 32 pairs turn" in told(relpos.check("rope", proportional))[0]
-    yarn = frequencies * torch.linspace(1, 0.25, 32)
-    assert relpos.check("rope", yarn).verdict == "none"
-    joined = create_sinusoidal_positions(100, 64)
-    assert told(relpos.check("rope", joined))[0].startswith("sines, then cosines")
-    assert relpos.check("rope", torch.randn(9, 64)).verdict == "none"
+    reads("rope", proportional, "the first 8 of 32 pairs turn")
+    fits_nothing("rope", frequencies * torch.linspace(1, 0.25, 32))
+    reads("rope", create_sinusoidal_positions(100, 64), start="sines, then cosines")
+    fits_nothing("rope", torch.randn(9, 64))
 
 
 def test_projections_have_two_readings(tmp_path):
@@ -288,17 +279,17 @@ def test_rows_of_shaw():
     query, key = torch.arange(12)[:, None], torch.arange(12)
     notebook = (query - key).clamp(-7, 7) + 7
     options = {"max_distance": 7, "distance": "query-key"}
-    assert told(relpos.check("shaw", notebook))[1] == options
+    reads("shaw", notebook, options=options)
     paper = (key - query).clamp(-7, 7) + 7
-    assert told(relpos.check("shaw", paper.int()))[1] == {**options, "distance": "key-query"}
+    reads("shaw", paper.int(), options=options | {"distance": "key-query"})
     found = relpos.check("shaw", torch.randn(15, 64))
     readings = all_told(found, "undecided")
     assert {o["distance"] for _, o in readings} == {"key-query", "query-key"}
     assert all("cannot tell" in reading.note for reading in found.readings)
-    bert = relpos.check("shaw", torch.randn(15, 64), name="layer.0.distance_embedding.weight")
-    assert bert.readings[0].options["distance"] == "query-key"
-    assert "transposed" in relpos.check("shaw", torch.randn(64, 15)).readings[0].convention
-    assert relpos.check("shaw", torch.randn(16, 64)).verdict == "none"
+    bert = {"name": "layer.0.distance_embedding.weight", "has": {"distance": "query-key"}}
+    reads("shaw", torch.randn(15, 64), verdict="undecided", **bert)
+    reads("shaw", torch.randn(64, 15), "transposed", verdict="undecided")
+    fits_nothing("shaw", torch.randn(16, 64))
     w2v = relpos.check("shaw", torch.randn(73, 64))
     assert any("-64 to 8" in reading.convention for reading in w2v.readings)
     per_head = relpos.check("shaw", torch.randn(4, 15, 64), distance="key-query")
@@ -308,12 +299,9 @@ def test_rows_of_shaw():
 def test_rows_of_the_music_transformer():
     query, key = torch.arange(6)[:, None], torch.arange(6)
     rows = torch.where(key <= query, key - query + 5, -1)
-    assert told(relpos.check("music_transformer", rows))[1] == {
-        "max_length": 6,
-        "bidirectional": False,
-    }
-    both = relpos.check("music_transformer", key - query + 5)
-    assert told(both)[1]["bidirectional"] is True
+    options = {"max_length": 6, "bidirectional": False}
+    reads("music_transformer", rows, options=options)
+    reads("music_transformer", key - query + 5, has={"bidirectional": True})
     table = all_told(relpos.check("music_transformer", torch.randn(256, 32)), "undecided")
     assert table[0][1] == {"max_length": 256, "head_dim": 32, "bidirectional": False}
     assert "distance 0 first" in table[1][0]
@@ -323,7 +311,7 @@ def test_rows_of_the_music_transformer():
 def test_clipped_biases():
     query, key = torch.arange(9)[:, None], torch.arange(9)
     numbers = (query - key).clamp(-3, 3) + 3
-    assert told(relpos.check("bias_rpe", numbers))[1] == {"max_distance": 4}
+    reads("bias_rpe", numbers, options={"max_distance": 4})
     assert "flip" in relpos.check("bias_rpe", 6 - numbers).readings[0].note
     table = torch.randn(2, 7)
     table[:, :3] = 0  # after causal training
@@ -332,11 +320,11 @@ def test_clipped_biases():
     assert found.readings[0].options["max_distance"] == 4
     assert "as causal training leaves them" in found.readings[0].note
     assert "never trained" in found.readings[1].note
-    assert told(relpos.check("bias_rpe", table[:, numbers]))[0].startswith("bias [heads, ...], one")
-    assert relpos.check("bias_rpe", torch.randn(2, 9, 9)).verdict == "none"
+    reads("bias_rpe", table[:, numbers], start="bias [heads, ...], one")
+    fits_nothing("bias_rpe", torch.randn(2, 9, 9))
     for scheme in ("bias_rpe", "shaw", "music_transformer"):
         for wild in (2**63 - 1, -(2**63)):
-            assert relpos.check(scheme, torch.full((3, 3), wild)).verdict == "none"
+            fits_nothing(scheme, torch.full((3, 3), wild))
 
 
 # Every scheme, arguments, the tool

@@ -1,109 +1,171 @@
-"""relpos attend on files, against the formulas of the papers in plain float64 NumPy."""
-
-import json
-import math
-import os
-import signal
-import subprocess
-import time
+"""relpos attend on files: what relpos.attention gives, in the files that are named."""
 
 import numpy as np
 import pytest
-from cli_tool import TOOL, call, npy_bytes, output, refusal, report, safetensors_bytes, save
-from patience import heed_interrupts, timeout
+import relpos
+import torch
+from cli_tool import RNG, attend, call, names, normal, npy_bytes, output, refusal, report, save
+from oracle import gradients
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+from safetensors.torch import save_file as save_torch
 
-RNG = np.random.default_rng(7)
-
-
-def normal(*shape, dtype=np.float32):
-    return RNG.standard_normal(shape).astype(dtype)
+FLAGS = {"attn_mask": "mask", "is_causal": "causal"}
 
 
-def softmax_attention(q, k, v, bias=0.0, allowed=True, scale=None, cap=None):
-    """out, lse, weights in float64; heads of k and v are repeated to those of q."""
-    q, k, v = (a.astype(np.float64) for a in (q, k, v))
-    k, v = (np.repeat(a, q.shape[-3] // a.shape[-3], axis=-3) for a in (k, v))
-    scores = q @ np.swapaxes(k, -1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
-    scores = scores if cap is None else cap * np.tanh(scores / cap)
-    scores = np.where(allowed, scores + bias, -np.inf)
-    top = np.maximum(scores.max(-1, keepdims=True, initial=-1e300), -1e300)
-    weights = np.exp(scores - top)
-    total = weights.sum(-1, keepdims=True)
-    with np.errstate(divide="ignore"):
-        lse = (np.log(total) + top)[..., 0]
-    weights = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-    return weights @ v, np.where(total[..., 0] > 0, lse, -np.inf), weights
-
-
-def rotated_half(x, positions, base=10000.0):
-    """RoPE of Su et al., pairs (p, p + d / 2)."""
-    half = x.shape[-1] // 2
-    angle = positions[:, None] * base ** (-np.arange(half) / half)
-    a, b = x[..., :half].astype(np.float64), x[..., half:].astype(np.float64)
-    return np.concatenate(
-        [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)], -1
-    )
-
-
-def t5_bucket(n, buckets, max_distance):
-    """One-sided buckets of Raffel et al. for n = query - key."""
-    n, exact = max(n, 0), buckets // 2
-    if n < exact:
-        return n
-    large = exact + math.log(n / exact) / math.log(max_distance / exact) * (buckets - exact)
-    return min(int(large + 1e-9), buckets - 1)
+def drawn(*shape, dtype=torch.float32):
+    return torch.from_numpy(normal(*shape)).to(dtype)
 
 
 def close(got, want, bar=2e-6):
-    assert got.shape == want.shape
-    np.testing.assert_allclose(
-        got, want, rtol=0, atol=bar * np.abs(want[np.isfinite(want)]).max(initial=1)
-    )
+    largest = max([1.0, *want[want.isfinite()].abs().tolist()])
+    torch.testing.assert_close(got, want, rtol=0, atol=bar * largest)
 
 
 def inputs(folder, **arrays):
-    """--query ... --out o.npy for these arrays, and the folder's path of out."""
-    paths = save(folder, **arrays)
-    words = [w for name, path in zip(arrays, paths, strict=True) for w in (f"--{name}", path)]
-    return ["attend", *words, "--out", folder / "o.npy"]
+    """Words of a call whose output is o.npy."""
+    return [*attend(folder, **arrays), "--out", folder / "o.npy"]
 
 
-def test_plain_attention(tmp_path):
-    q, k, v = normal(2, 3, 5, 8), normal(2, 3, 7, 8), normal(2, 3, 7, 6)
-    words = inputs(tmp_path, query=q, key=k, value=v)
-    result = call(*words, "--lse", tmp_path / "l.npy")
-    assert (result.returncode, result.stdout) == (0, "")
-    assert len(result.stderr.splitlines()) == 1
-    out, lse, _ = softmax_attention(q, k, v)
-    close(np.load(tmp_path / "o.npy"), out)
-    close(np.load(tmp_path / "l.npy"), lse)
-    assert np.load(tmp_path / "o.npy").dtype == np.float32
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
-        ["query.npy", "key.npy", "value.npy", "o.npy", "l.npy"]
-    )
+def words_of(folder, keywords):
+    """Arguments of relpos.attention as words of the tool; tensors become files."""
+    words = []
+    if "key_range" in keywords:
+        low, high = keywords["key_range"]
+        keywords = {"key_lo": low, "key_hi": high}
+    for name, value in keywords.items():
+        flag = "--" + FLAGS.get(name, name).replace("_", "-")
+        if isinstance(value, torch.Tensor):
+            (value,) = save(folder, **{name: value.detach().numpy()})
+        if isinstance(value, tuple):
+            value = ",".join(map(str, value))
+        words.append(flag if value is True else f"{flag}={value}")
+    return words
+
+
+def loaded(path):
+    return torch.from_numpy(np.load(path))
+
+
+def compare(folder, shapes, words=(), position=None, bar=2e-6, **keywords):
+    """All outputs of a call with these shapes of q, k and v, which are those of relpos.attention;
+    the parameters of the position are in a file. Returns the summary. `words` go to the tool alone,
+    a dtype to the tensors."""
+    dtype = keywords.pop("dtype", torch.float32)
+    leaves = [drawn(*shape, dtype=dtype).requires_grad_() for shape in shapes]
+    added = keywords.get("attn_mask", torch.ones(1).bool())
+    leaves += [added.requires_grad_()] if added.is_floating_point() else []
+    state = {} if position is None else dict(position.named_parameters())
+    for parameter in state.values():
+        torch.nn.init.normal_(parameter)
+    missing = 4 - len(shapes[0])
+    wide = [x[(None,) * missing] for x in leaves[:3]]
+    found = relpos.attention(*wide, position=position, return_lse=True, **keywords)
+    out, lse = (x[(0,) * missing] for x in found)
+    dout = drawn(*out.shape, dtype=dtype)
+    wanted = gradients([out], [dout], [*leaves, *state.values()])
+
+    given = zip(("query", "key", "value", "backward"), [*leaves[:3], dout], strict=True)
+    given = inputs(folder, **{name: x.detach() for name, x in given})
+    given += ["--lse", folder / "l.npy", "--grads", folder / "g", *words]
+    if state:
+        save_torch({name: x.detach() for name, x in state.items()}, folder / "p.safetensors")
+        given += ["--params", folder / "p.safetensors"]
+    summary = report(*given, *words_of(folder, keywords))
+    close(loaded(folder / "o.npy"), out.detach(), bar)
+    close(loaded(folder / "l.npy"), lse.detach(), bar)
+    for name, want in zip(summary["gradients"], wanted, strict=True):
+        close(loaded(folder / "g" / f"{name}.npy"), want, 10 * bar)
+    trained = [p for p in summary["parameters"] if p["name"] in summary["gradients"]]
+    assert [p["from"] for p in trained] == ["file"] * len(state)
+    return summary
+
+
+SQUARE = [(2, 2, 6, 8)] * 3
+LONG = [(2, 2, 6, 8), (2, 2, 9, 8), (2, 2, 9, 8)]
+ADDED = {"attn_mask": drawn(1, 2, 6, 9)}
+PADDING = {"key_padding_mask": torch.from_numpy(RNG.random((2, 9)) < 0.3)}
+CALLS = {
+    "plain": ([(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 6)], {}),
+    "bool mask": (LONG, {"attn_mask": torch.from_numpy(RNG.random((6, 9)) < 0.7), "scale": 0.5}),
+    "float mask": (LONG, ADDED | {"softcap": 0.7}),
+    "padding": (LONG, PADDING | {"window": (2, -1), "q_offset": torch.tensor([1, 4])}),
+    "rows that see nothing": (LONG, ADDED | {"window": (-1, 0), "q_offset": -2}),
+    "offsets": (LONG, {"is_causal": True, "q_offset": 5, "k_offset": torch.tensor([2, 0])}),
+    "key range": (LONG, {"key_range": (torch.arange(6), torch.tensor([9, 5, 4, 9, 4, 8]))}),
+    "grouped heads": ([(4, 6, 8), (2, 9, 8), (2, 9, 8)], {"enable_gqa": True}),
+    "two axes": ([(5, 8)] * 3, {}),
+    "three axes": ([(3, 5, 8)] * 3, {}),
+    "no keys": ([(1, 2, 3, 4), (1, 2, 0, 4), (1, 2, 0, 4)], {}),
+    "no queries": ([(1, 2, 0, 4), (1, 2, 3, 4), (1, 2, 3, 4)], {}),
+    "float16": (SQUARE, {"dtype": torch.float16, "bar": 2.0**-10}),
+    "float64": (SQUARE, {"dtype": torch.float64, "bar": 2.0**-49}),
+}
+
+
+@pytest.mark.parametrize(("shapes", "keywords"), CALLS.values(), ids=CALLS)
+def test_calls(tmp_path, shapes, keywords):
+    summary = compare(tmp_path, shapes, **keywords)
+    more = ["dmask"] if keywords.get("attn_mask") is ADDED["attn_mask"] else []
+    assert list(summary["gradients"]) == ["dq", "dk", "dv", *more]
+
+
+PLACES = {"q_positions": torch.tensor([3, 1, 9, 2, 0, 5]), "k_positions": 2 * torch.arange(9)}
+POSITIONS = {
+    "alibi": (lambda: relpos.ALiBi(2), [], {"q_offset": 3}),
+    "alibi(slopes=[1, 0.5])": (lambda: relpos.ALiBi(2, slopes=[1.0, 0.5]), [], PLACES),
+    "bias_rpe(max_distance=3)+shaw(max_distance=2)": (
+        lambda: relpos.BiasRPE(2, 3) + relpos.Shaw(2, 8),
+        ["biases", "key_table", "value_table"],
+        {"is_causal": True, "q_offset": 3},
+    ),
+    "bias_rpe(max_distance=2)+bias_rpe(max_distance=2)": (
+        lambda: relpos.BiasRPE(2, 2) + relpos.BiasRPE(2, 2),
+        ["0.biases", "1.biases"],
+        {"q_offset": 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("text", POSITIONS)
+def test_positions(tmp_path, text):
+    position, parameters, keywords = POSITIONS[text]
+    summary = compare(tmp_path, LONG, ["--position", text], position(), **keywords)
+    assert list(summary["gradients"]) == ["dq", "dk", "dv", *parameters]
+
+
+def test_an_input_of_a_position(tmp_path):
+    q, log_f = drawn(1, 2, 5, 4), -drawn(1, 2, 5).abs()
+    words = [*inputs(tmp_path, query=q, key=q, value=q), "--position", "forgetting", "--causal"]
+    assert "log_f is missing" in refusal(*words)
+    (path,) = save(tmp_path, log_f=log_f.numpy())
+    output(*words, "--input", f"log_f={path}")
+    position = relpos.ForgettingGate()(log_f)
+    close(loaded(tmp_path / "o.npy"), relpos.attention(q, q, q, position=position, is_causal=True))
+    assert "has no input 'x'; it has log_f" in refusal(*words, "--input", f"x={path}")
 
 
 @pytest.mark.parametrize("path", ["fused", "reference"])
-def test_rope_and_t5_with_grouped_heads_and_a_cache(tmp_path, path):
-    q, k, v = normal(2, 4, 6, 16), normal(2, 2, 20, 16), normal(2, 2, 20, 16)
-    table = normal(32, 4)
-    save_file({"relative_attention_bias.weight": table}, tmp_path / "p.safetensors")
-    words = inputs(tmp_path, query=q, key=k, value=v)
-    words += ["--position", "rope(layout=half) + t5(buckets=32, bidirectional=false)"]
-    words += ["--params", tmp_path / "p.safetensors", "--causal", "--enable-gqa", "--path", path]
-    assert "q_offset" in refusal(*words)
-    summary = report(*words, "--q-offset", 14)
-    at, keys = np.arange(14, 20), np.arange(20)
-    buckets = [[t5_bucket(i - j, 32, 128) for j in keys] for i in at]
-    bias = np.moveaxis(table.astype(np.float64)[buckets], -1, 0)
-    want, _, _ = softmax_attention(
-        rotated_half(q, at), rotated_half(k, keys), v, bias, keys <= at[:, None]
-    )
-    close(np.load(tmp_path / "o.npy"), want)
+def test_grouped_heads_and_a_cache(tmp_path, path):
+    position = relpos.RoPE(16, layout="half") + relpos.T5Bias(4, bidirectional=False)
+    words = ["--position", "rope(layout=half) + t5(buckets=32, bidirectional=false)"]
+    shapes = [(2, 4, 6, 16), (2, 2, 20, 16), (2, 2, 20, 16)]
+    keywords = {"is_causal": True, "enable_gqa": True, "q_offset": 14}
+    summary = compare(tmp_path, shapes, [*words, "--path", path], position, **keywords)
     assert summary["query"] == [2, 4, 6, 16]
     assert summary["path"] == path
-    assert [p["from"] for p in summary["parameters"]] == ["file"]
+    unsaid = inputs(
+        tmp_path, **{n: loaded(tmp_path / f"{n}.npy") for n in ("query", "key", "value")}
+    )
+    assert "q_offset" in refusal(*unsaid, *words, "--causal", "--enable-gqa")
+
+
+def test_it_writes_what_is_asked_for_and_says_one_line(tmp_path):
+    before = set(names(tmp_path)) | {"query.npy", "key.npy", "value.npy"}
+    result = call(*inputs(tmp_path), "--lse", tmp_path / "l.npy")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert set(names(tmp_path)) == before | {"o.npy", "l.npy"}
 
 
 @pytest.mark.parametrize(
@@ -138,137 +200,7 @@ def test_parameters_under_their_origins_names(tmp_path, position, ours, theirs, 
         assert f"tensor '{theirs}': expected shape [4, 8], got [8, 4]" in refusal(*words)
 
 
-def test_backward_of_a_bias_and_of_shaw(tmp_path):
-    """Gradients equal central differences of the float64 formula."""
-    heads, length, dim, reach = 2, 6, 4, 2
-    q, k, v, dout = (normal(1, heads, length, dim, dtype=np.float64) for _ in range(4))
-    tables = {
-        "biases": normal(heads, 2 * reach + 1, dtype=np.float64),
-        "key_table": normal(2 * reach + 1, dim, dtype=np.float64),
-        "value_table": normal(2 * reach + 1, dim, dtype=np.float64),
-    }
-    save_file(tables, tmp_path / "p.safetensors")
-    words = inputs(tmp_path, query=q, key=k, value=v, backward=dout)
-    words += ["--grads", tmp_path / "g", "--params", tmp_path / "p.safetensors", "--causal"]
-    words += ["--position", f"bias_rpe(max_distance={reach + 1})+shaw(max_distance={reach})"]
-    summary = report(*words)
-
-    delta = np.subtract.outer(np.arange(length), np.arange(length))  # query - key
-    late = delta.clip(-reach, reach) + reach
-    early = (-delta).clip(-reach, reach) + reach
-
-    def loss(dq, dk, dv, biases, key_table, value_table):
-        rows = np.einsum("bhid,ijd->bhij", dq, key_table[early]) / math.sqrt(dim)
-        out, _, weights = softmax_attention(dq, dk, dv, biases[:, late] + rows, delta >= 0)
-        return ((out + np.einsum("bhij,ijd->bhid", weights, value_table[early])) * dout).sum()
-
-    arguments = {"dq": q, "dk": k, "dv": v, **tables}
-    assert set(summary["gradients"]) == set(arguments)
-    for name, array in arguments.items():
-        want = np.zeros_like(array)
-        for index in np.ndindex(array.shape):
-            sides = []
-            for step in (1e-5, -1e-5):
-                moved = array.copy()
-                moved[index] += step
-                sides.append(loss(**{**arguments, name: moved}))
-            want[index] = (sides[0] - sides[1]) / 2e-5
-        got = np.load(tmp_path / "g" / f"{name}.npy")
-        assert got.dtype == np.float64
-        np.testing.assert_allclose(got, want, atol=1e-8, rtol=1e-6, err_msg=name)
-    unused = np.load(tmp_path / "g" / "key_table.npy")[reach + 1 :]
-    assert (unused == 0).all()
-
-
-def test_equal_names_carry_their_part(tmp_path):
-    q = normal(1, 2, 5, 4)
-    tables = {f"{n}.biases": normal(2, 3) for n in (0, 1)}
-    save_file(tables, tmp_path / "p.safetensors")
-    words = inputs(tmp_path, query=q, key=q, value=q, backward=q)
-    words += ["--grads", tmp_path, "--params", tmp_path / "p.safetensors"]
-    words += ["--position", "bias_rpe(max_distance=2)+bias_rpe(max_distance=2)"]
-    summary = report(*words)
-    assert list(summary["gradients"]) == ["dq", "dk", "dv", "0.biases", "1.biases"]
-    index = np.subtract.outer(np.arange(5), np.arange(5)).clip(-1, 1) + 1
-    bias = (tables["0.biases"] + tables["1.biases"])[:, index]
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, q, q, bias)[0])
-    np.testing.assert_array_equal(
-        np.load(tmp_path / "0.biases.npy"), np.load(tmp_path / "1.biases.npy")
-    )
-
-
-def test_masks_windows_scale_and_positions(tmp_path):
-    q, k, v = normal(2, 2, 6, 8), normal(2, 2, 9, 8), normal(2, 2, 9, 8)
-    mask, padding = RNG.random((6, 9)) < 0.7, RNG.random((2, 9)) < 0.3
-    offsets = np.array([1, 4])
-    save(tmp_path, mask=mask, padding=padding, offsets=offsets, added=normal(1, 2, 6, 9))
-    words = inputs(tmp_path, query=q, key=k, value=v)
-    output(*words, "--mask", tmp_path / "mask.npy", "--scale", 0.5)
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, 0, mask, 0.5)[0])
-    output(*words, "--mask", tmp_path / "added.npy", "--softcap", 0.7)
-    added = np.load(tmp_path / "added.npy")
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, added, cap=0.7)[0])
-
-    output(*words, "--key-padding-mask", tmp_path / "padding.npy", "--window", "2,-1", "--q-offset",
-           tmp_path / "offsets.npy")  # fmt: skip
-    at = offsets[:, None] + np.arange(6)
-    allowed = (np.arange(9) >= at[..., None] - 2) & ~padding[:, None]
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, 0, allowed[:, None])[0])
-
-    words_with_mask = [
-        *words,
-        "--mask",
-        tmp_path / "added.npy",
-        "--window=-1,0",
-        "--q-offset",
-        "-2",
-    ]
-    output(*words_with_mask, "--lse", tmp_path / "l.npy")
-    allowed = np.arange(9) <= np.arange(-2, 4)[:, None]
-    out, lse, _ = softmax_attention(q, k, v, added, allowed)
-    got = np.load(tmp_path / "o.npy")
-    close(got, out)
-    assert (got[:, :, :2] == 0).all()
-    np.testing.assert_array_equal(np.isneginf(np.load(tmp_path / "l.npy")), np.isneginf(lse))
-
-    save(tmp_path, qp=np.array([3, 1, 9, 2, 0, 5]), kp=np.arange(9) * 2)
-    output(*words, "--q-positions", tmp_path / "qp.npy", "--k-positions", tmp_path / "kp.npy",
-           "--position", "alibi(slopes=[1, 0.5])")  # fmt: skip
-    distance = np.abs(np.subtract.outer([3, 1, 9, 2, 0, 5], np.arange(9) * 2))
-    bias = -np.array([1, 0.5])[:, None, None] * distance
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v, bias)[0])
-
-
-@pytest.mark.parametrize("rank", [2, 3])
-def test_missing_leading_axes(tmp_path, rank):
-    q, k, v = (normal(5, 8) if rank == 2 else normal(3, 5, 8) for _ in range(3))
-    words = inputs(tmp_path, query=q, key=k, value=v, backward=q)
-    output(*words, "--lse", tmp_path / "l.npy", "--grads", tmp_path)
-    wide = [a.reshape((-1, *a.shape[-2:])) for a in (q, k, v)]
-    out, lse, _ = softmax_attention(*wide)
-    close(np.load(tmp_path / "o.npy"), out.reshape(q.shape))
-    close(np.load(tmp_path / "l.npy"), lse.reshape(q.shape[:-1]))
-    assert np.load(tmp_path / "dq.npy").shape == q.shape
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float64])
-def test_other_dtypes(tmp_path, dtype):
-    q, k, v = (normal(1, 2, 9, 8, dtype=dtype) for _ in range(3))
-    output(*inputs(tmp_path, query=q, key=k, value=v), "--position", "alibi")
-    got = np.load(tmp_path / "o.npy")
-    assert got.dtype == dtype
-    distance = np.abs(np.subtract.outer(np.arange(9), np.arange(9)))
-    slopes = np.array([2.0**-4, 2.0**-8])[:, None, None]
-    roundings = 1 if dtype == np.float16 else 8  # float16 rounds a float32 result once
-    want = softmax_attention(q, k, v, -slopes * distance)[0]
-    close(got, want, roundings * np.finfo(dtype).eps)
-
-
 def test_bfloat16_travels_in_safetensors(tmp_path):
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import load_file as load_torch
-    from safetensors.torch import save_file as save_torch
-
     tensors = {n: torch.randn(1, 2, 6, 8).bfloat16() for n in ("query", "key", "value", "backward")}
     words = ["attend"]
     for name, tensor in tensors.items():
@@ -279,22 +211,18 @@ def test_bfloat16_travels_in_safetensors(tmp_path):
     output(*words, "--out", tmp_path / "o.safetensors")
     got = load_torch(tmp_path / "o.safetensors")["o"]
     assert got.dtype == torch.bfloat16
-    q, k, v = (tensors[n].double().numpy() for n in ("query", "key", "value"))
-    close(got.double().numpy(), softmax_attention(q, k, v)[0], 2**-8)
+    close(got, relpos.attention(*(tensors[n] for n in ("query", "key", "value"))), 2**-8)
     assert load_torch(tmp_path / "dq.safetensors")["dq"].dtype == torch.bfloat16
 
 
 def test_float32_products_of_bfloat16_files(tmp_path):
     """--float32-products writes the bits of RELPOS_BF16=float32, which are not the unit's."""
-    torch = pytest.importorskip("torch")
-    from safetensors.torch import save_file as save_torch
-
-    names = ("query", "key", "value", "backward")
-    for name in names:
+    given = ("query", "key", "value", "backward")
+    for name in given:
         tensor = {name: torch.randn(1, 2, 40, 32).bfloat16()}
         save_torch(tensor, tmp_path / f"{name}.safetensors")
     words = ["attend", "--grads", ".", "--out", "o.safetensors"]
-    words += [word for name in names for word in (f"--{name}", f"{name}.safetensors")]
+    words += [word for name in given for word in (f"--{name}", f"{name}.safetensors")]
 
     def bits(*more, products=""):
         environment = {"RELPOS_TARGET": "amx_emulated", "RELPOS_BF16": products}
@@ -307,16 +235,20 @@ def test_float32_products_of_bfloat16_files(tmp_path):
 
 
 def test_files_of_any_order_and_version(tmp_path):
+    """The same bits as from plain files."""
     q, k, v = normal(1, 2, 5, 4), normal(1, 2, 5, 4), normal(1, 2, 5, 4)
-    words = inputs(tmp_path, query=np.asfortranarray(q), key=k[:, :, ::-1][:, :, ::-1], value=v)
+    words = inputs(tmp_path, query=q, key=k, value=v)
+    output(*words)
+    plain = np.load(tmp_path / "o.npy")
+    np.save(tmp_path / "query.npy", np.asfortranarray(q))
     with open(tmp_path / "value.npy", "wb") as file:
         np.lib.format.write_array(file, v, version=(2, 0))
     output(*words)
-    close(np.load(tmp_path / "o.npy"), softmax_attention(q, k, v)[0])
+    assert np.array_equal(np.load(tmp_path / "o.npy"), plain)
     save_file({"any": q}, tmp_path / "q.safetensors")
-    words[2] = tmp_path / "q.safetensors"
+    words[1] = f"--query={tmp_path}/q.safetensors"
     output(*words[:-1], tmp_path / "o.safetensors")
-    close(load_file(tmp_path / "o.safetensors")["o"], softmax_attention(q, k, v)[0])
+    assert np.array_equal(load_file(tmp_path / "o.safetensors")["o"], plain)
 
 
 def test_dropout_follows_the_seed_and_threads_change_nothing(tmp_path):
@@ -329,56 +261,24 @@ def test_dropout_follows_the_seed_and_threads_change_nothing(tmp_path):
     assert outs[0] == outs[1] != outs[2]
 
 
-def test_drawn_parameters_and_a_partial_file(tmp_path):
-    q = normal(1, 2, 5, 4)
-    save_file({"value_table": normal(3, 4)}, tmp_path / "p.safetensors")
-    words = inputs(tmp_path, query=q, key=q, value=q)
-    words += ["--position", "shaw(max_distance=1)", "--params", tmp_path / "p.safetensors"]
-    result = call(*words, "--json")
-    assert result.returncode == 0
-    assert "key_table" in result.stderr
-    parameters = json.loads(result.stdout)["parameters"]
-    assert [(p["name"], p["from"]) for p in parameters] == [
-        ("key_table", "init"),
-        ("value_table", "file"),
-    ]
-    assert call(*words, "--quiet").stderr == ""
-
-
-def test_empty_lengths(tmp_path):
-    q, k = normal(1, 2, 3, 4), normal(1, 2, 0, 4)
-    output(*inputs(tmp_path, query=q, key=k, value=k))
-    np.testing.assert_array_equal(np.load(tmp_path / "o.npy"), np.zeros_like(q))
-    output(*inputs(tmp_path, query=k, key=q, value=q))
-    assert np.load(tmp_path / "o.npy").shape == (1, 2, 0, 4)
-
-
 GOOD = npy_bytes((1, 2, 5, 4), data=bytes(160))
 
 
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        (b"", "only 0 bytes"),
-        (GOOD[:40], "truncated"),
         (GOOD[:-1], "the file has 159"),
-        (GOOD + b"x", "the file has 161"),
-        (npy_bytes((2**62, 2, 5, 4), data=bytes(160)), "overflows"),
-        (npy_bytes((2**62,), "|b1", data=bytes(160)), "the file has 160"),
-        (npy_bytes((1, 2, 5, 4), ">f4", bytes(160)), "big-endian"),
-        (npy_bytes((1, 2, 5, 4), "|O", bytes(160)), "pickled"),
         (npy_bytes((1, 2, 5, 4), "<i4", bytes(160)), "int32"),
         (npy_bytes((40,), data=bytes(160)), "rank 4"),
         (npy_bytes((1, 1, 2, 5, 4), data=bytes(160)), "rank 4"),
         (npy_bytes((1, 2, 4, 5), data=bytes(160)), "[1, 2, 4, 5]"),
         (npy_bytes((1, 2, 5, 2), "<f8", bytes(160)), "float"),
-        (safetensors_bytes({}), "not a .npy file"),
+        (b"PK", "not a .npy file"),
     ],
 )
 def test_bad_files_are_refused_before_anything_is_written(tmp_path, data, part):
-    words = inputs(
-        tmp_path, query=normal(1, 2, 5, 4), key=normal(1, 2, 5, 4), value=normal(1, 2, 5, 4)
-    )
+    """What cannot be read at all: src/io/npy_test.cc."""
+    words = inputs(tmp_path)
     (tmp_path / "key.npy").write_bytes(data)
     assert part in refusal(*words)
     assert not (tmp_path / "o.npy").exists()
@@ -398,9 +298,7 @@ def test_bad_files_are_refused_before_anything_is_written(tmp_path, data, part):
         (["--window", "3,x"], "--window"),
         (["--window=-2,0"], "window"),
         (["--dropout", "1.5"], "dropout"),
-        (["--dropout", "nan"], "dropout"),
         (["--scale", "x"], "--scale"),
-        (["--scale", "nan"], "scale"),
         (["--softcap", "0"], "softcap"),
         (["--path", "fast"], "--path"),
         (["--mask", "absent.npy"], "absent.npy"),
@@ -414,8 +312,7 @@ def test_bad_files_are_refused_before_anything_is_written(tmp_path, data, part):
     ],
 )
 def test_bad_arguments_are_one_line(tmp_path, words, part):
-    arrays = {name: normal(1, 2, 5, 4) for name in ("query", "key", "value")}
-    call_words = inputs(tmp_path, **arrays)
+    call_words = inputs(tmp_path)
     save(tmp_path, short=normal(1, 2, 4, 4))
     assert part in refusal(*call_words, *words, cwd=tmp_path)
     assert not (tmp_path / "o.npy").exists()
@@ -423,20 +320,3 @@ def test_bad_arguments_are_one_line(tmp_path, words, part):
 
 def test_required_files_are_named():
     assert "--query" in refusal("attend")
-
-
-def test_an_interrupt_ends_with_130_and_writes_nothing(tmp_path):
-    long = np.zeros((1, 8, 16384, 64), np.float32)
-    words = inputs(tmp_path, query=long, key=long, value=long)
-    process = subprocess.Popen(
-        [TOOL, *map(str, words), "--path", "reference"],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    )
-    time.sleep(timeout(0.5))
-    process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=timeout(20))
-    assert process.returncode == 130, text
-    assert text == "relpos attend: interrupted\n"
-    assert not os.path.exists(tmp_path / "o.npy")

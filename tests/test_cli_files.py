@@ -11,72 +11,44 @@ import time
 
 import numpy as np
 import pytest
-from cli_tool import TOOL, call, output, refusal, report, save
+from cli_tool import (
+    TOOL,
+    attend,
+    call,
+    interrupted,
+    names,
+    normal,
+    output,
+    refusal,
+    report,
+    run,
+)
 from patience import timeout
 from safetensors.numpy import save_file
 
-RNG = np.random.default_rng(11)
-
-
-def normal(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def inputs(folder, length=5, **arrays):
-    """Words of a call with small inputs, or `length` of them; outputs are the caller's."""
-    arrays = {n: normal(1, 2, length, 4) for n in ("query", "key", "value")} | arrays
-    words = ["attend"]
-    for name, path in zip(arrays, save(folder, **arrays), strict=True):
-        words += [f"--{name}", path]
-    return words
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def start_long(folder, out, *words, disposition):
-    """A call that computes for minutes, as soon as it has begun to."""
-    out.mkdir()
-    wide = np.zeros((1, 8, 16384, 64), np.float32)
-    process = subprocess.Popen(
-        [
-            TOOL,
-            *map(str, inputs(folder, query=wide, key=wide, value=wide)),
-            *("--path", "reference", "--out", out / "o.npy", *words),
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=disposition,
-    )
-    until = time.monotonic() + timeout(30)
-    while not names(out) and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.02)
-    assert names(out), process.communicate()
-    return process
+WIDE = {name: np.zeros((1, 8, 16384, 64), np.float32) for name in ("query", "key", "value")}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_that_ends_it_leaves_nothing(tmp_path, number):
-    process = start_long(
-        tmp_path,
-        tmp_path / "out",
-        *("--lse", tmp_path / "out" / "l.npy"),
-        *("--backward", tmp_path / "query.npy", "--grads", tmp_path / "out" / "a" / "b"),
-        disposition=functools.partial(signal.signal, number, signal.SIG_DFL),
-    )
-    time.sleep(0.2)
-    process.send_signal(number)
-    _, text = process.communicate(timeout=timeout(20))
-    assert process.returncode == (130 if number == signal.SIGINT else -number), text
-    assert names(tmp_path / "out") == []
+    """While it computes for minutes."""
+    out = tmp_path / "out"
+    out.mkdir()
+    words = [*attend(tmp_path, **WIDE), "--path", "reference", "--out", out / "o.npy"]
+    words += ["--lse", out / "l.npy"]
+    words += ["--backward", tmp_path / "query.npy", "--grads", out / "a" / "b"]
+    status, _, text = interrupted([TOOL, *words], lambda process: names(out), number)
+    assert status == (130 if number == signal.SIGINT else -number), text
+    assert text == ("relpos attend: interrupted\n" if number == signal.SIGINT else "")
+    assert names(out) == []
 
 
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "o.npy"
     ignore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-    words = inputs(tmp_path, length=4096)
+    long = {name: normal(1, 2, 4096, 4) for name in ("query", "key", "value")}
+    words = attend(tmp_path, **long)
     process = subprocess.Popen(
         [TOOL, *map(str, words), "--path", "reference", "--out", out], preexec_fn=ignore
     )
@@ -87,38 +59,31 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     assert names(tmp_path / "out") == ["o.npy"]
 
 
-def test_a_replaced_file_keeps_its_mode(tmp_path):
-    out = tmp_path / "o.npy"
-    out.write_bytes(b"old")
-    out.chmod(0o604)
-    output(*inputs(tmp_path), "--out", out)
-    assert np.load(out).shape == (1, 2, 5, 4)
-    assert stat.S_IMODE(out.stat().st_mode) == 0o604
+def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
+    """One that is replaced keeps its own: src/io/outputs_test.cc."""
     fresh = tmp_path / "fresh.npy"
     before = os.umask(0o027)
     try:
-        output(*inputs(tmp_path), "--out", fresh)
+        output(*attend(tmp_path), "--out", fresh)
     finally:
         os.umask(before)
     assert stat.S_IMODE(fresh.stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize("other", ["o.npy", "./o.npy", "a/../o.npy", "link.npy", "same.npy"])
-def test_two_outputs_with_one_path_are_refused(tmp_path, other):
+def test_two_outputs_with_one_path_are_refused(tmp_path):
+    """By links, too: src/io/outputs_test.cc."""
     (tmp_path / "a").mkdir()
     (tmp_path / "o.npy").write_bytes(b"old")
-    (tmp_path / "link.npy").symlink_to("o.npy")
-    (tmp_path / "same.npy").hardlink_to(tmp_path / "o.npy")
-    words = inputs(tmp_path)
+    words = attend(tmp_path)
     before = names(tmp_path)
-    line = refusal(*words, "--out", "o.npy", "--lse", other, cwd=tmp_path)
+    line = refusal(*words, "--out", "o.npy", "--lse", "a/../o.npy", cwd=tmp_path)
     assert "two outputs" in line
     assert names(tmp_path) == before
     assert (tmp_path / "o.npy").read_bytes() == b"old"
 
 
 def test_a_gradient_is_an_output_like_others(tmp_path):
-    words = [*inputs(tmp_path), "--backward", tmp_path / "query.npy", "--grads", tmp_path / "g"]
+    words = [*attend(tmp_path), "--backward", tmp_path / "query.npy", "--grads", tmp_path / "g"]
     assert "two outputs" in refusal(*words, "--out", tmp_path / "g" / "dq.npy")
     assert not (tmp_path / "g").exists()
 
@@ -136,8 +101,7 @@ def test_a_gradient_is_an_output_like_others(tmp_path):
 def test_every_output_is_checked_before_minutes_pass(tmp_path, words, part):
     (tmp_path / "folder.npy").mkdir()
     (tmp_path / "loop.npy").symlink_to("loop.npy")
-    wide = np.zeros((1, 8, 16384, 64), np.float32)
-    given = inputs(tmp_path, query=wide, key=wide, value=wide)
+    given = attend(tmp_path, **WIDE)
     before = names(tmp_path)
     given += ["--path", "reference", "--out", "o.npy", *words]
     assert part in refusal(*given, cwd=tmp_path, seconds=10)
@@ -148,23 +112,18 @@ def test_every_output_is_checked_before_minutes_pass(tmp_path, words, part):
 def test_a_protected_file_is_not_replaced(tmp_path):
     (tmp_path / "o.npy").write_bytes(b"old")
     (tmp_path / "o.npy").chmod(0o444)
-    assert "o.npy" in refusal(*inputs(tmp_path), "--out", tmp_path / "o.npy")
+    assert "o.npy" in refusal(*attend(tmp_path), "--out", tmp_path / "o.npy")
     assert (tmp_path / "o.npy").read_bytes() == b"old"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_where_one_output_fails_no_other_is_replaced(tmp_path):
     (tmp_path / "l.npy").write_bytes(b"old")
-    words = inputs(tmp_path)
+    words = attend(tmp_path)
     before = names(tmp_path)
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [TOOL, *map(str, words), "--out", "-", "--lse", tmp_path / "l.npy"],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        words += ["--out", "-", "--lse", tmp_path / "l.npy"]
+        done = run([TOOL, *words], capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
     assert "standard output: cannot write" in done.stderr
     assert (tmp_path / "l.npy").read_bytes() == b"old"
@@ -176,19 +135,13 @@ def test_where_one_output_fails_no_other_is_replaced(tmp_path):
 
 @pytest.mark.parametrize("through", ["pipe", "file"])
 def test_a_dash_is_a_standard_stream(tmp_path, through):
-    words = inputs(tmp_path)
+    words = attend(tmp_path)
     output(*words, "--out", tmp_path / "o.npy")
-    words[words.index("--query") + 1] = "-"
+    words[1] = "--query=-"
     raw = (tmp_path / "query.npy").read_bytes()
     with (tmp_path / "query.npy").open("rb") as file:
         source = {"input": raw} if through == "pipe" else {"stdin": file}
-        done = subprocess.run(
-            [TOOL, *map(str, words), "--out", "-", "--json"],
-            capture_output=True,
-            check=True,
-            timeout=timeout(20),
-            **source,
-        )
+        done = run([TOOL, *words, "--out", "-", "--json"], text=False, check=True, **source)
     got = np.load(io.BytesIO(done.stdout))
     np.testing.assert_array_equal(got, np.load(tmp_path / "o.npy"))
     assert json.loads(done.stderr)["out"] == "-"
@@ -196,10 +149,8 @@ def test_a_dash_is_a_standard_stream(tmp_path, through):
 
 @pytest.mark.parametrize("data", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\x00v\x00{'descr'"])
 def test_a_bad_stream_is_refused(tmp_path, data):
-    words = [*inputs(tmp_path), "--out", tmp_path / "o.npy", "--mask", "-"]
-    done = subprocess.run(
-        [TOOL, *map(str, words)], input=data, capture_output=True, timeout=timeout(20), check=False
-    )
+    words = [*attend(tmp_path), "--out", tmp_path / "o.npy", "--mask", "-"]
+    done = run([TOOL, *words], input=data, text=False)
     assert done.returncode == 2
     assert b"standard input" in done.stderr
     assert not (tmp_path / "o.npy").exists()
@@ -214,7 +165,7 @@ def test_a_bad_stream_is_refused(tmp_path, data):
     ],
 )
 def test_one_stream_has_one_use(tmp_path, words, part):
-    assert part in refusal(*inputs(tmp_path), *words, cwd=tmp_path)
+    assert part in refusal(*attend(tmp_path), *words, cwd=tmp_path)
 
 
 # ---- parameters
@@ -227,41 +178,30 @@ TABLE = "relative_attention_bias.weight"
 def test_a_sums_own_state_dict_is_taken(tmp_path, name):
     table = normal(6, 2)
     save_file({name: table}, tmp_path / "p.safetensors")
-    words = [*inputs(tmp_path), "--position", SUM, "--params", tmp_path / "p.safetensors"]
+    words = [*attend(tmp_path), "--position", SUM, "--params", tmp_path / "p.safetensors"]
     found = report(*words, "--out", tmp_path / "o.npy")
     assert [p["from"] for p in found["parameters"]] == ["file"]
     assert found["drawn_at_random"] == []
 
 
-def test_equal_names_of_a_sum_are_told_apart(tmp_path):
-    tables = {f"parts.{n}.{TABLE}": normal(6, 2) for n in range(2)}
-    save_file(tables, tmp_path / "p.safetensors")
-    words = [*inputs(tmp_path), "--position", "t5(buckets=6)+t5(buckets=6)"]
-    ours = [*words, "--params", tmp_path / "p.safetensors", "--out", tmp_path / "o.npy"]
-    found = report(*ours)
-    assert [p["from"] for p in found["parameters"]] == ["file", "file"]
-    added = sum(tables.values())
-    save_file({f"0.{TABLE}": added, f"1.{TABLE}": 0 * added}, tmp_path / "q.safetensors")
-    output(*words, "--params", tmp_path / "q.safetensors", "--out", tmp_path / "q.npy")
-    got, want = np.load(tmp_path / "o.npy"), np.load(tmp_path / "q.npy")
-    np.testing.assert_allclose(got, want, atol=1e-6)
-
-
 def test_names_that_do_not_fit_are_answered_with_what_the_file_holds(tmp_path):
     save_file({f"layer.{n}": normal(n + 1) for n in range(12)}, tmp_path / "p.safetensors")
-    words = [*inputs(tmp_path), "--params", "p.safetensors", "--out", "o.npy"]
+    words = [*attend(tmp_path), "--params", "p.safetensors", "--out", "o.npy"]
     line = refusal(*words, "--position", SUM, cwd=tmp_path)
     assert TABLE in line
     assert "'layer.0' [1]" in line
     assert "and 4 more" in line
     save_file({"key_table": normal(3, 4), "valve_table": normal(3, 4)}, tmp_path / "p.safetensors")
-    done = call(*words, "--position", "shaw(max_distance=1)", cwd=tmp_path)
+    done = call(*words, "--position", "shaw(max_distance=1)", "--json", cwd=tmp_path)
+    parameters = json.loads(done.stdout)["parameters"]
+    found = [(p["name"], p["from"]) for p in parameters]
+    assert found == [("key_table", "file"), ("value_table", "init")]
     assert "p.safetensors has no value_table" in done.stderr
     assert "'valve_table' [3, 4]" in done.stderr
 
 
 def test_drawn_tables_are_said_to_be_drawn(tmp_path):
-    words = [*inputs(tmp_path), "--out", tmp_path / "o.npy"]
+    words = [*attend(tmp_path), "--out", tmp_path / "o.npy"]
     text = call(*words, "--position", SUM, "--seed", 3).stderr
     assert f"no --params: {TABLE} drawn at random (--seed 3)" in text
     assert report(*words, "--position", SUM)["drawn_at_random"] == [TABLE]

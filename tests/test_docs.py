@@ -7,15 +7,13 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import relpos
+from cli_tool import ROOT, output, ran
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "docs/families").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # its Python and C++ are what test_toy_scheme.py builds
@@ -66,8 +64,8 @@ def test_cpp_compiles_and_runs(page, tmp_path):
         source.write_text(code)
         warnings = ["-Wall", "-Werror"]
         command = ["g++", "-std=c++20", *warnings, f"-I{ROOT / 'include'}", source, LIBRARY]
-        subprocess.run([*command, "-fopenmp", "-o", program], check=True)
-        subprocess.run([program], check=True)
+        ran([*command, "-fopenmp", "-o", program], seconds=300)
+        ran([program])
 
 
 @with_blocks("sh")
@@ -81,10 +79,7 @@ def test_shell_runs(page, tmp_path):
     path = os.pathsep.join([str(ROOT / "build"), str(ROOT / ".venv/bin"), os.environ["PATH"]])
     for code in blocks(page, "sh"):
         command = ["bash", "-euo", "pipefail", "-c", code]
-        ran = subprocess.run(
-            command, cwd=tmp_path, env=os.environ | {"PATH": path}, capture_output=True, text=True
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
+        ran(command, cwd=tmp_path, env=os.environ | {"PATH": path}, seconds=300)
 
 
 @pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: page.stem)
@@ -108,14 +103,7 @@ def commands():
 
 @pytest.mark.parametrize("words", commands())
 def test_commands_run(words):
-    run = subprocess.run(
-        [ROOT / "build" / "relpos", *shlex.split(words)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout
+    assert output(*shlex.split(words))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -160,3 +148,36 @@ def test_every_public_name_has_its_docstring():
     documented = {name: inspect.getdoc(item) for name, item in public()}
     assert len(documented) > 40
     assert not [name for name, text in documented.items() if not text]
+
+
+# Each family of schemes has a page: its equation, a formula of each scheme, and a picture.
+
+FAMILIES = ROOT / "docs/families"
+FAMILY_PAGES = {"rotation": "rotations", "rows": "rows", "bias": "biases", "sink": "sinks"}
+of_families = pytest.mark.parametrize("family", sorted({s.family for s in relpos.schemes()}))
+
+
+def family_page(family):
+    return (FAMILIES / f"{FAMILY_PAGES[family]}.md").read_text()
+
+
+@of_families
+def test_each_scheme_has_one_formula_on_the_page_of_its_family(family):
+    listed = re.findall(r"^\| `(\w+)` \| \S", family_page(family), re.M)
+    assert listed == sorted(s.name for s in relpos.schemes() if s.family == family)
+
+
+def test_no_formula_is_elsewhere():
+    schemes = (FAMILIES.parent / "schemes.md").read_text()
+    assert not re.findall(r"^\| `\w+` \| (?:score|as `|pair|output)", schemes, re.M)
+
+
+@of_families
+def test_each_page_has_an_equation_and_a_picture_of_its_schemes(family):
+    text = family_page(family)
+    assert re.search(r"^    \w+ \+?= ", text, re.M)
+    (picture,) = re.findall(r"^!\[[^\]]+\]\((\w+\.svg)\)$", text, re.M)
+    shown = re.findall(r'class="name">([^<]+)<', (FAMILIES / picture).read_text())
+    assert len(shown) == 6
+    if family != "sink":  # whose picture shows one scheme
+        assert set(shown) <= {s.name for s in relpos.schemes() if s.family == family}

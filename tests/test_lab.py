@@ -1,6 +1,5 @@
 """The lab: its data, its MIDI, and whole runs as a user starts them."""
 
-import functools
 import hashlib
 import json
 import os
@@ -8,16 +7,14 @@ import re
 import signal
 import stat
 import struct
-import subprocess
 import sys
 import zipfile
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from cli_tool import TOOL
-from patience import heed_interrupts, timeout
-from relpos.lab import chorales, cli, data, midi, report
+from cli_tool import TOOL, interrupted, names, ran, run
+from relpos.lab import chorales, cli, data, midi, positions, report
 from relpos.lab.chorales import FIRST_PITCH, HOLD, LOWEST_PITCH, REST, Note
 from relpos.lab.positions import RUNS
 
@@ -43,19 +40,22 @@ def command(*arguments, **sizes):
 
 
 def lab(sizes, *arguments):
-    done = subprocess.run(
-        command(*arguments, **sizes), capture_output=True, text=True, timeout=timeout(200)
-    )
+    done = run(command(*arguments, **sizes), seconds=200)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
+
+
+def reaches(stage):
+    """Whether a running lab writes a line that begins so."""
+    return lambda process: any(line.startswith(stage) for line in process.stderr)
 
 
 # ---- chorales
 
 
-def note(step, duration, *, octave=4, extra="", voice=""):
+def note(step, duration, *, octave=4, extra=""):
     return (
-        f"<note>{voice}<pitch><step>{step}</step><octave>{octave}</octave></pitch>"
+        f"<note><pitch><step>{step}</step><octave>{octave}</octave></pitch>"
         f"<duration>{duration}</duration>{extra}</note>"
     )
 
@@ -80,9 +80,8 @@ REST_OF_FOUR = "<note><rest/><duration>4</duration></note>"
 
 def test_a_chorale_becomes_tokens(tmp_path):
     soprano = note("C", 2) + note("D", 2, extra='<tie type="start"/>')
-    soprano += (
-        note("D", 2, extra='<tie type="stop"/>') + "<note><rest/><duration>2</duration></note>"
-    )
+    soprano += note("D", 2, extra='<tie type="stop"/>')
+    soprano += "<note><rest/><duration>2</duration></note>"
     alto = note("A", 4) + "<note><chord/><pitch><step>C</step><octave>5</octave></pitch>"
     alto += "<duration>4</duration></note><backup><duration>4</duration></backup>" + note("E", 4)
     sharp = "<note><pitch><step>F</step><alter>1</alter><octave>3</octave></pitch>"
@@ -116,28 +115,17 @@ def test_a_chorale_becomes_tokens(tmp_path):
         ([note("C", 4)] * 4, '<!DOCTYPE s [<!ENTITY a "b">]>', "entities"),
         ([note("C", 4, octave=8)] * 4, "", "pitch 108"),
         ([""] * 4, "", "no notes"),
+        (["<note>"] * 4, "", None),
+        ([note("C", "many")] * 4, "", None),
+        ([note("C", 1e30)] * 4, "", None),
+        ([note("H", 4)] * 4, "", None),
+        ([note("C", 4, octave="").replace("<step>", "<step>b")] * 4, "", None),
+        (["<attributes><divisions>0</divisions></attributes>" + note("C", 4)] * 4, "", None),
     ],
 )
 def test_what_is_no_chorale_says_why(tmp_path, parts, prolog, says):
     write_mxl(tmp_path / "a.mxl", parts, prolog=prolog)
     with pytest.raises(chorales.NotAChorale, match=says):
-        chorales.read_chorale(tmp_path / "a.mxl")
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "<note>",
-        note("C", "many"),
-        note("C", 1e30),
-        note("H", 4),
-        note("C", 4).replace("4</octave>", "</octave>").replace("<step>", "<step>b"),
-        "<attributes><divisions>0</divisions></attributes>" + note("C", 4),
-    ],
-)
-def test_nonsense_in_a_score_is_no_chorale(tmp_path, part):
-    write_mxl(tmp_path / "a.mxl", [part] * 4)
-    with pytest.raises(chorales.NotAChorale):
         chorales.read_chorale(tmp_path / "a.mxl")
 
 
@@ -160,11 +148,9 @@ def test_music21_is_read_but_not_imported():
 
 
 def test_the_test_pieces_are_fixed():
-    assert [name for name in map("bwv{}.mxl".format, range(40)) if data.held_out(name)] == [
-        name
-        for name in map("bwv{}.mxl".format, range(40))
-        if int(hashlib.sha256(name.encode()).hexdigest()[:2], 16) < 32
-    ]
+    for name in map("bwv{}.mxl".format, range(40)):
+        first_byte = hashlib.sha256(name.encode()).digest()[0]
+        assert data.held_out(name) == (first_byte < 32)
     assert data.held_out("bwv101.7.mxl")
     assert not data.held_out("bwv1.6.mxl")
 
@@ -199,6 +185,29 @@ def test_the_unigram_loss_is_that_of_the_frequencies():
     train, test = np.array([0] * 7 + [1]), np.zeros(200, dtype=np.int64)
     corpus = data.Corpus("text", "coins", train, test, 2, 1, test[:1], "coins")
     assert data.unigram_loss(corpus, np.array([150])) == pytest.approx(-np.log(8 / 10))
+
+
+# ---- positions
+
+
+def test_texts_are_divided_outside_brackets():
+    text = "rope, alibi(slopes=[1, 0.5]) ,shaw(a=1, b=',') + t5,,rope,[1,2],'a,b'"
+    assert positions.split_texts(text) == [
+        "rope",
+        "alibi(slopes=[1, 0.5])",
+        "shaw(a=1, b=',') + t5",
+        "[1,2]",
+        "'a,b'",
+    ]
+
+
+def test_runs_have_labels_and_colours_of_their_own():
+    texts = ["rope", "alibi(slopes=geometric)", "alibi(slopes=geometric, heads=4)", "rope+t5"]
+    runs = positions.runs_of(texts)
+    assert runs["rope"] is RUNS["rope"]
+    for of in ("label", "colour"):
+        assert len({getattr(run, of) for run in runs.values()}) == len(texts)
+    assert max(len(run.label) for run in runs.values()) <= 24
 
 
 # ---- MIDI
@@ -242,6 +251,7 @@ def notes_in_midi(raw):
     for events in tracks:
         for tick, event in events:
             key = (event[0] & 0x0F, event[1])
+            assert tick % step == 0
             if event[0] & 0xF0 == 0x90:
                 assert key not in sounding
                 sounding[key] = tick
@@ -321,7 +331,7 @@ def test_every_scheme_learns_and_alibi_holds_where_rope_does_not(gate):
 def test_the_report_is_one_page_with_everything(gate):
     folder, result = gate
     text = check_page(folder, continuation="continuation.mid")
-    for word in [run.label for run in RUNS.values()] + ["Train short, test long"]:
+    for word in [of.label for of in RUNS.values()] + ["Train short, test long"]:
         assert word in text
     for row in result["schemes"]:
         assert f"{row['tests']['1024']:.3f}" in text
@@ -379,19 +389,9 @@ def test_a_second_run_prints_the_same_losses(own, small, tmp_path):
 
 
 def test_ctrl_c_keeps_what_is_done(own, tmp_path):
-    with subprocess.Popen(
-        command("--text", own, "--out", tmp_path, "--schemes", "alibi,none,rope", **SMALL),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
-    ) as process:
-        for line in process.stderr:
-            if line.startswith("[2/3]"):
-                break
-        os.kill(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=timeout(60))
-    assert process.returncode == 130, err
+    words = command("--text", own, "--out", tmp_path, "--schemes", "alibi,none,rope", **SMALL)
+    status, out, err = interrupted(words, reaches("[2/3]"))
+    assert status == 130, err
     assert "alibi" in out
     result = json.loads((tmp_path / "results.json").read_text())
     assert [row["scheme"] for row in result["schemes"]] == ["alibi"]
@@ -404,23 +404,15 @@ def test_ctrl_c_keeps_what_is_done(own, tmp_path):
 def test_a_signal_that_ends_it_leaves_nothing(own, tmp_path, number):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    torch_keeps = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    with subprocess.Popen(
-        command("--text", own, "--out", tmp_path / "out", "--schemes", "alibi", **SMALL),
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch), **torch_keeps},
-        preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
-    ) as process:
-        for line in process.stderr:
-            if line.startswith("[1/1]"):
-                break
-        assert len(list(scratch.iterdir())) == 1
-        os.kill(process.pid, number)
-        process.communicate(timeout=timeout(60))
-    assert process.returncode == 128 + number
-    assert list(scratch.iterdir()) == []
-    assert list((tmp_path / "out").iterdir()) == []
+    own_folders = {"TMPDIR": scratch, "TORCHINDUCTOR_CACHE_DIR": tmp_path / "inductor"}
+    words = command("--text", own, "--out", tmp_path / "out", "--schemes", "alibi", **SMALL)
+
+    def begun(process):
+        return reaches("[1/1]")(process) and len(names(scratch)) == 1
+
+    status, _, err = interrupted(words, begun, number, env=os.environ | own_folders)
+    assert status == 128 + number, err
+    assert names(scratch) == names(tmp_path / "out") == []
 
 
 def test_nothing_in_the_current_folder_is_imported(own, tmp_path):
@@ -429,20 +421,10 @@ def test_nothing_in_the_current_folder_is_imported(own, tmp_path):
     for name in ("torch", "numpy", "json", "runpy"):
         (here / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the current folder')")
     words = command("--text", own, "--out", tmp_path / "out", "--schemes", "none", **SMALL)[3:]
-    done = subprocess.run(
-        [TOOL, "lab", *words, "--compare", "off"],
-        cwd=here,
-        env={
-            **os.environ,
-            "RELPOS_PYTHON": sys.executable,
-            "PYTHONPATH": f":{os.environ.get('PYTHONPATH', '')}:",
-        },
-        capture_output=True,
-        text=True,
-        timeout=timeout(200),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    paths = f":{os.environ.get('PYTHONPATH', '')}:"
+    own_python = {"RELPOS_PYTHON": sys.executable, "PYTHONPATH": paths}
+    tool = [TOOL, "lab", *words, "--compare", "off"]
+    ran(tool, cwd=here, env=os.environ | own_python, seconds=200)
 
 
 def test_a_replaced_report_keeps_its_modes_and_comes_whole(tmp_path):
@@ -454,15 +436,13 @@ def test_a_replaced_report_keeps_its_modes_and_comes_whole(tmp_path):
     with pytest.raises(TypeError):
         report._put(tmp_path, {"a": b"newer", "c": None})
     assert (tmp_path / "a").read_bytes() == b"new"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert names(tmp_path) == ["a", "b"]
 
 
 def test_a_folder_that_cannot_be_written_is_known_before_the_training(own, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert (
-        cli.main(["--text", str(own), "--tests", "128", "--out", str(tmp_path / "file" / "out")])
-        == 2
-    )
+    words = ["--text", own, "--tests", "128", "--out", tmp_path / "file" / "out"]
+    assert cli.main(list(map(str, words))) == 2
     assert "--out" in capsys.readouterr().err
 
 

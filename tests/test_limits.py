@@ -24,6 +24,12 @@ def plane(tmp_path):
     return make
 
 
+def computed(q, k, v, dout, **call):
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = relpos.attention(*leaves, return_lse=True, **call)
+    return [out.detach(), lse.detach(), *gradients([out], [dout], leaves)]
+
+
 FAR_STRIDES = {
     "batch": lambda b, h, n, d: (BIG + 3, n * d, d, 1),
     "head": lambda b, h, n, d: (n * d, BIG // 2 + 5, d, 1),
@@ -45,12 +51,8 @@ def test_strides_past_31_bits(plane, name, axis):
         assert count > BIG
         far.append(plane(count, x.dtype).as_strided(x.shape, strides).copy_(x))
 
-    def run(q, k, v, dout):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out, lse = relpos.attention(*leaves, position=module, is_causal=True, return_lse=True)
-        return [out, lse, *gradients([out], [dout], leaves)]
-
-    for got, was in zip(run(*far), run(*near), strict=True):
+    call = {"position": module, "is_causal": True}
+    for got, was in zip(computed(*far, **call), computed(*near, **call), strict=True):
         torch.testing.assert_close(got, was, rtol=1e-5, atol=1e-6)
 
 
@@ -62,7 +64,7 @@ def test_more_than_31_bits_of_pairs(plane, boundary):
     sizes = {"heads": 1, "head_dim": 8, "value_dim": 8}
     module, _ = position("t5", **sizes)
     *inputs, dout = tensors(**sizes, queries=length, keys=length)
-    call = {"window": (3, 1)}
+    call = {"position": module, "window": (3, 1)}
     short = dict(call)
     if boundary == "window and dense mask":
         mask = plane(length * length, torch.bool).view(length, length)
@@ -73,12 +75,7 @@ def test_more_than_31_bits_of_pairs(plane, boundary):
         padding = (torch.arange(length) % 5 == 0)[None]
         call["key_padding_mask"], short["key_padding_mask"] = padding, padding[:, -tail:]
 
-    def run(parts, dout, call):
-        leaves = [x.detach().requires_grad_() for x in parts]
-        out = relpos.attention(*leaves, position=module, **call)
-        return [out.detach(), *gradients([out], [dout], leaves)]
-
-    whole = run(inputs, dout, call)
-    part = run([x[:, :, -tail:] for x in inputs], dout[:, :, -tail:], short)
+    whole = computed(*inputs, dout, **call)
+    part = computed(*(x[:, :, -tail:] for x in (*inputs, dout)), **short)
     for got, was in zip(whole, part, strict=True):
         torch.testing.assert_close(got[:, :, 10 - tail :], was[:, :, 10:], rtol=1e-5, atol=1e-6)

@@ -120,17 +120,6 @@ def test_fourth_music_transformer_as_the_notebook_has_it():
     assert (right[:11] - notebook[:11]).abs().amax(1).min() > 1e-2
 
 
-def test_fourth_fused_path_reads_no_wrapped_value():
-    embedding, (q, k, v) = fourth(torch.float32, 0.05)
-    position = music(embedding)
-    causal = relpos.attention(*heads(q, k, v), position=position, is_causal=True)
-    for i in range(12):
-        prefix = relpos.attention(
-            *heads(q[: i + 1], k[: i + 1], v[: i + 1]), position=position, is_causal=True
-        )
-        torch.testing.assert_close(prefix[0, 0, i], causal[0, 0, i])
-
-
 # The last notebook: rotations, Hugging Face's, ALiBi.
 
 
@@ -229,21 +218,6 @@ def test_last_hugging_face_cell():
     assert (mixed[0] @ mixed[1].mT - scores).abs().max() > 1
 
 
-def test_last_hugging_face_through_the_weights():
-    torch.manual_seed(1)
-    x = torch.randn(2, 40, 32, dtype=torch.float64)
-    projections = [torch.randn(32, 32, dtype=torch.float64) / 6 for _ in range(2)]
-
-    def scores(weights, layout):
-        q, k = ((x @ w.T).unflatten(-1, (4, 8)).transpose(1, 2) for w in weights)
-        return relpos.scores(q, k, position=relpos.RoPE(8, layout=layout))
-
-    moved = [relpos.rope_permute(w, 8, to="half") for w in projections]
-    close(scores(moved, "half"), scores(projections, "interleaved"))
-    back = [relpos.rope_permute(w, 8, to="interleaved") for w in moved]
-    assert all(map(torch.equal, back, projections))
-
-
 def get_alibi_biases(n_heads, seq_len):
     head = torch.arange(1, n_heads + 1, dtype=torch.float32)
     slopes = torch.pow(2, -8 * head / n_heads)
@@ -261,10 +235,3 @@ def test_last_alibi():
         ours = relpos.ALiBi(heads_count, slopes="geometric").dense(30, 30)
         with Float64():  # slope and bias are rounded here, by 2^-24 each
             close(ours.double(), get_alibi_biases(heads_count, 30), 2.0**-22)
-
-
-def test_last_alibi_has_the_papers_slopes_for_powers_of_two_alone():
-    assert torch.equal(relpos.ALiBi(8).slopes, relpos.ALiBi(8, slopes="geometric").slopes)
-    paper, geometric = relpos.ALiBi(12).slopes, relpos.ALiBi(12, slopes="geometric").slopes
-    assert paper[0] == 0.5
-    assert (paper / geometric).max() > 4

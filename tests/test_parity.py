@@ -2,17 +2,16 @@
 
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import parity
 import pytest
 import relpos
 import torch
+from cli_tool import ROOT, ran, run
 from published import Origin
 
-PAGE = (Path(__file__).parent.parent / "docs/parity.md").read_text()
+PAGE = (ROOT / "docs/parity.md").read_text()
 CELLS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")][1:]
 
 
@@ -55,9 +54,9 @@ def test_other_import_errors_are_shown(monkeypatch):
     def make():
         raise ModuleNotFoundError("No module named 'einops'", name="einops")
 
-    row = swapped(monkeypatch, make)
-    assert row.failure(everything=False) == "ModuleNotFoundError: No module named 'einops'"
-    assert row.failure(everything=False) in row.text()
+    row, said = swapped(monkeypatch, make), "ModuleNotFoundError: No module named 'einops'"
+    assert row.failure(everything=False) == said
+    assert said in row.text()
 
 
 def test_other_versions_fail_where_all_are_asked_for(monkeypatch):
@@ -93,15 +92,9 @@ def test_float64_is_float64_throughout():
 
 
 def test_command():
-    def run(only, **env):
-        command = [sys.executable, parity.__file__, "--only", only]
-        return subprocess.run(
-            command, env=os.environ | env, capture_output=True, text=True, check=False
-        )
-
-    one = run("Swin 33 x 1")
-    assert one.returncode == 0, one.stderr
-    assert len(one.stdout.splitlines()) == 3
-    absent = run("torchscale, xPos", RELPOS_PARITY="all")
+    command = [sys.executable, parity.__file__, "--only"]
+    assert len(ran([*command, "Swin 33 x 1"], seconds=200).splitlines()) == 3
+    asks = os.environ | {"RELPOS_PARITY": "all"}
+    absent = run([*command, "torchscale, xPos"], env=asks, seconds=200)
     assert absent.returncode == 1
     assert "torchscale is not installed" in absent.stderr

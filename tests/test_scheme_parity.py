@@ -12,13 +12,15 @@ from near import close
 from oracle import Part, allowed_pairs, attend, gradients, place_of, positions, registry
 from peer_modes import Float32Angles, Float64
 from published import PEERS as MODELS
+from published import by_relpos, pulled
 from published_coordinates import PEERS as COORDINATES
 from published_rotations import PEERS as ROTATIONS
 from published_tables import PEERS as TABLES
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
-PEERS = MODELS | ROTATIONS | TABLES | COORDINATES
+EVERY = MODELS | ROTATIONS | TABLES | COORDINATES
+PEERS = {name: origin for name, origin in EVERY.items() if not origin.old}
 DOUBLE, FLOAT32 = "double", "float32"  # angles of the other code, and of rotations here
 BOUND = 1e-10
 
@@ -54,12 +56,6 @@ def peer_of(name, angle=DOUBLE):
 def seed_of(peer):
     draw = torch.Generator().manual_seed(11)
     return torch.randn(peer.out.shape, generator=draw, dtype=torch.float64)
-
-
-def pulled(peer, grads):
-    """Gradients of the peer's leaves from those of q, k, v, the parameters and the inputs."""
-    tensors = [*peer.qkv, *peer.parameters.values(), *trained(peer.inputs)]
-    return torch.autograd.grad(tensors, peer.leaves, [g.double() for g in grads], retain_graph=True)
 
 
 def compare(peer, out, leaves, bound):
@@ -103,18 +99,6 @@ def test_formula(name, angle):
     out = attend(q, k, v, [part], pos_q, pos_k, seen, scale=scale, softcap=softcap).out
     leaves = [q, k, v, *parameters.values(), *trained(part.inputs)]
     compare(peer, out, leaves, bound_of(name, angle))
-
-
-def by_relpos(peer, dtype):
-    """The result, and the leaves from which it was computed."""
-    module = registry()[peer.scheme](**peer.options).to(dtype)
-    module.load_state_dict({n: x.detach().to(dtype) for n, x in peer.parameters.items()})
-    inputs = fresh(peer.inputs, dtype)
-    leaves = [x.detach().to(dtype).requires_grad_() for x in peer.qkv]
-    position = module(*inputs.values()) if inputs else module
-    out = relpos.attention(*leaves, position=position, **peer.call)
-    held = dict(module.named_parameters())
-    return out, leaves + [held[n] for n in peer.parameters] + trained(inputs)
 
 
 @of_calls

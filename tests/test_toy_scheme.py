@@ -7,13 +7,11 @@ in build/toy, so that a second run compiles only what changed.
 import json
 import os
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from cli_tool import ROOT, ran
 
-ROOT = Path(__file__).parent.parent
 WORK = ROOT / "build/toy"
 STEP = re.compile(r"^\d\. The (\w+),[^`]*`([^`]+)`.*?^```\w*\n(.*?)^```$", re.M | re.S)
 
@@ -44,16 +42,9 @@ def copy():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
     command = [ROOT / "scripts/build_copy.sh", WORK, overlay, "-DRELPOS_BUILD_TESTS=OFF"]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stdout[-4000:] + built.stderr[-4000:]
+    ran(command, seconds=3600)
     environment = os.environ | {"PYTHONPATH": str(WORK / "site")}
     return WORK / "build/relpos", environment, WORK / "tree/tests"
-
-
-def output(command, environment, **options):
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
-    return ran.stdout
 
 
 def test_contributing_has_the_three_steps():
@@ -66,10 +57,10 @@ def test_contributing_has_the_three_steps():
 
 def test_the_tool_finds_it(copy):
     tool, environment, _ = copy
-    listed = output([tool, "list"], environment)
+    listed = ran([tool, "list"], env=environment)
     assert re.search(r"^\s*toy\b", listed, re.M), listed
     sizes = ["--heads", "2", "--query", "3", "--key", "3", "--reach", "1", "--what", "index"]
-    shown = json.loads(output([tool, "show", "toy", *sizes, "--json"], environment))
+    shown = json.loads(ran([tool, "show", "toy", *sizes, "--json"], env=environment))
     assert "[[1, 2, -1], [0, 1, 2], [-1, 0, 1]]" in json.dumps(shown)
 
 
@@ -84,7 +75,7 @@ assert toy.near.shape == (2, 7) and toy.near.requires_grad
 assert list(inspect.signature(relpos.Toy).parameters) == ["heads", "reach"]
 print([scheme.name for scheme in relpos.schemes()])
 """
-    assert "'toy'" in output([sys.executable, "-c", script], environment)
+    assert "'toy'" in ran([sys.executable, "-c", script], env=environment)
 
 
 def test_conformance_tries_it(copy):
@@ -96,15 +87,9 @@ cases = [case for case in all_cases(TARGETS)[0] if case["target"] == TARGETS[0]]
 first = next(n for n, case in enumerate(cases) if "toy#" in case["position"])
 print(f"{TARGETS[0]}-{first // CHUNK}")
 """
-    chunk = output([sys.executable, "-c", script], environment, cwd=tests).strip()
-    run = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "test_conformance.py",
-        "../tests/test_docs_schemes.py",
-    ]
-    run += ["-p", "no:cacheprovider", "-k", f"toy or docs or equals_the_formula and {chunk}"]
-    summary = output(run, environment, cwd=tests).splitlines()[-1]
+    chunk = ran([sys.executable, "-c", script], env=environment, cwd=tests).strip()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["test_conformance.py", "../tests/test_docs_schemes.py"]
+    command += ["-k", f"toy or docs or equals_the_formula and {chunk}"]
+    summary = ran(command, env=environment, cwd=tests, seconds=600).splitlines()[-1]
     assert int(re.search(r"(\d+) passed", summary)[1]) > 4, summary

@@ -4,7 +4,6 @@ import email
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -14,19 +13,21 @@ from pathlib import Path
 import pathspec
 import pytest
 import relpos
+from cli_tool import ROOT, TOOL, ran, run
+from relpos import _core
 
-ROOT = Path(__file__).parent.parent
 SITE = Path(importlib.util.find_spec("torch").origin).parent.parent
 # What Linux and g++ bring; libgomp.so.1 is PyTorch's, too, and there is to be one in a process.
 SYSTEM = {"libc.so.6", "libgcc_s.so.1", "libgomp.so.1", "libm.so.6", "libstdc++.so.6"}
 
 
+def clean():
+    """An environment that says nothing about Python and relpos."""
+    return {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RELPOS"))}
+
+
 def output(command, **options):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "RELPOS"))}
-    command = [str(word) for word in command]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, **options)
-    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-4000:]
-    return ran.stdout
+    return ran(command, env=clean(), seconds=600, **options)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +77,32 @@ def test_wheel_asks_for_nothing(unpacked):
     assert any(want.startswith("torch") for want in wants)
 
 
+def readelf(option, path):
+    return output(["readelf", "--wide", option, path])
+
+
 @pytest.mark.parametrize("pattern", ["relpos/_core*.so", "*.data/scripts/relpos"])
 def test_binaries_link_the_system_alone(unpacked, pattern):
     """No library of Highway, no second OpenMP, and no path of the machine that built them."""
     (binary,) = unpacked.glob(pattern)
-    dynamic = output(["readelf", "-d", binary])
+    dynamic = readelf("--dynamic", binary)
     needed = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
     assert "libgomp.so.1" in needed
     assert {name for name in needed if not name.startswith("ld-linux")} <= SYSTEM
     assert "RPATH" not in dynamic
     assert "RUNPATH" not in dynamic
     assert "hwy" not in output(["nm", "-D", "--undefined-only", binary])
+
+
+@pytest.mark.parametrize("path", [TOOL.resolve(), _core.__file__], ids=["tool", "extension"])
+def test_binaries_are_linked_and_compiled_against_exploitation(path):
+    """What is linked in is read-only, stacks are checked, and library calls know their buffers."""
+    assert "GNU_RELRO" in readelf("--program-headers", path)
+    dynamic = readelf("--dynamic", path)
+    assert "BIND_NOW" in dynamic or "Flags: NOW" in dynamic
+    symbols = readelf("--dyn-syms", path)
+    assert "__stack_chk_fail" in symbols
+    assert "printf_chk" in symbols or path == _core.__file__
 
 
 def test_sdist_is_the_tree(tmp_path):
@@ -181,9 +197,7 @@ except AttributeError as error:
     assert said.split() == [scheme.name for scheme in relpos.schemes()]
     listed = output([fresh.bin / "relpos", "list"], cwd=fresh.bin)
     assert all(scheme.name in listed for scheme in relpos.schemes())
-    lab = subprocess.run(
-        [fresh.bin / "relpos", "lab"], cwd=fresh.bin, capture_output=True, text=True
-    )
+    lab = run([fresh.bin / "relpos", "lab"], cwd=fresh.bin)
     assert (lab.returncode, "needs PyTorch" in lab.stderr) == (2, True), lab.stderr
     fresh.link(torch_beside)
     assert_works_with_torch(fresh)

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import alibi, levit
+from oracles import alibi, swin
 from oracles.levit import place  # noqa: F401
 
 SPANS = True
@@ -22,7 +22,7 @@ def terms(options, parameters, pos_q, pos_k):
     if not options.get("learned", False) and "sizes" not in options:
         said = torch.tensor(alibi.paper_slopes(options["heads"]), dtype=held.dtype)
         torch.testing.assert_close(held.detach(), said, rtol=1e-6, atol=0)
-    y, x = (n.double() for n in levit.offsets({"window": options["grid"]}, pos_q, pos_k))
+    y, x = (n.double() for n in swin.offsets({"window": options["grid"]}, pos_q, pos_k))
     straight = options.get("distance", "manhattan") == "euclidean"
     far = (y**2 + x**2).sqrt() if straight else y.abs() + x.abs()
     return {"bias": -held[:, None, None] * far.to(held.dtype)}

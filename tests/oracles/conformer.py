@@ -1,6 +1,6 @@
 """Gulati et al. 2020 (Conformer): projected sinusoids of the distance, sine beside cosine."""
 
-import torch
+from oracles.transformer_xl import by_head, distances, waves
 
 SPANS = True
 
@@ -11,18 +11,11 @@ def configs(heads, head_dim, value_dim):
 
 
 def terms(options, parameters, pos_q, pos_k):
-    weight = parameters["linear_pos.weight"]
+    n, at = distances(options, pos_q, pos_k)
     width = options.get("width", options["heads"] * options["head_dim"])
-    n, at = torch.unique(pos_q[:, None] - pos_k[None, :], return_inverse=True)
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = n.double()[:, None] * 10000.0 ** (-pair / width)
-    waves = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
-    if "sizes" in options:  # an angle in double is off by 2^-53 of itself
-        off = (1.0 + angle.abs().repeat_interleave(2, -1)) * 2.0**-53
-        waves = waves.abs() + off / options["sizes"]
-    table = waves.to(weight.dtype) @ weight.view(options["heads"], -1, width).mT
+    features = waves(options | {"width": width}, n, beside=True)
     return {
         "query_added": parameters["pos_bias_u"],
-        "key_rows": table[:, at],
+        "key_rows": by_head(parameters["linear_pos.weight"], options["heads"], features)[:, at],
         "key_rows_added": parameters["pos_bias_v"],
     }

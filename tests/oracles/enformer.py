@@ -5,6 +5,8 @@ import math
 
 import torch
 
+from oracles.transformer_xl import by_head
+
 SPANS = READS_LENGTH = True
 
 
@@ -43,10 +45,9 @@ def terms(options, parameters, pos_q, pos_k):
     found = torch.cat([found, delta.sign()[:, None] * found], -1)
     if "sizes" in options:  # of an exponential, whose argument in double is off by 2^-53 of itself
         found = found.abs() * (1.0 + 8 * torch.cat([size, size], -1) * 2.0**-53 / options["sizes"])
-    table = found.to(weight.dtype) @ weight.view(options["heads"], -1, options["features"]).mT
     root = math.sqrt(options["head_dim"])
     return {
         "query_added": root * parameters["rel_content_bias"],
-        "key_rows": table[:, at],
+        "key_rows": by_head(weight, options["heads"], found)[:, at],
         "key_rows_added": root * parameters["rel_pos_bias"],
     }

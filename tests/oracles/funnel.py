@@ -7,7 +7,8 @@ every other token; else it is in the same segment as all.
 
 import torch
 
-from oracles.xlnet import projected, waves
+from oracles.transformer_xl import distances, waves
+from oracles.xlnet import projected
 
 SPANS = True
 
@@ -39,8 +40,8 @@ def place_keys(options, tokens):
 
 
 def terms(options, parameters, pos_q, pos_k):
-    n, at = torch.unique(pos_q[:, None] - pos_k[None, :], return_inverse=True)
-    features = waves(n, options["width"], options)
+    n, at = distances(options, pos_q, pos_k)
+    features = waves(options, n)
     of_q, of_k = parameters["q_segments"][:, None], parameters["k_segments"][None, :]
     cls = (of_q == 2) | (of_k == 2)
     same = (of_q == of_k) | cls

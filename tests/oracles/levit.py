@@ -9,22 +9,15 @@ def configs(heads, head_dim, value_dim):
     return [{"heads": heads, "grid": grid} for grid in (7, [3, 4], [1, 5], 1, [12, 11])]
 
 
-def offsets(options, pos_q, pos_k):
-    """(y, x) of query - key for ids that leave room between rows."""
-    _, width = swin.sides(options)
-    delta = pos_q[:, None] - pos_k[None, :]
-    y = (delta + width - 1).div(2 * width - 1, rounding_mode="floor")
-    return y, delta - y * (2 * width - 1)
-
-
 def place(options, tokens):
     return swin.place({"window": options["grid"]}, tokens)
 
 
 def terms(options, parameters, pos_q, pos_k):
     table = parameters["attention_biases"]
-    height, width = swin.sides({"window": options["grid"]})
-    y, x = offsets({"window": options["grid"]}, pos_q, pos_k)
+    window = {"window": options["grid"]}
+    height, width = swin.sides(window)
+    y, x = swin.offsets(window, pos_q, pos_k)
     held = y.abs() < height
     row = y.abs().clamp(max=height - 1) * width + x.abs()
     return {"bias": torch.where(held, table[:, row], 0.0)}

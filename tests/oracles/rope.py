@@ -9,7 +9,7 @@ def configs(heads, head_dim, value_dim):
     even = head_dim - head_dim % 2
     if even == 0:
         return [None] * 8
-    part = max(2, even // 2 - even // 2 % 2)
+    part = half_of(even)
     return [
         {"head_dim": head_dim, "layout": "half", "rotary_dim": even},
         {"head_dim": head_dim, "layout": "interleaved", "rotary_dim": even},
@@ -20,6 +20,11 @@ def configs(heads, head_dim, value_dim):
         None if head_dim % 2 else {"head_dim": head_dim, "layout": "half"},
         {"head_dim": head_dim, "layout": "half", "rotary_dim": part, "start": head_dim - part},
     ]
+
+
+def half_of(dims):
+    """An even number of dims, at least 2."""
+    return max(2, dims // 2 - dims // 2 % 2)
 
 
 def sized(head_dim, *variants, multiple=2):

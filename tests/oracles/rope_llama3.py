@@ -5,25 +5,25 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, half_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 6
-    sizes = {"head_dim": head_dim, "rotary_dim": even}
-    part = max(2, even // 2 - even // 2 % 2)
     short = {"original_max_position_embeddings": 64, "base": 100.0}
+    part = {"rotary_dim": half_of(head_dim - head_dim % 2), "angle": "float32"}
+    whole = {"head_dim": head_dim, "layout": "interleaved", **short}
     return [
-        sizes | {"layout": "half"},
-        sizes | {"layout": "interleaved", "factor": 32.0},
-        sizes | {"layout": "half", **short, "factor": 4.0},
-        sizes | {"layout": "half", **short, "low_freq_factor": 0.5, "high_freq_factor": 16.0},
-        sizes | {"layout": "interleaved", **short, "rotary_dim": part, "angle": "float32"},
-        None if head_dim % 2 else {"head_dim": head_dim, "layout": "interleaved", **short},
+        *sized(
+            head_dim,
+            {},
+            {"layout": "interleaved", "factor": 32.0},
+            {**short, "factor": 4.0},
+            {**short, "low_freq_factor": 0.5, "high_freq_factor": 16.0},
+            {"layout": "interleaved", **short, **part},
+        ),
+        None if head_dim % 2 else whole,
     ]
 
 

@@ -20,6 +20,14 @@ def place(options, tokens):
     return tokens.div(width, rounding_mode="floor") * (2 * width - 1) + tokens % width
 
 
+def offsets(options, pos_q, pos_k):
+    """(y, x) of query - key for ids that leave room between rows."""
+    _, width = sides(options)
+    delta = pos_q[:, None] - pos_k[None, :]
+    y = (delta + width - 1).div(2 * width - 1, rounding_mode="floor")
+    return y, delta - y * (2 * width - 1)
+
+
 def terms(options, parameters, pos_q, pos_k):
     table = parameters["relative_position_bias_table"]
     height, width = sides(options)

@@ -45,10 +45,7 @@ def sizes_of_changes(eps, offsets, first, first_bias, second):
 
 def terms(options, parameters, pos_q, pos_k):
     height, width = swin.sides(options)
-    stride = 2 * width - 1
-    delta = pos_q[:, None] - pos_k[None, :]
-    y = (delta + width - 1).div(stride, rounding_mode="floor")
-    x = delta - y * stride
+    y, x = swin.offsets(options, pos_q, pos_k)
     side = options.get("pretrained_window")
     name = "continuous_position_bias_mlp."
     first = parameters[name + "0.weight"]

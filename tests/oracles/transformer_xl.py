@@ -18,21 +18,40 @@ def configs(heads, head_dim, value_dim):
     ]
 
 
-def terms(options, parameters, pos_q, pos_k):
-    weight, width = parameters["r_net.weight"], options["width"]
+def waves(options, n, beside=False):
+    """[N, width] of distances n: sines, then cosines, or one beside the other. As sizes, with the
+    error of an angle in double, which is off by 2^-53 of itself."""
+    pair = torch.arange(0, options["width"], 2, dtype=torch.float64)
+    angle = n.double()[:, None] * 10000.0 ** (-pair / options["width"])
+    return sines_and_cosines(options, angle, beside)
+
+
+def sines_and_cosines(options, angle, beside=False):
+    both = [angle.sin(), angle.cos()]
+    if "sizes" in options:
+        off = (1.0 + angle.abs()) * 2.0**-53 / options["sizes"]
+        both = [wave.abs() + off for wave in both]
+    return torch.stack(both, dim=-1).flatten(-2) if beside else torch.cat(both, dim=-1)
+
+
+def distances(options, pos_q, pos_k):
+    """Those of the pairs without repetition, and the place of each pair's among them."""
     n = pos_q[:, None] - pos_k[None, :]
     if options.get("clamp_len") is not None:
         n = n.clamp(-options["clamp_len"], options["clamp_len"])
-    n, at = torch.unique(n, return_inverse=True)
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = n.double()[:, None] * 10000.0 ** (-pair / width)
-    waves = torch.cat([angle.sin(), angle.cos()], dim=-1)
-    if "sizes" in options:  # an angle in double is off by 2^-53 of itself
-        off = (1.0 + torch.cat([angle, angle], dim=-1).abs()) * 2.0**-53
-        waves = waves.abs() + off / options["sizes"]
-    table = waves.to(weight.dtype) @ weight.view(options["heads"], -1, width).mT
+    return torch.unique(n, return_inverse=True)
+
+
+def by_head(weight, heads, features):
+    """[heads, N, D] of a weight [heads D, width] and features [N, width]."""
+    return features.to(weight.dtype) @ weight.view(heads, -1, features.shape[-1]).mT
+
+
+def terms(options, parameters, pos_q, pos_k):
+    n, at = distances(options, pos_q, pos_k)
+    rows = by_head(parameters["r_net.weight"], options["heads"], waves(options, n))
     return {
         "query_added": parameters["r_w_bias"],
-        "key_rows": table[:, at],
+        "key_rows": rows[:, at],
         "key_rows_added": parameters["r_r_bias"],
     }

@@ -6,6 +6,8 @@ with s = 0 for tokens of one segment and 1 for tokens of two.
 
 import torch
 
+from oracles.transformer_xl import distances, waves
+
 SPANS = True
 
 
@@ -28,29 +30,14 @@ def inputs(options, batch, heads, queries, keys, normal):
     return {"q_segments": drawn(queries), "k_segments": drawn(keys)}
 
 
-def waves(n, width, options):
-    """[..., width] of distances n: sines, then cosines. As sizes, with the error of an angle in
-    double, which is off by 2^-53 of itself."""
-    pair = torch.arange(0, width, 2, dtype=torch.float64)
-    angle = n.double()[..., None] * 10000.0 ** (-pair / width)
-    found = torch.cat([angle.sin(), angle.cos()], dim=-1)
-    if "sizes" not in options:
-        return found
-    off = (1.0 + torch.cat([angle, angle], dim=-1).abs()) * 2.0**-53
-    return found.abs() + off / options["sizes"]
-
-
 def projected(weight, features):
     """[H, n, D] of a weight [width, H, D] and features [n, width]."""
     return torch.einsum("nw,whd->hnd", features.to(weight.dtype), weight)
 
 
 def terms(options, parameters, pos_q, pos_k):
-    n = pos_q[:, None] - pos_k[None, :]
-    if options.get("clamp_len") is not None:
-        n = n.clamp(-options["clamp_len"], options["clamp_len"])
-    n, at = torch.unique(n, return_inverse=True)
-    rows = projected(parameters["r"], waves(n, options["width"], options))
+    n, at = distances(options, pos_q, pos_k)
+    rows = projected(parameters["r"], waves(options, n))
     found = {
         "query_added": parameters["r_w_bias"],
         "key_rows": rows[:, at],

@@ -2,22 +2,19 @@
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation
+from oracles.rope import dims_of, half_of, inverse_frequencies, rotation, sized
 
 ROTATES = GROWS = True
 
 
 def configs(heads, head_dim, value_dim):
-    even = head_dim - head_dim % 2
-    if even == 0:
-        return [None] * 3
-    part = max(2, even // 2 - even // 2 % 2)
-    sizes = {"head_dim": head_dim, "layout": "interleaved"}
-    return [
-        sizes | {"rotary_dim": even},
-        sizes | {"rotary_dim": part, "scale_base": 100.0, "layout": "half"},
-        sizes | {"rotary_dim": part, "start": head_dim - part, "base": 100.0},
-    ]
+    part = half_of(head_dim - head_dim % 2)
+    return sized(
+        head_dim,
+        {"layout": "interleaved"},
+        {"rotary_dim": part, "scale_base": 100.0},
+        {"layout": "interleaved", "rotary_dim": part, "start": head_dim - part, "base": 100.0},
+    )
 
 
 def terms(options, parameters, pos_q, pos_k):
