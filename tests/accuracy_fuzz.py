@@ -19,17 +19,9 @@ from collections import defaultdict
 
 import relpos
 import torch
-from call import Call, Draw, inputs_of, laid_out, modules_of
-from oracle import (
-    allowed_pairs,
-    configs_of,
-    exclusive,
-    oracle_of,
-    place_of,
-    positions,
-    registry,
-)
-from promise import SENTENCE, missed, promised, ratio, work_type
+from call import Call, laid_out
+from oracle import configs_of, exclusive, oracle_of, registry
+from promise import SENTENCE, missed, promised, ratio
 from unit_promise import Kept, applies, decided, reference
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
@@ -108,40 +100,23 @@ def drawn_parts(draw, case):
 class DrawnCall(Call):
     """A call of drawn_case."""
 
-    def __init__(self, case):
-        draw = Draw(case["seed"])
-        self.case, self.dtype = case, getattr(torch, case["dtype"])
-        heads, key_heads = case["heads"]
-        batch, queries, keys = case["batch"], case["queries"], case["keys"]
-        self.scale = case["scale"] or case["head_dim"] ** -0.5
-        self.inputs = []
+    def drawn(self, draw, which, shape):
+        case = self.case
         # Scores of the wanted deviation, whatever the scale and the number of dimensions are.
         spread = (case["deviation"] / (self.scale * case["head_dim"] ** 0.5)) ** 0.5
-        for which, (count, length, size, times) in enumerate(
-            [
-                (heads, queries, case["head_dim"], spread),
-                (key_heads, keys, case["head_dim"], spread),
-                (key_heads, keys, case["value_dim"], case["values"]),
-            ]
-        ):
-            x = numbered(draw.normal(batch, count, length, size), case["numbers"], which, draw)
-            x = laid_out((times * x).to(self.dtype), case["strides"])
-            self.inputs.append(x.requires_grad_())
-        self.chosen, self.modules = modules_of(case, case["parts"], draw, self.dtype)
-        self.given = inputs_of(case, self.chosen, draw, self.dtype)
+        times = (spread, spread, case["values"], 1.0)[which]
+        x = (times * numbered(draw.normal(*shape), case["numbers"], which, draw)).to(self.dtype)
+        return x if which == 3 else laid_out(x, case["strides"])
+
+    def parts(self):
+        return self.case["parts"]
+
+    def bound(self, draw):
         self.places = self.drawn_places(draw)
         self.masks = self.drawn_masks(draw)
-        self.added = self.masks.get("attn_mask")
-        if self.added is not None and self.added.dtype == torch.bool:
-            self.added = None
-        elif self.added is not None and draw.plain.random() < 0.5:
-            self.added.requires_grad_()
-        shape = (batch, heads, queries, case["value_dim"])
-        self.dout = numbered(draw.normal(*shape), case["numbers"], 3, draw).to(self.dtype)
-        self.dlse = draw.normal(*shape[:3]).to(work_type(self.dtype)) if case["lse"] else None
-        place = place_of(self.chosen)
-        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places, place=place)
-        self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
+
+    def trains_mask(self, draw):
+        return draw.plain.random() < 0.5
 
     def drawn_places(self, draw):
         case = self.case

@@ -162,31 +162,56 @@ class Call:
     def __init__(self, case):
         draw = Draw(case["seed"])
         self.case, self.dtype = case, getattr(torch, case["dtype"])
-        heads, key_heads = case["heads"]
-        batch, queries, keys = case["batch"], case["queries"], case["keys"]
-        shapes = [
-            (batch, heads, queries, case["head_dim"]),
-            (batch, key_heads, keys, case["head_dim"]),
-            (batch, key_heads, keys, case["value_dim"]),
-        ]
-        self.inputs = [draw.strided(shape, case["strides"], self.dtype) for shape in shapes]
+        self.scale = case["scale"] or case["head_dim"] ** -0.5
+        *shapes, out_shape = self.shapes()
+        self.inputs = [self.drawn(draw, which, shape) for which, shape in enumerate(shapes)]
         for name, x in zip("qkv", self.inputs, strict=True):
             wanted = {"all": "qkv", "inputs": "qkv", "key": "k", "tables": ""}[case["wants"]]
             x.requires_grad_(name in wanted)
-        self.chosen, self.modules = modules_of(case, configuration(case), draw, self.dtype)
+        self.chosen, self.modules = modules_of(case, self.parts(), draw, self.dtype)
         self.given = inputs_of(case, self.chosen, draw, self.dtype)
-        self.masks, self.places = boundaries(case, draw, self.dtype), places(case, draw)
+        self.bound(draw)
         self.added = self.masks.get("attn_mask")
         if self.added is None or self.added.dtype == torch.bool:
             self.added = None
-        elif case["wants"] in ("all", "tables"):
+        elif self.trains_mask(draw):
             self.added.requires_grad_()
-        out_shape = (batch, heads, queries, case["value_dim"])
-        self.dout = draw.strided(out_shape, case["strides"], self.dtype)
+        self.dout = self.drawn(draw, 3, out_shape)
         self.dlse = draw.normal(*out_shape[:3]).to(work_type(self.dtype)) if case["lse"] else None
-        self.scale = case["scale"] or case["head_dim"] ** -0.5
+        self.see()
+
+    def shapes(self):
+        """Of query, key, value and out."""
+        case, (heads, key_heads) = self.case, self.case["heads"]
+        of_keys = case["batch"], key_heads, case["keys"]
+        of_queries = case["batch"], heads, case["queries"]
+        return [
+            (*of_queries, case["head_dim"]),
+            (*of_keys, case["head_dim"]),
+            (*of_keys, case["value_dim"]),
+            (*of_queries, case["value_dim"]),
+        ]
+
+    def drawn(self, draw, which, shape):
+        return draw.strided(shape, self.case["strides"], self.dtype)
+
+    def parts(self):
+        return configuration(self.case)
+
+    def bound(self, draw):
+        self.masks = boundaries(self.case, draw, self.dtype)
+        self.places = places(self.case, draw)
+
+    def trains_mask(self, draw):
+        return self.case["wants"] in ("all", "tables")
+
+    def see(self):
+        """Finds positions, and which pairs are allowed."""
+        q, k = self.inputs[:2]
         place = place_of(self.chosen)
-        self.pos_q, self.pos_k = positions(batch, queries, keys, **self.places, place=place)
+        sizes = q.shape[0], q.shape[2], k.shape[2]
+        self.pos_q, self.pos_k = positions(*sizes, **self.places, place=place)
+        heads = self.case["heads"][0]
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
 
     def position(self):
@@ -313,9 +338,6 @@ class Given(Call):
         self.modules, self.given = [Held(part) for part in parts], [part.inputs for part in parts]
         self.places = {n: call.pop(n) for n in list(call) if "offset" in n or "positions" in n}
         self.masks, self.added = call, None
-        place = place_of(self.chosen)
-        sizes = q.shape[0], q.shape[2], k.shape[2]
-        self.pos_q, self.pos_k = positions(*sizes, **self.places, place=place)
-        self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=q.shape[1], **call)
+        self.see()
         self.dout = q.new_zeros(*q.shape[:3], v.shape[3]) if dout is None else dout
         self.dlse = dlse

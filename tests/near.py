@@ -37,6 +37,16 @@ def close(got, want, bound=1e-10, what="result"):
         within(((got - want).abs() / (1.0 + want.abs())).max(), bound, what)
 
 
+def close_with_gradients(got, want, leaves, bound=1e-10):
+    """Values, and the gradients of a random weighting of them; tensors, or lists of them."""
+    got, want = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (got, want))
+    close(got, want, bound)
+    draw = torch.Generator().manual_seed(9)
+    seeds = [torch.randn(x.shape, dtype=x.dtype, generator=draw) for x in want]
+    pulled = (torch.autograd.grad(x, leaves, seeds, retain_graph=True) for x in (got, want))
+    close(*pulled, bound, "gradient")
+
+
 def close_to_largest(got, want, bound, what="result"):
     """Each element within bound times the largest |want|."""
     assert (got.shape, got.dtype) == (want.shape, want.dtype)

@@ -196,33 +196,59 @@ def turned(q, k, term, pos_q, pos_k, name="rotate"):
     return each(q, at_q, pos_q - middle), each(k, at_k, middle - pos_k)
 
 
-def scores(q, k, terms, pos_q, pos_k, scale):
-    """[B, H, Lq, Lk] before masks; k has as many heads as q."""
+def row_products(x, rows):
+    """<x_i, rows_ij> as [B, H, Lq, Lk]; rows may be shared by batch rows and heads."""
+    return (by_head(rows) @ x[..., None])[..., 0]
+
+
+def products(q, k, terms, pos_q, pos_k, scale, rotate="rotate", stretch=1.0):
+    """What q and k give to the scores, [B, H, Lq, Lk]; k has as many heads as q. `stretch`
+    multiplies what is turned."""
     q_turned, k_turned = with_added(q, terms, "query_added"), k
     for term in terms:
         if "rotate" in term and q.shape[0]:
-            q_turned, k_turned = turned(q_turned, k_turned, term, pos_q, pos_k)
-    score = q_turned @ k_turned.transpose(-1, -2)
+            q_turned, k_turned = turned(q_turned, k_turned, term, pos_q, pos_k, rotate)
+    score = stretch * (q_turned @ k_turned.mT)
     for term in terms:
         for rows in ("key_rows", "segment_rows"):
             if rows in term:
-                factor = with_added(q, [term], f"{rows}_added")
-                score = score + (factor[:, :, :, None, :] * by_head(term[rows])).sum(-1)
+                score = score + row_products(with_added(q, [term], f"{rows}_added"), term[rows])
         if "column_rows" in term:
-            score = score + (k[:, :, None, :, :] * by_head(term["column_rows"])).sum(-1)
+            rows = by_head(term["column_rows"]).transpose(2, 3)
+            score = score + row_products(k, rows).transpose(2, 3)
     score = scale * score
     for term in terms:
         if "unscaled_rows" in term:
-            score = score + (q[:, :, :, None, :] * by_head(term["unscaled_rows"])).sum(-1)
-        if "bias" in term:
-            score = score + term["bias"]
+            score = score + row_products(q, term["unscaled_rows"])
     return score
+
+
+def sinks_of(terms):
+    """[B or 1, H, Lq or 1] of each sink."""
+    found = [term["sink"] for term in terms if "sink" in term]
+    return [s if s.dim() == 3 else s[..., None] for s in found]
 
 
 class Attended(NamedTuple):
     out: torch.Tensor
     lse: torch.Tensor
     score: torch.Tensor  # -inf where hidden
+    weights: torch.Tensor
+
+
+def weighed(score, allowed, sinks=()):
+    """(weights, lse) of rows of scores; sinks are [B or 1, H, Lq or 1]."""
+    alive = allowed.any(dim=-1, keepdim=True)
+    score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
+    weights, lse = score, score.new_zeros(score.shape[:-1])
+    if score.shape[-1]:
+        weights, lse = torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
+    lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
+    weights = weights * alive
+    for sink in sinks:  # everything is less by what the sink takes
+        total = torch.logaddexp(lse, sink.expand(lse.shape))
+        weights, lse = weights * torch.exp(lse - total)[..., None], total
+    return weights, lse
 
 
 def attend(
@@ -244,33 +270,45 @@ def attend(
 
     A row with no allowed key gives output 0, lse -inf and no gradient.
     """
-    groups = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(groups, dim=1)
-    v = v.repeat_interleave(groups, dim=1)
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     terms = [stacked_terms(part, pos_q, pos_k) for part in parts]
-    sinks = [term["sink"] for term in terms if "sink" in term]
-    sinks = [s if s.dim() == 3 else s[..., None] for s in sinks]  # [B or 1, H, Lq or 1]
-    alive = allowed.any(dim=-1, keepdim=True)
-    score = scores(q, k, terms, pos_q, pos_k, scale)
+    score = products(q, k, terms, pos_q, pos_k, scale)
+    for term in terms:
+        score = score + term.get("bias", 0.0)
     if softcap is not None:
         score = softcap * torch.tanh(score / softcap)
     if added is not None:
         score = score + added.masked_fill(added == -torch.inf, 0.0)
-    score = torch.where(alive, score.masked_fill(~allowed, -torch.inf), 0.0)
-    weights, lse = score, score.new_zeros(score.shape[:-1])
-    if score.shape[-1]:
-        weights, lse = torch.softmax(score, dim=-1), torch.logsumexp(score, dim=-1)
-    lse = torch.where(alive[..., 0], lse, torch.full_like(lse, -torch.inf))
-    weights = weights * alive
-    for sink in sinks:  # everything is less by what the sink takes
-        total = torch.logaddexp(lse, sink.expand(lse.shape))
-        weights, lse = weights * torch.exp(lse - total)[..., None], total
+    weights, lse = weighed(score, allowed, sinks_of(terms))
     if keep is not None:
         weights = weights * (keep.to(score.dtype) / (1.0 - dropout_p))
     out = weights @ v
     for rows in (by_head(term["value_rows"]) for term in terms if "value_rows" in term):
         out = out + (weights[..., None] * rows).sum(-2)
-    return Attended(out, lse, score.masked_fill(~allowed, -torch.inf))
+    return Attended(out, lse, score.masked_fill(~allowed, -torch.inf), weights)
+
+
+def formula(inputs, parts, dtype, scale=None, **call):
+    """Attended of relpos.attention(*inputs, **call) with these parts, computed in `dtype`."""
+    q, k, v = (x.to(dtype) for x in inputs)
+    place = {n: call.pop(n) for n in list(call) if "offset" in n or "positions" in n}
+    pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2], **place)
+    seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], **call)
+    cast = [part.cast(dtype, set()) for part in parts]
+    return attend(q, k, v, cast, pos_q, pos_k, seen, scale=scale or q.shape[-1] ** -0.5)
+
+
+def naive(q, k, v, bias=0.0, *, scale=None, softcap=None, mask=0.0, sinks=None):
+    """Attended without positions: a bias within the softcap and a mask outside of it, in both of
+    which -inf hides a pair; sinks [H] or [B, H, Lq]."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    score = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale) + bias
+    if softcap is not None:
+        score = softcap * torch.tanh(score / softcap)
+    score = score + mask
+    by_row = [] if sinks is None else [sinks[None, :, None] if sinks.dim() == 1 else sinks]
+    weights, lse = weighed(score, score != -torch.inf, by_row)
+    return Attended(weights @ v, lse, score, weights)
 
 
 def gradients(outputs, seeds, leaves):

@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from oracle import Part, by_head, oracle_of, part_of, stacked_terms, turned, with_added
+from oracle import (
+    Part,
+    by_head,
+    oracle_of,
+    part_of,
+    products,
+    row_products,
+    sinks_of,
+    stacked_terms,
+)
 
 ROUNDINGS, CHAIN = 64, 64
 SENTENCE = (
@@ -92,8 +101,7 @@ class Side:
         if call.added is not None:
             self.leaves.append(leaf(call.added))
             self.added = torch.where(call.added == -torch.inf, 0.0, self.leaves[-1])
-        found = [t["sink"] for t in self.terms if "sink" in t]
-        found = [s if s.dim() == 3 else s[..., None] for s in found]
+        found = sinks_of(self.terms)
         shape = (*self.q.shape[:3], len(found))
         self.sinks = self.q.new_empty(shape)  # [B, H, Lq, how many]
         if found:
@@ -122,30 +130,23 @@ class Side:
 
     def products(self):
         """What q and k give to the scores."""
-        q, k, call = with_added(self.q, self.terms, "query_added"), self.k, self.call
-        turning = [term for term in self.terms if "rotate" in term and q.shape[0]]
-        for term in turning:
-            name = "rotate_sizes" if self.sized else "rotate"
-            q, k = turned(q, k, term, call.pos_q, call.pos_k, name)
-        score = q @ k.transpose(-1, -2)
+        call, stretch = self.call, 1.0
+        turning = [term for term in self.terms if "rotate" in term and self.q.shape[0]]
         if self.sized and turning:  # angles of double are off by 2^-53 of themselves
             names = ("q_coordinates", "k_coordinates")
             at = [call.pos_q, call.pos_k, *(t[n] for t in turning for n in names if n in t)]
             far = max((p.abs().max() for p in at if p.numel()), default=0)
-            score = score * (1.0 + float(far) * 2.0**-53 / eps_of(call.dtype))
-        for term in self.terms:
-            for rows in ("key_rows", "segment_rows"):
-                if rows in term:
-                    factor = with_added(self.q, [term], f"{rows}_added")
-                    score = score + row_products(factor, by_head(term[rows]))
-            if "column_rows" in term:
-                rows = by_head(term["column_rows"]).transpose(2, 3)
-                score = score + row_products(self.k, rows).transpose(2, 3)
-        score = (abs(call.scale) if self.sized else call.scale) * score
-        for term in self.terms:
-            if "unscaled_rows" in term:
-                score = score + row_products(self.q, by_head(term["unscaled_rows"]))
-        return score
+            stretch = 1.0 + float(far) * 2.0**-53 / eps_of(call.dtype)
+        return products(
+            self.q,
+            self.k,
+            self.terms,
+            call.pos_q,
+            call.pos_k,
+            abs(call.scale) if self.sized else call.scale,
+            "rotate_sizes" if self.sized else "rotate",
+            stretch,
+        )
 
     def mixed(self, weights):
         """Weights times values."""
@@ -170,11 +171,6 @@ class Side:
         return [
             torch.zeros_like(x) if g is None else g for x, g in zip(self.leaves, found, strict=True)
         ]
-
-
-def row_products(x, rows):
-    """<x_i, rows_ij> as [B, H, Lq, Lk]; rows may be shared by batch rows and heads."""
-    return (rows @ x[..., None])[..., 0]
 
 
 def growth(error):

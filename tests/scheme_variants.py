@@ -54,14 +54,6 @@ def build(scheme, options):
     return getattr(relpos, scheme.class_name)(**options)
 
 
-def qkv(batch=1, heads=HEADS, queries=5, keys=5, dim=HEAD_DIM):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(batch, heads, length, dim, generator=generator)
-        for length in (queries, keys, keys)
-    ]
-
-
 def tensors(batch=2, heads=HEADS, queries=5, keys=5, dim=HEAD_DIM, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, length, dim) for length in (queries, keys, keys)]

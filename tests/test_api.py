@@ -7,9 +7,9 @@ import re
 import pytest
 import relpos
 import torch
-from relpos import _core, _stubs
-from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, build, qkv
-from torch._subclasses.fake_tensor import FakeTensorMode
+from relpos import _core
+from sample import tensors
+from scheme_variants import IDS, VARIANTS, build
 
 ROOT = pathlib.Path(__file__).parent.parent
 every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
@@ -51,13 +51,6 @@ def test_the_signatures_of_the_design():
         "return_weights",
     ]
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[3:])
-
-
-def test_stubs_name_every_scheme():
-    stub = pathlib.Path(relpos.__file__).with_name("__init__.pyi").read_text()
-    assert stub == _stubs.stubs()
-    for scheme in relpos.schemes():
-        assert f"class {scheme.class_name}(" in stub
 
 
 @every_scheme
@@ -120,28 +113,6 @@ def test_fixed_values_survive_casts_and_to_empty():
     assert relpos.ALiBi(12).bfloat16().slopes.dtype == torch.float32
 
 
-def test_other_devices():
-    with FakeTensorMode():
-        query = torch.empty(1, 2, 5, 4, device="cuda")
-        with pytest.raises(ValueError, match=r"query: expected a tensor on the CPU, got cuda"):
-            relpos.attention(query, query, query)
-    inputs = qkv()
-    with torch.device("meta"):
-        module = relpos.nn.MultiheadAttention(16, 2, position=relpos.ALiBi(2))
-        rope = relpos.RoPE(4, layout="half")
-        assert rope.tables(3)[0].device.type == "cpu"
-        assert rope.indices(3, 3).device.type == "cpu"
-        out = relpos.attention(*inputs, dropout_p=0.5)
-        assert out.device.type == "cpu"
-    assert module.position.slopes.is_meta
-    with pytest.raises(ValueError, match="expected a tensor on the CPU, got meta"):
-        module.position.indices(3, 3)
-    module.to_empty(device="cpu")
-    assert torch.equal(module.position.slopes, relpos.ALiBi(2).slopes)
-    with pytest.raises(TypeError, match=r"query: expected a dense tensor, got torch\.sparse_coo"):
-        relpos.attention(*[x.to_sparse() for x in qkv()])
-
-
 def test_slopes_as_a_tensor():
     values = torch.tensor([0.1, 0.7], dtype=torch.float64)
     position = relpos.ALiBi(2, slopes=values)
@@ -149,8 +120,6 @@ def test_slopes_as_a_tensor():
     learned = relpos.ALiBi(2, slopes=values.tolist(), learned=True)
     assert torch.equal(learned.slopes, values.float())
     assert isinstance(learned.slopes, torch.nn.Parameter)
-    with pytest.raises(ValueError, match=r"slopes: expected a tensor without requires_grad"):
-        relpos.ALiBi(2, slopes=values.clone().requires_grad_())
     assert relpos.ALiBi(torch.tensor(2)).slopes.shape == (2,)
 
 
@@ -180,7 +149,7 @@ def test_sums():
     t5, alibi, rope = relpos.T5Bias(2), relpos.ALiBi(2), relpos.RoPE(4, layout="half")
     sums = [t5 + alibi + rope, sum([t5, alibi, rope]), relpos.Sum(t5, [alibi, rope])]
     sums += [relpos.Sum(t5, relpos.Sum(alibi, rope)), t5 + (alibi + rope)]
-    inputs = qkv()
+    inputs = tensors(heads=2, head_dim=4)[:3]
     want = relpos.attention(*inputs, position=[t5, alibi, rope])
     for position in sums:
         assert isinstance(position, relpos.Sum)
@@ -198,19 +167,11 @@ def test_sums():
         t5 + 3
 
 
-def test_a_sum_of_biases_is_their_sum():
-    t5, alibi = relpos.T5Bias(2), relpos.ALiBi(2)
-    query, key, _ = qkv()
-    plain = relpos.scores(query, key)
-    got = relpos.scores(query, key, position=t5 + alibi)
-    torch.testing.assert_close(got, plain + t5.dense(5, 5) + alibi.dense(5, 5))
-
-
 # dense, indices, steps, rotations
 
 
 @every_scheme
-def test_dense_indices_and_steps(name, scheme, options):
+def test_indices_steps_and_rotations(name, scheme, options):
     position = build(scheme, options)
     for queries, keys, offset in ((4, 4, None), (3, 6, 3), (3, 6, 0), (1, 1, None), (0, 0, None)):
         indices = position.indices(queries, keys, offset)
@@ -226,55 +187,6 @@ def test_dense_indices_and_steps(name, scheme, options):
             assert cos_k.shape == sin_k.shape == (*heads, keys, position._rotary_dims)
             if offset is not None:
                 assert torch.equal(cos_q, cos_k[..., offset : offset + queries, :])
-        else:
-            assert queries in dense.shape
-            assert dense.dtype == torch.float32
-    for call in (position.dense, position.indices, position.steps):
-        with pytest.raises(ValueError, match=r"q_offset = Lk - Lq.*q_offset = 0"):
-            call(3, 6)
-
-
-@every_scheme
-def test_dense_is_what_scores_adds(name, scheme, options):
-    """Slides a grid along: what dense says of (i, j) depends on the distance alone. Parameters
-    that dense says nothing of are 0: vectors added to queries, a second table for keys."""
-    position = build(scheme, options).double()
-    with torch.no_grad():
-        for parameter in position.parameters():
-            parameter.normal_()
-    query, key, _ = (x.double() for x in qkv(queries=3, keys=6))
-    dense = position.dense(3, 6, q_offset=2)
-    parameters = list(position.parameters())
-    if parameters:
-        whole = dense if isinstance(dense, torch.Tensor) else dense[0][0] + dense[0][1]
-        for parameter, gradient in zip(
-            parameters,
-            torch.autograd.grad(whole.sum(), parameters, allow_unused=True),
-            strict=True,
-        ):
-            if gradient is None or not gradient.any():
-                torch.nn.init.zeros_(parameter)
-    got = relpos.scores(query, key, position=position, q_offset=2)
-    if scheme.name == "xpos":
-        with pytest.raises(ValueError, match="decays with the distance"):
-            position.rotate(query)
-        return
-    if isinstance(dense, tuple):
-        turned = position.rotate(query, offset=2) @ position.rotate(key).mT
-        torch.testing.assert_close(got, turned / HEAD_DIM**0.5)
-        return
-    plain = relpos.scores(query, key)
-    if dense.shape == (HEADS, 3, 6):
-        torch.testing.assert_close(got, plain + dense)
-    else:
-        rows = dense if dense.dim() == 4 else dense[None]
-        rows = rows.expand(HEADS, -1, -1, -1)
-        terms = (("bhid,hijd->bhij", query), ("bhjd,hijd->bhij", key))
-        term = torch.einsum(*terms[options.get("terms") == "p2c"], rows)
-        if scheme.name == "relative_key" and options.get("kind") != "relative_key":
-            term = term + torch.einsum(*terms[1], rows)
-        scale = 1.0 if scheme.name == "decomposed" else HEAD_DIM**-0.5
-        torch.testing.assert_close(got, plain + term * scale)
 
 
 def test_rotary_tables_and_rotate():
@@ -290,7 +202,6 @@ def test_rotary_tables_and_rotate():
         torch.testing.assert_close(wide[1], spread.sin(), rtol=0, atol=1e-14)
         x = torch.randn(2, 3, 5, 8)
         assert torch.equal(rope.rotate(x, positions=torch.arange(2, 7)), rope.rotate(x, 2))
-        assert torch.equal(rope.rotate(x, 2)[..., 6:], x[..., 6:])
         for shape in ((5, 8), (3, 5, 8), (2, 1, 3, 1, 5, 8)):
             part = x[: shape[0]].reshape(shape) if len(shape) > 4 else x[0, : shape[0]]
             part = x[0, 0] if len(shape) == 2 else part
@@ -300,6 +211,8 @@ def test_rotary_tables_and_rotate():
             rope.rotate(torch.randn(8))
         with pytest.raises(TypeError, match=r"x: expected a torch\.Tensor, got list"):
             rope.rotate([[1.0, 2.0]])
+    with pytest.raises(ValueError, match="decays with the distance"):
+        relpos.XPos(8, layout="half").rotate(x)
     assert not hasattr(relpos.ALiBi(2), "rotate")
 
 
@@ -311,37 +224,11 @@ def test_skew():
         relpos.skew(torch.zeros(3, 4))
 
 
-@pytest.mark.parametrize("rotary_dim", [None, 4, 0])
-def test_rope_permute(rotary_dim):
-    heads, dim = 2, 8
-    x = torch.randn(1, 5, 6)
-    weights = [torch.randn(heads * dim, 6) for _ in range(2)]
-    options = {} if rotary_dim == 0 else {"rotary_dim": rotary_dim}
-    rope = {to: relpos.RoPE(dim, layout=to, **options) for to in ("half", "interleaved")}
-
-    def scores(layout, weights):
-        q, k = ((x @ w.T).unflatten(2, (heads, dim)).transpose(1, 2) for w in weights)
-        position = None if rotary_dim == 0 else rope[layout]
-        return relpos.scores(q, k, position=position)
-
-    for to, other in (("half", "interleaved"), ("interleaved", "half")):
-        moved = [relpos.rope_permute(w, dim, to=to, rotary_dim=rotary_dim) for w in weights]
-        torch.testing.assert_close(scores(to, moved), scores(other, weights))
-        back = relpos.rope_permute(moved[0], dim, to=other, rotary_dim=rotary_dim)
-        assert torch.equal(back, weights[0])
-    bias = torch.arange(8.0)
-    assert relpos.rope_permute(bias, 8, to="half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
-    with pytest.raises(ValueError, match="weight: expected rows in multiples of head_dim 5"):
-        relpos.rope_permute(bias, 5, to="half")
-    with pytest.raises(ValueError, match="to: expected 'half' or 'interleaved', got 'neox'"):
-        relpos.rope_permute(bias, 8, to="neox")
-
-
 # Arguments of attention
 
 
 def test_what_is_returned():
-    query, key, value = qkv()
+    query, key, value = tensors()[:3]
     out = relpos.attention(query, key, value)
     pair = relpos.attention(query, key, value, return_lse=True)
     both = relpos.attention(query, key, value, return_lse=True, return_weights=True)
@@ -356,62 +243,8 @@ def test_what_is_returned():
     assert not detached.requires_grad
 
 
-def test_dropout_follows_the_default_generator():
-    query, key, value = qkv(queries=20, keys=20)
-    state = torch.random.get_rng_state()
-    relpos.attention(query, key, value)
-    assert torch.equal(state, torch.random.get_rng_state())
-    results = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        results.append(relpos.attention(query, key, value, dropout_p=0.5, return_weights=True))
-    assert torch.equal(results[0][0], results[1][0])
-    out, weights = results[0]
-    torch.testing.assert_close(weights @ value, out)
-    assert 0.3 < (weights == 0).float().mean() < 0.7
-    assert not torch.equal(relpos.attention(query, key, value, dropout_p=0.5), out)
-
-
-BAD = [
-    ({"query": [1]}, TypeError, "query: expected a torch.Tensor, got list"),
-    ({"key": torch.zeros(2, 3)}, ValueError, r"key: expected rank 4, .*got \[2, 3\]"),
-    ({"value": torch.zeros(1, 2, 5, 4).double()}, TypeError, "value: expected torch.float32"),
-    ({"query": torch.zeros(1, 2, 5, 4).long()}, TypeError, "query: expected float32, .*int64"),
-    ({"key": torch.zeros(1, 2, 5, 3)}, ValueError, "key.*4.*3"),
-    ({"key": torch.zeros(1, 1, 5, 4)}, ValueError, "enable_gqa"),
-    ({"attn_mask": torch.zeros(5, 5).long()}, TypeError, "attn_mask: expected bool.*int64"),
-    ({"attn_mask": torch.zeros(5, 6)}, ValueError, "attn_mask"),
-    ({"attn_mask": [True]}, TypeError, "attn_mask: expected.*got list"),
-    ({"key_padding_mask": torch.zeros(1, 5)}, TypeError, "key_padding_mask: expected bool"),
-    ({"key_padding_mask": torch.zeros(1, 6).bool()}, ValueError, "key_padding_mask"),
-    ({"dropout_p": 1.5}, ValueError, "dropout_p: expected 0 <= dropout_p <= 1, got 1.5"),
-    ({"dropout_p": float("nan")}, ValueError, "dropout_p"),
-    ({"window": 3}, TypeError, "window: expected a pair"),
-    ({"window": (3, 0.5)}, TypeError, "window: expected an int, got 0.5"),
-    ({"window": (-2, 0)}, ValueError, "window"),
-    ({"q_offset": 1.0}, TypeError, "q_offset: expected an int, got 1.0"),
-    ({"q_offset": torch.zeros(2).long()}, ValueError, "q_offset"),
-    ({"q_offset": torch.zeros(1)}, TypeError, "q_offset: expected int64"),
-    ({"k_offset": None}, TypeError, "k_offset: expected an int"),
-    ({"k_offset": 3, "is_causal": True}, ValueError, "q_offset = Lk - Lq"),
-    ({"q_positions": torch.arange(5)}, ValueError, "k_positions"),
-    ({"key_range": torch.arange(5)}, TypeError, "key_range: expected a pair"),
-    ({"key_range": (torch.arange(5), torch.zeros(5))}, TypeError, "key_range: expected int64"),
-    ({"position": "t5"}, TypeError, "position: expected None, a relpos position"),
-    ({"position": relpos.ALiBi(3)}, ValueError, "heads"),
-    ({"scale": float("nan")}, ValueError, "scale"),
-]
-
-
-@pytest.mark.parametrize(("change", "kind", "text"), BAD, ids=[text for _, _, text in BAD])
-def test_bad_arguments(change, kind, text):
-    arguments = dict(zip(("query", "key", "value"), qkv(), strict=True)) | change
-    with pytest.raises(kind, match=text):
-        relpos.attention(**arguments)
-
-
 def test_offsets_as_tensors_and_other_ints():
-    query, key, value = qkv(batch=2, queries=3, keys=7)
+    query, key, value = tensors(2, 2, queries=3, keys=7)[:3]
     position = relpos.T5Bias(2)
     with torch.no_grad():
         position.relative_attention_bias.weight.normal_()
@@ -428,16 +261,8 @@ class Four:
         return 4
 
 
-def test_workspace_is_far_below_a_dense_bias():
-    from relpos._attention import workspace_bytes
-
-    query = torch.empty(1, 8, 4096, 64)
-    needed = workspace_bytes(query, query, query, position=relpos.T5Bias(8), backward=True)
-    assert 0 < needed < 8 * 4096 * 4096 * 4 / 4
-
-
 def test_force_path():
-    inputs = qkv(queries=70, keys=70)
+    inputs = tensors(queries=70, keys=70)[:3]
     want = relpos.attention(*inputs)
     try:
         _core.force_path("reference")

@@ -13,11 +13,13 @@ import relpos
 import torch
 from patience import heed_interrupts, timeout
 from relpos import _core
-from scheme_variants import qkv
+from sample import tensors
+from steps import same_bits, step
 
 
 def run_python(code, **environment):
-    return subprocess.run(
+    """What a process of its own prints, (stdout, stderr), where it ends well."""
+    result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -26,6 +28,8 @@ def run_python(code, **environment):
         env={**os.environ, **environment},
         check=False,
     )
+    assert result.returncode == 0, result.stderr
+    return result.stdout, result.stderr
 
 
 def test_without_torch():
@@ -44,8 +48,7 @@ for name in ("attention", "Sum", relpos.schemes()[0].class_name):
         raise SystemExit(f"{name} did not raise")
 assert not hasattr(relpos, "no_such_name")
 """
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
+    run_python(code)
 
 
 def test_importing_it_after_torch_brings_nothing_heavy():
@@ -65,8 +68,7 @@ from torch.nn.attention.bias import causal_upper_left
 known = relpos.sdpa(x, x, x, causal_upper_left(5, 5))
 assert torch.equal(known, relpos.sdpa(x, x, x, is_causal=True))
 """
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
+    run_python(code)
 
 
 def test_the_library_never_prints():
@@ -76,8 +78,7 @@ x = torch.randn(1, 2, 5, 4)
 p = relpos.T5Bias(2)
 p.dense(5, 5); p.steps(5, 5); relpos.attention(x, x, x, position=p).sum()
 """
-    result = run_python(code)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert run_python(code) == ("", "")
 
 
 INTERRUPT = """
@@ -133,9 +134,7 @@ print(json.dumps(found))
 
 
 def test_ctrl_c_ends_a_long_call():
-    result = run_python(INTERRUPT, OMP_NUM_THREADS="2")
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    found = json.loads(run_python(INTERRUPT, OMP_NUM_THREADS="2")[0])
     assert len(found) == 11
     bound = timeout(0.15)
     assert all(seconds is not None and seconds < bound for seconds in found.values()), found
@@ -182,43 +181,20 @@ def test_the_interpreter_runs_on_during_a_call():
 
 def test_sixteen_threads_share_positions_and_agree():
     position = relpos.T5Bias(2) + relpos.RoPE(4, layout="half")
-    inputs = [x.requires_grad_() for x in qkv(queries=33, keys=33)]
+    inputs = tensors(heads=2, queries=33, keys=33, head_dim=4)
+    want, results = step(*inputs, position), []
 
     def compute():
-        out = relpos.attention(*inputs, position=position)
-        leaves = [*inputs, *position.parameters()]
-        return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+        results.extend(step(*inputs, position) for _ in range(20))
 
-    want = compute()
-    results = []
-    workers = [
-        threading.Thread(target=lambda: results.extend(compute() for _ in range(20)))
-        for _ in range(16)
-    ]
+    workers = [threading.Thread(target=compute) for _ in range(16)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(timeout=timeout(60))
     assert len(results) == 320
     for result in results:
-        assert all(torch.equal(a, b) for a, b in zip(result, want, strict=True))
-
-
-def test_torchs_thread_count_is_ours_and_changes_no_bit():
-    inputs = [x.requires_grad_() for x in qkv(batch=2, queries=150, keys=150)]
-    position = relpos.T5Bias(2)
-    before = torch.get_num_threads()
-    seen = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            out = relpos.attention(*inputs, position=position)
-            gradients = torch.autograd.grad(out.square().sum(), [*inputs, *position.parameters()])
-            seen.append([out, *gradients])
-    finally:
-        torch.set_num_threads(before)
-    for other in seen[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(seen[0], other, strict=True))
+        same_bits(result, want)
 
 
 FORKED = """
@@ -256,10 +232,8 @@ def child(works):
 """
 
 
-def test_a_forked_child_computes_on_its_threads_and_says_so():
-    code = (
-        FORKED
-        + """
+IN_CHILDREN = {
+    "computes on its threads and says so": """
 want = run()
 assert relpos.show_config()["after fork"] == "no"
 def works():
@@ -275,16 +249,8 @@ def works():
 child(works)
 assert relpos.show_config()["after fork"] == "no"
 assert run() == want
-"""
-    )
-    result = run_python(code, PATIENCE=str(int(timeout(30))))
-    assert result.returncode == 0, result.stderr
-
-
-def test_a_child_computes_where_a_thread_of_its_parent_did():
-    code = (
-        FORKED
-        + """
+""",
+    "computes where a thread of its parent does": """
 want, done, wrong = run(), threading.Event(), []
 def compute():
     while not done.is_set():
@@ -297,10 +263,13 @@ for _ in range(10):
 done.set()
 parent.join()
 assert not wrong
-"""
-    )
-    result = run_python(code, PATIENCE=str(int(timeout(30))))
-    assert result.returncode == 0, result.stderr
+""",
+}
+
+
+@pytest.mark.parametrize("works", IN_CHILDREN)
+def test_a_forked_child(works):
+    run_python(FORKED + IN_CHILDREN[works], PATIENCE=str(int(timeout(30))))
 
 
 def test_dataloader_workers():
@@ -315,5 +284,4 @@ loader = torch.utils.data.DataLoader(Data(), num_workers=2, multiprocessing_cont
 want = relpos.attention(x, x, x)
 assert all(torch.equal(batch, want) for batch in loader)
 """
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
+    run_python(code)

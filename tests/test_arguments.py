@@ -35,28 +35,28 @@ NO_BOOLS = ("no", "", 0, 1, None, torch.tensor(True))
 
 # What is changed in a good call, the error, and words of its text.
 BAD = [
-    ({"query": [1.0]}, TypeError, "query"),
+    ({"query": [1.0]}, TypeError, "query: expected a torch.Tensor, got list"),
     ({"query": sized(B, L, 8)}, ValueError, "query"),
-    ({"query": sized(B, HEADS, L, 8, dtype=torch.int64)}, TypeError, "query"),
+    ({"query": whole(B, HEADS, L, 8)}, TypeError, "query: expected float32, .*int64"),
     ({"query": sized(B, HEADS, L, 8, dtype=torch.complex64)}, TypeError, "query"),
     ({"query": sized(B, HEADS, L, 8, dtype=torch.float64)}, TypeError, "key"),
     ({"key": None}, TypeError, "key"),
-    ({"key": sized(B, HEADS, L, 7)}, ValueError, "key"),
+    ({"key": sized(B, HEADS, L, 7)}, ValueError, "key.*8.*7"),
     ({"key": sized(B + 1, HEADS, L, 8)}, ValueError, "key"),
     ({"key": sized(B, 3, L, 8)}, ValueError, "key"),
     ({"key": sized(B, HEADS, L, 8, dtype=torch.bfloat16)}, TypeError, "key"),
     ({"value": sized(B, HEADS, L + 1, 6)}, ValueError, "value"),
-    ({"value": sized(B, HEADS, 6)}, ValueError, "value"),
-    ({"value": sized(B, HEADS, L, 6, dtype=torch.float16)}, TypeError, "value"),
+    ({"value": sized(B, HEADS, 6)}, ValueError, r"value: expected rank 4, .*got \[2, 4, 6\]"),
+    ({"value": sized(B, HEADS, L, 6).half()}, TypeError, "value: expected torch.float32"),
     ({"key": sized(B, 2, L, 8), "value": sized(B, 2, L, 6)}, ValueError, "enable_gqa"),
     ({"attn_mask": mask(L, L + 1)}, ValueError, "attn_mask"),
     ({"attn_mask": mask(3, 1, 1, L, L)}, ValueError, "attn_mask"),
-    ({"attn_mask": whole(L, L)}, TypeError, "attn_mask"),
-    ({"attn_mask": [[True]]}, TypeError, "attn_mask"),
+    ({"attn_mask": whole(L, L)}, TypeError, "attn_mask: expected bool.*int64"),
+    ({"attn_mask": [[True]]}, TypeError, "attn_mask: expected.*got list"),
     ({"key_padding_mask": mask(B, L + 1)}, ValueError, "key_padding_mask"),
     ({"key_padding_mask": mask(L)}, ValueError, "key_padding_mask"),
-    ({"key_padding_mask": sized(B, L)}, TypeError, "key_padding_mask"),
-    ({"dropout_p": 1.5}, ValueError, "dropout_p"),
+    ({"key_padding_mask": sized(B, L)}, TypeError, "key_padding_mask: expected bool"),
+    ({"dropout_p": 1.5}, ValueError, "dropout_p: expected 0 <= dropout_p <= 1, got 1.5"),
     ({"dropout_p": -0.1}, ValueError, "dropout_p"),
     ({"dropout_p": NAN}, ValueError, "dropout_p"),
     ({"dropout_p": "0.1"}, TypeError, "dropout_p"),
@@ -65,24 +65,25 @@ BAD = [
     ({"scale": "1"}, TypeError, "scale"),
     ({"window": (-2, 0)}, ValueError, "window"),
     ({"window": (1, 2, 3)}, (TypeError, ValueError), "window"),
-    ({"window": 3}, TypeError, "window"),
-    ({"q_offset": 1.5}, TypeError, "q_offset"),
+    ({"window": 3}, TypeError, "window: expected a pair"),
+    ({"window": (3, 0.5)}, TypeError, "window: expected an int, got 0.5"),
+    ({"q_offset": 1.5}, TypeError, "q_offset: expected an int, got 1.5"),
     ({"q_offset": whole(B + 1)}, ValueError, "q_offset"),
-    ({"q_offset": sized(B)}, TypeError, "q_offset"),
+    ({"q_offset": sized(B)}, TypeError, "q_offset: expected int64"),
     ({"q_offset": 2**62}, ValueError, "q_offset"),
     ({"q_offset": 2**70}, (ValueError, OverflowError), "q_offset"),
     ({"q_offset": 0, "k_offset": whole(B, 1)}, ValueError, "k_offset"),
-    ({"q_offset": 0, "k_offset": None}, TypeError, "k_offset"),
+    ({"q_offset": 0, "k_offset": None}, TypeError, "k_offset: expected an int"),
     ({"q_positions": whole(L)}, ValueError, "k_positions"),
     ({"k_positions": whole(L)}, ValueError, "q_positions"),
     ({"q_positions": whole(L), "k_positions": whole(L), "q_offset": 0}, ValueError, "q_offset"),
     ({"q_positions": whole(L + 1), "k_positions": whole(L)}, ValueError, "q_positions"),
     ({"q_positions": whole(L), "k_positions": whole(3, L)}, ValueError, "k_positions"),
     ({"q_positions": sized(L), "k_positions": whole(L)}, TypeError, "q_positions"),
-    ({"key_range": whole(L)}, (TypeError, ValueError), "key_range"),
+    ({"key_range": whole(L)}, TypeError, "key_range: expected a pair"),
     ({"key_range": (whole(L), whole(L + 1))}, ValueError, "key_range"),
-    ({"key_range": (whole(L), sized(L))}, TypeError, "key_range"),
-    ({"position": "t5"}, TypeError, "position"),
+    ({"key_range": (whole(L), sized(L))}, TypeError, "key_range: expected int64"),
+    ({"position": "t5"}, TypeError, "position: expected None, a relpos position"),
     ({"position": torch.nn.Linear(2, 2)}, TypeError, "position"),
     ({"position": relpos.T5Bias}, TypeError, "position: .*class T5Bias"),
     ({"position": [relpos.ALiBi(HEADS), relpos.T5Bias]}, TypeError, "position: .*class T5Bias"),
@@ -90,18 +91,32 @@ BAD = [
         ({name: trained_number(number)}, ValueError, f"{name}: .*requires grad")
         for name, number in (("scale", 1.0), ("softcap", 1.0))
     ),
-    *(({"is_causal": value}, TypeError, "is_causal: expected a bool") for value in NO_BOOLS),
+    ({"position": relpos.ALiBi(3)}, ValueError, "heads"),
+    ({"sinks": torch.zeros(3)}, ValueError, r"^sinks: expected \[4\]"),
+    ({"sinks": 1.0}, TypeError, "sinks: expected"),
+    *(
+        ({"softcap": number}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+?30")
+        for number in (0.0, -1.0, 1e-31, 1e31, float("inf"), NAN)
+    ),
+    ({"softcap": "2"}, TypeError, "softcap: expected a number"),
+    ({"causal": True}, TypeError, "causal"),
 ]
+NOT_OF_SCORES = {"value", "dropout_p", "sinks"}
 
 
-@pytest.mark.parametrize(("change", "error", "words"), BAD, ids=lambda x: None)
-def test_attention_names_the_argument(change, error, words):
+@pytest.mark.parametrize(
+    ("change", "error", "words"), BAD, ids=[f"{next(iter(row[0]))}, {row[2]}" for row in BAD]
+)
+def test_the_argument_is_named(change, error, words):
     call = base() | change
     held = {n: x.clone() for n, x in call.items() if isinstance(x, torch.Tensor)}
     with pytest.raises(error, match=words):
-        relpos.attention(call.pop("query"), call.pop("key"), call.pop("value"), **call)
-    call = base() | change
-    assert all(torch.equal(call[n], x) for n, x in held.items() if n not in base())
+        relpos.attention(**call)
+    assert all(torch.equal(call[n], x) for n, x in held.items())
+    if not NOT_OF_SCORES & change.keys() and words != "enable_gqa":
+        del call["value"]
+        with pytest.raises(error, match=words):
+            relpos.scores(**call)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +140,7 @@ def test_flags_of_other_functions_are_bools():
     rope, compose = relpos.RoPE(8, layout="half"), relpos.compose
     for name, run in {
         "is_causal": (
+            lambda flag: relpos.scores(q, k, is_causal=flag),
             lambda flag: relpos.sdpa(q, k, v, is_causal=flag),
             lambda flag: relpos.attention_varlen(packed, packed, packed, starts, is_causal=flag),
             lambda flag: relpos.KVCache().attend(q, k, v, is_causal=flag),
@@ -226,26 +242,6 @@ def test_integers_beyond_64_bits_are_named():
     assert relpos.RoPE(8, layout="half", base=10**23).base == 1e23
 
 
-NOT_OF_SCORES = ("value", "dropout_p", "enable_gqa")
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [row for row in BAD if row[2] not in NOT_OF_SCORES],
-    ids=lambda x: None,
-)
-def test_scores_names_the_argument(change, error, words):
-    call = base() | change
-    del call["value"]
-    with pytest.raises(error, match=words):
-        relpos.scores(call.pop("query"), call.pop("key"), **call)
-
-
-def test_unknown_keyword():
-    with pytest.raises(TypeError, match="causal"):
-        relpos.attention(*base().values(), causal=True)
-
-
 def test_positions_that_decrease_under_a_boundary():
     place = {"q_positions": torch.arange(L), "k_positions": torch.arange(L).flip(0)}
     relpos.attention(*base().values(), **place)
@@ -292,10 +288,9 @@ def test_refuses_to_guess_the_offset(guess):
         refuses(relpos.scores, q, k, position=module, **guess)
         relpos.attention(q, k, v, position=module, q_offset=2, **guess)
         relpos.scores(q, k, position=module, q_offset=2, **guess)
-
-
-def test_a_shifted_key_alone_asks_even_when_lengths_agree():
-    refuses(relpos.attention, *base().values(), k_offset=1)
+    refuses(relpos.attention, *base().values(), k_offset=1)  # though lengths agree
+    module = relpos.nn.MultiheadAttention(16, 2, position=relpos.BiasRPE(2, 4), batch_first=True)
+    refuses(module, sized(1, 3, 16), *[sized(1, 5, 16)] * 2)
 
 
 @pytest.mark.parametrize("name", UNBOUND)

@@ -8,7 +8,7 @@ import pytest
 import relpos
 import torch
 from call import Given
-from oracle import allowed_pairs, attend, gradients, positions, reads_length
+from oracle import formula, gradients, reads_length
 from promise import Bounded, missed, promised
 from sample import HEAD_DIM, HEADS, NAMES, configurations, position, tensors, trained
 
@@ -22,11 +22,7 @@ STEPS = {
 
 
 def whole(inputs, parts, dtype, **masks):
-    q, k, v = (x.to(dtype) for x in inputs)
-    pos_q, pos_k = positions(q.shape[0], q.shape[2], k.shape[2])
-    seen = allowed_pairs(pos_q, pos_k, heads=q.shape[1], is_causal=True, **masks)
-    cast = [part.cast(dtype, set()) for part in parts]
-    return attend(q, k, v, cast, pos_q, pos_k, seen, scale=HEAD_DIM**-0.5).out
+    return formula(inputs, parts, dtype, is_causal=True, **masks).out
 
 
 def dense(inputs, parts, dtype, steps, **masks):

@@ -5,7 +5,8 @@ import itertools
 import pytest
 import relpos
 import torch
-from near import close
+from near import close, close_with_gradients
+from oracle import naive
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -22,11 +23,7 @@ BOUNDS = {torch.float64: 1e-10, torch.float32: 2e-6}  # of float32: relpos in tw
 
 def same(got, want, leaves):
     """Equal values, and equal gradients of a random weighting."""
-    bound = BOUNDS[want.dtype]
-    close(got, want, bound)
-    seed = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(9))
-    found = torch.autograd.grad(got, leaves, seed, retain_graph=True)
-    close(found, torch.autograd.grad(want, leaves, seed, retain_graph=True), bound, "gradient")
+    close_with_gradients(got, want, leaves, BOUNDS[want.dtype])
 
 
 MASKS = {
@@ -72,63 +69,34 @@ def test_sdpa_groups_and_broadcasts():
         scaled_dot_product_attention(query, key, value, **call),
         (query, key, value),
     )
-    with pytest.raises(ValueError, match="enable_gqa"):
-        relpos.sdpa(query, key, value)
     leaves = draw((2, 1, 3, 5, 4), (4, 1, 7, 4), (1, 1, 7, 4))
     same(relpos.sdpa(*leaves), scaled_dot_product_attention(*leaves), leaves)
     assert relpos.sdpa(*(x[:0] for x in draw(*[(2, 2, 3, 5, 4)] * 3))).shape == (0, 2, 3, 5, 4)
 
 
-def test_sdpa_dropout_and_dtypes():
+def test_sdpa_dtypes():
     query, key, value = (x.detach().bfloat16() for x in draw(*[(2, 3, 40, 8)] * 3))
     truth = scaled_dot_product_attention(*(x.double() for x in (query, key, value)))
     ours = relpos.sdpa(query, key, value)
     close(ours.double(), truth, 2.0**-8)  # what is stored has 8 bits
-    torch.manual_seed(5)
-    first = relpos.sdpa(query, key, value, dropout_p=0.5)
-    torch.manual_seed(5)
-    assert torch.equal(first, relpos.sdpa(query, key, value, dropout_p=0.5))
-    assert not torch.equal(first, relpos.sdpa(query, key, value))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert relpos.sdpa(*(x.float() for x in (query, key, value))).dtype == torch.bfloat16
 
 
-def test_sdpa_refuses():
-    query, key, value = draw(*[(2, 3, 5, 4)] * 3)
-    with pytest.raises(ValueError, match="attn_mask: expected None where is_causal"):
-        relpos.sdpa(query, key, value, torch.ones(5, 5, dtype=torch.bool), is_causal=True)
-    with pytest.raises(ValueError, match="attn_mask: expected at most rank 4"):
-        relpos.sdpa(query, key, value, torch.zeros(2, 1, 1, 5, 5).double())
-    with pytest.raises(ValueError, match="query: expected rank 2 or more"):
-        relpos.sdpa(query[0, 0, 0], key, value)
-    with pytest.raises(TypeError, match=r"key: expected a torch\.Tensor, got NoneType"):
-        relpos.sdpa(query, None, value)
-
-
-def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None, cap=0.0):
+def flash_formula(q, k, v, scale=None, causal=False, window=(-1, -1), slopes=None, cap=None):
     """FlashAttention 2 as its documentation has it, dense; positions aligned at the end."""
     queries, keys = q.shape[1], k.shape[1]
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    score = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     distance = torch.arange(keys) - (torch.arange(queries)[:, None] + keys - queries)
-    if cap:
-        score = cap * torch.tanh(score / cap)
-    if slopes is not None:
-        slopes = slopes.expand(q.shape[0], q.shape[1])
-        score = score - slopes[:, :, None, None] * distance.abs()
-    hidden = torch.zeros(queries, keys, dtype=torch.bool)
-    if causal:
-        hidden |= distance > 0
+    hidden = distance > 0 if causal else torch.zeros_like(distance, dtype=torch.bool)
     if window[0] >= 0:
-        hidden |= distance < -window[0]
+        hidden = hidden | (distance < -window[0])
     if window[1] >= 0:
-        hidden |= distance > window[1]
-    empty = hidden.all(-1)
-    score = score.masked_fill(hidden, -torch.inf)
-    lse = score.logsumexp(-1)
-    weights = score.masked_fill(empty[:, None], 0.0).softmax(-1).masked_fill(empty[:, None], 0.0)
-    return (weights @ v).transpose(1, 2), lse, weights
+        hidden = hidden | (distance > window[1])
+    mask = torch.zeros(hidden.shape, dtype=q.dtype).masked_fill(hidden, -torch.inf)
+    if slopes is not None:
+        mask = mask - slopes.expand(q.shape[0], q.shape[2])[..., None, None] * distance.abs()
+    found = naive(*(x.transpose(1, 2) for x in (q, k, v)), scale=scale, softcap=cap, mask=mask)
+    return found.out.transpose(1, 2), found.lse, found.weights
 
 
 @pytest.mark.parametrize("sloped", ["", "[H]", "[B, H]"])
@@ -155,7 +123,7 @@ def test_flash_attn_func(queries, keys, causal, window, sloped):
     same(lse[finite], want_lse[finite], [q, k])
 
 
-def test_flash_attn_func_takes_its_places_and_refuses():
+def test_flash_attn_func_takes_its_places():
     q, k, v = draw(*[(2, 5, 4, 8)] * 3)
     got = relpos.flash_attn_func(q, k, v, 0.0, 0.5, True, (2, 0), 0.0, None, True)
     close(got, flash_formula(q, k, v, 0.5, True, (2, 0))[0])
@@ -166,15 +134,6 @@ def test_flash_attn_func_takes_its_places_and_refuses():
     close(dropped, relpos.attention(*blhd, dropout_p=0.5).transpose(1, 2))
     capped = relpos.flash_attn_func(q, k, v, softcap=1.5)
     close(capped, flash_formula(q, k, v, cap=1.5)[0])
-    with pytest.raises(ValueError, match=r"softcap: expected 0.0 beside alibi_slopes, got 30"):
-        relpos.flash_attn_func(q, k, v, softcap=30.0, alibi_slopes=torch.rand(4))
-    for shape in ((3,), (3, 4), (2, 2, 2)):
-        with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
-            relpos.flash_attn_func(q, k, v, alibi_slopes=torch.rand(shape))
-    with pytest.raises(ValueError, match=r"k: expected rank 4, \[B, L, H, D\]"):
-        relpos.flash_attn_func(q, k[0], v)
-    with pytest.raises(TypeError, match=r"v: expected a torch\.Tensor, got NoneType"):
-        relpos.flash_attn_func(q, k, None)
 
 
 PARTS = [(0, 3), (3, 3), (3, 10), (10, 11)]
@@ -242,49 +201,81 @@ def test_merge_adds_narrow_outs_in_float32():
     assert torch.equal(out, wide.bfloat16())
 
 
-def test_merge_refuses():
-    out, lse = torch.randn(2, 5, 4), torch.randn(2, 5)
-    for outs, lses, kind, text in (
-        ([], [], ValueError, "lses: expected one for each of outs"),
-        ([out], [lse, lse], ValueError, "got 1 outs and 2 lses"),
-        ([out, out[:, :4]], [lse, lse], ValueError, r"outs\[1\]: expected"),
-        ([out], [lse[0]], ValueError, r"lses\[0\]: expected \[2, 5\]"),
-        ([out, out.double()], [lse, lse], TypeError, r"outs\[1\]: expected torch.float32"),
-        ([out.long()], [lse], TypeError, r"outs\[0\]: expected a floating tensor"),
-    ):
-        with pytest.raises(kind, match=text):
-            relpos.merge(outs, lses)
-
-
-ALL = {
-    "sdpa": lambda q, k, v: relpos.sdpa(q, k, v, is_causal=True),
-    "flash": lambda q, k, v: relpos.flash_attn_func(
-        q, k, v, causal=True, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 1.0])
-    ),
-    "merge": lambda q, k, v: relpos.merge(
-        *zip(
-            relpos.attention(q, k, v, return_lse=True),
-            relpos.attention(q, v, k, return_lse=True),
-            strict=True,
-        )
-    )[0],
+X, OUT, LSE = torch.randn(2, 4, 4, 8), torch.randn(2, 5, 4), torch.randn(2, 5)
+FLAT, STARTS, SLOPES = torch.randn(7, 4, 8), torch.tensor([0, 3, 7]), torch.rand(4)
+REFUSED = {
+    ValueError: [
+        ("sdpa", (X, X, X, X[0, 0] > 0, 0.0, True), "attn_mask: expected None where is_causal"),
+        ("sdpa", (X, X, X, torch.zeros(2, 1, 1, 4, 4)), "attn_mask: expected at most rank 4"),
+        ("sdpa", (X[0, 0, 0], X, X), "query: expected rank 2 or more"),
+        ("sdpa", (X, X[:, :2], X[:, :2]), "enable_gqa"),
+        *(
+            (
+                "sdpa",
+                (X[:, :, :3], X, X, bias),
+                "attn_mask: expected a causal bias of 3 queries and 4",
+            )
+            for bias in (
+                causal_lower_right(2, 3),
+                causal_upper_left(3, 3),
+                causal_lower_right(4, 4),
+            )
+        ),
+        ("flash_attn_func", (X, X[0], X), r"k: expected rank 4, \[B, L, H, D\]"),
+        (
+            "flash_attn_func",
+            (X, X, X, 0.0, None, False, (-1, -1), 30.0, SLOPES),
+            "softcap: expected 0.0 beside alibi_slopes, got 30",
+        ),
+        *(
+            (
+                "flash_attn_func",
+                (X, X, X, 0.0, None, False, (-1, -1), 0.0, torch.rand(shape)),
+                r"alibi_slopes: expected \[4\]",
+            )
+            for shape in ((3,), (3, 4), (2, 2, 2))
+        ),
+        (
+            "flash_attn_func",
+            (X, X, X, 0.5, None, False, (-1, -1), 0.0, None, False, True),
+            "return_attn_probs: expected False where dropout_p > 0",
+        ),
+        ("merge", ([], []), "lses: expected one for each of outs"),
+        ("merge", ([OUT], [LSE, LSE]), "got 1 outs and 2 lses"),
+        ("merge", ([OUT, OUT[:, :4]], [LSE, LSE]), r"outs\[1\]: expected"),
+        ("merge", ([OUT], [LSE[0]]), r"lses\[0\]: expected \[2, 5\]"),
+    ],
+    TypeError: [
+        ("sdpa", (X, None, X), r"key: expected a torch\.Tensor, got NoneType"),
+        ("flash_attn_func", (X, X, None), r"v: expected a torch\.Tensor, got NoneType"),
+        (
+            "flash_attn_func",
+            (X, X, X, 0.0, None, False, (-1, -1), 0.0, [0.5] * 4),
+            r"alibi_slopes: expected a torch\.Tensor, got list",
+        ),
+        ("merge", ([OUT, OUT.double()], [LSE, LSE]), r"outs\[1\]: expected torch.float32"),
+        ("merge", ([OUT.long()], [LSE]), r"outs\[0\]: expected a floating tensor"),
+    ],
 }
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_calls_under_compile_and_transforms(name):
-    torch._dynamo.reset()
-    leaves = draw(*[(2, 4, 4, 8)] * 3, dtype=torch.float32)
-    compiled = torch.compile(ALL[name], fullgraph=True, backend="aot_eager")
-    want = ALL[name](*leaves)
-    same(compiled(*leaves), want, leaves)
-    stacked = [torch.stack([x, x + 1]).detach() for x in leaves]
-    mapped = torch.vmap(ALL[name])(*stacked)
-    for n in range(2):
-        close(mapped[n], ALL[name](*(x[n] for x in stacked)))
-    (gradient,) = torch.autograd.grad(want.square().sum(), leaves[0])
-    got = torch.func.grad(lambda q: ALL[name](q, *leaves[1:]).square().sum())(leaves[0])
-    close(got, gradient)
+@pytest.mark.parametrize(
+    ("kind", "name", "args", "text"),
+    [(kind, *row) for kind, rows in REFUSED.items() for row in rows],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_refuses(kind, name, args, text):
+    with pytest.raises(kind, match=text):
+        getattr(relpos, name)(*args)
+
+
+def test_flash_attn_varlen_func_refuses():
+    for text, option in {
+        "block_table": {"block_table": STARTS},
+        r"alibi_slopes: expected \[4\]": {"alibi_slopes": SLOPES.expand(3, 4)},
+    }.items():
+        with pytest.raises(ValueError, match=text):
+            relpos.flash_attn_varlen_func(FLAT, FLAT, FLAT, STARTS, STARTS, **option)
 
 
 @pytest.mark.parametrize("keys", [[3, 0, 5], [4, 2, 5]])
@@ -314,7 +305,13 @@ def test_flash_attn_varlen_func(keys):
     same(out, torch.cat([d[0][0] for d in dense]), [*leaves, slopes])
     close(lse, torch.cat([d[1][0] for d in dense], -1))
     assert weights is None
-    with pytest.raises(ValueError, match="block_table"):
-        relpos.flash_attn_varlen_func(*leaves, starts_q, starts_k, block_table=starts_q)
-    with pytest.raises(ValueError, match=r"alibi_slopes: expected \[4\]"):
-        relpos.flash_attn_varlen_func(*leaves, starts_q, starts_k, alibi_slopes=slopes.expand(3, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_by_name():
+    for layout in (torch.strided, torch.jagged):
+        rows = [torch.randn(n, 2, 4) for n in (3, 5)]
+        x = torch.nested.nested_tensor(rows, layout=layout).transpose(1, 2)
+        for call in (relpos.sdpa, relpos.attention):
+            with pytest.raises(TypeError, match="query: expected a dense tensor, got a nested one"):
+                call(x, x, x)

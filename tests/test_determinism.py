@@ -9,8 +9,9 @@ import sys
 import pytest
 import relpos
 import torch
-from oracle import gradients
+from promise import work_type
 from sample import NAMES, position, tensors
+from steps import same_at_any_thread_count, step
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 SHAPES = {
@@ -24,20 +25,12 @@ def results(name, shape, dtype, dropout):
     """Everything that one training step gives, as tensors."""
     module, _ = position(name, dtype=dtype)
     *inputs, dout = tensors(**SHAPES[shape], dtype=dtype)
-    leaves = [x.requires_grad_() for x in inputs]
-    tables = list(module.parameters()) if module is not None else []
+    rows = dout.shape[:3]
+    dlse = torch.linspace(-1, 1, rows.numel(), dtype=work_type(dtype)).view(rows)
+    offset = inputs[1].shape[2] - inputs[0].shape[2]
+    call = {"is_causal": True, "q_offset": offset, "enable_gqa": True, "dropout_p": dropout}
     torch.manual_seed(11)
-    out, lse = relpos.attention(
-        *leaves,
-        position=module,
-        is_causal=True,
-        q_offset=inputs[1].shape[2] - inputs[0].shape[2],
-        enable_gqa=True,
-        dropout_p=dropout,
-        return_lse=True,
-    )
-    seeds = [dout, torch.linspace(-1, 1, lse.numel(), dtype=lse.dtype).view_as(lse)]
-    return [out.detach(), lse.detach(), *gradients([out, lse], seeds, leaves + tables)]
+    return step(*inputs, dout, module, dlse, **call)
 
 
 def digest(found):
@@ -45,13 +38,6 @@ def digest(found):
     for x in found:
         state.update(x.contiguous().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
-
-
-@pytest.fixture
-def threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 KINDS = list(itertools.product((torch.float32, torch.bfloat16, torch.float64), (0.0, 0.2)))
@@ -68,12 +54,8 @@ def kinds_of_calls():
 
 
 @pytest.mark.parametrize(("name", "shape", "dtype", "dropout"), list(kinds_of_calls()))
-def test_same_bits_at_any_thread_count(threads, name, shape, dtype, dropout):
-    found = set()
-    for count in (1, 2, 4, 2):
-        threads(count)
-        found.add(digest(results(name, shape, dtype, dropout)))
-    assert len(found) == 1
+def test_same_bits_at_any_thread_count(name, shape, dtype, dropout):
+    same_at_any_thread_count(lambda: results(name, shape, dtype, dropout), (1, 2, 4, 2))
 
 
 def test_same_bits_in_other_processes():
@@ -96,20 +78,46 @@ def test_same_bits_in_other_processes():
     assert len(found) == 1
 
 
-def test_dropout_follows_the_seed():
-    torch.manual_seed(1)
-    q, k, v, _ = tensors(queries=40, keys=40)
+MODULE = relpos.nn.MultiheadAttention(32, 4, batch_first=True)
+DROPPING = {
+    "attention": lambda x, p: relpos.attention(x, x, x, dropout_p=p),
+    "return_weights": lambda x, p: relpos.attention(x, x, x, dropout_p=p, return_weights=True)[1],
+    "sdpa": lambda x, p: relpos.sdpa(x, x, x, dropout_p=p),
+    "flash_attn_func": lambda x, p: relpos.flash_attn_func(*[x.transpose(1, 2)] * 3, p),
+    "attention_varlen": lambda x, p: relpos.attention_varlen(
+        *[x[0].transpose(0, 1)] * 3, torch.tensor([0, 7, 40]), dropout_p=p
+    ),
+    "MultiheadAttention": lambda x, p: dropping_module(p)(*[x.transpose(1, 2).flatten(2)] * 3)[0],
+    "compiled": torch.compile(
+        lambda x, p: relpos.attention(x, x, x, dropout_p=p), fullgraph=True, backend="aot_eager"
+    ),
+}
 
-    def weights():
-        return relpos.attention(q, k, v, dropout_p=0.25, return_weights=True)[1]
 
+def dropping_module(p):
+    MODULE.dropout = p
+    return MODULE
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_follows_the_default_generator(name):
+    x = tensors(queries=40, keys=40)[0]
+    state = torch.random.get_rng_state()
+    whole = DROPPING[name](x, 0.0)
+    assert torch.equal(state, torch.random.get_rng_state())
     torch.manual_seed(1)
-    first, second = weights(), weights()
+    first, second = (DROPPING[name](x, 0.25) for _ in range(2))
     torch.manual_seed(1)
-    assert torch.equal(first, weights())
+    assert torch.equal(DROPPING[name](x, 0.25), first)
     assert not torch.equal(first, second)
-    kept = (first != 0).double().mean()
-    assert abs(kept - 0.75) < 5 * (0.75 * 0.25 / first.numel()) ** 0.5
+    assert not torch.equal(first, whole)
+
+
+def test_dropout_keeps_its_share_everywhere():
+    q, k, v, _ = tensors(queries=40, keys=40)
+    kept = relpos.attention(q, k, v, dropout_p=0.25, return_weights=True)[1] != 0
+    expected = 5 * (0.75 * 0.25 / kept.numel()) ** 0.5
+    assert abs(kept.double().mean() - 0.75) < expected
     for axis in range(4):
-        pair = (first != 0).unbind(axis)
+        pair = kept.unbind(axis)
         assert len(pair) == 1 or not torch.equal(pair[0], pair[-1])

@@ -74,12 +74,31 @@ def test_all_on_meta_give_shapes():
         if name == "q_positions":
             call["k_positions"] = whole(L, **at)
         args = call.pop("query"), call.pop("key"), call.pop("value")
-        out = relpos.attention(*args, dropout_p=0.5, **call)
-        assert out.is_meta
-        assert out.shape == q.shape
+        wanted = {"dropout_p": 0.5, "return_lse": True, "return_weights": True}
+        found = relpos.attention(*args, **wanted, **call)
+        assert all(result.is_meta for result in found)
+        assert [result.shape for result in found] == [(B, H, L, D), (B, H, L), (B, H, L, L)]
     mixed = relpos.RoPEMixed(H, D, 2).to(META)
     assert all(table.is_meta for table in mixed.tables(L))
     assert relpos.T5Bias(H).to(META).dense(L, L).is_meta
+
+
+def test_a_default_device_is_not_that_of_tables_and_results():
+    q = x()
+    with torch.device("meta"):
+        layer = relpos.nn.MultiheadAttention(8, H, position=relpos.ALiBi(H))
+        rope = relpos.RoPE(D, layout="half")
+        found = [rope.tables(3)[0], rope.indices(3, 3), relpos.attention(q, q, q, dropout_p=0.5)]
+    assert {result.device for result in found} == {CPU}
+    assert layer.position.slopes.is_meta
+    with pytest.raises(ValueError, match="expected a tensor on the CPU, got meta"):
+        layer.position.indices(3, 3)
+    layer.to_empty(device="cpu")
+    assert torch.equal(layer.position.slopes, relpos.ALiBi(H).slopes)
+    with FakeTensorMode():
+        elsewhere = torch.empty(B, H, L, D, device="cuda")
+        with pytest.raises(ValueError, match=r"query: expected a tensor on the CPU, got cuda"):
+            relpos.attention(elsewhere, elsewhere, elsewhere)
 
 
 def test_the_operators_refuse_them_in_both_passes():

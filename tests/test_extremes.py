@@ -8,35 +8,25 @@ import math
 import pytest
 import relpos
 import torch
+from oracle import gradients, naive
+from steps import same_bits, step
 
 LOWEST = torch.finfo(torch.float32).min
 
 
 def inputs(queries, keys, scale=1.0, heads=2, dim=32, dtype=torch.float32, seed=0):
-    """query, key, value, and the gradients of out and lse."""
+    """query, key, value, and the gradient of out."""
     torch.manual_seed(seed)
     q, k, v = (torch.randn(1, heads, n, dim) for n in (queries, keys, keys))
     return [x.to(dtype) for x in (scale * q, scale * k, v, torch.randn(1, heads, queries, dim))]
 
 
 def exact(q, k, v, bias, dout, dlse=None):
-    """out, lse, weights and gradients (q, k, v, bias) in float64; pairs at -inf are hidden."""
-    q, k, v, bias = (x.double().detach().requires_grad_() for x in (q, k, v, bias))
-    scores = q @ k.mT * q.shape[-1] ** -0.5 + bias
-    lse = torch.logsumexp(scores, -1)
-    out = torch.softmax(scores, -1) @ v
-    loss = (out * dout.double()).sum()
-    if dlse is not None:
-        loss = loss + (lse * dlse.double()).sum()
-    return out, lse, torch.autograd.grad(loss, (q, k, v, bias))
-
-
-def run(q, k, v, dout, dlse=None, parameters=(), **options):
-    """out, lse and gradients (q, k, v, *parameters) of relpos.attention."""
-    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    out, lse = relpos.attention(q, k, v, return_lse=True, **options)
-    loss = (out * dout).sum() if dlse is None else (out * dout).sum() + (lse * dlse).sum()
-    return out, lse, torch.autograd.grad(loss, (q, k, v, *parameters))
+    """out, lse and gradients (q, k, v, bias) in float64; pairs at -inf are hidden."""
+    leaves = [x.double().detach().requires_grad_() for x in (q, k, v, bias)]
+    found = naive(*leaves)
+    seeds = [dout.double(), None if dlse is None else dlse.double()]
+    return [found.out, found.lse, *gradients([found.out, found.lse], seeds, leaves)]
 
 
 def error(got, want):
@@ -50,8 +40,8 @@ class TestSaturatedRows:
     @pytest.mark.parametrize("scores", [1e2, 1e3, 1e4])
     def test_gradients(self, scores, queries):
         q, k, v, dout = inputs(queries, 160, scale=scores**0.5)
-        out, lse, (dq, dk, dv, _) = exact(q, k, v, torch.zeros(()), dout)
-        got_out, got_lse, (got_dq, got_dk, got_dv) = run(q, k, v, dout, q_offset=0)
+        out, lse, dq, dk, dv, _ = exact(q, k, v, torch.zeros(()), dout)
+        got_out, got_lse, got_dq, got_dk, got_dv = step(q, k, v, dout, q_offset=0)
         assert error(got_lse, lse) < 1e-6
         # A score s leaves eps s in a weight, but for that of a key that has nearly all of its row.
         assert error(got_dv, dv) < 4e-7 * min(scores, 100) + 1e-6
@@ -83,83 +73,59 @@ class TestRisingReferences:
         q, k, v, dout = inputs(queries, keys, scale=0.0)
         v *= size
         v[:, :, keys - 2] = 0.0
-        out, lse, (_, _, dv, _) = exact(q, k, v, mask, dout)
+        out, lse, _, _, dv, _ = exact(q, k, v, mask, dout)
         assert error(relpos.attention(q, k, v, attn_mask=mask, q_offset=0), out) < 2e-5
-        got = run(q, k, v, dout, attn_mask=mask, q_offset=0)
+        got = step(q, k, v, dout, attn_mask=mask, q_offset=0)
         assert error(got[0], out) < 2e-5
         assert error(got[1], lse) < 1e-6
-        assert error(got[2][2], dv) < 2e-5
+        assert error(got[4], dv) < 2e-5
 
 
 class TestFarKeys:
     # The scores themselves are large: their small parts were lost, dv was off by 2e-2 at 1e6.
+    SLOPES = torch.tensor([0.37, 0.11])
+
+    def check(self, at, keys, hidden=None, **place):
+        """Results of queries that stand `at` and of keys: the formula's, by a dense bias."""
+        q, k, v, dout = inputs(len(at), len(keys))
+        bias = -self.SLOPES.double()[:, None, None] * (keys - at[:, None]).abs()
+        if hidden is not None:
+            place["key_padding_mask"] = hidden[None]
+            bias = bias.masked_fill(hidden, -torch.inf)
+        *want, _ = exact(q, k, v, bias, dout)
+        got = step(q, k, v, dout, relpos.ALiBi(2, slopes=self.SLOPES), **place)
+        bounds = {"out": 2e-6, "lse": 2e-7, "dq": 3e-6, "dk": 3e-6, "dv": 3e-6}
+        for (name, bound), mine, right in zip(bounds.items(), got, want, strict=True):
+            assert error(mine, right) < bound, name
+        return got
+
     @pytest.mark.parametrize("queries", [3, 100])
     @pytest.mark.parametrize("far", [1_000, 32_000, 1_000_000])
     @pytest.mark.parametrize("side", [-1, 1])
     def test_linear_bias(self, far, side, queries):
-        keys = 130
-        offset = {"q_offset": far} if side < 0 else {"q_offset": 0, "k_offset": far}
-        slopes = torch.tensor([0.37, 0.11])
-        position = relpos.ALiBi(2, slopes=slopes)
-        q, k, v, dout = inputs(queries, keys)
-        distance = position.indices(queries, keys, q_offset=far)
-        if side > 0:
-            distance = far + torch.arange(keys) - torch.arange(queries)[:, None]
-        bias = -slopes.double()[:, None, None] * distance.abs()
-        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
-        got = run(q, k, v, dout, position=position, **offset)
-        assert error(got[0], out) < 2e-6
-        assert error(got[1], lse) < 2e-7
-        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
-            assert error(mine, want) < 3e-6
-        # The same scores at every distance, to the bit.
-        nearer = {name: at if at == 0 else 500 for name, at in offset.items()}
-        again = run(q, k, v, dout, position=position, **nearer)
-        for mine, same in zip((got[0], *got[2]), (again[0], *again[2]), strict=True):
-            assert torch.equal(mine, same)
+        """The same scores at every distance, to the bit."""
+        at, keys = torch.arange(queries), torch.arange(130)
+        found = []
+        for n in (far, 500):
+            if side < 0:
+                found.append(self.check(at + n, keys, q_offset=n))
+            else:
+                found.append(self.check(at, keys + n, q_offset=0, k_offset=n))
+            found[-1].pop(1)  # lse
+        same_bits(*found)
 
     @pytest.mark.parametrize("queries", [2, 70])
     def test_keys_on_both_sides(self, queries):
         """A mask leaves keys far before and far after each query: 5,000 or more on either side."""
         keys = torch.cat([torch.arange(40), torch.arange(10_400, 10_450)])
         at = torch.arange(queries) + 5_050
-        slopes = torch.tensor([0.37, 0.11])
-        q, k, v, dout = inputs(queries, len(keys))
-        bias = -slopes.double()[:, None, None] * (keys - at[:, None]).abs()
-        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
-        got = run(
-            q, k, v, dout, position=relpos.ALiBi(2, slopes=slopes), q_positions=at, k_positions=keys
-        )
-        assert error(got[0], out) < 2e-6
-        assert error(got[1], lse) < 2e-7
-        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
-            assert error(mine, want) < 3e-6
+        self.check(at, keys, q_positions=at, k_positions=keys)
 
     @pytest.mark.parametrize("queries", [5, 70])
     def test_nearest_key_behind_padding(self, queries):
         """The keys near the queries are padding: the nearest visible key is 3,000 away."""
-        keys = 3_300
-        q, k, v, dout = inputs(queries, keys)
-        padding = torch.zeros(1, keys, dtype=torch.bool)
-        padding[:, 300 - queries :] = True
-        slopes = torch.tensor([0.37, 0.11])
-        distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
-        bias = -slopes.double()[:, None, None] * distance.abs()
-        bias = bias.masked_fill(padding[0], -torch.inf)
-        out, lse, (dq, dk, dv, _) = exact(q, k, v, bias, dout)
-        got = run(
-            q,
-            k,
-            v,
-            dout,
-            position=relpos.ALiBi(2, slopes=slopes),
-            key_padding_mask=padding,
-            q_offset=keys - queries,
-        )
-        assert error(got[0], out) < 2e-6
-        assert error(got[1], lse) < 2e-7
-        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
-            assert error(mine, want) < 3e-6
+        keys = torch.arange(3_300)
+        self.check(keys[-queries:], keys, keys >= 300 - queries, q_offset=3_300 - queries)
 
     def test_no_keys(self):
         q, k, v, _ = inputs(3, 0)
@@ -174,15 +140,13 @@ class TestFarKeys:
         position = relpos.ALiBi(2, learned=True)
         q, k, v, dout = inputs(queries, keys)
         dlse = torch.randn(1, 2, queries)
-        slopes = next(position.parameters())
         distance = torch.arange(keys) - torch.arange(far, far + queries)[:, None]
-        bias = -slopes.detach().double()[:, None, None] * distance.abs()
-        _, _, (dq, dk, dv, dbias) = exact(q, k, v, bias, dout, dlse)
-        got = run(q, k, v, dout, dlse, (slopes,), position=position, q_offset=far)
-        for mine, want in zip(got[2][:3], (dq, dk, dv), strict=True):
-            assert error(mine, want) < 3e-6
-        want = (dbias * -distance.abs()).sum((1, 2))
-        assert error(got[2][3].flatten(), want) < 1e-6
+        bias = -position.slopes.detach().double()[:, None, None] * distance.abs()
+        *want, dbias = exact(q, k, v, bias, dout, dlse)[2:]
+        *got, dslopes = step(q, k, v, dout, position, dlse, q_offset=far)[2:]
+        for mine, right in zip(got, want, strict=True):
+            assert error(mine, right) < 3e-6
+        assert error(dslopes.flatten(), (dbias * -distance.abs()).sum((1, 2))) < 1e-6
 
 
 class TestTheLowestFloat:
@@ -195,16 +159,16 @@ class TestTheLowestFloat:
         mask[1] = torch.finfo(dtype).min
         mask[0, 5:] = torch.finfo(dtype).min
         mask[2, 9:] = -torch.inf
-        out, lse, (dq, dk, dv, _) = exact(q, k, v, mask, dout)
-        got = run(q, k, v, dout, attn_mask=mask, q_offset=0)
+        out, lse, *want, _ = exact(q, k, v, mask, dout)
+        got = step(q, k, v, dout, attn_mask=mask, q_offset=0)
         bar = 1e-6 if dtype == torch.float32 else 2e-2
         assert error(got[0], out) < bar
         assert torch.allclose(got[0][:, :, 1].double(), v.double().mean(2), atol=bar)
         assert torch.isfinite(got[1]).all()
         assert error(got[1][:, :, [0, 2]], lse[:, :, [0, 2]]) < 1e-6
         assert (got[1][:, :, 1] / lse[:, :, 1] - 1).abs().max() < 1e-6
-        for mine, want in zip(got[2], (dq, dk, dv), strict=True):
-            assert error(mine, want) < 2 * bar
+        for mine, right in zip(got[2:], want, strict=True):
+            assert error(mine, right) < 2 * bar
 
     @pytest.mark.parametrize("queries", [3, 40])
     def test_table(self, queries):
@@ -212,7 +176,7 @@ class TestTheLowestFloat:
         position = relpos.T5Bias(2)
         with torch.no_grad():
             position.relative_attention_bias.weight.fill_(LOWEST)
-        got = run(q, k, v, dout, position=position, q_offset=0)
+        got = step(q, k, v, dout, position, q_offset=0)
         mean = v.double().mean(2, keepdim=True).expand_as(got[0])
         assert torch.allclose(got[0].double(), mean, atol=1e-6)
         assert torch.allclose(got[1], torch.full_like(got[1], LOWEST), rtol=1e-6)
@@ -233,7 +197,7 @@ class TestHugeValues:
         q, k, v, dout = inputs(queries, 4096, scale=0.1)
         v = v.abs() * 1e36
         shaw = relpos.Shaw(4, 32) if position else None
-        out, _, _ = exact(q, k, v, torch.zeros(()), dout)
+        out = exact(q, k, v, torch.zeros(()), dout)[0]
         if shaw is not None:
             torch.nn.init.zeros_(shaw.key_table)
             torch.nn.init.ones_(shaw.value_table)
@@ -284,11 +248,8 @@ class TestHiddenPlaces:
         for fill in self.FILLS:
             k[:, :, self.BEYOND :] = fill
             v[:, :, self.BEYOND :] = fill
-            out, lse, gradients = run(q, k, v, dout, **options)
-            results.append([out, lse, *gradients])
-        for fill, other in zip(self.FILLS[1:], results[1:], strict=True):
-            for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), results[0], other, strict=True):
-                assert torch.equal(a, b), (name, fill)
+            results.append(step(q, k, v, dout, **options)[:5])
+            same_bits(results[-1], results[0])
 
     @pytest.mark.parametrize("queries", [1, 30, 130])
     def test_a_key_that_some_rows_see(self, queries):
@@ -307,14 +268,13 @@ class TestHiddenPlaces:
     def test_a_query_that_is_nan(self):
         """Keys that a NaN query does not see keep the bits of their gradients."""
         q, k, v, dout = inputs(130, 130)
-        gradients = []
+        found = []
         for fill in (1.0, torch.nan, torch.inf):
             q[:, :, 100] = fill
             dout[:, :, 100] = fill
-            gradients.append(run(q, k, v, dout, is_causal=True)[2])
-        for other in gradients[1:]:
-            assert torch.equal(gradients[0][1][:, :, 101:], other[1][:, :, 101:])
-            assert torch.equal(gradients[0][2][:, :, 101:], other[2][:, :, 101:])
+            of_keys = step(q, k, v, dout, is_causal=True)[3:]
+            found.append([x[:, :, 101:] for x in of_keys])
+            same_bits(found[-1], found[0])
 
 
 LONG = [0.1] * 4000
@@ -408,5 +368,5 @@ def test_keys_on_both_sides_that_are_not_near():
     bias = -slopes.double() * positions.abs() + mask.double()
     place = {"q_positions": torch.zeros(1, dtype=torch.int64), "k_positions": positions}
     options = {"position": relpos.ALiBi(heads=1, slopes=slopes), "attn_mask": mask, **place}
-    out, _, _ = exact(q, k, v, bias[None], dout)
+    out = exact(q, k, v, bias[None], dout)[0]
     assert error(relpos.attention(q, k, v, **options), out) < 5e-6

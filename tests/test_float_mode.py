@@ -6,9 +6,8 @@ is gives other bits on one thread than on two."""
 import pytest
 import relpos
 import torch
-from oracle import gradients
 from relpos import _core
-from test_determinism import digest
+from steps import same_at_any_thread_count, same_bits, step
 
 TINY = 1e-40  # below the smallest normal float32
 
@@ -22,13 +21,11 @@ def path(request):
 
 @pytest.fixture
 def mode():
-    threads = torch.get_num_threads()
     if not torch.set_flush_denormal(True):
         pytest.skip("this machine cannot flush denormals")
     torch.set_flush_denormal(False)
     yield
     torch.set_flush_denormal(False)
-    torch.set_num_threads(threads)
 
 
 def flushes():
@@ -51,14 +48,10 @@ def biases(dtype):
     return (relpos.ALiBi(4, symmetric=True, learned=True) + bias).to(dtype)
 
 
-def step(made, position):
-    """Everything that one training step on `made` gives, as this library computes it."""
-    *leaves, dout = made
-    leaves = [x.requires_grad_() for x in leaves]
-    out, lse = relpos.attention(*leaves, position=position, return_lse=True)
-    found = gradients([out], [dout], leaves + list(position.parameters()))
+def results(made, position):
+    """Everything that one training step on `made` gives, and the dense forms."""
     dense = [part.dense(50, 50).detach() for part in position.parts]
-    return [out.detach(), lse.detach(), *found, *dense]
+    return [*step(*made, position), *dense]
 
 
 @pytest.mark.parametrize("scale", [1.0, TINY], ids=["usual", "denormal"])
@@ -66,16 +59,19 @@ def step(made, position):
 def test_same_bits_in_either_mode(mode, path, dtype, scale):
     if path == "fused" and dtype == torch.float64:
         pytest.skip("float64 computes on the reference path")
-    found = set()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
+
+    def in_either():
+        found = []
         for flush in (False, True):
             torch.set_flush_denormal(False)
             made, position = inputs(dtype, scale), biases(dtype)  # by torch, in one mode
             torch.set_flush_denormal(flush)
-            found.add(digest(step(made, position)))
+            found.append(results(made, position))
             assert flushes() == flush
-    assert len(found) == 1
+        same_bits(*found)
+        return found[0]
+
+    same_at_any_thread_count(in_either, (1, 2))
 
 
 def test_denormal_values_are_kept(path):

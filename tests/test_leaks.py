@@ -3,8 +3,9 @@
 import pytest
 import relpos
 import torch
-from oracle import allowed_pairs, gradients, positions
+from oracle import allowed_pairs, positions
 from sample import HEADS, NAMES, configurations, position, tensors, trained
+from steps import step
 
 LENGTH = 70  # more than one tile of 64 keys, and a ragged one
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -12,39 +13,28 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 WILD = [torch.nan, torch.inf, -torch.inf]
 
 
-def boundary(kind):
-    """Keyword arguments of a masked call of LENGTH by LENGTH (decode: 3 by 2 LENGTH)."""
-    draw = torch.Generator().manual_seed(5)
-    place = {"q_offset": 0}
-    if kind == "causal":
-        return place | {"is_causal": True}
-    if kind == "window":
-        return place | {"window": (5, 2)}
-    if kind == "causal with memory":
-        return {"q_offset": 12, "is_causal": True, "window": (30, -1)}
-    if kind == "decode":
-        return {"q_offset": 2 * LENGTH - 3, "is_causal": True, "window": (LENGTH, -1)}
-    if kind == "padding":
-        return place | {"key_padding_mask": torch.rand(1, LENGTH, generator=draw) < 0.4}
-    if kind == "range":
-        low = torch.randint(0, LENGTH, (LENGTH,), generator=draw)
-        return place | {"key_range": (low, (low + 9).clamp(max=LENGTH))}
-    seen = torch.rand(1, HEADS, LENGTH, LENGTH, generator=draw) < 0.3
-    if kind == "bool mask":
-        return place | {"attn_mask": seen}
-    return place | {"attn_mask": torch.where(seen, 0.5, -torch.inf)}
+def boundaries():
+    """{kind: keyword arguments of a masked call of LENGTH by LENGTH (decode: 3 by 2 LENGTH)}."""
+
+    def draw():
+        return torch.Generator().manual_seed(5)
+
+    low = torch.randint(0, LENGTH, (LENGTH,), generator=draw())
+    seen = torch.rand(1, HEADS, LENGTH, LENGTH, generator=draw()) < 0.3
+    hiding = {
+        "causal": {"is_causal": True},
+        "window": {"window": (5, 2)},
+        "causal with memory": {"q_offset": 12, "is_causal": True, "window": (30, -1)},
+        "decode": {"q_offset": 2 * LENGTH - 3, "is_causal": True, "window": (LENGTH, -1)},
+        "padding": {"key_padding_mask": torch.rand(1, LENGTH, generator=draw()) < 0.4},
+        "range": {"key_range": (low, (low + 9).clamp(max=LENGTH))},
+        "bool mask": {"attn_mask": seen},
+        "float mask": {"attn_mask": torch.where(seen, 0.5, -torch.inf)},
+    }
+    return {kind: {"q_offset": 0} | call for kind, call in hiding.items()}
 
 
-KINDS = [
-    "causal",
-    "window",
-    "causal with memory",
-    "decode",
-    "padding",
-    "range",
-    "bool mask",
-    "float mask",
-]
+KINDS = list(boundaries())
 OTHER_DTYPES = [torch.float64, torch.bfloat16, torch.float16]
 TRIALS = [(kind, name, torch.float32) for kind in KINDS for name in NAMES] + [
     (kind, "sum", dtype) for kind in KINDS for dtype in OTHER_DTYPES
@@ -59,24 +49,20 @@ class Trial:
         self.queries, self.keys = (3, 2 * LENGTH) if kind == "decode" else (LENGTH, LENGTH)
         sizes = {"queries": self.queries, "keys": self.keys}
         *self.inputs, self.dout = tensors(**sizes, dtype=dtype)
-        self.call = boundary(kind)
+        self.call = boundaries()[kind]
         if kind == "float mask":
             self.call["attn_mask"] = self.call["attn_mask"].to(dtype)
-        place, masks = {"q_offset": self.call["q_offset"]}, dict(self.call)
-        masks.pop("q_offset")
-        pos_q, pos_k = positions(1, self.queries, self.keys, **place)
+        masks = dict(self.call)
+        pos_q, pos_k = positions(1, self.queries, self.keys, q_offset=masks.pop("q_offset"))
         self.seen = allowed_pairs(pos_q, pos_k, heads=HEADS, **masks)[0]
         self.clean = self.run(*self.inputs, self.dout)
 
     def run(self, q, k, v, dout):
         """out, lse, dq, dk, dv and the gradients of tables, detached."""
-        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
-        tables = list(self.module.parameters()) if self.module is not None else []
         call = dict(self.call)
         if "key_padding_mask" in call:
             call["key_padding_mask"] = call["key_padding_mask"].expand(len(q), -1)
-        out, lse = relpos.attention(*leaves, position=self.module, return_lse=True, **call)
-        return [out.detach(), lse.detach(), *gradients([out], [dout], leaves + tables)]
+        return step(q, k, v, dout, self.module, **call)
 
     def copies(self, count):
         """query, key, value and dout, the same in each of `count` batch rows."""

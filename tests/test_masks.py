@@ -3,6 +3,8 @@
 import pytest
 import relpos
 import torch
+from oracle import gradients, naive
+from steps import same_at_any_thread_count, same_bits, step
 
 LENGTHS = [(1, 70), (5, 64), (49, 49), (130, 193)]
 
@@ -16,21 +18,17 @@ def inputs(queries, keys):
 
 
 def run(q, k, v, mask):
-    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
-    position = relpos.T5Bias(4)
-    out = relpos.attention(*leaves, position=position, attn_mask=mask, q_offset=0)
-    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+    return step(q, k, v, dout, relpos.T5Bias(4), attn_mask=mask, q_offset=0)
 
 
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_hiding_has_one_result_in_every_dtype(queries, keys, dtype):
     q, k, v, hidden = inputs(queries, keys)
-    expected = run(q, k, v, ~hidden)
     mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)
-    for got, want in zip(run(q, k, v, mask), expected, strict=True):
-        assert torch.equal(got, want)
+    same_bits(run(q, k, v, mask), run(q, k, v, ~hidden))
 
 
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
@@ -42,38 +40,30 @@ def test_a_layout_changes_no_bit(queries, keys, dtype):
     if dtype != torch.bool:
         mask = torch.randn(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
     wide = mask.repeat_interleave(2, -1)
-    odd = torch.zeros(mask.numel() + 1, dtype=dtype)[1:].view_as(mask).copy_(mask)
+    memory = bytearray(1) + bytearray(mask.view(torch.uint8).numpy().tobytes())
+    odd = torch.frombuffer(memory, dtype=dtype, offset=1).view_as(mask)
+    assert odd.data_ptr() % 2 == 1
     expected = run(q, k, v, mask)
     for layout in (mask.mT.contiguous().mT, wide[..., ::2], odd):
-        for got, want in zip(run(q, k, v, layout), expected, strict=True):
-            assert torch.equal(got, want)
+        same_bits(run(q, k, v, layout), expected)
     row = mask[:, :, :1]
-    for got, want in zip(
-        run(q, k, v, row), run(q, k, v, row.repeat(1, 1, queries, 1)), strict=True
-    ):
-        assert torch.equal(got, want)
+    same_bits(run(q, k, v, row), run(q, k, v, row.repeat(1, 1, queries, 1)))
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 130, 193), (1, 4, 130, 193), (130, 193), (2, 1, 1, 193)])
 def test_a_gradient_has_the_same_bits_at_any_thread_count(shape):
     q, k, v, _ = inputs(130, 193)
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
-            out = relpos.attention(q, k, v, attn_mask=mask)
-            found += torch.autograd.grad(out.square().sum(), mask)
-    finally:
-        torch.set_num_threads(before)
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3))
+
+    def gradient():
+        return gradients([relpos.attention(q, k, v, attn_mask=mask)], [dout], [mask])
+
+    (found,) = same_at_any_thread_count(gradient, (1, 2, 5))
     exact = mask.detach().double().requires_grad_()
-    wide = [x.double() for x in (q, k, v)]
-    out = torch.nn.functional.scaled_dot_product_attention(*wide, attn_mask=exact)
-    (expected,) = torch.autograd.grad(out.square().sum(), exact)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-4, atol=1e-5)
+    out = naive(q.double(), k.double(), v.double(), mask=exact).out
+    (expected,) = gradients([out], [dout.double()], [exact])
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
@@ -81,17 +71,11 @@ def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
     draw = torch.Generator().manual_seed(2)
     q, k, v, dout = torch.randn(4, 8, 32, 64, 8, generator=draw)
     mask = torch.zeros(64, 64, requires_grad=True)
-    found = []
-    before = torch.get_num_threads()
-    try:
-        for threads in [1] + 10 * [2]:
-            torch.set_num_threads(threads)
-            out = relpos.attention(q, k, v, attn_mask=mask)
-            found += torch.autograd.grad(out, mask, dout)
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        assert torch.equal(found[0], other)
+
+    def gradient():
+        return gradients([relpos.attention(q, k, v, attn_mask=mask)], [dout], [mask])
+
+    same_at_any_thread_count(gradient, [1] + 10 * [2])
 
 
 @pytest.mark.parametrize("where", [slice(0, 20), slice(0, 32), slice(80, 96), slice(60, 193)])
@@ -150,17 +134,6 @@ def test_the_lowest_float_changes_no_bit_of_other_rows(dtype):
     assert torch.equal(plain, changed)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_mask_may_lie_at_any_byte(dtype):
-    q, k, v, hidden = inputs(130, 193)
-    mask = torch.randn(hidden.shape).masked_fill(hidden, -torch.inf).to(dtype)
-    memory = bytearray(1) + bytearray(mask.view(torch.uint8).numpy().tobytes())
-    odd = torch.frombuffer(memory, dtype=dtype, offset=1).view_as(mask)
-    assert odd.data_ptr() % 2 == 1
-    for got, want in zip(run(q, k, v, odd), run(q, k, v, mask), strict=True):
-        assert torch.equal(got, want)
-
-
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 DTYPES = [(dtype, dtype) for dtype in FLOATS] + [(torch.float32, mask) for mask in FLOATS[1:]]
 
@@ -195,14 +168,15 @@ def test_a_nan_is_seen_by_its_row_and_no_other(queries, keys, dtype, mask_dtype,
     spoiled[..., row] = seen[row, key]
     visible = seen & (mask != -torch.inf)
     reached = spoiled[..., None] & visible
-    clean, found = [], []
-    for results, used in ((clean, mask), (found, wrong)):
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)] + [used.requires_grad_()]
-        bound = {"attn_mask": leaves[3], **call}
-        out, lse = relpos.attention(*leaves[:3], return_lse=True, **bound)
-        results += [out, lse, *torch.autograd.grad(out.square().sum(), leaves)]
-        results += [relpos.attention(*leaves[:3], return_weights=True, **bound)[1]]
-        results += [relpos.scores(*leaves[:2], **bound)]
+    results = []
+    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    for used in (mask, wrong):
+        bound = {"attn_mask": used.requires_grad_(), **call}
+        results.append(step(q, k, v, dout, also=[used], **bound))
+        results[-1] += [relpos.attention(q, k, v, return_weights=True, **bound)[1]]
+        results[-1] += [relpos.scores(q, k, **bound)]
+    clean, found = results
     of_keys = reached.any(-2)
     places = [spoiled, spoiled, spoiled, of_keys, of_keys, reached, spoiled]
     for number, (got, was, place) in enumerate(zip(found, clean, places, strict=False)):

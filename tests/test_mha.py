@@ -1,28 +1,33 @@
-"""relpos.nn.MultiheadAttention against the notebook's module, torch's module, torch's encoder."""
+"""relpos.nn.MultiheadAttention against the notebook and torch, alone and in an encoder: a call
+means the same there, or raises."""
 
 import copy
+import inspect
 import warnings
 
 import pytest
 import relpos
 import torch
 from near import close, close_to_largest
+from oracle import naive
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
+
+APART = {"need_weights": True, "average_attn_weights": False}
 
 
 class NotebookAttention(nn.Module):
     """The last notebook's MultiheadAttentionWithBiasRPE, in meaning."""
 
-    def __init__(self, embed_dim, num_heads, dropout, r_max):
+    def __init__(self, embed_dim, num_heads, r_max):
         super().__init__()
-        self.h, self.d = num_heads, embed_dim // num_heads
+        self.h = num_heads
         self.q_proj = nn.Linear(embed_dim, embed_dim)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.v_proj = nn.Linear(embed_dim, embed_dim)
         self.out_proj = nn.Linear(embed_dim, embed_dim)
-        self.dropout = nn.Dropout(dropout)
         self.biases = nn.Parameter(torch.zeros(num_heads, 2 * r_max - 1))
 
     def gather_biases(self, queries, keys):
@@ -30,17 +35,11 @@ class NotebookAttention(nn.Module):
         distance = torch.arange(queries)[:, None] - torch.arange(keys)
         return self.biases[:, distance.clamp(-r_max + 1, r_max - 1) + r_max - 1]
 
-    def split_heads(self, x):
-        return x.view(x.size(0), x.size(1), self.h, self.d).transpose(1, 2)
-
     def forward(self, query, key, value):
-        q, k = self.split_heads(self.q_proj(query)), self.split_heads(self.k_proj(key))
-        v = self.split_heads(self.v_proj(value))
-        scores = q @ k.transpose(2, 3) / self.d**0.5
-        scores = scores + self.gather_biases(query.size(-2), key.size(-2))
-        weights = self.dropout(scores.softmax(dim=-1))
-        heads = (weights @ v).transpose(1, 2)
-        return self.out_proj(heads.reshape(*heads.shape[:2], -1)), weights
+        projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        q, k, v = (x.unflatten(2, (self.h, -1)).transpose(1, 2) for x in projected)
+        found = naive(q, k, v, self.gather_biases(q.shape[2], k.shape[2]))
+        return self.out_proj(found.out.transpose(1, 2).flatten(2)), found.weights
 
 
 def from_notebook(state):
@@ -55,13 +54,13 @@ def from_notebook(state):
     }
 
 
-def notebook_pair(embed_dim, heads, r_max, dropout=0.1):
-    theirs = NotebookAttention(embed_dim, heads, dropout, r_max).eval()
+def notebook_pair(embed_dim, heads, r_max):
+    theirs = NotebookAttention(embed_dim, heads, r_max)
     with torch.no_grad():
         theirs.biases.normal_()
     ours = relpos.nn.MultiheadAttention(
-        embed_dim, heads, dropout, position=relpos.BiasRPE(heads, r_max), batch_first=True
-    ).eval()
+        embed_dim, heads, position=relpos.BiasRPE(heads, r_max), batch_first=True
+    )
     ours.load_state_dict(from_notebook(theirs.state_dict()))
     return theirs, ours
 
@@ -72,8 +71,7 @@ def test_the_notebooks_cell():
     key, value = torch.randn(32, 800, 512), torch.randn(32, 800, 512)
     theirs, ours = notebook_pair(512, 8, 512)
     with torch.no_grad():
-        call = {"q_offset": 0, "need_weights": True, "average_attn_weights": False}
-        got, got_weights = ours(query, key, value, **call)
+        got, got_weights = ours(query, key, value, q_offset=0, **APART)
         rows = [0, 17, 31]  # theirs takes seconds for all
         want, want_weights = theirs.double()(*(x[rows].double() for x in (query, key, value)))
     assert got.shape == (32, 700, 512)
@@ -96,16 +94,11 @@ def test_the_notebooks_module_trains_alike():
         close(gradient, want[name], what=name)
 
 
-def test_an_offset_must_be_said():
-    module = relpos.nn.MultiheadAttention(16, 2, position=relpos.BiasRPE(2, 4), batch_first=True)
-    with pytest.raises(ValueError, match=r"q_offset = Lk - Lq.*q_offset = 0"):
-        module(torch.randn(1, 3, 16), *[torch.randn(1, 5, 16)] * 2)
-
-
-def torch_pair(**options):
+def pair(heads=4, **options):
+    """torch's module and ours, of the same arguments and weights."""
     torch.manual_seed(1)
-    theirs = nn.MultiheadAttention(16, 4, batch_first=True, **options).double()
-    ours = relpos.nn.MultiheadAttention(16, 4, batch_first=True, **options).double()
+    theirs = nn.MultiheadAttention(16, heads, **options).double()
+    ours = relpos.nn.MultiheadAttention(16, heads, **options).double()
     if theirs.in_proj_bias is not None:
         nn.init.normal_(theirs.in_proj_bias)
         nn.init.normal_(theirs.out_proj.bias)
@@ -113,76 +106,60 @@ def torch_pair(**options):
     return theirs, ours
 
 
+def drawn(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def as_floats(mask):
+    return torch.zeros(mask.shape).double().masked_fill(mask, -torch.inf)
+
+
+PADDING, BLOCKED = torch.zeros(3, 7, dtype=torch.bool), drawn(5, 7) < -0.5
+PADDING[1, 5:], BLOCKED[:, 0] = True, False
+MASKED = {
+    "nothing": {},
+    "padding": {"key_padding_mask": PADDING},
+    "bool": {"attn_mask": BLOCKED},
+    "float": {"attn_mask": drawn(5, 7)},
+    "per head": {"attn_mask": drawn(12, 5, 7)},
+    "both": {"key_padding_mask": as_floats(PADDING), "attn_mask": as_floats(BLOCKED)},
+    "finite padding": {"key_padding_mask": drawn(3, 7)},
+    "finite padding, float": {"key_padding_mask": drawn(3, 7), "attn_mask": drawn(5, 7)},
+}
+
+
+@pytest.mark.parametrize("layout", ["batch first", "sequence first", "unbatched"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dims", [{}, {"kdim": 6, "vdim": 10}])
-@pytest.mark.parametrize("masked", ["", "padding", "bool", "float", "per head", "both"])
-def test_parity_with_torch(bias, dims, masked):
-    theirs, ours = torch_pair(bias=bias, **dims)
-    query = torch.randn(3, 5, 16).double()
-    key = torch.randn(3, 7, dims.get("kdim", 16)).double()
-    value = torch.randn(3, 7, dims.get("vdim", 16)).double()
-    padding = torch.zeros(3, 7, dtype=torch.bool)
-    padding[1, 5:] = True
-    blocked = torch.rand(5, 7) < 0.3
-    blocked[:, 0] = False
-    extra = {
-        "": {},
-        "padding": {"key_padding_mask": padding},
-        "bool": {"attn_mask": blocked},
-        "float": {"attn_mask": torch.randn(5, 7).double()},
-        "per head": {"attn_mask": torch.randn(12, 5, 7).double()},
-        "both": {
-            "key_padding_mask": torch.zeros(3, 7).double().masked_fill(padding, -torch.inf),
-            "attn_mask": torch.zeros(5, 7).double().masked_fill(blocked, -torch.inf),
-        },
-    }[masked]
+@pytest.mark.parametrize("masked", MASKED)
+def test_parity_with_torch(layout, bias, dims, masked):
+    theirs, ours = pair(bias=bias, **dims, **{"batch_first": True} if "batch" in layout else {})
+    extra = MASKED[masked]
+    inputs = [drawn(3, 5, 16), drawn(3, 7, dims.get("kdim", 16)), drawn(3, 7, dims.get("vdim", 16))]
+    if layout == "unbatched":
+        inputs = [x[1] for x in inputs]
+        rows = {"key_padding_mask": 1, "attn_mask": slice(4, 8) if masked == "per head" else ...}
+        extra = {name: x[rows[name]] for name, x in extra.items()}
+    elif layout == "sequence first":
+        inputs = [x.transpose(0, 1) for x in inputs]
     for average in (True, False):
-        want, want_weights = theirs(
-            query, key, value, need_weights=True, average_attn_weights=average, **extra
-        )
-        got, got_weights = ours(
-            query, key, value, need_weights=True, average_attn_weights=average, **extra
-        )
-        close(got, want)
-        close(got_weights, want_weights)
-    theirs(query, key, value, **extra)[0].square().sum().backward()
-    ours(query, key, value, **extra)[0].square().sum().backward()
-    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
-        close(a.grad, b.grad, what=name)
+        wanted = {"need_weights": True, "average_attn_weights": average}
+        close(*(module(*inputs, **wanted, **extra) for module in (ours, theirs)))
+    got, want = (module(*inputs, **extra)[0] for module in (ours, theirs))
+    assert got.view(-1, 16).shape[0] == got.numel() // 16
+    close(
+        torch.autograd.grad(got.square().sum(), list(ours.parameters())),
+        torch.autograd.grad(want.square().sum(), list(theirs.parameters())),
+    )
 
 
-def test_a_finite_floating_padding_mask_is_added():
-    theirs, ours = torch_pair()
-    x = torch.randn(2, 5, 16).double()
-    padding = torch.randn(2, 5).double()
+def test_a_finite_floating_padding_beside_a_bool_mask():
+    theirs, ours = pair()
+    x, padding = drawn(5, 2, 16), drawn(2, 5)
     padding[0, 3] = -torch.inf
-    for mask in (None, torch.randn(5, 5).double(), torch.eye(5).roll(1, 0) > 0):
-        if mask is not None and mask.dtype == torch.bool:
-            canonical = torch.zeros(5, 5).double().masked_fill(mask, -torch.inf)
-            want, _ = theirs(x, x, x, attn_mask=canonical, key_padding_mask=padding)
-        else:
-            want, _ = theirs(x, x, x, attn_mask=mask, key_padding_mask=padding)
-        got, _ = ours(x, x, x, attn_mask=mask, key_padding_mask=padding)
-        close(got, want)
-
-
-def test_layouts():
-    _, ours = torch_pair()
-    x = torch.randn(3, 5, 16).double()
-    call = {"need_weights": True, "average_attn_weights": False}
-    want, weights = ours(x, x, x, **call)
-    sequence_first = relpos.nn.MultiheadAttention(16, 4).double()
-    sequence_first.load_state_dict(ours.state_dict())
-    got, _ = sequence_first(*[x.transpose(0, 1)] * 3)
-    close(got.transpose(0, 1), want)
-    padding = torch.tensor([False] * 4 + [True])
-    for module in (ours, sequence_first):
-        got, got_weights = module(x[1], x[1], x[1], **call)
-        close(got, want[1])
-        close(got_weights, weights[1])
-        padded, _ = module(x[1], x[1], x[1], key_padding_mask=padding)
-        shorter, _ = module(x[1], x[1, :4], x[1, :4])
-        close(padded, shorter)
+    mask = torch.eye(5).roll(1, 0) > 0
+    want, _ = theirs(x, x, x, attn_mask=as_floats(mask), key_padding_mask=padding)
+    close(ours(x, x, x, attn_mask=mask, key_padding_mask=padding)[0], want)
 
 
 def test_grouped_heads():
@@ -211,33 +188,6 @@ def test_dropout_only_in_training():
     assert (weights == 0).any()
 
 
-def encoder(position, heads=4, **options):
-    torch.manual_seed(3)
-    layer = nn.TransformerEncoderLayer(16, heads, 32, dropout=0.1, batch_first=True, **options)
-    model = nn.TransformerEncoder(layer, 2)
-    for block in model.layers:
-        ours = relpos.nn.MultiheadAttention(
-            16, heads, dropout=0.1, position=position, batch_first=True
-        )
-        ours.load_state_dict(block.self_attn.state_dict(), strict=position is None)
-        block.self_attn = ours
-    return model
-
-
-def composed(model, x, **masks):
-    """The encoder's formula, a layer at a time, from its parts."""
-    for block in model.layers:
-        attended = block.self_attn(x, x, x, **masks)[0]
-        if block.norm_first:
-            y = block.norm1(x)
-            x = x + block.self_attn(y, y, y, **masks)[0]
-            x = x + block.linear2(block.activation(block.linear1(block.norm2(x))))
-        else:
-            x = block.norm1(x + attended)
-            x = block.norm2(x + block.linear2(block.activation(block.linear1(x))))
-    return x
-
-
 def biased():
     position = relpos.BiasRPE(4, 6)
     with torch.no_grad():
@@ -254,42 +204,47 @@ def fast_path_raises(monkeypatch):
     monkeypatch.setattr(torch, "_native_multi_head_attention", refuse)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.usefixtures("fast_path_raises")
-def test_inside_the_encoder_in_eval_without_grad(norm_first, activation):
-    torch.manual_seed(4)
+def encoders(**options):
+    """torch's encoder; the same with relpos's attention, swapped in after TransformerEncoder chose
+    nested tensors; and the bias of its position."""
+    torch.manual_seed(3)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = encoder(biased(), norm_first=norm_first, activation=activation).double().eval()
-        plain = encoder(None, norm_first=norm_first, activation=activation).double().eval()
-    x = torch.randn(3, 7, 16).double()
-    for no_grad in (torch.no_grad, torch.inference_mode):
-        with no_grad():
-            got = model(x)
-            close(got, composed(model, x))
-            assert not torch.allclose(got, plain(x), atol=1e-2)
+        theirs = nn.TransformerEncoder(layer, 2).double().eval()
+    ours, position = copy.deepcopy(theirs), biased().double()
+    for block in ours.layers:
+        own = relpos.nn.MultiheadAttention.from_torch(block.self_attn, position=position)
+        block.self_attn = own
+    return theirs, ours, position.dense(7, 7).detach()
 
 
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.double)
+OF_ENCODER = {
+    "nothing": {},
+    "padding": {"src_key_padding_mask": PADDING},
+    "causal mask": {"mask": CAUSAL},
+    "causal": {"mask": CAUSAL, "is_causal": True},
+}
+
+
+@pytest.mark.parametrize("masked", OF_ENCODER)
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.usefixtures("fast_path_raises")
-def test_inside_the_encoder_with_masks():
-    # Swapped in after TransformerEncoder chose nested tensors.
-    model = encoder(biased()).double().eval()
-    x = torch.randn(3, 7, 16).double()
-    padding = torch.zeros(3, 7, dtype=torch.bool)
-    padding[0, 4:] = True
-    padding[2, 6:] = True
-    causal = nn.Transformer.generate_square_subsequent_mask(7, dtype=torch.double)
-    with torch.no_grad():
-        got = model(x, src_key_padding_mask=padding)
-        want = composed(model, x, key_padding_mask=padding)
-        close(got[~padding], want[~padding])
-        close(model(x, mask=causal, is_causal=True), composed(model, x, is_causal=True))
-        close(model(x, mask=causal), composed(model, x, is_causal=True))
-    model.train()
-    model(x, src_key_padding_mask=padding).sum().backward()
-    assert model.layers[0].self_attn.position.biases.grad.abs().sum() > 0
+def test_inside_the_encoder(masked, norm_first, activation):
+    """torch's own encoder, which takes the bias for a mask, not on its fast path."""
+    theirs, ours, bias = encoders(norm_first=norm_first, activation=activation)
+    x, masks = drawn(3, 7, 16), OF_ENCODER[masked]
+    seen = ~masks.get("src_key_padding_mask", torch.zeros(3, 7, dtype=torch.bool))
+    mask = (bias + masks.get("mask", 0.0)).expand(3, -1, -1, -1).flatten(0, 1)
+    want = theirs(x, mask=mask, src_key_padding_mask=as_floats(~seen))
+    for context in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with context():
+            close(ours(x, **masks)[seen], want[seen])
+    ours.train()(x, **masks).square().sum().backward()
+    assert ours.layers[0].self_attn.position.biases.grad.abs().sum() > 0
 
 
 @pytest.mark.usefixtures("fast_path_raises")
@@ -297,9 +252,9 @@ def test_an_encoder_built_from_a_layer_with_positions():
     layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
     layer.self_attn = relpos.nn.MultiheadAttention(16, 4, position=biased(), batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double().eval()
-    x = torch.randn(2, 5, 16).double()
+    want = model(drawn(2, 5, 16))
     with torch.no_grad():
-        close(model(x), composed(model, x))
+        close(model(drawn(2, 5, 16)), want)
     tables = [block.self_attn.position.biases for block in model.layers]
     assert tables[0] is not tables[1]
 
@@ -349,19 +304,6 @@ def test_weights_go_both_ways(options, batch_first):
     close(ours(*inputs)[0], theirs(*inputs)[0])
 
 
-def test_from_torch_with_a_position():
-    theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
-    position = biased().double()
-    ours = relpos.nn.MultiheadAttention.from_torch(theirs, position=position)
-    assert ours.position is position
-    x = torch.randn(2, 5, 16).double()
-    assert not torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-3)
-    bias = position.dense(5, 5).expand(2, -1, -1, -1).flatten(0, 1)
-    close(ours(x, x, x)[0], theirs(x, x, x, attn_mask=bias)[0])
-    state = {n: p for n, p in ours.state_dict().items() if not n.startswith("position.")}
-    theirs.load_state_dict(state)
-
-
 def test_keys_outside_the_sequence_are_refused():
     for option in ("add_bias_kv", "add_zero_attn"):
         theirs = nn.MultiheadAttention(16, 4, **{option: True})
@@ -376,28 +318,23 @@ def test_keys_outside_the_sequence_are_refused():
 
 def test_cross_attention_with_a_position():
     """Queries that follow a memory: distances count from the memory's end."""
-    torch.manual_seed(7)
-    position = biased()
-    ours = relpos.nn.MultiheadAttention(16, 4, position=position, batch_first=True).double()
-    query, memory = torch.randn(2, 3, 16).double(), torch.randn(2, 8, 16).double()
-    blocked = torch.rand(3, 8) < 0.2
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
+    position = biased().double()
+    ours = relpos.nn.MultiheadAttention.from_torch(theirs, position=position)
+    assert ours.position is position
+    query, memory = drawn(2, 3, 16), drawn(2, 8, 16)
+    blocked = drawn(3, 8) < -0.8
     padding = torch.zeros(2, 8, dtype=torch.bool)
     padding[1, 6:] = True
     masks = {"attn_mask": blocked, "key_padding_mask": padding, "is_causal": True}
-    got, weights = ours(
-        query, memory, memory, q_offset=5, need_weights=True, average_attn_weights=True, **masks
-    )
+    averaged = {"need_weights": True, "average_attn_weights": True}
+    got = ours(query, memory, memory, q_offset=5, **averaged, **masks)
     bias = position.dense(3, 8, q_offset=5)
     future = torch.arange(8) > torch.arange(3)[:, None] + 5
     bias = bias.masked_fill(blocked | future, -torch.inf).expand(2, -1, -1, -1).flatten(0, 1)
-    plain = relpos.nn.MultiheadAttention(16, 4, batch_first=True).double()
-    plain.load_state_dict({n: p for n, p in ours.state_dict().items() if "position" not in n})
-    theirs = nn.MultiheadAttention(16, 4, batch_first=True).double()
-    theirs.load_state_dict(plain.state_dict())
-    floating = torch.zeros(2, 8).double().masked_fill(padding, -torch.inf)
-    want, want_weights = theirs(query, memory, memory, floating, True, bias)
-    close(got, want)
-    close(weights, want_weights)
+    close(got, theirs(query, memory, memory, as_floats(padding), True, bias))
+    state = {n: p for n, p in ours.state_dict().items() if not n.startswith("position.")}
+    theirs.load_state_dict(state)
 
 
 def test_autocast_leaves_the_position_in_float32():
@@ -411,24 +348,206 @@ def test_autocast_leaves_the_position_in_float32():
     torch.testing.assert_close(out.float(), ours(x, x, x)[0], rtol=0.05, atol=0.05)
 
 
+def causal_mask(length):
+    return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+
+X, MEMORY, VALUES = torch.randn(2, 5, 16), torch.randn(2, 7, 6), torch.randn(2, 7, 16)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "options", "text"),
+    ("run", "text"),
     [
-        ((16, 3), {}, "embed_dim: expected a multiple of num_heads 3, got 16"),
-        ((16, 4), {"num_kv_heads": 3}, "num_kv_heads: expected a divisor of num_heads 4, got 3"),
+        (
+            lambda _: relpos.nn.MultiheadAttention(16, 3),
+            "embed_dim: expected a multiple of num_heads 3, got 16",
+        ),
+        (
+            lambda _: relpos.nn.MultiheadAttention(16, 4, num_kv_heads=3),
+            "num_kv_heads: expected a divisor of num_heads 4, got 3",
+        ),
+        (lambda module: module(X, X, X), "key: expected 6 features, got 16"),
+        (lambda module: module(X[None], MEMORY, VALUES), "query: expected rank 3"),
+        (
+            lambda module: module(X, MEMORY, VALUES, attn_mask=torch.zeros(3, 5, 7)),
+            "attn_mask: expected",
+        ),
+        (lambda module: module(X[:1], MEMORY, VALUES), "expected"),
+        (lambda module: module(X, MEMORY[:1], VALUES[:1]), "expected"),
+        (lambda module: module(X, MEMORY, VALUES[:1]), "expected"),
     ],
 )
-def test_bad_sizes(arguments, options, text):
-    with pytest.raises(ValueError, match=text):
-        relpos.nn.MultiheadAttention(*arguments, **options)
-
-
-def test_bad_inputs():
+def test_bad_sizes_and_inputs(run, text):
     module = relpos.nn.MultiheadAttention(16, 4, kdim=6, batch_first=True)
-    x, memory = torch.randn(2, 5, 16), torch.randn(2, 7, 6)
-    with pytest.raises(ValueError, match="key: expected 6 features, got 16"):
-        module(x, x, x)
-    with pytest.raises(ValueError, match="query: expected rank 3"):
-        module(x[None], memory, torch.randn(2, 7, 16))
-    with pytest.raises(ValueError, match="attn_mask: expected"):
-        module(x, memory, torch.randn(2, 7, 16), attn_mask=torch.zeros(3, 5, 7))
+    with pytest.raises(ValueError, match=text):
+        run(module)
+
+
+@pytest.mark.parametrize(
+    ("function", "different"),
+    [
+        ("__init__", set()),
+        # Weights not asked for are None, and asking for them without saying which warns.
+        ("forward", {"need_weights", "average_attn_weights"}),
+    ],
+)
+def test_defaults_are_those_of_torch(function, different):
+    ours, theirs = (
+        inspect.signature(getattr(module, function)).parameters
+        for module in (relpos.nn.MultiheadAttention, nn.MultiheadAttention)
+    )
+    shared = ours.keys() & theirs.keys()
+    assert {name for name in shared if ours[name].default != theirs[name].default} == different
+    positional = [n for n, p in ours.items() if p.kind == p.POSITIONAL_OR_KEYWORD]
+    assert positional == list(theirs)[: len(positional)]
+    if function == "forward":
+        for extra in ((None,), (None, False, torch.zeros(5, 5))):
+            with pytest.raises(TypeError, match="positional argument"):
+                relpos.nn.MultiheadAttention(16, 4)(X, X, X, *extra)
+
+
+def test_weights_are_never_another_tensor_in_silence():
+    theirs, ours = pair()
+    x = torch.randn(5, 3, 16).double()
+    assert ours(x, x, x)[1] is None
+    with pytest.warns(UserWarning, match="average_attn_weights: not given") as caught:
+        _, weights = ours(x, x, x, need_weights=True)
+    assert caught[0].filename == __file__
+    close(weights, theirs(x, x, x, average_attn_weights=False)[1])
+    _, weights = ours(x, x, x, need_weights=True, average_attn_weights=True)
+    close(weights, theirs(x, x, x)[1])
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_loss_on_weights_raises(average):
+    _, ours = pair()
+    x = torch.randn(5, 3, 16).double()
+    out, weights = ours(x, x, x, need_weights=True, average_attn_weights=average)
+    with pytest.raises(RuntimeError, match="weights of MultiheadAttention have no gradient"):
+        (out.sum() + weights.square().sum()).backward()
+    out, weights = ours(x, x, x, need_weights=True, average_attn_weights=average)
+    (out.sum() + weights.detach().square().sum()).backward()
+    assert ours.in_proj_weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not ours(x, x, x, **APART)[1].requires_grad
+
+
+def test_a_wrong_causal_hint_raises():
+    """torch takes is_causal for a promise about attn_mask and computes one of the two."""
+    theirs, ours = pair()
+    x = torch.randn(5, 3, 16).double()
+    blocked = torch.rand(5, 5, generator=torch.Generator().manual_seed(1)) < 0.4
+    blocked.fill_diagonal_(False)
+    floating = torch.zeros(5, 5).double().masked_fill(blocked, -torch.inf)
+    both = blocked | causal_mask(5)
+    for wrong in (blocked, floating, torch.randn(12, 5, 5).double(), blocked.expand(3, 4, 5, 5)):
+        with pytest.raises(ValueError, match="is_causal: expected an attn_mask"):
+            ours(x, x, x, attn_mask=wrong, is_causal=True)
+    lowest = torch.finfo(torch.double).min
+    for mask in (causal_mask(5), both):
+        want, _ = theirs(x, x, x, attn_mask=mask)
+        for least in (-torch.inf, lowest):
+            said = torch.zeros(5, 5).double().masked_fill(mask, least)
+            close(ours(x, x, x, attn_mask=said, is_causal=True)[0], want)
+        close(ours(x, x, x, attn_mask=mask, is_causal=True)[0], want)
+    want, _ = theirs(x, x, x, attn_mask=both)
+    for option in ({"window": (-1, 0)}, {"is_causal": True, "q_offset": 0}):
+        close(ours(x, x, x, attn_mask=blocked, **option)[0], want)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated")
+def test_a_wrong_causal_hint_raises_when_compiled():
+    _, ours = pair()
+    x = torch.randn(5, 3, 16).double()
+    torch._dynamo.reset()
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    want, _ = ours(x, x, x, is_causal=True)
+    got, _ = run(x, x, x, attn_mask=causal_mask(5), is_causal=True)
+    close(got, want)
+    with pytest.raises(RuntimeError, match="is_causal: expected an attn_mask"):
+        run(x, x, x, attn_mask=torch.eye(5, dtype=torch.bool), is_causal=True)
+
+
+MISFITS = {
+    "t5": lambda: relpos.T5Bias(3),
+    "alibi": lambda: relpos.ALiBi(8),
+    "bias_rpe": lambda: relpos.BiasRPE(3, 5),
+    "rope": lambda: relpos.RoPE(8, layout="half"),
+    "shaw dim": lambda: relpos.Shaw(4, 5),
+    "shaw value dim": lambda: relpos.Shaw(4, 4, value_dim=5),
+    "shaw heads": lambda: relpos.Shaw(4, 4, heads=2),
+    "music dim": lambda: relpos.MusicTransformer(9, 8),
+    "music heads": lambda: relpos.MusicTransformer(9, 4, heads=3),
+    "sum": lambda: relpos.RoPE(4, layout="half") + relpos.T5Bias(3),
+    "list": lambda: [relpos.T5Bias(4), relpos.ALiBi(2)],
+    "two rotations": lambda: [relpos.RoPE(4, layout="half"), relpos.RoPE(4, layout="half")],
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_position_that_does_not_fit_is_refused_when_the_module_is_made(name):
+    with pytest.raises(ValueError, match=r"heads|dim|rotation"):
+        relpos.nn.MultiheadAttention(16, 4, position=MISFITS[name]())
+    theirs = nn.MultiheadAttention(16, 4)
+    with pytest.raises(ValueError, match=r"heads|dim|rotation"):
+        relpos.nn.MultiheadAttention.from_torch(theirs, position=MISFITS[name]())
+
+
+def test_a_position_that_fits_is_taken_wherever_it_lies():
+    def positions():
+        return [
+            relpos.T5Bias(4),
+            relpos.ALiBi(4),
+            relpos.BiasRPE(4, 5),
+            relpos.RoPE(4, layout="half"),
+            relpos.Shaw(4, 4),
+            relpos.Shaw(4, 4, heads=4),
+            relpos.MusicTransformer(9, 4),
+        ]
+
+    for position in [None, positions(), *positions()]:
+        relpos.nn.MultiheadAttention(16, 4, position=position)
+        relpos.nn.MultiheadAttention(16, 4, position=position, dtype=torch.bfloat16)
+    relpos.nn.MultiheadAttention(16, 4, position=relpos.T5Bias(4).double(), num_kv_heads=2)
+    for mode in (torch.device("meta"), FakeTensorMode()):
+        with mode:
+            for position in positions()[:2]:
+                relpos.nn.MultiheadAttention(16, 4, position=position)
+    with pytest.raises(TypeError, match="position: expected None, a relpos position"):
+        relpos.nn.MultiheadAttention(16, 4, position="t5")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_nested_tensors_would_drop_is_refused():
+    _, ours = pair(batch_first=True)
+    x = torch.nested.nested_tensor([torch.randn(n, 16).double() for n in (3, 5)])
+    padding = torch.zeros(2, 5, dtype=torch.bool)
+    with torch.no_grad():
+        assert ours(x, x, x)[0].is_nested
+        for name, value in (
+            ("need_weights", True),
+            ("key_padding_mask", padding),
+            ("q_offset", 1),
+            ("k_offset", 1),
+            ("q_positions", torch.arange(5)),
+            ("key_range", (torch.zeros(5).long(), torch.ones(5).long())),
+            ("cache", relpos.KVCache()),
+        ):
+            with pytest.raises(ValueError, match=f"{name}: expected none with nested"):
+                ours(x, x, x, **{name: value})
+        _, sequence_first = pair()
+        with pytest.raises(ValueError, match="query: expected no nested tensor without batch_fi"):
+            sequence_first(x, x, x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5, 1), (5, 3), (3, 4)])
+def test_a_padding_mask_of_another_shape_or_dtype_is_refused(shape):
+    _, ours = pair()
+    x = torch.randn(5, 3, 16).double()
+    for dtype in (torch.bool, torch.double):
+        with pytest.raises(ValueError, match=r"key_padding_mask|attn_mask"):
+            ours(x, x, x, key_padding_mask=torch.ones(shape, dtype=dtype))
+    with pytest.raises(TypeError, match="key_padding_mask: expected bool or a floating dtype"):
+        ours(x, x, x, key_padding_mask=torch.zeros(3, 5, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"key_padding_mask: expected \[Lk\]"):
+        ours(x[:, 0], x[:, 0], x[:, 0], key_padding_mask=torch.zeros(1, 5, dtype=torch.bool))

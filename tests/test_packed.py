@@ -14,6 +14,7 @@ from ranks import shared
 from relpos.distributed._geometry import Side, placing
 from relpos.distributed._layout import Run
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
+from sample import summed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,6 +101,11 @@ def check(*chosen):
 def test_every_configuration(name):
     for number in SCHEMES[name]:
         check((name, number))
+
+
+def test_without_a_position_and_in_a_sum():
+    check()
+    check(*((name, 0) for name in summed()))
 
 
 @pytest.mark.parametrize("name", PLACING)

@@ -58,10 +58,6 @@ def test_rotates_as_the_model_does(folder, name, options, layer_type):
     config = getattr(transformers, f"{name}Config")(
         **sizes, max_position_embeddings=8192, **options
     )
-    if options.get("rope_parameters") is LLAMA3 and not hasattr(relpos, "Llama3RoPE"):
-        with pytest.raises(ValueError, match="expected one that relpos has, default; got 'llama3'"):
-            relpos.RoPE.from_config(config)
-        return
     code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     position = relpos.RoPE.from_config(config, layer_type=layer_type)
     positions = torch.tensor([0, 1, 5, 900, 4000])

@@ -1,23 +1,21 @@
 """RoPE-Mixed: frequencies that each head learns."""
 
-import itertools
-
 import pytest
 import relpos
 import torch
-from oracle import gradients
+from oracle import gradients, naive
+from sample import tensors
+from steps import same_at_any_thread_count, step
 
 GRID, PREFIX, HEADS, DIM = (4, 6), 1, 4, 8
 TOKENS = PREFIX + GRID[0] * GRID[1]
 WIDE = torch.float64
 
 
-def drawn(dtype=WIDE, key_heads=HEADS, batch=2, seed=0):
+def drawn(dtype=WIDE, key_heads=HEADS, batch=2, length=TOKENS):
     """query, key, value, dout of one image with a token before its patches."""
-    draw = torch.Generator().manual_seed(seed)
-    heads = (HEADS, key_heads, key_heads, HEADS)
-    shapes = [(batch, count, TOKENS, DIM) for count in heads]
-    return [torch.randn(shape, generator=draw, dtype=WIDE).to(dtype) for shape in shapes]
+    sizes = {"queries": length, "keys": length, "head_dim": DIM, "value_dim": DIM}
+    return tensors(batch, HEADS, **sizes, key_heads=key_heads, dtype=dtype)
 
 
 def mixed(dtype=WIDE, **options):
@@ -38,27 +36,22 @@ def written_out(q, k, v, freqs):
         pairs = torch.view_as_complex(t[:, :, PREFIX:].unflatten(-1, (-1, 2)).contiguous())
         return torch.cat([t[:, :, :PREFIX], torch.view_as_real(pairs * own).flatten(-2)], 2)
 
-    group = q.shape[1] // k.shape[1]
-    k, v = turn(k).repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    return ((turn(q) @ k.mT) * DIM**-0.5).softmax(-1) @ v
+    return naive(turn(q), turn(k), v).out
 
 
 @pytest.mark.parametrize("kv_heads", [None, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
 def test_equals_the_papers_code(dtype, kv_heads):
     key_heads = kv_heads or HEADS
-    *inputs, dout = (x.to(dtype) for x in drawn(key_heads=key_heads))
+    *inputs, dout = drawn(dtype, key_heads)
     position = mixed(dtype, kv_heads=kv_heads)
     assert position.freqs.shape == (2, key_heads, DIM // 2)
-    leaves = [x.requires_grad_() for x in inputs]
-    out = relpos.attention(*leaves, position=position, enable_gqa=True)
-    found = [out, *gradients([out], [dout], [*leaves, position.freqs])]
-    wide = [x.detach().to(WIDE).requires_grad_() for x in (*leaves, position.freqs)]
+    out, _, *found = step(*inputs, dout, position, enable_gqa=True)
+    wide = [x.detach().to(WIDE).requires_grad_() for x in (*inputs, position.freqs)]
     expected = written_out(*wide)
     wanted = [expected, *gradients([expected], [dout.to(WIDE)], wide)]
     close = {"rtol": 1e-10, "atol": 1e-12} if dtype == WIDE else {"rtol": 2e-5, "atol": 2e-5}
-    for got, want in zip(found, wanted, strict=True):
-        torch.testing.assert_close(got.to(WIDE), want, **close)
+    torch.testing.assert_close([x.to(WIDE) for x in (out, *found)], wanted, **close)
 
 
 def test_one_image_shifted_has_the_same_scores():
@@ -78,14 +71,12 @@ def test_one_image_shifted_has_the_same_scores():
 
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
 def test_far_images_have_the_same_gradients(dtype):
-    q, k, v, dout = (x.to(dtype) for x in drawn())
+    inputs = drawn(dtype)
     position = mixed(dtype, prefix=0, grid=[9, 9])
     near = torch.arange(TOKENS) // GRID[1] * 17 + torch.arange(TOKENS) % GRID[1]
 
     def gradient(at):
-        call = {"q_positions": at, "k_positions": at}
-        out = relpos.attention(q, k, v, position=position, **call)
-        return gradients([out], [dout], [position.freqs])[0]
+        return step(*inputs, position, q_positions=at, k_positions=at)[-1]
 
     found, expected = gradient(near + 17 * 1_000_000), gradient(near)
     rounding = 1e-5 if dtype == torch.float32 else 1e-8
@@ -95,57 +86,23 @@ def test_far_images_have_the_same_gradients(dtype):
 @pytest.mark.parametrize("key_heads", [HEADS, 2])
 @pytest.mark.parametrize("length", [TOKENS, 300])
 def test_same_bits_at_any_thread_count(key_heads, length):
-    draw = torch.Generator().manual_seed(1)
-    shapes = [(2, heads, length, DIM) for heads in (HEADS, key_heads, key_heads, HEADS)]
-    *inputs, dout = (torch.randn(shape, generator=draw) for shape in shapes)
-    before, found = torch.get_num_threads(), {}
-    try:
-        for count, kv_heads in itertools.product((1, 2, 4), (key_heads, 1)):
-            torch.set_num_threads(count)
-            position = mixed(torch.float32, kv_heads=kv_heads)
-            leaves = [x.clone().requires_grad_() for x in inputs]
-            out = relpos.attention(*leaves, position=position, enable_gqa=True)
-            results = [out, *gradients([out], [dout], [*leaves, position.freqs])]
-            for got, want in zip(results, found.setdefault(kv_heads, results), strict=True):
-                assert torch.equal(got, want)
-    finally:
-        torch.set_num_threads(before)
+    inputs = drawn(torch.float32, key_heads, length=length)
+    for kv_heads in (key_heads, 1):
+        position = mixed(torch.float32, kv_heads=kv_heads)
+        same_at_any_thread_count(lambda at=position: step(*inputs, at, enable_gqa=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
 def test_a_hidden_key_reaches_no_frequency(dtype):
     def gradient(fill):
-        q, k, v, dout = (x.to(dtype) for x in drawn())
+        q, k, v, dout = drawn(dtype)
         k[:, :, 7], v[:, :, 7] = fill, fill
         hidden = torch.zeros(2, TOKENS, dtype=torch.bool)
         hidden[:, 7] = True
-        position = mixed(dtype)
-        out = relpos.attention(q, k, v, position=position, key_padding_mask=hidden)
-        return gradients([out], [dout], [position.freqs])[0]
+        return step(q, k, v, dout, mixed(dtype), key_padding_mask=hidden)[-1]
 
     assert torch.equal(gradient(torch.nan), gradient(0.0))
     assert gradient(torch.nan).abs().max() > 1e-3
-
-
-def test_gradcheck():
-    q, k, v, _ = drawn(batch=1)
-    q, k, v = (x[:, :, :6].requires_grad_() for x in (q, k, v))
-    position = mixed()
-
-    def attend(freqs, *tensors):
-        return torch.func.functional_call(Attending(position), {"position.freqs": freqs}, tensors)
-
-    freqs = position.freqs.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(attend, (freqs, q, k, v))
-
-
-class Attending(torch.nn.Module):
-    def __init__(self, position):
-        super().__init__()
-        self.position = position
-
-    def forward(self, q, k, v):
-        return relpos.attention(q, k, v, position=self.position)
 
 
 def test_starts_at_right_angles():

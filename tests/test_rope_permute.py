@@ -99,6 +99,16 @@ def test_a_prefix_leaves_other_towers_alone():
         assert (moved[name] is tensor) == name.startswith("vision.")
 
 
+@pytest.mark.parametrize("rotary_dim", [None, 4, 0])
+def test_rows(rotary_dim):
+    """Dims 0, 2, 4, 6 of a head, then 1, 3, 5, 7, and back; those that do not turn stay."""
+    x = torch.arange(8.0)
+    order = [0, 2, 4, 6, 1, 3, 5, 7] if rotary_dim is None else [0, 2, 1, 3, 4, 5, 6, 7]
+    moved = relpos.rope_permute(x, 8, to="half", rotary_dim=rotary_dim)
+    assert moved.tolist() == (list(range(8)) if rotary_dim == 0 else order)
+    assert torch.equal(relpos.rope_permute(moved, 8, to="interleaved", rotary_dim=rotary_dim), x)
+
+
 @pytest.mark.parametrize(
     ("state", "text"),
     [
@@ -109,8 +119,11 @@ def test_a_prefix_leaves_other_towers_alone():
         ({"attention.query_key_value.bias": torch.ones(4)}, "holds queries together"),
         (projections(**{"q_proj.weight_scale": torch.ones(1)}), "q_proj.weight_scale: expected"),
         (projections(**{"q_norm.weight": torch.ones(6)}), r"q_norm.weight: expected rows .*\[6\]"),
+        (torch.ones(6), "weight: expected rows in multiples of head_dim 4"),
     ],
 )
 def test_refuses(state, text):
     with pytest.raises(ValueError, match=text):
         relpos.rope_permute(state, 4, to="half")
+    with pytest.raises(ValueError, match="to: expected 'half' or 'interleaved', got 'neox'"):
+        relpos.rope_permute(state, 4, to="neox")

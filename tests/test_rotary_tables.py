@@ -4,8 +4,10 @@ import pytest
 import relpos
 import torch
 from near import close
-from oracle import gradients
+from oracle import gradients, naive
+from promise import work_type
 from sample import HEADS, tensors
+from steps import same_at_any_thread_count, same_bits, step
 
 DIM, LENGTH, BATCH = 8, 70, 2
 WIDE = torch.float64
@@ -26,11 +28,9 @@ def numbers(dtype=WIDE, queries=LENGTH, keys=LENGTH, seed=5):
     return [table.to(dtype).requires_grad_() for table in found]
 
 
-def stepped(leaves, dout, position, **call):
-    out, lse = relpos.attention(
-        *leaves[:3], position=position, enable_gqa=True, return_lse=True, **call
-    )
-    return [out, lse, *gradients([out, lse], [dout, torch.ones_like(lse)], leaves)]
+def stepped(inputs, dout, position, tables=(), **call):
+    ones = torch.ones(dout.shape[:3], dtype=work_type(dout.dtype))
+    return step(*inputs, dout, position, ones, tables, enable_gqa=True, **call)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -43,10 +43,7 @@ def test_the_same_bits_as_rope_by_its_own_tables(layout):
     ]
     own = [table.expand(BATCH, -1, -1) for table in own]
     given = relpos.RotaryTables(DIM, layout=layout)(*own, *own)
-    leaves = [x.requires_grad_() for x in inputs]
-    found, wanted = (stepped(leaves, dout, position, is_causal=True) for position in (given, rope))
-    for got, want in zip(found, wanted, strict=True):
-        assert torch.equal(got, want)
+    same_bits(*(stepped(inputs, dout, position, is_causal=True) for position in (given, rope)))
 
 
 @pytest.mark.peers
@@ -58,36 +55,23 @@ def test_equals_what_models_do(dtype, key_heads):
 
     *inputs, dout = (x.to(dtype) for x in drawn(key_heads=key_heads, queries=30))
     tables = numbers(dtype, queries=30)
-    leaves = [x.requires_grad_() for x in inputs] + tables
     position = relpos.RotaryTables(DIM, layout="half")(*tables)
-    out, lse, *found = stepped(leaves, dout, position, q_offset=0)
-    wide = [x.detach().to(WIDE).requires_grad_() for x in leaves]
+    found = stepped(inputs, dout, position, tables, q_offset=0)
+    wide = [x.detach().to(WIDE).requires_grad_() for x in (*inputs, *tables)]
     twice = [torch.cat([table, table], -1) for table in wide[3:]]
     q, _ = apply_rotary_pos_emb(wide[0], wide[0], *twice[:2])
     _, k = apply_rotary_pos_emb(wide[1], wide[1], *twice[2:])
-    k, v = (x.repeat_interleave(HEADS // key_heads, 1) for x in (k, wide[2]))
-    score = q @ k.mT * DIM**-0.5
-    results = [score.softmax(-1) @ v, score.logsumexp(-1)]
+    results = naive(q, k, wide[2])[:2]
     wanted = gradients(results, [dout.to(WIDE), torch.ones_like(results[1])], wide)
-    found = [x.to(WIDE) for x in (out, lse, *found)]
+    found = [x.to(WIDE) for x in found]
     close(found, [*results, *wanted], 1e-12 if dtype == WIDE else 2e-5)  # roundings of ours alone
 
 
 def test_same_bits_at_any_thread_count():
     *inputs, dout = drawn(torch.float32, key_heads=2, queries=300, keys=300)
     tables = numbers(torch.float32, 300, 300)
-    leaves = [x.requires_grad_() for x in inputs] + tables
-    before, found = torch.get_num_threads(), []
-    try:
-        for count in (1, 2, 4):
-            torch.set_num_threads(count)
-            position = relpos.RotaryTables(DIM, layout="half")(*tables)
-            found.append(stepped(leaves, dout, position))
-    finally:
-        torch.set_num_threads(before)
-    for other in found[1:]:
-        for got, want in zip(other, found[0], strict=True):
-            assert torch.equal(got, want)
+    position = relpos.RotaryTables(DIM, layout="half")(*tables)
+    same_at_any_thread_count(lambda: stepped(inputs, dout, position, tables))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, WIDE])
@@ -97,9 +81,8 @@ def test_a_hidden_key_gives_its_tables_nothing(dtype):
     k[:, :, 7] = torch.nan
     hidden = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
     hidden[:, 7] = True
-    leaves = [x.requires_grad_() for x in (q, k, v)] + tables
     position = relpos.RotaryTables(DIM, layout="half")(*tables)
-    found = stepped(leaves, dout, position, key_padding_mask=hidden)
+    found = stepped((q, k, v), dout, position, tables, key_padding_mask=hidden)
     assert all(x.isfinite().all() for x in found)
     assert all((x[:, 7] == 0).all() for x in found[-2:])
     assert all((x[:, 8] != 0).all() for x in found[-2:])
@@ -117,17 +100,15 @@ def test_what_a_hidden_token_turns_by_has_no_influence(dtype, queries):
     call["key_range"] = tuple(torch.full((queries,), n) for n in (0, LENGTH))
     call["key_range"][1][2] = 0
     results = []
-    for wild in (False, True):
-        leaves = [x.detach().clone() for x in (q, k, v, *tables)]
-        for table, token in zip(leaves[3:], (2, 2, 7, 7), strict=True):
-            if wild:
-                table[:, token] = torch.nan
-        leaves = [x.requires_grad_() for x in leaves]
-        position = relpos.RotaryTables(DIM, layout="half")(*leaves[3:])
-        results.append(stepped(leaves, dout, position, **call))
-    clean, found = results
-    for got, want in zip(found, clean, strict=True):
-        assert torch.equal(got, want)
+    for wild in (1.0, torch.nan):
+        held = [x.detach().clone() for x in tables]
+        for table, token in zip(held, (2, 2, 7, 7), strict=True):
+            table[:, token] *= wild
+        held = [x.requires_grad_() for x in held]
+        position = relpos.RotaryTables(DIM, layout="half")(*held)
+        results.append(stepped((q, k, v), dout, position, held, **call))
+    same_bits(*results)
+    found = results[1]
     for x, token in zip(found[2:5], (2, 7, 7), strict=True):  # dq, dk, dv
         assert not x[:, :, token].any()
     for x, token in zip(found[5:], (2, 2, 7, 7), strict=True):

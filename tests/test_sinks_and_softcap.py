@@ -3,6 +3,8 @@
 import pytest
 import relpos
 import torch
+from near import close_with_gradients
+from oracle import naive
 
 HEADS = 3
 
@@ -14,29 +16,6 @@ def drawn(*shape, seed=0, dtype=torch.float64):
 
 def qkv(queries=9, keys=9, dtype=torch.float64):
     return [drawn(2, HEADS, n, 8, seed=s, dtype=dtype) for s, n in enumerate((queries, keys, keys))]
-
-
-def formula(q, k, v, sinks=None, softcap=None, bias=0.0, mask=None):
-    """(out, lse)."""
-    score = q @ k.mT * q.shape[-1] ** -0.5 + bias
-    score = score if softcap is None else softcap * torch.tanh(score / softcap)
-    score = score if mask is None else score + mask
-    if sinks is not None:
-        column = sinks[:, None, None] if sinks.dim() == 1 else sinks[..., None]
-        score = torch.cat([score, column.expand(*score.shape[:3], 1)], -1)
-    weights = score.softmax(-1)[..., : k.shape[2]]
-    return weights @ v, score.logsumexp(-1)
-
-
-def same(found, expected, leaves, **close):
-    seeds = [torch.randn_like(x) for x in expected]
-    for a, b in zip(found, expected, strict=True):
-        torch.testing.assert_close(a, b, **close)
-    pairs = (
-        torch.autograd.grad(outs, leaves, seeds, retain_graph=True) for outs in (found, expected)
-    )
-    for a, b in zip(*pairs, strict=True):
-        torch.testing.assert_close(a, b, **close)
 
 
 @pytest.mark.parametrize("path", ["fused", "reference"])
@@ -52,9 +31,11 @@ def test_attention(path, shape, softcap):
             *leaves[:3], position=table, sinks=leaves[3], softcap=softcap, attn_mask=mask,
             return_lse=True,
         )  # fmt: skip
-        expected = formula(*leaves, softcap, table.dense(9, 9), mask)
+        expected = naive(
+            *leaves[:3], table.dense(9, 9), softcap=softcap, mask=mask, sinks=leaves[3]
+        )
         leaves += [mask, *table.parameters()]
-        same(found, expected, leaves, rtol=2e-5, atol=2e-6)
+        close_with_gradients(found, expected[:2], leaves, 2e-6)
     finally:
         relpos._core.force_path("auto")
 
@@ -91,7 +72,7 @@ def test_rows_that_see_nothing_and_sinks_at_the_ends(dtype):
     far = {"q_offset": 10**6, "position": position, "sinks": leaf}
     bias = position.double().dense(3, 20, q_offset=10**6)
     out, lse = relpos.attention(q, k, v, return_lse=True, **far)
-    expected = formula(*(x.double() for x in (q, k, v, leaf)), bias=bias)[1]
+    expected = naive(*(x.double() for x in (q, k, v)), bias, sinks=leaf.double()).lse
     torch.testing.assert_close(lse, expected.to(dtype))
 
 
@@ -124,12 +105,12 @@ def test_decoding_sees_the_sink_once(queries):
     """Chunks of a long cache are merged; a sum of merged calls has it in one of them."""
     q, k, v = qkv(queries, 5000, torch.float32)
     sinks = drawn(HEADS, seed=4, dtype=torch.float32)
-    expected = formula(q, k, v, sinks, 3.0)
+    expected = naive(q, k, v, softcap=3.0, sinks=sinks)[:2]
     found = relpos.attention(q, k, v, sinks=sinks, softcap=3.0, return_lse=True)
-    same(found, expected, [q, k, v, sinks], rtol=2e-4, atol=2e-6)
+    close_with_gradients(found, expected, [q, k, v, sinks], 2e-6)
     halves = [(k[:, :, :3000], v[:, :, :3000], sinks), (k[:, :, 3000:], v[:, :, 3000:], None)]
     parts = [relpos.attention(q, a, b, sinks=s, softcap=3.0, return_lse=True) for a, b, s in halves]
-    same(relpos.merge(*zip(*parts, strict=True)), expected, [q, k, v, sinks], rtol=2e-4, atol=2e-6)
+    close_with_gradients(relpos.merge(*zip(*parts, strict=True)), expected, [q, k, v, sinks], 2e-6)
 
 
 def test_softcap_is_as_exact_near_0_as_at_its_ends():
@@ -149,8 +130,8 @@ def test_far_keys_count_under_a_softcap(queries):
     place = {"q_offset": 2000 - queries}
     found = relpos.attention(q, k, v, position=position, softcap=2.0, return_lse=True, **place)
     bias = position.double().dense(queries, 2000, **place)
-    expected = formula(*(x.double() for x in (q, k, v)), softcap=2.0, bias=bias)
-    for a, b in zip(found, expected, strict=True):
+    expected = naive(*(x.double() for x in (q, k, v)), bias, softcap=2.0)
+    for a, b in zip(found, expected[:2], strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-6)
 
 
@@ -181,7 +162,7 @@ def test_packed_sequences():
         for a, b in ((0, 11), (11, 30)):
             own = [x[a:b].transpose(0, 1)[None] for x in (q, k, v)]
             cut = sinks if sinks.dim() == 1 else sinks[None, :, a:b]
-            expected, _ = formula(*own, cut, 1.5)
+            expected = naive(*own, softcap=1.5, sinks=cut).out
             torch.testing.assert_close(found[a:b].transpose(0, 1)[None], expected)
 
 
@@ -196,22 +177,6 @@ def test_weights_scores_and_transforms():
     for cap in (1e-30, 1e30):
         limited = cap * torch.tanh(score.double() / cap)
         torch.testing.assert_close(relpos.scores(q, k, softcap=cap), limited.float())
-
-    def call(q, sinks):
-        return relpos.attention(q, k, v, sinks=sinks, softcap=2.0)
-
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(q, sinks), out)
-    many = torch.stack([sinks, sinks + 1])
-    mapped = torch.func.vmap(call, in_dims=(None, 0))(q, many)
-    torch.testing.assert_close(mapped[1], call(q, many[1]))
-    torch.autograd.gradcheck(
-        lambda *x: relpos.attention(*x[:3], sinks=x[3], softcap=0.9), [*qkv(3, 4), drawn(HEADS)]
-    )
-    mask = drawn(3, 4, seed=9)
-    torch.autograd.gradcheck(
-        lambda q, k, mask: relpos.scores(q, k, attn_mask=mask, softcap=0.9), [*qkv(3, 4)[:2], mask]
-    )
 
 
 @pytest.mark.parametrize("queries", [2, 40])
@@ -236,14 +201,6 @@ def test_a_nan_is_seen_by_the_rows_of_its_head(dtype, queries):
 
 def test_what_is_refused():
     q, k, v = qkv()
-    for sinks, error in ((torch.zeros(4), ValueError), (1.0, TypeError)):
-        with pytest.raises(error, match="sinks: expected"):
-            relpos.attention(q, k, v, sinks=sinks)
-    for softcap in (0.0, -1.0, 1e-31, 1e31, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=r"softcap: expected a number from 1e-30 to 1e\+?30"):
-            relpos.attention(q, k, v, softcap=softcap)
-    with pytest.raises(TypeError, match="softcap: expected a number"):
-        relpos.attention(q, k, v, softcap="2")
     gate = relpos.ForgettingGate()(torch.zeros(2, HEADS, 9, dtype=torch.float64))
     for name, given in (("sinks", drawn(HEADS)), ("softcap", 1.0)):
         with pytest.raises(ValueError, match=f"{name}: expected none beside forgetting"):

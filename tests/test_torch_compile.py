@@ -4,6 +4,7 @@ import pytest
 import relpos
 import torch
 from scheme_variants import HEAD_DIM, HEADS, VARIANTS, build, randomised, tensors
+from steps import same_bits
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -60,28 +61,25 @@ def test_compile_without_graph_breaks(scheme, options):
         out, lse = relpos.attention(q, k, v, position=position, is_causal=True, return_lse=True)
         return out.square().sum() + lse.sum()
 
-    run(*inputs).backward()
-    want = [x.grad.clone() for x in (*inputs, *position.parameters())]
-    for x in (*inputs, *position.parameters()):
-        x.grad = None
     compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs), run(*inputs))
-    compiled(*inputs).backward()
-    for x, gradient in zip((*inputs, *position.parameters()), want, strict=True):
-        torch.testing.assert_close(x.grad, gradient)
+    got, want = compiled(*inputs), run(*inputs)
+    assert torch.equal(got, want)
+    leaves = [*inputs, *position.parameters()]
+    torch.testing.assert_close(*(torch.autograd.grad(loss, leaves) for loss in (got, want)))
 
 
 def test_compile_with_a_dynamic_length_and_every_option(table):
     torch._dynamo.reset()
     table = table.float()
 
-    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    rope = relpos.RoPE(HEAD_DIM, layout="half")
+
     def run(q, k, v, padding):
         return relpos.attention(
             q,
             k,
             v,
-            position=[table, relpos_rope],
+            position=[table, rope],
             key_padding_mask=padding,
             window=(3, 1),
             q_offset=k.shape[2] - q.shape[2],
@@ -89,23 +87,12 @@ def test_compile_with_a_dynamic_length_and_every_option(table):
             return_weights=True,
         )
 
-    relpos_rope = relpos.RoPE(HEAD_DIM, layout="half")
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (5, 6, 9):
         inputs = [x.float() for x in tensors(queries=3, keys=length)]
         padding = torch.zeros(2, length, dtype=torch.bool)
         padding[1, -1] = True
-        got = run(*inputs, padding)
-        want = relpos.attention(
-            *inputs,
-            position=[table, relpos_rope],
-            key_padding_mask=padding,
-            window=(3, 1),
-            q_offset=length - 3,
-            scale=0.3,
-            return_weights=True,
-        )
-        assert torch.equal(got[0], want[0])
-        assert torch.equal(got[1], want[1])
+        same_bits(compiled(*inputs, padding), run(*inputs, padding))
 
 
 def test_compile_the_rest(table):
@@ -131,22 +118,6 @@ def test_compile_the_rest(table):
 
     got = torch.compile(run, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(got, run(x))
-
-
-def test_compiled_dropout_draws_from_the_default_generator():
-    torch._dynamo.reset()
-    inputs = [x.float() for x in tensors()]
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def run(q, k, v):
-        return relpos.attention(q, k, v, dropout_p=0.5)
-
-    torch.manual_seed(7)
-    first = run(*inputs)
-    again = run(*inputs)
-    torch.manual_seed(7)
-    assert torch.equal(run(*inputs), first)
-    assert not torch.equal(first, again)
 
 
 def test_export_keeps_one_operator(table):

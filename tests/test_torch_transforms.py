@@ -7,22 +7,21 @@ import pickle
 import pytest
 import relpos
 import torch
+from near import close, close_with_gradients
 from relpos import _ops
 from relpos._call import Call
-from scheme_variants import HEADS, IDS, VARIANTS, build, randomised, tensors
+from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, bound, build, randomised, tensors
+from steps import same_bits
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Calls this small are quickest, on a busy machine too, without waking the pool."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated"),
+]
 
 
 def loss_of(position):
@@ -34,16 +33,147 @@ def table():
     return randomised(relpos.BiasRPE(HEADS, 4))
 
 
-def test_forward_mode_raises(table):
+STARTS, SLOPES, GATE = torch.tensor([0, 2, 5]), torch.tensor([0.5, 0.1]), relpos.ForgettingGate()
+
+
+def drawn(*shape):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def by_table(name):
+    """Attention or scores with a table, which is a leaf."""
+    call, parameters = bound(
+        randomised(relpos.BiasRPE(HEADS, 4)),
+        lambda position, *x: getattr(relpos, name)(*x, position=position, is_causal=True),
+    )
+    return call, [*tensors()[: 3 if name == "attention" else 2], *parameters]
+
+
+CALLS = {  # a function, and its leaves
+    "attention": by_table("attention"),
+    "scores": by_table("scores"),
+    "a mask": (
+        lambda q, k, v, mask: relpos.attention(q, k, v, attn_mask=mask),
+        [*tensors(), drawn(2, 1, 5, 5)],
+    ),
+    "sinks": (
+        lambda q, k, v, sinks: relpos.attention(q, k, v, sinks=sinks, softcap=2.0),
+        [*tensors(), drawn(HEADS)],
+    ),
+    "inputs": (
+        lambda q, k, v, log_f: relpos.attention(q, k, v, position=GATE(log_f), is_causal=True),
+        [*tensors(), drawn(2, HEADS, 5)],
+    ),
+    "sdpa": (lambda q, k, v: relpos.sdpa(q, k, v, is_causal=True), tensors()),
+    "flash_attn_func": (
+        lambda q, k, v: relpos.flash_attn_func(q, k, v, causal=True, alibi_slopes=SLOPES),
+        [drawn(2, 5, HEADS, HEAD_DIM) for _ in range(3)],
+    ),
+    "merge": (
+        lambda q, k, v: relpos.merge(
+            *zip(
+                relpos.attention(q, k, v, return_lse=True),
+                relpos.attention(q, v, k, return_lse=True),
+                strict=True,
+            )
+        )[0],
+        tensors(),
+    ),
+    "attention_varlen": (
+        lambda q, k, v: relpos.attention_varlen(q, k, v, STARTS, is_causal=True, window=(3, 0)),
+        [drawn(5, HEADS, HEAD_DIM) for _ in range(3)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_and_func_grad(name):
+    torch._dynamo.reset()
+    call, leaves = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    close_with_gradients(compiled(*leaves), call(*leaves), leaves)
+
+    def loss(*x):
+        return call(*x).square().sum()
+
+    every = tuple(range(len(leaves)))
+    found = torch.func.grad(loss, argnums=every)(*(x.detach() for x in leaves))
+    same_bits(found, torch.autograd.grad(loss(*leaves), leaves))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_vmap(name):
+    """Over all arguments, and over each alone, with gradients."""
+    call, leaves = CALLS[name]
+    many = [torch.stack([x, 1.5 * x, -x]).detach().requires_grad_() for x in leaves]
+    count = len(leaves)
+    for mapped in (range(count), *([n] for n in range(count))):
+        given = [many[n] if n in mapped else leaves[n] for n in range(count)]
+        dims = tuple(0 if n in mapped else None for n in range(count))
+        rows = [[x[s] if n in mapped else x for n, x in enumerate(given)] for s in range(3)]
+        want = torch.stack([call(*row) for row in rows])
+        close_with_gradients(torch.vmap(call, in_dims=dims)(*given), want, given)
+
+
+def test_vmap_of_other_axes_masks_and_offsets(table):
     query, key, value = (x.detach() for x in tensors())
-    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-        torch.func.jvp(lambda q: loss_of(table)(q, key, value), (query,), (query,))
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(query, torch.ones_like(query))
+    many = torch.stack([query, 2 * query, -query])
+    options = {"position": table, "is_causal": True}
+    for shape in ((1, 1, 5, 5), (2, 1, 5, 5), (5, 5)):
+        mask = torch.randn(shape, dtype=torch.float64)
+
+        def one(q):
+            return relpos.attention(q, key, value, attn_mask=mask, **options)  # noqa: B023
+
+        same_bits(torch.vmap(one, in_dims=2)(many.movedim(0, 2)), [one(q) for q in many])
+    padding = torch.rand(3, 2, 5) < 0.3
+
+    def padded(q, pad):
+        return relpos.attention(q, key, value, key_padding_mask=pad, return_lse=True, **options)
+
+    for found, want in zip(
+        torch.vmap(padded)(many, padding),
+        zip(*map(padded, many, padding), strict=True),
+        strict=True,
+    ):
+        same_bits(found, want)
+
+    def offset(q, o):
+        return relpos.scores(q, key, position=table, q_offset=o)
+
+    got = torch.vmap(offset)(many, torch.tensor([0, 1, 2]))
+    same_bits(got, [offset(q, n) for n, q in enumerate(many)])
+
+
+def forward_modes(table):
+    """Functions of a query, in each of which PyTorch asks for forward-mode derivatives."""
+    query, key, value = (x.detach() for x in tensors())
+
+    def attended(q):
+        return loss_of(table)(q, key, value)
+
+    def jvp(function):
+        return torch.func.jvp(function, (query,), (query,))
+
+    def dual():
+        with forward_ad.dual_level():
+            relpos.attention(forward_ad.make_dual(query, torch.ones_like(query)), key, value)
+
+    return {
+        "jvp of attention": lambda: jvp(attended),
+        "jvp of scores": lambda: jvp(lambda q: relpos.scores(q, key).sum()),
+        "jvp of a gradient": lambda: jvp(torch.func.grad(attended)),
+        "a dual number": dual,
+        "jacfwd": lambda: torch.func.jacfwd(attended)(query),
+        "hessian": lambda: torch.func.hessian(attended)(query),
+    }
+
+
+def test_forward_mode_raises(table):
+    for name, run in forward_modes(table).items():
         with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-            relpos.attention(dual, key, value)
-    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-        torch.func.jvp(lambda q: relpos.scores(q, key).sum(), (query,), (query,))
+            pytest.fail(f"{name} gave {run()}")
 
 
 @pytest.mark.parametrize("function", ["attention", "scores", "dense"])
@@ -72,8 +202,6 @@ def test_second_derivatives_raise_under_functorch(table):
 
     with pytest.raises(RuntimeError, match="second derivatives"):
         torch.func.grad(first)(query)
-    with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-        torch.func.jvp(torch.func.grad(loss), (query,), (query,))
 
 
 def test_the_operators_are_differentiable_themselves(table):
@@ -86,49 +214,6 @@ def test_the_operators_are_differentiable_themselves(table):
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
-def test_func_grad_equals_backward(table):
-    query, key, value = tensors()
-    loss_of(table)(query, key, value).backward()
-    got = torch.func.grad(loss_of(table), argnums=(0, 1, 2))(
-        *(x.detach() for x in (query, key, value))
-    )
-    for gradient, leaf in zip(got, (query, key, value), strict=True):
-        assert torch.equal(gradient, leaf.grad)
-
-
-def test_vmap_folds_into_the_batch(table):
-    query, key, value = (
-        torch.stack([tensors(seed=s)[n].detach() for s in range(3)]) for n in range(3)
-    )
-    padding = torch.rand(3, 2, 5) < 0.3
-    options = {"position": table, "is_causal": True}
-
-    def one(q, k, v, pad):
-        return relpos.attention(q, k, v, key_padding_mask=pad, return_lse=True, **options)
-
-    got = torch.vmap(one)(query, key, value, padding)
-    want = [one(query[n], key[n], value[n], padding[n]) for n in range(3)]
-    for n in range(3):
-        assert torch.equal(got[0][n], want[n][0])
-        assert torch.equal(got[1][n], want[n][1])
-    # One operand mapped, another axis, a mask of the whole batch, a shared one.
-    for shape in ((1, 1, 5, 5), (2, 1, 5, 5), (5, 5)):
-        mask = torch.randn(shape, dtype=torch.float64)
-        moved = query.movedim(0, 2)
-        got = torch.vmap(
-            lambda q: relpos.attention(q, key[0], value[0], attn_mask=mask, **options),  # noqa: B023
-            in_dims=2,
-        )(moved)
-        for n in range(3):
-            want = relpos.attention(query[n], key[0], value[0], attn_mask=mask, **options)
-            assert torch.equal(got[n], want)
-    got = torch.vmap(lambda q, o: relpos.scores(q, key[0], position=table, q_offset=o))(
-        query, torch.tensor([0, 1, 2])
-    )
-    for n in range(3):
-        assert torch.equal(got[n], relpos.scores(query[n], key[0], position=table, q_offset=n))
-
-
 def test_jacobians(table):
     query, key, value = (x.detach() for x in tensors(batch=1, queries=2, keys=2))
 
@@ -138,9 +223,6 @@ def test_jacobians(table):
     leaf = query.clone().requires_grad_()
     want = torch.autograd.functional.jacobian(run, leaf)
     torch.testing.assert_close(torch.func.jacrev(run)(query), want)
-    for forward_mode in (torch.func.jacfwd, torch.func.hessian):
-        with pytest.raises(Exception, match=r"(?i)jvp|forward.mode|jacobian-vector"):
-            forward_mode(lambda q: run(q).sum())(query)
 
     def mapped(q):
         return torch.vmap(run)(q).square().sum()
@@ -152,51 +234,13 @@ def test_jacobians(table):
 
 
 def test_gradients_per_sample(table):
-    query, key, value = (x.detach() for x in tensors(batch=3))
-    names = dict(table.named_parameters())
-
-    def loss(parameters, q, k, v):
-        holder = copy.copy(table)
-        out = torch.func.functional_call(Attend(holder), parameters, (q[None], k[None], v[None]))
-        return out.square().sum()
-
-    class Attend(torch.nn.Module):
-        def __init__(self, position):
-            super().__init__()
-            self.position = position
-
-        def forward(self, q, k, v):
-            return relpos.attention(q, k, v, position=self.position)
-
-    parameters = {f"position.{n}": p.detach() for n, p in names.items()}
-    got = torch.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0))(parameters, query, key, value)[
-        "position.biases"
-    ]
-    for n in range(3):
-        table.zero_grad()
-        loss_of(table)(query[n : n + 1], key[n : n + 1], value[n : n + 1]).backward()
-        torch.testing.assert_close(got[n], table.biases.grad)
-
-
-def test_vmap_over_tables():
-    query, key, value = (x.detach() for x in tensors())
-    positions = [randomised(relpos.BiasRPE(HEADS, 4), seed=s) for s in range(3)]
-    stacked = torch.stack([p.biases.detach() for p in positions])
-
-    class Attend(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.position = positions[0]
-
-        def forward(self):
-            return relpos.attention(query, key, value, position=self.position)
-
-    module = Attend()
-    got = torch.vmap(lambda t: torch.func.functional_call(module, {"position.biases": t}, ()))(
-        stacked
+    inputs = [x.detach()[:, None] for x in tensors(batch=3)]
+    call, (biases,) = bound(table, lambda position, *x: loss_of(position)(*x))
+    got = torch.vmap(torch.func.grad(call, argnums=3), in_dims=(0, 0, 0, None))(
+        *inputs, biases.detach()
     )
-    for n, position in enumerate(positions):
-        assert torch.equal(got[n], relpos.attention(query, key, value, position=position))
+    want = [torch.autograd.grad(call(*row, biases), biases)[0] for row in zip(*inputs, strict=True)]
+    close(got, torch.stack(want))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -206,15 +250,14 @@ def test_checkpoint(table, reentrant):
     def run(q, k, v):
         return relpos.attention(q, k, v, position=table, dropout_p=0.4).square().sum()
 
-    torch.manual_seed(3)
-    run(*inputs).backward()
-    want = [x.grad.clone() for x in (*inputs, table.biases)]
-    for x in (*inputs, table.biases):
-        x.grad = None
-    torch.manual_seed(3)
-    checkpoint(run, *inputs, use_reentrant=reentrant).backward()
-    for x, gradient in zip((*inputs, table.biases), want, strict=True):
-        assert torch.equal(x.grad, gradient)
+    found = []
+    for attend in (run, lambda *x: checkpoint(run, *x, use_reentrant=reentrant)):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        table.zero_grad()
+        torch.manual_seed(3)
+        attend(*leaves).backward()
+        found.append([x.grad.clone() for x in (*leaves, table.biases)])
+    same_bits(*found)
 
 
 @every_scheme
@@ -265,16 +308,12 @@ def test_frozen_parameters_cost_no_gradient_work(table, monkeypatch):
 
 
 def test_a_shared_table_adds_gradients(table):
-    query, key, value = tensors()
-    other = [x.detach() for x in tensors(seed=5)]
-    alone = []
-    for inputs in ((query, key, value), other):
-        table.zero_grad()
-        loss_of(table)(*inputs).backward()
-        alone.append(table.biases.grad.clone())
-    table.zero_grad()
-    (loss_of(table)(query, key, value) + loss_of(table)(*other)).backward()
-    torch.testing.assert_close(table.biases.grad, alone[0] + alone[1], rtol=0, atol=0)
+    losses = [loss_of(table)(*tensors(seed=seed)) for seed in (0, 5)]
+    first, second, both = (
+        torch.autograd.grad(loss, table.biases, retain_graph=True)[0]
+        for loss in (*losses, sum(losses))
+    )
+    assert torch.equal(both, first + second)
 
 
 def test_lse_alone_and_expanded_gradients():
@@ -285,17 +324,6 @@ def test_lse_alone_and_expanded_gradients():
     want = torch.softmax(scores, -1) @ key.detach() / 2
     torch.testing.assert_close(query.grad, want)
     assert value.grad is None or not value.grad.any()
-
-
-def test_mixed_table_dtypes_keep_their_gradient_dtype():
-    for dtype in (torch.bfloat16, torch.float16):
-        position = relpos.BiasRPE(HEADS, 4)
-        inputs = [x.detach().to(dtype).requires_grad_() for x in tensors()]
-        out = relpos.attention(*inputs, position=position)
-        assert out.dtype == dtype
-        out.float().square().sum().backward()
-        assert position.biases.grad.dtype == torch.float32
-        assert all(x.grad.dtype == dtype for x in inputs)
 
 
 def test_autocast_casts_as_sdpa_does():
@@ -355,12 +383,3 @@ def test_conjugate_and_negated_views_are_resolved():
         relpos.attention(negated, key, value),
         relpos.attention(negated.resolve_neg().clone(), key, value),
     )
-
-
-def test_meta_tensors_give_shapes():
-    query = torch.empty(2, 4, 3, 8, device="meta")
-    key, value = torch.empty(2, 4, 5, 8, device="meta"), torch.empty(2, 4, 5, 6, device="meta")
-    out, lse, weights = relpos.attention(query, key, value, return_lse=True, return_weights=True)
-    assert out.shape == (2, 4, 3, 6)
-    assert lse.shape == (2, 4, 3)
-    assert weights.shape == (2, 4, 3, 5)
