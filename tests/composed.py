@@ -1,7 +1,7 @@
 """What the tests of relpos.compose share: calls, distances and dense formulas in plain torch."""
 
 import torch
-from oracle import gradients
+from oracle import allowed_pairs, gradients, positions
 from relpos import compose
 
 B, H, HK, D, DV = 2, 4, 2, 8, 6
@@ -71,17 +71,11 @@ def softmax_over(scores, v, hidden):
     return weights @ v, lse.masked_fill(empty, -torch.inf)
 
 
-def drawn(queries, keys, heads=H, kv_heads=H, dtype=DOUBLE, seed=0):
-    torch.manual_seed(seed)
-    shapes = ((heads, queries, D), (kv_heads, keys, D), (kv_heads, keys, DV), (heads, queries, DV))
+def drawn(queries, keys, kv_heads=H, value_dim=DV, dtype=DOUBLE):
+    torch.manual_seed(0)
+    shapes = [(H, queries, D), (kv_heads, keys, D)]
+    shapes += [(kv_heads, keys, value_dim), (H, queries, value_dim)]
     return [torch.randn(B, *shape, dtype=DOUBLE).to(dtype) for shape in shapes]
-
-
-def places(queries, keys, q_offset, k_offset=0):
-    def rows(offset, length):
-        return torch.as_tensor(offset).reshape(-1, 1).expand(B, 1) + torch.arange(length)
-
-    return rows(q_offset, queries), rows(k_offset, keys)
 
 
 def spread(x):
@@ -89,28 +83,92 @@ def spread(x):
     return x.repeat_interleave(H // x.shape[1], 1)
 
 
-def agree(run, formula, tensors, dout, leaves=()):
-    """Both give (out, lse); outputs, log-sum-exps and every gradient are equal in double, the
-    gradient of the log-sum-exp among them."""
-    tensors = [x.detach().requires_grad_() for x in tensors]
-    leaves = [*tensors, *leaves]
-    found, wanted = run(*tensors), formula(*tensors)
-    keep = wanted[1].isfinite()
-    assert torch.equal(keep, found[1].isfinite())
-    for one, other in zip(found, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
-    sums = [(out * dout).sum() + lse[keep].square().sum() for out, lse in (found, wanted)]
-    for one, other in zip(
-        *(gradients([s], [torch.ones_like(s)], leaves) for s in sums), strict=True
+class Scene:
+    """Tensors of a call, where they stand, and which pairs of them are hidden. True for padding or
+    sinks draws them."""
+
+    def __init__(
+        self,
+        queries,
+        keys,
+        kv_heads=H,
+        value_dim=DV,
+        dtype=DOUBLE,
+        causal=True,
+        padding=False,
+        sinks=False,
+        **said,
     ):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+        self.q, self.k, self.v, self.dout = drawn(queries, keys, kv_heads, value_dim, dtype)
+        self.options, self.scale = said, said.get("scale", D**-0.5)
+        self.leaves = []
+        if padding:
+            said["key_padding_mask"] = torch.zeros(B, keys, dtype=torch.bool)
+            said["key_padding_mask"][0, :2] = said["key_padding_mask"][1, keys // 2] = True
+        if sinks:
+            said["sinks"] = torch.randn(H, dtype=DOUBLE, requires_grad=True)
+            self.leaves.append(said["sinks"])
+        if kv_heads != H:
+            said["enable_gqa"] = True
+        at = {name: x for name, x in said.items() if "offset" in name or "positions" in name}
+        self.pos_q, self.pos_k = positions(B, queries, keys, **at)
+        self.distance = self.pos_q[:, :, None] - self.pos_k[:, None, :]
+        masks = {n: said[n] for n in ("window", "key_range", "key_padding_mask") if n in said}
+        masks |= {"heads": H, "is_causal": causal}
+        self.hidden = ~allowed_pairs(self.pos_q, self.pos_k, **masks)
+
+    def attended(self, scores, v):
+        """Output and log-sum-exp of scores of all pairs."""
+        cap, sinks, hidden = self.options.get("softcap"), self.options.get("sinks"), self.hidden
+        if cap is not None:
+            scores = cap * torch.tanh(scores / cap)
+        if sinks is not None:  # a key without a value that nobody hides
+            scores = torch.cat([scores, sinks[:, None, None].expand(*scores.shape[:3], 1)], -1)
+            hidden = torch.nn.functional.pad(hidden, (0, 1))
+            v = torch.nn.functional.pad(v, (0, 0, 0, 1))
+        return softmax_over(scores, v, hidden)
+
+    def agree(self, call, formula, leaves=()):
+        """call(q, k, v, **options) and formula(q, k, v), of keys and values of all heads, are (out,
+        lse); they and every gradient are equal in double, that of the log-sum-exp among them."""
+        tensors = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        q, k, v = tensors
+        found = call(q, k, v, **self.options, return_lse=True)
+        wanted = formula(q, spread(k), spread(v))
+        leaves = [*tensors, *leaves, *self.leaves]
+        keep = wanted[1].isfinite()
+        assert torch.equal(keep, found[1].isfinite())
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+        sums = [(out * self.dout).sum() + lse[keep].square().sum() for out, lse in (found, wanted)]
+        for one, other in zip(
+            *(gradients([s], [torch.ones_like(s)], leaves) for s in sums), strict=True
+        ):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
 
 
+_FIRST = torch.stack([torch.arange(11) - 7, torch.arange(11) // 2]).clamp(min=0)
 CALLS = {
-    "square": (13, 13, {}),
-    "cache": (5, 14, {"q_offset": 9}),
-    "one query": (1, 14, {"q_offset": 13}),
-    "ragged": (4, 12, {"q_offset": torch.tensor([8, 3]), "k_offset": torch.tensor([0, -5])}),
-    "early": (6, 6, {"q_offset": -2}),  # two queries see no key
-    "window": (13, 13, {"window": (6, 0)}),
+    "square": {"queries": 13, "keys": 13},
+    "cache": {"queries": 5, "keys": 14, "q_offset": 9},
+    "one query": {"queries": 1, "keys": 14, "q_offset": 13},
+    "ragged": {
+        "queries": 4,
+        "keys": 12,
+        "q_offset": torch.tensor([8, 3]),
+        "k_offset": torch.tensor([0, -5]),
+    },
+    "early": {"queries": 6, "keys": 6, "q_offset": -2},  # two queries see no key
+    "window": {"queries": 13, "keys": 13, "window": (6, 0), "q_offset": 3, "k_offset": 3},
+    "range of keys": {"queries": 11, "keys": 11, "key_range": (_FIRST, _FIRST + 6)},
+    "grouped heads, padding, sinks, softcap": {
+        "queries": 11,
+        "keys": 11,
+        "kv_heads": HK,
+        "padding": True,
+        "sinks": True,
+        "softcap": 2.0,
+        "scale": 0.7,
+    },
 }
+OFFSETS = ("square", "cache", "ragged", "early")

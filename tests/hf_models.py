@@ -1,7 +1,9 @@
 """Small random-weight models of every family that relpos.hf fuses."""
 
+import copy
 from dataclasses import dataclass
 
+import relpos
 import torch
 import transformers
 from near import close_to_largest
@@ -58,141 +60,134 @@ class Family:
     oracle: str = "eager"
     prompt: str = "ids"
 
+    def configured(self, **more) -> torch.nn.Module:
+        """The model with the weights that transformers gives it."""
+        name = self.config or self.model.split("For")[0].removesuffix("Model") + "Config"
+        return getattr(transformers, self.model)(
+            getattr(transformers, name)(**{**self.options, **more})
+        )
+
     def make(self, **more) -> torch.nn.Module:
         """The model in evaluation mode, its tables scaled so that the bias matters."""
-        name = self.config or self.model.split("For")[0].removesuffix("Model") + "Config"
         torch.manual_seed(0)
-        config = getattr(transformers, name)(**{**self.options, **more})
-        model = getattr(transformers, self.model)(config).eval()
+        model = self.configured(**more).eval()
         for part in model.modules():
             if isinstance(part, transformers.PreTrainedModel):
                 part.config._attn_implementation = self.oracle
-        with torch.no_grad():
-            for parameter_name, parameter in model.named_parameters():
-                if parameter_name.endswith(("relative_attention_bias.weight", "sinks")):
-                    parameter.normal_(0.0, 1.5)
-                elif parameter.dim() > 1:
-                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-                if "d_kv" in self.options and parameter_name.endswith(".q.weight"):
-                    parameter *= self.options["d_kv"] ** -0.5  # T5 has no scale on its scores
-        return model
+        return weighty(model, self.options.get("d_kv", 1))
 
 
-_SEQ2SEQ = "ForConditionalGeneration"
+@torch.no_grad()
+def weighty(model: torch.nn.Module, head_dim: int = 1) -> torch.nn.Module:
+    """With random weights that matter. T5, which has no scale on its scores, gives its head_dim."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(("relative_attention_bias.weight", "sinks")):
+            parameter.normal_(0.0, 1.5)
+        elif parameter.dim() > 1:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+        if name.endswith(".q.weight"):
+            parameter *= head_dim**-0.5
+    return model
+
+
+def _t5(prefix, prompt="ids", **more):
+    model = f"{prefix}ForConditionalGeneration"
+    return Family(model, {**_T5, **more}, "encoder-decoder", prompt=prompt)
+
+
+def _decoder(prefix, options=_GROUPED, config="", oracle="eager", **more):
+    return Family(f"{prefix}ForCausalLM", {**options, **more}, "decoder", config, oracle)
+
+
+_LOCAL_GLOBAL = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES = {
-    "T5": Family(f"T5{_SEQ2SEQ}", _T5, "encoder-decoder"),
-    "T5, gated (Flan-T5)": Family(
-        f"T5{_SEQ2SEQ}", {**_T5, "feed_forward_proj": "gated-gelu"}, "encoder-decoder"
+    "T5": _t5("T5"),
+    "T5, gated (Flan-T5)": _t5("T5", feed_forward_proj="gated-gelu"),
+    "mT5": _t5("MT5"),
+    "UMT5": _t5("UMT5"),
+    "LongT5, local": _t5("LongT5", local_radius=4),
+    "LongT5, transient global": _t5(
+        "LongT5", local_radius=4, global_block_size=4, encoder_attention_type="transient-global"
     ),
-    "mT5": Family(f"MT5{_SEQ2SEQ}", _T5, "encoder-decoder"),
-    "UMT5": Family(f"UMT5{_SEQ2SEQ}", _T5, "encoder-decoder"),
-    "LongT5, local": Family(f"LongT5{_SEQ2SEQ}", {**_T5, "local_radius": 4}, "encoder-decoder"),
-    "LongT5, transient global": Family(
-        f"LongT5{_SEQ2SEQ}",
-        {
-            **_T5,
-            "local_radius": 4,
-            "global_block_size": 4,
-            "encoder_attention_type": "transient-global",
-        },
-        "encoder-decoder",
+    "Switch": _t5(
+        "SwitchTransformers",
+        num_experts=2,
+        num_sparse_encoder_layers=1,
+        num_sparse_decoder_layers=1,
+        router_jitter_noise=0.0,
     ),
-    "Switch": Family(
-        f"SwitchTransformers{_SEQ2SEQ}",
-        {
-            **_T5,
-            "num_experts": 2,
-            "num_sparse_encoder_layers": 1,
-            "num_sparse_decoder_layers": 1,
-            "router_jitter_noise": 0.0,
-        },
-        "encoder-decoder",
-    ),
-    "Pop2Piano": Family(f"Pop2Piano{_SEQ2SEQ}", _T5, "encoder-decoder", prompt="embeddings"),
+    "Pop2Piano": _t5("Pop2Piano", prompt="embeddings"),
     "MPNet": Family(
         "MPNetModel",
         {**_DECODER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
         "encoder",
     ),
-    "BLOOM": Family(
-        "BloomForCausalLM", {**_TOKENS, "hidden_size": 24, "n_layer": 2, "n_head": 6}, "decoder"
-    ),
-    "MPT": Family(
-        "MptForCausalLM",
-        {**_TOKENS, "d_model": 24, "n_layers": 2, "n_heads": 6, "max_seq_len": 1024},
-        "decoder",
-    ),
+    "BLOOM": _decoder("Bloom", _TOKENS, hidden_size=24, n_layer=2, n_head=6),
+    "MPT": _decoder("Mpt", _TOKENS, d_model=24, n_layers=2, n_heads=6, max_seq_len=1024),
     # In 5.23.0 Falcon's eager path adds ALiBi twice (in the mask and in the layer), sdpa once.
-    "Falcon, ALiBi": Family(
-        "FalconForCausalLM", {**_FALCON, "alibi": True, "multi_query": False}, "decoder", "", "sdpa"
+    "Falcon, ALiBi": _decoder("Falcon", _FALCON, oracle="sdpa", alibi=True, multi_query=False),
+    "Falcon, ALiBi, one key head": _decoder(
+        "Falcon", _FALCON, oracle="sdpa", alibi=True, multi_query=True
     ),
-    "Falcon, ALiBi, one key head": Family(
-        "FalconForCausalLM", {**_FALCON, "alibi": True, "multi_query": True}, "decoder", "", "sdpa"
+    "Falcon, rotary": _decoder("Falcon", _FALCON, alibi=False, multi_query=True),
+    "Llama": _decoder("Llama"),
+    "Mistral, window": _decoder("Mistral", sliding_window=6),
+    "Qwen2": _decoder("Qwen2"),
+    "Qwen2, window": _decoder(
+        "Qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1
     ),
-    "Falcon, rotary": Family(
-        "FalconForCausalLM", {**_FALCON, "alibi": False, "multi_query": True}, "decoder"
+    "Qwen3": _decoder("Qwen3"),
+    "Gemma": _decoder("Gemma"),
+    "Gemma 2": _decoder("Gemma2", attn_logit_softcapping=1.5, sliding_window=6),
+    "Gemma 2, no softcap": _decoder("Gemma2", attn_logit_softcapping=None, sliding_window=6),
+    "Gemma 3": _decoder("Gemma3", config="Gemma3TextConfig", **_LOCAL_GLOBAL),
+    "Phi": _decoder("Phi", _DECODER),
+    "Phi-3": _decoder("Phi3", sliding_window=7),
+    "GPT-NeoX": _decoder("GPTNeoX", _DECODER),
+    "GPT-OSS": _decoder(
+        "GptOss",
+        **_LOCAL_GLOBAL,
+        num_local_experts=4,
+        num_experts_per_tok=4,  # a choice of some has no gradient
+        experts_implementation="eager",  # the others have no float64
     ),
-    "Llama": Family("LlamaForCausalLM", _GROUPED, "decoder"),
-    "Mistral, window": Family("MistralForCausalLM", {**_GROUPED, "sliding_window": 6}, "decoder"),
-    "Qwen2": Family("Qwen2ForCausalLM", _GROUPED, "decoder"),
-    "Qwen2, window": Family(
-        "Qwen2ForCausalLM",
-        {**_GROUPED, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-        "decoder",
-    ),
-    "Qwen3": Family("Qwen3ForCausalLM", _GROUPED, "decoder"),
-    "Gemma": Family("GemmaForCausalLM", _GROUPED, "decoder"),
-    "Gemma 2": Family(
-        "Gemma2ForCausalLM",
-        {**_GROUPED, "attn_logit_softcapping": 1.5, "sliding_window": 6},
-        "decoder",
-    ),
-    "Gemma 2, no softcap": Family(
-        "Gemma2ForCausalLM",
-        {**_GROUPED, "attn_logit_softcapping": None, "sliding_window": 6},
-        "decoder",
-    ),
-    "Gemma 3": Family(
-        "Gemma3ForCausalLM",
-        {
-            **_GROUPED,
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
-        "decoder",
-        "Gemma3TextConfig",
-    ),
-    "Phi": Family("PhiForCausalLM", _DECODER, "decoder"),
-    "Phi-3": Family("Phi3ForCausalLM", {**_GROUPED, "sliding_window": 7}, "decoder"),
-    "GPT-NeoX": Family("GPTNeoXForCausalLM", _DECODER, "decoder"),
-    "GPT-OSS": Family(
-        "GptOssForCausalLM",
-        {
-            **_GROUPED,
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "num_local_experts": 4,
-            "num_experts_per_tok": 4,  # a choice of some has no gradient
-            "experts_implementation": "eager",  # the others have no float64
-        },
-        "decoder",
-    ),
-    "GPT-J": Family(
-        "GPTJForCausalLM",
-        {
-            **_TOKENS,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "rotary_dim": 4,
-            "n_positions": 1024,
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-        },
-        "decoder",
+    "GPT-J": _decoder(
+        "GPTJ",
+        {**_TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 1024},
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     ),
 }
+# Without an adapter: absolute positions, windows on both sides, chunks.
+OTHERS = {
+    "BERT": Family("BertModel", _DECODER, "encoder"),
+    "ModernBERT": Family(
+        "ModernBertModel",
+        {**_DECODER, "local_attention": 6, "global_attn_every_n_layers": 2},
+        "encoder",
+    ),
+    "Llama 4": _decoder(
+        "Llama4",
+        config="Llama4TextConfig",
+        intermediate_size_mlp=40,
+        num_local_experts=1,
+        attention_chunk_size=6,
+        layer_types=["chunked_attention", "full_attention"],
+    ),
+    "StableLM": _decoder("StableLm", _DECODER, num_key_value_heads=2),
+}
+
+
+def pair(family: str | Family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model, and a linearized copy of it."""
+    model = (FAMILIES[family] if isinstance(family, str) else family).make(**more)
+    return model, relpos.hf.linearize(copy.deepcopy(model))
+
+
+def states(model: torch.nn.Module) -> set[str]:
+    """What the report says of the layers."""
+    return {layer.state for layer in relpos.hf.report(model).layers}
 
 
 def inputs(family: Family, length: int = 21, rows: int = 2, mask: str = "padded") -> dict:
@@ -237,6 +232,14 @@ def outputs(family: Family, model: torch.nn.Module, given: dict) -> tuple[torch.
 def same(ours, theirs, what="result"):
     """Equal to the rounding of a model in float32."""
     close_to_largest(ours, theirs, FLOAT32_MODEL, what)
+
+
+def same_outputs(family, ours, theirs, given=None):
+    """Two models give the same, and gradients of the same parameters."""
+    given = inputs(family) if given is None else given
+    (a, gradients), (b, expected) = (outputs(family, model, given) for model in (ours, theirs))
+    same(a, b)
+    assert gradients.keys() == expected.keys()
 
 
 def same_generation(ours, theirs, tokens, **given):

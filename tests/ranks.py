@@ -33,7 +33,7 @@ def serve(pipe, rank, size, store, seconds):
         world_size=size,
         timeout=datetime.timedelta(seconds=seconds),
     )
-    pipe.send("ready")
+    pipe.send(("result", "ready"))
     while True:
         task = pipe.recv()
         if task is None:
@@ -63,44 +63,34 @@ class Ranks:
             self.pipes.append(here)
             self.processes.append(process)
         for rank in range(size):
-            self._receive(rank)
+            self.answer(rank)
 
-    def _receive(self, rank):
+    def answer(self, rank):
+        """Of the next task that was sent to this rank; a Failed is what it raised."""
         if not self.pipes[rank].poll(2 * self.seconds):
             self.close()
             raise TimeoutError(f"rank {rank} did not answer")
-        return self.pipes[rank].recv()
+        kind, *answer = self.pipes[rank].recv()
+        return Failed(rank, *answer) if kind == "raised" else answer[0]
 
-    def run(self, function, /, **arguments):
-        """What function(**arguments) returns on each rank, or the Failed of each that raised."""
+    def results(self, function, /, **arguments):
+        """What function(**arguments) returns on each rank; raises what the first one raised."""
         for pipe in self.pipes:
             pipe.send((function, arguments))
         answers = {}
         while len(answers) < self.size:
-            open_pipes = [self.pipes[r] for r in range(self.size) if r not in answers]
+            waiting = {self.pipes[r]: r for r in range(self.size) if r not in answers}
             failed = any(isinstance(answer, Failed) for answer in answers.values())
-            ready = wait(open_pipes, patience.timeout(10) if failed else 2 * self.seconds)
+            ready = wait(waiting, patience.timeout(10) if failed else 2 * self.seconds)
             if not ready:  # they wait for a rank that has failed
                 self.close()
                 missing = f"no answer from all ranks; {[str(a) for a in answers.values()]}"
                 raise TimeoutError(missing)
-            for pipe in ready:
-                rank = self.pipes.index(pipe)
-                answer = pipe.recv()
-                answers[rank] = answer[1] if answer[0] == "result" else Failed(rank, *answer[1:])
+            answers |= {waiting[pipe]: self.answer(waiting[pipe]) for pipe in ready}
+        for rank in range(self.size):
+            if isinstance(answers[rank], Failed):
+                raise answers[rank]
         return [answers[rank] for rank in range(self.size)]
-
-    def answer(self, rank):
-        """Of a task that was sent to this rank alone."""
-        answer = self._receive(rank)
-        return answer[1] if answer[0] == "result" else Failed(rank, *answer[1:])
-
-    def results(self, function, /, **arguments):
-        found = self.run(function, **arguments)
-        for answer in found:
-            if isinstance(answer, Failed):
-                raise answer
-        return found
 
     def close(self):
         self.closed = True

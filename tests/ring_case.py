@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from oracle import oracle_of
 from relpos import distributed
+from relpos.distributed._layout import held, placed
 from sample import trained
 
 HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 8
@@ -41,8 +42,6 @@ class Case:
         key_heads=None,
         dtype=torch.float32,
         padding=False,
-        positions=None,
-        key_range=None,
         function="ring_attention",
         lengths=None,
         **options,
@@ -57,21 +56,18 @@ class Case:
         self.v = draw(3, batch, key_heads, keys, VALUE_DIM, dtype=dtype)
         self.dout = draw(4, batch, heads, queries, VALUE_DIM, dtype=dtype)
         self.dlse = draw(5, batch, heads, queries)
-        self.chosen, self.modules, self.inputs, self.input_names = [], [], [], []
+        self.chosen, self.modules, self.inputs = [], [], []
         self.input_axes, self.input_sides = [], []  # of tokens: the axis, "queries" or "keys"
         for name, number in schemes:
             module, part = trained(name, number, heads, HEAD_DIM, VALUE_DIM, key_heads=key_heads)
             drawn = drawn_inputs(name, part.options, batch, heads, queries, keys)
             self.chosen.append((name, part.options))
             self.modules.append(module)
-            self.inputs.append(list(drawn.values()))
-            self.input_names.append(list(drawn))
+            self.inputs.append(drawn)
             shapes = [spec.shape for spec in module._inputs]
             self.input_axes.append([token_axis(shape) for shape in shapes])
             self.input_sides.append([shape[token_axis(shape)] for shape in shapes])
         self.padding = draw(7, batch, keys) > 0.7 if padding else None
-        self.positions = positions
-        self.key_range = key_range
 
     def cast(self, dtype):
         """Itself in another dtype, with gradients to come."""
@@ -86,33 +82,30 @@ class Case:
 
     def each_input(self, change):
         """The inputs, floating ones changed."""
-        return [[change(x) if x.is_floating_point() else x for x in g] for g in self.inputs]
+        return [
+            {n: change(x) if x.is_floating_point() else x for n, x in given.items()}
+            for given in self.inputs
+        ]
 
     def result_axes(self):
         """{result: the axis of its tokens} where that is not 2."""
-        held = zip(chain(*self.inputs), chain(*self.input_axes), strict=True)
+        given = chain(*(part.values() for part in self.inputs))
+        held = zip(given, chain(*self.input_axes), strict=True)
         floating = [axis for x, axis in held if x.is_floating_point()]
         return {f"dinput{n}": axis for n, axis in enumerate(floating)}
 
     def position(self, inputs):
         parts = [
-            module(*given) if given else module
+            module(*given.values()) if given else module
             for module, given in zip(self.modules, inputs, strict=True)
         ]
         return parts or None
-
-    def parameters(self):
-        return [p for module in self.modules for p in module.parameters()]
 
     def whole(self, dtype, apart=False):
         """{name: result} of one process; apart: of packed sequences, each by relpos.attention."""
         self.cast(dtype)
         inputs = self.each_input(lambda x: x.clone().requires_grad_())
         options = {k: v for k, v in self.options.items() if k not in OWN}
-        if self.positions is not None:
-            options["q_positions"], options["k_positions"] = self.positions
-        if self.key_range is not None:
-            options["key_range"] = self.key_range
         if "cu_seqlens" in self.options:
             run = self.each_alone if apart else self.packed
             return self.gradients(*run(options, inputs), inputs)
@@ -155,8 +148,8 @@ class Case:
                 return x.narrow(axis, first, end - first)
 
             cut = [
-                [own(*each) for each in zip(*part, strict=True)]
-                for part in zip(inputs, self.input_axes, self.input_sides, strict=True)
+                {n: own(*each) for n, *each in zip(part, part.values(), *places, strict=True)}
+                for part, *places in zip(inputs, self.input_axes, self.input_sides, strict=True)
             ]
             results.append(
                 relpos.attention(
@@ -175,8 +168,8 @@ class Case:
         """{name: result}; of a shard where its leaves are given."""
         if leaves is None:
             leaves, dout, dlse = [self.q, self.k, self.v], self.dout, self.dlse
-        given = [x for own in inputs for x in own if x.is_floating_point()]
-        parameters = [p for p in self.parameters() if p.requires_grad]
+        given = [x for own in inputs for x in own.values() if x.is_floating_point()]
+        parameters = [p for part in self.modules for p in part.parameters() if p.requires_grad]
         torch.autograd.backward(
             [out, lse], [dout, dlse.masked_fill(torch.isneginf(lse), 0.0)], inputs=None
         )
@@ -200,18 +193,17 @@ class Case:
         self.cast(dtype)
         leaves = [self.shard(x.detach(), 2).requires_grad_() for x in (self.q, self.k, self.v)]
         inputs = [
-            [
-                self.shard(x, axis).requires_grad_(x.is_floating_point())
-                for x, axis in zip(given, axes, strict=True)
-            ]
+            {
+                name: self.shard(x, axis).requires_grad_(x.is_floating_point())
+                for (name, x), axis in zip(given.items(), axes, strict=True)
+            }
             for given, axes in zip(self.inputs, self.input_axes, strict=True)
         ]
         options = dict(self.options)
-        if self.positions is not None:
-            for name, at in zip(("q_positions", "k_positions"), self.positions, strict=True):
-                options[name] = self.shard(at, -1)
-        if self.key_range is not None:
-            options["key_range"] = tuple(self.shard(bound, -1) for bound in self.key_range)
+        for name in {"q_positions", "k_positions"} & options.keys():
+            options[name] = self.shard(options[name], -1)
+        if "key_range" in options:
+            options["key_range"] = tuple(self.shard(bound, -1) for bound in options["key_range"])
         torch.manual_seed(SEED + dist.get_rank())
         out, lse = getattr(distributed, self.function)(
             *leaves,
@@ -235,28 +227,16 @@ def run(dtype=torch.float32, **case):
     }
 
 
-def joined(found, layout, lengths=None, axes=None):
-    """The whole results from those of all ranks: tokens at their places, parameters summed. axes:
-    that of the tokens of a result, where it is not 2."""
-    from relpos.distributed._layout import held
-
-    whole = {}
+def joined(found, layout="contiguous", **case):
+    """The whole results from those of all ranks: tokens at their places, parameters summed."""
+    axes, whole = Case(**case).result_axes(), {}
     for name in found[0]:
         shards = [torch.from_numpy(rank[name]) for rank in found]
         if name.startswith("dparameter"):
             given = [s for s in shards if s.numel()]
             whole[name] = sum(given[1:], given[0]) if given else shards[0]
             continue
-        axis = (axes or {}).get(name, 2)
+        axis = axes.get(name, 2)
         runs = held("x", layout, [s.shape[axis] for s in shards])
-        first = shards[0].movedim(axis, 0)
-        total = sum(s.shape[axis] for s in shards)
-        joined_rows = first.new_empty((total, *first.shape[1:]))
-        for own, piece in zip(runs, shards, strict=True):
-            at = 0
-            for part in own:
-                rows = piece.movedim(axis, 0)[at : at + part.count]
-                joined_rows[part.start : part.stop : part.step] = rows
-                at += part.count
-        whole[name] = joined_rows.movedim(0, axis)
+        whole[name] = placed(shards, runs, axis)
     return whole

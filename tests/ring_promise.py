@@ -1,6 +1,5 @@
 """What one process promises of a case of relpos.distributed (docs/accuracy.md), and computes."""
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -26,52 +25,26 @@ class Whole(Call):
         }
         self.scale = options.get("scale") or HEAD_DIM**-0.5
         self.chosen, self.modules = case.chosen, case.modules
-        self.given = [
-            dict(zip(names, given, strict=True))
-            for names, given in zip(case.input_names, case.inputs, strict=True)
-        ]
+        self.given = case.inputs
         for given in case.inputs:
-            for x in given:
+            for x in given.values():
                 x.requires_grad_(x.is_floating_point())
         self.place(case)
 
     def place(self, case):
         """Positions of queries and keys, and which pairs see each other."""
-        options, batch = case.options, case.q.shape[0]
-        lengths = case.q.shape[2], case.k.shape[2]
-        bounds = {n: options[n] for n in ("is_causal", "window") if n in options}
-        at = {"q_offset": options.get("q_offset", 0), "k_offset": options.get("k_offset", 0)}
-        key_range = case.key_range
-        if "cu_seqlens" in options:
-            at, key_range = restarted(options, *lengths)
-        elif case.positions is not None:
-            at = dict(zip(("q_positions", "k_positions"), case.positions, strict=True))
-        self.pos_q, self.pos_k = positions(batch, *lengths, **at, place=place_of(self.chosen))
-        self.allowed = allowed_pairs(
-            self.pos_q,
-            self.pos_k,
-            heads=case.q.shape[1],
-            key_padding_mask=case.padding,
-            key_range=key_range,
-            **bounds,
+        at, bounds = (
+            {name: case.options[name] for name in names if name in case.options}
+            for names in (
+                ("q_offset", "k_offset", "q_positions", "k_positions"),
+                ("is_causal", "window", "key_range"),
+            )
         )
-
-
-def restarted(options, queries, keys):
-    """(positions, key range) of packed sequences, each of which starts at 0, or its queries at the
-    offset of its own."""
-    starts_q = options["cu_seqlens"]
-    starts_k = options.get("cu_seqlens_k", starts_q)
-    own_q, own_k = (
-        torch.bucketize(torch.arange(n), starts[1:], right=True)
-        for n, starts in ((queries, starts_q), (keys, starts_k))
-    )
-    offset = options.get("q_offset", torch.zeros(len(starts_q) - 1, dtype=torch.int64))
-    at = {
-        "q_positions": torch.arange(queries) - starts_q[own_q] + offset[own_q],
-        "k_positions": torch.arange(keys) - starts_k[own_k],
-    }
-    return at, (starts_k[own_q], starts_k[own_q + 1])
+        batch, heads, queries, _ = case.q.shape
+        place = place_of(self.chosen)
+        self.pos_q, self.pos_k = positions(batch, queries, case.k.shape[2], **at, place=place)
+        bounds |= {"heads": heads, "key_padding_mask": case.padding}
+        self.allowed = allowed_pairs(self.pos_q, self.pos_k, **bounds)
 
 
 @dataclass
@@ -82,28 +55,21 @@ class Expected:
     alone: dict
 
 
+KNOWN = {}
+
+
 def expected(dtype, **case):
     """Of one process: the same however many ranks share the case."""
     apart = ("layout", "mode", "function", "lengths", "reduce_position")
-    return _expected(dtype, _Arguments({n: x for n, x in case.items() if n not in apart}))
+    case = {name: x for name, x in case.items() if name not in apart}
+    key = dtype, repr(sorted(case.items()))
+    if key not in KNOWN:
+        KNOWN[key] = _expected(dtype, case)
+    return KNOWN[key]
 
 
-class _Arguments:
-    """Arguments of a case, equal where their texts are."""
-
-    def __init__(self, case):
-        self.case, self.text = case, repr(sorted(case.items()))
-
-    def __hash__(self):
-        return hash(self.text)
-
-    def __eq__(self, other):
-        return self.text == other.text
-
-
-@functools.lru_cache(maxsize=1024)
 def _expected(dtype, arguments):
-    case = Case(**arguments.case)
+    case = Case(**arguments)
     whole = Whole(case, dtype)
     found = promised(whole, whole.kept())[0]
     names = {"out": "out", "lse": "lse"}
@@ -119,7 +85,7 @@ def _expected(dtype, arguments):
                 inputs += 1
     return Expected(
         {name: found[theirs] for name, theirs in names.items()},
-        Case(**arguments.case).whole(dtype),
+        Case(**arguments).whole(dtype),
     )
 
 

@@ -1,6 +1,7 @@
 """What ranks run in tests/test_distributed_use.py."""
 
 import ctypes
+import functools
 import gc
 import os
 import signal
@@ -28,9 +29,8 @@ def call(bad_rank, name, change, **options):
             dtype = change
         else:
             options[name] = change
-    for key in ("position",):
-        if isinstance(options.get(key), str):
-            options[key] = eval(options[key], {"relpos": relpos})
+    if "position" in options:
+        options["position"] = relpos.ALiBi(4)
     before = distributed.traffic().sent_bytes
     try:
         distributed.ring_attention(*(torch.ones(s, dtype=dtype) for s in said.values()), **options)
@@ -129,41 +129,40 @@ def dtensors(placement):
     return out.full_tensor().detach().numpy(), q.grad.full_tensor().numpy()
 
 
-def on_mesh(layout, name):
-    """(out, gradients of q, k, v and the table) of a 2 x 2 mesh, whole, on every rank."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
+def grouped_heads(attend, cut, name, seed):
+    """out, gradients of q, k, v, each `cut`, and of the table."""
     position = relpos.T5Bias(4, bidirectional=False)
     with torch.no_grad():
         position.relative_attention_bias.weight.copy_(draw(9, 32, 4))
-    whole = [draw(n, 2, h, 48, 8) for n, h in enumerate((4, 2, 2))]
-    leaves = [
-        distributed.shard(x, layout=layout, dim=2, group=mesh).requires_grad_() for x in whole
-    ]
-    torch.manual_seed(5 + dist.get_rank())
-    options = {"dropout_p": 0.25} if name == "dropout" else {}
-    out = distributed.ring_attention(
-        *leaves,
-        group=mesh,
-        layout=layout,
-        position=position,
-        is_causal=True,
-        enable_gqa=True,
-        **options,
-    )
+    leaves = [cut(draw(n, 2, h, 48, 8)).requires_grad_() for n, h in enumerate((4, 2, 2))]
+    torch.manual_seed(seed)
+    dropout_p = 0.25 if name == "dropout" else 0.0
+    options = {"is_causal": True, "enable_gqa": True, "dropout_p": dropout_p}
+    out = attend(*leaves, position=position, **options)
     out.square().sum().backward()
-    table = position.relative_attention_bias.weight.grad
+    return [
+        out.detach(),
+        *(x.grad for x in leaves),
+        position.relative_attention_bias.weight.grad,
+    ]
+
+
+def on_mesh(layout, name):
+    """(out, gradients of q, k, v and the table) of a 2 x 2 mesh, whole, on every rank."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
+    on_ranks = {"layout": layout, "group": mesh}
+    attend = functools.partial(distributed.ring_attention, **on_ranks)
+    cut = functools.partial(distributed.shard, dim=2, **on_ranks)
+    *found, table = grouped_heads(attend, cut, name, seed=5 + dist.get_rank())
     dist.all_reduce(table)
-    found = [out.detach(), *(x.grad for x in leaves)]
-    joined = [distributed.unshard(x, layout=layout, dim=2, group=mesh) for x in found]
+    joined = [distributed.unshard(x, dim=2, **on_ranks) for x in found]
     return [x.numpy() for x in (*joined, table)]
 
 
 def traffic(layout, window=None, dtype=torch.float32):
     """Bytes that this rank sent, forward and backward."""
-    q, k, v = (draw(n, 1, 4, 64, 8).to(dtype).requires_grad_() for n in range(3))
-    leaves = [
-        distributed.shard(x, layout=layout, dim=2).detach().requires_grad_() for x in (q, k, v)
-    ]
+    whole = [draw(n, 1, 4, 64, 8, dtype=dtype) for n in range(3)]
+    leaves = [distributed.shard(x, layout=layout, dim=2).requires_grad_() for x in whole]
     before = distributed.traffic().sent_bytes
     out = distributed.ring_attention(*leaves, layout=layout, window=window)
     forward = distributed.traffic().sent_bytes - before

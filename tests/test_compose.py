@@ -2,6 +2,7 @@
 what every composition refuses."""
 
 import math
+from functools import partial
 
 import pytest
 import relpos
@@ -9,19 +10,15 @@ import torch
 from composed import (
     CALLS,
     DOUBLE,
-    DV,
-    HK,
     REMAPS,
     B,
     D,
     H,
-    agree,
+    Scene,
     distances,
     drawn,
     leaking,
-    places,
     softmax_over,
-    spread,
     turned,
 )
 from oracle import gradients
@@ -29,62 +26,26 @@ from relpos import _attention, compose
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+ROPE = relpos.RoPE(D, layout="half")
+
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", REMAPS)
 def test_remapped_distances(name, call):
     function, rule, sizes = REMAPS[name]
-    queries, keys, options = CALLS[call]
-    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
-    hidden = pos_k[:, None, :] > pos_q[:, :, None]
-    if "window" in options:
-        hidden = hidden | (pos_q[:, :, None] - pos_k[:, None, :] > options["window"][0])
-    distance = distances(rule, pos_q, pos_k)
-    q, k, v, dout = drawn(queries, keys)
+    scene = Scene(**CALLS[call])
+    distance = distances(rule, scene.pos_q, scene.pos_k)
     bias = relpos.ALiBi(H, learned=True).double()
-    position = relpos.RoPE(D, layout="half")
-    leaves = []
-    if name != "leaky":  # its fractions are a rotation's alone
-        position, leaves = position + bias, [bias.slopes]
-
-    def run(q, k, v):
-        return function(q, k, v, position=position, **sizes, **options, return_lse=True)
+    biased = name != "leaky"  # its fractions are a rotation's alone
 
     def formula(q, k, v):
-        scores = turned(q, k, distance) / math.sqrt(D)
-        if leaves:
+        scores = scene.scale * turned(q, k, distance)
+        if biased:
             scores = scores - bias.slopes[:, None, None] * distance[:, None]
-        return softmax_over(scores, v, hidden[:, None])
+        return scene.attended(scores, v)
 
-    agree(run, formula, (q, k, v), dout, leaves)
-
-
-@pytest.mark.parametrize("name", REMAPS)
-def test_remaps_take_grouped_heads_padding_sinks_and_a_softcap(name):
-    function, rule, sizes = REMAPS[name]
-    q, k, v, dout = drawn(11, 11, kv_heads=HK)
-    padding = torch.zeros(B, 11, dtype=torch.bool)
-    padding[0, :3] = padding[1, 5] = True
-    sinks = torch.randn(H, dtype=DOUBLE, requires_grad=True)
-    pos_q, pos_k = places(11, 11, 0)
-    hidden = (pos_k[:, None, :] > pos_q[:, :, None]) | padding[:, None, :]
-    distance = distances(rule, pos_q, pos_k)
-    options = {"key_padding_mask": padding, "enable_gqa": True, "scale": 0.7, "softcap": 2.0}
-
-    def run(q, k, v):
-        position = relpos.RoPE(D, layout="half")
-        return function(
-            q, k, v, position=position, **sizes, **options, sinks=sinks, return_lse=True
-        )
-
-    def formula(q, k, v):
-        scores = 2.0 * torch.tanh(0.7 * turned(q, spread(k), distance) / 2.0)
-        scores = torch.cat([scores, sinks[:, None, None].expand(B, H, 11, 1)], -1)
-        seen = torch.cat([hidden[:, None], torch.zeros(B, 1, 11, 1, dtype=torch.bool)], -1)
-        nothing = torch.zeros(B, H, 1, DV, dtype=DOUBLE)
-        return softmax_over(scores, torch.cat([spread(v), nothing], 2), seen)
-
-    agree(run, formula, (q, k, v), dout, [sinks])
+    run = partial(function, position=ROPE + bias if biased else ROPE, **sizes)
+    scene.agree(run, formula, [bias.slopes] if biased else [])
 
 
 @pytest.mark.parametrize(
@@ -117,22 +78,19 @@ def test_leaking_distances_are_those_of_su():
 def test_remaps_in_float32(name):
     """Errors are at most 16 roundings of float32 of the largest number."""
     function, rule, sizes = REMAPS[name]
-    q, k, v, dout = drawn(150, 150, dtype=torch.float32)
-    pos_q, pos_k = places(150, 150, 0)
-    hidden = (pos_k[:, None, :] > pos_q[:, :, None])[:, None]
-    distance = distances(rule, pos_q, pos_k)
-    position = relpos.RoPE(D, layout="half")
+    scene = Scene(150, 150, dtype=torch.float32)
+    distance = distances(rule, scene.pos_q, scene.pos_k)
 
     def results(attend, dtype):
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        leaves = [x.to(dtype).requires_grad_() for x in (scene.q, scene.k, scene.v)]
         out = attend(*leaves)
-        return [out.detach(), *gradients([out], [dout.to(dtype)], leaves)]
+        return [out.detach(), *gradients([out], [scene.dout.to(dtype)], leaves)]
 
     def formula(q, k, v):
-        return softmax_over(turned(q, k, distance) / math.sqrt(D), v, hidden)[0]
+        return softmax_over(turned(q, k, distance) / math.sqrt(D), v, scene.hidden)[0]
 
     truth = results(formula, DOUBLE)
-    found = results(lambda *x: function(*x, position=position, **sizes), torch.float32)
+    found = results(partial(function, position=ROPE, **sizes), torch.float32)
     for n, (exact, ours) in enumerate(zip(truth, found, strict=True)):
         error, largest = (ours - exact).abs().max(), exact.abs().max()
         assert error <= 16 * 2.0**-24 * largest, n
@@ -142,49 +100,22 @@ def test_remaps_in_float32(name):
 def test_decoding_gives_the_rows_of_the_prefill(name):
     function, _, sizes = REMAPS[name]
     q, k, v, _ = drawn(12, 12)
-    position = relpos.RoPE(D, layout="half")
-    whole = function(q, k, v, position=position, **sizes)
+    run = partial(function, position=ROPE, **sizes)
+    whole = run(q, k, v)
     for n in range(12):
-        row = function(
-            *(q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1]),
-            position=position,
-            **sizes,
-            q_offset=n,
-        )
+        row = run(q[:, :, n : n + 1], k[:, :, : n + 1], v[:, :, : n + 1], q_offset=n)
         torch.testing.assert_close(row, whole[:, :, n : n + 1], rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", REMAPS)
-def test_remaps_take_a_range_of_keys(name):
-    function, rule, sizes = REMAPS[name]
-    q, k, v, dout = drawn(11, 11)
-    lo = torch.stack([torch.arange(11) - 7, torch.arange(11) // 2]).clamp(min=0)
-    hi = lo + 6
-    pos_q, pos_k = places(11, 11, 0)
-    at = pos_k[:, None, :]
-    hidden = (at > pos_q[:, :, None]) | (at < lo[:, :, None]) | (at >= hi[:, :, None])
-    distance = distances(rule, pos_q, pos_k)
-
-    def run(q, k, v):
-        options = {"key_range": (lo, hi), "return_lse": True}
-        return function(q, k, v, position=relpos.RoPE(D, layout="half"), **sizes, **options)
-
-    def formula(q, k, v):
-        return softmax_over(turned(q, k, distance) / math.sqrt(D), v, hidden[:, None])
-
-    agree(run, formula, (q, k, v), dout)
 
 
 def test_short_inputs_are_plain_attention():
     """While no key is beyond the window, nothing changes."""
     q, k, v, _ = drawn(9, 9)
-    rope = relpos.RoPE(D, layout="half")
-    plain = relpos.attention(q, k, v, position=rope, is_causal=True)
+    plain = relpos.attention(q, k, v, position=ROPE, is_causal=True)
     for out in (
-        compose.self_extend(q, k, v, position=rope, group_size=3, window_size=9),
-        compose.rerope(q, k, v, position=rope, window_size=9),
-        compose.rerope(q, k, v, position=rope, window_size=2, leak=1),
-        compose.dual_chunk(q, k, v, position=rope, chunk_size=10, local_size=1),
+        compose.self_extend(q, k, v, position=ROPE, group_size=3, window_size=9),
+        compose.rerope(q, k, v, position=ROPE, window_size=9),
+        compose.rerope(q, k, v, position=ROPE, window_size=2, leak=1),
+        compose.dual_chunk(q, k, v, position=ROPE, chunk_size=10, local_size=1),
     ):
         torch.testing.assert_close(out, plain, rtol=1e-12, atol=1e-13)
 
@@ -193,7 +124,7 @@ def test_dropout_of_merged_calls_keeps_the_mean():
     q, k, v, _ = drawn(12, 12)
     torch.manual_seed(3)
     many = [x.repeat(400, 1, 1, 1) for x in (q, k, v)]
-    call = {"position": relpos.RoPE(D, layout="half"), "window_size": 4}
+    call = {"position": ROPE, "window_size": 4}
     dropped = compose.rerope(*many, **call, dropout_p=0.3).unflatten(0, (400, B)).mean(0)
     whole = compose.rerope(q, k, v, **call)
     # 400 draws of a factor of variance 0.3 / 0.7: six standard errors of values up to 4
@@ -204,10 +135,6 @@ def test_dropout_of_merged_calls_keeps_the_mean():
 # Arguments
 
 
-ROPE = relpos.RoPE(D, layout="half")
-
-
-LONG = {"factor": 2.0, "max_position_embeddings": 4}
 SIZES = {"group_size": 2, "window_size": 4}
 REFUSED = [
     ("group_size: expected an int from 1", compose.self_extend, {**SIZES, "group_size": 0}),
@@ -234,7 +161,9 @@ REFUSED = [
 
 def made(name):
     return {
-        "dynamic": lambda: relpos.DynamicRoPE(D, layout="half", **LONG),
+        "dynamic": lambda: relpos.DynamicRoPE(
+            D, layout="half", factor=2.0, max_position_embeddings=4
+        ),
         "sink": lambda: ROPE + relpos.AttentionSink(H),
         "mrope": lambda: relpos.MRoPE(D, layout="half", section=[1, 1, 2])(
             *torch.zeros(2, B, 3, 6, dtype=torch.int64)
@@ -265,15 +194,16 @@ def test_refuses_what_places_tokens(name):
     q, k, v, _ = drawn(6, 6)
     if placing._inputs:
         placing = placing(*(torch.zeros(B, 6, dtype=torch.int64) for _ in placing._inputs))
-    message = f"position: {name}.* places tokens where its own rule says"
-    with pytest.raises(ValueError, match=message):
-        compose.self_extend(q, k, v, position=placing, **SIZES)
-    with pytest.raises(ValueError, match=message):
-        compose.rerope(q, k, v, position=[placing], window_size=4)
-    with pytest.raises(ValueError, match=message):
-        compose.dual_chunk(q, k, v, position=[placing, ROPE], chunk_size=6, local_size=2)
-    with pytest.raises(ValueError, match=message):
-        compose.fire(q, k, v, position=[relpos.FIRE(H), placing])
+    for call in (
+        partial(compose.self_extend, position=placing, **SIZES),
+        partial(compose.rerope, position=[placing], window_size=4),
+        partial(compose.dual_chunk, position=[placing, ROPE], chunk_size=6, local_size=2),
+        partial(compose.fire, position=[relpos.FIRE(H), placing]),
+    ):
+        with pytest.raises(
+            ValueError, match=f"position: {name}.* places tokens where its own rule"
+        ):
+            call(q, k, v)
 
 
 def test_refused_tensors():
@@ -313,34 +243,24 @@ def test_refused_where_a_shard_is_not_the_sequence(monkeypatch):
 # Every composition
 
 
-EACH = {
-    "self_extend": lambda q, k, v, **options: compose.self_extend(
-        q, k, v, position=ROPE, **SIZES, **options
-    ),
-    "dual_chunk": lambda q, k, v, **options: compose.dual_chunk(
-        q, k, v, position=ROPE, chunk_size=6, local_size=2, **options
-    ),
-    "rotate_values": lambda q, k, v, **options: compose.rotate_values(
-        q, k, k, position=ROPE, undo=True, **options
-    ),
-    "polar": lambda q, k, v, **options: compose.polar(
-        q, k, v, phase=torch.full((H, D), -1.0), **options
-    ),
-    "tupe": lambda q, k, v, **options: compose.tupe(
-        *(q, k, v), query_position=q, key_position=k, cls=(torch.ones(H), torch.zeros(H)), **options
-    ),
-    "cope": lambda q, k, v, **options: compose.cope(
-        q, k, v, table=torch.ones(4, D), rows=5, **options
-    ),
-    "fire": lambda q, k, v, **options: compose.fire(
-        q, k, v, position=fixed_fire(), rows=5, **options
-    ),
-}
-
-
 def fixed_fire():
     torch.manual_seed(1)
     return relpos.FIRE(H, init_L=4.0)
+
+
+EACH = {
+    "self_extend": partial(compose.self_extend, position=ROPE, **SIZES),
+    "dual_chunk": partial(compose.dual_chunk, position=ROPE, chunk_size=6, local_size=2),
+    "rotate_values": lambda q, k, v, **options: compose.rotate_values(
+        q, k, k, position=ROPE, undo=True, **options
+    ),
+    "polar": partial(compose.polar, phase=torch.full((H, D), -1.0)),
+    "tupe": lambda q, k, v, **options: compose.tupe(
+        *(q, k, v), query_position=q, key_position=k, cls=(torch.ones(H), torch.zeros(H)), **options
+    ),
+    "cope": partial(compose.cope, table=torch.ones(4, D), rows=5),
+    "fire": lambda *x, **options: compose.fire(*x, position=fixed_fire(), rows=5, **options),
+}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,11 +1,11 @@
 """relpos.compose: CoPE, and FIRE beyond its threshold, against the formulas over all pairs."""
 
-import math
+from functools import partial
 
 import pytest
 import relpos
 import torch
-from composed import CALLS, DOUBLE, HK, B, D, H, agree, drawn, places, softmax_over, spread, turned
+from composed import CALLS, DOUBLE, HK, OFFSETS, B, D, H, Scene, drawn, turned
 from oracle import gradients
 from relpos import compose
 
@@ -30,31 +30,15 @@ def counted(q, k, table, scale, seen):
 
 
 @pytest.mark.parametrize("rows", [None, 1, 4])
-@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early"])
+@pytest.mark.parametrize("call", OFFSETS)
 def test_cope(call, rows):
-    queries, keys, options = CALLS[call]
-    q, k, v, dout = drawn(queries, keys, kv_heads=HK)
+    scene = Scene(**CALLS[call], kv_heads=HK, padding=True)
     table = torch.randn(4, D, dtype=DOUBLE, requires_grad=True)
-    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
-    padding = torch.zeros(B, keys, dtype=torch.bool)
-    padding[0, 1] = padding[1, :2] = True
-    seen = ((pos_k[:, None, :] <= pos_q[:, :, None]) & ~padding[:, None, :])[:, None]
-
-    def run(q, k, v):
-        return compose.cope(
-            *(q, k, v),
-            table=table,
-            key_padding_mask=padding,
-            enable_gqa=True,
-            rows=rows,
-            return_lse=True,
-            **options,
-        )
 
     def formula(q, k, v):
-        return softmax_over(counted(q, spread(k), table, D**-0.5, seen), spread(v), ~seen)
+        return scene.attended(counted(q, k, table, scene.scale, ~scene.hidden), v)
 
-    agree(run, formula, (q, k, v), dout, [table])
+    scene.agree(partial(compose.cope, table=table, rows=rows), formula, [table])
 
 
 def test_published_cope():
@@ -98,30 +82,23 @@ def interpolated(module, pos_q, pos_k):
 
 
 @pytest.mark.parametrize("rows", [None, 3])
-@pytest.mark.parametrize("call", ["square", "cache", "one query", "ragged", "early"])
+@pytest.mark.parametrize("call", [*OFFSETS, "one query"])
 def test_fire_beyond_its_threshold(call, rows):
-    queries, keys, options = CALLS[call]
-    q, k, v, dout = drawn(queries, keys, kv_heads=HK)
+    scene = Scene(**CALLS[call], kv_heads=HK, is_causal=True)
     module = relpos.FIRE(H, **FIRE).double()
     with torch.no_grad():
         module.L_multiplier.copy_(torch.tensor([-0.9]))
-    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
-    hidden = (pos_k[:, None, :] > pos_q[:, :, None])[:, None]
-    distance = pos_q[:, :, None] - pos_k[:, None, :]
-    assert (pos_q > 0.9 * FIRE["init_L"]).any() == (call != "early")
+    assert (scene.pos_q > 0.9 * FIRE["init_L"]).any() == (call != "early")
     bias = relpos.ALiBi(H, learned=True).double()
-
-    def run(q, k, v):
-        position = relpos.RoPE(D, layout="half") + module + bias
-        options_ = {"is_causal": True, "enable_gqa": True, "return_lse": True, **options}
-        return compose.fire(q, k, v, position=position, rows=rows, **options_)
+    position = relpos.RoPE(D, layout="half") + module + bias
 
     def formula(q, k, v):
-        scores = turned(q, spread(k), distance) / math.sqrt(D)
-        scores = scores - bias.slopes[:, None, None] * distance.abs()[:, None]
-        return softmax_over(scores + interpolated(module, pos_q, pos_k), spread(v), hidden)
+        scores = scene.scale * turned(q, k, scene.distance)
+        scores = scores - bias.slopes[:, None, None] * scene.distance.abs()[:, None]
+        return scene.attended(scores + interpolated(module, scene.pos_q, scene.pos_k), v)
 
-    agree(run, formula, (q, k, v), dout, [*module.parameters(), bias.slopes])
+    run = partial(compose.fire, position=position, rows=rows)
+    scene.agree(run, formula, [*module.parameters(), bias.slopes])
 
 
 def test_fire_up_to_its_threshold_is_the_fused_call():
@@ -134,20 +111,17 @@ def test_fire_up_to_its_threshold_is_the_fused_call():
 
 
 def test_fire_slices_what_belongs_to_rows():
-    q, k, v, dout = drawn(12, 12)
-    module = relpos.FIRE(H, **FIRE).double()
-    lo = torch.arange(12).sub(3).clamp(min=0)
+    rows = torch.arange(12)
     sinks = torch.randn(B, H, 12, dtype=DOUBLE, requires_grad=True)
-    pos_q, pos_k = places(12, 12, 0)
-    options = {"key_range": (lo, torch.arange(12) + 1), "sinks": sinks, "return_lse": True}
-
-    def run(q, k, v):
-        return compose.fire(q, k, v, position=module, rows=2, **options)
+    options = {"key_range": (rows.sub(3).clamp(min=0), rows + 1), "sinks": sinks}
+    scene, module = Scene(12, 12), relpos.FIRE(H, **FIRE).double()
 
     def formula(q, k, v):
-        return relpos.attention(q, k, v, attn_mask=interpolated(module, pos_q, pos_k), **options)
+        bias = interpolated(module, scene.pos_q, scene.pos_k)
+        return relpos.attention(q, k, v, attn_mask=bias, return_lse=True, **options)
 
-    agree(run, formula, (q, k, v), dout, [*module.parameters(), sinks])
+    run = partial(compose.fire, position=module, rows=2, **options)
+    scene.agree(run, formula, [*module.parameters(), sinks])
 
 
 def test_dropout_of_blocks_is_the_same_in_the_backward_pass():

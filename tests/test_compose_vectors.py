@@ -2,6 +2,7 @@
 over all pairs and against modules of transformers."""
 
 import math
+from functools import partial
 
 import pytest
 import relpos
@@ -9,15 +10,14 @@ import torch
 from composed import (
     CALLS,
     DOUBLE,
-    DV,
     HK,
+    OFFSETS,
     THETA,
     B,
     D,
     H,
-    agree,
+    Scene,
     drawn,
-    places,
     softmax_over,
     spread,
     turned,
@@ -67,32 +67,26 @@ def rotation_matrices(positions, undo=False):
 
 
 @pytest.mark.parametrize("undo", [True, False])
-@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early", "explicit"])
+@pytest.mark.parametrize("call", [*OFFSETS, "explicit"])
 def test_rotated_values(call, undo):
-    queries, keys, options = CALLS.get(call, (7, 9, {}))
-    q, k, _, _ = drawn(queries, keys, kv_heads=HK)
-    v, dout = torch.randn(B, HK, keys, D, dtype=DOUBLE), torch.randn_like(q)
-    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
-    if call == "explicit":
-        pos_q, pos_k = 3 * pos_q + torch.tensor([[2], [0]]), 2 * pos_k
-        options = {"q_positions": pos_q, "k_positions": pos_k}
-    hidden = (pos_k[:, None, :] > pos_q[:, :, None])[:, None]
-    distance = pos_q[:, :, None] - pos_k[:, None, :]
-
-    def run(q, k, v):
-        position = relpos.RoPE(D, layout="half")
-        options_ = {"is_causal": True, "enable_gqa": True, "return_lse": True, **options}
-        return compose.rotate_values(q, k, v, position=position, undo=undo, **options_)
+    explicit = {
+        "queries": 7,
+        "keys": 9,
+        "q_positions": 3 * torch.arange(7) + torch.tensor([[2], [0]]),
+        "k_positions": 2 * torch.arange(9).expand(B, 9),
+    }
+    scene = Scene(**CALLS.get(call, explicit), kv_heads=HK, value_dim=D, is_causal=True)
 
     def formula(q, k, v):
-        scores = turned(q, spread(k), distance) / math.sqrt(D)
-        values = torch.einsum("bjde,bhje->bhjd", rotation_matrices(pos_k), spread(v))
-        out, lse = softmax_over(scores, values, hidden)
+        scores = scene.scale * turned(q, k, scene.distance)
+        values = torch.einsum("bjde,bhje->bhjd", rotation_matrices(scene.pos_k), v)
+        out, lse = scene.attended(scores, values)
         if undo:
-            out = torch.einsum("bide,bhie->bhid", rotation_matrices(pos_q, undo=True), out)
+            out = torch.einsum("bide,bhie->bhid", rotation_matrices(scene.pos_q, undo=True), out)
         return out, lse
 
-    agree(run, formula, (q, k, v), dout)
+    position = relpos.RoPE(D, layout="half")
+    scene.agree(partial(compose.rotate_values, position=position, undo=undo), formula)
 
 
 def test_undone_values_count_by_distance():
@@ -131,27 +125,19 @@ def test_values_turn_where_another_part_places_them(offset):
 # PoPE
 
 
-@pytest.mark.parametrize("call", ["square", "cache", "ragged", "early"])
+@pytest.mark.parametrize("call", OFFSETS)
 def test_polar(call):
-    queries, keys, options = CALLS[call]
-    q, k, v, dout = drawn(queries, keys, kv_heads=HK)
+    scene = Scene(**CALLS[call], kv_heads=HK, is_causal=True)
     phase = torch.linspace(-8, 1, HK * D, dtype=DOUBLE).view(HK, D).requires_grad_()
-    pos_q, pos_k = places(queries, keys, options.get("q_offset", 0), options.get("k_offset", 0))
-    hidden = (pos_k[:, None, :] > pos_q[:, :, None])[:, None]
-    theta = 10000.0 ** (-torch.arange(D, dtype=DOUBLE) / D)
-    angle = (pos_q[:, :, None] - pos_k[:, None, :]).double()[..., None] * theta
-
-    def run(q, k, v):
-        options_ = {"is_causal": True, "enable_gqa": True, "return_lse": True, **options}
-        return compose.polar(q, k, v, phase=phase, **options_)
+    angle = scene.distance[..., None] * 10000.0 ** (-torch.arange(D, dtype=DOUBLE) / D)
 
     def formula(q, k, v):
-        lengths = torch.einsum("bhid,bhjd->bhijd", *((1 + x.exp()).log() for x in (q, spread(k))))
+        lengths = torch.einsum("bhid,bhjd->bhijd", *((1 + x.exp()).log() for x in (q, k)))
         shift = phase.clamp(-2 * math.pi, 0).repeat_interleave(H // HK, 0)[:, None, None]
         scores = (lengths * (angle[:, None] - shift).cos()).sum(-1) / math.sqrt(2 * D)
-        return softmax_over(scores, spread(v), hidden)
+        return scene.attended(scores, v)
 
-    agree(run, formula, (q, k, v), dout, [phase])
+    scene.agree(partial(compose.polar, phase=phase), formula, [phase])
 
 
 # TUPE
@@ -161,32 +147,16 @@ def test_polar(call):
 @pytest.mark.parametrize("untied", [False, True])
 def test_tupe(untied, relative):
     length = 9
-    q, k, v, dout = drawn(length, length, kv_heads=HK)
+    scene = Scene(length, length, kv_heads=HK, padding=True, sinks=True, causal=False)
     of_q = torch.randn(H, length, 3, dtype=DOUBLE, requires_grad=True)
     of_k = torch.randn(B, HK, length, 3, dtype=DOUBLE, requires_grad=True)
     cls = [torch.randn(H, dtype=DOUBLE, requires_grad=True) for _ in range(2)]
     bias = relpos.BiasRPE(H, 3).double()
     torch.nn.init.normal_(bias.biases)
-    padding = torch.zeros(B, length, dtype=torch.bool)
-    padding[0, -2:] = True
-    sinks = torch.randn(H, dtype=DOUBLE, requires_grad=True)
-
-    def run(q, k, v):
-        return compose.tupe(
-            *(q, k, v),
-            query_position=of_q,
-            key_position=of_k,
-            position=bias if relative else None,
-            cls=cls if untied else None,
-            key_padding_mask=padding,
-            enable_gqa=True,
-            sinks=sinks,
-            return_lse=True,
-        )
 
     def formula(q, k, v):
         scale = 1 / math.sqrt(D + 3)
-        scores = scale * torch.einsum("bhid,bhjd->bhij", q, spread(k))
+        scores = scale * torch.einsum("bhid,bhjd->bhij", q, k)
         added = scale * torch.einsum("hid,bhjd->bhij", of_q, spread(of_k))
         if relative:
             row = (torch.arange(length)[:, None] - torch.arange(length)).clamp(-2, 2) + 2
@@ -195,13 +165,17 @@ def test_tupe(untied, relative):
             first = torch.arange(length) == 0
             added = torch.where(first, cls[1][:, None, None], added)
             added = torch.where(first[:, None], cls[0][:, None, None], added)
-        scores = torch.cat([scores + added, sinks[:, None, None].expand(B, H, length, 1)], -1)
-        hidden = torch.cat([padding, torch.zeros(B, 1, dtype=torch.bool)], -1)[:, None, None]
-        nothing = torch.zeros(B, H, 1, DV, dtype=DOUBLE)
-        return softmax_over(scores, torch.cat([spread(v), nothing], 2), hidden)
+        return scene.attended(scores + added, v)
 
-    leaves = [of_q, of_k, sinks, *(cls if untied else []), *([bias.biases] if relative else [])]
-    agree(run, formula, (q, k, v), dout, leaves)
+    run = partial(
+        compose.tupe,
+        query_position=of_q,
+        key_position=of_k,
+        position=bias if relative else None,
+        cls=cls if untied else None,
+    )
+    leaves = [of_q, of_k, *(cls if untied else []), *([bias.biases] if relative else [])]
+    scene.agree(run, formula, leaves)
 
 
 # Modules of transformers, with random weights. All of their arithmetic is in double.

@@ -6,11 +6,12 @@ import pytest
 import ring_case
 import torch
 from conftest import SUMMARY
-from oracle import configs_of, registry
+from oracle import registry
 from ranks import shared
 from relpos.distributed._geometry import HALVED_FROM
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
 from ring_promise import expected, shares_of_bounds, times_alone
+from sample import configurations
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 SIZES = (2, 3, 4) if FULL else (2, 3)
@@ -20,21 +21,7 @@ ROWS = 20  # of queries and heads, from which on two errors are compared
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture
-def pool():
-    """pool(n): n processes."""
-    return shared
-
-
-def configurations():
-    return [
-        (name, number)
-        for name in registry()
-        for number, options in enumerate(configs_of(name, HEADS, HEAD_DIM, VALUE_DIM))
-        if options is not None
-    ]
-
-
+CONFIGURATIONS = configurations(HEADS, HEAD_DIM, VALUE_DIM, registry())
 FOUND = {"bounds": {}, "times": {}}  # {kind of result: numbers of all cases}
 
 
@@ -54,41 +41,38 @@ def keep(kind, values):
         FOUND[kind].setdefault(name.rstrip("0123456789"), []).append(value)
 
 
-def check(ranks, dtype=torch.float32, **case):
+def check(size, dtype=torch.float32, **case):
     """That no number is off by more than twice what one process promises; and that the numbers of
     a result are off by at most twice those of one process, in root mean squares, where they come
     from so many rows that chance does not decide. Of a parameter's numbers, each a sum of terms
     that cancel, few are independent."""
-    answers = ranks.results(ring_case.run, dtype=dtype, **case)
-    axes = ring_case.Case(**case).result_axes()
-    found = joined(answers, case.get("layout", "contiguous"), axes=axes)
+    answers = shared(size).results(ring_case.run, dtype=dtype, **case)
+    found = joined(answers, **case)
     wanted = expected(dtype, **case)
     shares = shares_of_bounds(found, wanted)
     keep("bounds", shares)
-    assert max(shares.values()) <= 2.0, shares
+    assert max(shares.values()) <= 2.0, (case, shares)
     times = {n: x for n, x in times_alone(found, wanted).items() if not n.startswith("dparameter")}
     if found["lse"].numel() >= ROWS:
         keep("times", times)
-        assert max(times.values()) <= 2.0, times
+        assert max(times.values()) <= 2.0, (case, times)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size", SIZES)
-def test_every_scheme(pool, size, layout):
+def test_every_scheme(size, layout):
     """Forward and every gradient, tables, inputs and lse included, alone."""
     turn = LAYOUTS.index(layout) + len(LAYOUTS) * (size - 2)
-    for n, (name, number) in enumerate(configurations()):
+    for n, (name, number) in enumerate(CONFIGURATIONS):
         if FULL or number == 0 or n % 6 == turn:
             for length in LENGTHS:
                 case = {"queries": length + n % 3, "is_causal": n % 2 == 0}
                 case |= {"schemes": [(name, number)], "layout": layout}
-                try:
-                    check(pool(size), **case)
-                except AssertionError as error:
-                    raise AssertionError(f"{case}: {error}") from None
+                check(size, **case)
 
 
 SUM = [("rope", 0), ("t5", 0), ("shaw", 0)]
+MEDIUM = {"schemes": SUM, "queries": 72}
 OPTIONS = {
     "causal": {"is_causal": True},
     "window": {"window": (9, 3)},
@@ -113,66 +97,42 @@ OPTIONS = {
     "fewer tokens than ranks": {"queries": 1},
     "dropout": {"dropout_p": 0.3, "queries": 150, "batch": 2, "is_causal": True},
     "dropout, no position": {"dropout_p": 0.5, "queries": 200, "schemes": []},
-    "packed": {"cu_seqlens": torch.tensor([0, 13, 13, 50, 72])},
-    "packed, causal, window": {
-        "cu_seqlens": torch.tensor([0, 30, 72]),
-        "is_causal": True,
-        "window": (11, -1),
-    },
-    "packed, other keys": {
-        "cu_seqlens": torch.tensor([0, 20, 72]),
-        "cu_seqlens_k": torch.tensor([0, 31, 60]),
-        "keys": 60,
-        "q_offset": torch.tensor([11, 0]),
-        "window": (25, 25),
-    },
-    "packed, other keys, a sink alone": {
-        "schemes": [("attention_sink", 0)],
-        "cu_seqlens": torch.tensor([0, 20, 72]),
-        "cu_seqlens_k": torch.tensor([0, 31, 60]),
-        "keys": 60,
-    },
     "a sink for every query": {"schemes": [("attention_sink", 1), ("t5", 0)], "batch": 3},
-    "key range": {
-        "key_range": (torch.arange(72) // 2, torch.arange(72) // 2 + 20),
-        "q_positions_all": True,
+    "key range": {"key_range": (torch.arange(72) // 2, torch.arange(72) // 2 + 20)},
+    "positions": {
+        "q_positions": torch.arange(72) * 3,
+        "k_positions": torch.arange(72) * 3,
+        "is_causal": True,
     },
-    "positions": {"positions": (torch.arange(72) * 3, torch.arange(72) * 3), "is_causal": True},
     "all_gather": {"mode": "all_gather", "is_causal": True},
     "tiny": {"queries": 300, "window": (40, 0), "batch": 2, "key_heads": 2, "padding": True},
 }
 
 
-def option_case(name):
-    case = {"schemes": SUM, "queries": 72} | OPTIONS[name]
-    case.pop("q_positions_all", None)
-    return case
-
-
 @pytest.mark.parametrize("name", OPTIONS)
-def test_options(pool, name):
+def test_options(name):
     """On 2 and 3 ranks, each option in each layout (in turns, without RELPOS_FULL)."""
     for n, layout in enumerate(LAYOUTS):
         for size in SIZES if FULL else [(2, 3)[(n + len(name)) % 2]]:
-            check(pool(size), layout=layout, **option_case(name))
+            check(size, **MEDIUM | OPTIONS[name] | {"layout": layout})
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(pool, dtype):
+def test_half_precision(dtype):
     """Merged in float32: as close as one call, however many ranks."""
-    check(pool(3), dtype=dtype, queries=100, schemes=SUM, is_causal=True, layout="zigzag")
+    check(3, dtype=dtype, queries=100, schemes=SUM, is_causal=True, layout="zigzag")
 
 
 @pytest.mark.parametrize("lengths", [[10, 62], [0, 72], [71, 1]])
-def test_uneven_shards(pool, lengths):
+def test_uneven_shards(lengths):
     for options in ({"is_causal": True}, {"padding": True}, {"dropout_p": 0.2}):
-        check(pool(2), lengths=lengths, queries=72, schemes=SUM, **options)
+        check(2, lengths=lengths, **MEDIUM, **options)
 
 
-def test_uneven_shards_of_which_some_are_long(pool):
+def test_uneven_shards_of_which_some_are_long():
     """The keys of one rank are one run, those of the others two."""
     lengths = [300, HALVED_FROM - 1, 373]
-    check(pool(3), lengths=lengths, queries=sum(lengths), schemes=SUM, is_causal=True)
+    check(3, lengths=lengths, queries=sum(lengths), schemes=SUM, is_causal=True)
 
 
 LONG = {  # and the layout without RELPOS_FULL
@@ -185,49 +145,40 @@ LONG = {  # and the layout without RELPOS_FULL
     ),
     "positions, window": (
         "zigzag",
-        {"positions": (torch.arange(800) * 3, torch.arange(800) * 3), "window": (90, 0)},
-    ),
-    "packed": (
-        "contiguous",
-        {"cu_seqlens": torch.tensor([0, 130, 600, 800]), "window": (99, 99)},
+        {
+            "q_positions": torch.arange(800) * 3,
+            "k_positions": torch.arange(800) * 3,
+            "window": (90, 0),
+        },
     ),
     "dropout": ("zigzag", {"dropout_p": 0.3}),
 }
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_long_shards(pool, name):
+def test_long_shards(name):
     """On more than two ranks their keys are computed with, and their gradients sent, by halves."""
     own_layout, options = LONG[name]
     case = {"schemes": SUM, "queries": 800} | options
     assert HALVED_FROM <= 800 // 6
     for layout in LAYOUTS if FULL else [own_layout]:
-        check(pool(3), layout=layout, **case)
-
-
-def test_inputs_travel(pool):
-    """Sums of a forget gate go over all tokens, in every layout."""
-    for size in SIZES:
-        for layout in LAYOUTS:
-            both = [("forgetting", 0), ("t5", 0)]
-            case = {"schemes": both, "queries": 61, "batch": 2, "is_causal": True}
-            check(pool(size), layout=layout, **case)
+        check(3, layout=layout, **case)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_same_bits_on_every_run(pool, layout):
+def test_the_same_bits_on_every_run(layout):
     case = {"schemes": SUM, "queries": 130, "is_causal": True, "layout": layout}
-    first, second = (pool(3).results(ring_case.run, **case) for _ in range(2))
+    first, second = (shared(3).results(ring_case.run, **case) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         for name, values in one.items():
             assert (values == other[name]).all(), name
 
 
-def test_reduce_position(pool):
+def test_reduce_position():
     """Every rank has the sum of all shares, the same bits."""
-    case = {"schemes": SUM, "queries": 72, "is_causal": True}
-    shares = pool(3).results(ring_case.run, **case)
-    sums = pool(3).results(ring_case.run, reduce_position=True, **case)
+    case = MEDIUM | {"is_causal": True}
+    shares = shared(3).results(ring_case.run, **case)
+    sums = shared(3).results(ring_case.run, reduce_position=True, **case)
     for name in (n for n in shares[0] if n.startswith("dparameter")):
         assert all((rank[name] == sums[0][name]).all() for rank in sums)
         total = sum(torch.from_numpy(rank[name]) for rank in shares)
@@ -235,10 +186,10 @@ def test_reduce_position(pool):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_ulysses(pool, size):
+def test_ulysses(size):
     """Heads dealt over the ranks, with the position's parameters of all of them."""
     heads = 2 * size
-    for n, (name, number) in enumerate(configurations()):
+    for n, (name, number) in enumerate(CONFIGURATIONS):
         if FULL or number == 0 or n % 4 == size - 2:
             case = {
                 "schemes": [(name, number)],
@@ -248,14 +199,11 @@ def test_ulysses(pool, size):
                 "layout": LAYOUTS[n % 3],
                 "function": "ulysses_attention",
             }
-            try:
-                check(pool(size), **case)
-            except AssertionError as error:
-                raise AssertionError(f"{case}: {error}") from None
+            check(size, **case)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_ulysses_options(pool, name):
-    case = option_case(name)
+def test_ulysses_options(name):
+    case = MEDIUM | OPTIONS[name] | {"layout": LAYOUTS[len(name) % 3]}
     case.pop("mode", None)
-    check(pool(2), function="ulysses_attention", layout=LAYOUTS[len(name) % 3], **case)
+    check(2, function="ulysses_attention", **case)

@@ -13,7 +13,7 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, outputs, same
+from hf_models import FAMILIES, OTHERS, Family, inputs, outputs, pair, same, states
 from relpos.hf import _adapter, _mask
 from transformers import masking_utils
 
@@ -35,8 +35,11 @@ def visible(mask, rows):
     return seen if mask.padding is None else seen & ~mask.padding[:, None]
 
 
-POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5, 6, 7]])
-PACKED = masking_utils.find_packed_sequence_indices(POSITIONS)
+def agrees_with_theirs(**given):
+    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
+    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs.expand(2, 1, -1, -1)[:, 0])
+
+
 PATTERNS = {
     "causal": masking_utils.causal_mask_function,
     "all": masking_utils.bidirectional_mask_function,
@@ -59,50 +62,73 @@ def test_masks_are_those_of_transformers(pattern, queries, keys, start, first, p
         attention_mask = torch.ones(2, keys + first, dtype=torch.bool)
         attention_mask[0, : first + 2] = False
         attention_mask[1, -1:] = False
-    given = {
-        "batch_size": 2,
-        "q_length": queries,
-        "kv_length": keys,
-        "q_offset": start,
-        "kv_offset": first,
-        "mask_function": PATTERNS[pattern],
-        "attention_mask": attention_mask,
-    }
-    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
-    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs.expand(2, 1, -1, -1)[:, 0])
+    agrees_with_theirs(
+        batch_size=2,
+        q_length=queries,
+        kv_length=keys,
+        q_offset=start,
+        kv_offset=first,
+        mask_function=PATTERNS[pattern],
+        attention_mask=attention_mask,
+    )
+
+
+@pytest.mark.parametrize("pattern", ["causal", "window", "all"])
+def test_packed_sequences_stay_apart(pattern):
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 5, 6, 7]])
+    function = masking_utils.packed_sequence_compatibility_function(
+        PATTERNS[pattern], positions, masking_utils.find_packed_sequence_indices(positions)
+    )
+    agrees_with_theirs(batch_size=2, q_length=9, kv_length=9, mask_function=function)
+
+
+def overlaid(pattern, *blocks, join=masking_utils.or_masks):
+    """A pattern, and tokens that see those of their block; -1 is none."""
+    return join(PATTERNS[pattern], masking_utils.blockwise_overlay(torch.tensor(blocks)))
 
 
 @pytest.mark.parametrize("pattern", ["causal", "window"])
-def test_packed_sequences_stay_apart(pattern):
-    function = masking_utils.packed_sequence_compatibility_function(
-        PATTERNS[pattern], POSITIONS, PACKED
+@pytest.mark.parametrize(("queries", "keys", "first"), [(12, 12, 0), (3, 12, 0), (1, 5, 7)])
+def test_blocks_that_see_each_other(pattern, queries, keys, first):
+    rows = [-1, 0, 0, 0, -1, 1, 1, 2, 2, 2, -1, -1], [0, 0, 0, 0, 0, 0, -1, -1, 1, 1, 1, 1]
+    agrees_with_theirs(
+        batch_size=2,
+        q_length=queries,
+        kv_length=keys,
+        q_offset=first + keys - queries,
+        kv_offset=first,
+        mask_function=overlaid(pattern, *rows),
     )
-    given = {"batch_size": 2, "q_length": 9, "kv_length": 9, "mask_function": function}
-    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
-    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs[:, 0])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        masking_utils.or_masks(PATTERNS["causal"], PATTERNS["window"]),
-        masking_utils.and_masks(
-            PATTERNS["causal"], masking_utils.blockwise_overlay(torch.zeros(1, 4, dtype=torch.long))
-        ),
-        lambda batch, head, query, key: key <= query,
-    ],
-)
-def test_a_mask_that_is_no_interval_is_refused(function):
-    with pytest.raises(NotImplementedError, match=r"this model's mask .* no interval"):
+_NO_INTERVAL = r"this model's mask .* no interval"
+NO_INTERVALS = {
+    "either": (masking_utils.or_masks(PATTERNS["causal"], PATTERNS["window"]), _NO_INTERVAL),
+    "both": (overlaid("causal", [0, 0, 0, 0], join=masking_utils.and_masks), _NO_INTERVAL),
+    "unknown": (lambda batch, head, query, key: key <= query, _NO_INTERVAL),
+    "causal, apart": (overlaid("causal", [0, -1, 0, 0]), "do not follow one another"),
+    "window, apart": (overlaid("window", [0, -1, 0, 0]), "do not follow one another"),
+}
+
+
+@pytest.mark.parametrize("name", NO_INTERVALS)
+def test_a_mask_that_is_no_interval_is_refused(name):
+    function, message = NO_INTERVALS[name]
+    with pytest.raises(NotImplementedError, match=message):
         _mask.mask_function(1, 4, 4, mask_function=function)
 
 
 @pytest.mark.peers
 def test_a_static_cache_beams_and_packed_rows():
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     family = FAMILIES["Llama"]
     model = family.make()
     fused = relpos.hf.fuse(copy.deepcopy(model))
     given = inputs(family)
+=======
+    model, fused = pair("Llama")
+    given = inputs(FAMILIES["Llama"])
+>>>>>>> /tmp/tmpi77du5cn/new.py
     given["attention_mask"][1:] = 1
     for how in ({"cache_implementation": "static"}, {"num_beams": 3}):
         texts = [
@@ -121,8 +147,12 @@ def test_a_static_cache_beams_and_packed_rows():
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_dense_mask_of_the_user_s(kind):
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     model = FAMILIES["Llama"].make()
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    model, fused = pair("Llama")
+>>>>>>> /tmp/tmpi77du5cn/new.py
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     seen = torch.ones(21, 21, dtype=torch.bool).tril()
     seen[10:, 3] = False
@@ -134,62 +164,32 @@ def test_a_dense_mask_of_the_user_s(kind):
 
 
 @pytest.mark.peers
-def test_register_alone_keeps_padding_and_bias():
-    for name in ("T5", "Llama"):
-        family = FAMILIES[name]
-        model, given = family.make(), inputs(family)
-        theirs, _ = outputs(family, model, given)
-        model.set_attn_implementation("relpos")
-        ours, _ = outputs(family, model, given)
-        same(ours, theirs)
-        assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
-        given["attention_mask"] = torch.ones_like(given["attention_mask"])
-        unpadded, _ = outputs(family, model, given)
-        assert (unpadded - ours).abs().max() > 1e-2 * ours.abs().max()
-
-
-# Models without an adapter: absolute positions, windows on both sides, chunks.
-OTHERS = {
-    "Bert": {},
-    "ModernBert": {"local_attention": 6, "global_attn_every_n_layers": 2},
-    "Llama4Text": {
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size_mlp": 40,
-        "num_local_experts": 1,
-        "attention_chunk_size": 6,
-        "layer_types": ["chunked_attention", "full_attention"],
-    },
-    "StableLm": {"num_key_value_heads": 2},
-}
-
-
-@pytest.mark.peers
-@pytest.mark.parametrize("name", OTHERS)
-def test_register_serves_models_without_an_adapter(name):
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**FAMILIES["Phi"].options, **OTHERS[name])
-    model = getattr(transformers, f"{name}Model")(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    given = inputs(FAMILIES["Llama"])
-    found = []
-    for way in ("eager", "relpos"):
-        model.set_attn_implementation(way)
-        found.append(model(**given)[0] * given["attention_mask"][..., None])
-    theirs, ours = found
+@pytest.mark.parametrize("name", ["T5", "Llama", *OTHERS])
+def test_register_alone_keeps_padding_and_bias(name):
+    family = (FAMILIES | OTHERS)[name]
+    model, given = family.make(), inputs(family)
+    mask = given["attention_mask"]
+    seen = 1 if family.kind == "encoder-decoder" else mask[..., None]
+    theirs = model(**given)[0] * seen
+    model.set_attn_implementation("relpos")
+    ours, unpadded = (
+        model(**given | {"attention_mask": x})[0] * seen for x in (mask, torch.ones_like(mask))
+    )
     same(ours, theirs)
-    assert {layer.state for layer in relpos.hf.report(model).layers} == {"attention"}
+    assert states(model) == {"attention"}
+    assert (unpadded - ours).abs().max() > 1e-2 * ours.abs().max()
 
 
 @pytest.mark.peers
 @pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-J", "MPNet"])
 def test_weights_come_where_asked_for(name):
     family = FAMILIES[name]
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     model = family.make()
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    model, fused = pair(name)
+>>>>>>> /tmp/tmpi77du5cn/new.py
     given = inputs(family)
     if family.kind == "decoder":
         given["use_cache"] = False
@@ -263,12 +263,19 @@ def test_dropout_is_drawn_from_torch_s_generator():
 
 
 def test_other_models_of_the_same_config_stay():
-    config = FAMILIES["BLOOM"].make().config
+    config, ids = FAMILIES["BLOOM"].make().config, torch.arange(3, 12)[None]
     one, other = (transformers.BloomModel(config).eval() for _ in range(2))
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     before = other(torch.arange(3, 12)[None]).last_hidden_state
     relpos.hf.fuse(one)
     assert torch.equal(other(torch.arange(3, 12)[None]).last_hidden_state, before)
     assert relpos.hf.fuse(one) is one  # twice is once
+=======
+    before = other(ids).last_hidden_state
+    relpos.hf.linearize(one)
+    assert torch.equal(other(ids).last_hidden_state, before)
+    assert relpos.hf.linearize(one) is one  # twice is once
+>>>>>>> /tmp/tmpi77du5cn/new.py
     assert type(one.h[0].self_attention).__mro__.count(type(other.h[0].self_attention)) == 1
 
 
@@ -283,8 +290,25 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     same(a, b)
 
 
+_DEBERTA = FAMILIES["Phi"].options | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+_SPEECH = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "num_conv_pos_embeddings": 16,
+    "num_conv_pos_embedding_groups": 4,
+}
+_VITS = {
+    "vocab_size": 53,
+    "ffn_dim": 40,
+    "flow_size": 32,
+    "duration_predictor_flow_bins": 4,
+    "spectrogram_bins": 9,
+}
 # Another scheme of positions, or a mask relpos does not serve: untouched, and report says why.
 LEFT_ALONE = {
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     "DebertaV2Model": (
         {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
         "relpos.DeBERTa; fuse has no adapter",
@@ -294,11 +318,22 @@ LEFT_ALONE = {
         "relpos.DeBERTa; fuse has no adapter",
     ),
     "BertModel": ({}, "no adapter"),
+=======
+    "DebertaV2Model": (_DEBERTA, "relpos.DeBERTa; linearize has no adapter"),
+    "DebertaModel": (_DEBERTA, "relpos.DeBERTa; linearize has no adapter"),
+    "BertModel": (FAMILIES["Phi"].options, "no adapter"),
+    "Wav2Vec2ConformerModel": (
+        _SPEECH | {"position_embeddings_type": "relative"},
+        "relpos.Conformer",
+    ),
+    "VitsModel": (_SPEECH | _VITS, ""),
+>>>>>>> /tmp/tmpi77du5cn/new.py
 }
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_models_without_an_adapter_stay_as_they_are(name):
+<<<<<<< /tmp/tmpi77du5cn/cur.py
     more, reason = LEFT_ALONE[name]
     options = {**FAMILIES["Phi"].options, **more}
     model = getattr(transformers, name)(
@@ -307,14 +342,29 @@ def test_models_without_an_adapter_stay_as_they_are(name):
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     before, runs = model(ids)[0], model.config._attn_implementation
     relpos.hf.fuse(model)
+=======
+    options, reason = LEFT_ALONE[name]
+    model = Family(name, options, "encoder").configured().eval()
+    given = inputs(FAMILIES["Llama"])["input_ids"]
+    if name.startswith("Wav2Vec2"):
+        given = torch.sin(torch.arange(800.0))[None]
+
+    def run():
+        torch.manual_seed(0)
+        return model(given)[0]
+
+    before, runs = run(), model.config._attn_implementation
+    relpos.hf.linearize(model)
+>>>>>>> /tmp/tmpi77du5cn/new.py
     assert model.config._attn_implementation == runs
-    assert torch.equal(model(ids)[0], before)
+    assert torch.equal(run(), before)
     found = relpos.hf.report(model)
     assert {layer.state for layer in found.layers} == {"untouched"}
     assert all(reason in layer.why for layer in found.layers)
     assert reason in str(found)
 
 
+<<<<<<< /tmp/tmpi77du5cn/cur.py
 def test_speech_models_are_reported():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 40, "num_conv_pos_embeddings": 16}
@@ -341,6 +391,8 @@ def test_a_rotation_relpos_lacks_stays_with_the_model():
     same(ours, theirs)
 
 
+=======
+>>>>>>> /tmp/tmpi77du5cn/new.py
 def test_what_relpos_cannot_compute_raises_with_the_reason():
     ids = torch.arange(3, 12)[None]
     # Computes attention by itself, with the mask that it gets.
@@ -402,9 +454,7 @@ def test_a_new_file_brings_its_family_along(tmp_path, monkeypatch):
         )
     )
     monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
-    options = {**FAMILIES["Phi"].options, "initializer_range": 0.2}
-    model = transformers.BertModel(transformers.BertConfig(**options)).eval()
-    ids = inputs(FAMILIES["Llama"])["input_ids"]
+    model, ids = OTHERS["BERT"].make(), inputs(FAMILIES["Llama"])["input_ids"]
     before = model(ids).last_hidden_state
     relpos.hf.fuse(model)
     assert {layer.why for layer in relpos.hf.report(model).layers} == {"slopes"}

@@ -6,44 +6,27 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, same
+from hf_models import FAMILIES, OTHERS, Family, inputs, same
 from relpos.hf import _traced
 from transformers import masking_utils
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
-_CHUNKED = {
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size_mlp": 40,
-    "num_local_experts": 1,
-    "attention_chunk_size": 6,
-    "layer_types": ["chunked_attention", "full_attention"],
-}
 
-
-def chunked():
-    """Llama 4 with random weights that matter: it has no adapter, attention alone is relpos's."""
-    torch.manual_seed(0)
-    config = transformers.Llama4TextConfig(**FAMILIES["Llama"].options | _CHUNKED)
-    model = transformers.Llama4ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return model
-
-
-def pair(name):
+def on_eager_and_relpos(name):
     """A model on eager attention, and its copy on relpos."""
     relpos.hf.register()
-    model = chunked() if name == "Llama 4" else FAMILIES[name].make()
+    model = (FAMILIES | OTHERS)[name].make()
     model.set_attn_implementation("eager")
     ours = copy.deepcopy(model)
-    if name == "Llama 4":
+    if name in OTHERS:
         ours.set_attn_implementation("relpos")
+<<<<<<< /tmp/tmpioy6ya5g/cur.py
         return model, ours
     return model, relpos.hf.fuse(ours)
+=======
+    return model, relpos.hf.linearize(ours)
+>>>>>>> /tmp/tmpioy6ya5g/new.py
 
 
 def fed(model, step, cut, mask, cache, mask_length=0):
@@ -62,52 +45,41 @@ def fed(model, step, cut, mask, cache, mask_length=0):
 
 
 DROPPING = ["Mistral, window", "Qwen2, window", "Gemma 3", "Phi-3", "Llama 4"]
-MASKS = ["none", "ones", "padded"]
 
 
-def mask_of(kind):
-    if kind == "none":
-        return None
-    mask = torch.ones(2, 24, dtype=torch.int64)
-    if kind == "padded":
-        mask[0, :5] = 0
-    return mask
+def agree_with_caches(name, step, cut, kind, cache_of, mask_length=0):
+    mask, seen = None, 1
+    if kind != "none":
+        mask = torch.ones(2, 24, dtype=torch.int64)
+        mask[0, : 5 if kind == "padded" else 0] = 0
+        seen = mask.cumsum(1)[..., None] > 0
+    theirs, ours = (
+        fed(model, step, cut, mask, cache_of(model.config), mask_length) * seen
+        for model in on_eager_and_relpos(name)
+    )
+    same(ours, theirs)
 
 
-@pytest.mark.parametrize("kind", MASKS)
+@pytest.mark.parametrize("kind", ["none", "ones", "padded"])
 @pytest.mark.parametrize(("cut", "step"), [(8, 1), (9, 5), (3, 1)])
 @pytest.mark.parametrize("name", DROPPING)
 @torch.no_grad()
 def test_a_cache_that_drops_keys(name, cut, step, kind):
-    mask = mask_of(kind)
-    theirs, ours = (
-        fed(model, step, cut, mask, transformers.DynamicCache(config=model.config))
-        for model in pair(name)
-    )
-    seen = 1 if mask is None else mask.cumsum(1)[..., None] > 0
-    ours, theirs = ours * seen, theirs * seen
-    same(ours, theirs)
+    agree_with_caches(name, step, cut, kind, lambda c: transformers.DynamicCache(config=c))
 
 
 @pytest.mark.parametrize("kind", ["none", "padded"])
 @pytest.mark.parametrize("name", [*DROPPING[:3], "BLOOM", "MPT", "Llama"])
 @torch.no_grad()
 def test_a_static_cache(name, kind):
-    mask = mask_of(kind)
     length = 32 if name == "BLOOM" else 0  # BLOOM reads its ALiBi off a mask as long as the cache
-    theirs, ours = (
-        fed(model, 1, 8, mask, transformers.StaticCache(model.config, 32), length)
-        for model in pair(name)
-    )
-    seen = 1 if mask is None else mask.cumsum(1)[..., None] > 0
-    ours, theirs = ours * seen, theirs * seen
-    same(ours, theirs)
+    agree_with_caches(name, 1, 8, kind, lambda c: transformers.StaticCache(c, 32), length)
 
 
 @pytest.mark.parametrize("name", ["Mistral, window", "Gemma 3"])
 @torch.no_grad()
 def test_windows_compile_with_a_static_cache(name):
-    model, fused = pair(name)
+    model, fused = on_eager_and_relpos(name)
     torch._dynamo.reset()
     compiled = torch.compile(fused, backend="eager", fullgraph=True)
     token = inputs(FAMILIES["Llama"])["input_ids"][:, :4]
@@ -124,21 +96,17 @@ def test_windows_compile_with_a_static_cache(name):
 def test_a_window_of_one_key():
     """A cache of transformers then holds all keys, and eager attention reads them all: the whole
     sequence at once is what both should give."""
-    model, fused = pair("Mistral, window")
+    model, fused = on_eager_and_relpos("Mistral, window")
     for each in (model, fused):
         each.config.sliding_window = 1
     whole = model(inputs(FAMILIES["Llama"], 24)["input_ids"], use_cache=False).logits
     for step in (1, 3):
-        cache = transformers.DynamicCache(config=fused.config)
-        ours = fed(fused, step, 6, None, cache)
-        same(ours, whole)
+        same(fed(fused, step, 6, None, transformers.DynamicCache(config=fused.config)), whole)
 
 
 @pytest.mark.parametrize("kind", ["none", "padded"])
 def test_a_bert_that_is_no_decoder_generates(kind):
-    torch.manual_seed(0)
-    options = {**FAMILIES["Phi"].options, "initializer_range": 0.2}
-    model = transformers.BertLMHeadModel(transformers.BertConfig(**options)).eval()
+    model = Family("BertLMHeadModel", FAMILIES["Phi"].options, "decoder", "BertConfig").make()
     given = inputs(FAMILIES["Llama"])
     given["attention_mask"] = None if kind == "none" else given["attention_mask"]
     relpos.hf.register()
@@ -180,18 +148,17 @@ def test_bounds_found_by_calling_a_mask_function(kind):
 @torch.no_grad()
 def test_compiles_without_a_mask_and_without_a_cache():
     """transformers then looks for packed sequences, whose mask breaks the graph."""
-    model, fused = pair("Mistral, window")
+    model, fused = on_eager_and_relpos("Mistral, window")
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     torch._dynamo.reset()
-    ours = torch.compile(fused, backend="eager")(ids, use_cache=False).logits
-    theirs = model(ids, use_cache=False).logits
-    same(ours, theirs)
+    compiled = torch.compile(fused, backend="eager")
+    same(*(each(ids, use_cache=False).logits for each in (compiled, model)))
 
 
 @pytest.mark.parametrize("name", ["BLOOM", "MPT"])
 @torch.no_grad()
 def test_distances_do_not_grow_with_a_static_cache(name):
-    _, fused = pair(name)
+    _, fused = on_eager_and_relpos(name)
     caches = (
         transformers.DynamicCache(config=fused.config),
         transformers.StaticCache(fused.config, 2**15),

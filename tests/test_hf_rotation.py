@@ -1,5 +1,6 @@
 """relpos.hf rotates as the model does, or lets it: other layouts, edited modules, meta models."""
 
+import contextlib
 import copy
 import sys
 import textwrap
@@ -7,36 +8,13 @@ import textwrap
 import pytest
 import relpos
 import torch
-import transformers
-from hf_models import FAMILIES, inputs, outputs, same
+from hf_models import FAMILIES, Family, inputs, outputs, pair, same, same_outputs, states
 from relpos.hf import adapters
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
 ROTARY = [name for name, family in FAMILIES.items() if "Mistral" in name or "Qwen3" in name]
 ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rotary"]
-
-
-def compare(family, ours, theirs):
-    given = inputs(family)
-    (a, gradients), (b, expected) = (outputs(family, m, given) for m in (ours, theirs))
-    same(a, b)
-    assert gradients.keys() == expected.keys()
-
-
-def random_model(kind, **options):
-    torch.manual_seed(0)
-    options = {**FAMILIES["Llama"].options, **options}
-    config = getattr(transformers, f"{kind}Config")(**options)
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-            else:
-                parameter.uniform_(0.5, 1.5)
-    return model
 
 
 @pytest.fixture
@@ -58,18 +36,27 @@ def claimed(tmp_path, monkeypatch):
     sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
 
 
-# Neighbouring pairs (GLM, Ernie, Helium), the other direction and a norm after it (NanoChat).
-OTHER_ROTATIONS = {
-    "Glm": {"pad_token_id": 0},
-    "Ernie4_5": {},
-    "Helium": {},
-    "NanoChat": {},
+# What a class brings along is its own choice: neighbouring pairs (GLM, Ernie, Helium, Cohere),
+# the other direction and a norm after it (NanoChat), halves (Olmo), only some layers (SmolLM3).
+ROTATIONS = {  # options, states of the layers, and why some are not fused
+    "Glm": ({"pad_token_id": 0}, ["attention", "attention"], "differs by"),
+    "Ernie4_5": ({}, ["attention", "attention"], "differs by"),
+    "Helium": ({}, ["attention", "attention"], "differs by"),
+    "NanoChat": ({}, ["attention", "attention"], "differs by"),
+    "Olmo": ({}, ["fused", "fused"], None),
+    "Cohere2": ({}, ["attention", "attention"], "its angles are not those of relpos.RoPE"),
+    "SmolLM3": (
+        {"no_rope_layers": [1, 0], "sliding_window": 6},
+        ["fused", "attention"],
+        "its attention does not show a rotation",
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", OTHER_ROTATIONS)
-def test_a_class_that_rotates_in_another_way_is_not_fused(kind, claimed):
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, claimed):
     claimed(f"{kind}Attention")
+<<<<<<< /tmp/tmpbwr1n1f8/cur.py
     model = random_model(kind, **OTHER_ROTATIONS[kind])
     fused = relpos.hf.fuse(copy.deepcopy(model))
     compare(FAMILIES["Llama"], fused, model)
@@ -112,8 +99,34 @@ def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
     family = FAMILIES[name]
     fused = relpos.hf.fuse(family.make())
     own = sys.modules[type(fused).__module__]
+=======
+    options, expected, reason = ROTATIONS[kind]
+    family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
+    model, fused = pair(family)
+    same_outputs(family, fused, model)
+    layers = relpos.hf.report(fused).layers
+    assert [layer.state for layer in layers] == expected
+    for layer in layers:
+        assert layer.state == "fused" or reason in layer.why
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Llama", torch.float32),
+        ("Gemma 3", torch.float32),
+        ("GPT-NeoX", torch.float32),
+        ("Llama", torch.bfloat16),  # tables rounded to 16 bits are still those of the rotation
+        ("Llama", torch.float16),
+    ],
+)
+def test_without_a_cache_the_model_does_not_rotate(name, dtype, monkeypatch):
+    family = FAMILIES[name]
+    fused = relpos.hf.linearize(family.make()).to(dtype)
+>>>>>>> /tmp/tmpbwr1n1f8/new.py
     expected, _ = outputs(family, fused, inputs(family))
-    monkeypatch.delattr(own, "apply_rotary_pos_emb")
+    assert expected.isfinite().all()
+    monkeypatch.delattr(sys.modules[type(fused).__module__], "apply_rotary_pos_emb")
     assert torch.equal(outputs(family, fused, inputs(family))[0], expected)
 
 
@@ -143,17 +156,22 @@ def edited(model, how):
 @pytest.mark.parametrize("name", ROTARY)
 def test_a_rotation_edited_after_fuse(name, how):
     family = FAMILIES[name]
+<<<<<<< /tmp/tmpbwr1n1f8/cur.py
     model = family.make()
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    model, fused = pair(name)
+>>>>>>> /tmp/tmpbwr1n1f8/new.py
     before, _ = outputs(family, fused, inputs(family))
     for each in (model, fused):
         edited(each, how)
-    compare(family, fused, model)
+    same_outputs(family, fused, model)
     assert (outputs(family, fused, inputs(family))[0] - before).abs().max() > 1e-2
 
 
 def test_a_factor_on_the_tables_reaches_the_scores():
     """attention_scaling, and tables that a hook gives."""
+<<<<<<< /tmp/tmpbwr1n1f8/cur.py
     family = FAMILIES["Llama"]
     model = family.make()
     fused = relpos.hf.fuse(copy.deepcopy(model))
@@ -180,12 +198,24 @@ def on_meta(family):
     name = family.config or family.model.split("For")[0].removesuffix("Model") + "Config"
     with torch.device("meta"):
         return getattr(transformers, family.model)(getattr(transformers, name)(**family.options))
+=======
+    model, fused = pair("Llama")
+    rotations = [each.model.rotary_emb for each in (model, fused)]
+    for rotary in rotations:
+        rotary.attention_scaling = 1.3
+    same_outputs(FAMILIES["Llama"], fused, model)
+    for rotary in rotations:
+        rotary.attention_scaling = 1.0
+        rotary.register_forward_hook(lambda m, a, out: (out[0], -out[1]))
+    same_outputs(FAMILIES["Llama"], fused, model)
+>>>>>>> /tmp/tmpbwr1n1f8/new.py
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_of_meta_tensors(name, inside):
     family = FAMILIES[name]
+<<<<<<< /tmp/tmpbwr1n1f8/cur.py
     model, fused = family.make(), on_meta(family).eval()
     if inside:
         with torch.device("meta"):
@@ -193,15 +223,23 @@ def test_a_model_of_meta_tensors(name, inside):
     else:
         relpos.hf.fuse(fused)
     assert {layer.state for layer in relpos.hf.report(fused).layers} == {"fused"}
+=======
+    model = family.make()
+    with torch.device("meta"):
+        fused = family.configured().eval()
+    with torch.device("meta") if inside else contextlib.nullcontext():
+        relpos.hf.linearize(fused)
+    assert states(fused) == {"fused"}
+>>>>>>> /tmp/tmpbwr1n1f8/new.py
     assert all(parameter.is_meta for parameter in fused.parameters())
     fused.to_empty(device="cpu")
     fused.load_state_dict(model.state_dict())
     for (_, mine), (_, theirs) in zip(fused.named_buffers(), model.named_buffers(), strict=True):
         mine.copy_(theirs)
-    given = inputs(family)
     for part in fused.modules():  # what is no parameter and no buffer was made on meta, too
         for key, value in vars(part).items():
             assert not (isinstance(value, torch.Tensor) and value.is_meta), key
+<<<<<<< /tmp/tmpbwr1n1f8/cur.py
     ours, theirs = (outputs(family, each, given)[0] for each in (fused, model))
     same(ours, theirs)
 
@@ -218,3 +256,6 @@ def test_a_trial_leaves_the_module_as_it_is():
     assert torch.equal(torch.rand(3), drawn)
     assert [part.training for part in model.modules()] == modes
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+=======
+    same(*(outputs(family, each, inputs(family))[0] for each in (fused, model)))
+>>>>>>> /tmp/tmpbwr1n1f8/new.py

@@ -6,11 +6,20 @@ import pytest
 import relpos
 import torch
 import transformers
-from hf_models import FAMILIES, inputs, outputs, same, same_generation
-from relpos.hf import _mask
-from transformers import masking_utils
+from hf_models import (
+    FAMILIES,
+    Family,
+    inputs,
+    outputs,
+    pair,
+    same,
+    same_generation,
+    same_outputs,
+    states,
+)
 from transformers.models.bloom import modeling_bloom
 from transformers.models.llama import modeling_llama
+from transformers.models.mistral import modeling_mistral
 from transformers.models.mpnet import modeling_mpnet
 from transformers.models.mpt import modeling_mpt
 from transformers.models.t5 import modeling_t5
@@ -36,8 +45,7 @@ def by_length(name, kind):
     return FAMILIES[name].make(rope_parameters=dict(BY_LENGTH[kind]), **options)
 
 
-def states(model):
-    return {layer.state for layer in relpos.hf.report(model).layers}
+REPLACED = ("build_alibi_tensor", "build_mpt_alibi_tensor", "compute_position_bias")
 
 
 def state(model):
@@ -45,9 +53,7 @@ def state(model):
     found = {}
     for name, part in model.named_modules():
         for key, value in vars(part).items():
-            if "relpos" in key or key in ("build_alibi_tensor", "build_mpt_alibi_tensor"):
-                continue
-            if key == "compute_position_bias":
+            if "relpos" in key or key in REPLACED:
                 continue
             if isinstance(value, transformers.PretrainedConfig):
                 value = {k: v for k, v in value.to_dict().items() if "attn_impl" not in k}
@@ -110,7 +116,13 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
     """Short calls, long ones and short ones again: the tables depend on those before."""
     family = FAMILIES[name]
     model = by_length(name, kind)
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    fused = relpos.hf.linearize(copy.deepcopy(model))
+    for layer in relpos.hf.report(fused).layers:
+        assert f"got '{kind}': the model rotates" in layer.why
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
     for length in (20, 9, 40, 15, 17, 90, 12):
         given = inputs(family, length, mask="ones")
         (ours, gradients), (theirs, expected) = (outputs(family, m, given) for m in (fused, model))
@@ -134,73 +146,48 @@ def test_fuse_does_not_depend_on_the_caller_s_modes():
     finally:
         torch.set_default_dtype(torch.float32)
     assert states(fused) == {"fused"}
-    (ours, _), (theirs, _) = (outputs(family, m, inputs(family)) for m in (fused, model))
-    same(ours, theirs)
+    same_outputs(family, fused, model)
 
 
 def compare(name, length, **options):
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     """A model and its fused copy, with caches and without; the copy's state."""
     family = FAMILIES[name]
     model = family.make(**options)
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    """A model and its linearized copy agree, with caches and without; the copy."""
+    family = FAMILIES[name]
+    model, fused = pair(name, **options)
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
     for mask in ("none", "ones" if "window" in name else "padded"):
-        given = inputs(family, length, mask=mask)
-        (ours, _), (theirs, _) = (outputs(family, each, given) for each in (fused, model))
-        same(ours, theirs)
+        same_outputs(family, fused, model, inputs(family, length, mask=mask))
     if family.kind == "decoder":
         given = inputs(family, length, mask="ones")
         same(fused(**given, use_cache=True).logits, model(**given, use_cache=True).logits)
-    (found,) = states(fused)
-    return found
+    return fused
 
 
-def weighed(rotate, when):
-    def rotate_and_weigh(query, key, *args, **kwargs):
-        query, key = rotate(query, key, *args, **kwargs)
-        if when(query.shape[-2]):
-            query = query * torch.linspace(0.5, 1.5, query.shape[-1])
-        return query, key
+def weighed(when):
+    """Queries of some lengths are weighed."""
 
-    return rotate_and_weigh
+    def change(result, *_, **__):
+        query, key = result
+        weights = torch.linspace(0.5, 1.5, query.shape[-1])
+        return query * weights if when(query.shape[-2]) else query, key
 
-
-@pytest.mark.parametrize("most", [0, 1, 16, 40, 256, 1024])
-def test_a_rotation_that_differs_beyond_some_length(most, monkeypatch):
-    rotate = weighed(modeling_llama.apply_rotary_pos_emb, lambda length: length > most)
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotate)
-    assert compare("Llama", min(most + 10, 60)) == "attention"
+    return change
 
 
-@pytest.mark.parametrize("when", [lambda n: n == 1, lambda n: n % 2 == 0, lambda n: n % 2 == 1])
-def test_a_rotation_that_differs_at_some_lengths(when, monkeypatch):
-    rotate = weighed(modeling_llama.apply_rotary_pos_emb, when)
-    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", rotate)
-    assert compare("Llama", 20) == "attention"
+def doubled_beyond_16(bias, module, queries, *_, **__):
+    return bias * (2.0 if queries > 16 else 1.0)
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "max_position_embeddings"])
-def test_a_rotation_that_differs_at_a_length_of_the_config(name, monkeypatch):
-    own = transformers.models.mistral.modeling_mistral
-    rotate = weighed(own.apply_rotary_pos_emb, lambda length: length > 70)
-    monkeypatch.setattr(own, "apply_rotary_pos_emb", rotate)
-    assert compare("Mistral, window", 80, **{name: 70}) == "attention"
+def bent(bias, *_, **__):
+    return bias - bias.abs().clamp(max=2) / 2
 
 
-def beyond(monkeypatch, owner, name, change):
-    """Replaces a function: its result is change(result, *args)."""
-    own = getattr(owner, name)
-    monkeypatch.setattr(owner, name, lambda *a, **k: change(own(*a, **k), *a, **k))
-
-
-def test_biases_that_differ_beyond_some_length(monkeypatch):
-    beyond(
-        monkeypatch,
-        modeling_t5.T5Attention,
-        "compute_bias",
-        lambda bias, module, queries, *_, **__: bias * (2.0 if queries > 16 else 1.0),
-    )
-    assert compare("T5", 40) == "untouched"
-
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
 
 def test_buckets_that_differ_beyond_some_distance(monkeypatch):
     buckets = modeling_t5.T5Attention._relative_position_bucket
@@ -222,69 +209,133 @@ def test_buckets_that_differ_beyond_some_distance(monkeypatch):
         staticmethod(lambda at, *a, **k: torch.where(at < -150, 0, own(at, *a, **k))),
     )
     assert compare("MPNet", 200) == "untouched"
+=======
+def first_bucket_below(distance):
+    return lambda buckets, at, *_, **__: torch.where(at < distance, 0, buckets)
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
 
 
-@pytest.mark.parametrize(
-    ("name", "owner", "builder"),
-    [
-        ("BLOOM", modeling_bloom.BloomModel, "build_alibi_tensor"),
-        ("MPT", modeling_mpt.MptModel, "build_mpt_alibi_tensor"),
-    ],
-)
-def test_an_alibi_that_is_not_linear(name, owner, builder, monkeypatch):
-    beyond(monkeypatch, owner, builder, lambda bias, *_, **__: bias - bias.abs().clamp(max=2) / 2)
-    assert compare(name, 40) == "untouched"
+def rolled_beyond_16(result, *_, **__):
+    out, *others = result
+    return (out + 0.3 * out.roll(1, dims=1) if out.shape[1] > 16 else out, *others)
 
 
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
 @pytest.mark.parametrize("name", ["BLOOM", "MPT", "MPNet", "GPT-J", "Falcon, rotary"])
 def test_a_class_of_the_same_name_that_does_more_beyond_some_length(name, monkeypatch):
     model = FAMILIES[name].make()
     kind = type(next(iter(relpos.hf._fuse.attention_modules(model)))[1])
     own = kind.forward
+=======
+_ROTARY = (modeling_llama, "apply_rotary_pos_emb")
+_WINDOWED = (modeling_mistral, "apply_rotary_pos_emb")
+_BEYOND_70 = weighed(lambda n: n > 70)
+DIFFERENT = {  # a model and its options, a length, a function whose result changes, the states
+    **{
+        f"a rotation beyond {most}": (
+            *("Llama", {}, min(most + 10, 60), *_ROTARY),
+            *(weighed(lambda n, most=most: n > most), "attention"),
+        )
+        for most in (0, 1, 16, 40, 256, 1024)
+    },
+    "a rotation of one": ("Llama", {}, 20, *_ROTARY, weighed(lambda n: n == 1), "attention"),
+    "a rotation of even": ("Llama", {}, 20, *_ROTARY, weighed(lambda n: n % 2 == 0), "attention"),
+    "a rotation of odd": ("Llama", {}, 20, *_ROTARY, weighed(lambda n: n % 2 == 1), "attention"),
+    **{
+        f"a rotation beyond {option}": (
+            *("Mistral, window", {option: 70}, 80, *_WINDOWED, _BEYOND_70, "attention"),
+        )
+        for option in ("sliding_window", "max_position_embeddings")
+    },
+    "biases beyond a length": (
+        *("T5", {}, 40, modeling_t5.T5Attention, "compute_bias", doubled_beyond_16, "untouched"),
+    ),
+    "buckets of T5 beyond a distance": (
+        *("T5", {}, 70, modeling_t5.T5Attention, "_relative_position_bucket"),
+        *(first_bucket_below(-20), "attention and fused"),
+    ),
+    "buckets of MPNet beyond a distance": (
+        *("MPNet", {}, 200, modeling_mpnet.MPNetEncoder, "relative_position_bucket"),
+        *(first_bucket_below(-150), "untouched"),
+    ),
+    "an ALiBi of BLOOM that is not linear": (
+        *("BLOOM", {}, 40, modeling_bloom.BloomModel, "build_alibi_tensor", bent, "untouched"),
+    ),
+    "an ALiBi of MPT that is not linear": (
+        *("MPT", {}, 40, modeling_mpt.MptModel, "build_mpt_alibi_tensor", bent, "untouched"),
+    ),
+    **{
+        f"{name}'s class beyond a length": (
+            *(name, {}, 40, None, "forward", rolled_beyond_16, "untouched"),
+        )
+        for name in ("BLOOM", "MPT", "MPNet", "GPT-J", "Falcon, rotary")
+    },
+}
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
 
-    def forward(self, *args, **kwargs):
-        out, *others = own(self, *args, **kwargs)
-        if out.shape[1] > 16:
-            out = out + 0.3 * out.roll(1, dims=1)
-        return (out, *others)
 
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     monkeypatch.setattr(kind, "forward", forward)
     fused = relpos.hf.fuse(copy.deepcopy(model))
     assert states(fused) == {"untouched"}
     family, given = FAMILIES[name], inputs(FAMILIES[name], 40)
     same(*(outputs(family, each, given)[0] for each in (fused, model)))
+=======
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_code_of_the_same_name_that_does_more(what, monkeypatch):
+    name, options, length, owner, function, change, state = DIFFERENT[what]
+    if owner is None:
+        modules = relpos.hf._linearize.attention_modules(FAMILIES[name].make())
+        owner = type(next(iter(modules))[1])
+    own = getattr(owner, function)
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
+
+    def changed(*args, **kwargs):
+        return change(own(*args, **kwargs), *args, **kwargs)
+
+    static = isinstance(vars(owner)[function], staticmethod)
+    monkeypatch.setattr(owner, function, staticmethod(changed) if static else changed)
+    fused = compare(name, length, **options)
+    assert states(fused) == set(state.split(" and "))
+    assert "buckets" not in what or "buckets" in str(relpos.hf.report(fused))
 
 
-def test_a_class_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
-    own = modeling_llama.LlamaAttention.forward
-
-    def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
-        if attention_mask is not None:
-            attention_mask = attention_mask - 0.1 * torch.arange(attention_mask.shape[-1])
-        return own(self, hidden_states, position_embeddings, attention_mask, **kwargs)
-
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
     assert compare("Llama", 21) == "untouched"
     report = str(relpos.hf.report(relpos.hf.fuse(FAMILIES["Llama"].make())))
     assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
+=======
+MASK_READERS = {  # of which keys the class reads a dense mask
+    "any": None,
+    "one key": lambda q, k: k == 1,
+    "six keys": lambda q, k: k == 6,
+    "more than 16 keys": lambda q, k: k > 16,
+    "more keys than queries": lambda q, k: q < k,
+}
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
 
 
-@pytest.mark.parametrize(
-    "when", [lambda q, k: k == 1, lambda q, k: k == 6, lambda q, k: k > 16, lambda q, k: q < k]
-)
-def test_a_class_that_reads_a_dense_mask_at_some_lengths_stays_as_it_is(when, monkeypatch):
-    """It does not raise: only its own eager attention, over these keys or with a cache, differs."""
-    own = modeling_llama.LlamaAttention.forward
+@pytest.mark.parametrize("kind", MASK_READERS)
+def test_a_class_that_computes_with_its_mask_stays_as_it_is(kind, monkeypatch):
+    """At some lengths alone it does not raise: only its own eager attention, over these keys or
+    with a cache, differs."""
+    own, when = modeling_llama.LlamaAttention.forward, MASK_READERS[kind]
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
         mask = attention_mask
-        if isinstance(mask, torch.Tensor) and when(*mask.shape[-2:]):
+        if when is None and mask is not None:
+            mask = mask - 0.1 * torch.arange(mask.shape[-1])
+        elif isinstance(mask, torch.Tensor) and when(*mask.shape[-2:]):
             mask = mask - 0.1 * torch.arange(mask.shape[-1])
             hidden_states = 1.5 * hidden_states
         return own(self, hidden_states, position_embeddings, mask, **kwargs)
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
-    assert compare("Llama", 21) == "untouched"
+    assert states(compare("Llama", 21)) == {"untouched"}
+    if when is None:
+        report = str(relpos.hf.report(relpos.hf.linearize(FAMILIES["Llama"].make())))
+        assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
 
 
 def test_a_layer_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
@@ -333,30 +384,23 @@ _VISION = {
 
 def composite(kind, text, **options):
     """A model of images and text, whose outer class makes the masks."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(
-        text_config={**FAMILIES["Gemma"].options, **text},
-        vision_config={"model_type": "siglip_vision_model", **_VISION},
-        image_token_id=50,
+    given = {
+        "text_config": {**FAMILIES["Gemma"].options, **text},
+        "vision_config": {"model_type": "siglip_vision_model", **_VISION},
+        "image_token_id": 50,
         **options,
-    )
-    model = getattr(transformers, f"{kind}ForConditionalGeneration")(config).eval()
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-    return model
+    }
+    return Family(f"{kind}ForConditionalGeneration", given, "decoder")
 
 
 COMPOSITES = {
-    "PaliGemma": lambda: composite("PaliGemma", {"model_type": "gemma"}, projection_dim=32),
-    "PaliGemma 2": lambda: composite(
+    "PaliGemma": composite("PaliGemma", {"model_type": "gemma"}, projection_dim=32),
+    "PaliGemma 2": composite(
         "PaliGemma",
         {"model_type": "gemma2", "sliding_window": 6, "attn_logit_softcapping": 1.5},
         projection_dim=32,
     ),
-    "Gemma 3": lambda: composite(
+    "Gemma 3": composite(
         "Gemma3",
         {
             "model_type": "gemma3_text",
@@ -370,8 +414,12 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_models_of_images_and_text(name):
+<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     model = COMPOSITES[name]()
     fused = relpos.hf.fuse(copy.deepcopy(model))
+=======
+    model, fused = pair(COMPOSITES[name])
+>>>>>>> /tmp/tmpmtvw5y0u/new.py
     found = {layer.kind: layer.state for layer in relpos.hf.report(fused).layers}
     assert found["SiglipAttention"] == "untouched"
     assert "fused" in found.values()
@@ -404,30 +452,3 @@ def test_models_of_images_and_text(name):
             for each in (fused, model)
         ]
         assert torch.equal(*texts)
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize(("queries", "keys", "first"), [(12, 12, 0), (3, 12, 0), (1, 5, 7)])
-def test_blocks_that_see_each_other(window, queries, keys, first):
-    blocks = torch.tensor(
-        [[-1, 0, 0, 0, -1, 1, 1, 2, 2, 2, -1, -1], [0, 0, 0, 0, 0, 0, -1, -1, 1, 1, 1, 1]]
-    )
-    causal = masking_utils.causal_mask_function
-    if window is not None:
-        causal = masking_utils.sliding_window_causal_mask_function(window)
-    given = {
-        "batch_size": 2,
-        "q_length": queries,
-        "kv_length": keys,
-        "q_offset": first + keys - queries,
-        "kv_offset": first,
-        "mask_function": masking_utils.or_masks(causal, masking_utils.blockwise_overlay(blocks)),
-    }
-    theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)[:, 0]
-    lo, hi = (bound[..., None] for bound in _mask.mask_function(**given).key_range)
-    at = torch.arange(keys)
-    assert torch.equal((at >= lo) & (at < hi), theirs)
-    apart = torch.tensor([[0, -1, 0, 0]])
-    function = masking_utils.or_masks(causal, masking_utils.blockwise_overlay(apart))
-    with pytest.raises(NotImplementedError, match="do not follow one another"):
-        _mask.mask_function(1, 4, 4, mask_function=function)

@@ -14,18 +14,17 @@ from ranks import shared
 from relpos.distributed._geometry import Side, placing
 from relpos.distributed._layout import Run
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
+<<<<<<< /tmp/tmpfaviwjnv/cur.py
 from sample import summed
+=======
+from sample import configurations
+>>>>>>> /tmp/tmpfaviwjnv/new.py
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCHEMES = {
-    name: [
-        number
-        for number, options in enumerate(configs_of(name, HEADS, HEAD_DIM, VALUE_DIM))
-        if options is not None
-    ]
-    for name in registry()
-}
+SCHEMES = {name: [] for name in registry()}
+for scheme, configuration in configurations(HEADS, HEAD_DIM, VALUE_DIM, registry()):
+    SCHEMES[scheme].append(configuration)
 PLACING = [name for name in SCHEMES if "places" in exclusive(name)]
 EXACT = 1e-10  # of float64
 # Of float32: every result is within (64 + n / 64) eps of the sizes that it adds up
@@ -129,11 +128,21 @@ def test_on_ranks(name, function):
         seed = zlib.crc32(f"{name} {number} {function}".encode())
         case = drawn(seed, [(name, number)], 40, heads)
         how = case | {"function": function, "layout": layout}
-        answers = shared(size).results(ring_case.run, dtype=torch.float64, **how)
-        found = joined(answers, layout, axes=Case(**case).result_axes())
-        exact = Case(**case).whole(torch.float64, apart=True)
-        errors = largest_errors(found, exact)
-        assert max(errors.values()) < EXACT, (how, errors)
+        check_on_ranks(size, **how)
+
+
+def check_on_ranks(size, **case):
+    answers = shared(size).results(ring_case.run, dtype=torch.float64, **case)
+    exact = Case(**case).whole(torch.float64, apart=True)
+    errors = largest_errors(joined(answers, **case), exact)
+    assert max(errors.values()) < EXACT, (case, errors)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
+def test_long_shards(layout):
+    """On more than two ranks their keys are computed with, and their gradients sent, by halves."""
+    case = {"schemes": [("rope", 0), ("t5", 0), ("shaw", 0)], "queries": 800, "layout": layout}
+    check_on_ranks(3, **case, cu_seqlens=starts([130, 470, 200]), window=(99, 99))
 
 
 def test_where_a_shard_stands():

@@ -1,8 +1,9 @@
 """What ranks exchange: first what they were called with, then tensors."""
 
+import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -97,21 +98,16 @@ def _refuse(group: Any, call: dict[str, Any], failure: Any, failed: list[bool]) 
     )
 
 
-class explained:
+@contextlib.contextmanager
+def explained(doing: str) -> Iterator[None]:
     """Errors of torch.distributed say what was being done."""
-
-    def __init__(self, doing: str) -> None:
-        self.doing = doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, RuntimeError):
-            raise RuntimeError(
-                f"relpos.distributed: {self.doing} failed: a rank has died, left the group, or "
-                f"not come within the group's timeout. {error}"
-            ) from error
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"relpos.distributed: {doing} failed: a rank has died, left the group, or not come "
+            f"within the group's timeout. {error}"
+        ) from error
 
 
 @dataclass
@@ -139,15 +135,17 @@ class Transfer:
         self.works: list[Any] = []
         self.peers: set[int] = set()
 
-    def send(self, tensors: Iterable[Tensor], rank: int) -> None:
+    def send(self, tensors: Iterable[Tensor], rank: int) -> "Transfer":
         for tag, tensor in enumerate(tensors, self.first_tag):
             wire = _wire(tensor)
             TOTAL.sent_bytes += wire.numel() * wire.element_size()
             self._add(dist.isend, wire, rank, tag)
+        return self
 
-    def receive(self, tensors: Iterable[Tensor], rank: int) -> None:
+    def receive(self, tensors: Iterable[Tensor], rank: int) -> "Transfer":
         for tag, tensor in enumerate(tensors, self.first_tag):
             self._add(dist.irecv, _wire(tensor), rank, tag)
+        return self
 
     def _add(self, kind: Any, tensor: Tensor, rank: int, tag: int) -> None:
         if tensor.numel():

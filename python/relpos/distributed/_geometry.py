@@ -44,12 +44,8 @@ class Side:
 
     def positions(self, rank: int, n: int) -> Tensor:
         """Of the tokens of a run, where the caller said none."""
-        tokens = self.runs[rank][n].tokens()
-        if self.make is not None:
-            return self.make(tokens)
-        if isinstance(self.offset, Tensor):
-            return tokens + self.offset[:, None]
-        return tokens + self.offset
+        make = self.make or placing("", False, self.offset)
+        return make(self.runs[rank][n].tokens())
 
     def bounds(self, rank: int, n: int) -> tuple[int, int]:
         """Least and largest position of a run, none of which the caller said."""
@@ -67,8 +63,10 @@ class Side:
 
 
 def placing(text: str, keys: bool, offset: int | Tensor) -> Callable[[Tensor], Tensor]:
-    """Positions of queries, or of keys, by number under a position that places tokens."""
+    """Positions of queries, or of keys, by number, where a position may place them elsewhere."""
     at = offset[:, None] if isinstance(offset, Tensor) else offset
+    if not text:
+        return lambda tokens: tokens + at
     return lambda tokens: _ops.place_tokens(text, keys, tokens + at)
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relpos.distributed._exchange import TOTAL, Team, explained
-from relpos.distributed._layout import Run, gather_tokens
+from relpos.distributed._layout import Run, gather_tokens, placed, taken
 from relpos.distributed._local import LocalCall
 from relpos.distributed._pieces import Inputs
 
@@ -47,7 +47,7 @@ def with_own_heads(
         held = getattr(call, name)
         if held is not None:
             runs = k_runs if name.startswith("key_p") or name == "k_positions" else q_runs
-            call = call._replace(**{name: gather_tokens(held, runs, -1, group).contiguous()})
+            call = call._replace(**{name: gather_tokens(held, runs, -1, group)})
     return replace(local, tensors=tensors, call=call)
 
 
@@ -59,7 +59,7 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) ->
         for n, axis in axes.items():
             rows, headed = found[n], n in inputs.of_heads  # [batch, (heads,) tokens, ...]
             if not headed and not rows.is_floating_point():
-                found[n] = gather_tokens(rows, runs, axis, group).contiguous()
+                found[n] = gather_tokens(rows, runs, axis, group)
                 continue
             if not headed:  # as a head for each rank
                 rows = rows.unsqueeze(1).expand(-1, heads.ranks, *rows.shape[1:])
@@ -100,21 +100,16 @@ def _to_heads(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
     batch, heads, _, dim = x.shape
     counts = [sum(run.count for run in own) for own in runs]
     sizes = [batch * (heads // ranks) * count * dim for count in counts]
-    arrived = _swap(pieces, sizes, group)
-    whole = x.new_empty((batch, heads // ranks, sum(counts), dim))
-    for own, count, piece in zip(runs, counts, arrived, strict=True):
-        rows = piece.view(batch, heads // ranks, count, dim)
-        for run, part in zip(own, rows.split([run.count for run in own], 2), strict=True):
-            whole[:, :, run.start : run.stop : run.step] = part
-    return whole
+    shards = [
+        piece.view(batch, heads // ranks, count, dim)
+        for count, piece in zip(counts, _swap(pieces, sizes, group), strict=True)
+    ]
+    return placed(shards, runs, 2)
 
 
 def _to_tokens(x: Tensor, runs: list[list[Run]], group: Any) -> Tensor:
     batch, heads, _, dim = x.shape
-    pieces = []
-    for own in runs:
-        parts = [x[:, :, run.start : run.stop : run.step] for run in own]
-        pieces.append(torch.cat(parts, 2).flatten())
+    pieces = [torch.cat(taken(x, own, 2), 2).flatten() for own in runs]
     count = sum(run.count for run in runs[dist.get_rank(group)])
     arrived = _swap(pieces, [batch * heads * count * dim] * len(runs), group)
     return torch.cat([piece.view(batch, heads, count, dim) for piece in arrived], 1)

@@ -86,16 +86,38 @@ def shard(x: Tensor, *, layout: str = "contiguous", dim: int, group: Any = None)
     ring, heads = teams(group)
     if heads.ranks > 1:
         x, layout, ring = shard(x, layout=layout, dim=dim, group=ring.group), "contiguous", heads
-    runs = shares(layout, x.shape[dim], ring.ranks)
-    own = runs[ring.rank]
-    pieces = [_take(x, run, dim) for run in own]
+    pieces = taken(x, shares(layout, x.shape[dim], ring.ranks)[ring.rank], dim)
     return pieces[0].contiguous() if len(pieces) == 1 else torch.cat(pieces, dim)
 
 
-def _take(x: Tensor, run: Run, dim: int) -> Tensor:
-    if run.step == 1:
-        return x.narrow(dim, run.start, run.count)
-    return x.index_select(dim, run.tokens().to(x.device))
+def taken(x: Tensor, runs: list[Run], dim: int) -> list[Tensor]:
+    """The tokens of each of these runs of a whole tensor."""
+    return [
+        x.narrow(dim, run.start, run.count)
+        if run.step == 1
+        else x.index_select(dim, run.tokens().to(x.device))
+        for run in runs
+    ]
+
+
+def placed(shards: Sequence[Tensor], runs: list[list[Run]], dim: int) -> Tensor:
+    """The whole tensor of the shards of all ranks. What one holds beyond its runs is padding."""
+    total = sum(run.count for own in runs for run in own)
+    whole = shards[0].new_empty(resized(shards[0].shape, dim, total))
+    for own, shard_of_rank in zip(runs, shards, strict=True):
+        at = 0
+        for run in own:
+            rows = shard_of_rank.narrow(dim, at, run.count)
+            whole.movedim(dim, 0)[run.start : run.stop : run.step] = rows.movedim(dim, 0)
+            at += run.count
+    return whole
+
+
+def resized(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    """The shape with another size of one axis."""
+    changed = list(shape)
+    changed[axis] = size
+    return changed
 
 
 def unshard(x: Tensor, *, layout: str = "contiguous", dim: int, group: Any = None) -> Tensor:
@@ -123,14 +145,13 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, runs: Any, dim: int, group: Any) -> Tensor:
         ctx.runs, ctx.dim, ctx.group = runs, dim, group
-        return gather_tokens(x, runs, dim, group).contiguous()
+        return gather_tokens(x, runs, dim, group)
 
     @staticmethod
     def backward(ctx: Any, dwhole: Tensor) -> Any:
         total = dwhole.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=ctx.group)
-        own = ctx.runs[dist.get_rank(ctx.group)]
-        pieces = [_take(total, run, ctx.dim) for run in own]
+        pieces = taken(total, ctx.runs[dist.get_rank(ctx.group)], ctx.dim)
         return torch.cat(pieces, ctx.dim), None, None, None
 
 
@@ -138,16 +159,9 @@ def gather_tokens(x: Tensor, runs: list[list[Run]], dim: int, group: Any) -> Ten
     """What the shards of all ranks hold, at the tokens' places; without a gradient."""
     if x.dtype == torch.bool:
         return gather_tokens(x.to(torch.uint8), runs, dim, group).to(torch.bool)
-    rows = x.movedim(dim, 0)
-    counts = [sum(run.count for run in own) for own in runs]
-    padded = rows.new_zeros((max(counts), *rows.shape[1:]))
-    padded[: rows.shape[0]] = rows
+    longest = max(sum(run.count for run in own) for own in runs)
+    padded = x.new_zeros(resized(x.shape, dim, longest))
+    padded.narrow(dim, 0, x.shape[dim]).copy_(x)
     found = [torch.empty_like(padded) for _ in runs]
     dist.all_gather(found, padded, group=group)
-    whole = rows.new_empty((sum(counts), *rows.shape[1:]))
-    for own, piece in zip(runs, found, strict=True):
-        at = 0
-        for run in own:
-            whole[run.start : run.stop : run.step] = piece[at : at + run.count]
-            at += run.count
-    return whole.movedim(0, dim)
+    return placed(found, runs, dim)

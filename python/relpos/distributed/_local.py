@@ -131,16 +131,9 @@ def _say_offsets(geometry: Geometry, local: LocalCall) -> None:
         )
     q.offset = 0 if offset is None else offset
     placed_by = placing_text(local.parts)
-    for side in (q, k) if placed_by else ():
-        side.make = placing(placed_by, side is k, side.offset)
     striped = any(run.step > 1 for side in (q, k) for runs in side.runs for run in runs)
-    if striped and q.make is None:
-        q.make, k.make = (_counting(side.offset) for side in (q, k))
-
-
-def _counting(offset: int | Tensor) -> Any:
-    at = offset[:, None] if isinstance(offset, Tensor) else offset
-    return lambda tokens: tokens + at
+    for side in (q, k) if placed_by or striped else ():
+        side.make = placing(placed_by, side is k, side.offset)
 
 
 def _check_order(geometry: Geometry, bounded: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from relpos import _core
 from relpos._call import Call
 from relpos.distributed._geometry import Geometry, within
+from relpos.distributed._layout import resized
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -70,7 +71,7 @@ class Pieces:
     def empty_block(self, like: Sequence[Tensor], rank: int) -> list[Tensor]:
         """For the block of another rank."""
         length = sum(run.count for run in self.geometry.k.runs[rank])
-        return [t.new_empty(_with(t.shape, self.axis(n), length)) for n, t in enumerate(like)]
+        return [t.new_empty(resized(t.shape, self.axis(n), length)) for n, t in enumerate(like)]
 
     def axis(self, n: int) -> int:
         """Of the keys in tensor n of a block."""
@@ -185,12 +186,6 @@ def join(out: Tensor, lse: Tensor, piece: Tensor, piece_lse: Tensor) -> None:
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.element_size() == 2 else tensor.dtype
-
-
-def _with(shape: Sequence[int], axis: int, size: int) -> list[int]:
-    changed = list(shape)
-    changed[axis] = size
-    return changed
 
 
 def _offset(name: str, offset: int | Tensor, start: int) -> dict[str, Any]:

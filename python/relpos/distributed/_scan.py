@@ -77,24 +77,12 @@ def _striped(x: Tensor, runs: list[list[Run]], group: Any) -> tuple[Tensor, Tens
     own = torch.nn.functional.pad(x, (0, longest - x.shape[-1])).contiguous()
     before = torch.zeros_like(own)
     if rank > 0:
-        _receive(group, before, rank - 1)
+        Transfer(group).receive([before], rank - 1).start().wait()
     so_far = before + own
     if rank + 1 < ranks:
-        _send(group, so_far, rank + 1)
+        Transfer(group).send([so_far], rank + 1).start().wait()
     with explained("adding up an input over the ranks"):
         dist.broadcast(so_far_all := so_far.clone(), group=group, group_src=ranks - 1)
     rows = so_far_all.cumsum(-1)
     sums = rows - so_far_all + before + own
     return sums[..., : x.shape[-1]], rows[..., -1] if longest else x.sum(-1)
-
-
-def _send(group: Any, tensor: Tensor, rank: int) -> None:
-    transfer = Transfer(group)
-    transfer.send([tensor], rank)
-    transfer.start().wait()
-
-
-def _receive(group: Any, tensor: Tensor, rank: int) -> None:
-    transfer = Transfer(group)
-    transfer.receive([tensor], rank)
-    transfer.start().wait()
