@@ -1,3 +1,5 @@
+#include "cli/common.h"
+
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -9,7 +11,6 @@
 #include <type_traits>
 #include <variant>
 
-#include "cli/common.h"
 #include "io/file.h"
 #include "relpos/attention.h"
 

@@ -182,7 +182,7 @@ OTHERS = {
 def pair(family: str | Family, **more) -> tuple[torch.nn.Module, torch.nn.Module]:
     """A model, and a linearized copy of it."""
     model = (FAMILIES[family] if isinstance(family, str) else family).make(**more)
-    return model, relpos.hf.linearize(copy.deepcopy(model))
+    return model, relpos.hf.fuse(copy.deepcopy(model))
 
 
 def states(model: torch.nn.Module) -> set[str]:

@@ -49,14 +49,7 @@ def test_tool_times_every_scheme():
 
 def test_tool_prints_a_table_as_long_as_it_is_read():
     words = f"{TOOL} bench --scheme t5 --length 70 --seconds 0.001 --causal | head -8"
-<<<<<<< /tmp/tmpi49rhfg7/cur.py
-    environment = {**os.environ, "RELPOS_TARGET": "baseline"}
-    run = subprocess.run(
-        words, shell=True, capture_output=True, text=True, env=environment, timeout=timeout(60)
-    )
-=======
-    read = run(["bash", "-c", words], env=cases.os.environ | {"RELPOS_TARGET": "baseline"})
->>>>>>> /tmp/tmpi49rhfg7/new.py
+    read = run(["bash", "-c", words], env=os.environ | {"RELPOS_TARGET": "baseline"})
     for part in ("SIMD target baseline", "L 70, D 64, causal", "\nt5(heads=8)"):
         assert part in read.stdout
     assert read.stderr == ""
@@ -158,13 +151,8 @@ def test_growth_is_that_of_resident_memory():
 )
 def test_formulas_are_equal_to_relpos(name):
     shape = (2, 2, 70, 80 if name == "bias_rpe" else 70, 16)
-<<<<<<< /tmp/tmpi49rhfg7/cur.py
-    run = contests.against_formula(getattr(formulas, name), shape, True)
-    (row,) = measure.measure(contests.peer_case(name, (1, 2), run), SHORT)
-=======
     against = contests.against_formula(getattr(formulas, name), shape, True)
-    (row,) = cases.measure(contests.peer_case(name, (1, 2), against), SHORT)
->>>>>>> /tmp/tmpi49rhfg7/new.py
+    (row,) = measure.measure(contests.peer_case(name, (1, 2), against), SHORT)
     assert len(row["values"]) >= 3, row
     assert (row["name"], row["floor"]) == (name, 1)
 

@@ -120,15 +120,8 @@ def test_a_mask_that_is_no_interval_is_refused(name):
 
 @pytest.mark.peers
 def test_a_static_cache_beams_and_packed_rows():
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    family = FAMILIES["Llama"]
-    model = family.make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    given = inputs(family)
-=======
     model, fused = pair("Llama")
     given = inputs(FAMILIES["Llama"])
->>>>>>> /tmp/tmpi77du5cn/new.py
     given["attention_mask"][1:] = 1
     for how in ({"cache_implementation": "static"}, {"num_beams": 3}):
         texts = [
@@ -147,12 +140,7 @@ def test_a_static_cache_beams_and_packed_rows():
 @pytest.mark.peers
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_a_dense_mask_of_the_user_s(kind):
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    model = FAMILIES["Llama"].make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     model, fused = pair("Llama")
->>>>>>> /tmp/tmpi77du5cn/new.py
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     seen = torch.ones(21, 21, dtype=torch.bool).tril()
     seen[10:, 3] = False
@@ -184,12 +172,7 @@ def test_register_alone_keeps_padding_and_bias(name):
 @pytest.mark.parametrize("name", ["Llama", "BLOOM", "GPT-J", "MPNet"])
 def test_weights_come_where_asked_for(name):
     family = FAMILIES[name]
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    model = family.make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     model, fused = pair(name)
->>>>>>> /tmp/tmpi77du5cn/new.py
     given = inputs(family)
     if family.kind == "decoder":
         given["use_cache"] = False
@@ -265,17 +248,10 @@ def test_dropout_is_drawn_from_torch_s_generator():
 def test_other_models_of_the_same_config_stay():
     config, ids = FAMILIES["BLOOM"].make().config, torch.arange(3, 12)[None]
     one, other = (transformers.BloomModel(config).eval() for _ in range(2))
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    before = other(torch.arange(3, 12)[None]).last_hidden_state
-    relpos.hf.fuse(one)
-    assert torch.equal(other(torch.arange(3, 12)[None]).last_hidden_state, before)
-    assert relpos.hf.fuse(one) is one  # twice is once
-=======
     before = other(ids).last_hidden_state
-    relpos.hf.linearize(one)
+    relpos.hf.fuse(one)
     assert torch.equal(other(ids).last_hidden_state, before)
-    assert relpos.hf.linearize(one) is one  # twice is once
->>>>>>> /tmp/tmpi77du5cn/new.py
+    assert relpos.hf.fuse(one) is one  # twice is once
     assert type(one.h[0].self_attention).__mro__.count(type(other.h[0].self_attention)) == 1
 
 
@@ -308,41 +284,19 @@ _VITS = {
 }
 # Another scheme of positions, or a mask relpos does not serve: untouched, and report says why.
 LEFT_ALONE = {
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    "DebertaV2Model": (
-        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "relpos.DeBERTa; fuse has no adapter",
-    ),
-    "DebertaModel": (
-        {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
-        "relpos.DeBERTa; fuse has no adapter",
-    ),
-    "BertModel": ({}, "no adapter"),
-=======
-    "DebertaV2Model": (_DEBERTA, "relpos.DeBERTa; linearize has no adapter"),
-    "DebertaModel": (_DEBERTA, "relpos.DeBERTa; linearize has no adapter"),
+    "DebertaV2Model": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
+    "DebertaModel": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
     "BertModel": (FAMILIES["Phi"].options, "no adapter"),
     "Wav2Vec2ConformerModel": (
         _SPEECH | {"position_embeddings_type": "relative"},
         "relpos.Conformer",
     ),
     "VitsModel": (_SPEECH | _VITS, ""),
->>>>>>> /tmp/tmpi77du5cn/new.py
 }
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_models_without_an_adapter_stay_as_they_are(name):
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-    more, reason = LEFT_ALONE[name]
-    options = {**FAMILIES["Phi"].options, **more}
-    model = getattr(transformers, name)(
-        getattr(transformers, name.replace("Model", "Config"))(**options)
-    ).eval()
-    ids = inputs(FAMILIES["Llama"])["input_ids"]
-    before, runs = model(ids)[0], model.config._attn_implementation
-    relpos.hf.fuse(model)
-=======
     options, reason = LEFT_ALONE[name]
     model = Family(name, options, "encoder").configured().eval()
     given = inputs(FAMILIES["Llama"])["input_ids"]
@@ -354,8 +308,7 @@ def test_models_without_an_adapter_stay_as_they_are(name):
         return model(given)[0]
 
     before, runs = run(), model.config._attn_implementation
-    relpos.hf.linearize(model)
->>>>>>> /tmp/tmpi77du5cn/new.py
+    relpos.hf.fuse(model)
     assert model.config._attn_implementation == runs
     assert torch.equal(run(), before)
     found = relpos.hf.report(model)
@@ -364,35 +317,6 @@ def test_models_without_an_adapter_stay_as_they_are(name):
     assert reason in str(found)
 
 
-<<<<<<< /tmp/tmpi77du5cn/cur.py
-def test_speech_models_are_reported():
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    sizes |= {"intermediate_size": 40, "num_conv_pos_embeddings": 16}
-    sizes |= {"num_conv_pos_embedding_groups": 4}
-    model = transformers.Wav2Vec2ConformerModel(
-        transformers.Wav2Vec2ConformerConfig(**sizes, position_embeddings_type="relative")
-    )
-    assert "Conformer" in relpos.hf.report(relpos.hf.fuse(model)).layers[0].why
-    sizes |= {"ffn_dim": 40, "flow_size": 32, "duration_predictor_flow_bins": 4}
-    model = transformers.VitsModel(transformers.VitsConfig(**sizes, spectrogram_bins=9))
-    assert all(x.state == "untouched" for x in relpos.hf.report(relpos.hf.fuse(model)).layers)
-
-
-@pytest.mark.peers
-def test_a_rotation_relpos_lacks_stays_with_the_model():
-    family = FAMILIES["Llama"]
-    scaled = {"rope_type": "dynamic", "rope_theta": 5e5, "factor": 8.0}
-    model, given = family.make(rope_parameters=scaled), inputs(family)
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    for layer in relpos.hf.report(fused).layers:
-        assert layer.state == "attention"
-        assert "dynamic" in layer.why
-    (ours, _), (theirs, _) = (outputs(family, m, given) for m in (fused, model))
-    same(ours, theirs)
-
-
-=======
->>>>>>> /tmp/tmpi77du5cn/new.py
 def test_what_relpos_cannot_compute_raises_with_the_reason():
     ids = torch.arange(3, 12)[None]
     # Computes attention by itself, with the mask that it gets.

@@ -21,12 +21,7 @@ def on_eager_and_relpos(name):
     ours = copy.deepcopy(model)
     if name in OTHERS:
         ours.set_attn_implementation("relpos")
-<<<<<<< /tmp/tmpioy6ya5g/cur.py
-        return model, ours
     return model, relpos.hf.fuse(ours)
-=======
-    return model, relpos.hf.linearize(ours)
->>>>>>> /tmp/tmpioy6ya5g/new.py
 
 
 def fed(model, step, cut, mask, cache, mask_length=0):

@@ -43,15 +43,8 @@ def in_float64(family, model, given):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_hidden_states_and_gradients_are_eager_s(name, mask, request):
     family = FAMILIES[name]
-<<<<<<< /tmp/tmpf5u0sp9e/cur.py
-    model, given = family.make(), inputs(FAMILIES[name], mask=mask)
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    states = {layer.state for layer in relpos.hf.report(fused).layers}
-    assert states == {"fused"}
-=======
     (model, fused), given = pair(name), inputs(family, mask=mask)
     assert states(fused) == {"fused"}
->>>>>>> /tmp/tmpf5u0sp9e/new.py
     assert list(fused.state_dict()) == list(model.state_dict())
 
     exact, exact_gradients = in_float64(family, model, given)
@@ -81,12 +74,7 @@ def test_generation_with_a_cache_is_the_same(name, mask):
     given.pop("decoder_input_ids", None)
     if family.kind == "decoder" and mask == "padded":  # generation goes on from the last token
         given["attention_mask"][1:] = 1
-<<<<<<< /tmp/tmpf5u0sp9e/cur.py
-    model = family.make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     model, fused = pair(name)
->>>>>>> /tmp/tmpf5u0sp9e/new.py
     same_generation(fused, model, 12, **given)
 
 

@@ -56,50 +56,6 @@ ROTATIONS = {  # options, states of the layers, and why some are not fused
 @pytest.mark.parametrize("kind", ROTATIONS)
 def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, claimed):
     claimed(f"{kind}Attention")
-<<<<<<< /tmp/tmpbwr1n1f8/cur.py
-    model = random_model(kind, **OTHER_ROTATIONS[kind])
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    compare(FAMILIES["Llama"], fused, model)
-    for layer in relpos.hf.report(fused).layers:
-        assert layer.state == "attention"
-        assert "differs by" in layer.why, layer.why
-
-
-@pytest.mark.parametrize("kind", ["Olmo", "Cohere2", "SmolLM3"])
-def test_what_a_name_brings_along_is_the_module_s_choice(kind, claimed):
-    """Olmo rotates halves, Cohere neighbours, SmolLM3 in some layers only."""
-    claimed(f"{kind}Attention")
-    options = {"no_rope_layers": [1, 0], "sliding_window": 6} if kind == "SmolLM3" else {}
-    model = random_model(kind, **options)
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    compare(FAMILIES["Llama"], fused, model)
-    states = [layer.state for layer in relpos.hf.report(fused).layers]
-    expected = {"Olmo": ["fused"] * 2, "Cohere2": ["attention"] * 2}
-    assert states == expected.get(kind, ["fused", "attention"])
-
-
-def test_a_layer_that_is_changed_after_its_rotation_is_not_fused(monkeypatch):
-    """Numbers decide, not names: the same class with a norm between rotation and product."""
-    own = transformers.models.llama.modeling_llama
-    rotate = own.apply_rotary_pos_emb
-
-    def rotate_and_weigh(*args, **kwargs):
-        query, key = rotate(*args, **kwargs)
-        return query * torch.linspace(0.5, 1.5, query.shape[-1]), key
-
-    monkeypatch.setattr(own, "apply_rotary_pos_emb", rotate_and_weigh)
-    model = FAMILIES["Llama"].make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    assert {layer.state for layer in relpos.hf.report(fused).layers} == {"attention"}
-    compare(FAMILIES["Llama"], fused, model)
-
-
-@pytest.mark.parametrize("name", ["Llama", "Gemma 3", "GPT-NeoX"])
-def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
-    family = FAMILIES[name]
-    fused = relpos.hf.fuse(family.make())
-    own = sys.modules[type(fused).__module__]
-=======
     options, expected, reason = ROTATIONS[kind]
     family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
     model, fused = pair(family)
@@ -122,8 +78,7 @@ def test_without_a_cache_the_model_does_not_rotate(name, monkeypatch):
 )
 def test_without_a_cache_the_model_does_not_rotate(name, dtype, monkeypatch):
     family = FAMILIES[name]
-    fused = relpos.hf.linearize(family.make()).to(dtype)
->>>>>>> /tmp/tmpbwr1n1f8/new.py
+    fused = relpos.hf.fuse(family.make()).to(dtype)
     expected, _ = outputs(family, fused, inputs(family))
     assert expected.isfinite().all()
     monkeypatch.delattr(sys.modules[type(fused).__module__], "apply_rotary_pos_emb")
@@ -154,14 +109,9 @@ def edited(model, how):
 
 @pytest.mark.parametrize("how", ["in place", "data", "replaced"])
 @pytest.mark.parametrize("name", ROTARY)
-def test_a_rotation_edited_after_fuse(name, how):
+def test_a_rotation_edited_after_linearize(name, how):
     family = FAMILIES[name]
-<<<<<<< /tmp/tmpbwr1n1f8/cur.py
-    model = family.make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     model, fused = pair(name)
->>>>>>> /tmp/tmpbwr1n1f8/new.py
     before, _ = outputs(family, fused, inputs(family))
     for each in (model, fused):
         edited(each, how)
@@ -171,34 +121,6 @@ def test_a_rotation_edited_after_fuse(name, how):
 
 def test_a_factor_on_the_tables_reaches_the_scores():
     """attention_scaling, and tables that a hook gives."""
-<<<<<<< /tmp/tmpbwr1n1f8/cur.py
-    family = FAMILIES["Llama"]
-    model = family.make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    for each in (model, fused):
-        each.model.rotary_emb.attention_scaling = 1.3
-    compare(family, fused, model)
-    for each in (model, fused):
-        each.model.rotary_emb.attention_scaling = 1.0
-        each.model.rotary_emb.register_forward_hook(lambda m, a, out: (out[0], -out[1]))
-    compare(family, fused, model)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_models_rotate_in_the_kernel(dtype, monkeypatch):
-    """Tables rounded to 16 bits are still those of the rotation."""
-    fused = relpos.hf.fuse(FAMILIES["Llama"].make()).to(dtype)
-    own = sys.modules[type(fused).__module__]
-    monkeypatch.delattr(own, "apply_rotary_pos_emb")
-    with torch.inference_mode():
-        assert fused(torch.arange(3, 40)[None], use_cache=False).logits.isfinite().all()
-
-
-def on_meta(family):
-    name = family.config or family.model.split("For")[0].removesuffix("Model") + "Config"
-    with torch.device("meta"):
-        return getattr(transformers, family.model)(getattr(transformers, name)(**family.options))
-=======
     model, fused = pair("Llama")
     rotations = [each.model.rotary_emb for each in (model, fused)]
     for rotary in rotations:
@@ -208,29 +130,18 @@ def on_meta(family):
         rotary.attention_scaling = 1.0
         rotary.register_forward_hook(lambda m, a, out: (out[0], -out[1]))
     same_outputs(FAMILIES["Llama"], fused, model)
->>>>>>> /tmp/tmpbwr1n1f8/new.py
 
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_of_meta_tensors(name, inside):
     family = FAMILIES[name]
-<<<<<<< /tmp/tmpbwr1n1f8/cur.py
-    model, fused = family.make(), on_meta(family).eval()
-    if inside:
-        with torch.device("meta"):
-            relpos.hf.fuse(fused)
-    else:
-        relpos.hf.fuse(fused)
-    assert {layer.state for layer in relpos.hf.report(fused).layers} == {"fused"}
-=======
     model = family.make()
     with torch.device("meta"):
         fused = family.configured().eval()
     with torch.device("meta") if inside else contextlib.nullcontext():
-        relpos.hf.linearize(fused)
+        relpos.hf.fuse(fused)
     assert states(fused) == {"fused"}
->>>>>>> /tmp/tmpbwr1n1f8/new.py
     assert all(parameter.is_meta for parameter in fused.parameters())
     fused.to_empty(device="cpu")
     fused.load_state_dict(model.state_dict())
@@ -239,23 +150,4 @@ def test_a_model_of_meta_tensors(name, inside):
     for part in fused.modules():  # what is no parameter and no buffer was made on meta, too
         for key, value in vars(part).items():
             assert not (isinstance(value, torch.Tensor) and value.is_meta), key
-<<<<<<< /tmp/tmpbwr1n1f8/cur.py
-    ours, theirs = (outputs(family, each, given)[0] for each in (fused, model))
-    same(ours, theirs)
-
-
-def test_a_trial_leaves_the_module_as_it_is():
-    model = FAMILIES["Llama"].make().train()
-    model.model.layers[0].self_attn.q_proj.eval()
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    modes = [part.training for part in model.modules()]
-    torch.manual_seed(5)
-    drawn = torch.rand(3)
-    torch.manual_seed(5)
-    relpos.hf.fuse(model)
-    assert torch.equal(torch.rand(3), drawn)
-    assert [part.training for part in model.modules()] == modes
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-=======
     same(*(outputs(family, each, inputs(family))[0] for each in (fused, model)))
->>>>>>> /tmp/tmpbwr1n1f8/new.py

@@ -76,7 +76,7 @@ def equal(a, b):
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *BY_LENGTH])
-def test_fuse_leaves_the_state_as_it_is(name):
+def test_linearize_leaves_the_state_as_it_is(name):
     model = by_length("Llama", name) if name in BY_LENGTH else FAMILIES[name].make()
     model.train()
     next(part for part in model.modules() if isinstance(part, torch.nn.Linear)).eval()
@@ -116,13 +116,9 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
     """Short calls, long ones and short ones again: the tables depend on those before."""
     family = FAMILIES[name]
     model = by_length(name, kind)
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
     fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
-    fused = relpos.hf.linearize(copy.deepcopy(model))
     for layer in relpos.hf.report(fused).layers:
         assert f"got '{kind}': the model rotates" in layer.why
->>>>>>> /tmp/tmpmtvw5y0u/new.py
     for length in (20, 9, 40, 15, 17, 90, 12):
         given = inputs(family, length, mask="ones")
         (ours, gradients), (theirs, expected) = (outputs(family, m, given) for m in (fused, model))
@@ -135,7 +131,7 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
         same_generation(fused, model, 16, input_ids=prompt)
 
 
-def test_fuse_does_not_depend_on_the_caller_s_modes():
+def test_linearize_does_not_depend_on_the_caller_s_modes():
     family = FAMILIES["BLOOM"]
     model = family.make()
     fused = copy.deepcopy(model)
@@ -150,16 +146,9 @@ def test_fuse_does_not_depend_on_the_caller_s_modes():
 
 
 def compare(name, length, **options):
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-    """A model and its fused copy, with caches and without; the copy's state."""
-    family = FAMILIES[name]
-    model = family.make(**options)
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     """A model and its linearized copy agree, with caches and without; the copy."""
     family = FAMILIES[name]
     model, fused = pair(name, **options)
->>>>>>> /tmp/tmpmtvw5y0u/new.py
     for mask in ("none", "ones" if "window" in name else "padded"):
         same_outputs(family, fused, model, inputs(family, length, mask=mask))
     if family.kind == "decoder":
@@ -187,32 +176,8 @@ def bent(bias, *_, **__):
     return bias - bias.abs().clamp(max=2) / 2
 
 
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-
-def test_buckets_that_differ_beyond_some_distance(monkeypatch):
-    buckets = modeling_t5.T5Attention._relative_position_bucket
-    monkeypatch.setattr(
-        modeling_t5.T5Attention,
-        "_relative_position_bucket",
-        staticmethod(lambda at, **k: torch.where(at < -20, 0, buckets(at, **k))),
-    )
-    model = FAMILIES["T5"].make()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    family, given = FAMILIES["T5"], inputs(FAMILIES["T5"], 70)
-    same(*(outputs(family, each, given)[0] for each in (fused, model)))
-    assert "buckets" in str(relpos.hf.report(fused))
-    encoder = modeling_mpnet.MPNetEncoder
-    own = encoder.relative_position_bucket
-    monkeypatch.setattr(
-        encoder,
-        "relative_position_bucket",
-        staticmethod(lambda at, *a, **k: torch.where(at < -150, 0, own(at, *a, **k))),
-    )
-    assert compare("MPNet", 200) == "untouched"
-=======
 def first_bucket_below(distance):
     return lambda buckets, at, *_, **__: torch.where(at < distance, 0, buckets)
->>>>>>> /tmp/tmpmtvw5y0u/new.py
 
 
 def rolled_beyond_16(result, *_, **__):
@@ -220,13 +185,6 @@ def rolled_beyond_16(result, *_, **__):
     return (out + 0.3 * out.roll(1, dims=1) if out.shape[1] > 16 else out, *others)
 
 
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-@pytest.mark.parametrize("name", ["BLOOM", "MPT", "MPNet", "GPT-J", "Falcon, rotary"])
-def test_a_class_of_the_same_name_that_does_more_beyond_some_length(name, monkeypatch):
-    model = FAMILIES[name].make()
-    kind = type(next(iter(relpos.hf._fuse.attention_modules(model)))[1])
-    own = kind.forward
-=======
 _ROTARY = (modeling_llama, "apply_rotary_pos_emb")
 _WINDOWED = (modeling_mistral, "apply_rotary_pos_emb")
 _BEYOND_70 = weighed(lambda n: n > 70)
@@ -271,24 +229,15 @@ DIFFERENT = {  # a model and its options, a length, a function whose result chan
         for name in ("BLOOM", "MPT", "MPNet", "GPT-J", "Falcon, rotary")
     },
 }
->>>>>>> /tmp/tmpmtvw5y0u/new.py
 
 
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-    monkeypatch.setattr(kind, "forward", forward)
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-    assert states(fused) == {"untouched"}
-    family, given = FAMILIES[name], inputs(FAMILIES[name], 40)
-    same(*(outputs(family, each, given)[0] for each in (fused, model)))
-=======
 @pytest.mark.parametrize("what", DIFFERENT)
 def test_code_of_the_same_name_that_does_more(what, monkeypatch):
     name, options, length, owner, function, change, state = DIFFERENT[what]
     if owner is None:
-        modules = relpos.hf._linearize.attention_modules(FAMILIES[name].make())
+        modules = relpos.hf._fuse.attention_modules(FAMILIES[name].make())
         owner = type(next(iter(modules))[1])
     own = getattr(owner, function)
->>>>>>> /tmp/tmpmtvw5y0u/new.py
 
     def changed(*args, **kwargs):
         return change(own(*args, **kwargs), *args, **kwargs)
@@ -300,12 +249,6 @@ def test_code_of_the_same_name_that_does_more(what, monkeypatch):
     assert "buckets" not in what or "buckets" in str(relpos.hf.report(fused))
 
 
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
-    assert compare("Llama", 21) == "untouched"
-    report = str(relpos.hf.report(relpos.hf.fuse(FAMILIES["Llama"].make())))
-    assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
-=======
 MASK_READERS = {  # of which keys the class reads a dense mask
     "any": None,
     "one key": lambda q, k: k == 1,
@@ -313,7 +256,6 @@ MASK_READERS = {  # of which keys the class reads a dense mask
     "more than 16 keys": lambda q, k: k > 16,
     "more keys than queries": lambda q, k: q < k,
 }
->>>>>>> /tmp/tmpmtvw5y0u/new.py
 
 
 @pytest.mark.parametrize("kind", MASK_READERS)
@@ -334,7 +276,7 @@ def test_a_class_that_computes_with_its_mask_stays_as_it_is(kind, monkeypatch):
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
     assert states(compare("Llama", 21)) == {"untouched"}
     if when is None:
-        report = str(relpos.hf.report(relpos.hf.linearize(FAMILIES["Llama"].make())))
+        report = str(relpos.hf.report(relpos.hf.fuse(FAMILIES["Llama"].make())))
         assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
 
 
@@ -414,12 +356,7 @@ COMPOSITES = {
 
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_models_of_images_and_text(name):
-<<<<<<< /tmp/tmpmtvw5y0u/cur.py
-    model = COMPOSITES[name]()
-    fused = relpos.hf.fuse(copy.deepcopy(model))
-=======
     model, fused = pair(COMPOSITES[name])
->>>>>>> /tmp/tmpmtvw5y0u/new.py
     found = {layer.kind: layer.state for layer in relpos.hf.report(fused).layers}
     assert found["SiglipAttention"] == "untouched"
     assert "fused" in found.values()

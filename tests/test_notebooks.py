@@ -280,16 +280,6 @@ def test_third_class_clamps_with_the_global():
     assert torch.equal(notebook_classes(n, 6, 20, 5), third().indices(200, 1, q_offset=0)[:, 0])
 
 
-<<<<<<< /tmp/tmprq6w8ars/cur.py
-def test_third_scaling_factor():
-    position = relpos.T5Bias(4, 6, 20, bidirectional=False, bias_scale=3.0)
-    with torch.no_grad():
-        position.relative_attention_bias.weight.copy_(third().relative_attention_bias.weight)
-    torch.testing.assert_close(position.dense(15, 15), 3 * third().dense(15, 15))
-
-
-=======
->>>>>>> /tmp/tmprq6w8ars/new.py
 def test_third_freezing():
     """`embedding = weight.requires_grad = False` binds both names to False."""
     position = third()

@@ -14,11 +14,7 @@ from ranks import shared
 from relpos.distributed._geometry import Side, placing
 from relpos.distributed._layout import Run
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
-<<<<<<< /tmp/tmpfaviwjnv/cur.py
-from sample import summed
-=======
-from sample import configurations
->>>>>>> /tmp/tmpfaviwjnv/new.py
+from sample import configurations, summed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,8 +1,9 @@
+#include "relpos/options.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "base/nearest.h"
-#include "relpos/options.h"
 #include "relpos/scheme.h"
 
 namespace relpos {
