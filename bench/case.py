@@ -11,7 +11,7 @@ import relpos
 import torch
 from clock import Budget, Turns, take_turns
 from formulas import Shape
-from relpos import _call
+from relpos._position.part import flat
 
 Row = dict[str, Any]
 Sides = dict[str, Callable[[], Any]]
@@ -89,7 +89,7 @@ class Call:
     def __init__(self, shape: Shape, position: Any = None, dtype=torch.float32, **options: Any):
         self.qkv = formulas.inputs(shape, dtype)
         self.attend = functools.partial(relpos.attention, *self.qkv, position=position, **options)
-        own = _call.flat(position)[1]
+        own = flat(position)[1]
         self.leaves = [*self.qkv, *(x for x in own if x.requires_grad)]
 
     def forward(self) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What more cores would gain: a model that replays a call's tasks on many threads.
 
 `python bench/scaling.py` measures here what the parts of a call cost one thread, and replays how
-the library deals them (src/kernels/drive: schedule.h, backward.cc, decode.cc) on 1 to 128 threads: who
+the library deals them (src/kernels/drive: schedule, backward, decode) on 1 to 128 threads: who
 packs a tile and who waits for it, whose turn it is to add to the gradients of a tile's keys, and
 what one thread does alone. Efficiency is the time of one thread over that of all of them together.
 The model knows no limits of memory and no clock that falls with cores; it is measured against real

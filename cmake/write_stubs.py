@@ -12,6 +12,6 @@ sys.modules["relpos._core"] = module
 sys.modules.setdefault("torch", None)  # the stubs need the registry alone
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "python"))
 
-from relpos import _stubs  # noqa: E402
+from relpos._position.stubs import stubs  # noqa: E402
 
-pathlib.Path(out).write_text(_stubs.stubs(), encoding="utf-8")
+pathlib.Path(out).write_text(stubs(), encoding="utf-8")

@@ -18,7 +18,7 @@ Offset& q_offset(Options& options) {
   return options.q_offset ? *options.q_offset : options.q_offset.emplace();
 }
 
-// One call's options and position, read from a relpos._call.Call. No value below is None.
+// One call's options and position, read from a relpos._call.call.Call. No value below is None.
 struct Bound {
   explicit Bound(const nb::tuple& call);
   Bound(const Bound&) = delete;
@@ -88,7 +88,7 @@ constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"parameters", [](nb::handle v, Bound& to) { to.parameters = nb::borrow(v); }},
 };
 
-// The readers in the order of the fields of relpos._call.Call.
+// The readers in the order of the fields of relpos._call.call.Call.
 std::vector<Reader>& readers() {
   static std::vector<Reader> ordered;
   return ordered;
@@ -107,7 +107,7 @@ void read_fields(const std::vector<std::string>& names) {
 }
 
 Bound::Bound(const nb::tuple& call) {
-  check_value(call.size() == readers().size(), "call: expected relpos._call.Call");
+  check_value(call.size() == readers().size(), "call: expected relpos._call.call.Call");
   size_t n = 0;
   for (nb::handle value : call) {
     const Reader read = readers()[n++];

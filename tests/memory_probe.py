@@ -60,7 +60,7 @@ def step(inputs, dout, call, sequence):
 
 
 def measure(name, sequence, length):
-    from relpos._attention import workspace_bytes
+    from relpos._call.attention import workspace_bytes
     from sample import position, tensors
 
     sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}

@@ -184,7 +184,7 @@ MEMORY_HEADS = 16
 def memory(layout, length):
     """(growth of the resident set at its peak, formula) of a forward and a backward pass."""
     from memory_probe import status
-    from relpos._attention import workspace_bytes
+    from relpos._call.attention import workspace_bytes
 
     libc = ctypes.CDLL(None)
     libc.mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is freed is given back, so growth is seen

@@ -45,9 +45,9 @@ def test_the_signatures_of_the_design():
         assert str(inspect.signature(getattr(relpos, name))) == text
     parameters = inspect.signature(relpos.attention).parameters
     assert list(parameters) == [
-        *("query", "key", "value", "position", "attn_mask", "key_padding_mask", "dropout_p"),
-        *("is_causal", "scale", "enable_gqa", "window", "q_offset", "k_offset", "q_positions"),
-        *("k_positions", "key_range", "softcap", "sinks", "float32_products", "return_lse"),
+        *("query", "key", "value", "position", "is_causal", "scale", "enable_gqa", "window"),
+        *("q_offset", "softcap", "attn_mask", "key_padding_mask", "k_offset", "q_positions"),
+        *("k_positions", "key_range", "dropout_p", "sinks", "float32_products", "return_lse"),
         "return_weights",
     ]
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[3:])

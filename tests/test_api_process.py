@@ -84,7 +84,8 @@ p.dense(5, 5); p.steps(5, 5); relpos.attention(x, x, x, position=p).sum()
 INTERRUPT = """
 import json, os, signal, threading, time
 import relpos, torch
-from relpos import _core, _ops
+from relpos import _core
+from relpos._call import ops
 
 def seconds_to_end(call):
     sent = []
@@ -106,11 +107,11 @@ _core.force_path("reference")  # hours of work
 for threads in (1, 2):
     torch.set_num_threads(threads)
     found[f"forward {threads}"] = seconds_to_end(lambda: relpos.attention(q, q, q))
-    x, real = q.clone().requires_grad_(), _ops.attention
+    x, real = q.clone().requires_grad_(), ops.attention
     rows = q.shape[:3]
-    _ops.attention = lambda *a: (torch.zeros(q.shape), torch.zeros(rows), torch.ones(*rows, 2))
+    ops.attention = lambda *a: (torch.zeros(q.shape), torch.zeros(rows), torch.ones(*rows, 2))
     loss = relpos.attention(x, x, x).sum()
-    _ops.attention = real
+    ops.attention = real
     found[f"backward {threads}"] = seconds_to_end(loss.backward)
 _core.force_path("auto")
 long = torch.randn(1, 8, 60_000, 64)

@@ -3,8 +3,10 @@
 import pytest
 import relpos
 import torch
-from relpos import _autograd, _core, _ops
-from relpos._call import RANKS, SCHEMA, Call
+from relpos import _core
+from relpos._base.derivatives import OBSERVERS
+from relpos._call import ops
+from relpos._call.call import RANKS, SCHEMA, Call
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def test_every_operator_takes_the_call_in_its_order():
     for name in ("attention", "attention_backward", "weights", "scores", "scores_backward"):
-        arguments = getattr(_ops, name)._schema.arguments
+        arguments = getattr(ops, name)._schema.arguments
         assert [a.name for a in arguments[-len(Call._fields) :]] == list(Call._fields)
     assert "Tensor? attn_mask" in SCHEMA
     assert "SymInt[]? window" in SCHEMA
@@ -49,7 +51,7 @@ def test_flat_and_back():
 
 def use_torch(exchange):
     types = (torch.Tensor, torch.nn.Parameter)
-    _core.use_torch(exchange, types, torch.is_grad_enabled, _autograd._OBSERVERS)
+    _core.use_torch(exchange, types, torch.is_grad_enabled, OBSERVERS)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from composed import (
     turned,
 )
 from oracle import gradients
-from relpos import _attention, compose
+from relpos import compose
+from relpos._call import attention as attention_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -232,7 +233,7 @@ def test_refused_tensors():
 
 
 def test_refused_where_a_shard_is_not_the_sequence(monkeypatch):
-    monkeypatch.setattr(_attention, "ELSEWHERE", [None])
+    monkeypatch.setattr(attention_module, "ELSEWHERE", [None])
     q, k, v, _ = drawn(6, 6)
     with pytest.raises(RuntimeError, match=r"compose\.self_extend: not under"):
         compose.self_extend(q, k, v, position=ROPE, **SIZES)

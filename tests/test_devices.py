@@ -3,10 +3,9 @@
 import pytest
 import relpos
 import torch
-from relpos import _ops
-from relpos._attention import workspace_bytes
-from relpos._call import Call
-from relpos._position import Given
+from relpos._call.attention import workspace_bytes
+from relpos._call.call import Call
+from relpos._position.part import Given
 from torch._subclasses import FakeTensorMode
 
 B, H, L, D = 2, 2, 5, 4
@@ -103,7 +102,7 @@ def test_a_default_device_is_not_that_of_tables_and_results():
 
 def test_the_operators_refuse_them_in_both_passes():
     q, k, v = x(), x(), x()
-    out, _, softmax = _ops.attention(q, k, v, *Call())
+    out, _, softmax = torch.ops.relpos.attention(q, k, v, *Call())
     needs = [True, True, True, False]
     ops = torch.ops.relpos
     table = torch.zeros(32, H, device=META)

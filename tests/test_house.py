@@ -1,5 +1,6 @@
 """House rules that a glance can miss."""
 
+import ast
 import graphlib
 import pathlib
 import re
@@ -130,3 +131,27 @@ def test_conventions_and_notebooks_know_no_scheme_file():
         if not path.name.endswith("_test.cc"):
             included = re.findall(r'#include "(schemes/[^"]+)"', path.read_text())
             assert all(name.startswith("schemes/common/") for name in included), path.name
+
+
+def imports_of(path, modules):
+    """The modules of relpos that a file imports, also within functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module in modules:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from (names & modules.keys()) or {node.module}
+
+
+def test_python_imports_go_one_way():
+    files = (ROOT / "python/relpos").rglob("*.py")
+    modules = {".".join(f.relative_to(ROOT / "python").with_suffix("").parts): f for f in files}
+    modules = {name.removesuffix(".__init__"): file for name, file in modules.items()}
+    graph = {
+        name: {each for each in imports_of(file, modules) if each not in ("relpos", name)}
+        for name, file in modules.items()
+    }
+    assert graph["relpos._call.attention"]
+    graphlib.TopologicalSorter(graph).prepare()  # raises at a circle
+    for lower, upper in ("_base", "_position"), ("_base", "_call"), ("_position", "_call"):
+        for name, used in graph.items():
+            if name.startswith(f"relpos.{lower}"):
+                assert not [each for each in used if each.startswith(f"relpos.{upper}")], name

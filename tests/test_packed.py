@@ -11,6 +11,7 @@ import ring_case
 import torch
 from oracle import configs_of, exclusive, oracle_of, reads_length, registry
 from ranks import shared
+from relpos._position.part import text_of
 from relpos.distributed._geometry import Side, placing
 from relpos.distributed._layout import Run
 from ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
@@ -143,7 +144,7 @@ def test_long_shards(layout):
 
 def test_where_a_shard_stands():
     """From the least to the largest position, also where the first token stands behind others."""
-    text = relpos.BeitBias(1, [3.0])._text
+    text = text_of(relpos.BeitBias(1, [3.0]))
     side = Side([[Run(0, 4, 1)]], make=placing(text, False, 0))
     positions = side.make(torch.arange(4))
     assert side.bounds(0, 0) == (int(positions.min()), int(positions.max()))

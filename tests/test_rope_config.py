@@ -8,6 +8,7 @@ import relpos
 import torch
 from near import close
 from peer_modes import Float32Angles, Float64
+from relpos._position.part import text_of
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
@@ -90,15 +91,15 @@ def test_configurations_before_transformers_5():
         model_type, hidden_size, num_attention_heads = "llama", 64, 4
         rope_theta, rope_scaling = 5e5, None
 
-    assert relpos.RoPE.from_config(Config())._text == (
-        relpos.RoPE(16, layout="half", base=5e5, angle="float32")._text
+    assert text_of(relpos.RoPE.from_config(Config())) == (
+        text_of(relpos.RoPE(16, layout="half", base=5e5, angle="float32"))
     )
     Config.rope_scaling = {"type": "newest", "factor": 2.0}
     with pytest.raises(ValueError, match=r"expected one that relpos has, default.*; got 'newest'"):
         relpos.RoPE.from_config(Config())
     Config.rope_scaling = {"type": "linear", "factor": 2.0}
     assert relpos.RoPE.from_config(Config()).factor == 2.0
-    assert relpos.hf.rope(Config())._text == relpos.RoPE.from_config(Config())._text
+    assert text_of(relpos.hf.rope(Config())) == text_of(relpos.RoPE.from_config(Config()))
 
 
 @pytest.mark.parametrize(

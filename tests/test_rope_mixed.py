@@ -131,6 +131,13 @@ def test_tables_and_rotate_are_those_of_each_head():
     seed = torch.randn(scores.shape, dtype=WIDE)
     found, want = (torch.autograd.grad(x, position.freqs, seed)[0] for x in (scores, by_hand))
     torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-10)
+    cos, sin = (x.repeat_interleave(2, 0) for x in position.tables(5, 3))
+    rows = q[..., :5, :]
+    turned = position.rotate(rows, 3), rows * cos + partner[..., :5, :] * sin
+    torch.testing.assert_close(*turned, rtol=1e-12, atol=1e-12)
+    seed = torch.randn(rows.shape, dtype=WIDE)
+    found, want = (torch.autograd.grad(x, position.freqs, seed)[0] for x in turned)
+    torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-10)
 
 
 def test_errors_say_why():

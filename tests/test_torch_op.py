@@ -3,8 +3,8 @@
 import pytest
 import relpos
 import torch
-from relpos import _ops
-from relpos._call import Call
+from relpos._call.call import Call
+from relpos._position.part import text_of
 from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, bound, build, randomised, tensors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -50,7 +50,7 @@ def op_call(name):
     mask = torch.randn(5, 5, dtype=torch.float64, requires_grad=True)
     call = Call(
         attn_mask=mask,
-        position=position._text,
+        position=text_of(position),
         is_causal=True,
         scale=0.5,
         window=[3, 1],
@@ -58,8 +58,8 @@ def op_call(name):
         parameters=[table],
     )
     with torch.no_grad():
-        out, lse, softmax = _ops.attention(query, key, value, *call)
-    grid = (position._text, 5, 5, 0, "key", [table])
+        out, lse, softmax = torch.ops.relpos.attention(query, key, value, *call)
+    grid = (text_of(position), 5, 5, 0, "key", [table])
     calls = {
         "attention": (query, key, value, *call),
         "attention_backward": (
@@ -71,9 +71,9 @@ def op_call(name):
         "scores_backward": (query, key, mask.new_ones(2, 2, 5, 5), [True] * 4, *call),
         "dense": grid,
         "dense_backward": (mask.new_ones(HEADS, 5, 5), [True], *grid),
-        "rotate": (query, relpos.RoPE(4, layout="half")._text, 3, None, False, []),
+        "rotate": (query, text_of(relpos.RoPE(4, layout="half")), 3, None, False, []),
     }
-    return getattr(_ops, name), calls[name]
+    return getattr(torch.ops.relpos, name).default, calls[name]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import pytest
 import relpos
 import torch
 from near import close, close_with_gradients
-from relpos import _ops
-from relpos._call import Call
+from relpos._call import ops
+from relpos._call.call import Call
+from relpos._position.part import text_of
 from scheme_variants import HEAD_DIM, HEADS, IDS, VARIANTS, bound, build, randomised, tensors
 from steps import same_bits
 from torch.autograd import forward_ad
@@ -206,7 +207,7 @@ def test_second_derivatives_raise_under_functorch(table):
 
 def test_the_operators_are_differentiable_themselves(table):
     query, key, value = tensors()
-    call = Call(position=table._text, parameters=[table.biases])
+    call = Call(position=text_of(table), parameters=[table.biases])
     out, lse, _ = torch.ops.relpos.attention(query, key, value, *call)
     got = torch.autograd.grad(out.sum() + lse.sum(), (query, key, value, table.biases))
     out, lse = relpos.attention(query, key, value, position=table, return_lse=True)
@@ -291,13 +292,13 @@ def test_a_module_is_copied_and_pickled_with_its_position(table):
 
 def test_frozen_parameters_cost_no_gradient_work(table, monkeypatch):
     seen = []
-    backward = _ops.attention_backward
+    backward = ops.attention_backward
 
     def record(*args):
         seen.append(args[7])
         return backward(*args)
 
-    monkeypatch.setattr(_ops, "attention_backward", record)
+    monkeypatch.setattr(ops, "attention_backward", record)
     table.requires_grad_(False)
     query, key, value = tensors()
     key.requires_grad_(False)

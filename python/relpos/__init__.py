@@ -7,7 +7,7 @@ position=relpos.T5Bias(heads=8)) and everything else need it.
 from typing import Any
 
 from relpos._core import __version__
-from relpos._registry import schemes, show_config
+from relpos._position.registry import schemes, show_config
 
 _CLASSES = [scheme.class_name for scheme in schemes()]
 __all__ = [
@@ -49,14 +49,14 @@ except ModuleNotFoundError as _error:
 
 else:
     from relpos import compose, hf, nn
-    from relpos._attention import attention, scores
-    from relpos._cache import KVCache
-    from relpos._check import check
-    from relpos._merge import merge
-    from relpos._position import CLASSES as _classes
-    from relpos._position import Sum
-    from relpos._tools import rope_permute, skew
-    from relpos._varlen import attention_varlen
+    from relpos._call.attention import attention, scores
+    from relpos._call.cache import KVCache
+    from relpos._call.merge import merge
+    from relpos._call.varlen import attention_varlen
+    from relpos._position.check import check
+    from relpos._position.classes import CLASSES as _classes
+    from relpos._position.layout import rope_permute, skew
+    from relpos._position.sum import Sum
     from relpos.compat import flash_attn_func, flash_attn_varlen_func, sdpa
 
     globals().update(_classes)

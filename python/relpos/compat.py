@@ -3,16 +3,17 @@ by relpos. Each is also available as relpos.<its name>."""
 
 import math
 import sys
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from relpos._attention import attention
-from relpos._call import flag, number
-from relpos._position import Given
-from relpos._rank import check_rank
-from relpos._varlen import attention_varlen
+from relpos._base.arguments import flag, number
+from relpos._base.errors import shape_of, wrong_value
+from relpos._base.tensors import check_rank
+from relpos._call.attention import attention
+from relpos._call.varlen import attention_varlen
+from relpos._position.part import Given
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "sdpa"]
 
@@ -55,10 +56,8 @@ def sdpa(
         queries, keys = query.shape[-2], key.shape[-2]
         made_for = attn_mask.seq_len_q, attn_mask.seq_len_kv
         if made_for != (queries, keys):
-            raise ValueError(
-                f"attn_mask: expected a causal bias of {queries} queries and {keys} keys, got one "
-                f"made for {made_for[0]} and {made_for[1]}"
-            )
+            wanted = f"a causal bias of {queries} queries and {keys} keys"
+            raise wrong_value("attn_mask", wanted, f"one made for {made_for[0]} and {made_for[1]}")
         if attn_mask.variant.name == "LOWER_RIGHT":
             q_offset = keys - queries
         attn_mask, is_causal = None, True
@@ -70,10 +69,8 @@ def sdpa(
     q, k, v = (_folded(x, lead, None if enable_gqa else heads) for x in inputs)
     if isinstance(attn_mask, Tensor) and attn_mask.dim() > 3:
         if attn_mask.dim() > rank:
-            raise ValueError(
-                f"attn_mask: expected at most rank {rank}, that of the inputs, got "
-                f"{list(attn_mask.shape)}"
-            )
+            wanted = f"at most rank {rank}, that of the inputs"
+            raise wrong_value("attn_mask", wanted, shape_of(attn_mask))
         if rank > 4:
             attn_mask = attn_mask.expand(*lead, *attn_mask.shape[-3:]).flatten(0, -4)
     out = attention(
@@ -90,6 +87,35 @@ def sdpa(
     return out.view(*lead, *out.shape[1:]) if rank > 2 else out[0, 0]
 
 
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -102,7 +128,7 @@ def flash_attn_func(
     alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor, Tensor]:
     """FlashAttention 2's flash_attn_func, computed by relpos.
 
     Args:
@@ -120,10 +146,14 @@ def flash_attn_func(
       out [B, Lq, H, Dv], or (out, softmax_lse [B, H, Lq], weights [B, H, Lq, Lk]). The weights are
       dense and detached. softmax_lse has a gradient here, and is -inf for a query that sees no key.
     """
-    cap, causal = _softcap(softcap, alibi_slopes), flag("causal", causal)
     return_attn_probs = flag("return_attn_probs", return_attn_probs)
-    softmax_scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
-    _refuse_marked_weights(return_attn_probs, dropout_p)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
+    if return_attn_probs and dropout_p > 0:
+        raise ValueError(
+            "return_attn_probs: expected False where dropout_p > 0, got True: FlashAttention gives "
+            "dropped weights a negative sign, relpos makes them 0; relpos.attention(..., "
+            "return_weights=True) returns those"
+        )
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_rank(name, tensor, 4, "[B, L, H, D]")
     batch, _, heads = q.shape[:3]
@@ -135,7 +165,8 @@ def flash_attn_func(
     per_row = alibi_slopes is not None and alibi_slopes.dim() == 2
     if per_row:
         if alibi_slopes.shape != (batch, heads):
-            raise _bad_slopes(alibi_slopes, f"[{heads}] or [{batch}, {heads}]")
+            wanted = f"[{heads}] or [{batch}, {heads}]"
+            raise wrong_value("alibi_slopes", wanted, shape_of(alibi_slopes))
         q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
         alibi_slopes = alibi_slopes.flatten()
     position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
@@ -144,12 +175,7 @@ def flash_attn_func(
         k,
         v,
         position=position,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=softmax_scale,
-        softcap=cap,
-        enable_gqa=True,
-        window=tuple(window_size),
+        **options,
         q_offset=k.shape[2] - q.shape[2],
         return_lse=return_attn_probs,
         return_weights=return_attn_probs,
@@ -161,6 +187,45 @@ def flash_attn_func(
     return (out, *rest) if return_attn_probs else out
 
 
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    block_table: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    *,
+    return_attn_probs: Literal[True],
+    block_table: Tensor | None = None,
+) -> tuple[Tensor, Tensor, None]: ...
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -178,7 +243,7 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """FlashAttention 2's flash_attn_varlen_func, computed by relpos.attention_varlen.
 
     Args:
@@ -193,9 +258,8 @@ def flash_attn_varlen_func(
     Returns:
       out [Tq, H, Dv], or (out, softmax_lse [H, Tq], None), since packed weights are not computed.
     """
-    cap, causal = _softcap(softcap, alibi_slopes), flag("causal", causal)
     return_attn_probs = flag("return_attn_probs", return_attn_probs)
-    softmax_scale = None if softmax_scale is None else number("softmax_scale", softmax_scale)
+    options = _options(dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes)
     if block_table is not None:
         raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
     check_rank("q", q, 3, "[Tq, H, D]")
@@ -209,12 +273,7 @@ def flash_attn_varlen_func(
         cu_seqlens_q,
         cu_seqlens_k,
         position=position,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=softmax_scale,
-        softcap=cap,
-        enable_gqa=True,
-        window=tuple(window_size),
+        **options,
         q_offset=cu_seqlens_k.diff() - cu_seqlens_q.diff(),
         return_lse=return_attn_probs,
     )
@@ -236,32 +295,30 @@ def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
     return wide if len(lead) == 1 else wide.reshape(math.prod(lead), *wide.shape[-3:])
 
 
-def _softcap(softcap: float, alibi_slopes: Tensor | None) -> float | None:
+def _options(
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+) -> dict[str, Any]:
+    """The arguments of FlashAttention as options of relpos.attention."""
     softcap = number("softcap", softcap)
-    if softcap == 0:
-        return None
-    if alibi_slopes is not None:
-        raise ValueError(
-            f"softcap: expected 0.0 beside alibi_slopes, got {softcap}: FlashAttention adds them "
-            "after the cap, relpos adds positions before it"
-        )
-    return softcap
-
-
-def _refuse_marked_weights(return_attn_probs: bool, dropout_p: float) -> None:
-    if return_attn_probs and dropout_p > 0:
-        raise ValueError(
-            "return_attn_probs: expected False where dropout_p > 0, got True: FlashAttention gives "
-            "dropped weights a negative sign, relpos makes them 0; relpos.attention(..., "
-            "return_weights=True) returns those"
-        )
+    if softcap and alibi_slopes is not None:
+        why = "FlashAttention adds them after the cap, relpos adds positions before it"
+        raise wrong_value("softcap", "0.0 beside alibi_slopes", softcap, why)
+    return {
+        "dropout_p": dropout_p,
+        "is_causal": flag("causal", causal),
+        "scale": None if softmax_scale is None else number("softmax_scale", softmax_scale),
+        "softcap": softcap or None,
+        "enable_gqa": True,
+        "window": tuple(window_size),
+    }
 
 
 def _alibi(slopes: Tensor, heads: int) -> Given:
     if slopes.shape != (heads,):
-        raise _bad_slopes(slopes, f"[{heads}]")
+        raise wrong_value("alibi_slopes", f"[{heads}]", shape_of(slopes))
     return Given(f"alibi(heads={heads})", [slopes])
-
-
-def _bad_slopes(slopes: Tensor, expected: str) -> ValueError:
-    return ValueError(f"alibi_slopes: expected {expected}, got {list(slopes.shape)}")

@@ -1,26 +1,34 @@
 """torch.nn modules on relpos.attention."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from relpos._attention import attention, check_fits
-from relpos._autograd import Final
-from relpos._cache import KVCache
-from relpos._call import flag
-from relpos._memory import check_device
-from relpos._position import Composed, Sum
+from relpos._base.arguments import flag
+from relpos._base.derivatives import Final
+from relpos._base.errors import shape_of, wrong_type, wrong_value
+from relpos._base.tensors import check_device
+from relpos._call.attention import attention, check_fits
+from relpos._call.cache import KVCache
+from relpos._call.options import OPTIONS, Options, check_names, takes
+from relpos._position.sum import Composed, Sum
 
 __all__ = ["MultiheadAttention"]
 
+_PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")
 _NO_EXTRA_KEYS = (
     "relpos has no keys outside the sequence, since their distance to a query is not defined: keep "
     "torch.nn.MultiheadAttention there, or join such keys with relpos.merge"
 )
+
+
+def _taking(function: Any) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """The module says the others."""
+    return takes(Options, without=("dropout_p", "enable_gqa"))(function)
 
 
 class MultiheadAttention(torch.nn.Module):
@@ -59,13 +67,9 @@ class MultiheadAttention(torch.nn.Module):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         bias = flag("bias", bias)
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
-            raise ValueError(
-                f"embed_dim: expected a multiple of num_heads {num_heads}, got {embed_dim}"
-            )
+            raise wrong_value("embed_dim", f"a multiple of num_heads {num_heads}", embed_dim)
         if num_kv_heads < 1 or num_heads % num_kv_heads:
-            raise ValueError(
-                f"num_kv_heads: expected a divisor of num_heads {num_heads}, got {num_kv_heads}"
-            )
+            raise wrong_value("num_kv_heads", f"a divisor of num_heads {num_heads}", num_kv_heads)
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
@@ -154,6 +158,7 @@ class MultiheadAttention(torch.nn.Module):
             f"kdim={self.kdim}, vdim={self.vdim}, batch_first={self.batch_first}"
         )
 
+    @_taking
     def forward(
         self,
         query: Tensor,
@@ -166,13 +171,8 @@ class MultiheadAttention(torch.nn.Module):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool | None = None,
         is_causal: bool = False,
-        window: tuple[int, int] | None = None,
-        q_offset: int | Tensor | None = None,
-        k_offset: int | Tensor = 0,
-        q_positions: Tensor | None = None,
-        k_positions: Tensor | None = None,
-        key_range: tuple[Tensor, Tensor] | None = None,
         cache: KVCache | None = None,
+        **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Returns (output in the layout of query, weights or None).
 
@@ -192,17 +192,19 @@ class MultiheadAttention(torch.nn.Module):
             offsets, positions or cache, attn_mask must block every later key, as torch expects it.
           cache: the projected key and value are appended to it, and the query attends to all keys
             in it. Masks cover all these keys, and the offsets come from the cache.
-          The others are those of relpos.attention.
+          The others are those of relpos.attention; the module says dropout_p and enable_gqa.
         """
         need_weights, is_causal = flag("need_weights", need_weights), flag("is_causal", is_causal)
         if average_attn_weights is not None:
             average_attn_weights = flag("average_attn_weights", average_attn_weights)
-        said = _given_places(q_offset, k_offset, q_positions, k_positions)
+        check_names("MultiheadAttention.forward", options)
+        options = {n: x for n, x in options.items() if x is not OPTIONS[n].default}
+        placed = {name: value for name, value in options.items() if name in _PLACES}
         if query.is_nested:
-            weighed = {"need_weights": True} if need_weights else {}
-            others = {"key_padding_mask": key_padding_mask, "key_range": key_range, "cache": cache}
-            _refuse_for_nested(position=position, **said, **weighed, **others)
-            return self._nested(query, key, value, attn_mask, is_causal, window), None
+            refused = {"position": position, "key_padding_mask": key_padding_mask, "cache": cache}
+            refused |= {"need_weights": need_weights or None, "key_range": options.get("key_range")}
+            _refuse_for_nested(**refused, **placed)
+            return self._nested(query, key, value, attn_mask, is_causal, options), None
         self._check_inputs(query, key, value, key_padding_mask)
         if attn_mask is not None:
             check_device("attn_mask", attn_mask, query)
@@ -210,7 +212,7 @@ class MultiheadAttention(torch.nn.Module):
         q, k, v = (self._split(x, batched) for x in self._project(query, key, value))
         if key_padding_mask is not None and not batched:
             key_padding_mask = key_padding_mask.unsqueeze(0)
-        if is_causal and attn_mask is not None and cache is None and not said:
+        if is_causal and attn_mask is not None and cache is None and not placed:
             _check_causal_hint(attn_mask, q.shape[2], k.shape[2])
         if need_weights and average_attn_weights is None:
             _warn_of_average()
@@ -222,12 +224,10 @@ class MultiheadAttention(torch.nn.Module):
             "dropout_p": self.dropout if self.training else 0.0,
             "is_causal": is_causal,
             "enable_gqa": self.num_kv_heads != self.num_heads,
-            "window": window,
-            "key_range": key_range,
             "return_weights": need_weights,
         }
         attend = attention if cache is None else cache.attend
-        out = attend(q, k, v, **call, **said)
+        out = attend(q, k, v, **call, **options)
         out, weights = out if need_weights else (out, None)
         if weights is not None:
             weights = _without_gradient(weights, out)
@@ -251,20 +251,16 @@ class MultiheadAttention(torch.nn.Module):
             ("value", value, self.vdim),
         ):
             if tensor.dim() not in (2, 3) or tensor.dim() != query.dim():
-                raise ValueError(
-                    f"{name}: expected rank 3, or 2 for all without a batch, got "
-                    f"{list(tensor.shape)}"
-                )
+                wanted = "rank 3, or 2 for all without a batch"
+                raise wrong_value(name, wanted, shape_of(tensor))
             if tensor.shape[-1] != width:
-                raise ValueError(f"{name}: expected {width} features, got {tensor.shape[-1]}")
+                raise wrong_value(name, f"{width} features", tensor.shape[-1])
             check_device(name, tensor, self.out_proj.weight, "the module")
         if key_padding_mask is not None:
             check_device("key_padding_mask", key_padding_mask, query)
         if key_padding_mask is not None and key_padding_mask.dim() != query.dim() - 1:
-            raise ValueError(
-                f"key_padding_mask: expected {'[B, Lk]' if query.dim() == 3 else '[Lk]'}, got "
-                f"{list(key_padding_mask.shape)}"
-            )
+            wanted = "[B, Lk]" if query.dim() == 3 else "[Lk]"
+            raise wrong_value("key_padding_mask", wanted, shape_of(key_padding_mask))
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> Sequence[Tensor]:
         if self.in_proj_weight is not None and query is key and key is value:
@@ -291,10 +287,9 @@ class MultiheadAttention(torch.nn.Module):
             return None
         if attn_mask.dim() == 3:
             if attn_mask.shape[0] != batch * self.num_heads:
-                raise ValueError(
-                    f"attn_mask: expected [Lq, Lk], [B * H, Lq, Lk] with B * H = "
-                    f"{batch * self.num_heads}, or [B, H, Lq, Lk], got {list(attn_mask.shape)}"
-                )
+                rows = f"[B * H, Lq, Lk] with B * H = {batch * self.num_heads}"
+                wanted = f"[Lq, Lk], {rows}, or [B, H, Lq, Lk]"
+                raise wrong_value("attn_mask", wanted, shape_of(attn_mask))
             attn_mask = attn_mask.unflatten(0, (batch, self.num_heads))
         elif attn_mask.dim() == 2:
             attn_mask = attn_mask[None, None]
@@ -307,7 +302,7 @@ class MultiheadAttention(torch.nn.Module):
         value: Tensor,
         attn_mask: Tensor | None,
         is_causal: bool,
-        window: tuple[int, int] | None,
+        options: dict[str, Any],
     ) -> Tensor:
         """Self-attention of the nested batch that TransformerEncoder makes of padded input."""
         if not self.batch_first:
@@ -322,7 +317,7 @@ class MultiheadAttention(torch.nn.Module):
             key_padding_mask=~visible,
             attn_mask=attn_mask,
             is_causal=is_causal,
-            window=window,
+            **options,
         )
         return torch._nested_tensor_from_mask(out, visible, mask_check=False)
 
@@ -351,22 +346,10 @@ def _warn_of_average() -> None:
         )
 
 
-def _given_places(
-    q_offset: Any, k_offset: Any, q_positions: Any, k_positions: Any
-) -> dict[str, Any]:
-    places = {
-        "q_offset": q_offset,
-        "k_offset": None if not isinstance(k_offset, Tensor) and k_offset == 0 else k_offset,
-        "q_positions": q_positions,
-        "k_positions": k_positions,
-    }
-    return {name: place for name, place in places.items() if place is not None}
-
-
 def _refuse_for_nested(**options: Any) -> None:
     given = [name for name, value in options.items() if value is not None]
     if given:
-        raise ValueError(f"{given[0]}: expected none with nested tensors, got one")
+        raise wrong_value(given[0], "none with nested tensors", "one")
 
 
 def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
@@ -398,9 +381,7 @@ def _padding(
     if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
         return key_padding_mask, mask
     if not key_padding_mask.is_floating_point():
-        raise TypeError(
-            f"key_padding_mask: expected bool or a floating dtype, got {key_padding_mask.dtype}"
-        )
+        raise wrong_type("key_padding_mask", "bool or a floating dtype", key_padding_mask.dtype)
     padding = torch.isneginf(key_padding_mask)
     rest = key_padding_mask.masked_fill(padding, 0.0)
     if not torch.compiler.is_compiling() and not rest.any():

@@ -11,11 +11,16 @@ relpos.RoPE(64)  # call-arg
 relpos.RoPE(64, layout=1)  # arg-type
 relpos.ALiBi(8, "paper")  # call-arg
 relpos.NoSuchScheme(8)  # attr-defined
-relpos.attention(x, x)  # call-arg
-relpos.attention(x, x, x, None)  # call-arg
+relpos.attention(x, x)  # call-overload
+relpos.attention(x, x, x, None)  # call-overload
 relpos.attention(x, x, x, position="t5")  # arg-type
-relpos.attention(x, x, x, window=9)  # arg-type
-relpos.attention(x, x, x, causal=True)  # call-arg
+relpos.attention(x, x, x, window=9)  # call-overload
+relpos.attention(x, x, x, causal=True)  # call-overload
+relpos.attention(x, x, x, float32_products=1)  # call-overload
+relpos.scores(x, x, dropout_p=0.1)  # call-arg
+relpos.attention_varlen(x, x, x, x, key_range=(x, x))  # call-overload
+relpos.attention(x, x, x).missing()  # attr-defined
+relpos.distributed.ring_attention(x, x, x, ring=True)  # call-overload
 relpos.merge([x])  # call-arg
 relpos.KVCache(max_length="9")  # arg-type
 relpos.nn.MultiheadAttention("512", 8)  # arg-type

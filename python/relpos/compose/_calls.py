@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._attention import attention, refuse_elsewhere
-from relpos._call import _integer, _offset, flag
-from relpos._memory import check_device
-from relpos._merge import merge
-from relpos._rank import check_rank
+from relpos._base.arguments import flag, integer
+from relpos._base.tensors import check_device, check_rank
+from relpos._call.attention import attention, refuse_elsewhere
+from relpos._call.merge import merge
+from relpos._call.options import offset_fields
+from relpos._position.part import places_tokens, text_of
 
 
 class Piece(NamedTuple):
@@ -65,10 +66,10 @@ def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
 def refuse_placing(name: str, parts: Sequence[Any]) -> None:
     """Raises ValueError for a position that places tokens elsewhere than at their numbers."""
     for part in parts:
-        if part._places_tokens:
+        if places_tokens(part):
             raise ValueError(
-                f"position: {part._text} places tokens where its own rule says, and {name} counts "
-                "them one after another: expected a position without such a rule, or "
+                f"position: {text_of(part)} places tokens where its own rule says, and {name} "
+                "counts them one after another: expected a position without such a rule, or "
                 "relpos.attention"
             )
 
@@ -76,15 +77,12 @@ def refuse_placing(name: str, parts: Sequence[Any]) -> None:
 def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")
-    value = _integer(name, value)
-    if value < least:
-        raise ValueError(f"{name}: expected an int from {least} on, got {value}")
-    return value
+    return integer(name, value, least)
 
 
 def offset_of(name: str, offset: Any, query: Tensor) -> Tensor:
     """int64 [] or [B, 1]."""
-    (found,) = _offset(name, offset, query).values()
+    (found,) = offset_fields(name, offset, query).values()
     if not isinstance(found, Tensor):
         return torch.tensor(found, device=query.device)
     if tuple(found.shape) != (len(query),):

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._call import _integers, _pair, flag, flatten
-from relpos._memory import check_device
-from relpos._packing import bounds_of
-from relpos._position import CLASSES, Composed, Given
-from relpos._registry import schemes
+from relpos._base.arguments import flag, pair
+from relpos._base.tensors import check_device, integers
+from relpos._call.packing import bounds_of
+from relpos._position.classes import CLASSES
+from relpos._position.part import reads_positions, refuse_length, text_of, turns_by_inputs
+from relpos._position.sum import Composed, flatten
 from relpos.compose._calls import (
     Piece,
     check_call,
@@ -27,12 +28,6 @@ _REFUSED = {
     "q_positions": "it computes positions from offsets: give q_offset and k_offset",
     "k_positions": "it computes positions from offsets: give q_offset and k_offset",
 }
-_TURN_BY_INPUTS = frozenset(
-    scheme.name
-    for scheme in schemes()
-    if scheme.family == "rotation"
-    and any(spec.input for spec in scheme.describe(**scheme.example()).parameters)
-)
 
 
 class _Regime(NamedTuple):
@@ -216,7 +211,7 @@ def _past(
     lo, hi = torch.zeros_like(pos_q), pos_q - start_k + 1
     key_range = options.pop("key_range", None)
     if key_range is not None:
-        lo, end = (_integers("key_range", x) for x in _pair("key_range", key_range, "(lo, hi)"))
+        lo, end = (integers("key_range", x) for x in pair("key_range", key_range, "(lo, hi)"))
         for bound in (lo, end):
             check_device("key_range", bound, query)
         hi = torch.minimum(hi, end)
@@ -238,34 +233,31 @@ def _past(
 def _check_position(name: str, position: Any) -> None:
     parts = flatten(position)
     refuse_placing(name, parts)
+    refuse_length(parts, f"and the calls of {name} have lengths of their own")
     for part in parts:
-        if part._reads_length:
+        text = text_of(part)
+        if not reads_positions(part):
             raise ValueError(
-                f"position: {part._text} depends on the length of the call, and the calls of "
-                f"{name} have lengths of their own: expected its option length=, got None"
-            )
-        if not part._reads_positions:
-            raise ValueError(
-                f"position: {part._text} would join each of the calls of {name}: expected sinks=, "
+                f"position: {text} would join each of the calls of {name}: expected sinks=, "
                 "which joins one"
             )
-        if part._text.partition("(")[0] in _TURN_BY_INPUTS:
+        if turns_by_inputs(part):
             raise ValueError(
-                f"position: {part._text} turns by given coordinates, and {name} changes positions: "
+                f"position: {text} turns by given coordinates, and {name} changes positions: "
                 "expected a rotation by position"
             )
     if not parts:
         raise ValueError(f"position: expected one, whose distances {name} changes; got none")
 
 
-def _slower(position: Any, window_size: int, leak: Any) -> tuple[Given, int]:
+def _slower(position: Any, window_size: int, leak: Any) -> tuple[Composed, int]:
     """The rotation `leak` times slower, and how much further queries stand, so that their distance
     is window_size at window_size."""
     if isinstance(leak, bool) or not isinstance(leak, (int, float)) or not leak >= 1:
         raise ValueError(f"leak: expected None or a number from 1 on, got {leak!r}")
     parts = flatten(position)
     if len(parts) != 1 or not isinstance(parts[0], CLASSES["RoPE"]):
-        got = "+".join(part._text for part in parts) or "none"
+        got = text_of(parts) or "none"
         raise ValueError(
             f"leak: expected position a relpos.RoPE alone, since distances beyond window_size are "
             f"fractions, got {got}; leave leak out to keep them at window_size"
@@ -276,5 +268,5 @@ def _slower(position: Any, window_size: int, leak: Any) -> tuple[Given, int]:
             f"leak: expected window_size (leak - 1) to be a whole number, got {ahead} for "
             f"window_size {window_size}"
         )
-    options = parts[0]._text.partition("(")[2].removesuffix(")")
-    return Given(f"rope_linear({options}, factor={float(leak)!r})", []), int(ahead)
+    options = {option.name: getattr(parts[0], option.name) for option in parts[0].scheme.options}
+    return CLASSES["LinearRoPE"](**options, factor=float(leak)), int(ahead)

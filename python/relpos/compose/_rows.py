@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from relpos._attention import attention
-from relpos._call import flag, flatten, number
-from relpos._memory import check_device
-from relpos._position import CLASSES, Composed, Given
+from relpos._base.arguments import flag, number
+from relpos._base.tensors import check_device
+from relpos._call.attention import attention
+from relpos._position.classes import CLASSES
+from relpos._position.part import text_of, values_of, with_values
+from relpos._position.sum import Composed, flatten
 from relpos.compose._calls import check_call, count, offsets, places, refuse, refuse_placing
 
 _MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
@@ -152,7 +154,7 @@ def fire(
         width = per_batch * key.shape[2] * max(module.width, query.shape[1])
         q = query[:, :, near:]
         rest["position"] = others
-        made = _by_rows(q, key, value, bias, module._held(), width, rows, beyond, rest)
+        made = _by_rows(q, key, value, bias, values_of(module), width, rows, beyond, rest)
         results.append(made)
     if not with_lse:
         return torch.cat(results, 2) if len(results) > 1 else results[0]
@@ -173,7 +175,7 @@ def _fire_of(position: Any) -> tuple[Any, list[Any]]:
     parts = flatten(position)
     found = [part for part in parts if isinstance(part, CLASSES["FIRE"])]
     if len(found) != 1:
-        got = "+".join(part._text for part in parts) or "none"
+        got = text_of(parts) or "none"
         raise ValueError(f"position: expected one relpos.FIRE, alone or in a sum, got {got}")
     return found[0], [part for part in parts if part is not found[0]]
 
@@ -228,7 +230,7 @@ def _by_rows(
     with_lse = flag("return_lse", options.pop("return_lse", False))
     sinks = options.pop("sinks", None)
     parts = flatten(options.pop("position", None))
-    held = [part._values() for part in parts]
+    held = [values_of(part) for part in parts]
     # What may need a gradient goes through the Function: parameters, sinks, the other parts' own.
     tensors = [key, value, *parameters, *([] if sinks is None else [sinks])]
     tensors += [value for values in held for value in values]
@@ -242,7 +244,7 @@ def _by_rows(
             options | {"sinks": None if sinks is None else next(following)}, part, starts
         )
         position = [
-            Given(one._text, [next(following) for _ in values], one)
+            with_values(one, [next(following) for _ in values])
             for one, values in zip(parts, held, strict=True)
         ]
         return attention(q, k, v, attn_mask=mask, position=position, return_lse=True, **own)

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos import _autograd, _ops
-from relpos._attention import attention
-from relpos._call import flag, flatten, number
-from relpos._memory import check_device
-from relpos._packing import placing_text
-from relpos._position import Composed, Given
-from relpos._rank import check_rank
+from relpos._base.arguments import flag, number
+from relpos._base.tensors import check_device, check_rank
+from relpos._call.attention import attention
+from relpos._call.packing import placing_text
+from relpos._position import operators
+from relpos._position.classes import Rotary
+from relpos._position.part import Given, refuse_length, text_of, values_of
+from relpos._position.sum import Composed, flatten
 from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
 
 _RULES = ("llama4", "ministral3", "log_n", "ssmax")
@@ -99,7 +100,7 @@ def rotate_values(
     if value.shape[3] != rotation.head_dim:
         raise ValueError(
             f"value: expected {rotation.head_dim} columns, since its rows turn by "
-            f"{rotation._text}, got {value.shape[3]}"
+            f"{text_of(rotation)}, got {value.shape[3]}"
         )
     given = options.get("q_positions"), options.get("k_positions")
     if given[0] is None and given[1] is None:
@@ -301,17 +302,13 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _rotation_of(position: Any) -> Any:
-    found = [part for part in flatten(position) if part._rotary_dims]
+    found = [part for part in flatten(position) if isinstance(part, Rotary)]
     if len(found) != 1:
         raise ValueError(
             "position: expected one rotation by position, alone or in a sum, such as relpos.RoPE, "
-            f"got {'+'.join(part._text for part in flatten(position)) or 'none'}"
+            f"got {text_of(position) or 'none'}"
         )
-    if found[0]._reads_length:
-        raise ValueError(
-            f"position: {found[0]._text} depends on the length of the call, which values alone do "
-            "not show: expected its option length=, got None"
-        )
+    refuse_length(found, "which values alone do not show")
     return found[0]
 
 
@@ -319,16 +316,16 @@ def _tokens_at(start: Tensor, length: int, placed_by: str, keys: bool) -> int | 
     """The positions of tokens from `start` on, or the first where they follow each other."""
     if not placed_by:
         return places(start, length) if start.dim() else int(start)
-    return _ops.place_tokens(placed_by, keys, places(start, length))
+    return operators.place_tokens(placed_by, keys, places(start, length))
 
 
 def _turn(rotation: Any, x: Tensor, at: int | Tensor, inverse: bool) -> Tensor:
     """x [B, H, L, D] turned, row n by position at + n, or by at[n] or at[b, n]."""
 
+    text, values = text_of(rotation), values_of(rotation)
+
     def turn(rows: Tensor, offset: int, positions: Tensor | None) -> Tensor:
-        return _autograd.rotate(
-            rows, rotation._text, offset, positions, inverse, rotation._values()
-        )
+        return operators.rotate(rows, text, offset, positions, inverse, values)
 
     if not isinstance(at, Tensor):
         return turn(x, at, None)

@@ -1,15 +1,16 @@
 """relpos.distributed.ring_attention and ulysses_attention."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from relpos._attention import attention
-from relpos._call import Call, flag
-from relpos._position import Composed
+from relpos._base.arguments import flag
+from relpos._call.call import Call
+from relpos._call.options import Options, check_names
+from relpos._call.typed import attending_on_ranks
 from relpos.distributed._dtensor import of_shards
 from relpos.distributed._exchange import ALONE, Team, agree, teams
 from relpos.distributed._geometry import Geometry
@@ -21,6 +22,7 @@ from relpos.distributed._ring import Ring, RingAttention
 from relpos.distributed._scan import Cumulative
 
 
+@attending_on_ranks
 @torch.compiler.disable
 def ring_attention(
     query: Tensor,
@@ -33,25 +35,10 @@ def ring_attention(
     reduce_position: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    position: Composed | Sequence[Composed] | None = None,
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int, int] | None = None,
-    q_offset: int | Tensor | None = None,
-    k_offset: int | Tensor = 0,
-    q_positions: Tensor | None = None,
-    k_positions: Tensor | None = None,
-    key_range: tuple[Tensor, Tensor] | None = None,
-    attn_mask: Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    float32_products: bool = False,
     return_lse: bool = False,
     return_weights: bool = False,
-) -> Any:
+    **options: Unpack[Options],
+) -> Tensor | tuple[Tensor, Tensor]:
     """relpos.attention of a sequence that lies on the ranks of a group, each a shard of it.
 
     Every rank calls it with its shard and the same options. Keys and values travel; each rank
@@ -81,8 +68,7 @@ def ring_attention(
     Returns:
       out [B, H, Lq, Dv], or (out, lse).
     """
-    given = locals()
-    options = {name: given[name] for name in _OPTIONS}
+    check_names("ring_attention", options)
     how = {
         "layout": layout,
         "mode": mode,
@@ -91,12 +77,13 @@ def ring_attention(
     packed, return_lse = (cu_seqlens, cu_seqlens_k), flag("return_lse", return_lse)
 
     def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
-        return _attend(tensors, options, packed, how, teams(group))
+        return _attend(tensors, options, return_weights, packed, how, teams(group))
 
     out, lse = of_shards((query, key, value), group, attend)
     return (out, lse) if return_lse else out
 
 
+@attending_on_ranks
 @torch.compiler.disable
 def ulysses_attention(
     query: Tensor,
@@ -106,11 +93,12 @@ def ulysses_attention(
     group: Any = None,
     layout: str = "contiguous",
     reduce_position: bool = False,
-    return_lse: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    **options: Any,
-) -> Any:
+    return_lse: bool = False,
+    return_weights: bool = False,
+    **options: Unpack[Options],
+) -> Tensor | tuple[Tensor, Tensor]:
     """ring_attention by another way: tokens are exchanged for heads, each rank attends with its
     heads over the whole sequence, and heads are exchanged for tokens.
 
@@ -118,9 +106,7 @@ def ulysses_attention(
     position has the parameters of all heads; each rank uses and trains those of its own. Arguments
     and results are those of ring_attention, without mode.
     """
-    unknown = [name for name in options if name not in _OPTIONS]
-    if unknown:
-        raise TypeError(f"ulysses_attention: got an unexpected argument {unknown[0]!r}")
+    check_names("ulysses_attention", options)
     how = {
         "layout": layout,
         "mode": "ring",
@@ -132,27 +118,24 @@ def ulysses_attention(
         ring, heads = teams(group)
         if heads.ranks > 1:
             raise ValueError("group: expected one axis; ring_attention takes a mesh (ring, heads)")
-        return _attend(tensors, _OPTIONS | options, packed, how, (ALONE, ring))
+        return _attend(tensors, options, return_weights, packed, how, (ALONE, ring))
 
     out, lse = of_shards((query, key, value), group, attend)
     return (out, lse) if return_lse else out
 
 
-# Of relpos.attention, with their defaults.
-_OPTIONS: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(attention).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name != "return_lse"
-}
-
-
 def _attend(
-    tensors: Sequence[Tensor], options: Any, packed: Any, how: Any, where: tuple[Team, Team]
+    tensors: Sequence[Tensor],
+    options: Any,
+    return_weights: bool,
+    packed: Any,
+    how: Any,
+    where: tuple[Team, Team],
 ) -> tuple[Tensor, Tensor]:
     ring, heads = where
     local, failure = None, None
     try:
-        local = LocalCall.of(tensors, options, packed, how)
+        local = LocalCall.of(tensors, dict(options), return_weights, packed, how)
         check_heads(local.tensors, heads.ranks)
     except Exception as error:  # agree raises it, when the other ranks know
         failure = error

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos import _attention
-from relpos._call import flag
+from relpos._base.arguments import flag
+from relpos._call import attention as _attention
 from relpos.distributed._attention import ring_attention, ulysses_attention
 from relpos.distributed._layout import check_layout, shard
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from relpos import _ops
+from relpos._position.operators import place_tokens
 from relpos.distributed._layout import Run
 
 FAR = 2**61
@@ -67,7 +67,7 @@ def placing(text: str, keys: bool, offset: int | Tensor) -> Callable[[Tensor], T
     at = offset[:, None] if isinstance(offset, Tensor) else offset
     if not text:
         return lambda tokens: tokens + at
-    return lambda tokens: _ops.place_tokens(text, keys, tokens + at)
+    return lambda tokens: place_tokens(text, keys, tokens + at)
 
 
 @dataclass

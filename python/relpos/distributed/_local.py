@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._attention import draw_seed, same_kind
-from relpos._call import Call, flatten
-from relpos._packing import bounds_of, check_one_length, placing_text
+from relpos._call.attention import same_kind
+from relpos._call.call import Call
+from relpos._call.options import OPTIONS
+from relpos._call.packing import bounds_of, check_one_length, placing_text
+from relpos._position.part import reads_length, reads_positions
+from relpos._position.sum import flatten
 from relpos.distributed._geometry import Geometry, Side, placing
 from relpos.distributed._layout import check_layout, held
 from relpos.distributed._packed import pack
@@ -32,33 +35,38 @@ class LocalCall:
     @property
     def reads_length(self) -> bool:
         """Whether the position depends on the length of the whole."""
-        return any(part._reads_length for part in self.parts)
+        return reads_length(self.parts)
 
     @property
     def reads_positions(self) -> bool:
         """Whether it depends on where tokens stand."""
-        return any(part._reads_positions for part in self.parts)
+        return reads_positions(self.parts)
 
     @classmethod
-    def of(cls, tensors: Any, options: dict[str, Any], packed: Any, how: dict) -> "LocalCall":
-        _refuse_quadratic(options.pop("attn_mask"), options.pop("return_weights"))
+    def of(
+        cls,
+        tensors: Any,
+        options: dict[str, Any],
+        return_weights: Any,
+        packed: Any,
+        how: dict[str, Any],
+    ) -> "LocalCall":
+        _refuse_quadratic(options.pop("attn_mask", None), return_weights)
         check_layout(how["layout"])
         if how["mode"] not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {how['mode']!r}")
         _check_packed(packed, options)
         tensors = same_kind(**dict(zip(("query", "key", "value"), tensors, strict=True)))
-        dropout_p = options["dropout_p"]
-        seed = None if dropout_p == 0.0 else draw_seed(dropout_p)
-        offset = options["q_offset"]
+        offset = options.get("q_offset")
         if packed[0] is not None:
             options["q_offset"] = None
-        call = Call.of(tensors[0], seed=seed, **options)
+        call = Call.of("ring_attention", tensors[0], options)
         call.check_memory(tensors[0])
         check = call
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
             check = call._replace(q_offset=0)
         _core.workspace_bytes(*tensors, check, False)
-        parts = flatten(options["position"])
+        parts = flatten(options.get("position"))
         if packed[0] is not None:
             packed = (*packed, offset)
             if len(packed[0]) > 2:
@@ -84,19 +92,13 @@ class LocalCall:
             (shape, str(t.dtype)) for shape, t in zip(shapes, call.parameters, strict=True)
         ]
         found["requires_grad of query, key, value and position"] = wants
-        for name in (
-            *("dropout_p", "is_causal", "scale", "softcap"),
-            *("float32_products", "enable_gqa", "window"),
-        ):
-            found[name] = getattr(call, name)
-        found["q_offset"] = _shown(call.q_offset, call.q_offsets)
-        found["k_offset"] = _shown(call.k_offset, call.k_offsets)
-        for name in ("key_padding_mask", "q_positions", "key_lo"):
-            title = "key_range" if name == "key_lo" else name
-            found[f"{title} given"] = getattr(call, name) is not None
-        found["cu_seqlens, cu_seqlens_k, q_offset"] = [
-            t.tolist() if isinstance(t, Tensor) else t for t in self.packed
-        ]
+        for name, option in OPTIONS.items():
+            values = [getattr(call, field.name) for field in option.fields]
+            if option.compared == "value":
+                found[name] = next((_shown(v) for v in values[::-1] if v is not None), None)
+            elif option.compared == "given":
+                found[f"{name} given"] = values[0] is not None
+        found["cu_seqlens, cu_seqlens_k, q_offset"] = [_shown(t) for t in self.packed]
         return found
 
 
@@ -163,11 +165,12 @@ def _check_packed(packed: Any, options: dict[str, Any]) -> None:
     if packed[0] is None:
         return
     for name in ("q_positions", "k_positions", "key_range"):
-        if options[name] is not None:
+        if options.get(name) is not None:
             raise ValueError(f"{name}: expected None beside cu_seqlens, which says it")
-    if isinstance(options["k_offset"], Tensor) or options["k_offset"] != 0:
+    k_offset = options.get("k_offset", 0)
+    if isinstance(k_offset, Tensor) or k_offset != 0:
         raise ValueError("k_offset: expected 0 beside cu_seqlens: each sequence's keys start at 0")
 
 
-def _shown(offset: Any, rows: Tensor | None) -> Any:
-    return offset if rows is None else rows.tolist()
+def _shown(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from relpos._packing import Packing, bounds_of, offsets_of, placing_text, starts_of
+from relpos._call.packing import Packing, bounds_of, offsets_of, placing_text, starts_of
 from relpos.distributed._geometry import Geometry
 
 

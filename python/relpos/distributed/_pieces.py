@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._call import Call
+from relpos._call.call import Call
 from relpos.distributed._geometry import Geometry, within
 from relpos.distributed._layout import resized
 

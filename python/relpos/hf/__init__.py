@@ -9,11 +9,11 @@ Importing this module does not import transformers. The functions do, and their 
 missing.
 """
 
-from relpos._position import _Rotary
+from relpos._position.classes import Rotary
 from relpos.hf._fuse import fuse, linearize
 from relpos.hf._interface import register
 from relpos.hf._report import LayerReport, Report, report
 
-rope = _Rotary.from_config
+rope = Rotary.from_config
 
 __all__ = ["LayerReport", "Report", "fuse", "linearize", "register", "report", "rope"]

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._attention import attention
-from relpos._position import Composed
+from relpos._call.attention import attention
+from relpos._call.options import OPTIONS
+from relpos._position.sum import Composed
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import mask_function
 from relpos.hf._transformers import interfaces
@@ -61,7 +62,8 @@ def attention_function(
 
     softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
-    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L].
+    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L]. Of the others,
+    options of relpos.attention apply, too.
     """
     for name, what in _FOREIGN.items():
         if others.get(name) is not None:
@@ -98,6 +100,7 @@ def attention_function(
         softcap=softcap,
         sinks=_sinks(s_aux if sinks is None else sinks),
         weights=output_attentions,
+        **{name: others[name] for name in OPTIONS if name in others},
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
@@ -126,17 +129,17 @@ def attend(
     dropout: float = 0.0,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Tensor | None = None,
     lse: bool = False,
     weights: bool = False,
+    **options: Any,
 ) -> Any:
     """relpos.attention with a mask of transformers. Returns out [B, H, Lq, Dv], and lse or weights
     after it where they are requested.
 
     mask: a Mask, a 4-D tensor (bool, True = attend, or added), or None. bias: added to the scores.
-    q_start: position of query 0, counted from key 0; None means that of the mask.
+    q_start: position of query 0, counted from key 0; None means that of the mask. options: those
+    of relpos.attention that a mask does not say.
     """
-    options: dict[str, Any] = {}
     if isinstance(mask, Mask):
         key, value = mask.fit(query, key, value)
         options["key_range"] = mask.key_range
@@ -172,7 +175,6 @@ def attend(
         dropout_p=dropout,
         scale=scale,
         softcap=softcap,
-        sinks=sinks,
         enable_gqa=query.shape[1] != key.shape[1],
         return_lse=lse,
         return_weights=weights,

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos._position import Composed
+from relpos._position.sum import Composed
 
 
 class NotATensor:

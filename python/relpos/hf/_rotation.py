@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from relpos._position import SchemePosition
+from relpos._position.part import text_of
+from relpos._position.position import SchemePosition
 from relpos.hf import _trial
 from relpos.hf._adapter import Unfused
 from relpos.hf._interface import NAME
@@ -40,12 +41,12 @@ def gives(rotation: SchemePosition, position_ids: Tensor, cos: Tensor, sin: Tens
     tensors = (cos, sin, position_ids)
     versions = [None if tensor.is_inference() else tensor._version for tensor in tensors]
     text, seen, refs, answer = _answers.get(cos, ("", [], (), False))
-    same = (text, seen) == (rotation._text, versions)
+    same = (text, seen) == (text_of(rotation), versions)
     if same and all(ref() is now for ref, now in zip(refs, tensors[1:], strict=True)):
         return answer
     answer = _gives(rotation, *tensors)
     refs = tuple(weakref.ref(tensor) for tensor in tensors[1:])
-    _answers[cos] = (rotation._text, versions, refs, answer)
+    _answers[cos] = (text_of(rotation), versions, refs, answer)
     return answer
 
 
@@ -173,7 +174,7 @@ class Trial:
                 "its attention does not show a rotation: the model rotates", attention=True
             )
         for error in errors:
-            _trial.agree(error, f"{found._text} in the kernel", attention=True)
+            _trial.agree(error, f"{text_of(found)} in the kernel", attention=True)
 
     def _rotations(self, found: SchemePosition) -> Iterator[tuple[float, float]]:
         """Of each trial the difference made by the kernel's rotation, and that by none at all."""

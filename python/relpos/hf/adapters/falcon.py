@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos._position.part import text_of
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
@@ -77,7 +78,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         rotate = tables_of(module, owner)
         try:
             found = rotation_of(module, owner, rotate)
-            what = f"{found._text} in the kernel; with a cache keys are stored rotated"
+            what = f"{text_of(found)} in the kernel; with a cache keys are stored rotated"
         except Unfused as error:
             what = f"attention alone: {error}"
     plan = Plan(what, _Attention, {"_relpos_rotation": found})

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
+from relpos._position.part import text_of
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
@@ -74,7 +75,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     sin, cos = table[None].chunk(2, dim=-1)
     if not gives(rotation, torch.arange(len(table))[None], cos, sin):
         raise Unfused("its angles are not those of relpos.RoPE", attention=False)
-    what = f"{rotation._text} in the kernel; with a cache keys are stored rotated"
+    what = f"{text_of(rotation)} in the kernel; with a cache keys are stored rotated"
     plan = Plan(what, _Attention, {"_relpos_rotation": rotation})
     calls = _calls(module, owner, len(table))
     prove(module, plan, calls, implementation=NAME, buffers={"embed_positions": table})

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos._position import Given
+from relpos._position.part import Given, with_values
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
@@ -132,7 +132,7 @@ def _bias(module: nn.Module, table: str) -> Bias:
 def _bound(module: nn.Module, table: str) -> Given | None:
     if not module.has_relative_attention_bias:
         return None
-    return Given(module._relpos_position._text, [getattr(module, table).weight])
+    return with_values(module._relpos_position, [getattr(module, table).weight])
 
 
 _NUMBER_BLOCKS = "_make_global_fixed_block_ids"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos._position import Given
+from relpos._position.part import Given, with_values
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
@@ -52,7 +52,7 @@ def _lazy_bias(encoder: nn.Module, position: Any, x: Tensor, *_: Any, **__: Any)
 
 
 def _bound(encoder: nn.Module, position: Any) -> Given:
-    return Given(position._text, [encoder.relative_attention_bias.weight])
+    return with_values(position, [encoder.relative_attention_bias.weight])
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos._position import SchemePosition
-from relpos._rope import STATIC, rotation
+from relpos._position.classes import CLASSES
+from relpos._position.part import text_of
+from relpos._position.position import SchemePosition
+from relpos._position.rope_config import STATIC, rotation
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
@@ -50,7 +52,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     trial.attention()
     found = rotation_of(module, owner, rotate)
     trial.rotation(found)
-    what = f"{found._text} in the kernel; with a cache keys are stored rotated"
+    what = f"{text_of(found)} in the kernel; with a cache keys are stored rotated"
     return Plan(what, _FusedRotation, {"_relpos_rotation": found})
 
 
@@ -85,7 +87,8 @@ def rotation_of(module: nn.Module, owner: nn.Module, rotate: Callable) -> Scheme
     head_dim = module.head_size if hasattr(module, "head_size") else module.head_dim
     for rotary_dim in (dims, 2 * dims):  # tables of each dim, or of each pair (GPT-OSS)
         try:
-            found = rotation(parameters, head_dim, min(rotary_dim, head_dim), "half", STATIC)
+            name, asked = rotation(parameters, head_dim, min(rotary_dim, head_dim), "half", STATIC)
+            found = CLASSES[name](**asked)
         except ValueError as error:
             raise Unfused(f"{error}: the model rotates", attention=True) from None
         if all(gives(found, *each) for each in tables):

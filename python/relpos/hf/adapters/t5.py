@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos._position import Given, SchemePosition
+from relpos._position.part import Given, with_values
+from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias
@@ -35,7 +36,7 @@ class _BucketBias:
 
 
 def _bound(module: nn.Module) -> Given:
-    return Given(module._relpos_position._text, [module.relative_attention_bias.weight])
+    return with_values(module._relpos_position, [module.relative_attention_bias.weight])
 
 
 def buckets(module: nn.Module, bidirectional: bool) -> SchemePosition:

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos._call import plain_option
+from relpos._base.arguments import plain_option
+from relpos._base.errors import kind_of, wrong_type
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,15 @@ class CheckReport:
         return tuple(c for c in self.comparisons if c.outcome == outcome)
 
 
+@overload
+def check(scheme: str, tensor: Tensor, *, name: str = "", **options: Any) -> CheckReport: ...
+@overload
+def check(
+    scheme: str, tensor: Mapping[str, Tensor], *, name: str = "", **options: Any
+) -> dict[str, CheckReport]: ...
 def check(
     scheme: str, tensor: Tensor | Mapping[str, Tensor], *, name: str = "", **options: Any
-) -> Any:
+) -> CheckReport | dict[str, CheckReport]:
     """Compares a tensor with the conventions that a scheme has in other code.
 
     Conventions differ in the order of rows, the rule of slopes, the pair layout, the bucket
@@ -73,13 +80,13 @@ def check(
             )
         return {key: _report(scheme, given, value, key) for key, value in held.items()}
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"tensor: expected a tensor or a state dict, got {type(tensor).__name__}")
+        raise wrong_type("tensor", "a tensor or a state dict", kind_of(tensor))
     return _report(scheme, given, tensor, name)
 
 
 def _report(scheme: str, given: dict[str, Any], tensor: Tensor, name: str) -> CheckReport:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        raise wrong_type(name, "a tensor", kind_of(tensor))
     tensor = tensor.detach()
     if not tensor.is_meta:  # which has no numbers, as the check itself says
         tensor = tensor.cpu().resolve_neg()

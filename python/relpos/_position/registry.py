@@ -1,5 +1,6 @@
 """What the C++ registry says about its schemes; needs no PyTorch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any
@@ -61,6 +62,7 @@ class Description:
     reads_length: bool  # terms depend on the length of the call
     reads_positions: bool  # terms depend on where tokens stand
     places_tokens: bool  # tokens stand elsewhere than at their numbers
+    arguments: str  # what stands in the parentheses of the text
 
 
 @dataclass(frozen=True)
@@ -102,26 +104,22 @@ class Scheme:
     def describe(self, **options: Any) -> Description:
         """Checks the options and names the parameters."""
         found = _core.describe(self.name, options)
-        return Description(
-            found["text"],
-            found["options"],
-            tuple(
-                ParameterSpec(**{**spec, "origins": tuple(Origin(*o) for o in spec["origins"])})
-                for spec in found["parameters"]
-            ),
-            found["terms"],
-            found["rotary_dims"],
-            found["rotary_heads"],
-            found["reads_length"],
-            found["reads_positions"],
-            found["places_tokens"],
+        parameters = tuple(
+            ParameterSpec(**{**spec, "origins": tuple(Origin(*o) for o in spec["origins"])})
+            for spec in found["parameters"]
         )
+        arguments = found["text"][len(self.name) + 1 : -1]
+        return Description(**{**found, "parameters": parameters, "arguments": arguments})
 
 
 def _parameter(option: Option, kind: Any) -> Parameter:
     return Parameter(
         option.name, kind, default=Parameter.empty if option.required else option.default
     )
+
+
+def sizes(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 _SCHEMES = tuple(

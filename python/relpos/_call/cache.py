@@ -1,14 +1,16 @@
 """relpos.KVCache: keys and values of earlier tokens, for decoding and for memories."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from relpos._attention import attention, refuse_elsewhere
-from relpos._memory import check_device
-from relpos._rank import check_rank
+from relpos._base.errors import shape_of, wrong_type, wrong_value
+from relpos._base.tensors import check_device, check_rank
+from relpos._call.attention import attention, refuse_elsewhere
+from relpos._call.options import Options
+from relpos._call.typed import Results, attending
 
+_PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")
 _SMALLEST = 64  # positions of a first buffer
 
 
@@ -35,7 +37,7 @@ class KVCache:
         if max_length is not None and (
             isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 0
         ):
-            raise ValueError(f"max_length: expected None or an int from 0 on, got {max_length!r}")
+            raise wrong_value("max_length", "None or an int from 0 on", repr(max_length))
         self.max_length = max_length
         self.clear()
 
@@ -101,9 +103,17 @@ class KVCache:
             self._to = end
         return self.key, self.value
 
+    @attending(without=_PLACES, is_causal=True)
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = True, **options: Any
-    ) -> Any:
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        return_lse: bool = False,
+        return_weights: bool = False,
+        **options: Unpack[Options],
+    ) -> Results:
         """Appends key and value, then returns relpos.attention of query over all keys in the cache.
 
         Args:
@@ -116,9 +126,10 @@ class KVCache:
         If it raises an error, the cache is unchanged.
         """
         refuse_elsewhere("KVCache.attend", "a cache holds whole sequences")
-        for name in ("q_offset", "k_offset", "q_positions", "k_positions"):
+        for name in _PLACES:
             if name in options:
                 raise TypeError(f"{name}: the cache says where queries and keys are; leave it out")
+        options.setdefault("is_causal", True)
         before = self._buffers, self._own, self._from, self._to, self._start
         keys, values = self.append(key, value)
         try:
@@ -126,9 +137,10 @@ class KVCache:
                 query,
                 keys,
                 values,
-                is_causal=is_causal,
                 q_offset=self.end - query.shape[2],
                 k_offset=self.start,
+                return_lse=return_lse,
+                return_weights=return_weights,
                 **options,
             )
         except BaseException:
@@ -138,10 +150,8 @@ class KVCache:
     def truncate(self, end: int) -> None:
         """Removes every position from `end` on, as after rejected tokens."""
         if not self.start <= end <= self.end:
-            raise ValueError(
-                f"end: expected a position from {self.start} to {self.end}, which are held, got "
-                f"{end}"
-            )
+            held = f"a position from {self.start} to {self.end}, which are held"
+            raise wrong_value("end", held, end)
         self._to -= self.end - end
 
     def reorder(self, rows: Tensor) -> None:
@@ -165,7 +175,7 @@ class KVCache:
                 continue
             check_device(name, new, old, "what is held")
             if new.dtype != old.dtype:
-                raise TypeError(f"{name}: expected {old.dtype}, as held, got {new.dtype}")
+                raise wrong_type(name, f"{old.dtype}, as held", new.dtype)
             batch, heads, _, columns = old.shape
             if (*new.shape[:2], new.shape[3]) != (batch, heads, columns):
                 raise ValueError(
@@ -173,10 +183,8 @@ class KVCache:
                     f"{list(new.shape)}; clear() starts anew"
                 )
         if key.shape[:3] != value.shape[:3]:
-            raise ValueError(
-                f"value: expected {list(key.shape[:3])} before its last axis, as key has, got "
-                f"{list(value.shape)}"
-            )
+            wanted = f"{list(key.shape[:3])} before its last axis, as key has"
+            raise wrong_value("value", wanted, shape_of(value))
 
     def _reserve(self, key: Tensor, value: Tensor) -> None:
         """Makes sure that the buffers may be written to and have room for key and value."""

@@ -1,16 +1,26 @@
 """Where the tokens of packed sequences stand, and which keys each query may see."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos import _ops
-from relpos._call import flatten
-from relpos._memory import check_device
-from relpos._position import Composed, Given, OnePart
+from relpos._base.arguments import pair
+from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
+from relpos._base.tensors import INTEGERS, check_device
+from relpos._position.operators import place_tokens
+from relpos._position.part import (
+    Given,
+    Part,
+    cumulative,
+    places_tokens,
+    refuse_length,
+    text_of,
+    values_of,
+    with_values,
+)
+from relpos._position.sum import flatten
 
 _FAR = 2**61  # beyond every distance, and its sums stay below 2^63
 
@@ -53,19 +63,19 @@ class Packing:
     def restarted(self, position: Any) -> Any:
         """The position with tensors whose sums along the keys start again in each sequence."""
         parts = flatten(position)
-        if not any(part._cumulative for part in parts):
+        if not any(cumulative(part) for part in parts):
             return position
-        return [self._restarted(part) if part._cumulative else part for part in parts]
+        return [self._restarted(part) if cumulative(part) else part for part in parts]
 
-    def _restarted(self, part: OnePart) -> Given:
-        values = list(part._values())
-        for n in part._cumulative:
+    def _restarted(self, part: Part) -> Given:
+        values = values_of(part)
+        for n in cumulative(part):
             sums = sums_within(values[n], self.starts_k)
             values[n] = sums.diff(dim=-1, prepend=torch.zeros_like(sums[..., :1]))
-        return Given(part._text, values, part)
+        return with_values(part, values)
 
     def _place(self, numbers: Tensor, keys: bool) -> Tensor:
-        return _ops.place_tokens(self.placed_by, keys, numbers) if self.placed_by else numbers
+        return place_tokens(self.placed_by, keys, numbers) if self.placed_by else numbers
 
     def _first_key(self, sequence: Tensor, columns: Tensor) -> Any:
         """f(bounds): of each of the sequences, the first column whose position is at or above its
@@ -96,9 +106,7 @@ def sums_within(x: Tensor, starts: Tensor) -> Tensor:
 
 def placing_text(position: Any) -> str:
     """The text of a position that places tokens, and else nothing."""
-    parts = flatten(position)
-    places = any(part._places_tokens for part in parts)
-    return "+".join([part._text for part in parts]) if places else ""
+    return text_of(position) if places_tokens(position) else ""
 
 
 def _sequence_of(starts: Tensor, tokens: Tensor) -> Tensor:
@@ -119,44 +127,38 @@ def _check_ascending(keys: Tensor, text: str) -> None:
 
 def starts_of(name: str, starts: Any, rows: int, of: str) -> Tensor:
     if not isinstance(starts, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {type(starts).__name__}")
-    if starts.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{name}: expected int32 or int64, got {starts.dtype}")
+        raise wrong_type(name, "a tensor", kind_of(starts))
+    if starts.dtype not in INTEGERS:
+        raise wrong_type(name, "int32 or int64", starts.dtype)
     if starts.dim() != 1 or starts.shape[0] < 1:
-        raise ValueError(f"{name}: expected [S + 1], got {list(starts.shape)}")
+        raise wrong_value(name, "[S + 1]", shape_of(starts))
     sound = (starts[0] == 0) & (starts[-1] == rows) & (starts.diff() >= 0).all()
     if torch.compiler.is_compiling():
         torch._assert_async(sound, f"{name}: expected 0, ..., rows of {of}, never decreasing")
     elif not starts.is_meta and not sound:
         shown = starts.tolist() if starts.shape[0] <= 8 else [*starts[:4].tolist(), "..."]
-        raise ValueError(
-            f"{name}: expected to start at 0, never decrease and end at {rows}, the rows of {of}, "
-            f"got {shown}"
-        )
+        wanted = f"to start at 0, never decrease and end at {rows}, the rows of {of}"
+        raise wrong_value(name, wanted, shown)
     return starts.to(torch.int64)
 
 
-def check_one_length(position: Composed | Sequence[Composed]) -> None:
-    for part in flatten(position):
-        if part._reads_length:
-            raise ValueError(
-                f"position: {part._text} depends on the length of the call, and packed sequences "
-                "have lengths of their own: expected its option length=, got None; or call "
-                "relpos.attention for each sequence"
-            )
+def check_one_length(position: Any) -> None:
+    refuse_length(
+        position,
+        "and packed sequences have lengths of their own",
+        "; or call relpos.attention for each sequence",
+    )
 
 
 def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """(left, right) distances that a query sees; None is no bound."""
     left, right = -1, -1
     if window is not None:
-        if not isinstance(window, (tuple, list)) or len(window) != 2:
-            raise TypeError(f"window: expected a pair (left, right), got {window!r}")
-        left, right = window
+        left, right = pair("window", window, "(left, right)")
         if not all(isinstance(bound, (int, torch.SymInt)) for bound in window):
-            raise TypeError(f"window: expected two ints, got {window!r}")
+            raise wrong_type("window", "two ints", repr(window))
         if left < -1 or right < -1:
-            raise ValueError(f"window: expected bounds from -1 (none) on, got {window!r}")
+            raise wrong_value("window", "bounds from -1 (none) on", repr(window))
     if is_causal:
         right = 0
     return (
@@ -167,6 +169,7 @@ def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
 
 def offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
     count = starts_q.shape[0] - 1
+    wanted = f"an int or int64 [{count}]"
     if q_offset is None:
         compiled = torch.compiler.is_compiling() or starts_q.is_meta
         if starts_k is not starts_q and (compiled or not torch.equal(starts_q, starts_k)):
@@ -178,18 +181,15 @@ def offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
             )
         q_offset = 0
     if isinstance(q_offset, Tensor):
-        if q_offset.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"q_offset: expected an int or int64 [{count}], got {q_offset.dtype}")
+        if q_offset.dtype not in INTEGERS:
+            raise wrong_type("q_offset", wanted, q_offset.dtype)
         if q_offset.dim() > 1 or (q_offset.dim() == 1 and q_offset.shape[0] != count):
-            raise ValueError(
-                f"q_offset: expected an int or int64 [{count}], one for each sequence, got "
-                f"{list(q_offset.shape)}"
-            )
+            raise wrong_value("q_offset", f"{wanted}, one for each sequence", shape_of(q_offset))
         check_device("q_offset", q_offset, starts_q, "cu_seqlens_q")
         offsets = q_offset.to(torch.int64).expand(count)
     elif isinstance(q_offset, (int, torch.SymInt)) and not isinstance(q_offset, bool):
         offsets = torch.full((count,), q_offset, dtype=torch.int64, device=starts_q.device)
     else:
-        raise TypeError(f"q_offset: expected an int or int64 [{count}], got {q_offset!r}")
+        raise wrong_type("q_offset", wanted, repr(q_offset))
     # Sums with window bounds must stay inside 64 bits; the core refuses positions this far out.
     return offsets.clamp(-_FAR, _FAR)

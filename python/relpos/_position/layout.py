@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from relpos._base.errors import shape_of, wrong_value
 
 
 def skew(x: Tensor) -> Tensor:
@@ -16,7 +18,7 @@ def skew(x: Tensor) -> Tensor:
     another query's values, which must be masked.
     """
     if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
-        raise ValueError(f"x: expected [..., L, L], got {list(x.shape)}")
+        raise wrong_value("x", "[..., L, L]", shape_of(x))
     length = x.shape[-1]
     padded = torch.nn.functional.pad(x, (1, 0))
     return padded.reshape(*x.shape[:-2], length + 1, length)[..., 1:, :]
@@ -37,14 +39,12 @@ _FUSED = re.compile(
 )
 
 
+Weights = TypeVar("Weights", Tensor, Mapping[str, Tensor])
+
+
 def rope_permute(
-    weight: Tensor | Mapping[str, Tensor],
-    head_dim: int,
-    *,
-    to: str,
-    rotary_dim: int | None = None,
-    prefix: str = "",
-) -> Any:
+    weight: Weights, head_dim: int, *, to: str, rotary_dim: int | None = None, prefix: str = ""
+) -> Weights:
     """A query or key projection, or a whole checkpoint, reordered for the other pair layout.
 
     Scores stay equal if queries and keys are both permuted.
@@ -66,12 +66,12 @@ def rope_permute(
     beside them, such as a quantisation scale, are not known.
     """
     if to not in ("half", "interleaved"):
-        raise ValueError(f"to: expected 'half' or 'interleaved', got {to!r}")
+        raise wrong_value("to", "'half' or 'interleaved'", repr(to))
     if isinstance(weight, Tensor):
         _check_rows("weight", weight, head_dim)
     dims = head_dim if rotary_dim is None else rotary_dim
     if head_dim < 1 or dims < 0 or dims > head_dim or dims % 2:
-        raise ValueError(f"rotary_dim: expected an even number up to {head_dim}, got {dims}")
+        raise wrong_value("rotary_dim", f"an even number up to {head_dim}", dims)
     rows = torch.arange(head_dim)
     pairs = rows[:dims].view(-1, 2).T if to == "half" else rows[:dims].view(2, -1).T
     order = torch.cat([pairs.reshape(-1), rows[dims:]])
@@ -92,9 +92,7 @@ def _permuted(name: str, weight: Tensor, order: Tensor) -> Tensor:
 
 def _check_rows(name: str, weight: Tensor, head_dim: int) -> None:
     if head_dim < 1 or weight.dim() < 1 or weight.shape[0] % head_dim:
-        raise ValueError(
-            f"{name}: expected rows in multiples of head_dim {head_dim}, got {list(weight.shape)}"
-        )
+        raise wrong_value(name, f"rows in multiples of head_dim {head_dim}", shape_of(weight))
 
 
 def _rotated_names(names: list[str]) -> set[str]:

@@ -1,15 +1,17 @@
 """relpos.attention_varlen: sequences of different lengths, packed one after another."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from relpos._attention import attention, refuse_elsewhere
-from relpos._call import flag, flatten
-from relpos._memory import check_device
-from relpos._packing import (
+from relpos._base.arguments import flag
+from relpos._base.errors import shape_of, wrong_value
+from relpos._base.tensors import check_device, check_rank
+from relpos._call.attention import attention, refuse_elsewhere
+from relpos._call.options import OfSoftmax, check_names
+from relpos._call.packing import (
     Packing,
     bounds_of,
     check_one_length,
@@ -17,10 +19,11 @@ from relpos._packing import (
     placing_text,
     starts_of,
 )
-from relpos._position import Composed
-from relpos._rank import check_rank
+from relpos._call.typed import attending_packed
+from relpos._position.part import reads_positions
 
 
+@attending_packed
 def attention_varlen(
     query: Tensor,
     key: Tensor,
@@ -28,18 +31,9 @@ def attention_varlen(
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None = None,
     *,
-    position: Composed | Sequence[Composed] | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    float32_products: bool = False,
-    enable_gqa: bool = False,
-    window: tuple[int, int] | None = None,
-    q_offset: int | Tensor | None = None,
     return_lse: bool = False,
-) -> Any:
+    **options: Unpack[OfSoftmax],
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention within each of S packed sequences, in one call. Positions start again in each.
 
     Equal to relpos.attention on each sequence by itself. No Lq x Lk tensor is built, and keys of
@@ -60,14 +54,17 @@ def attention_varlen(
     Returns:
       out [Tq, H, Dv], or (out, lse [H, Tq]).
     """
+    check_names("attention_varlen", options)
     refuse_elsewhere("attention_varlen", "give ring_attention cu_seqlens")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
     starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
-    left, right = bounds_of(window, flag("is_causal", is_causal))
+    position, q_offset = options.pop("position", None), options.pop("q_offset", None)
+    is_causal = flag("is_causal", options.pop("is_causal", False))
+    left, right = bounds_of(options.pop("window", None), is_causal)
     if position is not None and starts_q.shape[0] > 2:
         check_one_length(position)
-    read = any(part._reads_positions for part in flatten(position))
+    read = reads_positions(position)
     offsets = torch.zeros_like(starts_q[1:])
     if read or left is not None or right is not None:
         offsets = offsets_of(q_offset, starts_q, starts_k)
@@ -81,15 +78,11 @@ def attention_varlen(
         key.transpose(0, 1).unsqueeze(0),
         value.transpose(0, 1).unsqueeze(0),
         position=packing.restarted(position),
-        dropout_p=dropout_p,
-        scale=scale,
-        softcap=softcap,
-        sinks=_of_batch(sinks, query),
-        float32_products=float32_products,
-        enable_gqa=enable_gqa,
+        sinks=_of_batch(options.pop("sinks", None), query),
         key_range=packing.key_range(rows, columns, left, right),
         return_lse=return_lse,
         **positions,
+        **options,
     )
     out, lse = results if return_lse else (results, None)
     out = out.squeeze(0).transpose(0, 1).contiguous()
@@ -102,9 +95,7 @@ def _of_batch(sinks: Any, query: Tensor) -> Any:
         return sinks
     tokens, heads = query.shape[:2]
     if sinks.shape != (heads, tokens):
-        raise ValueError(
-            f"sinks: expected [{heads}] or [{heads}, {tokens}], got {list(sinks.shape)}"
-        )
+        raise wrong_value("sinks", f"[{heads}] or [{heads}, {tokens}]", shape_of(sinks))
     return sinks.unsqueeze(0)
 
 
@@ -119,14 +110,10 @@ def _both_starts(
     if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
         starts_k = starts_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
         if starts_k.shape != starts_q.shape:
-            raise ValueError(
-                f"cu_seqlens_k: expected {starts_q.shape[0]} entries, as cu_seqlens_q has, got "
-                f"{starts_k.shape[0]}"
-            )
+            wanted = f"{starts_q.shape[0]} entries, as cu_seqlens_q has"
+            raise wrong_value("cu_seqlens_k", wanted, starts_k.shape[0])
         return starts_q, starts_k
     if key.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"cu_seqlens_k: expected it where key has other rows than query, {query.shape[0]}, "
-            f"got none for key {list(key.shape)}"
-        )
+        wanted = f"it where key has other rows than query, {query.shape[0]}"
+        raise wrong_value("cu_seqlens_k", wanted, f"none for key {shape_of(key)}")
     return starts_q, starts_q

@@ -3,7 +3,7 @@
 import json
 
 from relpos import __all__ as names
-from relpos._registry import Option, Scheme, schemes
+from relpos._position.registry import Option, Scheme, schemes
 
 _HEAD = '''"""Written by the build from the registry of schemes."""
 
@@ -16,18 +16,19 @@ from relpos import compose as compose
 from relpos import distributed as distributed
 from relpos import hf as hf
 from relpos import nn as nn
-from relpos._attention import attention as attention
-from relpos._attention import scores as scores
-from relpos._cache import KVCache as KVCache
-from relpos._check import check as check
-from relpos._merge import merge as merge
-from relpos._position import SchemePosition, _Rotary
-from relpos._position import Sum as Sum
-from relpos._registry import schemes as schemes
-from relpos._registry import show_config as show_config
-from relpos._tools import rope_permute as rope_permute
-from relpos._tools import skew as skew
-from relpos._varlen import attention_varlen as attention_varlen
+from relpos._call.attention import attention as attention
+from relpos._call.attention import scores as scores
+from relpos._call.cache import KVCache as KVCache
+from relpos._call.merge import merge as merge
+from relpos._call.varlen import attention_varlen as attention_varlen
+from relpos._position.check import check as check
+from relpos._position.classes import Rotary
+from relpos._position.layout import rope_permute as rope_permute
+from relpos._position.layout import skew as skew
+from relpos._position.position import SchemePosition
+from relpos._position.registry import schemes as schemes
+from relpos._position.registry import show_config as show_config
+from relpos._position.sum import Sum as Sum
 from relpos.compat import flash_attn_func as flash_attn_func
 from relpos.compat import flash_attn_varlen_func as flash_attn_varlen_func
 from relpos.compat import sdpa as sdpa
@@ -61,8 +62,8 @@ def _class(scheme: Scheme) -> str:
     named = [_argument(option) for option in scheme.options if not option.positional]
     arguments = ["self", *placed, *(["*", *named] if named else [])]
     rotary = scheme.describe(**scheme.example()).rotary_dims > 0
-    bases = "_Rotary, SchemePosition" if rotary else "SchemePosition"
-    lines = [f"\nclass {scheme.class_name}({bases}):", f'    """{scheme.headline}"""', ""]
+    base = "Rotary" if rotary else "SchemePosition"
+    lines = [f"\nclass {scheme.class_name}({base}):", f'    """{scheme.headline}"""', ""]
     lines += ["    def __init__(", *(f"        {argument}," for argument in arguments)]
     return "\n".join([*lines, "    ) -> None: ...", ""])
 

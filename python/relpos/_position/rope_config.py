@@ -1,7 +1,13 @@
-"""The rotation of the catalogue that a Hugging Face configuration asks for."""
+"""Which rotation of the catalogue a Hugging Face configuration asks for."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from relpos._base.errors import wrong_value
+from relpos._position.registry import schemes
+
+# The name of a class and its arguments.
+Asked = tuple[str, dict[str, Any]]
 
 # Of each rope_type: the class of relpos, the entries of rope_parameters that are its options, and
 # those that may be missing or None.
@@ -45,28 +51,31 @@ def rotation(
     rotary_dim: int | None,
     layout: str,
     kinds: tuple[str, ...] = tuple(_KINDS),
-) -> Any:
+) -> Asked:
     """The rotation of rope_parameters, its angles computed as transformers computes them. Raises
     ValueError where relpos has none of that rope_type."""
-    from relpos._position import CLASSES
-
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    name, options, optional = _KINDS.get(kind, (None, (), ()))
-    if name not in CLASSES or kind not in kinds:
-        known = ", ".join(key for key in kinds if _KINDS[key][0] in CLASSES)
+    kind = _kind_of(parameters)
+    name, options, optional = _KINDS.get(kind, ("", (), ()))
+    there = {scheme.class_name for scheme in schemes()}
+    if name not in there or kind not in kinds:
+        known = ", ".join(key for key in kinds if _KINDS[key][0] in there)
         raise ValueError(f"rope_type: expected one that relpos has, {known}; got {kind!r}")
     missing = [key for key in ("rope_theta", *options) if parameters.get(key) is None]
     if missing:
-        raise ValueError(f"rope_parameters: expected {', '.join(missing)}, got {dict(parameters)}")
+        raise wrong_value("rope_parameters", ", ".join(missing), dict(parameters))
     given = (*options, *(key for key in optional if parameters.get(key) is not None))
-    return CLASSES[name](
-        head_dim,
-        layout=layout,
-        base=float(parameters["rope_theta"]),
-        rotary_dim=None if kind == "proportional" else rotary_dim,
-        angle="float32",
+    return name, {
+        "head_dim": head_dim,
+        "layout": layout,
+        "base": float(parameters["rope_theta"]),
+        "rotary_dim": None if kind == "proportional" else rotary_dim,
+        "angle": "float32",
         **{option: parameters[option] for option in given},
-    )
+    }
+
+
+def _kind_of(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type", parameters.get("type", "default"))
 
 
 def _parameters_of(config: Any, model: str, layer_type: str | None) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def _parameters_of(config: Any, model: str, layer_type: str | None) -> dict[str,
         scaling = getattr(config, "rope_scaling", None) or {}
         whole = {**scaling, "rope_theta": config.rope_theta}
     if not whole:
-        raise ValueError(f"config: expected one with rope_parameters, got {model}, which has none")
+        raise wrong_value("config", "one with rope_parameters", f"{model}, which has none")
     parameters = whole
     if all(isinstance(each, Mapping) for each in whole.values()):
         if layer_type not in whole:
@@ -105,39 +114,42 @@ def _with_factor(parameters: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-def _of_three_axes(parameters: Mapping[str, Any], config: Any, model: str, head_dim: int) -> Any:
-    from relpos._position import CLASSES
-
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
+def _of_three_axes(parameters: Mapping[str, Any], config: Any, model: str, head_dim: int) -> Asked:
+    kind = _kind_of(parameters)
     if model not in _BY_SECTION + _IN_TURNS or kind not in ("default", "mrope"):
-        raise ValueError(
-            f"config: expected a model whose use of mrope_section is known, got {model} of "
-            f"rope_type {kind!r}: make the rotation with relpos.MRoPE"
+        raise wrong_value(
+            "config",
+            "a model whose use of mrope_section is known",
+            f"{model} of rope_type {kind!r}",
+            "make the rotation with relpos.MRoPE",
         )
-    section = parameters.get("mrope_section", getattr(config, "mrope_section", None))
-    return CLASSES["MRoPE"](
-        head_dim,
-        layout="half",
-        base=float(parameters["rope_theta"]),
-        angle="float32",
-        section=section,
-        interleaved=model in _IN_TURNS,
-    )
+    return "MRoPE", {
+        "head_dim": head_dim,
+        "layout": "half",
+        "base": float(parameters["rope_theta"]),
+        "angle": "float32",
+        "section": parameters.get("mrope_section", getattr(config, "mrope_section", None)),
+        "interleaved": model in _IN_TURNS,
+    }
 
 
-def from_config(config: Any, layer_type: str | None) -> Any:
-    """As RoPE.from_config says."""
+def asked_for(config: Any, layer_type: str | None) -> Asked:
+    """What RoPE.from_config makes."""
     model = getattr(config, "model_type", "") or type(config).__name__
     parameters = _with_factor(_parameters_of(config, model, layer_type))
     if parameters.get("qk_rope_head_dim", getattr(config, "qk_rope_head_dim", None)) is not None:
-        raise ValueError(
-            f"config: expected heads that turn as a whole, got qk_rope_head_dim in {model}: make "
-            "the rotation of that part with relpos.RoPE, which has start and rotary_dim"
+        raise wrong_value(
+            "config",
+            "heads that turn as a whole",
+            f"qk_rope_head_dim in {model}",
+            "make the rotation of that part with relpos.RoPE, which has start and rotary_dim",
         )
     if parameters.get("rope_type") == "axial":
-        raise ValueError(
-            f"config: expected a rotation by position, got rope_type 'axial' in {model}, whose "
-            "grid each image decides: make it with relpos.AxialRoPE"
+        raise wrong_value(
+            "config",
+            "a rotation by position",
+            f"rope_type 'axial' in {model}, whose grid each image decides",
+            "make it with relpos.AxialRoPE",
         )
     head_dim = getattr(config, "head_dim", None)
     if parameters.get("rope_type") == "proportional":

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from relpos._memory import check_device
+from relpos._base.errors import dtype_of, shape_of, wrong_type, wrong_value
+from relpos._base.tensors import check_device
 
 
 def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -46,29 +47,20 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
 
 def _check(outs: list[Tensor], lses: list[Tensor]) -> None:
     if not outs or len(outs) != len(lses):
-        raise ValueError(
-            f"lses: expected one for each of outs, and at least one, got {len(outs)} outs and "
-            f"{len(lses)} lses"
-        )
+        got = f"{len(outs)} outs and {len(lses)} lses"
+        raise wrong_value("lses", "one for each of outs, and at least one", got)
     for name, tensors in (("outs", outs), ("lses", lses)):
         for n, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-                got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise TypeError(f"{name}[{n}]: expected a floating tensor, got {got}")
+                raise wrong_type(f"{name}[{n}]", "a floating tensor", dtype_of(tensor))
             if tensor.dtype != tensors[0].dtype:
-                raise TypeError(
-                    f"{name}[{n}]: expected {tensors[0].dtype}, as {name}[0] has, got "
-                    f"{tensor.dtype}"
-                )
+                wanted = f"{tensors[0].dtype}, as {name}[0] has"
+                raise wrong_type(f"{name}[{n}]", wanted, tensor.dtype)
             check_device(f"{name}[{n}]", tensor, outs[0], "outs[0]")
     for n, (out, lse) in enumerate(zip(outs, lses, strict=True)):
         if out.dim() < 2 or out.shape != outs[0].shape:
-            raise ValueError(
-                f"outs[{n}]: expected [..., L, Dv], all alike: {list(outs[0].shape)}, got "
-                f"{list(out.shape)}"
-            )
+            wanted = f"[..., L, Dv], all alike: {shape_of(outs[0])}"
+            raise wrong_value(f"outs[{n}]", wanted, shape_of(out))
         if lse.shape != out.shape[:-1]:
-            raise ValueError(
-                f"lses[{n}]: expected {list(out.shape[:-1])}, the shape of its out without Dv, "
-                f"got {list(lse.shape)}"
-            )
+            wanted = f"{list(out.shape[:-1])}, the shape of its out without Dv"
+            raise wrong_value(f"lses[{n}]", wanted, shape_of(lse))

@@ -1,46 +1,37 @@
 """relpos.attention and relpos.scores: arguments checked and laid out for the operators."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from relpos import _autograd, _core, _ops
-from relpos._call import FLOATING, Call, flag, flatten, number
-from relpos._memory import check_memory
-from relpos._position import Composed
-from relpos._rank import check_rank
+from relpos import _core
+from relpos._base.arguments import flag
+from relpos._base.errors import wrong_type
+from relpos._base.tensors import FLOATING, check_memory, check_rank
+from relpos._call import autograd, ops
+from relpos._call.call import Call
+from relpos._call.options import OfPairs, Options, takes
+from relpos._call.typed import Results, attending
+from relpos._position.part import text_of
 
 # What attends instead, the last first, with the arguments of `attention`: that of
 # relpos.distributed, within its context_parallel.
 ELSEWHERE: list[Callable[..., Any]] = []
 
 
+@attending()
 def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     *,
-    position: Composed | Sequence[Composed] | None = None,
-    attn_mask: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int, int] | None = None,
-    q_offset: int | Tensor | None = None,
-    k_offset: int | Tensor = 0,
-    q_positions: Tensor | None = None,
-    k_positions: Tensor | None = None,
-    key_range: tuple[Tensor, Tensor] | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    float32_products: bool = False,
     return_lse: bool = False,
     return_weights: bool = False,
-) -> Any:
+    **options: Unpack[Options],
+) -> Results:
     """Attention with relative positions: exact, trainable, linear in memory.
 
     Args:
@@ -78,86 +69,36 @@ def attention(
       log-sum-exp, and has a gradient to them.
     """
     if ELSEWHERE:
-        return ELSEWHERE[-1](**locals())  # the arguments, and nothing else yet
+        returns = {"return_lse": return_lse, "return_weights": return_weights}
+        return ELSEWHERE[-1](query, key, value, **returns, **options)
     if return_lse is not False:
         return_lse = flag("return_lse", return_lse)
     if return_weights is not False:
         return_weights = flag("return_weights", return_weights)
-    seed = None if dropout_p == 0.0 else draw_seed(dropout_p)
-    call = Call.of(
-        query,
-        position=position,
-        attn_mask=attn_mask,
-        key_padding_mask=key_padding_mask,
-        seed=seed,
-        dropout_p=dropout_p,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        float32_products=float32_products,
-        enable_gqa=enable_gqa,
-        window=window,
-        q_offset=q_offset,
-        k_offset=k_offset,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        key_range=key_range,
-    )
+    call = Call.of("attention", query, options)
     if not torch.compiler.is_compiling() and _core.unobserved(query, key, value, call):
         if not return_weights:  # without the dispatcher, which costs 25 us
-            out, lse, _ = _ops.run_attention(query, key, value, call, return_lse, False)
+            out, lse, _ = ops.run_attention(query, key, value, call, return_lse, False)
             return (out, lse) if return_lse else out
     else:
         query, key, value = same_kind(query=query, key=key, value=value)
         call.check_memory(query)
-    results = _autograd.attention(query, key, value, return_weights, call)
+    results = autograd.attention(query, key, value, return_weights, call)
     if return_lse:
         return results
     return (results[0], results[2]) if return_weights else results[0]
 
 
-def scores(
-    query: Tensor,
-    key: Tensor,
-    *,
-    position: Composed | Sequence[Composed] | None = None,
-    attn_mask: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    window: tuple[int, int] | None = None,
-    q_offset: int | Tensor | None = None,
-    k_offset: int | Tensor = 0,
-    q_positions: Tensor | None = None,
-    k_positions: Tensor | None = None,
-    key_range: tuple[Tensor, Tensor] | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+@takes(OfPairs)
+def scores(query: Tensor, key: Tensor, **options: Unpack[OfPairs]) -> Tensor:
     """The dense scores [B, H, Lq, Lk] before the softmax, -inf where hidden; differentiable.
 
     The arguments are those of relpos.attention. Sinks do not appear, since they are not keys.
     """
     query, key = same_kind(query=query, key=key)
-    call = Call.of(
-        query,
-        position=position,
-        attn_mask=attn_mask,
-        key_padding_mask=key_padding_mask,
-        is_causal=is_causal,
-        scale=scale,
-        softcap=softcap,
-        enable_gqa=enable_gqa,
-        window=window,
-        q_offset=q_offset,
-        k_offset=k_offset,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        key_range=key_range,
-    )
+    call = Call.of("scores", query, options)
     call.check_memory(query)
-    return _autograd.scores(query, key, call)
+    return autograd.scores(query, key, call)
 
 
 def refuse_elsewhere(name: str, instead: str) -> None:
@@ -167,24 +108,18 @@ def refuse_elsewhere(name: str, instead: str) -> None:
 
 
 def workspace_bytes(
-    query: Tensor, key: Tensor, value: Tensor, *, backward: bool = False, **options: Any
+    query: Tensor, key: Tensor, value: Tensor, *, backward: bool = False, **options: Unpack[Options]
 ) -> int:
     """Peak bytes of one call beyond inputs and outputs, by the formula of docs/memory.md. The
     options are those of relpos.attention."""
     backward = flag("backward", backward)
-    return _core.workspace_bytes(query, key, value, Call.of(query, **options), backward)
+    call = Call.of("attention", query, options)
+    return _core.workspace_bytes(query, key, value, call, backward)
 
 
 def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
     """Raises ValueError if no call with these heads could use the position."""
-    text = "+".join(part._text for part in flatten(position))
-    _core.check_fits(text, heads, kv_heads, head_dim)
-
-
-def draw_seed(dropout_p: Any) -> Tensor:
-    if not 0.0 <= number("dropout_p", dropout_p) <= 1.0:
-        raise ValueError(f"dropout_p: expected 0 <= dropout_p <= 1, got {dropout_p}")
-    return torch.randint(2**63 - 1, (), device="cpu")
+    _core.check_fits(text_of(position), heads, kv_heads, head_dim)
 
 
 def same_kind(**tensors: Tensor) -> list[Tensor]:
@@ -195,9 +130,7 @@ def same_kind(**tensors: Tensor) -> list[Tensor]:
         check_memory(name, tensor, first)
         first = tensor if first is None else first
         if tensor.dtype not in FLOATING:
-            raise TypeError(
-                f"{name}: expected float32, float64, bfloat16 or float16, got {tensor.dtype}"
-            )
+            raise wrong_type(name, "float32, float64, bfloat16 or float16", tensor.dtype)
         dtype = dtype or tensor.dtype
     given = list(tensors.values())
     if torch.is_autocast_enabled("cpu"):
@@ -206,5 +139,5 @@ def same_kind(**tensors: Tensor) -> list[Tensor]:
         dtype = given[0].dtype
     for name, tensor in zip(tensors, given, strict=True):
         if tensor.dtype != dtype:
-            raise TypeError(f"{name}: expected {dtype}, as query has, got {tensor.dtype}")
+            raise wrong_type(name, f"{dtype}, as query has", tensor.dtype)
     return given

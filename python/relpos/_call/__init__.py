@@ -1,0 +1,1 @@
+"""Calls: options, operators and their derivatives, and the functions that make them."""

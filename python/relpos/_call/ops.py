@@ -1,0 +1,107 @@
+"""The operators of a call. relpos._call.autograd gives them their derivatives."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos._base.operators import define, define_gradient
+from relpos._call.call import SCHEMA, Call
+
+
+def _attention_out(query: Tensor, value: Tensor) -> Tensor:
+    if query.shape == value.shape:  # three times as fast
+        return torch.empty_like(query, memory_format=torch.contiguous_format)
+    return query.new_empty((*query.shape[:3], value.shape[3]))
+
+
+def _attention_lse(query: Tensor) -> Tensor:
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(query.shape[:3], dtype=wide)
+
+
+def _attention_softmax(query: Tensor) -> Tensor:
+    """Two numbers for each query, which the forward pass leaves for the backward pass."""
+    return _attention_lse(query).new_empty((*query.shape[:3], 2))
+
+
+def _attention_outputs(
+    query: Tensor, key: Tensor, value: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _attention_out(query, value), _attention_lse(query), _attention_softmax(query)
+
+
+def run_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    call: Call,
+    want_lse: bool = True,
+    want_softmax: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(out, lse, softmax), without the dispatcher; None for what is not requested."""
+    out = _attention_out(query, value)
+    lse = _attention_lse(query) if want_lse else None
+    softmax = _attention_softmax(query) if want_softmax else None
+    _core.attention(query, key, value, call, out, lse, softmax)
+    return out, lse, softmax
+
+
+attention = define(
+    "attention",
+    f"Tensor query, Tensor key, Tensor value, {SCHEMA}",
+    "(Tensor out, Tensor lse, Tensor softmax)",
+    lambda query, key, value, *call: run_attention(query, key, value, Call(*call)),
+    _attention_outputs,
+)
+
+
+def _with_call(tensors: Any, call: Any) -> list[Tensor | None]:
+    """The tensors that may need gradients, with those of the call."""
+    shared = Call(*call)
+    return [*tensors, shared.attn_mask, *shared.parameters]
+
+
+attention_backward = define_gradient(
+    "attention_backward",
+    "Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax, Tensor dout, Tensor? dlse",
+    SCHEMA,
+    lambda given, call: _with_call(given[:3], call),
+    lambda given, call, gradients: _core.attention_backward(given, Call(*call), gradients),
+)
+
+
+def _dense_pairs(query: Tensor, key: Tensor, *_: Any) -> Tensor:
+    return query.new_empty((*query.shape[:3], key.shape[2]))
+
+
+def _weights(query: Tensor, key: Tensor, softmax: Tensor, *call: Any) -> Tensor:
+    weights = _dense_pairs(query, key)
+    _core.attention_weights(query, key, softmax, Call(*call), weights)
+    return weights
+
+
+weights = define(
+    "weights",
+    f"Tensor query, Tensor key, Tensor softmax, {SCHEMA}",
+    "Tensor",
+    _weights,
+    _dense_pairs,
+)
+
+
+def _scores(query: Tensor, key: Tensor, *call: Any) -> Tensor:
+    out = _dense_pairs(query, key)
+    _core.scores(query, key, Call(*call), out)
+    return out
+
+
+scores = define("scores", f"Tensor query, Tensor key, {SCHEMA}", "Tensor", _scores, _dense_pairs)
+scores_backward = define_gradient(
+    "scores_backward",
+    "Tensor query, Tensor key, Tensor dscores",
+    SCHEMA,
+    lambda given, call: _with_call(given[:2], call),
+    lambda given, call, gradients: _core.scores_backward(given, Call(*call), gradients),
+)

@@ -1,0 +1,219 @@
+"""The options of a call: the one list from which attention, scores, attention_varlen, the cache,
+MultiheadAttention, the ring and the functions for Hugging Face take theirs.
+
+A new option is three places: an entry here, a reader of its field in python/bind_attention.cc, and
+a member of relpos::Options, which the kernels' side acts on. The entry says its type for users, its
+default, how it is checked and by which fields it reaches the operators.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar
+
+import torch
+from torch import Tensor
+
+from relpos._base.arguments import flag, integer, number, pair
+from relpos._base.errors import wrong_type, wrong_value
+from relpos._base.tensors import FLOATING, check_memory, check_rank, integers, tensor_of
+from relpos._position.part import Given, flat
+from relpos._position.sum import Composed
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Field(NamedTuple):
+    """One argument of the operators, which relpos._core reads by its name."""
+
+    name: str
+    type: str  # in a schema of torch.library
+    default: Any = None
+    rank: int | None = None  # of a tensor that may have a batch axis, with this axis
+
+
+class Option(NamedTuple):
+    """How an option enters a call."""
+
+    fields: tuple[Field, ...] = ()
+    default: Any = None
+    compared: str = ""  # between ranks: "value", "given" (whether it is), or not
+    # The checked value of its field, from its name and its value, or else
+    convert: Callable[[str, Any], Any] | None = None
+    # its fields, from its name, its value and the query.
+    spread: Callable[[str, Any, Tensor], Mapping[str, Any]] | None = None
+    not_of: frozenset[str] = frozenset()  # the functions that do not take it
+
+
+def _flag(name: str) -> Option:
+    return Option((Field(name, "bool", False),), False, "value", flag)
+
+
+def _number(name: str) -> Option:
+    return Option((Field(name, "float?"),), None, "value", number)
+
+
+def _tensor(name: str, rank: int, convert: Callable[[str, Any], Any], compared: str) -> Option:
+    return Option((Field(name, "Tensor?", None, rank),), None, compared, convert)
+
+
+def _offset(name: str, type: str, default: int | None) -> Option:
+    fields = (Field(name, type, default), Field(f"{name}s", "Tensor?", None, 1))
+    return Option(fields, default, "value", spread=offset_fields)
+
+
+def offset_fields(name: str, offset: Any, query: Tensor) -> dict[str, Any]:
+    """One offset for each batch row, or one number."""
+    if not isinstance(offset, Tensor):
+        if offset is None:
+            raise wrong_type(name, "an int or an int64 tensor", None)
+        return {name: integer(name, offset)}
+    rows = integers(name, offset)
+    return {f"{name}s": rows if rows.dim() else rows.expand(len(query))}
+
+
+def _dropout(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
+    probability = number(name, value)
+    if not 0.0 <= probability <= 1.0:
+        raise wrong_value(name, "0 <= dropout_p <= 1", value)
+    if probability == 0.0:
+        return {}
+    return {name: probability, "seed": torch.randint(2**63 - 1, (), device="cpu")}
+
+
+def _window(name: str, value: Any) -> list[int]:
+    return [integer(name, bound) for bound in pair(name, value, "(left, right)")]
+
+
+def _key_range(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
+    lo, hi = (integers(name, bound) for bound in pair(name, value, "(lo, hi)"))
+    return {"key_lo": lo, "key_hi": hi}
+
+
+def _position(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
+    text, tensors = flat(value)
+    return {name: text, "parameters": tensors}
+
+
+def part_of_sinks(sinks: Any, query: Tensor) -> Given:
+    """Scores [H] or [B, H, Lq] without a value, as a part of the position, which they are."""
+    tensor_of("sinks", sinks, FLOATING)
+    check_rank("query", query, 4, "[B, H, Lq, D]")
+    check_memory("sinks", sinks, query)
+    heads = query.shape[1]
+    if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
+        wanted = f"[{heads}] or {list(query.shape[:3])}"
+        raise wrong_value("sinks", wanted, list(sinks.shape))
+    per_query = "false" if sinks.dim() == 1 else "true"
+    return Given(f"attention_sink(heads={heads}, per_query={per_query})", [sinks])
+
+
+class Common(TypedDict, total=False):
+    """What all functions take."""
+
+    position: Annotated[
+        Composed | Sequence[Composed] | None,
+        Option((Field("position", "str", ""),), spread=_position),
+    ]
+    is_causal: Annotated[bool, _flag("is_causal")]
+    scale: Annotated[float | None, _number("scale")]
+    enable_gqa: Annotated[bool, _flag("enable_gqa")]
+    window: Annotated[
+        tuple[int, int] | None,
+        Option((Field("window", "SymInt[]?"),), None, "value", _window),
+    ]
+    q_offset: Annotated[int | Tensor | None, _offset("q_offset", "SymInt?", None)]
+    softcap: Annotated[float | None, _number("softcap")]
+
+
+class OfPairs(Common, total=False):
+    """What those take that have one sequence of queries and one of keys in each batch row."""
+
+    attn_mask: Annotated[
+        Tensor | None,
+        _tensor("attn_mask", 4, lambda *given: tensor_of(*given, (torch.bool, *FLOATING)), ""),
+    ]
+    key_padding_mask: Annotated[
+        Tensor | None,
+        _tensor("key_padding_mask", 2, lambda *given: tensor_of(*given, (torch.bool,)), "given"),
+    ]
+    k_offset: Annotated[int | Tensor, _offset("k_offset", "SymInt", 0)]
+    q_positions: Annotated[Tensor | None, _tensor("q_positions", 2, integers, "given")]
+    k_positions: Annotated[Tensor | None, _tensor("k_positions", 2, integers, "given")]
+    key_range: Annotated[
+        tuple[Tensor, Tensor] | None,
+        Option(
+            (Field("key_lo", "Tensor?", None, 2), Field("key_hi", "Tensor?", None, 2)),
+            None,
+            "given",
+            spread=_key_range,
+        ),
+    ]
+
+
+class OfSoftmax(Common, total=False):
+    """What those take that have a softmax and values."""
+
+    dropout_p: Annotated[
+        float, Option((Field("dropout_p", "float", 0.0),), 0.0, "value", spread=_dropout)
+    ]
+    # Call.of makes them a part of the position.
+    sinks: Annotated[Tensor | None, Option(spread=lambda *_: {})]
+    float32_products: Annotated[bool, _flag("float32_products")]
+
+
+class Options(OfPairs, OfSoftmax, total=False):
+    """All of them."""
+
+
+def _listed() -> dict[str, Option]:
+    found = {}
+    for name, hint in Options.__annotations__.items():
+        functions = {"attention_varlen": OfSoftmax, "scores": OfPairs}
+        without = {f for f, group in functions.items() if name not in group.__annotations__}
+        found[name] = hint.__metadata__[0]._replace(not_of=frozenset(without))
+    return found
+
+
+OPTIONS = _listed()
+
+
+def check_names(function: str, options: Mapping[str, Any]) -> None:
+    """Raises TypeError unless the function takes options of these names."""
+    for name in options:
+        option = OPTIONS.get(name)
+        if option is None or function in option.not_of:
+            refuse(function, name)
+
+
+def refuse(function: str, name: str) -> NoReturn:
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def takes(
+    group: Any, *, without: Sequence[str] = (), **defaults: Any
+) -> Callable[[Function], Function]:
+    """Writes the options of a group into the signature of a function that takes them by
+    **options, for help() and inspect."""
+
+    def shown(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        taken = {*without, *(p.name for p in own)}
+        hints = group.__annotations__
+        added = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, option.default),
+                annotation=hints[name].__origin__,
+            )
+            for name, option in OPTIONS.items()
+            if name in hints and name not in taken
+        ]
+        placed = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        named = [p for p in own if p.kind is p.KEYWORD_ONLY]
+        parameters = [*placed, *added, *named]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return shown

@@ -1,0 +1,1 @@
+"""Positions: what the registry says of schemes, and their classes."""
