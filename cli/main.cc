@@ -65,8 +65,11 @@ int run_tool(int argc, char** argv) {
     return fail(command_name(tool), parse_error_text(tool, error), kBadInput);
   } catch (const Error& error) {
     const bool cancelled = error.kind() == ErrorKind::kCancelled;
+    const bool memory = error.kind() == ErrorKind::kMemory;
     return fail(command, cancelled ? "interrupted" : error.what(),
-                cancelled ? kInterrupted : kBadInput);
+                cancelled ? kInterrupted
+                : memory  ? kOutOfMemory
+                          : kBadInput);
   } catch (const std::bad_alloc&) {
     return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
   } catch (const std::length_error&) {

@@ -179,6 +179,7 @@ NB_MODULE(_core, module) {
       PyObject* kind = error.kind() == ErrorKind::kType        ? PyExc_TypeError
                        : error.kind() == ErrorKind::kIo        ? PyExc_OSError
                        : error.kind() == ErrorKind::kCancelled ? PyExc_KeyboardInterrupt
+                       : error.kind() == ErrorKind::kMemory    ? PyExc_MemoryError
                                                                : PyExc_ValueError;
       PyErr_SetString(kind, error.what());
     }

@@ -59,7 +59,7 @@ CALLS = {  # a function, and its leaves
         [*tensors(), drawn(2, 1, 5, 5)],
     ),
     "sinks": (
-        lambda q, k, v, sinks: relpos.attention(q, k, v, sinks=sinks, softcap=2.0),
+        lambda q, k, v, sinks: relpos.attention(q, k, v, sinks=sinks, softcap=2.0, window=(3, 1)),
         [*tensors(), drawn(HEADS)],
     ),
     "inputs": (

@@ -11,6 +11,7 @@ enum class ErrorKind {
   kValue,      // an argument has the right type and a wrong value (Python: ValueError)
   kType,       // an argument has a type or dtype that the call does not accept (Python: TypeError)
   kIo,         // a file is missing, truncated or malformed (Python: OSError)
+  kMemory,     // the system has no memory for a tensor (Python: MemoryError)
   kCancelled,  // the cancel token asked the call to stop; outputs are unspecified
 };
 

@@ -242,7 +242,7 @@ Tensor::Tensor(DType dtype, const std::vector<int64_t>& shape) {
   try {
     bytes_.resize(static_cast<size_t>(view.numel() * item_size(dtype)));
   } catch (const std::bad_alloc&) {
-    throw_error(ErrorKind::kValue, "tensor: no memory for ", view.shape_text(), " ",
+    throw_error(ErrorKind::kMemory, "tensor: no memory for ", view.shape_text(), " ",
                 dtype_name(dtype));
   }
   view.data = bytes_.data();

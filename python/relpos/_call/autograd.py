@@ -121,7 +121,8 @@ def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, ar
         calls = []
         for i in range(n):
             slices = (
-                a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)
+                a.select(d, i) if isinstance(a, Tensor) and d is not None else a
+                for a, d in zip(args, in_dims, strict=True)  # a window is a list, and so is its d
             )
             calls.append(function.apply(*slices))
         if isinstance(calls[0], Tensor):
