@@ -36,7 +36,7 @@ def test_the_signatures_of_the_design():
         "Shaw": "(max_distance, head_dim, *, heads=None, values=True, value_dim=None, "
         "distance='key-query', init='xavier_uniform', left=None, right=None, rows=None)",
         "MusicTransformer": "(max_length, head_dim, *, heads=None, bidirectional=False)",
-        "T5Bias": "(heads, buckets=32, max_distance=128, bidirectional=True, scale=1.0)",
+        "T5Bias": "(heads, buckets=32, max_distance=128, bidirectional=True, bias_scale=1.0)",
         "BiasRPE": "(heads, max_distance, *, right=None, symmetric=False)",
         "ALiBi": "(heads, *, slopes='paper', symmetric=True, learned=False, sides='same')",
         "RoPE": "(head_dim, *, layout, base=10000.0, rotary_dim=None, start=0, angle='double')",

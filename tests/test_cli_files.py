@@ -210,3 +210,16 @@ def test_drawn_tables_are_said_to_be_drawn(tmp_path):
     assert "drawn at random" not in call(*words, "--position", "alibi").stderr
     bias = call(*words, "--position", "bias_rpe(max_distance=3)").stderr
     assert "no --params: biases as initialised" in bias
+
+
+def test_out_of_memory_is_exit_code_3(tmp_path):
+    """A sparse file of 128 MB under a limit of 150 MB for all memory of the process."""
+    shape = (1, 1, 4, 8_000_000)
+    np.lib.format.open_memmap(tmp_path / "x.npy", mode="w+", dtype="f4", shape=shape)
+    words = [f"--{name}={tmp_path / 'x.npy'}" for name in ("query", "key", "value")]
+    limited = ["bash", "-c", 'ulimit -v 150000 && exec "$@"', "-", TOOL, "attend", *words]
+    done = run([*limited, f"--out={tmp_path / 'o.npy'}"])
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.count("\n") == 1
+    assert "no memory for [1, 1, 4, 8000000] float32" in done.stderr
+    assert not (tmp_path / "o.npy").exists()

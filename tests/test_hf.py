@@ -431,3 +431,20 @@ def test_a_version_without_the_interfaces_is_named(monkeypatch):
 def test_linearize_is_an_earlier_name_of_fuse():
     fused = relpos.hf.linearize(FAMILIES["T5"].make())
     assert all(layer.state == "fused" for layer in relpos.hf.report(fused).layers)
+
+
+@pytest.mark.parametrize("name", ["T5", "Llama", "BLOOM"])
+def test_restore_gives_back_classes_and_bits(name):
+    family = FAMILIES[name]
+    model, given = family.make(), inputs(family)
+    kinds, before = [type(part) for part in model.modules()], model(**given)[0]
+    names = [sorted(vars(part)) for part in model.modules()]
+    relpos.hf.fuse(relpos.hf.fuse(model))
+    assert [type(part) for part in model.modules()] != kinds
+    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        assert relpos.hf.restore(each) is each
+        assert [type(part) for part in each.modules()] == kinds
+        assert [sorted(vars(part)) for part in each.modules()] == names
+        assert torch.equal(each(**given)[0], before)
+    relpos.hf.restore(model)  # nothing is left to undo
+    assert relpos.hf.report(relpos.hf.fuse(model)).layers[0].state == "fused"

@@ -2,8 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -11,12 +9,11 @@
 
 #include "base/nearest.h"
 #include "cli/commands/commands.h"
+#include "cli/commands/selftest_trial.h"
 #include "cli/common.h"
 #include "cli/files/signals.h"
 #include "cli/options/help.h"
 #include "cli/options/parameters.h"
-#include "cli/options/random.h"
-#include "cli/options/scheme_options.h"
 #include "relpos/attention.h"
 #include "relpos/error.h"
 #include "relpos/family.h"
@@ -25,50 +22,11 @@
 namespace relpos::cli {
 namespace {
 
+using namespace trials;  // NOLINT: cases and trials
+
 using Json = nlohmann::ordered_json;
 
 constexpr double kRoundings = 16;
-
-enum class Mask { kNone, kPadding, kBool, kFloat };
-
-struct Case {
-  int64_t batch, heads, key_heads, queries, keys, dim, value_dim;
-  DType dtype = DType::kFloat32;
-  bool causal = false;
-  std::optional<std::pair<int64_t, int64_t>> window = {};
-  int64_t q_offset = 0;
-  bool row_offsets = false;  // one for each batch row, from q_offset up
-  Mask mask = Mask::kNone;
-  double dropout = 0.0;
-  int64_t k_offset = 0;
-};
-
-const std::vector<Case>& cases() {
-  static const std::vector<Case> list{
-      {1, 2, 2, 1, 1, 8, 8},
-      {2, 4, 4, 37, 37, 16, 16, DType::kFloat32, true},
-      {1, 4, 2, 33, 65, 24, 24, DType::kFloat32, true, {}, 32},
-      {2, 2, 2, 17, 129, 40, 24, DType::kFloat32, false, {{9, 3}}, 40},
-      {1, 4, 1, 1, 300, 64, 64, DType::kFloat32, true, {}, 299},
-      {3, 2, 2, 64, 64, 64, 64, DType::kFloat32, false, {}, 0, false, Mask::kPadding},
-      {2, 2, 2, 19, 70, 12, 6, DType::kFloat32, true, {}, 21, true, Mask::kFloat},
-      {1, 2, 2, 130, 131, 32, 32, DType::kFloat32, false, {{70, -1}}, 1, false, Mask::kBool},
-      {1, 2, 2, 9, 12, 8, 8, DType::kFloat32, true, {{2, -1}}, -4},  // rows without any key
-      {1, 2, 1, 67, 67, 16, 16, DType::kFloat32, true, {}, 0, false, Mask::kNone, 0.3},
-      {1, 2, 2, 5, 7, 4, 1, DType::kFloat32, false, {}, 1000003, false, Mask::kNone, 0, 1000000},
-      {2, 2, 2, 45, 45, 64, 64, DType::kBFloat16, true},
-      {1, 2, 2, 45, 50, 32, 32, DType::kFloat16, false, {}, 5},
-      {1, 2, 2, 0, 4, 8, 8, DType::kFloat32, true, {}, 4},
-      {1, 2, 2, 4, 0, 8, 8, DType::kFloat32, true, {}, -4},
-  };
-  return list;
-}
-
-double largest_finite(const TensorView& view) {
-  Range range;
-  for (int64_t n = 0; n < view.numel(); ++n) range.add(view.load(n));
-  return range.largest();
-}
 
 double epsilon(DType dtype) {
   return dtype == DType::kBFloat16 ? 0x1p-8 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
@@ -125,146 +83,6 @@ bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   }
   return true;
 }
-
-// The options of variant `n`: bools, choices and optional head counts take turns; a combination
-// that the scheme refuses falls back to its defaults.
-Part make_variant(const Scheme& scheme, const Case& c, size_t n) {
-  GivenOptions required, varied;
-  size_t turn = n;
-  for (const OptionSpec& spec : scheme.options) {
-    const bool choice = !spec.choices.empty();
-    if (spec.name == "heads" && (spec.required || n % 2 == 1)) {
-      (spec.required ? required : varied).emplace_back(spec.name, c.heads);
-    } else if (spec.name == "head_dim") {
-      required.emplace_back(spec.name, c.dim);
-    } else if (spec.name == "kv_heads" && c.key_heads != c.heads) {
-      required.emplace_back(spec.name, c.key_heads);
-    } else if (spec.name == "value_dim") {
-      required.emplace_back(spec.name, c.value_dim);
-    } else if (choice) {
-      (spec.required ? required : varied)
-          .emplace_back(spec.name, spec.choices[turn++ % spec.choices.size()]);
-    } else if (spec.type == OptionType::kBool) {
-      varied.emplace_back(spec.name, turn++ % 2 == 1);
-    } else if (spec.required && spec.type == OptionType::kInt) {
-      // Even, for widths; every second variant has a table shorter than the sequence.
-      const int64_t longer = (std::max(c.queries, c.keys) + 2) / 2 * 2;
-      required.emplace_back(spec.name, n % 2 == 0 ? longer : int64_t{6});
-    } else if (spec.required && spec.type == OptionType::kValues) {
-      required.emplace_back(spec.name, std::vector<double>{3.0, 4.0});
-    }
-  }
-  varied.insert(varied.end(), required.begin(), required.end());
-  for (const GivenOptions& given : {varied, required}) {
-    try {
-      return make_part(scheme, given);
-    } catch (const Error&) {
-      if (&given == &required || given.size() == required.size()) throw;
-    }
-  }
-  throw_error(ErrorKind::kValue, scheme.name, ": no options fit");
-}
-
-// Inputs and results of one call.
-class Trial {
- public:
-  Trial(const Case& c, Position& position, uint64_t seed)
-      : case_(c),
-        position_(position),
-        random_(seed),
-        query_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.dim}, random_)),
-        key_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.dim}, random_)),
-        value_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.value_dim}, random_)),
-        dout_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.value_dim}, random_)),
-        parameters_(position, "", random_.bits(), DType::kFloat32,
-                    {c.batch, c.heads, c.queries, c.keys}) {
-    for (const Parameter& item : parameters_.items()) {
-      if (item.tensor.view().dtype == DType::kInt64) continue;
-      // Some schemes start at zero: a table that does nothing would hide mistakes.
-      for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
-        item.tensor.view().store(n, item.tensor.view().load(n) + 0.3 * random_.normal());
-      }
-    }
-    options_.is_causal = c.causal;
-    options_.enable_gqa = c.key_heads != c.heads;
-    options_.window = c.window;
-    options_.q_offset = c.q_offset;
-    options_.k_offset = c.k_offset;
-    options_.dropout_p = c.dropout;
-    options_.seed = seed;
-    options_.cancel = &cancel_on_interrupt();
-    if (c.row_offsets) {
-      offsets_ = Tensor(DType::kInt64, {c.batch});
-      for (int64_t b = 0; b < c.batch; ++b) offsets_.data<int64_t>()[b] = c.q_offset + 7 * b;
-      options_.q_offset = Offset(offsets_.view());
-    }
-    make_mask();
-  }
-
-  // out and lse.
-  std::vector<Tensor> forward(Path path, int threads) {
-    options_.path = path;
-    options_.threads = threads;
-    const Case& c = case_;
-    std::vector<Tensor> results;
-    results.emplace_back(c.dtype, std::vector{c.batch, c.heads, c.queries, c.value_dim});
-    results.emplace_back(DType::kFloat32, std::vector{c.batch, c.heads, c.queries});
-    attention(query_.view(), key_.view(), value_.view(), position_, options_, results[0].view(),
-              results[1].view());
-    return results;
-  }
-
-  double largest_score() {
-    const Case& c = case_;
-    const Tensor dense(c.dtype, {c.batch, c.heads, c.queries, c.keys});
-    options_.path = Path::kReference;
-    scores(query_.view(), key_.view(), position_, options_, dense.view());
-    return largest_finite(dense.view());
-  }
-
-  // The gradients at the out and lse of one forward: a 16-bit out of its own would hide the bar.
-  std::vector<Tensor> backward(Path path, int threads, const std::vector<Tensor>& outputs) {
-    options_.path = path;
-    options_.threads = threads;
-    std::vector<Tensor> results;
-    const auto add = [&](const TensorView& of) {
-      return results.emplace_back(of.dtype, of.dims()).view();
-    };
-    Gradients gradients;
-    gradients.query = add(query_.view());
-    gradients.key = add(key_.view());
-    gradients.value = add(value_.view());
-    if (case_.mask == Mask::kFloat) gradients.attn_mask = add(mask_.view());
-    gradients.parameters =
-        parameters_.gradients([&](const Parameter& item) { return add(item.tensor.view()); });
-    attention_backward(query_.view(), key_.view(), value_.view(), outputs[0].view(),
-                       outputs[1].view(), dout_.view(), {}, position_, options_, gradients);
-    return results;
-  }
-
- private:
-  void make_mask() {
-    const Case& c = case_;
-    if (c.mask == Mask::kNone) return;
-    const std::vector<int64_t> shape = c.mask == Mask::kPadding
-                                           ? std::vector{c.batch, c.keys}
-                                           : std::vector<int64_t>{1, c.heads, c.queries, c.keys};
-    mask_ = Tensor(c.mask == Mask::kFloat ? DType::kFloat32 : DType::kBool, shape);
-    for (int64_t n = 0; n < mask_.view().numel(); ++n) {
-      const double u = random_.uniform();
-      const double number = u < 0.2 ? -std::numeric_limits<double>::infinity() : u;
-      mask_.view().store(n, c.mask == Mask::kFloat ? number : u < 0.7 ? 1.0 : 0.0);
-    }
-    (c.mask == Mask::kPadding ? options_.key_padding_mask : options_.attn_mask) = mask_.view();
-  }
-
-  const Case& case_;
-  const Position& position_;
-  Random random_;
-  Tensor query_, key_, value_, dout_, mask_, offsets_;
-  Parameters parameters_;
-  Options options_;
-};
 
 struct Outcome {
   double forward = 0.0, backward = 0.0;  // over the bar: at most 1

@@ -120,7 +120,7 @@ int show(const ShowArguments& arguments) {
 }
 
 void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
-  CLI::App* app = parent.add_subcommand(scheme.name, scheme.summary);
+  CLI::App* app = parent.add_subcommand(scheme.name, scheme.headline());
   std::string call = "  relpos show " + scheme.name;
   for (const OptionSpec& spec : scheme.options) {
     if (spec.required && !spec.choices.empty()) {

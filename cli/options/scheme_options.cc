@@ -99,13 +99,21 @@ OptionValue parse_option(const OptionSpec& spec, const std::string& text) {
 
 SchemeOptions::SchemeOptions(CLI::App& app, const Scheme& scheme) {
   for (const OptionSpec& spec : scheme.options) {
-    const std::string flag = option_flag(spec.name), about = description(spec);
+    const bool is_flag = spec.type == OptionType::kBool;
+    std::string flags;
+    const auto add = [&](const std::string& name) {
+      const std::string flag = option_flag(name);
+      flags += (flags.empty() ? "" : ",") + flag + (is_flag ? ",!--no-" + flag.substr(2) : "");
+    };
+    add(spec.name);
+    for (const std::string& alias : spec.aliases) add(alias);
+    const std::string about = description(spec);
     CLI::Option* option = nullptr;
-    if (spec.type == OptionType::kBool) {
-      option = app.add_flag(flag + ",!--no-" + flag.substr(2), about);
+    if (is_flag) {
+      option = app.add_flag(std::as_const(flags), about);
       option->option_text(" ");
     } else {
-      option = app.add_option(flag, about);
+      option = app.add_option(std::as_const(flags), about);
       option->type_name(join(spec.choices, "|") + type_label(spec.type));
     }
     option->group("Options of " + scheme.name);

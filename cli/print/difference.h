@@ -20,7 +20,7 @@ struct HeadDifference {
 
 // a - b of two stacks [heads, queries, keys] of one shape: 0 where the numbers are the same.
 Step difference(const Step& a, const Step& b);
-// Of each head.
+// Compares each head.
 std::vector<HeadDifference> compare_heads(const Step& a, const Step& b);
 // The stack with `heads` copies of its only head, or as it is. Throws Error where it has others.
 Step with_heads(Step stack, int64_t heads);

@@ -10,10 +10,10 @@ missing.
 """
 
 from relpos._position.classes import Rotary
-from relpos.hf._fuse import fuse, linearize
+from relpos.hf._fuse import fuse, linearize, restore
 from relpos.hf._interface import register
 from relpos.hf._report import LayerReport, Report, report
 
 rope = Rotary.from_config
 
-__all__ = ["LayerReport", "Report", "fuse", "linearize", "register", "report", "rope"]
+__all__ = ["LayerReport", "Report", "fuse", "linearize", "register", "report", "restore", "rope"]

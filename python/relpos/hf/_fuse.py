@@ -9,6 +9,7 @@ from torch import nn
 from relpos.hf import _adapter, _interface, _trial
 
 STATUS = "_relpos_status"  # of an attention module: (fused, text)
+BEFORE = "_relpos_before"  # of a module that fuse has changed: what restore gives back
 
 
 def fuse(model: nn.Module) -> nn.Module:
@@ -40,6 +41,27 @@ def fuse(model: nn.Module) -> nn.Module:
             _fuse_all(part)
             if any(a[1::2] != b[1::2] for a, b in zip(before, _state(part), strict=True)):
                 _keep_if_it_runs(part, before)
+            _remember(before)
+    return model
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undoes relpos.hf.fuse: the model computes as before, to the bit; returns the same model.
+
+    Classes, attributes and attn_implementation are those that each module had when it was fused
+    first. Parameters keep the values that they have now. A model that was never fused stays as it
+    is.
+    """
+    for part in model.modules():
+        if BEFORE not in vars(part):
+            continue
+        kind, attributes, added, runs = vars(part).pop(BEFORE)
+        part.__class__ = kind
+        for name in added:
+            vars(part).pop(name, None)
+        vars(part).update(attributes)
+        if runs is not None:
+            part.config._attn_implementation = runs
     return model
 
 
@@ -95,6 +117,18 @@ def _set_state(state: list[tuple[nn.Module, type, dict[str, Any], str | None]]) 
         vars(part).update(attributes)
         if runs is not None:
             part.config._attn_implementation = runs
+
+
+def _remember(before: list[tuple[nn.Module, type, dict[str, Any], str | None]]) -> None:
+    """Leaves in each module that fuse has changed what it was before."""
+    for part, kind, attributes, runs in before:
+        own = vars(part)
+        added = [name for name in own if name not in attributes]
+        changed = {name: old for name, old in attributes.items() if own.get(name) is not old}
+        now = None if runs is None else part.config._attn_implementation
+        same = type(part) is kind and not added and not changed and now == runs
+        if BEFORE not in own and not same:
+            own[BEFORE] = (kind, changed, added, runs)
 
 
 def _keep_if_it_runs(model: nn.Module, before: list) -> None:
