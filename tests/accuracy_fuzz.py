@@ -19,11 +19,10 @@ from collections import defaultdict
 
 import relpos
 import torch
+from call import Call, laid_out
 from oracle import configs_of, exclusive, oracle_of, registry
 from promise import SENTENCE, missed, promised, ratio
 from unit_promise import Kept, applies, decided, reference
-
-from call import Call, laid_out
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
 PLAIN_EVERY = 8  # plain torch computes one call in so many

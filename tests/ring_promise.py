@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+from call import Call
 from oracle import allowed_pairs, place_of, positions
 from promise import promised, ratio
 from ring_case import HEAD_DIM, SEED, Case
-
-from call import Call
 
 
 class Whole(Call):

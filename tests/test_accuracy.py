@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 from accuracy_fuzz import TARGETS, DrawnCall, Server, serve
+from call import Call, Draw, inputs_of
 from near import within
 from oracle import oracle_of, registry
 from promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from sample import trained
 from unit_promise import Kept, decided, reference
-
-from call import Call, Draw, inputs_of
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000

@@ -7,11 +7,10 @@ from functools import partial
 import pytest
 import relpos
 import torch
+from call import Given
 from oracle import formula, gradients, reads_length
 from promise import Bounded, missed, promised
 from sample import HEAD_DIM, HEADS, NAMES, configurations, position, tensors, trained
-
-from call import Given
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,12 +6,11 @@ import warnings
 import pytest
 import relpos
 import torch
+from call import Given
 from oracle import allowed_pairs, exclusive, formula, gradients, oracle_of, positions
 from promise import missed, promised, work_type
 from sample import HEADS, NAMES, configurations, position, tensors, trained
 from steps import same_bits, step
-
-from call import Given
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
