@@ -51,7 +51,7 @@ TEST(Refusals, OfOptions) {
       {"t5(heads=0)", "t5: heads: expected 1"},
       {"t5(heads=4611686018427387904)", "t5: heads"},
       {"t5(heads=3, buckets=31)", "t5: buckets"},
-      {"t5(heads=3, scale=nan)", "t5: scale"},
+      {"t5(heads=3, scale=nan)", "t5: bias_scale"},
       {"udop(heads=2, unit=1099511627776)", "udop: unit"},
   };
   for (const auto& [text, words] : rows) {
