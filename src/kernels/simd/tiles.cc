@@ -101,37 +101,35 @@ void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t
                     float* o, int64_t ldo);
 
 Kernels kernels(const char* name) {
-  Kernels all{
-      RowKernels{.gemm = gemm,
-                 .scale = scale,
-                 .scale_columns = scale_columns,
-                 .add_row_sums = add_row_sums,
-                 .dot = dot,
-                 .rotate = rotate,
-                 .transpose = transpose,
-                 .finite = finite,
-                 .largest_norm = largest_norm,
-                 .expand = expand,
-                 .exponentials = exponentials},
-      ColumnKernels{.read_columns = read_columns, .add_columns = add_columns},
-      ConversionKernels{.widen_bfloat16 = widen_bfloat16,
-                        .widen_float16 = widen_float16,
-                        .narrow_bfloat16 = narrow_bfloat16,
-                        .narrow_float16 = narrow_float16,
-                        .mask_bits = mask_bits},
-      DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
-      TileKernels{.weigh = weigh,
-                  .weigh_narrow = weigh_narrow,
-                  .weigh_gradients = weigh_gradients,
-                  .add_key_bias_gradients = add_key_bias_gradients,
-                  .forward = forward,
-                  .backward = backward,
-                  .emit = emit,
-                  .dropout = dropout},
-  };
-  all.name = name;
-  all.lanes = kN;
-  return all;
+  return {RowKernels{.gemm = gemm,
+                     .scale = scale,
+                     .scale_columns = scale_columns,
+                     .add_row_sums = add_row_sums,
+                     .dot = dot,
+                     .rotate = rotate,
+                     .transpose = transpose,
+                     .finite = finite,
+                     .largest_norm = largest_norm,
+                     .expand = expand,
+                     .exponentials = exponentials},
+          ColumnKernels{.read_columns = read_columns, .add_columns = add_columns},
+          ConversionKernels{.widen_bfloat16 = widen_bfloat16,
+                            .widen_float16 = widen_float16,
+                            .narrow_bfloat16 = narrow_bfloat16,
+                            .narrow_float16 = narrow_float16,
+                            .mask_bits = mask_bits},
+          DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
+          TileKernels{.weigh = weigh,
+                      .weigh_narrow = weigh_narrow,
+                      .weigh_gradients = weigh_gradients,
+                      .add_key_bias_gradients = add_key_bias_gradients,
+                      .forward = forward,
+                      .backward = backward,
+                      .emit = emit,
+                      .dropout = dropout},
+          name,
+          nullptr,
+          kN};
 }
 
 }  // namespace HWY_NAMESPACE
