@@ -53,6 +53,7 @@ def restore(model: nn.Module) -> nn.Module:
     is.
     """
     for part in model.modules():
+        vars(part).pop(STATUS, None)
         if BEFORE not in vars(part):
             continue
         kind, attributes, added, runs = vars(part).pop(BEFORE)
@@ -123,8 +124,12 @@ def _remember(before: list[tuple[nn.Module, type, dict[str, Any], str | None]]) 
     """Leaves in each module that fuse has changed what it was before."""
     for part, kind, attributes, runs in before:
         own = vars(part)
-        added = [name for name in own if name not in attributes]
-        changed = {name: old for name, old in attributes.items() if own.get(name) is not old}
+        added = [name for name in own if name not in attributes and name != STATUS]
+        changed = {
+            name: old
+            for name, old in attributes.items()
+            if own.get(name) is not old and name != STATUS
+        }
         now = None if runs is None else part.config._attn_implementation
         same = type(part) is kind and not added and not changed and now == runs
         if BEFORE not in own and not same:
