@@ -64,12 +64,9 @@ int run_tool(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return fail(command_name(tool), parse_error_text(tool, error), kBadInput);
   } catch (const Error& error) {
-    const bool cancelled = error.kind() == ErrorKind::kCancelled;
+    if (error.kind() == ErrorKind::kCancelled) return fail(command, "interrupted", kInterrupted);
     const bool memory = error.kind() == ErrorKind::kMemory;
-    return fail(command, cancelled ? "interrupted" : error.what(),
-                cancelled ? kInterrupted
-                : memory  ? kOutOfMemory
-                          : kBadInput);
+    return fail(command, error.what(), memory ? kOutOfMemory : kBadInput);
   } catch (const std::bad_alloc&) {
     return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
   } catch (const std::length_error&) {

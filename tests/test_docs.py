@@ -124,7 +124,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_named_files_exist(page):
-    """Paths in the text: `src/kernels/block.h`, `tests/test_memory.py`, ..."""
+    """Paths in the text: `src/kernels/problem.h`, `tests/test_memory.py`, ..."""
     for path in re.findall(
         r"`((?:src|include|tests|scripts|bench|docs|cli|python)/[\w./]+)`", page.read_text()
     ):

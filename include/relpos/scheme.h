@@ -298,9 +298,6 @@ class Builder {
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
   // One without parameters.
   void fixed_rotation(std::function<Rotation(const PartCall& call)> of_call);
-  // A term that is one source, in these lists of terms.
-  void read(const Source& source, std::vector<TermData> Terms::* of,
-            std::vector<std::vector<double>> TermGradients::* gradients_of);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

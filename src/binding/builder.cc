@@ -18,6 +18,20 @@
 #include "relpos/scheme.h"
 
 namespace relpos {
+namespace {
+
+// A term that is one source.
+void add_numbers(Recipe& recipe, const Source& source, std::vector<TermData> Terms::* list,
+                 std::vector<std::vector<double>> TermGradients::* sums_of) {
+  const SourceReader numbers(source);
+  recipe.add(
+      list, sums_of, [=](const PartCall& call) { return numbers.read(call); },
+      [=](const PartCall& call, const std::vector<double>& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own, sums);
+      });
+}
+
+}  // namespace
 
 Source Builder::declare(ParameterSpec spec) {
   for (const int64_t size : spec.shape) {
@@ -96,29 +110,27 @@ std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
 void Builder::table_bias(const ClassMap& map, const Source& table,
                          const std::optional<Along>& along) {
   const SourceReader numbers(table);
-  recipe_.terms.push_back(
-      {[=, seen = coordinates_of(along)](const PartCall& call, Terms& terms) {
-         const auto [coordinates, axis] = seen(call);
-         terms.biases.push_back({map, numbers.read(call), {}, coordinates, axis});
-       },
-       [=, at = recipe_.counts[&Terms::biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.biases[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::biases, &TermGradients::biases,
+      [=, seen = coordinates_of(along)](const PartCall& call) {
+        const auto [coordinates, axis] = seen(call);
+        return DistanceBias{map, numbers.read(call), {}, coordinates, axis};
+      },
+      [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.table, sums);
+      });
 }
 
 void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
   const std::vector<int64_t>& first = recipe_.specs[perceptron.first_weight.index_].shape;
   const std::vector<int64_t>& second = recipe_.specs[perceptron.second_weight.index_].shape;
   const PerceptronTable table(perceptron, first.at(1), first.at(0), second.at(0), map.classes());
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) {
-         terms.biases.push_back({map, table.table(call), {}});
-       },
-       [=, at = recipe_.counts[&Terms::biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         table.pull_back(call, gradients.biases[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::biases, &TermGradients::biases,
+      [=](const PartCall& call) { return DistanceBias{map, table.table(call), {}}; },
+      [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
+        table.pull_back(call, own.table, sums);
+      });
 }
 
 void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& numbers) {
@@ -128,12 +140,12 @@ void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& n
   }
   const FormulaTable table(scheme(), std::move(formula), heads, numbers);
   recipe_.reads_distances = true;
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table.bias(call)); },
-       [=, at = recipe_.counts[&Terms::biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         table.pull_back(call, gradients.biases[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::biases, &TermGradients::biases,
+      [=](const PartCall& call) { return table.bias(call); },
+      [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
+        table.pull_back(call, own.table, sums);
+      });
 }
 
 DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbers) {
@@ -166,63 +178,61 @@ void Builder::bias(int64_t heads, Network network) {
   require(widths.size() > 1 && widths.back() == heads,
           "a network ends in one number for each head");
   const auto table = std::make_shared<const NetworkTable>(scheme(), std::move(network), widths);
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) { terms.biases.push_back(table->bias(call)); },
-       [=, at = recipe_.counts[&Terms::biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         table->pull_back(call, gradients.biases[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::biases, &TermGradients::biases,
+      [=](const PartCall& call) { return table->bias(call); },
+      [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
+        table->pull_back(call, own.table, sums);
+      });
 }
 
 void Builder::slopes(const std::optional<Source>& past, const std::optional<Source>& future) {
   require(past || future, "slopes: expected one side or both");
   const int64_t heads = size_of(past ? *past : *future);
   const std::array<SourceReader, 2> sides{SourceReader(past), SourceReader(future)};
-  recipe_.terms.push_back(
-      {[=, who = std::string(scheme())](const PartCall& call, Terms& terms) {
-         std::vector<double> slopes;
-         for (const SourceReader& side : sides) {
-           const std::vector<double> own =
-               side.given() ? side.numbers(call) : std::vector<double>(static_cast<size_t>(heads));
-           for (size_t h = 0; h < own.size(); ++h) {
-             check_value(std::isfinite(own[h]), who, ": slopes: expected finite numbers, got ",
-                         own[h], " for head ", h);
-           }
-           slopes.insert(slopes.end(), own.begin(), own.end());
-         }
-         DistanceBias bias;
-         bias.slopes = TermData::computed(std::move(slopes), {2, heads},
-                                          sides[0].wanted(call) || sides[1].wanted(call));
-         terms.biases.push_back(std::move(bias));
-       },
-       [=, at = recipe_.counts[&Terms::biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         const std::vector<double>& both = gradients.biases[at].slopes;
-         for (int64_t side = 0; side < 2; ++side) {
-           const SourceReader& slopes = sides[static_cast<size_t>(side)];
-           if (!slopes.wanted(call)) continue;
-           slopes.add_gradient_of_numbers(
-               call, {both.begin() + side * heads, both.begin() + (side + 1) * heads}, sums);
-         }
-       }});
+  recipe_.add(
+      &Terms::biases, &TermGradients::biases,
+      [=, who = std::string(scheme())](const PartCall& call) {
+        std::vector<double> slopes;
+        for (const SourceReader& side : sides) {
+          const std::vector<double> own =
+              side.given() ? side.numbers(call) : std::vector<double>(static_cast<size_t>(heads));
+          for (size_t h = 0; h < own.size(); ++h) {
+            check_value(std::isfinite(own[h]), who, ": slopes: expected finite numbers, got ",
+                        own[h], " for head ", h);
+          }
+          slopes.insert(slopes.end(), own.begin(), own.end());
+        }
+        DistanceBias bias;
+        bias.slopes = TermData::computed(std::move(slopes), {2, heads},
+                                         sides[0].wanted(call) || sides[1].wanted(call));
+        return bias;
+      },
+      [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
+        const std::vector<double>& both = own.slopes;
+        for (int64_t side = 0; side < 2; ++side) {
+          const SourceReader& slopes = sides[static_cast<size_t>(side)];
+          if (!slopes.wanted(call)) continue;
+          slopes.add_gradient_of_numbers(
+              call, {both.begin() + side * heads, both.begin() + (side + 1) * heads}, sums);
+        }
+      });
 }
 
 void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& options) {
   const SourceReader numbers(table), factor(options.factor), added(options.added);
-  recipe_.terms.push_back(
-      {[=, scale = options.scale, seen = coordinates_of(options.along)](const PartCall& call,
-                                                                        Terms& terms) {
-         const auto [coordinates, axis] = seen(call);
-         terms.row_tables.push_back({map, numbers.read(call), factor.read(call), added.read(call),
-                                     scale, coordinates, axis});
-       },
-       [=, at = recipe_.counts[&Terms::row_tables]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         const TermGradients::Rows& own = gradients.row_tables[at];
-         numbers.add_gradient(call, own.table, sums);
-         factor.add_gradient(call, own.factor, sums);
-         added.add_gradient(call, own.added, sums);
-       }});
+  recipe_.add(
+      &Terms::row_tables, &TermGradients::row_tables,
+      [=, scale = options.scale, seen = coordinates_of(options.along)](const PartCall& call) {
+        const auto [coordinates, axis] = seen(call);
+        return RowTable{
+            map, numbers.read(call), factor.read(call), added.read(call), scale, coordinates, axis};
+      },
+      [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.table, sums);
+        factor.add_gradient(call, own.factor, sums);
+        added.add_gradient(call, own.added, sums);
+      });
 }
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
@@ -255,80 +265,66 @@ void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf
                       features(sizes.length)};
   };
   recipe_.reads_distances = true;
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) {
-         const Projection of = projection(call.sizes);
-         RowTable rows;
-         rows.map = ClassMap::clamp(of.first, of.first + of.span - 1);
-         rows.table = of.table(numbers.numbers(call));
-         rows.table.wants_gradient = numbers.wanted(call);
-         rows.added = added.read(call);
-         terms.row_tables.push_back(std::move(rows));
-       },
-       [=, at = recipe_.counts[&Terms::row_tables]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         const TermGradients::Rows& own = gradients.row_tables[at];
-         if (numbers.wanted(call)) {
-           numbers.add_gradient_of_numbers(call, projection(call.sizes).weight_gradient(own.table),
-                                           sums);
-         }
-         added.add_gradient(call, own.added, sums);
-       }});
+  recipe_.add(
+      &Terms::row_tables, &TermGradients::row_tables,
+      [=](const PartCall& call) {
+        const Projection of = projection(call.sizes);
+        RowTable rows;
+        rows.map = ClassMap::clamp(of.first, of.first + of.span - 1);
+        rows.table = of.table(numbers.numbers(call));
+        rows.table.wants_gradient = numbers.wanted(call);
+        rows.added = added.read(call);
+        return rows;
+      },
+      [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {
+        if (numbers.wanted(call)) {
+          numbers.add_gradient_of_numbers(call, projection(call.sizes).weight_gradient(own.table),
+                                          sums);
+        }
+        added.add_gradient(call, own.added, sums);
+      });
 }
 
 void Builder::columns(const ClassMap& map, const Source& table, const ColumnOptions& options) {
   const SourceReader numbers(table), factor(options.factor);
-  recipe_.terms.push_back(
-      {[=, scale = options.scale](const PartCall& call, Terms& terms) {
-         terms.column_tables.push_back({map, numbers.read(call), factor.read(call), scale});
-       },
-       [=, at = recipe_.counts[&Terms::column_tables]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.column_tables[at].table, sums);
-         factor.add_gradient(call, gradients.column_tables[at].factor, sums);
-       }});
-}
-
-void Builder::read(const Source& source, std::vector<TermData> Terms::* of,
-                   std::vector<std::vector<double>> TermGradients::* gradients_of) {
-  const SourceReader numbers(source);
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) { (terms.*of).push_back(numbers.read(call)); },
-       [=, at = recipe_.counts[of]++](const PartCall& call, const TermGradients& gradients,
-                                      ParameterSums& sums) {
-         numbers.add_gradient(call, (gradients.*gradients_of)[at], sums);
-       }});
+  recipe_.add(
+      &Terms::column_tables, &TermGradients::column_tables,
+      [=, scale = options.scale](const PartCall& call) {
+        return ColumnTable{map, numbers.read(call), factor.read(call), scale};
+      },
+      [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.table, sums);
+        factor.add_gradient(call, own.factor, sums);
+      });
 }
 
 void Builder::query_added(const Source& added) {
-  read(added, &Terms::query_added, &TermGradients::query_added);
+  add_numbers(recipe_, added, &Terms::query_added, &TermGradients::query_added);
 }
 
-void Builder::sink(const Source& scores) { read(scores, &Terms::sinks, &TermGradients::sinks); }
+void Builder::sink(const Source& scores) {
+  add_numbers(recipe_, scores, &Terms::sinks, &TermGradients::sinks);
+}
 
 void Builder::values(const ClassMap& map, const Source& table) {
   const SourceReader numbers(table);
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) {
-         terms.value_tables.push_back({map, numbers.read(call)});
-       },
-       [=, at = recipe_.counts[&Terms::value_tables]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.value_tables[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::value_tables, &TermGradients::value_tables,
+      [=](const PartCall& call) { return ValueTable{map, numbers.read(call)}; },
+      [=](const PartCall& call, const TermGradients::Values& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.table, sums);
+      });
 }
 
 void Builder::key_bias(const Source& values, bool up_to_query) {
   if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
   const SourceReader numbers(values);
-  recipe_.terms.push_back(
-      {[=](const PartCall& call, Terms& terms) {
-         terms.key_biases.push_back({numbers.read(call), up_to_query});
-       },
-       [=, at = recipe_.counts[&Terms::key_biases]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.key_biases[at].table, sums);
-       }});
+  recipe_.add(
+      &Terms::key_biases, &TermGradients::key_biases,
+      [=](const PartCall& call) { return KeyBias{numbers.read(call), up_to_query}; },
+      [=](const PartCall& call, const TermGradients::Values& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.table, sums);
+      });
 }
 
 void Builder::place(std::function<int64_t(int64_t)> place) { recipe_.place = std::move(place); }

@@ -61,18 +61,18 @@ void Builder::rotation(Rotation rotation, const Source& of_queries, const Source
 void Builder::rotation(Rotation rotation, const Source& head_frequency,
                        const CoordinateOf& coordinate) {
   const SourceReader numbers(head_frequency);
-  recipe_.terms.push_back(
-      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
-         terms.rotations.push_back(turn);
-         Rotation& own = terms.rotations.back();
-         own.head_frequency = numbers.read(call);
-         own.coordinates = std::make_shared<const Coordinates>(
-             coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
-       },
-       [=, at = recipe_.counts[&Terms::rotations]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         numbers.add_gradient(call, gradients.rotations[at].head_frequency, sums);
-       }});
+  recipe_.add(
+      &Terms::rotations, &TermGradients::rotations,
+      [=, turn = std::move(rotation)](const PartCall& call) {
+        Rotation own = turn;
+        own.head_frequency = numbers.read(call);
+        own.coordinates = std::make_shared<const Coordinates>(
+            coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
+        return own;
+      },
+      [=](const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums) {
+        numbers.add_gradient(call, own.head_frequency, sums);
+      });
 }
 
 void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_sin,
@@ -82,28 +82,29 @@ void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_s
     source.axes_.insert(source.axes_.begin() + 1, -1);  // of heads
     readers.emplace_back(source);
   }
-  recipe_.terms.push_back(
-      {[=, turn = std::move(rotation)](const PartCall& call, Terms& terms) {
-         terms.rotations.push_back(turn);
-         Rotation::Tables& tables = terms.rotations.back().tables;
-         size_t n = 0;
-         for (TermData* data : {&tables.q_cos, &tables.q_sin, &tables.k_cos, &tables.k_sin}) {
-           *data = readers[n++].read(call);
-           data->view.shape[1] = table_heads(call.sizes);
-           data->view.strides[1] = 0;
-         }
-       },
-       [=, first = q_cos.index_, at = recipe_.counts[&Terms::rotations]++](
-           const PartCall& call, const TermGradients& gradients, ParameterSums& sums) {
-         const TermGradients::Turns& own = gradients.rotations[at];
-         size_t n = 0;
-         for (const auto* gradient : {&own.q_cos, &own.q_sin, &own.k_cos, &own.k_sin}) {
-           readers[n++].add_gradient(
-               call,
-               sum_of_heads(*gradient, call.parameters[first].shape[0], table_heads(call.sizes)),
-               sums);
-         }
-       }});
+  recipe_.add(
+      &Terms::rotations, &TermGradients::rotations,
+      [=, turn = std::move(rotation)](const PartCall& call) {
+        Rotation made = turn;
+        Rotation::Tables& tables = made.tables;
+        size_t n = 0;
+        for (TermData* data : {&tables.q_cos, &tables.q_sin, &tables.k_cos, &tables.k_sin}) {
+          *data = readers[n++].read(call);
+          data->view.shape[1] = table_heads(call.sizes);
+          data->view.strides[1] = 0;
+        }
+        return made;
+      },
+      [=, first = q_cos.index_](const PartCall& call, const TermGradients::Turns& own,
+                                ParameterSums& sums) {
+        size_t n = 0;
+        for (const auto* gradient : {&own.q_cos, &own.q_sin, &own.k_cos, &own.k_sin}) {
+          readers[n++].add_gradient(
+              call,
+              sum_of_heads(*gradient, call.parameters[first].shape[0], table_heads(call.sizes)),
+              sums);
+        }
+      });
 }
 
 void Builder::rotation(std::function<Rotation(int64_t)> of_length,
@@ -116,10 +117,8 @@ void Builder::rotation(std::function<Rotation(int64_t)> of_length,
 }
 
 void Builder::fixed_rotation(std::function<Rotation(const PartCall&)> of_call) {
-  ++recipe_.counts[&Terms::rotations];
-  recipe_.terms.push_back({[of_call = std::move(of_call)](const PartCall& call, Terms& terms) {
-    terms.rotations.push_back(of_call(call));
-  }});
+  recipe_.add(&Terms::rotations, &TermGradients::rotations, std::move(of_call),
+              [](const PartCall&, const TermGradients::Turns&, ParameterSums&) {});
 }
 
 }  // namespace relpos

@@ -95,9 +95,7 @@ Terms Recipe::bind(const PartCall& call) const {
 
 void Recipe::pull_back(const PartCall& call, const TermGradients& gradients,
                        ParameterSums& sums) const {
-  for (const RecipeTerm& term : terms) {
-    if (term.pull_back) term.pull_back(call, gradients, sums);
-  }
+  for (const RecipeTerm& term : terms) term.pull_back(call, gradients, sums);
 }
 
 }  // namespace relpos

@@ -42,7 +42,7 @@ using ParameterSums = std::vector<std::vector<double>>;
 struct RecipeTerm {
   std::function<void(const PartCall& call, Terms& terms)> bind;
   std::function<void(const PartCall& call, const TermGradients& gradients, ParameterSums& sums)>
-      pull_back{};  // empty: nothing to train
+      pull_back;
 };
 
 class Recipe {
@@ -66,6 +66,17 @@ class Recipe {
   std::function<int64_t(int64_t)> place;      // empty: a token stands at its number
   std::function<int64_t(int64_t)> place_key;  // empty: where a query of the same number stands
 
+  // Adds a term of the kind of these lists: make(call) returns it, and pull_back(call, own, sums) gives
+  // parameters what its own gradients are.
+  template <typename Term, typename Own, typename Make, typename PullBack>
+  void add(std::vector<Term> Terms::* list, std::vector<Own> TermGradients::* sums_of, Make make,
+           PullBack pull_back) {
+    terms.push_back({[=](const PartCall& call, Terms& to) { (to.*list).push_back(make(call)); },
+                     [=, at = counts[list]++](const PartCall& call, const TermGradients& gradients,
+                                              ParameterSums& sums) {
+                       pull_back(call, (gradients.*sums_of)[at], sums);
+                     }});
+  }
   // Throws Error where the call's sizes are not those of the options.
   Terms bind(const PartCall& call) const;
   void pull_back(const PartCall& call, const TermGradients& gradients, ParameterSums& sums) const;

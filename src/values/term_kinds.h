@@ -12,7 +12,7 @@ namespace relpos {
 
 // Calls f(name, list in Terms, list in TermGradients) for each kind.
 template <typename F>
-void for_each_kind(F&& f) {
+constexpr void for_each_kind(F&& f) {
   f("rotation", &Terms::rotations, &TermGradients::rotations);
   f("distance bias", &Terms::biases, &TermGradients::biases);
   f("row table", &Terms::row_tables, &TermGradients::row_tables);
@@ -23,7 +23,13 @@ void for_each_kind(F&& f) {
   f("sink", &Terms::sinks, &TermGradients::sinks);
 }
 
-// How many terms there are of each kind; only the sizes of its lists count.
+inline constexpr size_t kTermKinds = [] {
+  size_t kinds = 0;
+  for_each_kind([&](const char*, auto, auto) { ++kinds; });
+  return kinds;
+}();
+
+// How many terms there are of each kind.
 class TermCounts {
  public:
   template <typename T>
@@ -43,7 +49,7 @@ class TermCounts {
   }
 
  private:
-  size_t counts_[8] = {};
+  size_t counts_[kTermKinds] = {};
 };
 
 // Where the heads of a term's numbers stand.

@@ -9,6 +9,8 @@ from torch import nn
 from relpos.hf import _adapter, _interface, _trial
 
 STATUS = "_relpos_status"  # of an attention module: (fused, text)
+# Of each module: it, its class, its attributes, the attention implementation of its config.
+State = list[tuple[nn.Module, type, dict[str, Any], str | None]]
 BEFORE = "_relpos_before"  # of a module that fuse has changed: what restore gives back
 
 
@@ -101,7 +103,7 @@ def _fuse_all(model: nn.Module) -> None:
                 part.config._attn_implementation = _interface.NAME
 
 
-def _state(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any], str | None]]:
+def _state(model: nn.Module) -> State:
     """Of each module, what fuse may change."""
     configs = (getattr(part, "config", None) for part in model.modules())
     runs = (getattr(config, "_attn_implementation", None) for config in configs)
@@ -111,7 +113,7 @@ def _state(model: nn.Module) -> list[tuple[nn.Module, type, dict[str, Any], str 
     ]
 
 
-def _set_state(state: list[tuple[nn.Module, type, dict[str, Any], str | None]]) -> None:
+def _set_state(state: State) -> None:
     for part, kind, attributes, runs in state:
         part.__class__ = kind
         vars(part).clear()
@@ -120,7 +122,7 @@ def _set_state(state: list[tuple[nn.Module, type, dict[str, Any], str | None]]) 
             part.config._attn_implementation = runs
 
 
-def _remember(before: list[tuple[nn.Module, type, dict[str, Any], str | None]]) -> None:
+def _remember(before: State) -> None:
     """Leaves in each module that fuse has changed what it was before."""
     for part, kind, attributes, runs in before:
         own = vars(part)
@@ -136,7 +138,7 @@ def _remember(before: list[tuple[nn.Module, type, dict[str, Any], str | None]]) 
             own[BEFORE] = (kind, changed, added, runs)
 
 
-def _keep_if_it_runs(model: nn.Module, before: list) -> None:
+def _keep_if_it_runs(model: nn.Module, before: State) -> None:
     """Undoes everything where the model raises now and did not raise before: some part of it
     outside of its attention modules computes with a mask or a bias itself."""
     now = _trial.runs(model)

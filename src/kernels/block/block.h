@@ -37,7 +37,7 @@ struct Block {
   const std::byte* mask_row[kRows];
   int64_t mask_step = 0;
   bool mask_in_place = false;
-  int64_t shift[kRows];       // of distances at which slopes are read (shift.h)
+  int64_t shift[kRows];       // of distances at which slopes are read (row_shift.h)
   double score_shift[kRows];  // what all scores of the row are less by, natural units
   bool shifted = false;       // a row's `shift` is not 0
 

@@ -80,7 +80,7 @@ struct ConversionKernels {
 
 // Rows of keys and values that are read in place.
 struct DecodeKernels {
-  // Rows read in place: s[rows, kTile] = <q[row], k[c]>, where columns past the last key hold its
+  // s[rows, kTile] = <q[row], k[c]>, where columns past the last key hold its
   // product or 0, and o[row] += sum over the listed keys of p[row, key] v[key].
   void (*row_scores)(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
   void (*add_row_values)(const TensorRows& v, int rows, const float* p, const uint8_t* keys,
@@ -122,7 +122,7 @@ struct Kernels : RowKernels, ColumnKernels, ConversionKernels, DecodeKernels, Ti
   const char* name;
   const MatrixUnit* unit = nullptr;  // multiplies queries, keys and values; null: float32 products
   int64_t lanes;                     // floats of a vector
-  // Columns that those two take at a time.
+  // Columns that row_scores and add_row_values take at a time.
   int64_t step(DType dtype) const noexcept { return dtype == DType::kBFloat16 ? 2 * lanes : lanes; }
 };
 
@@ -132,4 +132,5 @@ Kernels with_unit(Kernels kernels, const MatrixUnit& unit);
 // Every target that this build holds, best first, and those of them that this machine runs.
 std::vector<Kernels> compiled_kernels();
 std::vector<Kernels> usable_kernels();
+
 }  // namespace relpos

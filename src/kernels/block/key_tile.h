@@ -5,7 +5,7 @@
 
 namespace relpos {
 
-// The keys and values of a tile in bfloat16, as pairs (bfloat16/unit.h); sizes rounded up to
+// The keys and values of a tile in bfloat16, as pairs (matrix_unit.h); sizes rounded up to
 // kUnitDepth, zeros beyond the last of each.
 struct PairTile {
   const uint16_t* kt = nullptr;  // [D, kTile] rotated keys

@@ -1,6 +1,6 @@
 // What the forward pass leaves of a row's softmax for the backward pass:
 //
-//   weight = exp2(score - reference) / sum,   score in log2 units, less the row's shift (shift.h)
+//   weight = exp2(score - reference) / sum,   score in log2 units, less the row's shift (row_shift.h)
 //
 // The reference is an integer, the sum lies in [1, 2). Together they hold what one float32 log-sum-exp
 // cannot: its rounding, eps |lse|, would be an error of every weight.

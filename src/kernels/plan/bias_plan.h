@@ -19,7 +19,7 @@ class Plan;
 // The table of a distance bias, or its slopes: a term that has both has two of these.
 struct BiasPlan {
   int64_t term = 0;     // of Terms::biases
-  bool sloped = false;  // read at a distance less the shift of its row (shift.h)
+  bool sloped = false;  // read at a distance less the shift of its row (row_shift.h)
   Window window;        // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions

@@ -1,4 +1,4 @@
-// What rows of scores are made less by: src/kernels/shift.h.
+// What rows of scores are made less by: src/kernels/plan/row_shift.h.
 #include "kernels/plan/row_shift.h"
 
 #include <gtest/gtest.h>
