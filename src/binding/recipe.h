@@ -69,8 +69,8 @@ class Recipe {
   // Adds a term of the kind of these lists: make(call) returns it, and pull_back(call, own, sums) gives
   // parameters what its own gradients are.
   template <typename Term, typename Own, typename Make, typename PullBack>
-  void add(std::vector<Term> Terms::* list, std::vector<Own> TermGradients::* sums_of, Make make,
-           PullBack pull_back) {
+  void add(std::vector<Term> Terms::* list, std::vector<Own> TermGradients::* sums_of,
+           const Make& make, const PullBack& pull_back) {
     terms.push_back({[=](const PartCall& call, Terms& to) { (to.*list).push_back(make(call)); },
                      [=, at = counts[list]++](const PartCall& call, const TermGradients& gradients,
                                               ParameterSums& sums) {
