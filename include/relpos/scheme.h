@@ -297,7 +297,7 @@ class Builder {
   using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
   // One without parameters.
-  void fixed_rotation(std::function<Rotation(const PartCall& call)> of_call);
+  void fixed_rotation(const std::function<Rotation(const PartCall& call)>& of_call);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

@@ -116,8 +116,8 @@ void Builder::rotation(std::function<Rotation(int64_t)> of_length,
   });
 }
 
-void Builder::fixed_rotation(std::function<Rotation(const PartCall&)> of_call) {
-  recipe_.add(&Terms::rotations, &TermGradients::rotations, std::move(of_call),
+void Builder::fixed_rotation(const std::function<Rotation(const PartCall&)>& of_call) {
+  recipe_.add(&Terms::rotations, &TermGradients::rotations, of_call,
               [](const PartCall&, const TermGradients::Turns&, ParameterSums&) {});
 }
 
