@@ -19,7 +19,7 @@ namespace {
 
 // Blocks that compute at one time where terms are summed: of all key heads, and at most of one.
 constexpr int64_t kFewTasks = 16, kFewOfHead = 4, kManyTasks = 64, kManyOfHead = 16;
-// Sums of the pairs of a wave are held together: of so many where they take no more than kWaveBytes, and
+// ChunkSums of the pairs of a wave are held together: of so many where they take no more than kWaveBytes, and
 // of more where they take no more than kShortBytes, each with the objects that hold it.
 constexpr int64_t kWavePairs = 16, kWaveBytes = int64_t{32} << 20;
 constexpr int64_t kShortBytes = int64_t{4} << 20, kObjectBytes = 1024;
@@ -34,7 +34,7 @@ int64_t chunk_count(const Plan& plan) {
   const auto of = [&](int64_t tasks, int64_t most) {
     return std::min(most, (tasks + p.kv_heads - 1) / std::max<int64_t>(1, p.kv_heads));
   };
-  const int64_t affordable = key_sum_bytes(plan) / std::max<int64_t>(1, Sums::bytes(plan));
+  const int64_t affordable = key_sum_bytes(plan) / std::max<int64_t>(1, ChunkSums::bytes(plan));
   const int64_t wanted =
       std::clamp(affordable, of(kFewTasks, kFewOfHead), of(kManyTasks, kManyOfHead));
   return std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, blocks_of_pair(p)));
@@ -60,8 +60,8 @@ int64_t wave_of(const Plan& plan, const Schedule& how, bool sums) {
   const int64_t pairs = std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads);
   if (how.one_pair) return 1;
   if (how.writes_keys && !sums) return pairs;
-  const int64_t bytes =
-      chunk_count(plan) * Sums::bytes(plan) + (how.writes_keys ? int64_t{0} : key_sum_bytes(plan));
+  const int64_t bytes = chunk_count(plan) * ChunkSums::bytes(plan) +
+                        (how.writes_keys ? int64_t{0} : key_sum_bytes(plan));
   const int64_t few = std::min(kWavePairs, kWaveBytes / std::max<int64_t>(1, bytes));
   const int64_t affordable = std::max(few, kShortBytes / std::max(kObjectBytes, bytes));
   return std::min(std::max<int64_t>(affordable, how.threads), pairs);
@@ -70,7 +70,7 @@ int64_t wave_of(const Plan& plan, const Schedule& how, bool sums) {
 // Scratch of the pass.
 struct Backward {
   int64_t chunks;
-  std::vector<Sums> sums;  // [wave, chunks]; one where there are none to hold
+  std::vector<ChunkSums> sums;  // [wave, chunks]; one where there are none to hold
   bool sums_terms;
   int64_t wave;
   std::vector<KeySums> keys;  // of the slots where these write_keys, else [wave]
@@ -97,14 +97,14 @@ struct Backward {
     for (int worker = 0; worker < how.threads; ++worker) blocks.emplace_back(plan, memory);
   }
   // The sums of a chunk of the n-th pair of a wave.
-  Sums& sums_of(int64_t n, int64_t chunk) {
+  ChunkSums& sums_of(int64_t n, int64_t chunk) {
     return sums.size() == 1 ? sums.front() : sums[n * chunks + chunk];
   }
 
  private:
-  static std::vector<Sums> first_sums(const Plan& plan, const TermGradients& wants,
-                                      Workspace& memory) {
-    std::vector<Sums> first;
+  static std::vector<ChunkSums> first_sums(const Plan& plan, const TermGradients& wants,
+                                           Workspace& memory) {
+    std::vector<ChunkSums> first;
     first.emplace_back(plan, wants, memory);
     return first;
   }
@@ -189,7 +189,7 @@ class TiledBackward {
     first_ = first;
     if (p_.queries == 0) {  // else a pair's start does, and a chunk's first block
       for (KeySums& keys : scratch_.keys) keys.clear();
-      for (Sums& sums : scratch_.sums) sums.clear();
+      for (ChunkSums& sums : scratch_.sums) sums.clear();
     }
     for_each_packed_block(
         p_, first, count, 1, how_.threads, stopper_,
@@ -215,7 +215,7 @@ class TiledBackward {
 
   void run_block(const PackedBlock& at, int worker) {
     KeySums& keys = keys_of(at.slot, at.pair);
-    Sums& sums = scratch_.sums_of(at.pair - first_, at.number % scratch_.chunks);
+    ChunkSums& sums = scratch_.sums_of(at.pair - first_, at.number % scratch_.chunks);
     BlockSums own{at.head % p_.group(), sums, keys,
                   BlockTurn(keys.order, at.number, stopper_, worker)};
     const int64_t before = at.number - scratch_.chunks;
@@ -238,9 +238,10 @@ class TiledBackward {
     x.start(own, from_, gradients_);
     const auto [begin, end] = x.tile_range();
     own.turn.leave_before(begin);
-    scratch_.cache.read(
-        at.slot, at.pair, begin, end, stopper_, worker,
-        [&](const KeyTile* tiles, int64_t t, int64_t some) { x.backward(tiles, t, some, own); });
+    scratch_.cache.read(at.slot, at.pair, begin, end, stopper_, worker,
+                        [&](const KeyTile* tiles, int64_t t, int64_t some) {
+                          x.backward(tiles, t, some, own, *gradients_.terms);
+                        });
     x.finish(own, gradients_);
   }
 

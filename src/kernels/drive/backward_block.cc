@@ -5,21 +5,17 @@
 
 #include "kernels/block/load_rows.h"
 #include "kernels/block/softmax_state.h"
-#include "kernels/terms/sinks.h"
 
 namespace relpos {
 
 BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
     : QueryBlock(plan, memory),
-      biases_(plan, memory),
-      values_(plan, memory),
       dout_(memory.take<float>(kRows * plan.Dvp)),
       out_(memory.take<float>(plan.Dvp)),
       dq_(memory.take<float>(kRows * plan.Dp)),
       p_(memory.take<float>(kRows * kTile)),
       ds_(memory.take<float>(kRows * kTile)),
       narrow_dout_(plan, plan.Dv, plan.pairs.Dvq(), memory),
-      unturned_(memory.take<float>(plan.query_added.size() > 0 ? plan.Dp : 0)),
       tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
   state.dout = dout_.get();
   state.dq = dq_.get();
@@ -32,7 +28,8 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
 void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGradients& gradients) {
   load();
   const int64_t end = padded_rows();
-  load_states(sums, from, gradients);
+  const BlockGradients rows = rows_of(sums, *gradients.terms);
+  load_states(sums, from, rows);
   std::fill(dout_.get() + block.rows * plan_.Dvp, dout_.get() + end * plan_.Dvp, 0.0f);
   std::fill(state.reference + block.rows, state.reference + end, -HUGE_VALF);
   std::fill(state.inverse + block.rows, state.inverse + end, 0.0f);
@@ -46,16 +43,15 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGra
   const KeySums& keys = sums.keys;
   state.dk = keys.dk;
   state.dv = keys.dv;
-  state.key_bias =
-      keys.key_bias == nullptr ? nullptr : keys.key_bias + sums.g * plan_.tiles * kTile;
   state.sums = &sums;
   state.take_turn = [](void* own, int64_t t) { return static_cast<BlockSums*>(own)->take(t); };
   state.mask_gradient = gradients.mask;
   state.mask_index = &gradients.mask_index;
   state.mask_rows = gradients.mask_rows.given() ? &gradients.mask_rows : nullptr;
-  biases_.attach(block, sums.terms);
-  values_.attach(block, dout_.get());
-  values_.clear(block);
+  terms_.for_each([&]<typename Kind>(Kind& kind) {
+    kind.start(rows, sums.terms.of<Kind>(), keys.of<Kind>());
+    kind.clear(block);
+  });
   state.bounded = from.softmax.rank == 3;  // a caller's lse
   sums_rows_ = state.bounded && block.shifted;
   if (sums_rows_) std::fill_n(row_sums_, kRows, 0.0);
@@ -70,7 +66,7 @@ void BackwardBlock::sum_rows() {
 
 // dout and delta; both divided by the sum of the row's weights, or the inverse of that (block.h).
 void BackwardBlock::load_states(const BlockSums& sums, const Outputs& from,
-                                const ProblemGradients& gradients) {
+                                const BlockGradients& to) {
   const int64_t Dvp = plan_.Dvp;
   const float* rows = plan_.Dv == Dvp
                           ? row_in_place(from.dout, block.batch, block.head[0], block.index[0])
@@ -83,7 +79,7 @@ void BackwardBlock::load_states(const BlockSums& sums, const Outputs& from,
   }
   if (!in_place) rows = dout_.get();
   for (int row = 0; row < block.rows; ++row) {
-    load_state(row, rows + row * stride, sums, from, gradients);
+    load_state(row, rows + row * stride, sums, from, to);
   }
   constexpr float kOne = 1.0f;
   const bool divides = plan_.unit == nullptr;
@@ -92,7 +88,7 @@ void BackwardBlock::load_states(const BlockSums& sums, const Outputs& from,
 }
 
 void BackwardBlock::load_state(int row, const float* dout, const BlockSums& sums,
-                               const Outputs& from, const ProblemGradients& gradients) {
+                               const Outputs& from, const BlockGradients& rows) {
   const int64_t h = block.head[row], i = block.index[row], b = block.batch;
   const float* out = plan_.Dv == plan_.Dvp ? row_in_place(from.out, b, h, i) : nullptr;
   if (out == nullptr) {
@@ -106,13 +102,16 @@ void BackwardBlock::load_state(int row, const float* dout, const BlockSums& sums
   state.inverse[row] = inverse;
   state.delta[row] = static_cast<float>(plan_.unit == nullptr ? delta / softmax.sum : delta);
   state.reference[row] = static_cast<float>(softmax.reference);
-  row_sums_[row] = dlse - add_sink_gradients(plan_.p, b, h, i, sums.g, block.score_shift[row],
-                                             softmax, delta, sums.terms, *gradients.terms);
+  row_sums_[row] = dlse - Sinks::send(plan_.p, rows, row, softmax, delta, sums.terms.of<Sinks>());
 }
 
-void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums) {
+void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums,
+                             TermGradients& to) {
   const bool decays = plan_.rotations.decays();
-  row_tables_.before(block, t, count, sums.g, &sums.terms);
+  const BlockGradients rows = rows_of(sums, to);
+  terms_.for_each(
+      [&]<typename Kind>(Kind& kind) { kind.leave(rows, t, count, sums.terms.of<Kind>()); });
+  bring_terms(t, count);
   over_tiles(tiles, t, count, state.rows_finite ? state.reference : nullptr,
              [&](const KeyTile* some, int64_t first, int64_t n) {
                if (decays) {
@@ -123,10 +122,10 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, Blo
                  const KeyTile* next = tile + 1 < n ? some + tile + 1 : nullptr;
                  plan_.kernels.backward(block, state, some[tile], first + tile, next);
                  if (sums_rows_) sum_rows();
-                 if (!plan_.columns.empty() && sums.take(first + tile)) {
-                   columns_.after(block, state.ds, some[tile], first + tile, sums.g, sums.terms,
-                                  sums.keys);
-                 }
+                 terms_.for_each([&]<typename Kind>(Kind& kind) {
+                   kind.after_tile(rows, some[tile], first + tile, sums.terms.of<Kind>(),
+                                   sums.keys.of<Kind>());
+                 });
                  sums.turn.leave_before(first + tile + 1);
                }
                if (!decays) return;
@@ -136,50 +135,21 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, Blo
 }
 
 void BackwardBlock::finish(const BlockSums& sums, const ProblemGradients& gradients) {
-  biases_.finish(block, state, sums.g, sums.terms, row_sums_);
-  values_.finish(block, dout_.get(), sums.g, sums.terms);
-  finish_queries(sums.g, sums.terms, gradients);
-}
-
-// Before dq of the row is turned back.
-void BackwardBlock::add_turn_gradients(int row, int64_t kv_head, const Sums& sums,
-                                       TermGradients& to) {
-  const float* query = raw_.get() + row * plan_.Dp;
-  if (plan_.query_added.size() > 0) {
-    const float* added = plan_.query_added.get() + block.head[row] * plan_.Dp;
-    for (int64_t d = 0; d < plan_.D; ++d) unturned_[d] = query[d] + added[d];
-    query = unturned_.get();
-  }
-  for (size_t n = 0; n < sums.turns.size(); ++n) {
-    const float* dq = dq_.get() + row * plan_.Dp;
-    const int64_t i = block.index[row];
-    plan_.rotations.add_table_gradients(n, true, block.batch, kv_head, i, query, dq,
-                                        to.rotations[n]);
-    if (sums.turns[n] == nullptr) continue;
-    plan_.rotations.add_gradients(n, true, block.batch, kv_head, i, query, dq, sums.turns[n]);
-  }
-}
-
-void BackwardBlock::finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients) {
   const int64_t D = plan_.D, Dp = plan_.Dp;
   const auto scale = static_cast<float>(plan_.p.scale);
-  if (plan_.rotations.none() && plan_.row_tables.empty() && sums.query_added == nullptr) {
-    if (!gradients.query.given()) return;
+  bool reads_dq = false;
+  terms_.for_each([&]<typename Kind>(Kind& kind) {
+    reads_dq = reads_dq || kind.reads_dq(sums.terms.of<Kind>());
+  });
+  if (reads_dq) plan_.kernels.scale(block.rows, Dp, dq_.get(), Dp, &scale, 0, dq_.get(), Dp);
+  const BlockGradients rows = rows_of(sums, *gradients.terms);
+  terms_.for_each([&]<typename Kind>(Kind& kind) { kind.finish(rows, sums.terms.of<Kind>()); });
+  if (!gradients.query.given()) return;
+  if (!reads_dq) {
     return store_scaled(plan_.kernels, gradients.query, block.batch, block.head[0], block.index[0],
                         block.rows, D, dq_.get(), Dp, &scale, 0);
   }
-  plan_.kernels.scale(block.rows, Dp, dq_.get(), Dp, &scale, 0, dq_.get(), Dp);
   for (int row = 0; row < block.rows; ++row) {
-    float* dq = dq_.get() + row * Dp;
-    const int64_t kv_head = block.head[row] / plan_.p.group();
-    if (plan_.rotations.trains()) add_turn_gradients(row, kv_head, sums, *gradients.terms);
-    plan_.rotations.undo(true, block.batch, kv_head, block.index[row], dq);
-    for (int64_t d = 0; sums.query_added != nullptr && d < D; ++d) {
-      sums.query_added[g * D + d] += static_cast<double>(dq[d]);
-    }
-  }
-  row_tables_.finish(block, g, sums, dq_.get(), *gradients.terms);
-  for (int row = 0; gradients.query.given() && row < block.rows; ++row) {
     store_row(gradients.query, block.batch, block.head[row], block.index[row], D,
               dq_.get() + row * Dp);
   }

@@ -3,8 +3,7 @@
 
 #include "kernels/drive/query_block.h"
 #include "kernels/drive/schedule.h"
-#include "kernels/terms/biases.h"
-#include "kernels/terms/value_tables.h"
+#include "kernels/terms/gradient_sums.h"
 
 namespace relpos {
 
@@ -16,7 +15,7 @@ struct Outputs {
 // Where a block of head g of a group adds: the sums of its chunk, and in its turn those of its keys.
 struct BlockSums {
   int64_t g;
-  const Sums& terms;
+  const ChunkSums& terms;
   KeySums& keys;
   BlockTurn turn;
 
@@ -38,28 +37,26 @@ class BackwardBlock : public QueryBlock {
   // Loads the rows that were added.
   void start(BlockSums& sums, const Outputs& from, const ProblemGradients& gradients);
   // Adds what tiles [t, t + count), at most kTilesAtATime, contribute.
-  void backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums);
+  void backward(const KeyTile* tiles, int64_t t, int64_t count, BlockSums& sums, TermGradients& to);
   // Sends on what the rows have summed.
   void finish(const BlockSums& sums, const ProblemGradients& gradients);
 
  private:
-  void load_states(const BlockSums& sums, const Outputs& from, const ProblemGradients& gradients);
+  void load_states(const BlockSums& sums, const Outputs& from, const BlockGradients& to);
   void load_state(int row, const float* dout, const BlockSums& sums, const Outputs& from,
-                  const ProblemGradients& gradients);
+                  const BlockGradients& rows);
   void sum_rows();
-  void add_turn_gradients(int row, int64_t kv_head, const Sums& sums, TermGradients& to);
-  void finish_queries(int64_t g, const Sums& sums, const ProblemGradients& gradients);
+  BlockGradients rows_of(const BlockSums& sums, TermGradients& to) {
+    return {block, state, sums.g, raw_.get(), dq_.get(), row_sums_, to};
+  }
 
-  BiasGradients biases_;
-  ValueTables values_;
   Buffer<float> dout_, out_, dq_, p_, ds_;
   bfloat16::NarrowRows narrow_dout_;
   // Sums of the rows' gradients of scores: those of the lse less those of the sinks. Where the softmax
   // is of more keys than these, they are summed (sums_rows_).
   bool sums_rows_ = false;
   double row_sums_[kRows] = {};
-  Buffer<float> unturned_;  // a query and what is added to it [Dp]
-  Buffer<float> tile_dq_;   // where a rotation decays: dq of the queries scaled for a tile
+  Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
 };
 
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory);

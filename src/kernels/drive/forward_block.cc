@@ -11,7 +11,6 @@ namespace relpos {
 
 ForwardBlock::ForwardBlock(const Plan& plan, Workspace& memory)
     : QueryBlock(plan, memory),
-      values_(plan, memory),
       m_(memory.take<float>(kRows)),
       l_(memory.take<float>(kRows * kLanes)),
       o_(memory.take<float>(kRows * plan.Dvp)) {
@@ -29,7 +28,6 @@ void ForwardBlock::start(bool with_sinks) {
   std::transform(sinks_, sinks_ + block.rows, m_.get(),
                  [](double sink) { return static_cast<float>(sink); });
   std::fill(m_.get() + block.rows, m_.get() + kRows, HUGE_VALF);
-  values_.attach(block);
   clear_sums();
 }
 
@@ -42,11 +40,11 @@ void ForwardBlock::clear_sums() {
     l_[row * kLanes] = static_cast<float>(std::exp2(sink - m - rounded_off(sink, m)));
   }
   std::fill_n(o_.get(), padded_rows() * plan_.Dvp, 0.0f);
-  values_.clear(block);
+  terms_.for_each([&]<typename Kind>(Kind& kind) { kind.clear(block); });
 }
 
 void ForwardBlock::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  row_tables_.before(block, t, count);
+  bring_terms(t, count);
   over_tiles(tiles, t, count, state.m, [&](const KeyTile* some, int64_t first, int64_t n) {
     plan_.kernels.forward(block, state, some, first, n);
   });

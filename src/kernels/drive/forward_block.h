@@ -5,7 +5,6 @@
 
 #include "kernels/drive/query_block.h"
 #include "kernels/drive/schedule.h"
-#include "kernels/terms/value_tables.h"
 
 namespace relpos {
 
@@ -19,16 +18,16 @@ class ForwardBlock : public QueryBlock {
 
   // `with_sinks`: they are summed here, else in another block of the same rows.
   void start(bool with_sinks = true);
-  // Runs advance() over all tiles of a block that has started, then adds the value tables. Once more
+  // Runs advance() over all tiles of a block that has started, then adds what terms give. Once more
   // where outputs have overflowed.
   template <typename F>
   void run(F&& advance) {
     advance();
-    values_.add(block, state.l, state.o);
+    add_terms();
     if (!overflowed()) return;
     start_again();
     advance();
-    values_.add(block, state.l, state.o);
+    add_terms();
     finish_again();
   }
   // Advances the state over tiles [t, t + count), at most kTilesAtATime.
@@ -37,8 +36,8 @@ class ForwardBlock : public QueryBlock {
   void weigh(const KeyTile& tile, int64_t t, float* p) {
     plan_.kernels.weigh(block, state, tile, t, p);
   }
-  // Brings the row tables to tiles [t, t + count), for weigh().
-  void before(int64_t t, int64_t count) { row_tables_.before(block, t, count); }
+  // Brings the terms to tiles [t, t + count), for weigh().
+  void before(int64_t t, int64_t count) { bring_terms(t, count); }
   // Where to start among tiles [first, end); the rest follows in ascending order.
   int64_t start_tile(int64_t first, int64_t end) const {
     return skip_.start_tile(block, first, end);
@@ -46,6 +45,10 @@ class ForwardBlock : public QueryBlock {
   float sum(int row) const noexcept;  // of weights
 
  private:
+  // Adds what terms have summed of the weights to the output.
+  void add_terms() {
+    terms_.for_each([&]<typename Kind>(Kind& kind) { kind.add(block, state.l, state.o); });
+  }
   // Clears all sums but those of the sinks.
   void clear_sums();
   // True where the output of a row whose sum of weights is finite is not: a value is NaN or Inf, or so
@@ -56,7 +59,6 @@ class ForwardBlock : public QueryBlock {
   void start_again();
   void finish_again();
 
-  ValueTables values_;
   Buffer<float> m_, l_, o_;
   double sinks_[kRows];  // row_sink()
   // m, l and o of all rows at start_again(), and which of them had overflowed.

@@ -4,18 +4,26 @@
 #include <numeric>
 
 #include "kernels/block/load_rows.h"
-#include "kernels/terms/biases.h"
 
 namespace relpos {
+namespace {
+
+bool reads_by_tile(const Plan& plan) {
+  bool any = plan.skips_tiles || plan.rotations.decays();
+  EveryTerm::for_each([&]<typename Kind>() { any = any || Kind::by_tile(plan); });
+  return any;
+}
+
+}  // namespace
 
 QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
     : plan_(plan),
-      row_tables_(plan, memory),
-      columns_(plan, memory),
+      terms_(plan, memory),
       skip_(plan),
       decayed_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)),
       decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
       raw_(memory.take<float>(kRows * plan.Dp)),
+      by_tile_(reads_by_tile(plan)),
       q_(memory.take<float>(kRows * plan.Dp)),
       narrow_(plan, plan.D, plan.pairs.Dq(), memory) {
   block.problem = &plan.p;
@@ -81,8 +89,7 @@ std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
 void QueryBlock::load() {
   find_range();
   load_queries();
-  attach_biases(plan_, block);
-  row_tables_.attach(block, raw_.get());
+  terms_.for_each([&]<typename Kind>(Kind& kind) { kind.attach(block, raw_.get()); });
   skip_.start(block);
 }
 
@@ -162,7 +169,7 @@ void QueryBlock::load_queries() {
 
 void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
                       const float* reference, const float* inverse_sum) {
-  row_tables_.before(block, t, count);
+  bring_terms(t, count);
   over_tiles(tiles, t, count, nullptr, [&](const KeyTile* some, int64_t first, int64_t n) {
     for (int64_t x = 0; x < n; ++x) {
       plan_.kernels.emit(block, some[x], first + x, dense, reference, inverse_sum);

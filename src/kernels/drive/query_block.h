@@ -6,8 +6,7 @@
 
 #include "kernels/drive/narrow_rows.h"
 #include "kernels/plan/tile_skip.h"
-#include "kernels/terms/columns.h"
-#include "kernels/terms/row_tables.h"
+#include "kernels/terms/every_term.h"
 
 namespace relpos {
 
@@ -37,18 +36,22 @@ class QueryBlock {
   template <typename F>
   void over_tiles(const KeyTile* tiles, int64_t t, int64_t count, const float* reference,
                   F&& kernel) {
-    const int64_t step = plan_.by_tile() ? 1 : count;
+    const int64_t step = by_tile_ ? 1 : count;
     for (int64_t n = 0; n < count; n += step) {
       if (reference != nullptr && skip_.skips(block, tiles[n], t + n, reference)) continue;
-      columns_.before(block, tiles[n]);
+      terms_.for_each([&]<typename Kind>(Kind& kind) { kind.before_tile(block, tiles[n]); });
       decay_queries(tiles[n]);
       kernel(tiles + n, t + n, step);
     }
   }
 
+  // Brings the terms to tiles [t, t + count).
+  void bring_terms(int64_t t, int64_t count) {
+    terms_.for_each([&]<typename Kind>(Kind& kind) { kind.before(block, t, count); });
+  }
+
   const Plan& plan_;
-  RowTables row_tables_;
-  ColumnTables columns_;
+  WorkerTerms terms_;
   TileSkip skip_;
   // Where a rotation decays: the queries scaled for a tile [kRows, Dp], and by what [Dp].
   Buffer<float> decayed_, decay_;
@@ -60,6 +63,7 @@ class QueryBlock {
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
+  const bool by_tile_;                   // something is done before or after each tile
   int64_t seen_from_ = 0, seen_to_ = 0;  // from the first to past the last key that a row sees
   Buffer<float> q_;                      // [kRows, Dp]
   bfloat16::NarrowRows narrow_;          // not scaled, but where a rotation decays

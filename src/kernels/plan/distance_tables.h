@@ -143,6 +143,14 @@ class GroupCuts {
 struct TableSums {
   float* cells = nullptr;
 
+  TableSums(const TablePlan& table, const std::vector<double>& gradient, int64_t group,
+            auto& memory)
+      : cells(memory.floats(!gradient.empty(), size(table, group))) {}
+  static int64_t bytes(std::span<const TablePlan> tables, int64_t group) noexcept {
+    int64_t sum = 0;
+    for (const TablePlan& table : tables) sum += size(table, group) * 4;
+    return sum;
+  }
   static int64_t size(const TablePlan& table, int64_t group) noexcept {
     return (table.heads == 1 ? 1 : group) * table.entries * table.padded_rank;
   }

@@ -62,8 +62,6 @@ class Plan {
   int64_t tile_floats = 0;   // of a packed tile
   UnitLayout pairs;          // of its keys and values, with a unit
 
-  // True where something must be done before or after each tile.
-  bool by_tile() const noexcept { return !columns.empty() || skips_tiles || rotations.decays(); }
   // A row [n] of queries or keys, rounded where the plan rounds.
   void round(float* row, int64_t n) const noexcept;
   // What sums of dscores times queries are multiplied by to be gradients of keys.

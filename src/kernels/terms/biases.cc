@@ -22,28 +22,48 @@ Ramp ramp_of(const Plan& plan, const Block& block, int64_t n, const int64_t* nea
 
 }  // namespace
 
-void attach_biases(const Plan& plan, Block& block) {
+Biases::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  const int64_t group = plan.p.group();
+  for (const BiasPlan& bias : plan.biases) {
+    const TermGradients::Bias& gradient = wants.biases[bias.term];
+    const bool needs = wanted(bias.sloped ? gradient.slopes : gradient.table);
+    biases.push_back({memory.doubles(needs && !bias.ramp, group * bias.row_size()),
+                      memory.doubles(needs && bias.sloped, 2 * group)});
+  }
+}
+
+int64_t Biases::bytes(const Plan& plan) {
+  int64_t cells = 0;
+  for (const BiasPlan& bias : plan.biases) {
+    if (!bias.ramp) cells += plan.p.group() * bias.row_size();
+  }
+  return cells * static_cast<int64_t>(sizeof(double));
+}
+
+Biases::Biases(const Plan& plan, Workspace& memory) : Term(plan) {
+  for (const BiasPlan& bias : plan.biases) {
+    if (!plan.backward) break;
+    cells_.push_back(memory.zeros<float>(bias.ramp ? 0 : kGroup * bias.row_size()));
+  }
+}
+
+void Biases::attach(Block& block, const float* /*queries*/) {
   int64_t nearest[kRows] = {};
   bool by_pair = false;  // a row sees far keys on both sides: slopes are evaluated pair by pair
   block.shifted = false;
   std::fill_n(block.shift, block.rows, 0);
   std::fill_n(block.score_shift, block.rows, 0.0);
-  std::fill_n(block.key_bias, kRows, nullptr);
-  for (int row = 0; row < block.rows && plan.shifts.active(); ++row) {
-    const RowShift shift = plan.shifts.of(block.batch, block.head[row], block.index[row]);
+  for (int row = 0; row < block.rows && plan_.shifts.active(); ++row) {
+    const RowShift shift = plan_.shifts.of(block.batch, block.head[row], block.index[row]);
     nearest[row] = shift.distance;
     by_pair = by_pair || shift.both_sides;
     block.shift[row] = shift.both_sides ? 0 : shift.distance;
     block.shifted = block.shifted || block.shift[row] != 0;
     block.score_shift[row] = shift.total();
     block.key_shift[row] = shift.keys * kLog2e;
-    if (plan.key_bias.size() == 0) continue;
-    const int64_t batch = plan.key_bias_rows == 1 ? 0 : block.batch;
-    block.key_bias[row] =
-        plan.key_bias.get() + (batch * plan.p.heads + block.head[row]) * plan.tiles * kTile;
   }
-  for (int64_t n = 0; n < std::ssize(plan.biases); ++n) {
-    const BiasPlan& bias = plan.biases[n];
+  for (int64_t n = 0; n < std::ssize(plan_.biases); ++n) {
+    const BiasPlan& bias = plan_.biases[n];
     const bool ramp = bias.sloped && (bias.ramp || by_pair);
     Panel panel;
     panel.lo = bias.window.lo;
@@ -54,19 +74,13 @@ void attach_biases(const Plan& plan, Block& block) {
     panel.at = bias.at;
     if (!ramp) panel.cells = bias.cells.get();
     block.scores.push_back(panel);
-    if (ramp) block.ramps.push_back(ramp_of(plan, block, n, nearest));
+    if (ramp) block.ramps.push_back(ramp_of(plan_, block, n, nearest));
   }
 }
 
-BiasGradients::BiasGradients(const Plan& plan, Workspace& memory) : plan_(plan) {
-  for (const BiasPlan& bias : plan.biases) {
-    cells_.push_back(memory.zeros<float>(bias.ramp ? 0 : kGroup * bias.row_size()));
-  }
-}
-
-void BiasGradients::attach(Block& block, const Sums& sums) const {
+void Biases::start(const BlockGradients& rows, const Sums& sums, const TermSums&) {
   for (size_t n = 0; n < cells_.size(); ++n) {
-    Panel& panel = block.scores[n];
+    Panel& panel = rows.block.scores[n];
     if (sums.biases[n].cells == nullptr || panel.cells == nullptr) continue;
     panel.gradient = cells_[n].get();
     // Neighbouring rows add to cells one apart: taking turns avoids store-forwarding stalls.
@@ -74,8 +88,9 @@ void BiasGradients::attach(Block& block, const Sums& sums) const {
   }
 }
 
-void BiasGradients::finish(const Block& block, const BackwardState& state, int64_t g,
-                           const Sums& sums, const double* row_sums) {
+void Biases::finish(const BlockGradients& rows, const Sums& sums) {
+  const Block& block = rows.block;
+  const int64_t g = rows.g;
   for (size_t n = 0; n < cells_.size(); ++n) {
     const BiasPlan& bias = plan_.biases[n];
     const Panel& panel = block.scores[n];
@@ -96,9 +111,9 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
     // What the shifts left out.
     for (int row = 0; row < block.rows; ++row) {
       const int64_t shift = block.shift[row];
-      if (shift == 0 || state.reference[row] == -HUGE_VALF) continue;
+      if (shift == 0 || rows.state.reference[row] == -HUGE_VALF) continue;
       sums.biases[n].ramps[2 * g + (shift < 0 ? 0 : 1)] +=
-          static_cast<double>(shift) * row_sums[row];
+          static_cast<double>(shift) * rows.row_sums[row];
     }
   }
   for (const Ramp& ramp : block.ramps) {
@@ -110,7 +125,7 @@ void BiasGradients::finish(const Block& block, const BackwardState& state, int64
   }
 }
 
-void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
+void Biases::reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
   const Problem& p = plan.p;
   CancelTicks tick;
   for (size_t n = 0; n < plan.biases.size(); ++n) {
@@ -135,25 +150,6 @@ void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGrad
       if (ramps == nullptr) continue;
       gradient.slopes[h] += (past + ramps[2 * g]) * term.slopes.multiplier;
       gradient.slopes[p.heads + h] += (future + ramps[2 * g + 1]) * term.slopes.multiplier;
-    }
-  }
-}
-
-void reduce_key_biases(const Plan& plan, const float* sums, int64_t b, int64_t kv_head,
-                       TermGradients& to) {
-  const Problem& p = plan.p;
-  CancelTicks tick;
-  for (size_t n = 0; n < p.terms.key_biases.size(); ++n) {
-    std::vector<double>& gradient = to.key_biases[n].table;
-    if (gradient.empty()) continue;
-    const TermData& data = p.terms.key_biases[n].values;
-    for (int64_t g = 0; g < p.group(); ++g) {
-      const int64_t h = (data.view.rank == 3 ? b * p.heads : 0) + kv_head * p.group() + g;
-      for (int64_t j = 0; j < p.keys; ++j) {
-        tick();
-        gradient[h * p.keys + j] +=
-            static_cast<double>(sums[g * plan.tiles * kTile + j]) * data.multiplier;
-      }
     }
   }
 }

@@ -1,36 +1,36 @@
-// b[h, m(delta)] and key_bias[h, j]. A block's rows read them where the plan has written them
-// (plan/bias_plan.h); its gradients are summed in cells of its own.
-// Reference twins: Head::score_row(), HeadGradient::add_bias() and add_key_bias().
+// b[h, m(delta)]. The rows of a block read them where the plan has written them (plan/bias_plan.h); their
+// gradients are summed in cells of a worker's own.
+// Reference twin: terms_of_a_pair.h.
 #pragma once
 
 #include <vector>
 
-#include "kernels/terms/gradient_sums.h"
+#include "kernels/terms/term.h"
 
 namespace relpos {
 
-// Points the rows of a block at what biases of distances and of keys add to their scores.
-void attach_biases(const Plan& plan, Block& block);
-
-// One worker's gradients of the biases of distances.
-class BiasGradients {
+class Biases : public Term {
  public:
-  BiasGradients(const Plan& plan, Workspace& memory);
+  struct Sums : TermSums {
+    struct Bias {
+      double* cells;  // [group, row_size], of the plan's whole window
+      double* ramps;  // [group, 2], where sloped: past and future
+    };
+    std::vector<Bias> biases;  // as the plan's
 
-  void attach(Block& block, const Sums& sums) const;
-  // Moves the block's float cells into the chunk's doubles, head g of its group. `row_sums`: of the
-  // gradients of the rows' scores.
-  void finish(const Block& block, const BackwardState& state, int64_t g, const Sums& sums,
-              const double* row_sums);
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+
+  Biases(const Plan& plan, Workspace& memory);
+  void attach(Block& block, const float* queries);
+  void start(const BlockGradients& rows, const Sums& sums, const TermSums&);
+  // Moves the block's float cells into the chunk's doubles.
+  void finish(const BlockGradients& rows, const Sums& sums);
+  static void reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+  static int64_t bytes(const Plan& plan);
 
  private:
-  const Plan& plan_;
-  std::vector<Buffer<float>> cells_;  // [bias][kGroup, row_size]
+  std::vector<Buffer<float>> cells_;  // of each bias [kGroup, row_size], in the backward pass
 };
-
-// What a chunk has summed, or the keys of a pair [group, tiles * kTile], into the gradients.
-void reduce_biases(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
-void reduce_key_biases(const Plan& plan, const float* sums, int64_t b, int64_t kv_head,
-                       TermGradients& to);
 
 }  // namespace relpos

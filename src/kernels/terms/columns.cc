@@ -38,8 +38,31 @@ int64_t key_position(const KeyTile& tile, int64_t key) {
 
 }  // namespace
 
+ColumnTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    tables.emplace_back(plan.columns[n].table, wants.column_tables[n].table, plan.p.group(),
+                        memory);
+  }
+}
+
+ColumnTables::KeySums::KeySums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  for (size_t n = 0; n < plan.columns.size(); ++n) {
+    const bool by_key = !plan.p.terms.column_tables[n].factor.view.given();
+    factors.push_back(memory.by_key(by_key || wanted(wants.column_tables[n].factor), 1,
+                                    plan.columns[n].table.padded_rank));
+  }
+}
+
+int64_t ColumnTables::bytes(const Plan& plan) {
+  int64_t sum = 0;
+  for (const ColumnPlan& column : plan.columns) {
+    sum += TableSums::bytes({&column.table, 1}, plan.p.group());
+  }
+  return sum;
+}
+
 ColumnTables::ColumnTables(const Plan& plan, Workspace& memory)
-    : plan_(plan), stride_(product_stride(plan)) {
+    : Term(plan), stride_(product_stride(plan)) {
   if (plan.columns.empty()) return;
   extra_ = memory.take<float>(kRows * kTile);
   products_ = memory.zeros<float>(kTile * stride_);
@@ -96,7 +119,7 @@ void ColumnTables::multiply(const ColumnPlan& term, int64_t head, const KeyTile&
   }
 }
 
-void ColumnTables::before(Block& block, const KeyTile& tile) {
+void ColumnTables::before_tile(Block& block, const KeyTile& tile) {
   if (plan_.columns.empty()) return;
   // Far from the diagonal every pair of a key reads one run, and all rows share the sums.
   bool shared = block.head[0] == block.head[block.rows - 1];
@@ -148,21 +171,24 @@ void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block
   }
 }
 
-void ColumnTables::after(const Block& block, const float* ds, const KeyTile& tile, int64_t t,
-                         int64_t g, const Sums& sums, const KeySums& keys) {
+void ColumnTables::after_tile(const BlockGradients& rows, const KeyTile& tile, int64_t t,
+                              const Sums& sums, const KeySums& keys) {
+  const Block& block = rows.block;
+  const BackwardState& state = rows.state;
+  if (plan_.columns.empty() || !state.take_turn(state.sums, t)) return;
   for (size_t n = 0; n < plan_.columns.size(); ++n) {
     const ColumnPlan& term = plan_.columns[n];
     const TablePlan& table = term.table;
-    const TableSums& own = sums.columns[n];
+    const TableSums& own = sums.tables[n];
     float* factors = keys.factors[n];
     const int64_t rank = table.padded_rank;
     if (own.cells == nullptr && factors == nullptr) continue;
     const Reach at = reach(term, block, tile, 0, block.rows, true);
-    sum_runs(term, at, block, tile, ds);
+    sum_runs(term, at, block, tile, state.ds);
     if (own.cells != nullptr) {
       relpos::multiply(plan_.kernels, tile.factors_finite, at.width, rank, kTile, products_.get(),
-                       1, stride_, tile.memory + term.factors_at, rank, own.at(table, g, at.first),
-                       rank, true);
+                       1, stride_, tile.memory + term.factors_at, rank,
+                       own.at(table, rows.g, at.first), rank, true);
     }
     for (int64_t from = at.first; factors != nullptr && from < at.first + at.width;) {
       const int64_t end = std::min(group_end(table, from), at.first + at.width);
@@ -175,8 +201,8 @@ void ColumnTables::after(const Block& block, const float* ds, const KeyTile& til
   }
 }
 
-void add_column_factors(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j, float* dk,
-                        TermGradients& to) {
+void ColumnTables::finish_key(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j,
+                              float* dk, float* /*key*/, TermGradients& to) {
   for (size_t n = 0; n < plan.columns.size(); ++n) {
     const TablePlan& table = plan.columns[n].table;
     const TermData& factor = plan.p.terms.column_tables[n].factor;

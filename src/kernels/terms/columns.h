@@ -3,23 +3,47 @@
 // Keys times rows of the table are computed for the distances of one block and one tile, over runs:
 // neighbouring distances of one class share a product, so that any 16 consecutive distances read at
 // most 16 consecutive products, which a load and a permute serve.
-// Reference twins: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
+// Reference twins: Head::column_factor() and terms_of_a_pair.h.
 #pragma once
 
-#include "kernels/terms/gradient_sums.h"
+#include <vector>
+
+#include "kernels/terms/term.h"
 
 namespace relpos {
 
-class ColumnTables {
+class ColumnTables : public Term {
  public:
-  ColumnTables(const Plan& plan, Workspace& memory);
+  struct Sums : TermSums {
+    std::vector<TableSums> tables;
 
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+  struct KeySums : TermSums {
+    std::vector<float*> factors;  // [tiles * kTile, padded rank], of c_j / s2
+
+    KeySums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+
+  ColumnTables(const Plan& plan, Workspace& memory);
+  static bool by_tile(const Plan& plan) { return !plan.columns.empty(); }
   // Points block.extra at what the terms add to the scores of a tile.
-  void before(Block& block, const KeyTile& tile);
-  // Adds what ds [rows, kTile] of tile t gives to the sums of a chunk, and, in the block's turn, to
-  // those of the keys; `g` of a group of heads.
-  void after(const Block& block, const float* ds, const KeyTile& tile, int64_t t, int64_t g,
-             const Sums& sums, const KeySums& keys);
+  void before_tile(Block& block, const KeyTile& tile);
+  // Adds to the sums of a chunk and to those of the keys, both in the block's turn.
+  void after_tile(const BlockGradients& rows, const KeyTile& tile, int64_t t, const Sums& sums,
+                  const KeySums& keys);
+  static bool reads_dk(const Plan& plan) { return !plan.columns.empty(); }
+  // Adds to dk where the key is the factor.
+  static void finish_key(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j, float* dk,
+                         float* key, TermGradients& to);
+  template <typename Reduce>
+  static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
+    for (size_t n = 0; n < plan.columns.size(); ++n) {  // sums hold factors times s log2(e)
+      reduce(plan.columns[n].table, plan.p.terms.column_tables[n].table, kLn2,
+             to.column_tables[n].table, [n](const Sums& sums) { return sums.tables[n]; });
+    }
+  }
+  static int64_t bytes(const Plan& plan);
 
  private:
   // What one term reads for some rows of one head and the keys of a tile.
@@ -41,15 +65,10 @@ class ColumnTables {
   static int64_t run(const ColumnPlan& term, const Reach& at, const Block& block,
                      const KeyTile& tile, int row, int64_t key);
 
-  const Plan& plan_;
   int64_t stride_;
   Buffer<float> extra_;     // [kRows, kTile]
   Buffer<float> products_;  // [kTile, stride_]
   Buffer<int32_t> runs_;
 };
-
-// What the column terms have summed for key j of a pair: into dk where the key is the factor.
-void add_column_factors(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j, float* dk,
-                        TermGradients& to);
 
 }  // namespace relpos

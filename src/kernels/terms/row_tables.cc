@@ -51,7 +51,15 @@ int64_t RowTables::stride(const Plan& plan, const TablePlan& table) {
   return slides(plan, table) ? kSlidingCells + 2 * kPad : plan.cell_stride(table.window);
 }
 
-RowTables::RowTables(const Plan& plan, Workspace& memory) : plan_(plan) {
+RowTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  for (size_t n = 0; n < plan.row_tables.size(); ++n) {
+    const auto& [table, factor, of_added] = wants.row_tables[n];
+    tables.emplace_back(plan.row_tables[n], table, plan.p.group(), memory);
+    added.push_back(memory.doubles(wanted(of_added), plan.p.group() * plan.row_tables[n].rank));
+  }
+}
+
+RowTables::RowTables(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const TablePlan& table : plan.row_tables) {
     const int64_t factors = kRows * table.padded_rank, cells = kRows * stride(plan, table);
     Table& own = tables_.emplace_back();
@@ -124,13 +132,19 @@ Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) co
   return {from, std::min(table.window.width, round_up(read.end(), kTile)) - from};
 }
 
-void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const Sums* sums) {
+void RowTables::leave(const BlockGradients& rows, int64_t t, int64_t count, const Sums& sums) {
+  for (size_t n = 0; n < tables_.size(); ++n) {
+    const Cut to = reach(rows.block, n, t, count);
+    if (to != tables_[n].cut) leave_cells(rows, n, to, sums);
+  }
+}
+
+void RowTables::before(Block& block, int64_t t, int64_t count) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.row_tables[n];
     Table& own = tables_[n];
     const Cut to = reach(block, n, t, count);
     if (to == own.cut) continue;
-    if (sums != nullptr) leave(block, n, to, g, *sums);
     const int64_t stride = own.panel.stride, kept = shared(own.cut, to);
     move_shared(own.cut, to, block.rows, own.cells.get(), stride);
     for_each_head(block, [&](int64_t head, int row, int rows) {
@@ -155,7 +169,9 @@ void RowTables::before(Block& block, int64_t t, int64_t count, int64_t g, const 
 
 // Moves the gradients of the cells that `to` does not hold into the table's and the factor's, the
 // others to where `to` has them.
-void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, const Sums& sums) {
+void RowTables::leave_cells(const BlockGradients& rows, int64_t n, const Cut& to,
+                            const Sums& sums) {
+  const Block& block = rows.block;
   const TablePlan& table = plan_.row_tables[n];
   const Table& own = tables_[n];
   const Cut& from = own.cut;
@@ -164,8 +180,8 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
   if (from.width > 0) fold_pads(plan_.kernels, table, block.rows, from, cells, stride);
   if (from.width > kept) {
     const Cut gone = fold_runs(table, block.rows, {from.first, from.width - kept}, cells, stride);
-    sums.rows[n].table.add(plan_.kernels, table, g, gone, own.cuts, block.rows, cells, stride,
-                           own.factor.get(), rank);
+    sums.tables[n].add(plan_.kernels, table, rows.g, gone, own.cuts, block.rows, cells, stride,
+                       own.factor.get(), rank);
     const auto add = [&](const Cut& some, const GroupCuts& cuts, bool accumulate) {
       add_table_rows(plan_.kernels, table, block.head[0], some, cuts, block.rows,
                      cells + some.first - gone.first, stride, own.factor_gradient.get(), rank,
@@ -186,13 +202,14 @@ void RowTables::leave(const Block& block, int64_t n, const Cut& to, int64_t g, c
   }
 }
 
-void RowTables::finish(Block& block, int64_t g, const Sums& sums, float* dq, TermGradients& to) {
+void RowTables::finish(const BlockGradients& rows, const Sums& sums) {
+  const Block& block = rows.block;
   for (size_t n = 0; n < tables_.size(); ++n) {
-    if (tables_[n].cut.width > 0) leave(block, n, {}, g, sums);
-    double* added = sums.rows[n].added;
-    if (added != nullptr) added += g * plan_.row_tables[n].rank;
+    if (tables_[n].cut.width > 0) leave_cells(rows, n, {}, sums);
+    double* added = sums.added[n];
+    if (added != nullptr) added += rows.g * plan_.row_tables[n].rank;
     for (int row = 0; row < block.rows; ++row) {
-      finish_row(block, n, row, added, dq + row * plan_.Dp, to.row_tables[n].factor);
+      finish_row(block, n, row, added, rows.dq + row * plan_.Dp, rows.to.row_tables[n].factor);
     }
   }
 }
@@ -216,6 +233,15 @@ void RowTables::finish_row(const Block& block, int64_t n, int row, double* added
   } else if (!factor.empty()) {
     for (int64_t d = 0; d < table.rank; ++d)
       factor[to + d] = scale * static_cast<double>(da[d]) * by;
+  }
+}
+
+void RowTables::reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
+  for (size_t n = 0; n < plan.row_tables.size(); ++n) {
+    const int64_t numbers = plan.p.group() * plan.row_tables[n].rank;
+    for (int64_t d = 0; sums.added[n] != nullptr && d < numbers; ++d) {
+      to.row_tables[n].added[kv_head * numbers + d] += sums.added[n][d];
+    }
   }
 }
 

@@ -1,28 +1,44 @@
 // s1 <a_i, r[m(delta)]>: a panel for each query row, which holds the products of the block's rows with
 // the table's. Wide windows slide: the cells are those that the next tiles read.
-// Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
+// Reference twins: Head::row_factor() and terms_of_a_pair.h.
 #pragma once
 
 #include <vector>
 
-#include "kernels/terms/gradient_sums.h"
+#include "kernels/terms/term.h"
 
 namespace relpos {
 
-// One worker's.
-class RowTables {
+class RowTables : public Term {
  public:
-  RowTables(const Plan& plan, Workspace& memory);
+  struct Sums : TermSums {
+    std::vector<TableSums> tables;
+    std::vector<double*> added;  // [group, rank]
 
-  // Loads the factors of a block's rows and adds a panel for each table to block.scores. `queries`
-  // [kRows, Dp]: as they were given.
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+
+  RowTables(const Plan& plan, Workspace& memory);
+  // Loads the factors of a block's rows and adds a panel for each table to block.scores.
   void attach(Block& block, const float* queries);
-  // Brings the cells to what tiles [t, t + count) read, `count` at most kTilesAtATime. Those that were
-  // there already move along. In the backward pass the gradients of cells that go join the task's
-  // sums and the factors' gradients; head g of a group.
-  void before(Block& block, int64_t t, int64_t count, int64_t g = 0, const Sums* sums = nullptr);
-  // Ends the backward pass of a block: adds to dq [kRows, Dp] and to the gradients of the factors.
-  void finish(Block& block, int64_t g, const Sums& sums, float* dq, TermGradients& to);
+  // Cells that were there already move along. In the backward pass the gradients of those that go join the
+  // chunk's sums and the factors' gradients.
+  void leave(const BlockGradients& rows, int64_t t, int64_t count, const Sums& sums);
+  void before(Block& block, int64_t t, int64_t count);
+  bool reads_dq(const Sums&) const { return !tables_.empty(); }
+  // Adds to dq and to the gradients of the factors.
+  void finish(const BlockGradients& rows, const Sums& sums);
+  static void reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+  template <typename Reduce>
+  static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
+    for (size_t n = 0; n < plan.row_tables.size(); ++n) {  // sums hold factors times s log2(e)
+      reduce(plan.row_tables[n], plan.p.terms.row_tables[n].table, kLn2, to.row_tables[n].table,
+             [n](const Sums& sums) { return sums.tables[n]; });
+    }
+  }
+  static int64_t bytes(const Plan& plan) {
+    return TableSums::bytes(plan.row_tables, plan.p.group());
+  }
 
   // Cells of table n that tiles [t, t + count) read: whole panels where it slides, else what is
   // multiplied for all that the block reads.
@@ -42,11 +58,10 @@ class RowTables {
     Buffer<float> factor_gradient, cell_gradients;
   };
   void load_factors(const Block& block, int64_t n, const float* queries);
-  void leave(const Block& block, int64_t n, const Cut& to, int64_t g, const Sums& sums);
+  void leave_cells(const BlockGradients& rows, int64_t n, const Cut& to, const Sums& sums);
   void finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
                   std::vector<double>& factor) const;
 
-  const Plan& plan_;
   std::vector<Table> tables_;
 };
 

@@ -21,10 +21,19 @@ double rounded_off(double sink, double reference) {
   return stands && std::fabs(sink - reference) > kMost ? sink - reference : 0.0;
 }
 
-double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t g,
-                          double shift, const SoftmaxState& softmax, double delta, const Sums& sums,
-                          TermGradients& to) {
+Sinks::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  for (size_t n = 0; n < wants.sinks.size(); ++n) {
+    const bool of_heads = plan.p.terms.sinks[n].view.rank == 1;
+    sinks.push_back(memory.doubles(of_heads && wanted(wants.sinks[n]), plan.p.group()));
+  }
+}
+
+double Sinks::send(const Problem& p, const BlockGradients& rows, int row,
+                   const SoftmaxState& softmax, double delta, const Sums& sums) {
   if (p.terms.sinks.empty()) return 0.0;
+  const Block& block = rows.block;
+  const int64_t b = block.batch, h = block.head[row], i = block.index[row];
+  const double shift = block.score_shift[row];
   double total = 0.0;
   const double reference =
       softmax.reference + rounded_off(row_sink(p, b, h, i, shift), softmax.reference);
@@ -33,17 +42,18 @@ double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int
     const double weight = at == -HUGE_VAL ? 0.0 : std::exp2(at - reference) / softmax.sum;
     const double gradient = weight == 0.0 ? 0.0 : -weight * delta;
     total += gradient;
-    if (to.sinks[n].empty()) return;
+    std::vector<double>& own = rows.to.sinks[n];
+    if (own.empty()) return;
     if (p.terms.sinks[n].view.rank == 3) {
-      to.sinks[n][(b * p.heads + h) * p.queries + i] = gradient * p.terms.sinks[n].multiplier;
+      own[(b * p.heads + h) * p.queries + i] = gradient * p.terms.sinks[n].multiplier;
     } else {
-      sums.sinks[n][g] += gradient;
+      sums.sinks[n][rows.g] += gradient;
     }
   });
   return total;
 }
 
-void reduce_sinks(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
+void Sinks::reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {
   const int64_t group = plan.p.group();
   for (size_t n = 0; n < to.sinks.size(); ++n) {
     const double by = plan.p.terms.sinks[n].multiplier;

@@ -3,8 +3,7 @@
 #pragma once
 
 #include "kernels/block/softmax_state.h"
-#include "kernels/plan/plan.h"
-#include "kernels/terms/gradient_sums.h"
+#include "kernels/terms/term.h"
 
 namespace relpos {
 
@@ -17,13 +16,19 @@ double row_sink(const Problem& p, int64_t b, int64_t h, int64_t i, double shift)
 // vanishes; the weight is 1 there, and the log-sum-exp adds what was rounded off: this. Else 0.
 double rounded_off(double sink, double reference);
 
-// Adds what the row, of head g of a group, sends to its sinks: `delta` is <dout, out> - dlse. Returns the
-// sum of it.
-double add_sink_gradients(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t g,
-                          double shift, const SoftmaxState& softmax, double delta, const Sums& sums,
-                          TermGradients& to);
+class Sinks : public Term {
+ public:
+  struct Sums : TermSums {
+    std::vector<double*> sinks;  // [group], of those without queries
 
-// The sums of one chunk into the gradients.
-void reduce_sinks(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+
+  Sinks(const Plan& plan, Workspace&) : Term(plan) {}
+  // Adds what a row of a block sends to its sinks: `delta` is <dout, out> - dlse. Returns the sum of it.
+  static double send(const Problem& p, const BlockGradients& rows, int row,
+                     const SoftmaxState& softmax, double delta, const Sums& sums);
+  static void reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
+};
 
 }  // namespace relpos

@@ -6,7 +6,13 @@
 
 namespace relpos {
 
-ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
+ValueTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+  for (size_t n = 0; n < plan.value_tables.size(); ++n) {
+    tables.emplace_back(plan.value_tables[n], wants.value_tables[n].table, plan.p.group(), memory);
+  }
+}
+
+ValueTables::ValueTables(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const TablePlan& table : plan.value_tables) {
     const int64_t stride = plan.cell_stride(table.window);
     tables_.push_back({{},
@@ -19,7 +25,7 @@ ValueTables::ValueTables(const Plan& plan, Workspace& memory) : plan_(plan) {
   }
 }
 
-void ValueTables::attach(Block& block, const float* dout) {
+void ValueTables::attach(Block& block, const float* /*queries*/) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     Table& own = tables_[n];
@@ -33,13 +39,19 @@ void ValueTables::attach(Block& block, const float* dout) {
     panel.gradient = own.weights.get();
     if (own.far_sums.size() > 0) panel.far_sums = own.far_sums.get();
     panel.once = plan_.p.positions.consecutive;
-    if (dout != nullptr) {
-      table_products(plan_.kernels, table, block.head[0], block.rows, dout, plan_.Dvp, own.cut,
-                     own.cuts, own.reads.get() + kPad, own.stride);
-      fill_pads(plan_.kernels, table, block.rows, own.cut, own.reads.get(), own.stride);
-      panel.cells = own.reads.get();
-    }
     block.values.push_back(panel);
+  }
+}
+
+void ValueTables::start(const BlockGradients& rows, const Sums&, const TermSums&) {
+  Block& block = rows.block;
+  for (size_t n = 0; n < tables_.size(); ++n) {
+    const TablePlan& table = plan_.value_tables[n];
+    const Table& own = tables_[n];
+    table_products(plan_.kernels, table, block.head[0], block.rows, rows.state.dout, plan_.Dvp,
+                   own.cut, own.cuts, own.reads.get() + kPad, own.stride);
+    fill_pads(plan_.kernels, table, block.rows, own.cut, own.reads.get(), own.stride);
+    block.values[n].cells = own.reads.get();
   }
 }
 
@@ -74,13 +86,14 @@ void ValueTables::add(const Block& block, float* l, float* o) {
   }
 }
 
-void ValueTables::finish(const Block& block, const float* dout, int64_t g, const Sums& sums) {
+void ValueTables::finish(const BlockGradients& rows, const Sums& sums) {
+  const Block& block = rows.block;
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.value_tables[n];
     const Table& own = tables_[n];
     fold_pads(plan_.kernels, table, block.rows, own.cut, own.weights.get(), own.stride);
-    sums.values[n].add(plan_.kernels, table, g, own.cut, own.cuts, block.rows, own.weights.get(),
-                       own.stride, dout, plan_.Dvp);
+    sums.tables[n].add(plan_.kernels, table, rows.g, own.cut, own.cuts, block.rows,
+                       own.weights.get(), own.stride, rows.state.dout, plan_.Dvp);
   }
 }
 

@@ -1,28 +1,42 @@
 // t[m(delta)] joins v_j under the weights: weights are summed by distance in a panel for each query row,
 // and after the last tile those sums meet the table once.
-// Reference twins: Head::value_row() and HeadGradient::add_values().
+// Reference twin: terms_of_a_pair.h.
 #pragma once
 
 #include <vector>
 
-#include "kernels/terms/gradient_sums.h"
+#include "kernels/terms/term.h"
 
 namespace relpos {
 
-// One worker's.
-class ValueTables {
+class ValueTables : public Term {
  public:
-  ValueTables(const Plan& plan, Workspace& memory);
+  struct Sums : TermSums {
+    std::vector<TableSums> tables;
 
-  // Adds a panel for each table to block.values. `dout` [kRows, Dvp], backward: its products with the
-  // table are what a weight's gradient reads.
-  void attach(Block& block, const float* dout = nullptr);
-  void clear(const Block& block);  // the sums of weights
-  // o [kRows, Dvp] += the tables under their weights; l [kRows, kLanes] += the weights of far tiles, which
-  // the forward pass sums in far_sums instead.
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  };
+
+  ValueTables(const Plan& plan, Workspace& memory);
+  // Adds a panel for each table to block.values.
+  void attach(Block& block, const float* queries);
+  // The products of dout and the table are what a weight's gradient reads.
+  void start(const BlockGradients& rows, const Sums& sums, const TermSums&);
+  void clear(const Block& block);
+  // o += the tables under their weights; l += the weights of far tiles, which the forward pass sums in
+  // far_sums instead.
   void add(const Block& block, float* l, float* o);
-  // The gradients of the tables, head g of a group.
-  void finish(const Block& block, const float* dout, int64_t g, const Sums& sums);
+  void finish(const BlockGradients& rows, const Sums& sums);
+  template <typename Reduce>
+  static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
+    for (size_t n = 0; n < plan.value_tables.size(); ++n) {
+      reduce(plan.value_tables[n], plan.p.terms.value_tables[n].table, 1.0,
+             to.value_tables[n].table, [n](const Sums& sums) { return sums.tables[n]; });
+    }
+  }
+  static int64_t bytes(const Plan& plan) {
+    return TableSums::bytes(plan.value_tables, plan.p.group());
+  }
 
  private:
   struct Table {
@@ -34,7 +48,6 @@ class ValueTables {
     Buffer<float> far_sums;  // of a Panel (forward)
     Buffer<float> reads;     // backward
   };
-  const Plan& plan_;
   std::vector<Table> tables_;
 };
 
