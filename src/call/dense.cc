@@ -9,6 +9,7 @@
 #include "binding/parts.h"
 #include "call/dense_form.h"
 #include "call/make_problem.h"
+#include "kernels/reference/reference.h"
 #include "relpos/error.h"
 #include "values/views.h"
 
@@ -23,71 +24,103 @@ void check_grid(const Grid& grid) {
   check_position(grid.q_offset, "q_offset");
 }
 
-// Of biases that are read by positions.
-double bias_at(const std::vector<DistanceBias>& biases, int64_t h, int64_t delta) {
-  double sum = 0.0;
-  for (const DistanceBias& bias : biases) {
-    if (bias.coordinates != nullptr) continue;
-    const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
-    if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
-    if (bias.slopes.view.given() && delta != 0) {
-      sum += bias.slopes.multiplier * bias.slopes.view.at({delta < 0 ? 0 : 1, h}) *
-             static_cast<double>(delta);
-    }
-  }
-  return sum;
-}
-
-// The offset of an element of a key bias, which is [H, Lk] or [1, H, Lk].
-int64_t key_offset(const TensorView& view, int64_t h, int64_t j) {
-  return view.rank == 3 ? view.offset({0, h, j}) : view.offset({h, j});
-}
-
 int64_t row_offset(const TensorView& view, int64_t h, int64_t row) {
   return view.rank == 3 ? view.offset({h, row, 0}) : view.offset({row, 0});
 }
 
-int64_t pair_offset(const TensorView& view, const Form& form, int64_t h, int64_t i, int64_t j) {
+int64_t pair_offset(const TensorView& view, const DenseForm& form, int64_t h, int64_t i,
+                    int64_t j) {
   return form.heads > 0 ? view.offset({h, i, j, 0}) : view.offset({i, j, 0});
 }
 
-// What a bias adds at each distance of the grid, from the first on.
-std::vector<double> bias_by_distance(const Form& form, int64_t h,
-                                     std::pair<int64_t, int64_t> range) {
-  std::vector<double> values;
-  CancelTicks tick;
-  for (int64_t delta = range.first; delta <= range.second; ++delta) {
-    tick();
-    values.push_back(bias_at(*form.biases, h, delta));
+// Biases as scores of the reference path: those of queries and keys that are 0, one number each.
+class BiasScores {
+ public:
+  BiasScores(const DenseForm& form, const TokenPositions& at, CancelToken* cancel) {
+    p_.batch = 1;
+    p_.heads = p_.kv_heads = form.heads;
+    p_.queries = p_.visible.queries = at.queries;
+    p_.keys = p_.visible.keys = at.keys;
+    p_.head_dim = 1;
+    p_.positions = at;
+    p_.terms.biases = *form.biases;
+    p_.terms.key_biases = *form.key_biases;
+    p_.cancel = cancel;
+    p_.query = {&zero_, DType::kFloat64, {1, p_.heads, at.queries, 1}, {0, 0, 0, 0}};
+    p_.key = {&zero_, DType::kFloat64, {1, p_.heads, at.keys, 1}, {0, 0, 0, 0}};
   }
-  return values;
+
+  // out [heads, queries, keys].
+  void write(const TensorView& out) const { reference_scores(p_, in_a_batch(out)); }
+  void pull_back(const TensorView& dout, TermGradients& to) const {
+    ProblemGradients gradients;
+    gradients.terms = &to;
+    reference_scores_backward(p_, in_a_batch(dout), gradients);
+  }
+
+ private:
+  static TensorView in_a_batch(const TensorView& x) {
+    return {x.data,
+            x.dtype,
+            {1, x.shape[0], x.shape[1], x.shape[2]},
+            {0, x.strides[0], x.strides[1], x.strides[2]}};
+  }
+
+  Problem p_;
+  double zero_ = 0.0;
+};
+
+// Whether a pair's biases are a function of its distance.
+bool by_distance(const DenseForm& form) {
+  return form.key_biases->empty() &&
+         std::all_of(form.biases->begin(), form.biases->end(),
+                     [](const DistanceBias& bias) { return bias.coordinates == nullptr; });
 }
 
-void dense_bias(const Form& form, const Grid& grid, const GridPositions& at,
-                const TensorView& out) {
-  const auto range = at.distances();
+// One query that meets every distance of a grid once.
+TokenPositions every_distance(const GridPositions& at) {
+  const auto [first, last] = at.distances();
+  return {.q = {0}, .k = {first}, .queries = 1, .keys = last - first + 1};
+}
+
+// Calls f(head, n, offset in `dense`) for all pairs, where they meet distance n of every_distance().
+template <typename F>
+void for_each_distance(const TensorView& dense, const GridPositions& at, F&& f) {
+  const int64_t first = at.distances().first;
   CancelTicks tick;
-  for (int64_t h = 0; h < form.heads; ++h) {
-    const std::vector<double> values = bias_by_distance(form, h, range);
-    for (int64_t i = 0; i < grid.queries; ++i) {
-      for (int64_t j = 0; j < grid.keys; ++j) {
+  for (int64_t h = 0; h < dense.shape[0]; ++h) {
+    for (int64_t i = 0; i < dense.shape[1]; ++i) {
+      for (int64_t j = 0; j < dense.shape[2]; ++j) {
         tick();
-        double sum = values[static_cast<size_t>(at.delta(i, j) - range.first)];
-        for (const DistanceBias& bias : *form.biases) {
-          if (bias.coordinates == nullptr) continue;
-          const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
-          if (row != ClassMap::kNone) sum += bias.table.multiplier * bias.table.view.at({h, row});
-        }
-        for (const KeyBias& bias : *form.key_biases) {
-          sum += bias.values.multiplier * bias.values.view.load(key_offset(bias.values.view, h, j));
-        }
-        out.store(out.offset({h, i, j}), sum);
+        f(h, at.delta(i, j) - first, dense.offset({h, i, j}));
       }
     }
   }
 }
 
-void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
+void dense_bias(const DenseForm& form, const GridPositions& at, const TensorView& out,
+                CancelToken* cancel) {
+  if (!by_distance(form)) return BiasScores(form, at.tokens(), cancel).write(out);
+  const TokenPositions distances = every_distance(at);
+  const Tensor values(DType::kFloat64, {form.heads, 1, distances.keys});
+  BiasScores(form, distances, cancel).write(values.view());
+  for_each_distance(out, at, [&](int64_t h, int64_t n, int64_t to) {
+    out.store(to, values.data<double>()[h * distances.keys + n]);
+  });
+}
+
+void bias_backward(const DenseForm& form, const GridPositions& at, const TensorView& dout,
+                   TermGradients& gradients, CancelToken* cancel) {
+  if (!by_distance(form)) return BiasScores(form, at.tokens(), cancel).pull_back(dout, gradients);
+  const TokenPositions distances = every_distance(at);
+  const Tensor sums(DType::kFloat64, {form.heads, 1, distances.keys});
+  for_each_distance(dout, at, [&](int64_t h, int64_t n, int64_t from) {
+    sums.data<double>()[h * distances.keys + n] += dout.load(from);
+  });
+  BiasScores(form, distances, cancel).pull_back(sums.view(), gradients);
+}
+
+void dense_rows(const DenseForm& form, const Grid& grid, const GridPositions& at,
                 const TensorView& out) {
   const int64_t out_step = out.strides[static_cast<size_t>(out.rank - 1)];
   std::vector<double> sum(static_cast<size_t>(form.columns));
@@ -115,70 +148,7 @@ void dense_rows(const Form& form, const Grid& grid, const GridPositions& at,
   }
 }
 
-// Adds what the pairs of each distance sum up to.
-void add_bias_gradient(const DistanceBias& bias, int64_t h, int64_t heads, int64_t first,
-                       const std::vector<double>& sums, TermGradients::Bias& gradient) {
-  CancelTicks tick;
-  for (size_t n = 0; n < sums.size(); ++n) {
-    tick();
-    const int64_t delta = first + static_cast<int64_t>(n);
-    const int64_t row = bias.map ? (*bias.map)(delta) : ClassMap::kNone;
-    if (!gradient.table.empty() && row != ClassMap::kNone) {
-      gradient.table[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
-          bias.table.multiplier * sums[n];
-    }
-    if (!gradient.slopes.empty() && delta != 0) {
-      gradient.slopes[static_cast<size_t>((delta < 0 ? 0 : heads) + h)] +=
-          bias.slopes.multiplier * static_cast<double>(delta) * sums[n];
-    }
-  }
-}
-
-void add_gradient_by_pair(const DistanceBias& bias, int64_t h, const Grid& grid,
-                          const GridPositions& at, const TensorView& dout,
-                          std::vector<double>& gradient) {
-  CancelTicks tick;
-  for (int64_t n = 0; n < grid.queries * grid.keys && !gradient.empty(); ++n) {
-    tick();
-    const int64_t i = n / grid.keys, j = n % grid.keys;
-    const int64_t row = (*bias.map)(delta_of(bias, at, i, j));
-    if (row == ClassMap::kNone) continue;
-    gradient[static_cast<size_t>(h * bias.table.view.shape[1] + row)] +=
-        bias.table.multiplier * dout.at({h, i, j});
-  }
-}
-
-void bias_backward(const Form& form, const Grid& grid, const GridPositions& at,
-                   const TensorView& dout, TermGradients& gradients) {
-  const auto [first, last] = at.distances();
-  CancelTicks tick;
-  for (int64_t h = 0; h < form.heads; ++h) {
-    std::vector<double> sums(static_cast<size_t>(last - first + 1), 0.0);
-    for (int64_t i = 0; i < grid.queries; ++i) {
-      for (int64_t j = 0; j < grid.keys; ++j) {
-        tick();
-        const double upstream = dout.at({h, i, j});
-        sums[static_cast<size_t>(at.delta(i, j) - first)] += upstream;
-        for (size_t n = 0; n < form.key_biases->size(); ++n) {
-          std::vector<double>& own = gradients.key_biases[n].table;
-          if (own.empty()) continue;
-          own[static_cast<size_t>(h * grid.keys + j)] +=
-              (*form.key_biases)[n].values.multiplier * upstream;
-        }
-      }
-    }
-    for (size_t b = 0; b < form.biases->size(); ++b) {
-      const DistanceBias& bias = (*form.biases)[b];
-      if (bias.coordinates == nullptr) {
-        add_bias_gradient(bias, h, form.heads, first, sums, gradients.biases[b]);
-      } else {
-        add_gradient_by_pair(bias, h, grid, at, dout, gradients.biases[b].table);
-      }
-    }
-  }
-}
-
-void rows_backward(const Form& form, const ReadTable& read, const Grid& grid,
+void rows_backward(const DenseForm& form, const ReadTable& read, const Grid& grid,
                    const GridPositions& at, const TensorView& dout, std::vector<double>& gradient) {
   if (gradient.empty()) return;
   const TensorView& table = read.table->view;
@@ -236,12 +206,12 @@ void dense(const Part& part, const Grid& grid, std::string_view which, const Ten
   const GridPositions at(part, grid);
   const TokenPositions tokens = at.tokens();
   const BoundPart bound(part, at.sizes(), std::vector<bool>(), &tokens);
-  const Form form = find_form(part, bound.terms(), grid, which);
+  const DenseForm form = find_form(part, bound.terms(), grid, which);
   check_floating(out, form.shape(grid), "out");
   check_output(out, form.shape(grid), out.dtype, "out");
   if (out.numel() == 0) return;
   if (form.biases != nullptr) {
-    dense_bias(form, grid, at, out);
+    dense_bias(form, at, out, cancel);
   } else {
     dense_rows(form, grid, at, out);
   }
@@ -259,7 +229,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   const GridPositions at(part, grid);
   const TokenPositions tokens = at.tokens();
   const BoundPart bound(part, at.sizes(), wants, &tokens);
-  const Form form = find_form(part, bound.terms(), grid, which);
+  const DenseForm form = find_form(part, bound.terms(), grid, which);
   check_floating(dout, form.shape(grid), "dout");
   for (size_t p = 0; p < wants.size(); ++p) {
     if (!wants[p]) continue;
@@ -269,7 +239,7 @@ void dense_backward(const Part& part, const Grid& grid, std::string_view which,
   TermGradients gradients = TermGradients::zeros(bound.terms());
   if (dout.numel() > 0) {
     if (form.biases != nullptr) {
-      bias_backward(form, grid, at, dout, gradients);
+      bias_backward(form, at, dout, gradients, cancel);
     } else {
       for (size_t n = 0; n < form.tables.size(); ++n) {
         rows_backward(form, form.tables[n], grid, at, dout,

@@ -21,8 +21,8 @@ std::string describe(const Terms& terms) {
   return text.empty() ? "no term" : text;
 }
 
-Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
-  Form form;
+DenseForm bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
+  DenseForm form;
   form.biases = &terms.biases;
   form.key_biases = &terms.key_biases;
   form.heads = -1;
@@ -59,8 +59,8 @@ Form bias_form(const std::string& who, const Terms& terms, const Grid& grid) {
   return form;
 }
 
-Form rows_form(const std::string& who, std::vector<ReadTable> tables) {
-  Form form;
+DenseForm rows_form(const std::string& who, std::vector<ReadTable> tables) {
+  DenseForm form;
   for (const ReadTable& read : tables) {
     const TensorView& view = read.table->view;
     const bool per_head = view.rank == 3;
@@ -91,7 +91,8 @@ bool has_key_form(const Terms& terms) {
 
 }  // namespace
 
-Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which) {
+DenseForm find_form(const Part& part, const Terms& terms, const Grid& grid,
+                    std::string_view which) {
   const std::string& who = part.scheme().name;
   check_value(which == "key" || which == "value", who, ": which: expected 'key' or 'value', got '",
               which, "'");

@@ -26,7 +26,7 @@ struct ReadTable {
 };
 
 // A bias of every head and pair, or a row of every pair: the sum of those of some tables.
-struct Form {
+struct DenseForm {
   const std::vector<DistanceBias>* biases = nullptr;  // null: rows
   const std::vector<KeyBias>* key_biases = nullptr;   // beside biases
   std::vector<ReadTable> tables;                      // of rows
@@ -42,7 +42,7 @@ struct Form {
 };
 
 // Throws Error where the terms have no form of the kind that `which`, "key" or "value", names.
-Form find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which);
+DenseForm find_form(const Part& part, const Terms& terms, const Grid& grid, std::string_view which);
 
 // The table whose rows the pairs read: of biases, else of rows, columns or values.
 std::optional<ReadTable> first_table(const Terms& terms);
