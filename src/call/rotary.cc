@@ -95,23 +95,15 @@ TokenPositions rows_at(const Part& part, int64_t length, int64_t offset,
 // cos and sin of every pair of a rotation at one row, times the magnitude, rounded once to T.
 template <typename T>
 struct Turn {
-  std::vector<double> wide_cos, wide_sin;
   std::vector<T> cos, sin;
 
   void set(const Rotation& rotation, const TokenPositions& at, int64_t head, int64_t row) {
-    const auto pairs = static_cast<size_t>(rotation.dims / 2);
-    wide_cos.resize(pairs);
-    wide_sin.resize(pairs);
-    cos.resize(pairs);
-    sin.resize(pairs);
-    for (size_t p = 0; p < pairs; ++p) {
-      const double angle = angle_of(at, rotation, static_cast<int64_t>(p), true, 0, head, row);
-      wide_cos[p] = std::cos(angle);
-      wide_sin[p] = std::sin(angle);
-    }
-    for (size_t p = 0; p < pairs; ++p) {
-      cos[p] = static_cast<T>(rotation.magnitude * wide_cos[p]);
-      sin[p] = static_cast<T>(rotation.magnitude * wide_sin[p]);
+    cos.clear();
+    sin.clear();
+    for (int64_t p = 0; p < rotation.dims / 2; ++p) {
+      const auto [c, s] = turn_of(at, rotation, p, true, 0, head, row);
+      cos.push_back(static_cast<T>(c));
+      sin.push_back(static_cast<T>(s));
     }
   }
 };
