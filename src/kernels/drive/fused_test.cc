@@ -1,5 +1,5 @@
-// Random lists of terms, no scheme involved: the fused path against the reference path, and both
-// against a plain dense formula; gradients of the reference path against finite differences.
+// Random lists of terms, no scheme involved: the fused path against the reference path, whose gradients
+// are compared with finite differences. tests/test_conformance.py compares it with formulas.
 #include "kernels/fused.h"
 
 #include <gtest/gtest.h>
@@ -20,172 +20,49 @@ namespace {
 
 using namespace random_terms;  // NOLINT: this test's cases
 
-double at(const TermData& data, std::initializer_list<int64_t> index) {
-  return data.multiplier * data.view.at(index);
-}
-
-double table_at(const TermData& data, int64_t h, int64_t m, int64_t d) {
-  return data.view.rank == 3 ? at(data, {h, m, d}) : at(data, {m, d});
-}
-
-// x[b, h, i] of queries with what is added to them, or of keys.
-double content(const Problem& p, bool query, int64_t b, int64_t h, int64_t i, int64_t d) {
-  if (!query) return p.key.at({b, h, i, d});
-  double x = p.query.at({b, h, i, d});
-  for (const TermData& u : p.terms.query_added) x += at(u, {h, d});
-  return x;
-}
-
-double angle_part(const Problem& p, bool query, int64_t b, int64_t h, int64_t i, int64_t d) {
-  for (const Rotation& r : p.terms.rotations) {
-    const int64_t n = d - r.start;
-    if (n < 0 || n >= r.dims) continue;
-    const bool half = r.layout == PairLayout::kHalf;
-    const int64_t pair = half ? n % (r.dims / 2) : n / 2;
-    const bool second = half ? n >= r.dims / 2 : n % 2 == 1;
-    const int64_t partner = r.start + (half ? (n + r.dims / 2) % r.dims : n ^ 1);
-    const auto coordinate = [&](int64_t axis) {
-      return static_cast<double>(query ? r.coordinates->query(axis, b, i)
-                                       : r.coordinates->key(axis, b, i));
-    };
-    if (r.tables.q_cos.view.given()) {
-      const int64_t own = query ? h / p.group() : h;
-      const double c = at(query ? r.tables.q_cos : r.tables.k_cos, {b, own, i, pair});
-      const double s = at(query ? r.tables.q_sin : r.tables.k_sin, {b, own, i, pair});
-      const double other = content(p, query, b, h, i, partner) * s;
-      return r.magnitude * (content(p, query, b, h, i, d) * c + (second ? other : -other));
-    }
-    double angle = 0.0;
-    if (r.head_frequency.view.given()) {
-      const int64_t own = query ? h / p.group() : h;
-      for (int64_t axis = 0; axis < 2; ++axis) {
-        const int64_t head = r.head_frequency.view.shape[1] == 1 ? 0 : own;
-        angle += coordinate(axis) * at(r.head_frequency, {axis, head, pair});
-      }
-    } else if (!r.axis.empty()) {
-      angle = coordinate(r.axis[pair]) * r.frequency[pair];
-    } else {
-      const int64_t position = query ? p.positions.query(b, i) : p.positions.key(b, i);
-      angle = static_cast<double>(position) * r.frequency[pair];
-    }
-    const double other = content(p, query, b, h, i, partner) * std::sin(angle);
-    const double own = content(p, query, b, h, i, d) * std::cos(angle);
-    return r.magnitude * (own + (second ? other : -other));
-  }
-  return content(p, query, b, h, i, d);
-}
-
-// The equation of terms.h, written out.
-struct Plain {
-  std::vector<double> out, lse;
-};
-
-Plain plain_forward(const Problem& p) {
-  Plain result;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    for (int64_t h = 0; h < p.heads; ++h) {
-      const int64_t hk = h / p.group();
-      for (int64_t i = 0; i < p.queries; ++i) {
-        std::vector<double> score(p.keys, -HUGE_VAL);
-        const auto [lo, hi] = p.visible.interval(b, i);
-        for (int64_t j = std::max<int64_t>(lo, 0); j < std::min(hi, p.keys); ++j) {
-          const auto word = static_cast<size_t>(b * p.tiles() + j / 64);
-          if (!p.visible.key_bits.empty() && ((p.visible.key_bits[word] >> (j % 64)) & 1U) == 0)
-            continue;
-          const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
-          const auto distance = [&](const auto& t) {
-            if (t.coordinates == nullptr) return delta;
-            return t.coordinates->key(t.axis, b, j) - t.coordinates->query(t.axis, b, i);
-          };
-          double s = 0.0;
-          for (int64_t d = 0; d < p.head_dim; ++d) {
-            double factor = 1.0;
-            for (const Rotation& r : p.terms.rotations) {
-              if (r.log_decay.empty() || d < r.start || d >= r.start + r.dims) continue;
-              factor = std::exp(static_cast<double>(delta) * r.log_decay[0]);
-            }
-            s += factor * angle_part(p, true, b, h, i, d) * angle_part(p, false, b, hk, j, d);
-          }
-          s *= p.scale;
-          for (const RowTable& t : p.terms.row_tables) {
-            const int64_t m = t.map(distance(t)), rank = t.table.view.shape[t.table.view.rank - 1];
-            for (int64_t d = 0; m >= 0 && d < rank; ++d) {
-              double a =
-                  t.factor.view.given() ? at(t.factor, {b, h, i, d}) : p.query.at({b, h, i, d});
-              if (t.added.view.given()) a += at(t.added, {h, d});
-              s += t.scale.value_or(p.scale) * a * table_at(t.table, h, m, d);
-            }
-          }
-          for (const ColumnTable& t : p.terms.column_tables) {
-            const int64_t m = t.map(delta);
-            for (int64_t d = 0; m >= 0 && d < p.head_dim; ++d) {
-              const double c =
-                  t.factor.view.given() ? at(t.factor, {b, hk, j, d}) : p.key.at({b, hk, j, d});
-              s += t.scale.value_or(p.scale) * c * table_at(t.table, h, m, d);
-            }
-          }
-          for (const DistanceBias& t : p.terms.biases) {
-            const int64_t m = t.map ? (*t.map)(distance(t)) : ClassMap::kNone;
-            if (m >= 0) s += at(t.table, {h, m});
-            if (!t.slopes.view.given()) continue;
-            s += at(t.slopes, {delta < 0 ? 0 : 1, h}) * static_cast<double>(delta);
-          }
-          for (const KeyBias& t : p.terms.key_biases) {
-            s += t.values.view.rank == 3 ? at(t.values, {b, h, j}) : at(t.values, {h, j});
-          }
-          if (p.softcap > 0.0) s = p.softcap * std::tanh(s / p.softcap);
-          if (p.visible.mask.given()) s += p.visible.mask.at({b, h, i, j});
-          score[j] = s;
-        }
-        const auto keys = static_cast<std::ptrdiff_t>(score.size());
-        for (const TermData& t : p.terms.sinks) {
-          score.push_back(t.view.rank == 3 ? at(t, {b, h, i}) : at(t, {h}));
-        }
-        const double top = *std::max_element(score.begin(), score.end());
-        double sum = 0.0;
-        for (double s : score) sum += s == -HUGE_VAL ? 0.0 : std::exp(s - top);
-        result.lse.push_back(sum > 0.0 ? top + std::log(sum) : -HUGE_VAL);
-        score.erase(score.begin() + keys, score.end());  // sinks have no values
-        for (int64_t d = 0; d < p.value_dim; ++d) {
-          double o = 0.0;
-          for (int64_t j = 0; j < p.keys; ++j) {
-            const double s = score[j];
-            if (s == -HUGE_VAL) continue;
-            const int64_t delta = p.positions.key(b, j) - p.positions.query(b, i);
-            double v = p.value.at({b, hk, j, d});
-            for (const ValueTable& t : p.terms.value_tables) {
-              if (t.map(delta) >= 0) v += table_at(t.table, h, t.map(delta), d);
-            }
-            double kept = 1.0;
-            if (p.dropout.active()) {
-              kept = p.dropout.keeps(b, h, i, j) ? p.dropout.keep_scale() : 0.0;
-            }
-            o += std::exp(s - top) / sum * kept * v;
-          }
-          result.out.push_back(o);
-        }
-      }
-    }
-  }
-  return result;
-}
-
 // Whether a case's numbers are compared; its calls are made in any case.
 bool compared(uint64_t seed) { return !kSanitized || seed % 6 == 0; }
 
-TEST(Terms, ReferenceEqualsThePlainFormula) {
-  for_cases(cases(120), drawn(), any, [](const Case& c, uint64_t seed) {
-    Results r(c, DType::kFloat64);
-    reference_forward(c.p, {r.out.view(), r.lse.view(), {}});
-    if (!compared(seed)) return;
-    const Plain plain = plain_forward(c.p);
-    for (size_t n = 0; n < plain.out.size(); ++n) {
-      ASSERT_NEAR(r.out.data<double>()[n], plain.out[n], 1e-9) << "out, seed " << seed;
-    }
-    for (size_t n = 0; n < plain.lse.size(); ++n) {
-      if (plain.lse[n] == r.lse.data<double>()[n]) continue;
-      ASSERT_NEAR(r.lse.data<double>()[n], plain.lse[n], 1e-9) << "lse, seed " << seed;
-    }
+// No scheme gives a column table a factor or a scale of its own. The keys as its factor change no bit, and
+// a scale is a multiplier.
+TEST(Terms, AGivenFactorIsWhatTheKeyWouldBe) {
+  constexpr int64_t kLength = 20, kDim = 6, kReach = 4;
+  PlainCall call(9, kLength, kLength, kDim, 2, 4, 2);
+  ColumnTable& term = add_term(call.p.terms.column_tables, ClassMap::clamp(-kReach, kReach),
+                               call.trained({4, 2 * kReach + 1, kDim}));
+  const auto scores = [&] {
+    const Tensor out(DType::kFloat64, {2, 4, kLength, kLength});
+    reference_scores(call.p, out.view());
+    return std::vector<double>(out.data<double>(), out.data<double>() + out.view().numel());
+  };
+  const std::vector<double> content = scores();
+  term.factor = TermData::parameter(call.k.view(), false);
+  EXPECT_EQ(scores(), content);
+  term.scale = 0.5;
+  const std::vector<double> scaled = scores();
+  EXPECT_NE(scaled, content);
+  term.scale.reset();
+  term.table.multiplier = 0.5;
+  EXPECT_EQ(scores(), scaled);
+}
+
+// Multipliers are made powers of two, so that numbers which have them already give the same bits.
+TEST(Terms, AMultiplierIsThatOfTheNumbers) {
+  for_cases(cases(60), drawn(), any, [](Case& c, uint64_t seed) {
+    Results with(c, DType::kFloat64), without(c, DType::kFloat64);
+    TermGradients none = TermGradients::like(c.p.terms);
+    for_each_number(c.p.terms, none, [](const char*, TermData& data, auto&, HeadAxis) {
+      data.multiplier = std::exp2(std::round(std::log2(data.multiplier)));
+    });
+    reference_forward(c.p, {with.out.view(), with.lse.view(), {}});
+    for_each_number(c.p.terms, none, [](const char*, TermData& data, auto&, HeadAxis) {
+      for (int64_t n = 0; data.multiplier != 1.0 && n < data.view.numel(); ++n) {
+        data.view.store(n, data.view.load(n) * data.multiplier);
+      }
+      data.multiplier = 1.0;
+    });
+    reference_forward(c.p, {without.out.view(), without.lse.view(), {}});
+    expect_same(without, with, "seed " + std::to_string(seed));
   });
 }
 
