@@ -61,10 +61,10 @@ enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 
 // Causal attention; with every kind of term that tiles read and dropout, at consecutive positions or
 // at others.
-struct Call : random_terms::PlainCall {
+struct CountedCall : random_terms::PlainCall {
   static constexpr int64_t kHeads = 2, kDim = 32, kReach = 4, kClasses = 2 * kReach + 1;
 
-  Call(Kind kind, int64_t length) : PlainCall(3, length, length, kDim, 1, kHeads, kHeads) {
+  CountedCall(Kind kind, int64_t length) : PlainCall(3, length, length, kDim, 1, kHeads, kHeads) {
     p.scale = 0.3;
     p.threads = 1;
     for (int64_t i = 0; i < length; ++i) p.visible.span.emplace_back(0, i + 1);
@@ -122,10 +122,10 @@ constexpr int64_t kShort = 2048, kLong = 4096;
 constexpr Kind kKinds[] = {Kind::kPlain, Kind::kEveryTerm, Kind::kEveryTermAnywhere};
 
 TEST(Allocations, OfACallDoNotGrowWithItsLength) {
-  Call(Kind::kPlain, kShort).of_forward();  // a process's first allocates what stays
+  CountedCall(Kind::kPlain, kShort).of_forward();  // a process's first allocates what stays
   for (const Kind kind : kKinds) {
     SCOPED_TRACE(static_cast<int>(kind));
-    Call few(kind, kShort), many(kind, kLong);
+    CountedCall few(kind, kShort), many(kind, kLong);
     const int64_t forward = few.of_forward(), backward = few.of_backward();
     EXPECT_GT(forward, 0) << "the test counts nothing";
     EXPECT_EQ(many.of_forward(), forward);
@@ -134,7 +134,7 @@ TEST(Allocations, OfACallDoNotGrowWithItsLength) {
 }
 
 // Allocations of one block over its tiles, once its lists have grown.
-int64_t of_block(const Call& call, const Kernels& kernels) {
+int64_t of_block(const CountedCall& call, const Kernels& kernels) {
   Workspace memory;
   const Plan plan(call.p, false, memory, false, kernels);
   ForwardBlock x(plan, memory);
@@ -160,7 +160,7 @@ int64_t of_block(const Call& call, const Kernels& kernels) {
 TEST(Allocations, ABlockMakesNoneOnAnyTarget) {
   for (const Kernels& kernels : usable_kernels()) {
     for (const Kind kind : kKinds) {
-      EXPECT_EQ(of_block(Call(kind, kShort), kernels), 0)
+      EXPECT_EQ(of_block(CountedCall(kind, kShort), kernels), 0)
           << kernels.name << ", " << static_cast<int>(kind);
     }
   }

@@ -20,8 +20,8 @@ using random_terms::add_term;
 constexpr int64_t kBatch = 24, kHeads = 4, kLength = 32, kDim = 32;
 
 // Short heads, with trained terms as wanted.
-struct Call : random_terms::PlainCall {
-  explicit Call(int64_t length = kLength, int64_t kv_heads = kHeads, int64_t batch = kBatch)
+struct ShortCall : random_terms::PlainCall {
+  explicit ShortCall(int64_t length = kLength, int64_t kv_heads = kHeads, int64_t batch = kBatch)
       : PlainCall(7, length, length, kDim, batch, kHeads, kv_heads) {
     p.scale = 0.2;
   }
@@ -42,17 +42,17 @@ struct Call : random_terms::PlainCall {
 };
 
 TEST(ShortBackward, IsOneParallelRegion) {
-  EXPECT_EQ(Call().teams(2), 1);
-  EXPECT_EQ(Call().teams(1), 0);
-  EXPECT_EQ(Call(kLength, 1).teams(2), 1) << "heads of a group";
-  EXPECT_EQ(Call(200).teams(2), 1) << "several blocks and tiles";
+  EXPECT_EQ(ShortCall().teams(2), 1);
+  EXPECT_EQ(ShortCall().teams(1), 0);
+  EXPECT_EQ(ShortCall(kLength, 1).teams(2), 1) << "heads of a group";
+  EXPECT_EQ(ShortCall(200).teams(2), 1) << "several blocks and tiles";
 }
 
 TEST(ShortBackward, OfTrainedTermsIsAFew) {
-  Call biased;
+  ShortCall biased;
   biased.train_bias();
   EXPECT_EQ(biased.teams(2), 2) << "blocks, then sums of all pairs";
-  Call of_keys;
+  ShortCall of_keys;
   of_keys.p.terms.key_biases = {{of_keys.trained({kHeads, kLength})}};
   EXPECT_EQ(of_keys.teams(2), 3) << "keys' own sums are written after their blocks";
 }
@@ -60,7 +60,7 @@ TEST(ShortBackward, OfTrainedTermsIsAFew) {
 // A mask that batch rows share takes its gradient from one pair after another: no team computes that of
 // one block.
 TEST(ShortBackward, OfASharedMaskWakesNobody) {
-  Call call;
+  ShortCall call;
   const int64_t row = kLength * kLength;
   std::vector<double> gradient(kHeads * row);
   const ProblemGradients own = call.gradients();
@@ -85,8 +85,8 @@ TEST(ShortBackward, HasTheBitsOfManyThreads) {
   for (const int64_t length : {kLength, int64_t{200}}) {
     for (const int64_t kv_heads : {kHeads, int64_t{1}}) {
       for (const bool trained : {false, true}) {
-        Call alone(length, kv_heads, 6), many(length, kv_heads, 6);
-        for (Call* call : {&alone, &many}) {
+        ShortCall alone(length, kv_heads, 6), many(length, kv_heads, 6);
+        for (ShortCall* call : {&alone, &many}) {
           if (trained) call->train_bias();
         }
         EXPECT_EQ(alone.teams(1), 0);
@@ -102,7 +102,7 @@ TEST(ShortBackward, HasTheBitsOfManyThreads) {
 }
 
 TEST(ShortBackward, WithoutQueriesGivesZeros) {
-  Call call;
+  ShortCall call;
   for (Tensor* t : {&call.q, &call.dout, &call.out, &call.dq}) {
     *t = Tensor(DType::kFloat32, {kBatch, kHeads, 0, kDim});
   }
@@ -117,7 +117,7 @@ TEST(ShortBackward, WithoutQueriesGivesZeros) {
 }
 
 // Both passes of a call on one thread.
-void run(Call& call, const Kernels& kernels) {
+void run(ShortCall& call, const Kernels& kernels) {
   call.p.kernels = &kernels;
   call.teams(1);
 }
@@ -138,8 +138,8 @@ TEST(NotFinite, HiddenKeysChangeNoBit) {
   constexpr int64_t kHidden[] = {5, 20};
   for (const Kernels& kernels : usable_kernels()) {
     SCOPED_TRACE(kernels.name);
-    Call finite(kOdd), odd(kOdd);
-    for (Call* call : {&finite, &odd}) {
+    ShortCall finite(kOdd), odd(kOdd);
+    for (ShortCall* call : {&finite, &odd}) {
       uint64_t bits = (uint64_t{1} << kOdd) - 1;
       for (const int64_t j : kHidden) bits &= ~(uint64_t{1} << j);
       call->p.visible.key_bits.assign(kBatch, bits);
@@ -167,8 +167,8 @@ TEST(NotFinite, AKeyReachesOnlyTheQueriesThatSeeIt) {
   constexpr int64_t kPart = 10, kKey = 30;
   for (const Kernels& kernels : usable_kernels()) {
     SCOPED_TRACE(kernels.name);
-    Call finite(kOdd), odd(kOdd);
-    for (Call* call : {&finite, &odd}) {
+    ShortCall finite(kOdd), odd(kOdd);
+    for (ShortCall* call : {&finite, &odd}) {
       for (int64_t i = 0; i < kOdd; ++i) {
         call->p.visible.span.emplace_back(0, i % 2 == 0 ? kPart : kOdd);
       }
@@ -192,8 +192,8 @@ TEST(NotFinite, AQueryReachesOnlyTheKeysThatItSees) {
   for (const Kernels& kernels : usable_kernels()) {
     for (const bool of_query : {true, false}) {
       SCOPED_TRACE(kernels.name);
-      Call finite(kOdd), odd(kOdd);
-      for (Call* call : {&finite, &odd}) {
+      ShortCall finite(kOdd), odd(kOdd);
+      for (ShortCall* call : {&finite, &odd}) {
         for (int64_t i = 0; i < kOdd; ++i) call->p.visible.span.emplace_back(0, i + 1);
       }
       for_each_number(of_query ? odd.q : odd.dout, kRow, [](float& x) { x = kNaN; });

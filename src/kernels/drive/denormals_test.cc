@@ -11,8 +11,8 @@ namespace relpos {
 namespace {
 
 // Two batch rows, two key heads of two query heads each; every number is `size`.
-struct Call : random_terms::PlainCall {
-  Call() : PlainCall(1, 3, 6, 5, 2, 4, 2) {
+struct TinyCall : random_terms::PlainCall {
+  TinyCall() : PlainCall(1, 3, 6, 5, 2, 4, 2) {
     for (Tensor* tensor : {&q, &k, &v, &dout}) fill(*tensor, 0.5f);
   }
   static void fill(const Tensor& tensor, float size) {
@@ -23,18 +23,18 @@ struct Call : random_terms::PlainCall {
 };
 
 TEST(FloatControl, FlushesUnlessAPairIsTiny) {
-  EXPECT_EQ(Call().of_forward(), kFlushDenormals);
-  EXPECT_EQ(Call().of_backward(), kFlushDenormals);
-  Call call;
-  Call::fill(call.v, 1e-40f);
+  EXPECT_EQ(TinyCall().of_forward(), kFlushDenormals);
+  EXPECT_EQ(TinyCall().of_backward(), kFlushDenormals);
+  TinyCall call;
+  TinyCall::fill(call.v, 1e-40f);
   EXPECT_EQ(call.of_forward(), kKeepDenormals);
   EXPECT_EQ(call.of_backward(), kKeepDenormals);
   call.v.data<float>()[0] = 1.0f;  // of another pair
   EXPECT_EQ(call.of_forward(), kKeepDenormals);
   call.v.data<float>()[call.v.view().numel() - 1] = NAN;
   EXPECT_EQ(call.of_forward(), kFlushDenormals);
-  Call hidden;  // nobody sees the key that is not tiny
-  Call::fill(hidden.v, 1e-40f);
+  TinyCall hidden;  // nobody sees the key that is not tiny
+  TinyCall::fill(hidden.v, 1e-40f);
   hidden.v.data<float>()[hidden.v.view().numel() - 1] = 1.0f;
   hidden.p.visible.span.assign(3, {0, 5});
   EXPECT_EQ(hidden.of_forward(), kKeepDenormals);
@@ -47,9 +47,9 @@ TEST(FloatControl, FlushesUnlessAPairIsTiny) {
   hidden.p.visible.key_bits.clear();
   hidden.p.visible.mask = TensorView(mask.data<bool>(), DType::kBool, {2, 4, 3, 6}, {0, 0, 0, 1});
   EXPECT_EQ(hidden.of_forward(), kKeepDenormals);
-  for (Tensor Call::* tensor : {&Call::q, &Call::k, &Call::dout}) {
-    Call tiny;
-    Call::fill(tiny.*tensor, 1e-38f);
+  for (Tensor TinyCall::* tensor : {&TinyCall::q, &TinyCall::k, &TinyCall::dout}) {
+    TinyCall tiny;
+    TinyCall::fill(tiny.*tensor, 1e-38f);
     EXPECT_EQ(tiny.of_forward(), kFlushDenormals);
     EXPECT_EQ(tiny.of_backward(), kKeepDenormals);
   }

@@ -30,7 +30,7 @@ BiasPlan expand_table(const Problem& p, int64_t n, std::pair<int64_t, int64_t> r
   const DistanceBias& term = p.terms.biases[n];
   BiasPlan plan;
   plan.term = n;
-  plan.window = Window(*term.map, range, memory);
+  plan.window = ClassWindow(*term.map, range, memory);
   fill_cells(p, plan, memory, [&](int64_t h, int64_t c) {
     const int64_t row = plan.window.class_of(c);
     return row == ClassMap::kNone ? 0.0 : term.table.view.at({h, row}) * term.table.multiplier;

@@ -20,7 +20,7 @@ class Plan;
 struct BiasPlan {
   int64_t term = 0;     // of Terms::biases
   bool sloped = false;  // read at a distance less the shift of its row (row_shift.h)
-  Window window;        // without classes where sloped
+  ClassWindow window;   // without classes where sloped
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip

@@ -12,7 +12,8 @@
 
 namespace relpos {
 
-Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace& memory) {
+ClassWindow::ClassWindow(const ClassMap& map, std::pair<int64_t, int64_t> range,
+                         Workspace& memory) {
   const int64_t first = map.first_distance(), last = map.last_distance();
   lo = std::clamp(range.first, first, last);
   width = std::clamp(range.second, lo, last) - lo + 1;
@@ -26,7 +27,7 @@ Window::Window(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace
   right = map(last + 1);
 }
 
-int64_t Runs::count_of(const Window& window) {
+int64_t Runs::count_of(const ClassWindow& window) {
   int64_t count = 1;
   in_pieces(window.width + 1, [&](int64_t from, int64_t to) {
     for (int64_t c = from; c < to; ++c) count += window.class_of(c) != window.class_of(c - 1);
@@ -34,7 +35,7 @@ int64_t Runs::count_of(const Window& window) {
   return count;
 }
 
-Runs::Runs(const Window& window, Workspace& memory)
+Runs::Runs(const ClassWindow& window, Workspace& memory)
     : lo(window.lo - 1),
       count(count_of(window)),
       index(memory.take<int32_t>(window.width + 2)),
@@ -81,7 +82,7 @@ void load_rows(const TensorView& table, double multiplier, int64_t head, const i
 
 }  // namespace
 
-TablePlan::TablePlan(const Problem& p, Window over, const TermData& table, bool by_runs,
+TablePlan::TablePlan(const Problem& p, ClassWindow over, const TermData& table, bool by_runs,
                      bool with_rows, bool with_transposed, Workspace& memory)
     : window(std::move(over)) {
   const TensorView view = four_axes(table.view);
@@ -268,7 +269,7 @@ void fill_pads(const Kernels& kernels, const TablePlan& table, int rows, const C
 
 void fold_pads(const Kernels& kernels, const TablePlan& table, int rows, const Cut& at,
                float* cells, int64_t stride) {
-  const Window& window = table.window;
+  const ClassWindow& window = table.window;
   const auto fold = [&](int64_t pad, int64_t into) {
     kernels.add_row_sums(rows, kPad, cells + pad, stride, cells + into, stride);
   };

@@ -27,14 +27,14 @@ struct Cut {
 };
 
 // Distances [lo, lo + width) with the class of each; outside lies one class on either side.
-struct Window {
+struct ClassWindow {
   int64_t lo = 0, width = 1;
   Buffer<int64_t> classes;  // [width]
   int64_t left = ClassMap::kNone, right = ClassMap::kNone;
 
-  Window() = default;
+  ClassWindow() = default;
   // The map's own window, cut to the distances that occur.
-  Window(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace& memory);
+  ClassWindow(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace& memory);
   // The class of distance lo + c, outside too.
   int64_t class_of(int64_t c) const noexcept {
     return c < 0 ? left : c >= width ? right : classes[c];
@@ -53,8 +53,8 @@ struct Runs {
   Buffer<int64_t> classes;  // of each run, then kNone up to a multiple of kLanes
 
   Runs() = default;
-  Runs(const Window& window, Workspace& memory);
-  static int64_t count_of(const Window& window);
+  Runs(const ClassWindow& window, Workspace& memory);
+  static int64_t count_of(const ClassWindow& window);
   int64_t operator()(int64_t distance) const noexcept {
     return index[std::clamp<int64_t>(distance - lo, 0, index.size() - 1)];
   }
@@ -62,7 +62,7 @@ struct Runs {
 
 // A row, column or value table, an entry for each cell of its window, or for each run of it.
 struct TablePlan {
-  Window window;
+  ClassWindow window;
   Runs runs;                         // empty: an entry is a cell
   const int64_t* classes = nullptr;  // of the entries; kNone: a row of zeros
   int64_t entries = 0;
@@ -75,7 +75,7 @@ struct TablePlan {
   const CoordinateTiles* at = nullptr;  // what a row table is read by; null: positions
 
   // `by_runs`: entries are runs, padded with zero rows to a multiple of kLanes.
-  TablePlan(const Problem& p, Window over, const TermData& table, bool by_runs, bool with_rows,
+  TablePlan(const Problem& p, ClassWindow over, const TermData& table, bool by_runs, bool with_rows,
             bool with_transposed, Workspace& memory);
   // The entries that read a row, those of one row together and in ascending order.
   std::vector<int64_t> by_class() const;
@@ -143,14 +143,6 @@ class GroupCuts {
 struct TableSums {
   float* cells = nullptr;
 
-  TableSums(const TablePlan& table, const std::vector<double>& gradient, int64_t group,
-            auto& memory)
-      : cells(memory.floats(!gradient.empty(), size(table, group))) {}
-  static int64_t bytes(std::span<const TablePlan> tables, int64_t group) noexcept {
-    int64_t sum = 0;
-    for (const TablePlan& table : tables) sum += size(table, group) * 4;
-    return sum;
-  }
   static int64_t size(const TablePlan& table, int64_t group) noexcept {
     return (table.heads == 1 ? 1 : group) * table.entries * table.padded_rank;
   }

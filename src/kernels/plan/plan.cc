@@ -54,7 +54,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
   expand_key_biases(*this, memory);
   for (const RowTable& term : p.terms.row_tables) {
     const CoordinateTiles* at = coordinates.of(term);
-    Window window(term.map, at == nullptr ? range : at->range(), memory);
+    ClassWindow window(term.map, at == nullptr ? range : at->range(), memory);
     const bool by_runs = Runs::count_of(window) * 4 < window.width * 3;
     row_tables.emplace_back(p, std::move(window), term.table, by_runs, backward, true, memory);
     row_tables.back().scale = term.scale.value_or(p.scale);
@@ -62,22 +62,22 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
   }
   for (const ValueTable& term : p.terms.value_tables) {
     if (!p.value.given()) continue;
-    value_tables.emplace_back(p, Window(term.map, range, memory), term.table, false, !backward,
+    value_tables.emplace_back(p, ClassWindow(term.map, range, memory), term.table, false, !backward,
                               backward, memory);
   }
   tile_floats = D * kTile + (backward ? kTile * Dp + Dv * kTile : kTile * Dvp);
   if (unit != nullptr) tile_floats = pairs.tile();
   for (const ColumnTable& term : p.terms.column_tables) {
     columns.push_back(
-        {TablePlan(p, Window(term.map, range, memory), term.table, true, true, true, memory),
+        {TablePlan(p, ClassWindow(term.map, range, memory), term.table, true, true, true, memory),
          tile_floats});
-    columns.back().table.scale = term.scale.value_or(p.scale);
-    tile_floats += kTile * columns.back().table.padded_rank;
+    columns.back().scale = term.scale.value_or(p.scale);
+    tile_floats += kTile * columns.back().padded_rank;
   }
   skips_tiles = p.softcap == 0.0 && find_peaks(*this, biases, memory);
 }
 
-int64_t Plan::most_cells(const Window& window) const noexcept {
+int64_t Plan::most_cells(const ClassWindow& window) const noexcept {
   return p.positions.consecutive ? std::min(window.width, p.keys + kRows + kLanes) : window.width;
 }
 
@@ -85,8 +85,8 @@ void Plan::round(float* row, int64_t n) const noexcept {
   for (int64_t d = 0; rounds && d < n; ++d) row[d] = widen_bfloat16(round_bfloat16(row[d]));
 }
 
-Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
-                          float* memory) const {
+Plan::FloatRows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
+                               float* memory) const {
   const float* in_place = rotations.none() ? row_in_place(p.key, b, kv_head, first) : nullptr;
   if (in_place != nullptr && !backward) return {in_place, p.key.strides[2]};
   for (int64_t c = 0; c < count; ++c) {
@@ -97,8 +97,8 @@ Plan::Rows Plan::key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t cou
   return {memory, Dp};
 }
 
-Plan::Rows Plan::value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
-                            float* memory) const {
+Plan::FloatRows Plan::value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
+                                 float* memory) const {
   const float* in_place = row_in_place(p.value, b, kv_head, first);
   // The values of a packed tile have no gaps.
   const bool packed = p.value.strides[2] == Dvp && Dv == Dvp &&
@@ -130,7 +130,7 @@ void Plan::pack_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, f
   tile.kt = memory;
   float* rest = memory + D * kTile;
   float* to = backward ? rest : rows;
-  const Rows k = key_rows(b, kv_head, first, count, to);
+  const FloatRows k = key_rows(b, kv_head, first, count, to);
   tile.k_finite = kernels.transpose(k.data, k.stride, count, D, memory);
   if (skips_tiles) tile.norm = kernels.largest_norm(memory, count, D);
   if (backward) {
@@ -209,7 +209,7 @@ void Plan::pack_pairs(int64_t b, int64_t kv_head, int64_t first, int64_t count, 
 
 void Plan::pack_values(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                        float* rows, KeyTile& tile) const {
-  const Rows v = value_rows(b, kv_head, first, count, backward ? rows : memory);
+  const FloatRows v = value_rows(b, kv_head, first, count, backward ? rows : memory);
   if (backward) {
     tile.v_finite = kernels.transpose(v.data, v.stride, count, Dv, memory);
     tile.vt = memory;
@@ -226,13 +226,12 @@ void Plan::pack_factors(int64_t b, int64_t kv_head, int64_t first, int64_t count
     const ColumnPlan& column = columns[n];
     const TermData& factor = p.terms.column_tables[n].factor;
     const bool own = factor.view.given();
-    const auto scale =
-        static_cast<float>(column.table.scale * (own ? factor.multiplier : 1.0) * kLog2e);
-    const int64_t rank = column.table.padded_rank;
+    const auto scale = static_cast<float>(column.scale * (own ? factor.multiplier : 1.0) * kLog2e);
+    const int64_t rank = column.padded_rank;
     float* rows = memory + column.factors_at;
     std::fill_n(rows + count * rank, (kTile - count) * rank, 0.0f);
     for (int64_t c = 0; c < count; ++c) {
-      load_row(own ? factor.view : p.key, b, kv_head, first + c, column.table.rank, rank,
+      load_row(own ? factor.view : p.key, b, kv_head, first + c, column.rank, rank,
                rows + c * rank);
     }
     kernels.scale(count, rank, rows, rank, &scale, 0, rows, rank);

@@ -28,8 +28,7 @@ inline constexpr int64_t kTilesAtATime = 8;
 bool reads_in_place(const Problem& p);
 
 // A column table over its runs; rows past the last run, up to a multiple of kLanes, are zero.
-struct ColumnPlan {
-  TablePlan table;
+struct ColumnPlan : TablePlan {
   int64_t factors_at = 0;  // where a packed tile holds c_j s2 log2(e) [kTile, padded rank]
 };
 
@@ -69,8 +68,8 @@ class Plan {
     return unit != nullptr && !rotations.decays() ? p.scale : kLn2;
   }
   // The most cells of a window that the distances of a block reach, and from one row's to the next's.
-  int64_t most_cells(const Window& window) const noexcept;
-  int64_t cell_stride(const Window& window) const noexcept {
+  int64_t most_cells(const ClassWindow& window) const noexcept;
+  int64_t cell_stride(const ClassWindow& window) const noexcept {
     return round_up(most_cells(window) + 2 * kPad, kLanes);
   }
   // Floats of scratch that packing a tile takes.
@@ -87,12 +86,13 @@ class Plan {
 
  private:
   // Rows of keys or values of a head, in place or loaded into `memory`, `stride` apart.
-  struct Rows {
+  struct FloatRows {
     const float* data;
     int64_t stride;
   };
-  Rows key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
-  Rows value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
+  FloatRows key_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory) const;
+  FloatRows value_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count,
+                       float* memory) const;
   void pack_rows(int64_t b, int64_t kv_head, int64_t first, int64_t count, float* memory,
                  float* rows, KeyTile& tile) const;
   // The same as pairs for the unit.

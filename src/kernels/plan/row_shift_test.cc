@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t kLength = 20;
 
 // Query i stands at `apart` * i, as key i does.
-struct Call : random_terms::PlainCall {
-  explicit Call(int64_t apart) : PlainCall(7, kLength, kLength, 8) {
+struct SpacedCall : random_terms::PlainCall {
+  explicit SpacedCall(int64_t apart) : PlainCall(7, kLength, kLength, 8) {
     p.terms.key_biases = {{trained({1, kLength})}};
     p.terms.key_biases[0].values.multiplier = 2.0;
     p.positions.consecutive = false;
@@ -23,7 +23,7 @@ struct Call : random_terms::PlainCall {
 };
 
 TEST(Shifts, OfKeyBiasesAreSharedByQueriesAtNeighbouringPositions) {
-  const Call near(1), apart(6);
+  const SpacedCall near(1), apart(6);
   const Shifts shared(near.p), own(apart.p);
   const TensorView& values = near.p.terms.key_biases[0].values.view;
   const auto bias = [&](int64_t key) { return 2.0 * values.load(key); };

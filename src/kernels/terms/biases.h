@@ -1,6 +1,6 @@
 // b[h, m(delta)]. The rows of a block read them where the plan has written them (plan/bias_plan.h); their
 // gradients are summed in cells of a worker's own.
-// Reference twin: terms_of_a_pair.h.
+// Reference twins: Head::score_row() and HeadGradient::add_bias().
 #pragma once
 
 #include <vector>

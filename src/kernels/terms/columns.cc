@@ -13,7 +13,7 @@ constexpr int64_t kOffsets = kTile + kRows + 2 * kLanes;
 int64_t product_stride(const Plan& plan) {
   int64_t widest = 0;
   for (const ColumnPlan& term : plan.columns) {
-    const int64_t runs = term.table.entries;
+    const int64_t runs = term.entries;
     widest = std::max(widest, plan.p.positions.consecutive ? std::min(runs, kOffsets) : runs);
   }
   return widest == 0 ? 0 : round_up(widest, kLanes) + 3 * kLanes;
@@ -38,27 +38,12 @@ int64_t key_position(const KeyTile& tile, int64_t key) {
 
 }  // namespace
 
-ColumnTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
-  for (size_t n = 0; n < plan.columns.size(); ++n) {
-    tables.emplace_back(plan.columns[n].table, wants.column_tables[n].table, plan.p.group(),
-                        memory);
-  }
-}
-
 ColumnTables::KeySums::KeySums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
   for (size_t n = 0; n < plan.columns.size(); ++n) {
     const bool by_key = !plan.p.terms.column_tables[n].factor.view.given();
     factors.push_back(memory.by_key(by_key || wanted(wants.column_tables[n].factor), 1,
-                                    plan.columns[n].table.padded_rank));
+                                    plan.columns[n].padded_rank));
   }
-}
-
-int64_t ColumnTables::bytes(const Plan& plan) {
-  int64_t sum = 0;
-  for (const ColumnPlan& column : plan.columns) {
-    sum += TableSums::bytes({&column.table, 1}, plan.p.group());
-  }
-  return sum;
 }
 
 ColumnTables::ColumnTables(const Plan& plan, Workspace& memory)
@@ -78,7 +63,7 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
     k_low = *std::min_element(tile.positions, tile.positions + kTile);
     k_high = *std::max_element(tile.positions, tile.positions + kTile);
   }
-  const int64_t low = term.table.runs(k_low - *q_high), high = term.table.runs(k_high - *q_low);
+  const int64_t low = term.runs(k_low - *q_high), high = term.runs(k_high - *q_low);
   Reach at;
   at.first = low / kLanes * kLanes;
   at.width = round_up(high + 1 - at.first, kLanes);
@@ -94,7 +79,7 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
     // Lanes past the last row read the run of the farthest distance that a row has.
     for (int64_t n = 0; n < kTile + round_up(rows, kLanes); ++n) {
       const int64_t distance = std::max(k_high - *q_low - n, k_low - *q_high);
-      runs_[n] = static_cast<int32_t>(term.table.runs(distance) - at.first);
+      runs_[n] = static_cast<int32_t>(term.runs(distance) - at.first);
     }
   }
   return at;
@@ -102,12 +87,12 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
 
 int64_t ColumnTables::run(const ColumnPlan& term, const Reach& at, const Block& block,
                           const KeyTile& tile, int row, int64_t key) {
-  return term.table.runs(key_position(tile, key) - block.position[row]) - at.first;
+  return term.runs(key_position(tile, key) - block.position[row]) - at.first;
 }
 
 void ColumnTables::multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile,
                             const Reach& at) {
-  const TablePlan& table = term.table;
+  const TablePlan& table = term;
   const float* panels = table.head_panels(head);
   for (int64_t from = at.first; from < at.first + at.width;) {
     const int64_t panel = from / kTile;
@@ -178,7 +163,7 @@ void ColumnTables::after_tile(const BlockGradients& rows, const KeyTile& tile, i
   if (plan_.columns.empty() || !state.take_turn(state.sums, t)) return;
   for (size_t n = 0; n < plan_.columns.size(); ++n) {
     const ColumnPlan& term = plan_.columns[n];
-    const TablePlan& table = term.table;
+    const TablePlan& table = term;
     const TableSums& own = sums.tables[n];
     float* factors = keys.factors[n];
     const int64_t rank = table.padded_rank;
@@ -204,7 +189,7 @@ void ColumnTables::after_tile(const BlockGradients& rows, const KeyTile& tile, i
 void ColumnTables::finish_key(const Plan& plan, const KeySums& sums, int64_t pair, int64_t j,
                               float* dk, float* /*key*/, TermGradients& to) {
   for (size_t n = 0; n < plan.columns.size(); ++n) {
-    const TablePlan& table = plan.columns[n].table;
+    const TablePlan& table = plan.columns[n];
     const TermData& factor = plan.p.terms.column_tables[n].factor;
     const float* own = sums.factors[n];
     for (int64_t d = 0; own != nullptr && d < table.rank; ++d) {

@@ -3,7 +3,7 @@
 // Keys times rows of the table are computed for the distances of one block and one tile, over runs:
 // neighbouring distances of one class share a product, so that any 16 consecutive distances read at
 // most 16 consecutive products, which a load and a permute serve.
-// Reference twins: Head::column_factor() and terms_of_a_pair.h.
+// Reference twins: Head::column_factor(), Head::score_row() and HeadGradient::add_column().
 #pragma once
 
 #include <vector>
@@ -14,10 +14,9 @@ namespace relpos {
 
 class ColumnTables : public Term {
  public:
-  struct Sums : TermSums {
-    std::vector<TableSums> tables;
-
-    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  struct Sums : TablesSums {
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory)
+        : TablesSums(plan.columns, wants.column_tables, plan.p.group(), memory) {}
   };
   struct KeySums : TermSums {
     std::vector<float*> factors;  // [tiles * kTile, padded rank], of c_j / s2
@@ -38,12 +37,10 @@ class ColumnTables : public Term {
                          float* key, TermGradients& to);
   template <typename Reduce>
   static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
-    for (size_t n = 0; n < plan.columns.size(); ++n) {  // sums hold factors times s log2(e)
-      reduce(plan.columns[n].table, plan.p.terms.column_tables[n].table, kLn2,
-             to.column_tables[n].table, [n](const Sums& sums) { return sums.tables[n]; });
-    }
+    TablesSums::reduce_each<Sums>(plan.columns, plan.p.terms.column_tables, kLn2, to.column_tables,
+                                  reduce);  // sums hold factors times s log2(e)
   }
-  static int64_t bytes(const Plan& plan);
+  static int64_t bytes(const Plan& plan) { return TablesSums::bytes(plan.columns, plan.p.group()); }
 
  private:
   // What one term reads for some rows of one head and the keys of a tile.

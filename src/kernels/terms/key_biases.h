@@ -1,5 +1,5 @@
 // key_bias[h, j], which the plan has written out over the keys (plan/bias_plan.h).
-// Reference twin: terms_of_a_pair.h.
+// Reference twins: Head::score_row() and HeadGradient::add_key_bias().
 #pragma once
 
 #include "kernels/terms/term.h"

@@ -51,11 +51,11 @@ int64_t RowTables::stride(const Plan& plan, const TablePlan& table) {
   return slides(plan, table) ? kSlidingCells + 2 * kPad : plan.cell_stride(table.window);
 }
 
-RowTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
+RowTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory)
+    : TablesSums(plan.row_tables, wants.row_tables, plan.p.group(), memory) {
   for (size_t n = 0; n < plan.row_tables.size(); ++n) {
-    const auto& [table, factor, of_added] = wants.row_tables[n];
-    tables.emplace_back(plan.row_tables[n], table, plan.p.group(), memory);
-    added.push_back(memory.doubles(wanted(of_added), plan.p.group() * plan.row_tables[n].rank));
+    added.push_back(memory.doubles(wanted(wants.row_tables[n].added),
+                                   plan.p.group() * plan.row_tables[n].rank));
   }
 }
 

@@ -1,6 +1,6 @@
 // s1 <a_i, r[m(delta)]>: a panel for each query row, which holds the products of the block's rows with
 // the table's. Wide windows slide: the cells are those that the next tiles read.
-// Reference twins: Head::row_factor() and terms_of_a_pair.h.
+// Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
 #pragma once
 
 #include <vector>
@@ -11,8 +11,7 @@ namespace relpos {
 
 class RowTables : public Term {
  public:
-  struct Sums : TermSums {
-    std::vector<TableSums> tables;
+  struct Sums : TablesSums {
     std::vector<double*> added;  // [group, rank]
 
     Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
@@ -31,13 +30,11 @@ class RowTables : public Term {
   static void reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to);
   template <typename Reduce>
   static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
-    for (size_t n = 0; n < plan.row_tables.size(); ++n) {  // sums hold factors times s log2(e)
-      reduce(plan.row_tables[n], plan.p.terms.row_tables[n].table, kLn2, to.row_tables[n].table,
-             [n](const Sums& sums) { return sums.tables[n]; });
-    }
+    TablesSums::reduce_each<Sums>(plan.row_tables, plan.p.terms.row_tables, kLn2, to.row_tables,
+                                  reduce);  // sums hold factors times s log2(e)
   }
   static int64_t bytes(const Plan& plan) {
-    return TableSums::bytes(plan.row_tables, plan.p.group());
+    return TablesSums::bytes(plan.row_tables, plan.p.group());
   }
 
   // Cells of table n that tiles [t, t + count) read: whole panels where it slides, else what is

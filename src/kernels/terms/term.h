@@ -54,6 +54,33 @@ struct BlockGradients {
   TermGradients& to;
 };
 
+// Of a kind of tables, which are a list of the plan as of the terms.
+struct TablesSums : TermSums {
+  std::vector<TableSums> tables;
+
+  template <typename Plans, typename Gradients>
+  TablesSums(const Plans& plans, const Gradients& wants, int64_t group, SumMemory& memory) {
+    for (size_t n = 0; n < plans.size(); ++n) {
+      const bool wanted = !wants[n].table.empty();
+      tables.push_back({memory.floats(wanted, TableSums::size(plans[n], group))});
+    }
+  }
+  template <typename Plans>
+  static int64_t bytes(const Plans& plans, int64_t group) {
+    int64_t sum = 0;
+    for (const TablePlan& table : plans) sum += TableSums::size(table, group) * int64_t{4};
+    return sum;
+  }
+  template <typename Sums, typename Plans, typename Terms, typename Gradients, typename Reduce>
+  static void reduce_each(const Plans& plans, const Terms& terms, double scale, Gradients& to,
+                          const Reduce& reduce) {
+    for (size_t n = 0; n < plans.size(); ++n) {
+      reduce(plans[n], terms[n].table, scale, to[n].table,
+             [n](const Sums& sums) { return sums.tables[n]; });
+    }
+  }
+};
+
 class Term {
  public:
   // What the blocks of a chunk sum, and what they sum for the keys of a (batch row, key head) pair: made of

@@ -6,12 +6,6 @@
 
 namespace relpos {
 
-ValueTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory) {
-  for (size_t n = 0; n < plan.value_tables.size(); ++n) {
-    tables.emplace_back(plan.value_tables[n], wants.value_tables[n].table, plan.p.group(), memory);
-  }
-}
-
 ValueTables::ValueTables(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const TablePlan& table : plan.value_tables) {
     const int64_t stride = plan.cell_stride(table.window);

@@ -1,6 +1,6 @@
 // t[m(delta)] joins v_j under the weights: weights are summed by distance in a panel for each query row,
 // and after the last tile those sums meet the table once.
-// Reference twin: terms_of_a_pair.h.
+// Reference twins: Head::value_row() and HeadGradient::add_values().
 #pragma once
 
 #include <vector>
@@ -11,10 +11,9 @@ namespace relpos {
 
 class ValueTables : public Term {
  public:
-  struct Sums : TermSums {
-    std::vector<TableSums> tables;
-
-    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory);
+  struct Sums : TablesSums {
+    Sums(const Plan& plan, const TermGradients& wants, SumMemory& memory)
+        : TablesSums(plan.value_tables, wants.value_tables, plan.p.group(), memory) {}
   };
 
   ValueTables(const Plan& plan, Workspace& memory);
@@ -29,13 +28,11 @@ class ValueTables : public Term {
   void finish(const BlockGradients& rows, const Sums& sums);
   template <typename Reduce>
   static void reduce_tables(const Plan& plan, TermGradients& to, const Reduce& reduce) {
-    for (size_t n = 0; n < plan.value_tables.size(); ++n) {
-      reduce(plan.value_tables[n], plan.p.terms.value_tables[n].table, 1.0,
-             to.value_tables[n].table, [n](const Sums& sums) { return sums.tables[n]; });
-    }
+    TablesSums::reduce_each<Sums>(plan.value_tables, plan.p.terms.value_tables, 1.0,
+                                  to.value_tables, reduce);
   }
   static int64_t bytes(const Plan& plan) {
-    return TableSums::bytes(plan.value_tables, plan.p.group());
+    return TablesSums::bytes(plan.value_tables, plan.p.group());
   }
 
  private:
