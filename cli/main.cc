@@ -24,6 +24,15 @@ int fail(const std::string& command, std::string text, int code) {
   return code;
 }
 
+// What `relpos` alone prints: the commands. Examples and exit codes are in `relpos --help`.
+std::string short_help(const CLI::App& tool) {
+  std::string text = "usage: relpos COMMAND [OPTIONS]\n\n";
+  for (const CLI::App* command : tool.get_subcommands({})) {
+    text += text_of("  %-10s%s\n", command->get_name().c_str(), command->get_description().c_str());
+  }
+  return text + "\nrelpos --help has examples and exit codes, relpos COMMAND --help the options.\n";
+}
+
 int run_tool(int argc, char** argv) {
   CLI::App tool("Exact attention with relative positions", "relpos");
   tool.formatter(std::make_shared<HelpFormatter>());
@@ -50,7 +59,10 @@ int run_tool(int argc, char** argv) {
   add_lab(tool);
   std::string command = "relpos";
   try {
-    if (argc <= 1) throw CLI::CallForHelp();
+    if (argc <= 1) {
+      print(short_help(tool));
+      return kOk;
+    }
     if (std::strcmp(argv[1], "lab") == 0) return run_lab(argc - 2, argv + 2);
     tool.parse(argc, argv);
     command = command_name(tool);

@@ -228,9 +228,14 @@ def test_help_starts_with_examples():
         assert text.index("Examples:") < text.find("Options:") or "Options:" not in text
 
 
-def test_help_says_the_exit_codes_and_is_what_no_command_prints():
+def test_help_says_the_exit_codes_and_no_command_prints_a_short_one():
     assert "3 out of memory" in output("--help")
-    assert output() == output("--help")
+    short = output()
+    assert len(short.splitlines()) <= 12
+    commands = re.findall(r"^  ([a-z]+)  ", output("--help").split("Subcommands:")[1], re.M)
+    assert re.findall(r"^  ([a-z]+)  ", short, re.M) == commands
+    assert "selftest" in commands
+    assert "relpos --help" in short
 
 
 def test_the_examples_of_show_run():

@@ -160,6 +160,7 @@ def test_a_bad_stream_is_refused(tmp_path, data):
     ("words", "part"),
     [
         (["--mask", "-", "--q-offset", "-", "--out", "o.npy"], "--q-offset: standard input"),
+        (["--mask", "-", "--input", "log_f=-", "--out", "o.npy"], "--input log_f: standard input"),
         (["--out", "-", "--lse", "-"], "two outputs"),
         (["--out", "-", "--backward", "query.npy", "--grads", "-"], "--grads"),
     ],

@@ -1,5 +1,5 @@
 // relpos attend: attention and its gradients on files.
-#include <array>
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <filesystem>
@@ -117,24 +117,28 @@ std::string gradient_path(const std::string& folder, const std::string& name, DT
 }
 
 void check_streams(const AttendArguments& a) {
-  const std::array<std::pair<const char*, const std::string*>, 13> inputs{
-      {{"--query", &a.query},
-       {"--key", &a.key},
-       {"--value", &a.value},
-       {"--params", &a.params},
-       {"--backward", &a.backward},
-       {"--mask", &a.mask},
-       {"--key-padding-mask", &a.padding},
-       {"--q-offset", &a.q_offset},
-       {"--k-offset", &a.k_offset},
-       {"--q-positions", &a.q_positions},
-       {"--k-positions", &a.k_positions},
-       {"--key-lo", &a.key_lo},
-       {"--key-hi", &a.key_hi}}};
-  const char* first = nullptr;
-  for (const auto& [flag, path] : inputs) {
-    if (*path != "-") continue;
-    check_value(first == nullptr, flag, ": standard input is read by ", first ? first : "",
+  std::vector<std::pair<std::string, std::string>> files{{"--query", a.query},
+                                                         {"--key", a.key},
+                                                         {"--value", a.value},
+                                                         {"--params", a.params},
+                                                         {"--backward", a.backward},
+                                                         {"--mask", a.mask},
+                                                         {"--key-padding-mask", a.padding},
+                                                         {"--q-offset", a.q_offset},
+                                                         {"--k-offset", a.k_offset},
+                                                         {"--q-positions", a.q_positions},
+                                                         {"--k-positions", a.k_positions},
+                                                         {"--key-lo", a.key_lo},
+                                                         {"--key-hi", a.key_hi}};
+  for (const std::string& input : a.inputs) {
+    const size_t at = std::min(input.find('='), input.size());
+    files.emplace_back("--input " + input.substr(0, at),
+                       input.substr(std::min(at + 1, input.size())));
+  }
+  std::string first;
+  for (const auto& [flag, path] : files) {
+    if (path != "-") continue;
+    check_value(first.empty(), flag, ": standard input is read by ", first,
                 " already: give a file name for one of the two");
     first = flag;
   }

@@ -53,9 +53,9 @@ struct Inputs {
 };
 
 // Attention with one position, and the memory of its results.
-class Call {
+class TimedAttention {
  public:
-  Call(const Inputs& inputs, Position position)
+  TimedAttention(const Inputs& inputs, Position position)
       : inputs_(inputs),
         position_(std::move(position)),
         parameters_(position_, "", 1, DType::kFloat32,
@@ -70,7 +70,7 @@ class Call {
       return parameter_gradients_.emplace_back(item.tensor).view();
     });
   }
-  Call(Call&&) = delete;
+  TimedAttention(TimedAttention&&) = delete;
 
   void forward() {
     attention(inputs_.query.view(), inputs_.key.view(), inputs_.value.view(), position_,
@@ -150,7 +150,7 @@ Json measure(const Scheme& scheme, const Inputs& inputs, const BenchArguments& a
   try {
     Position position = smallest_position(scheme, a.length);
     row["position"] = position_text(position);
-    Call with(inputs, std::move(position)), plain(inputs, {});
+    TimedAttention with(inputs, std::move(position)), plain(inputs, {});
     const auto times = take_turns({[&] { plain.forward(); }, [&] { with.forward(); },
                                    [&] { plain.backward(); }, [&] { with.backward(); }},
                                   a.seconds);

@@ -131,16 +131,17 @@ Step values_of(const Operand& side, const std::string& what, const Grid& grid) {
   return step;
 }
 
-struct Pair {
+struct BothSides {
   Step a, b;
 };
 
-Pair values_of(const std::array<Operand, 2>& sides, const std::string& what, const Grid& grid) {
-  Pair pair{values_of(sides[0], what, grid), values_of(sides[1], what, grid)};
-  const int64_t heads = std::max(pair.a.shape[0], pair.b.shape[0]);
-  pair.a = with_heads(std::move(pair.a), heads);
-  pair.b = with_heads(std::move(pair.b), heads);
-  return pair;
+BothSides values_of(const std::array<Operand, 2>& sides, const std::string& what,
+                    const Grid& grid) {
+  BothSides both{values_of(sides[0], what, grid), values_of(sides[1], what, grid)};
+  const int64_t heads = std::max(both.a.shape[0], both.b.shape[0]);
+  both.a = with_heads(std::move(both.a), heads);
+  both.b = with_heads(std::move(both.b), heads);
+  return both;
 }
 
 std::string what_text(const std::string& what) {
@@ -197,7 +198,7 @@ struct Result {
   std::array<Operand, 2> sides;
   std::string what;
   Grid grid;
-  Pair pairs, curves;  // on the grid, and of one query, `reach` keys to both sides
+  BothSides pairs, curves;  // on the grid, and of one query, `reach` keys to both sides
   int64_t reach = 0;
   std::vector<HeadDifference> heads;
 };
