@@ -96,6 +96,30 @@ void InputFile::read(int64_t offset, void* out, int64_t bytes) const {
   }
 }
 
+int64_t InputFile::bytes_of(const std::vector<int64_t>& shape, int64_t item,
+                            const std::string& who) const {
+  if (std::ranges::find(shape, 0) != shape.end()) return 0;
+  int64_t bytes = item;
+  for (const int64_t size : shape) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) fail(who, ": the shape overflows 64 bits");
+  }
+  return bytes;
+}
+
+Tensor InputFile::read_tensor(DType dtype, const std::vector<int64_t>& shape, int64_t offset,
+                              const std::string& who) const {
+  if (shape.size() > size_t{kMaxRank}) {
+    fail(who, ": rank ", shape.size(), ", at most ", kMaxRank, " axes are supported");
+  }
+  Tensor tensor(dtype, shape);
+  read(offset, tensor.view().data, bytes_of(shape, item_size(dtype), who));
+  for (int64_t n = 0; dtype == DType::kBool && n < tensor.view().numel(); ++n) {
+    const int byte = tensor.data<unsigned char>()[n];
+    if (byte > 1) fail(who, ": a bool must be 0 or 1, element ", n, " is ", byte);
+  }
+  return tensor;
+}
+
 void Sink::fail(const std::string& action) const {
   throw_error(ErrorKind::kIo, path_, ": cannot ", action, ": ", system_text(errno));
 }
@@ -143,14 +167,6 @@ void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out
       offset -= index[a] * view.strides[a];
       index[a] = 0;
     }
-  }
-}
-
-void check_bools(const InputFile& file, const TensorView& view) {
-  if (view.dtype != DType::kBool) return;
-  const auto* bytes = static_cast<const unsigned char*>(view.data);
-  for (int64_t n = 0; n < view.numel(); ++n) {
-    if (bytes[n] > 1) file.fail("a bool must be 0 or 1, element ", n, " is ", int{bytes[n]});
   }
 }
 

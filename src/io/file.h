@@ -30,6 +30,11 @@ class InputFile {
   const std::string& path() const noexcept { return path_; }
   // offset + bytes <= size(), else an error that says the file is truncated.
   void read(int64_t offset, void* out, int64_t bytes) const;
+  // The bytes of so many elements of `item` bytes; an error that starts with `who` on overflow.
+  int64_t bytes_of(const std::vector<int64_t>& shape, int64_t item, const std::string& who) const;
+  // Row-major elements at an offset; a bool must be 0 or 1.
+  Tensor read_tensor(DType dtype, const std::vector<int64_t>& shape, int64_t offset,
+                     const std::string& who) const;
 
   template <typename... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
@@ -65,8 +70,5 @@ class Sink {
 
 // Copies the elements of `view`, in row-major order, to contiguous bytes.
 void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out);
-
-// Throws kIo when a bool tensor holds a byte that is neither 0 nor 1.
-void check_bools(const InputFile& file, const TensorView& view);
 
 }  // namespace relpos::io

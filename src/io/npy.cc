@@ -201,26 +201,12 @@ Tensor read_npy(const std::string& path) {
 
   const Header header = HeaderParser(file, text).parse();
   const DType dtype = dtype_of(file, header.descr);
-  if (header.shape.size() > size_t{kMaxRank}) {
-    file.fail("rank ", header.shape.size(), ", at most ", kMaxRank, " axes are supported");
-  }
-  int64_t bytes = item_size(dtype);
-  bool empty = false;
-  for (int64_t size : header.shape) empty |= size == 0;
-  for (int64_t size : header.shape) {
-    if (empty) break;
-    if (__builtin_mul_overflow(bytes, size, &bytes)) {
-      file.fail("shape ", shape_tuple(header.shape), " overflows 64 bits");
-    }
-  }
-  if (empty) bytes = 0;
+  const int64_t bytes = file.bytes_of(header.shape, item_size(dtype), "the array");
   if (bytes != file.size() - start) {
     file.fail("shape ", shape_tuple(header.shape), " of ", dtype_name(dtype), " needs ", bytes,
               " bytes of data, the file has ", file.size() - start);
   }
-  Tensor tensor(dtype, header.shape);
-  file.read(start, tensor.view().data, bytes);
-  check_bools(file, tensor.view());
+  Tensor tensor = file.read_tensor(dtype, header.shape, start, "the array");
   if (!header.fortran_order || tensor.view().rank < 2) return tensor;
   Tensor result(dtype, header.shape);
   from_fortran(tensor, result);

@@ -42,119 +42,90 @@ const Type* find_type(std::string_view name) {
   return it == kTypes.end() ? nullptr : &*it;
 }
 
-// Builds the entries while the header is read; refuses what the format does not have, so nothing of
-// the input can nest deeper than three levels.
-class HeaderReader : public nlohmann::json_sax<Json> {
+// Reads the header: a JSON object in which no key appears twice and nothing nests deeper than the
+// format does, and the order of its names.
+class HeaderReader {
  public:
-  explicit HeaderReader(std::vector<SafetensorsFile::Entry>& entries) : entries_(entries) {}
-  const std::string& problem() const noexcept { return problem_; }
+  HeaderReader(const InputFile& file, const std::string& text) : file_(file) {
+    try {
+      header_ = Json::parse(text, [this](int depth, Json::parse_event_t event, Json& value) {
+        see(depth, event, value);
+        return true;
+      });
+    } catch (const Json::parse_error& error) {
+      file_.fail("malformed JSON at byte ", error.byte, " of the header");
+    }
+  }
 
-  bool start_object(std::size_t) override {
-    if (state_ == State::kStart) return go(State::kTop);
-    if (state_ == State::kTopValue) {
-      fields_.clear();
-      if (key_ == "__metadata__") return go(State::kMetadata);
-      entries_.push_back({key_, {}, {}, 0, 0});
-      return go(State::kEntry);
+  std::vector<SafetensorsFile::Entry> entries() const {
+    std::vector<SafetensorsFile::Entry> all;
+    for (const std::string& name : names_) {
+      const Json& fields = header_.at(name);
+      if (!fields.is_object()) unexpected(fields, name);
+      if (name == "__metadata__") {
+        for (const Json& text : fields) expect_string(text, name);
+      } else {
+        all.push_back(entry(name, fields));
+      }
     }
-    return unexpected("an object");
-  }
-  bool end_object() override {
-    if (state_ == State::kTop) return go(State::kDone);
-    if (state_ == State::kEntry && fields_.size() != 3) {
-      return refuse("tensor " + printable(entries_.back().name) +
-                    " needs dtype, shape and data_offsets");
-    }
-    return go(State::kTop);
-  }
-  bool key(std::string& text) override {
-    if (state_ == State::kTop) {
-      if (!names_.insert(text).second) return refuse("name " + printable(text) + " appears twice");
-      key_ = text;
-      return go(State::kTopValue);
-    }
-    if (!fields_.insert(text).second) return refuse("key " + printable(text) + " appears twice");
-    if (state_ == State::kMetadata) return true;
-    if (text == "dtype") return go(State::kDtype);
-    if (text == "shape") return go(State::kShape);
-    if (text == "data_offsets") return go(State::kOffsets);
-    return refuse("unknown key " + printable(text));
-  }
-  bool string(std::string& text) override {
-    if (state_ == State::kMetadata) return true;
-    if (state_ != State::kDtype) return unexpected("a string");
-    entries_.back().dtype = text;
-    return go(State::kEntry);
-  }
-  bool start_array(std::size_t) override {
-    numbers_.clear();
-    if (state_ == State::kShape) return go(State::kShapeArray);
-    if (state_ == State::kOffsets) return go(State::kOffsetsArray);
-    return unexpected("an array");
-  }
-  bool end_array() override {
-    auto& entry = entries_.back();
-    if (state_ == State::kShapeArray) {
-      entry.shape = numbers_;
-    } else if (numbers_.size() != 2) {
-      return refuse("data_offsets of " + printable(entry.name) + " needs two numbers");
-    } else {
-      entry.begin = numbers_[0];
-      entry.end = numbers_[1];
-    }
-    return go(State::kEntry);
-  }
-  bool number_unsigned(number_unsigned_t value) override {
-    if (state_ != State::kShapeArray && state_ != State::kOffsetsArray)
-      return unexpected("a number");
-    if (value > static_cast<number_unsigned_t>(INT64_MAX))
-      return refuse("a number overflows int64");
-    numbers_.push_back(static_cast<int64_t>(value));
-    return true;
-  }
-  bool number_integer(number_integer_t) override { return unexpected("a negative number"); }
-  bool number_float(number_float_t, const std::string&) override {
-    return unexpected("a fraction");
-  }
-  bool null() override { return unexpected("null"); }
-  bool boolean(bool) override { return unexpected("a boolean"); }
-  bool binary(Json::binary_t&) override { return unexpected("binary data"); }
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
-    return refuse("malformed JSON at byte " + std::to_string(position) + " of the header");
+    return all;
   }
 
  private:
-  enum class State {
-    kStart,
-    kTop,
-    kTopValue,
-    kMetadata,
-    kEntry,
-    kDtype,
-    kShape,
-    kShapeArray,
-    kOffsets,
-    kOffsetsArray,
-    kDone
-  };
-  bool go(State state) {
-    state_ = state;
-    return true;
-  }
-  bool refuse(const std::string& text) {
-    if (problem_.empty()) problem_ = text;
-    return false;
-  }
-  bool unexpected(const char* what) {
-    return refuse(std::string(what) + " where the format has none" +
-                  (key_.empty() ? "" : ", in " + printable(key_)));
+  static constexpr int kDeepest = 3;  // a number, in an array of a tensor's fields
+
+  void see(int depth, Json::parse_event_t event, Json& value) {
+    using Event = Json::parse_event_t;
+    if (event == Event::object_end) keys_.pop_back();
+    if (event == Event::object_start) keys_.emplace_back();
+    if (depth > kDeepest) file_.fail("the header nests deeper than the format");
+    if (event != Event::key) return;
+    const auto& key = value.get_ref<const std::string&>();
+    if (!keys_.back().insert(key).second) {
+      file_.fail(keys_.size() == 1 ? "name " : "key ", printable(key), " appears twice");
+    }
+    if (keys_.size() == 1) names_.push_back(key);
   }
 
-  std::vector<SafetensorsFile::Entry>& entries_;
-  State state_ = State::kStart;
-  std::string key_, problem_;
-  std::set<std::string> names_, fields_;
-  std::vector<int64_t> numbers_;
+  SafetensorsFile::Entry entry(const std::string& name, const Json& fields) const {
+    for (const auto& [key, value] : fields.items()) {
+      if (key != "dtype" && key != "shape" && key != "data_offsets") {
+        file_.fail("unknown key ", printable(key));
+      }
+    }
+    if (fields.size() != 3) {
+      file_.fail("tensor ", printable(name), " needs dtype, shape and data_offsets");
+    }
+    expect_string(fields["dtype"], name);
+    const std::vector<int64_t> offsets = numbers(fields["data_offsets"], name);
+    if (offsets.size() != 2) file_.fail("data_offsets of ", printable(name), " needs two numbers");
+    return {name, fields["dtype"], numbers(fields["shape"], name), offsets[0], offsets[1]};
+  }
+
+  std::vector<int64_t> numbers(const Json& list, const std::string& name) const {
+    if (!list.is_array()) unexpected(list, name);
+    std::vector<int64_t> values;
+    for (const Json& number : list) {
+      if (!number.is_number_unsigned()) unexpected(number, name);
+      if (number.get<uint64_t>() > uint64_t{INT64_MAX}) file_.fail("a number overflows int64");
+      values.push_back(number);
+    }
+    return values;
+  }
+  void expect_string(const Json& value, const std::string& name) const {
+    if (!value.is_string()) unexpected(value, name);
+  }
+  [[noreturn]] void unexpected(const Json& value, const std::string& name) const {
+    const std::string what = value.is_number_float()     ? "fraction"
+                             : value.is_number_integer() ? "negative number"
+                                                         : value.type_name();
+    file_.fail("unexpected ", what, " in ", printable(name));
+  }
+
+  const InputFile& file_;
+  Json header_;
+  std::vector<std::set<std::string>> keys_;  // of the objects that are open
+  std::vector<std::string> names_;
 };
 
 }  // namespace
@@ -175,8 +146,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path) {
   std::string text(static_cast<size_t>(length), '\0');
   file_.read(8, text.data(), static_cast<int64_t>(length));
   if (!text.starts_with('{')) file_.fail("not a safetensors file: the header is not a JSON object");
-  HeaderReader reader(entries_);
-  if (!Json::sax_parse(text, &reader)) file_.fail(reader.problem());
+  entries_ = HeaderReader(file_, text).entries();
   check();
 }
 
@@ -186,14 +156,7 @@ void SafetensorsFile::check() {
     const std::string who = "tensor " + printable(entry.name);
     const Type* type = find_type(entry.dtype);
     if (type == nullptr) file_.fail(who, ": unknown dtype ", printable(entry.dtype));
-    int64_t bytes = type->bytes;
-    const bool empty = std::ranges::find(entry.shape, 0) != entry.shape.end();
-    for (int64_t size : entry.shape) {
-      if (!empty && __builtin_mul_overflow(bytes, size, &bytes)) {
-        file_.fail(who, ": the shape overflows 64 bits");
-      }
-    }
-    if (empty) bytes = 0;
+    const int64_t bytes = file_.bytes_of(entry.shape, type->bytes, who);
     if (entry.end < entry.begin || entry.end - entry.begin != bytes) {
       file_.fail(who, ": its shape needs ", bytes, " bytes, data_offsets are [", entry.begin, ", ",
                  entry.end, "]");
@@ -227,13 +190,7 @@ Tensor SafetensorsFile::read(const Entry& entry) const {
     file_.fail(who, ": dtype ", entry.dtype,
                " is not supported: expected F32, F64, BF16, F16, I64, I32 or BOOL");
   }
-  if (entry.shape.size() > size_t{kMaxRank}) {
-    file_.fail(who, ": rank ", entry.shape.size(), ", at most ", kMaxRank, " axes are supported");
-  }
-  Tensor tensor(*type->dtype, entry.shape);
-  file_.read(buffer_ + entry.begin, tensor.view().data, entry.end - entry.begin);
-  check_bools(file_, tensor.view());
-  return tensor;
+  return file_.read_tensor(*type->dtype, entry.shape, buffer_ + entry.begin, who);
 }
 
 void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors) {
