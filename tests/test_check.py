@@ -241,9 +241,10 @@ def test_partial_scaled_and_joined_tables():
     options = {"head_dim": 256, "base": 1e4, "rotary_dim": 64}
     reads("rope", frequencies, options=options, head_dim=256)
     scaled = "linear scaling: frequencies divided by 8"
-    reads("rope", frequencies / 8, scaled, "no option", options={})
+    reads("rope", frequencies / 8, scaled, "rope_linear(factor=8) means it", options={})
     proportional = torch.where(torch.arange(32) < 8, frequencies, 0)
-    reads("rope", proportional, "the first 8 of 32 pairs turn")
+    means = "rope_proportional(partial_rotary_factor=0.25) means it"
+    reads("rope", proportional, "the first 8 of 32 pairs turn", means, options={})
     fits_nothing("rope", frequencies * torch.linspace(1, 0.25, 32))
     reads("rope", create_sinusoidal_positions(100, 64), start="sines, then cosines")
     fits_nothing("rope", torch.randn(9, 64))
@@ -291,7 +292,9 @@ def test_rows_of_shaw():
     reads("shaw", torch.randn(64, 15), "transposed", verdict="undecided")
     fits_nothing("shaw", torch.randn(16, 64))
     w2v = relpos.check("shaw", torch.randn(73, 64))
-    assert any("-64 to 8" in reading.convention for reading in w2v.readings)
+    [seamless] = [r.options for r in w2v.readings if "-64 to 8" in r.convention]
+    assert seamless == {"max_distance": 64, "right": 8, "head_dim": 64}
+    assert relpos.Shaw(**seamless, values=False).key_table.shape == (73, 64)
     per_head = relpos.check("shaw", torch.randn(4, 15, 64), distance="key-query")
     assert told(per_head, "undecided")[1]["heads"] == 4
 

@@ -16,7 +16,7 @@ bool all_zero(const TensorView& matrix, int64_t first, int64_t last) {
   return true;
 }
 
-// What is left of a side that no pair of a causal training ever reads.
+// Causal training leaves the initial zeros of the side that no pair reads.
 std::string side_note(const Table& table, bool mirrored) {
   const int64_t middle = table.columns / 2;
   const bool first = all_zero(table.values, 0, middle);

@@ -82,7 +82,7 @@ Expected on_pairs(const Arrangement& arrangement, Classes classes) {
 Expected constant_on_classes(const TensorView& bias, bool heads_last, bool apart,
                              const Arrangement& arrangement, const Classes& classes) {
   const size_t row = heads_last ? 0 : 1, head = heads_last ? 2 : 0;
-  // By head: the value of each class's first pair in the first column or row.
+  // For each head, the value of each class's first pair in the first column or row.
   std::vector<std::map<int64_t, double>> first(static_cast<size_t>(bias.shape[head]));
   const auto see = [&](int64_t i, int64_t j) {
     const int64_t of_pair = class_at(classes, arrangement.distance(i, j));

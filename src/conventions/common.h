@@ -1,4 +1,4 @@
-// What the conventions of several schemes share: how a matrix of pairs lies on positions, the
+// The conventions of several schemes share these: how a matrix of pairs lies on positions, the
 // classes that a scheme gives to distances, the axes of learned tables.
 #pragma once
 
@@ -67,7 +67,7 @@ struct Table {
   int64_t rows, columns;
 };
 
-// As it is and transposed; none of another rank than 2 and 3.
+// The table as it is and transposed; there is none of another rank than 2 and 3.
 std::vector<Table> tables(const CheckedTensor& tensor, const std::string& rows,
                           const std::string& columns);
 

@@ -53,7 +53,8 @@ std::vector<Convention> of_frequencies(const CheckedTensor& tensor) {
   int64_t turning = pairs;
   while (turning > 1 && values.at({turning - 1}) == 0) --turning;
   for (const double base : bases(tensor, dims, second / first)) {
-    const auto add = [&](const std::string& text, double factor, int64_t last, const char* note) {
+    const auto add = [&](const std::string& text, double factor, int64_t last,
+                         const std::string& note) {
       const bool plain = factor == 1.0 && last == pairs;
       const auto formula = [=](const std::vector<int64_t>& index) {
         const double pair = static_cast<double>(index[0]);
@@ -65,13 +66,15 @@ std::vector<Convention> of_frequencies(const CheckedTensor& tensor) {
     };
     add("frequencies base^(-2p / rotary_dim)", 1.0, pairs, kEitherLayout);
     if (turning < pairs) {
+      const std::string share =
+          short_number(static_cast<double>(turning) / static_cast<double>(pairs));
       add("proportional: the first " + std::to_string(turning) + " of " + std::to_string(pairs) +
               " pairs turn",
-          1.0, turning, "rope has no option for it: rotary_dim would change the exponents");
+          1.0, turning, "rope_proportional(partial_rotary_factor=" + share + ") means it");
     }
     if (first > 0 && std::abs(first - 1.0) > 1e-6) {
       add("linear scaling: frequencies divided by " + short_number(1.0 / first), 1.0 / first, pairs,
-          "rope has no option for it");
+          "rope_linear(factor=" + short_number(1.0 / first) + ") means it");
     }
   }
   return found;
@@ -89,8 +92,8 @@ constexpr Function kCosines = {"cosines", std::cos, std::acos};
 constexpr Function kSines = {"sines", std::sin, std::asin};
 constexpr Function kAngles = {"angles", same, same};
 
-// What each column of a table [positions, columns] holds.
-struct Form {
+// A table [positions, columns] of cosines, sines or angles, by its columns.
+struct AngleTable {
   std::string text;
   int64_t pairs;
   const char* layout;              // null: no column says it
@@ -103,8 +106,8 @@ struct Form {
   const Function& function(int64_t column) const { return column < pairs ? *first : *second; }
 };
 
-std::vector<Form> forms(int64_t columns) {
-  std::vector<Form> all;
+std::vector<AngleTable> angle_tables(int64_t columns) {
+  std::vector<AngleTable> all;
   const int64_t pairs = columns / 2;
   const bool even = columns % 2 == 0;
   for (const Function* f : {&kCosines, &kSines, &kAngles}) {
@@ -124,11 +127,11 @@ std::vector<Form> forms(int64_t columns) {
 }
 
 // The frequency of pair 1, by its sine where both are there; 0 where nothing tells.
-double second_frequency(const TensorView& table, const Form& form) {
-  const bool joined = form.first != form.second;
+double second_frequency(const TensorView& table, const AngleTable& held) {
+  const bool joined = held.first != held.second;
   for (int64_t c = 0; table.shape[0] > 1 && c < table.shape[1]; ++c) {
-    const Function& f = form.function(c);
-    if (form.pair(c) == 1 && !(joined && &f == &kCosines)) return f.inverse(table.at({1, c}));
+    const Function& f = held.function(c);
+    if (held.pair(c) == 1 && !(joined && &f == &kCosines)) return f.inverse(table.at({1, c}));
   }
   return 0.0;
 }
@@ -136,23 +139,23 @@ double second_frequency(const TensorView& table, const Form& form) {
 std::vector<Convention> of_angles(const CheckedTensor& tensor) {
   const TensorView& table = tensor.values;
   std::vector<Convention> found;
-  for (const Form& form : forms(tensor.size(1))) {
-    bool starts = fits_head(tensor, 2 * form.pairs);
+  for (const AngleTable& held : angle_tables(tensor.size(1))) {
+    bool starts = fits_head(tensor, 2 * held.pairs);
     for (int64_t c = 0; starts && c < tensor.size(1); ++c) {
-      starts = std::abs(table.at({0, c}) - form.function(c).of(0.0)) <= 1e-6;
+      starts = std::abs(table.at({0, c}) - held.function(c).of(0.0)) <= 1e-6;
     }
     if (!starts) continue;
-    for (const double base : bases(tensor, 2 * form.pairs, second_frequency(table, form))) {
-      const auto expected = [form, frequencies = common::rotary_frequencies(2 * form.pairs, base)](
+    for (const double base : bases(tensor, 2 * held.pairs, second_frequency(table, held))) {
+      const auto expected = [held, frequencies = common::rotary_frequencies(2 * held.pairs, base)](
                                 const std::vector<int64_t>& index) {
-        const auto pair = static_cast<size_t>(form.pair(index[1]));
+        const auto pair = static_cast<size_t>(held.pair(index[1]));
         const double angle = static_cast<double>(index[0]) * frequencies[pair];
         // Angles of other code are float32.
-        return ExpectedValue{form.function(index[1]).of(angle), 1e-7 + std::abs(angle) * 0x1p-22};
+        return ExpectedValue{held.function(index[1]).of(angle), 1e-7 + std::abs(angle) * 0x1p-22};
       };
-      found.push_back({form.text + base_text(base),
-                       options_of(tensor.given, 2 * form.pairs, base, form.layout), expected,
-                       form.layout == nullptr ? kEitherLayout : ""});
+      found.push_back({held.text + base_text(base),
+                       options_of(tensor.given, 2 * held.pairs, base, held.layout), expected,
+                       held.layout == nullptr ? kEitherLayout : ""});
     }
   }
   return found;

@@ -3,9 +3,9 @@
 namespace relpos::conventions {
 namespace {
 
-constexpr int64_t kW2vBertRows = 73;  // distances -64 to 8
+constexpr int64_t kW2vBertPast = 64, kW2vBertFuture = 8;  // the distances of its rows
 
-// What the name of a tensor says of its row order; null: nothing.
+// The order of rows that the name of a tensor says; null where it says none.
 const char* order_of(const std::string& name) {
   if (name.find("distance_embedding") != std::string::npos) return "query-key";  // BERT's own
   if (name.find("relative_positions_") != std::string::npos) return "key-query";
@@ -40,11 +40,12 @@ std::vector<Convention> of_tables(const CheckedTensor& tensor) {
                              ? "the order of code that has tensors of this name"
                              : "but code with tensors of this name has the other order")});
     }
-    if (table.rows == kW2vBertRows && !table.transposed) {
-      found.push_back({"table of distances -64 to 8 (w2v-BERT 2.0, Seamless)",
-                       {},
-                       {},
-                       "shaw clips both sides alike: it has no option for this one"});
+    if (table.rows == kW2vBertPast + kW2vBertFuture + 1 && !table.transposed) {
+      found.push_back(
+          {"table of distances -64 to 8 (w2v-BERT 2.0, Seamless)",
+           {{"max_distance", kW2vBertPast}, {"right", kW2vBertFuture}, {"head_dim", table.columns}},
+           {},
+           "if the model is one of these"});
     }
   }
   return found;

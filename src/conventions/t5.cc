@@ -54,7 +54,7 @@ double roughness(const TensorView& matrix) {
   return far > 0 ? mean_step(1) / far : 1.0;
 }
 
-// What speaks for one direction or two in a learned table.
+// The evidence for one direction or two in a learned table.
 std::string direction_note(const std::string& name, int64_t buckets, bool both) {
   const bool encoder = name.find("encoder") != std::string::npos;
   const bool decoder = name.find("decoder") != std::string::npos;
