@@ -1,4 +1,4 @@
-// What every command shares: exit codes, errors of one line, output.
+// The commands share these: exit codes, errors of one line, output.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ enum ExitCode { kOk = 0, kFailedCheck = 1, kBadInput = 2, kOutOfMemory = 3, kInt
 
 std::string join(const std::vector<std::string>& words, std::string_view separator = ", ");
 std::string shape_text(const std::vector<int64_t>& shape);
-// What printf writes.
+// The text that printf would write.
 template <typename... T>
 std::string text_of(const char* format, const T&... values) {
   std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, format, values...)), ' ');
@@ -41,7 +41,7 @@ struct Range {
   double largest() const { return low > high ? 0.0 : std::max(std::abs(low), std::abs(high)); }
 };
 
-// Of relpos::show_config().
+// A value of relpos::show_config(); empty where it has no such name.
 std::string config_value(std::string_view name);
 
 // Strict: the whole text is one number that T holds (int, int64_t, uint64_t, double), else Error

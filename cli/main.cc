@@ -24,7 +24,7 @@ int fail(const std::string& command, std::string text, int code) {
   return code;
 }
 
-// What `relpos` alone prints: the commands. Examples and exit codes are in `relpos --help`.
+// `relpos` alone prints its commands. Examples and exit codes are in `relpos --help`.
 std::string short_help(const CLI::App& tool) {
   std::string text = "usage: relpos COMMAND [OPTIONS]\n\n";
   for (const CLI::App* command : tool.get_subcommands({})) {

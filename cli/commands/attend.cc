@@ -145,7 +145,7 @@ void check_streams(const AttendArguments& a) {
   check_value(a.grads != "-", "--grads: expected a folder, got -");
 }
 
-// What one call of attend reads.
+// The inputs and options of one call of attend.
 struct Inputs {
   explicit Inputs(const AttendArguments& a)
       : options(make_call_options(a, tensors)),
@@ -282,7 +282,7 @@ CLI::Option* add_text(CLI::App& app, const char* flag, std::string& text, const 
   return app.add_option(flag, text, doc)->type_name(type);
 }
 
-// Where tokens stand, and which keys a query sees.
+// Adds options for the positions of tokens, and for the keys that a query sees.
 void add_visibility(CLI::App& app, AttendArguments& a) {
   app.add_flag("--causal", a.causal, "a query sees only keys with pos_k <= pos_q");
   add_text(app, "--window", a.window,

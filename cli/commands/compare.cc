@@ -54,7 +54,7 @@ bool is_table(const Position& position) {
   return position.parts.size() == 1 && family(position.parts.front()).name == "rows";
 }
 
-// What `show` draws where it can be compared; the score where the position turns queries and keys.
+// The default is what `show` draws if both have it, else the score, which rotations have, too.
 std::string default_what(const Position& a, const Position& b) {
   if (std::ranges::all_of(a.parts, is_bias) && std::ranges::all_of(b.parts, is_bias)) return "bias";
   if (is_table(a) && is_table(b)) return "index";

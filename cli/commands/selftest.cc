@@ -50,7 +50,8 @@ double ratio(const TensorView& got, const TensorView& want, double bar) {
   return difference == 0 ? 0 : difference / bar;
 }
 
-// A score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
+// A bound for a user's machine that needs no sizes of addends, unlike that of docs/accuracy.md:
+// a score s carries a rounding of |s|, which exp hands on, so results may differ by kRoundings (1 +
 // max |s|) of their size: of its own for out and lse; for gradients, where a sum may cancel to
 // nothing, of the largest one, with sqrt(rows) more of them: a parameter's gradient sums over all
 // batch x query rows, and one of a formula of distances over their keys, too, each times a number as
@@ -145,7 +146,7 @@ std::vector<const Scheme*> chosen_schemes(const std::string& asked) {
   return chosen;
 }
 
-// What went wrong in a case, or nothing.
+// Says what went wrong in a case; null where nothing did.
 Json failure(const Outcome& outcome, const std::string& name, size_t n, uint64_t seed) {
   if (outcome.ok()) return {};
   const std::string repro = "relpos selftest --scheme " + name + " --case " + std::to_string(n) +

@@ -1,4 +1,4 @@
-// What selftest computes: cases, variants of a scheme for them, and the calls of one by both paths.
+// The work of selftest: cases, variants of a scheme for them, and the calls of one by both paths.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 
 namespace relpos::cli {
 
-// What was added and not committed is removed, whatever ends the command: an error, or a signal.
+// Outputs that are not committed are removed, whatever ends the command: an error, or a signal.
 class Outputs {
  public:
   Outputs() = default;

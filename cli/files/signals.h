@@ -1,4 +1,4 @@
-// What the tool does when it is told to stop. A signal that was ignored when the tool started
+// How the tool stops when it is told to. A signal that was ignored when the tool started
 // (nohup, a shell's `&`) stays ignored.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace relpos::cli {
 CancelToken& cancel_on_interrupt();
 void throw_if_interrupted();
 
-// What must not outlive the process: while a LeftoversLock is held, no signal ends it, so that the
+// Files that must not outlive the process: while a LeftoversLock is held, no signal ends it, so that the
 // lists and the files change together.
 struct Leftovers {
   std::vector<std::string> files, folders;  // removed in this order, the folders last to first

@@ -1,4 +1,4 @@
-// What the machine of a bench is, and what it can do at most.
+// The machine of a bench: its name, and the most that it can do.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ struct GridOptions {
     add_number(app, "--q-offset", q_offset,
                "position of query 0; key 0 is at 0. Required where the lengths differ");
   }
-  // Of queries and keys. Throws Error unless there are at least so many of each.
+  // The numbers of queries and keys. Throws Error unless there are at least so many of each.
   std::pair<int64_t, int64_t> lengths(int64_t least) const {
     const int64_t queries = query.value_or(key.value_or(8)), keys = key.value_or(queries);
     check_value(queries >= least, "--query: expected at least ", least, ", got ", queries);

@@ -48,7 +48,7 @@ CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const 
                                                    : "INT");
 }
 
-// What was wrong, with the nearest option or command.
+// Says what was wrong, and names the nearest option or command.
 std::string parse_error_text(const CLI::App& tool, const CLI::ParseError& error);
 
 }  // namespace relpos::cli

@@ -36,7 +36,7 @@ class Parameters {
   // Views of gradients as relpos::Gradients has them: what `of` gives for each trainable one.
   std::vector<std::vector<TensorView>> gradients(
       const std::function<TensorView(const Parameter&)>& of) const;
-  // What the file lacks, for a note; empty without a file.
+  // A note on the parameters that the file lacks; empty without a file.
   std::string missing_text() const;
   // Names whose numbers are random.
   std::vector<std::string> drawn_at_random() const;
@@ -47,7 +47,7 @@ class Parameters {
   void load(const std::string& file);
   void load_safetensors(const std::string& file);
   void load_inputs(const std::vector<std::string>& inputs);
-  // Of those that `holds` for.
+  // The names of the items for which `holds` is true.
   std::vector<std::string> names(const std::function<bool(const Parameter&)>& holds) const;
   std::string file_, held_;
   size_t parts_;

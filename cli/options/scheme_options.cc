@@ -37,7 +37,7 @@ const char* type_label(OptionType type) {
   return "";
 }
 
-// What fill_required gives.
+// The size that fill_required gives.
 int64_t filled_size(const OptionSpec& spec, int64_t length) {
   return spec.name == "heads" ? 4 : spec.name.ends_with("_dim") ? 8 : length;
 }

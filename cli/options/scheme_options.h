@@ -25,7 +25,7 @@ class SchemeOptions {
  public:
   SchemeOptions(CLI::App& app, const Scheme& scheme);
 
-  // What the command line said.
+  // The options that the command line has.
   GivenOptions given() const;
 
  private:

@@ -37,7 +37,7 @@ const char* verdict_name(Verdict verdict) noexcept;  // "fits", "ambiguous", "un
 
 struct CheckReport {
   Verdict verdict = Verdict::kNone;
-  // Those that fit, then those that fit by shape only, then those that differ, of which the one whose
+  // First those that fit, then those that fit by shape only, then those that differ, of which the one whose
   // first difference comes last is first.
   std::vector<Comparison> comparisons;
 };
@@ -54,7 +54,7 @@ CheckReport check(const Scheme& scheme, const OptionValues& given, const TensorV
 // between dots, is among Conventions::names.
 bool is_held_as(const Scheme& scheme, std::string_view name);
 
-// What follows is for authors of src/conventions/NAME.cc.
+// The rest of this file is for authors of src/conventions/NAME.cc.
 
 // The tensor that is compared. Axes of size 1 are removed, unless no convention has the other axes.
 struct CheckedTensor {
@@ -91,7 +91,7 @@ struct Convention {
   bool expressible = true;
 };
 
-// What `check` knows about a scheme's tensors in other code.
+// The forms that a scheme's tensors have in other code.
 struct Conventions {
   std::vector<std::string> names;  // the last parts of the tensors' names in checkpoints
   std::string shapes;              // the known tensors with shapes, as text: "slopes [heads]"

@@ -27,7 +27,7 @@ std::atomic<int64_t> teams{0};
 [[maybe_unused]] const int at_fork_registered =
     pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
 
-// What check_cancelled() asks on this thread.
+// The innermost call of this thread, which check_cancelled() asks.
 thread_local CallScope* innermost = nullptr;
 thread_local TaskScope* tasks_here = nullptr;  // of the innermost call
 
@@ -155,7 +155,7 @@ namespace detail {
 
 namespace {
 
-// What the workers of one team threw: that of the first task is kept.
+// Keeps the exception of the first task among those that the workers of a team threw.
 class FirstError {
  public:
   void take(int64_t task) noexcept {

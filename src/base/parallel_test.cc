@@ -29,7 +29,7 @@ TEST(Threads, AreAtMostTheCores) {
   for (const int asked : {0, 2, 60000, 100000, INT_MAX}) EXPECT_LE(thread_count(asked), cores);
 }
 
-// What a team of `threads` does with `tasks`, each counted.
+// Whether a team of `threads` does each of `tasks` exactly once.
 bool all_done_once(int64_t tasks, int threads) {
   std::vector<std::atomic<int>> done(static_cast<size_t>(tasks));
   Stopper stopper(nullptr);

@@ -13,7 +13,7 @@
 namespace relpos {
 namespace {
 
-// What libgomp takes for a team besides the stacks: its bookkeeping, and what threads allocate first.
+// libgomp takes this for a team besides the stacks: its bookkeeping, and what threads allocate first.
 constexpr size_t kTeamBytes = size_t{1} << 16, kThreadBytes = size_t{1} << 14;
 
 // OMP_STACKSIZE as libgomp reads it, kilobytes where no unit is given; 0 where it says nothing.

@@ -1,4 +1,4 @@
-// What the readers and writers of this folder share: inputs whose size is known before the first
+// The readers and writers of this folder share these: inputs whose size is known before the first
 // byte is trusted, and sinks for bytes.
 #pragma once
 

@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 constexpr int kMostNames = 1000, kMostLinks = 40;
 
-// What `path` leads to, which need not exist; "" for links that lead in a circle.
+// The file that `path` leads to, which need not exist; "" for links that lead in a circle.
 std::string followed(fs::path path) {
   for (int n = 0; n < kMostLinks; ++n) {
     std::error_code code;

@@ -1,5 +1,7 @@
-// By how much the fused path may differ from the reference: the bound of docs/accuracy.md. For the
-// kernels' tests. The addends' sizes are the scores of the same problem with every number positive.
+// The bound of docs/accuracy.md on the difference of the fused path and the reference, for tests of the
+// kernels. The addends' sizes are the scores of the same problem with every number positive.
+// tests/promise.py has the same bound from dense formulas and shares nothing with this code on purpose:
+// it judges the library from outside, also the reference that this code calls.
 #pragma once
 
 #include <algorithm>
@@ -120,7 +122,7 @@ struct Row {
   }
 
  private:
-  // Of scores of keys and then of sinks.
+  // `score` and `size` hold the keys first and then the sinks.
   void weigh(const std::vector<double>& score, const std::vector<double>& size, double c) {
     const size_t keys = weight.size();
     sink_weight.resize(score.size() - keys);
@@ -194,7 +196,7 @@ void add_turns(const random_terms::Case& c, const Sizes& sizes, const Tensor& ds
   to.value = {};
   to.terms = &terms;
   reference_scores_backward(content, dscore.view(), to);
-  // Of a pair of row (b, h, i): most of what its angle, its cosine or its sine gets.
+  // Adds, for a pair of row (b, h, i), the most that its angle, cosine or sine gets.
   const auto add = [&](size_t t, bool query, const TensorView& x, const TensorView& dx) {
     const Rotation& r = c.p.terms.rotations[t];
     const int64_t heads = x.shape[1], length = x.shape[2], dims = x.shape[3], pairs = r.dims / 2;

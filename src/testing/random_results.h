@@ -151,7 +151,7 @@ inline void expect_within(const Results& got, const Results& want, const Results
   }
 }
 
-// Of two threads, within the bound; where they are not compared, the call is made all the same.
+// Results of two threads are within the bound; where they are not compared, the call is made all the same.
 inline void expect_the_reference(Case c, uint64_t seed, bool compared = true) {
   c.p.threads = 2;
   const Results found = run_fused(c);
@@ -204,7 +204,7 @@ inline void expect_near_on_average(const Results& got, const Results& want, uint
   }
 }
 
-// Of every unit. A weight, or what a rotation has turned, is rounded twice: a step of bfloat16.
+// Each unit is tried. A weight, or what a rotation has turned, is rounded twice: a step of bfloat16.
 inline void expect_the_reference_on_units(Case& c, uint64_t seed) {
   const Results exact = run_reference(c);
   Results bounds(c, DType::kFloat64);

@@ -1,4 +1,4 @@
-// What tests share: the text of an error, schemes of the tests, and memory for parameters.
+// Tests share these: the text of an error, schemes of the tests, and memory for parameters.
 #pragma once
 
 #include <gtest/gtest.h>
