@@ -58,7 +58,7 @@ TEST_F(NpyTest, ReadsFortranOrderRowMajor) {
 
 TEST_F(NpyTest, ReadsScalarsAndEmptyShapes) {
   EXPECT_EQ(read_npy(write(file(header("<f8", "()"), data<double>({2.5})))).view().rank, 0);
-  const Tensor empty = read_npy(write(file(header("<f8", "(0, 4611686018427387904, 8)"), "")));
+  const Tensor empty = read_npy(write(file(header("<f8", "(4611686018427387904, 8, 0)"), "")));
   EXPECT_EQ(empty.view().numel(), 0);
   EXPECT_EQ(read_npy(write(file(header("<f4", "(1L,)"), data<float>({3})))).view().at({0}), 3.0);
 }
