@@ -64,7 +64,9 @@ def sdpa(
 
     inputs = (query, key, value)
     rank = max(x.dim() for x in inputs)
-    lead = torch.broadcast_shapes(*(x.shape[:-3] for x in inputs))
+    lead = query.shape[:-3]
+    if not lead == key.shape[:-3] == value.shape[:-3]:
+        lead = torch.broadcast_shapes(*(x.shape[:-3] for x in inputs))
     heads = max(x.shape[-3] if x.dim() > 2 else 1 for x in inputs)
     q, k, v = (_folded(x, lead, None if enable_gqa else heads) for x in inputs)
     if isinstance(attn_mask, Tensor) and attn_mask.dim() > 3:
@@ -84,7 +86,9 @@ def sdpa(
         enable_gqa=enable_gqa,
         q_offset=q_offset if is_causal else None,
     )
-    return out.view(*lead, *out.shape[1:]) if rank > 2 else out[0, 0]
+    if rank == 2:
+        return out[0, 0]
+    return out if len(lead) == 1 else out.view(*lead, *out.shape[1:])
 
 
 @overload
@@ -291,7 +295,8 @@ def _folded(x: Tensor, lead: torch.Size, heads: int | None) -> Tensor:
     if x.dim() < 3:
         x = x.unsqueeze(0)
     own = heads if heads is not None and x.shape[-3] == 1 else x.shape[-3]
-    wide = x.expand(*lead, own, *x.shape[-2:])
+    shape = (*lead, own, *x.shape[-2:])
+    wide = x if x.shape == shape else x.expand(shape)
     return wide if len(lead) == 1 else wide.reshape(math.prod(lead), *wide.shape[-3:])
 
 

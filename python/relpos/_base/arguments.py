@@ -11,8 +11,13 @@ from torch import Tensor
 from relpos._base.errors import kind_of, wrong_type, wrong_value
 
 
+_BOOLS = (bool, torch.SymBool)
+_INTS = (int, torch.SymInt)
+_NUMBERS = (float, *_INTS, torch.SymFloat)
+
+
 def number(name: str, value: Any) -> float:
-    if not isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+    if not isinstance(value, _NUMBERS):
         if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
             raise wrong_type(name, "a number", repr(value))
         if isinstance(value, Tensor) and value.requires_grad:
@@ -25,7 +30,7 @@ def number(name: str, value: Any) -> float:
 
 def flag(name: str, value: Any) -> bool:
     """A bool, also one of NumPy."""
-    if isinstance(value, (bool, torch.SymBool)):
+    if isinstance(value, _BOOLS):
         return bool(value)
     kind = type(value)
     if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
@@ -34,7 +39,7 @@ def flag(name: str, value: Any) -> bool:
 
 
 def integer(name: str, value: Any, least: int | None = None) -> Any:
-    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+    if not isinstance(value, _INTS) or isinstance(value, bool):
         try:
             value = operator.index(value)
         except TypeError:

@@ -34,6 +34,8 @@ SCHEMA = ", ".join(f"{field.type} {field.name}" for field in _FIELDS)
 RANKS = {field.name: field.rank for field in _FIELDS if field.rank is not None}
 _TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
 _SINGLE = len(_FIELDS) - 1  # fields besides the parameters
+_PLACES = {field.name: place for place, field in enumerate(_FIELDS)}
+_DEFAULTS = [field.default for field in _FIELDS]
 # Under what option a field's tensor was given.
 _GIVEN_AS = {f.name: name for name, option in OPTIONS.items() for f in option.fields}
 
@@ -56,7 +58,7 @@ class Call(_named()):
         if sinks is not None:
             parts = [*flatten(options.get("position")), part_of_sinks(sinks, query)]
             options = {**options, "position": parts}
-        said: dict[str, Any] = {}
+        values = _DEFAULTS.copy()
         for name, value in options.items():
             option = OPTIONS.get(name)
             if option is None or function in option.not_of:
@@ -64,10 +66,11 @@ class Call(_named()):
             if value is option.default:
                 continue
             if option.convert is not None:
-                said[name] = option.convert(name, value)
+                values[_PLACES[name]] = option.convert(name, value)
             else:
-                said.update(option.spread(name, value, query))
-        return cls(**said)
+                for field, held in option.spread(name, value, query).items():
+                    values[_PLACES[field]] = held
+        return cls._make(values)
 
     def flat(self) -> tuple[Any, ...]:
         """All fields, with the parameters one by one: an autograd Function does not look into
