@@ -1,5 +1,6 @@
 """relpos.merge: attention over disjoint sets of keys, joined into one softmax."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -26,23 +27,25 @@ def merge(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tenso
     """
     outs, lses = list(outs), list(lses)
     _check(outs, lses)
-    wide = lses[0].dtype
-    top = lses[0].detach()
-    for lse in lses[1:]:
-        top = torch.maximum(top, lse.detach())
+    weights, lse = shares(lses)
+    # A set without a key for this query is selected away, since 0 times NaN would be NaN.
+    parts = (
+        out.to(lse.dtype).masked_fill(torch.isneginf(own).unsqueeze(-1), 0.0) * weight.unsqueeze(-1)
+        for out, own, weight in zip(outs, lses, weights, strict=True)
+    )
+    return functools.reduce(torch.add, parts).to(outs[0].dtype), lse
+
+
+def shares(lses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+    """The share of each set of keys in the softmax over all of them, 0 where it has no key for a
+    query, and the log-sum-exp of that softmax."""
+    top = functools.reduce(torch.maximum, [lse.detach() for lse in lses])
     top = top.masked_fill(torch.isneginf(top), 0.0)
-    total, joined = None, None
-    for out, lse in zip(outs, lses, strict=True):
-        weight = torch.exp(lse - top)
-        # A set without a key for this query is selected away, since 0 times NaN would be NaN.
-        seen = out.to(wide).masked_fill(torch.isneginf(lse).unsqueeze(-1), 0.0)
-        part = seen * weight.unsqueeze(-1)
-        total = weight if total is None else total + weight
-        joined = part if joined is None else joined + part
+    weights = [torch.exp(lse - top) for lse in lses]
+    total = functools.reduce(torch.add, weights)
     unseen = total == 0
     total = total.masked_fill(unseen, 1.0)
-    lse = (top + torch.log(total)).masked_fill(unseen, -torch.inf)
-    return (joined / total.unsqueeze(-1)).to(outs[0].dtype), lse
+    return [w / total for w in weights], (top + total.log()).masked_fill(unseen, -torch.inf)
 
 
 def _check(outs: list[Tensor], lses: list[Tensor]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._call.call import Call
+from relpos._call.merge import shares
 from relpos.distributed._geometry import Geometry, within
 from relpos.distributed._layout import resized
 
@@ -175,11 +176,9 @@ class Pieces:
 
 def join(out: Tensor, lse: Tensor, piece: Tensor, piece_lse: Tensor) -> None:
     """Adds a piece of a softmax, with the log of its sum, to what is there, in place."""
-    total = torch.logaddexp(lse, piece_lse)
-    for part, part_lse in ((out, lse), (piece, piece_lse)):
-        # A row that sees nothing yet is 0 with lse -inf on both sides.
-        share = torch.exp(part_lse - total).masked_fill(torch.isneginf(part_lse), 0.0)
-        part *= share.to(part.dtype).unsqueeze(-1)
+    weights, total = shares([lse, piece_lse])
+    for part, weight in zip((out, piece), weights, strict=True):
+        part *= weight.to(part.dtype).unsqueeze(-1)
     out += piece
     lse.copy_(total)
 
