@@ -173,7 +173,7 @@ def difference(ours: Tensor, theirs: Tensor, seen: Tensor | None = None) -> floa
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class Compared:
     """The same call in two forms: keywords for the module's own forward and those for the plan's.
     seen: as for difference."""
 
@@ -227,7 +227,7 @@ def filled(module: nn.Module, heads: int, length: int, head_dim: int) -> Any:
 def prove(
     module: nn.Module,
     plan: _adapter.Plan | None,
-    calls: Iterable[Call],
+    calls: Iterable[Compared],
     *,
     implementation: str,
     buffers: dict[str, Tensor] | None = None,

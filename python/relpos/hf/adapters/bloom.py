@@ -10,7 +10,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
-from relpos.hf._trial import Call, copied, draw, filled, masks, padded, prove, sizes
+from relpos.hf._trial import Compared, copied, draw, filled, masks, padded, prove, sizes
 
 
 class _Attention:
@@ -72,7 +72,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
     build = copied(owner, children=False).build_alibi_tensor
     heads, width = module.num_heads, module.hidden_size
     for queries, before in sizes(module, owner):
@@ -86,7 +86,7 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
         )
         theirs |= {"attention_mask": dense, "alibi": build(tokens, heads, torch.float32)}
         ours |= {"attention_mask": mask, "alibi": lazy_alibi(tokens, heads, torch.float32)}
-        yield Call(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
+        yield Compared(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
 
 
 ADAPTERS = [Adapter(("BloomAttention",), _plan)]

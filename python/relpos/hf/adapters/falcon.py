@@ -12,7 +12,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import ROTATE, gives
-from relpos.hf._trial import Call, draw, masks, prove
+from relpos.hf._trial import Compared, draw, masks, prove
 from relpos.hf.adapters.rotary import rotation_of, tables_of
 
 
@@ -86,7 +86,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, rotate: Callable | None) -> Iterator[Call]:
+def _calls(module: nn.Module, rotate: Callable | None) -> Iterator[Compared]:
     """Calls with random numbers in the place of ALiBi, or with what `rotate` gives."""
     for length in (1, 2, 3, 17, 34, 65):
         at = torch.arange(length)[None] + 7 * length
@@ -94,7 +94,7 @@ def _calls(module: nn.Module, rotate: Callable | None) -> Iterator[Call]:
         given = {"hidden_states": draw(2, length, module.hidden_size), "position_ids": at}
         given["alibi"] = draw(2 * module.num_heads, 1, length) if rotate is None else None
         given["position_embeddings"] = None if rotate is None else rotate(at)
-        yield Call({**given, "attention_mask": dense}, {**given, "attention_mask": mask})
+        yield Compared({**given, "attention_mask": dense}, {**given, "attention_mask": mask})
 
 
 ADAPTERS = [Adapter(("FalconAttention",), _plan)]

@@ -13,7 +13,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
 from relpos.hf._rotation import gives
-from relpos.hf._trial import Call, draw, filled, masks, prove, sizes
+from relpos.hf._trial import Compared, draw, filled, masks, prove, sizes
 
 
 class _Attention:
@@ -82,7 +82,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, owner: nn.Module, most: int) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module, most: int) -> Iterator[Compared]:
     """Calls at positions up to the last of the table, which has `most`."""
     heads, head_dim = module.num_attention_heads, module.head_dim
     for queries, before in sizes(module, owner):
@@ -96,7 +96,7 @@ def _calls(module: nn.Module, owner: nn.Module, most: int) -> Iterator[Call]:
         theirs, ours = (
             {**given, "layer_past": filled(module, heads, before, head_dim)} for _ in range(2)
         )
-        yield Call({**theirs, "attention_mask": dense}, {**ours, "attention_mask": mask})
+        yield Compared({**theirs, "attention_mask": dense}, {**ours, "attention_mask": mask})
 
 
 ADAPTERS = [Adapter(("GPTJAttention",), _plan)]

@@ -13,7 +13,7 @@ from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import window_mask
-from relpos.hf._trial import Call, draw, padded, prove
+from relpos.hf._trial import Compared, draw, padded, prove
 from relpos.hf.adapters.t5 import buckets
 
 
@@ -151,7 +151,7 @@ def _plan(mixin: type, what: str, module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, local: bool) -> Iterator[Call]:
+def _calls(module: nn.Module, local: bool) -> Iterator[Compared]:
     make = getattr(sys.modules[type(module).__module__], _LOCAL_MASK)
     block = module.block_len
     for length in (1, 2, block, block + 1, 2 * block + 3):
@@ -159,7 +159,7 @@ def _calls(module: nn.Module, local: bool) -> Iterator[Call]:
         tokens = seen.to(torch.int64)
         mask = make(tokens, block, states.device) if local else tokens
         given = {"hidden_states": states, "mask": mask}
-        yield Call(given, given, seen)
+        yield Compared(given, given, seen)
 
 
 def _plan_global(module: nn.Module, owner: nn.Module) -> Plan:

@@ -12,7 +12,7 @@ from relpos._position.part import Given, with_values
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
-from relpos.hf._trial import Call, copied, draw, masks, padded, prove, twin
+from relpos.hf._trial import Compared, copied, draw, masks, padded, prove, twin
 
 _BUCKETS, _REACH = 32, 128  # what the encoder uses, whatever its config says
 
@@ -79,7 +79,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, encoder: nn.Module, position: Any) -> Iterator[Call]:
+def _calls(module: nn.Module, encoder: nn.Module, position: Any) -> Iterator[Compared]:
     from transformers import masking_utils
 
     own = copied(encoder, children=False)
@@ -88,7 +88,7 @@ def _calls(module: nn.Module, encoder: nn.Module, position: Any) -> Iterator[Cal
         states, tokens = draw(2, length, module.q.in_features), padded(2, length)
         dense, mask = masks(length, length, masking_utils.bidirectional_mask_function, tokens)
         theirs, ours = own.compute_position_bias(states), _lazy_bias(own, position, states)
-        yield Call(
+        yield Compared(
             {"hidden_states": states, "attention_mask": dense, "position_bias": theirs},
             {"hidden_states": states, "attention_mask": mask, "position_bias": ours},
         )

@@ -9,7 +9,7 @@ from relpos.hf._adapter import Adapter, Plan
 from relpos.hf._alibi import alibi_plan, first_query
 from relpos.hf._interface import NAME, attend
 from relpos.hf._lazy import Bias, Mask
-from relpos.hf._trial import SIZES, Call, copied, draw, filled, masks, padded, prove, sizes
+from relpos.hf._trial import SIZES, Compared, copied, draw, filled, masks, padded, prove, sizes
 
 _BUILDER = "build_mpt_alibi_tensor"
 
@@ -59,7 +59,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
     longest = max(map(sum, SIZES))
     bias = getattr(copied(owner, children=False), _BUILDER)(module.n_heads, longest)
     for queries, before in sizes(module, owner):
@@ -73,7 +73,7 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
         )
         theirs |= {"attention_mask": dense < 0, "position_bias": bias}
         ours |= {"attention_mask": mask, "position_bias": lazy_alibi()}
-        yield Call(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
+        yield Compared(theirs, ours, tokens.cumsum(1)[:, before:] > 0)
 
 
 ADAPTERS = [Adapter(("MptAttention",), _plan)]

@@ -14,7 +14,7 @@ from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias
-from relpos.hf._trial import Call, draw, filled, masks, prove, sizes, twin
+from relpos.hf._trial import Compared, draw, filled, masks, prove, sizes, twin
 
 
 class _BucketBias:
@@ -82,7 +82,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     return plan
 
 
-def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
+def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
     """Self-attention; a module without a table may be one that reads an encoder, too."""
     from transformers import masking_utils
 
@@ -107,11 +107,11 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Call]:
             }
             for _ in range(2)
         )
-        yield Call({**theirs, mask_name: dense}, {**ours, mask_name: mask})
+        yield Compared({**theirs, mask_name: dense}, {**ours, mask_name: mask})
         if not with_table and before:
             given[source] = draw(2, keys, module.d_model)
             dense, mask = masks(queries, keys, both)
-            yield Call({**given, mask_name: dense}, {**given, mask_name: mask})
+            yield Compared({**given, mask_name: dense}, {**given, mask_name: mask})
 
 
 ADAPTERS = [
