@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos._base.arguments import flag, number
 from relpos._base.errors import shape_of, wrong_value
-from relpos._base.tensors import check_rank
+from relpos._base.tensors import check_rank, check_shape
 from relpos._call.attention import attention
 from relpos._call.varlen import attention_varlen
 from relpos._position.part import Given
@@ -163,14 +163,9 @@ def flash_attn_func(
     batch, _, heads = q.shape[:3]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if alibi_slopes is not None:
-        check_rank(
-            "alibi_slopes", alibi_slopes, 1, f"[{heads}] or [{batch}, {heads}]", or_more=True
-        )
+        check_shape("alibi_slopes", alibi_slopes, (heads,), (batch, heads))
     per_row = alibi_slopes is not None and alibi_slopes.dim() == 2
     if per_row:
-        if alibi_slopes.shape != (batch, heads):
-            wanted = f"[{heads}] or [{batch}, {heads}]"
-            raise wrong_value("alibi_slopes", wanted, shape_of(alibi_slopes))
         q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (q, k, v))
         alibi_slopes = alibi_slopes.flatten()
     position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
@@ -267,8 +262,6 @@ def flash_attn_varlen_func(
     if block_table is not None:
         raise ValueError("block_table: expected None, for relpos has no paged cache, got a table")
     check_rank("q", q, 3, "[Tq, H, D]")
-    if alibi_slopes is not None:
-        check_rank("alibi_slopes", alibi_slopes, 1, f"[{q.shape[1]}]", or_more=True)
     position = None if alibi_slopes is None else _alibi(alibi_slopes, q.shape[1])
     results = attention_varlen(
         q,
@@ -324,6 +317,5 @@ def _options(
 
 
 def _alibi(slopes: Tensor, heads: int) -> Given:
-    if slopes.shape != (heads,):
-        raise wrong_value("alibi_slopes", f"[{heads}]", shape_of(slopes))
+    check_shape("alibi_slopes", slopes, (heads,))
     return Given(f"alibi(heads={heads})", [slopes])

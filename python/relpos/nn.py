@@ -14,12 +14,11 @@ from relpos._base.errors import shape_of, wrong_type, wrong_value
 from relpos._base.tensors import check_device
 from relpos._call.attention import attention, check_fits
 from relpos._call.cache import KVCache
-from relpos._call.options import OPTIONS, Options, check_names, takes
+from relpos._call.options import OPTIONS, PLACES, Options, check_names, takes
 from relpos._position.sum import Composed, Sum
 
 __all__ = ["MultiheadAttention"]
 
-_PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")
 _NO_EXTRA_KEYS = (
     "relpos has no keys outside the sequence, since their distance to a query is not defined: keep "
     "torch.nn.MultiheadAttention there, or join such keys with relpos.merge"
@@ -199,7 +198,7 @@ class MultiheadAttention(torch.nn.Module):
             average_attn_weights = flag("average_attn_weights", average_attn_weights)
         check_names("MultiheadAttention.forward", options)
         options = {n: x for n, x in options.items() if x is not OPTIONS[n].default}
-        placed = {name: value for name, value in options.items() if name in _PLACES}
+        placed = {name: value for name, value in options.items() if name in PLACES}
         if query.is_nested:
             refused = {"position": position, "key_padding_mask": key_padding_mask, "cache": cache}
             refused |= {"need_weights": need_weights or None, "key_range": options.get("key_range")}

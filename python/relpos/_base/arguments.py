@@ -10,7 +10,6 @@ from torch import Tensor
 
 from relpos._base.errors import kind_of, wrong_type, wrong_value
 
-
 _BOOLS = (bool, torch.SymBool)
 _INTS = (int, torch.SymInt)
 _NUMBERS = (float, *_INTS, torch.SymFloat)
@@ -51,7 +50,7 @@ def integer(name: str, value: Any, least: int | None = None) -> Any:
     return value
 
 
-def pair(name: str, value: Any, what: str) -> Sequence[Any]:
+def two_of(name: str, value: Any, what: str) -> Sequence[Any]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise wrong_type(name, f"a pair {what}", repr(value))
     return value

@@ -38,6 +38,14 @@ def check_rank(name: str, tensor: Any, rank: int, layout: str, *, or_more: bool 
         raise wrong_value(name, f"{expected}, {layout}", shape_of(tensor))
 
 
+def check_shape(name: str, tensor: Any, *shapes: Sequence[int]) -> None:
+    """Raises unless `tensor` is one of these shapes."""
+    if not isinstance(tensor, Tensor):
+        raise wrong_type(name, "a torch.Tensor", kind_of(tensor))
+    if tuple(tensor.shape) not in shapes:
+        raise wrong_value(name, " or ".join(str([*shape]) for shape in shapes), shape_of(tensor))
+
+
 def check_memory(name: str, tensor: Any, like: Tensor | None = None, of: str = "query") -> None:
     """Raises unless `tensor` is dense, and on the CPU or of a shape alone (meta); where `like` is
     given, on its device."""

@@ -7,10 +7,9 @@ from typing_extensions import Unpack
 from relpos._base.errors import shape_of, wrong_type, wrong_value
 from relpos._base.tensors import check_device, check_rank
 from relpos._call.attention import attention, refuse_elsewhere
-from relpos._call.options import Options
+from relpos._call.options import PLACES, Options
 from relpos._call.typed import Results, attending
 
-_PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")
 _SMALLEST = 64  # positions of a first buffer
 
 
@@ -103,7 +102,7 @@ class KVCache:
             self._to = end
         return self.key, self.value
 
-    @attending(without=_PLACES, is_causal=True)
+    @attending(without=PLACES, is_causal=True)
     def attend(
         self,
         query: Tensor,
@@ -126,7 +125,7 @@ class KVCache:
         If it raises an error, the cache is unchanged.
         """
         refuse_elsewhere("KVCache.attend", "a cache holds whole sequences")
-        for name in _PLACES:
+        for name in PLACES:
             if name in options:
                 raise TypeError(f"{name}: the cache says where queries and keys are; leave it out")
         options.setdefault("is_causal", True)

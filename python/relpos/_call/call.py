@@ -34,7 +34,7 @@ SCHEMA = ", ".join(f"{field.type} {field.name}" for field in _FIELDS)
 RANKS = {field.name: field.rank for field in _FIELDS if field.rank is not None}
 _TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
 _SINGLE = len(_FIELDS) - 1  # fields besides the parameters
-_PLACES = {field.name: place for place, field in enumerate(_FIELDS)}
+_INDEX = {field.name: index for index, field in enumerate(_FIELDS)}
 _DEFAULTS = [field.default for field in _FIELDS]
 # Under what option a field's tensor was given.
 _GIVEN_AS = {f.name: name for name, option in OPTIONS.items() for f in option.fields}
@@ -66,10 +66,10 @@ class Call(_named()):
             if value is option.default:
                 continue
             if option.convert is not None:
-                values[_PLACES[name]] = option.convert(name, value)
+                values[_INDEX[name]] = option.convert(name, value)
             else:
                 for field, held in option.spread(name, value, query).items():
-                    values[_PLACES[field]] = held
+                    values[_INDEX[field]] = held
         return cls._make(values)
 
     def flat(self) -> tuple[Any, ...]:

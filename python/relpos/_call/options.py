@@ -13,9 +13,16 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar
 import torch
 from torch import Tensor
 
-from relpos._base.arguments import flag, integer, number, pair
+from relpos._base.arguments import flag, integer, number, two_of
 from relpos._base.errors import wrong_type, wrong_value
-from relpos._base.tensors import FLOATING, check_memory, check_rank, integers, tensor_of
+from relpos._base.tensors import (
+    FLOATING,
+    check_memory,
+    check_rank,
+    check_shape,
+    integers,
+    tensor_of,
+)
 from relpos._position.part import Given, flat
 from relpos._position.sum import Composed
 
@@ -81,11 +88,11 @@ def _dropout(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
 
 
 def _window(name: str, value: Any) -> list[int]:
-    return [integer(name, bound) for bound in pair(name, value, "(left, right)")]
+    return [integer(name, bound) for bound in two_of(name, value, "(left, right)")]
 
 
 def _key_range(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
-    lo, hi = (integers(name, bound) for bound in pair(name, value, "(lo, hi)"))
+    lo, hi = (integers(name, bound) for bound in two_of(name, value, "(lo, hi)"))
     return {"key_lo": lo, "key_hi": hi}
 
 
@@ -100,9 +107,7 @@ def part_of_sinks(sinks: Any, query: Tensor) -> Given:
     check_rank("query", query, 4, "[B, H, Lq, D]")
     check_memory("sinks", sinks, query)
     heads = query.shape[1]
-    if tuple(sinks.shape) not in ((heads,), tuple(query.shape[:3])):
-        wanted = f"[{heads}] or {list(query.shape[:3])}"
-        raise wrong_value("sinks", wanted, list(sinks.shape))
+    check_shape("sinks", sinks, (heads,), query.shape[:3])
     per_query = "false" if sinks.dim() == 1 else "true"
     return Given(f"attention_sink(heads={heads}, per_query={per_query})", [sinks])
 
@@ -175,6 +180,7 @@ def _listed() -> dict[str, Option]:
 
 
 OPTIONS = _listed()
+PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")  # where queries and keys stand
 
 
 def check_names(function: str, options: Mapping[str, Any]) -> None:

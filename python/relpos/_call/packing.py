@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._base.arguments import pair
+from relpos._base.arguments import two_of
 from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
 from relpos._base.tensors import INTEGERS, check_device
 from relpos._position.operators import place_tokens
@@ -154,7 +154,7 @@ def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     """(left, right) distances that a query sees; None is no bound."""
     left, right = -1, -1
     if window is not None:
-        left, right = pair("window", window, "(left, right)")
+        left, right = two_of("window", window, "(left, right)")
         if not all(isinstance(bound, (int, torch.SymInt)) for bound in window):
             raise wrong_type("window", "two ints", repr(window))
         if left < -1 or right < -1:

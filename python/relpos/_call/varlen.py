@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from relpos._base.arguments import flag
 from relpos._base.errors import shape_of, wrong_value
-from relpos._base.tensors import check_device, check_rank
+from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
 from relpos._call.options import OfSoftmax, check_names
 from relpos._call.packing import (
@@ -94,8 +94,7 @@ def _of_batch(sinks: Any, query: Tensor) -> Any:
     if not isinstance(sinks, Tensor) or sinks.dim() == 1:
         return sinks
     tokens, heads = query.shape[:2]
-    if sinks.shape != (heads, tokens):
-        raise wrong_value("sinks", f"[{heads}] or [{heads}, {tokens}]", shape_of(sinks))
+    check_shape("sinks", sinks, (heads,), (heads, tokens))
     return sinks.unsqueeze(0)
 
 

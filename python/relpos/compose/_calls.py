@@ -8,7 +8,8 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._base.arguments import flag, integer
-from relpos._base.tensors import check_device, check_rank
+from relpos._base.errors import wrong_type
+from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
 from relpos._call.merge import merge
 from relpos._call.options import offset_fields
@@ -76,7 +77,7 @@ def refuse_placing(name: str, parts: Sequence[Any]) -> None:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     if isinstance(value, bool):
-        raise TypeError(f"{name}: expected an int, got {value!r}")
+        raise wrong_type(name, "an int", value)
     return integer(name, value, least)
 
 
@@ -85,8 +86,7 @@ def offset_of(name: str, offset: Any, query: Tensor) -> Tensor:
     (found,) = offset_fields(name, offset, query).values()
     if not isinstance(found, Tensor):
         return torch.tensor(found, device=query.device)
-    if tuple(found.shape) != (len(query),):
-        raise ValueError(f"{name}: expected an int or int64 [{len(query)}], got {[*found.shape]}")
+    check_shape(name, found, (len(query),))
     check_device(name, found, query)
     return found.unsqueeze(-1)
 

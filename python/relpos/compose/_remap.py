@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._base.arguments import flag, pair
+from relpos._base.arguments import flag, two_of
+from relpos._base.errors import wrong_value
 from relpos._base.tensors import check_device, integers
 from relpos._call.packing import bounds_of
 from relpos._position.classes import CLASSES
@@ -73,10 +74,8 @@ def self_extend(
     group_size = count("group_size", group_size)
     window_size = count("window_size", window_size)
     if window_size % group_size:
-        raise ValueError(
-            f"window_size: expected a multiple of group_size {group_size}, since "
-            f"window_size / group_size is added to positions, got {window_size}"
-        )
+        why = f"a multiple of group_size {group_size}, since their ratio is added to positions"
+        raise wrong_value("window_size", why, window_size)
 
     def regimes(pos_q: Tensor, pos_k: Tensor) -> list[_Regime]:
         def grouped(positions: Tensor) -> Tensor:
@@ -169,7 +168,7 @@ def dual_chunk(
     chunk_size = count("chunk_size", chunk_size, 2)
     local_size = count("local_size", local_size)
     if local_size >= chunk_size:
-        raise ValueError(f"local_size: expected at most {chunk_size - 1}, got {local_size}")
+        raise wrong_value("local_size", f"at most {chunk_size - 1}", local_size)
     length = chunk_size - local_size
 
     def regimes(pos_q: Tensor, pos_k: Tensor) -> list[_Regime]:
@@ -200,9 +199,8 @@ def _past(
     _check_position(name, position)
     options = dict(options)
     if not flag("is_causal", options.pop("is_causal", True)):
-        raise ValueError(
-            f"is_causal: expected True, since {name} says only where past keys count as standing"
-        )
+        why = f"True, since {name} says only where past keys count as standing"
+        raise wrong_value("is_causal", why, False)
     left, _ = bounds_of(options.pop("window", None), True)
     start_q, start_k = offsets(
         query, key, options.pop("q_offset", None), options.pop("k_offset", 0)
@@ -211,7 +209,7 @@ def _past(
     lo, hi = torch.zeros_like(pos_q), pos_q - start_k + 1
     key_range = options.pop("key_range", None)
     if key_range is not None:
-        lo, end = (integers("key_range", x) for x in pair("key_range", key_range, "(lo, hi)"))
+        lo, end = (integers("key_range", x) for x in two_of("key_range", key_range, "(lo, hi)"))
         for bound in (lo, end):
             check_device("key_range", bound, query)
         hi = torch.minimum(hi, end)
@@ -247,26 +245,21 @@ def _check_position(name: str, position: Any) -> None:
                 "expected a rotation by position"
             )
     if not parts:
-        raise ValueError(f"position: expected one, whose distances {name} changes; got none")
+        raise wrong_value("position", f"one, whose distances {name} changes", "none")
 
 
 def _slower(position: Any, window_size: int, leak: Any) -> tuple[Composed, int]:
     """The rotation `leak` times slower, and how much further queries stand, so that their distance
     is window_size at window_size."""
     if isinstance(leak, bool) or not isinstance(leak, (int, float)) or not leak >= 1:
-        raise ValueError(f"leak: expected None or a number from 1 on, got {leak!r}")
+        raise wrong_value("leak", "None or a number from 1 on", repr(leak))
     parts = flatten(position)
     if len(parts) != 1 or not isinstance(parts[0], CLASSES["RoPE"]):
-        got = text_of(parts) or "none"
-        raise ValueError(
-            f"leak: expected position a relpos.RoPE alone, since distances beyond window_size are "
-            f"fractions, got {got}; leave leak out to keep them at window_size"
-        )
+        wanted = "position a relpos.RoPE alone, since distances beyond window_size are fractions"
+        then = "leave leak out to keep them at window_size"
+        raise wrong_value("leak", wanted, text_of(parts) or "none", then)
     ahead = window_size * (leak - 1)
     if ahead != int(ahead):
-        raise ValueError(
-            f"leak: expected window_size (leak - 1) to be a whole number, got {ahead} for "
-            f"window_size {window_size}"
-        )
+        raise wrong_value("leak", f"{window_size} (leak - 1) to be a whole number", ahead)
     options = {option.name: getattr(parts[0], option.name) for option in parts[0].scheme.options}
     return CLASSES["LinearRoPE"](**options, factor=float(leak)), int(ahead)

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from relpos._base.arguments import flag, number
-from relpos._base.tensors import check_device
+from relpos._base.errors import shape_of, wrong_value
+from relpos._base.tensors import check_device, check_rank
 from relpos._call.attention import attention
 from relpos._position.classes import CLASSES
 from relpos._position.part import text_of, values_of, with_values
@@ -61,14 +62,9 @@ def cope(
     """
     check_call("cope", query, key, value)
     dims = query.shape[3]
-    if (
-        not isinstance(table, Tensor)
-        or table.dim() != 2
-        or table.shape[1] != dims
-        or not len(table)
-    ):
-        got = list(table.shape) if isinstance(table, Tensor) else type(table).__name__
-        raise ValueError(f"table: expected [P, {dims}] of at least one row, got {got}")
+    check_rank("table", table, 2, f"[P, {dims}]")
+    if table.shape[1] != dims or not len(table):
+        raise wrong_value("table", f"[P, {dims}] of at least one row", shape_of(table))
     scale = dims**-0.5 if scale is None else number("scale", scale)
     for name, given in (("table", table), ("key_padding_mask", key_padding_mask)):
         if given is not None:
@@ -175,8 +171,8 @@ def _fire_of(position: Any) -> tuple[Any, list[Any]]:
     parts = flatten(position)
     found = [part for part in parts if isinstance(part, CLASSES["FIRE"])]
     if len(found) != 1:
-        got = text_of(parts) or "none"
-        raise ValueError(f"position: expected one relpos.FIRE, alone or in a sum, got {got}")
+        wanted = "one relpos.FIRE, alone or in a sum"
+        raise wrong_value("position", wanted, text_of(parts) or "none")
     return found[0], [part for part in parts if part is not found[0]]
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos._base.arguments import flag, number
-from relpos._base.tensors import check_device, check_rank
+from relpos._base.arguments import flag, number, one_of, two_of
+from relpos._base.errors import shape_of, wrong_value
+from relpos._base.tensors import check_device, check_rank, check_shape, integers
 from relpos._call.attention import attention
 from relpos._call.packing import placing_text
 from relpos._position import operators
@@ -49,13 +50,9 @@ def log_temperature(
     Source: Nakanishi 2025, Scalable-Softmax Is Superior for Attention, section 2 ("ssmax"), which
     the models named by the rules follow; Su 2021, scaling by log n ("log_n").
     """
-    if rule not in _RULES:
-        raise ValueError(f"rule: expected one of {', '.join(_RULES)}, got {rule!r}")
-    if not isinstance(positions, Tensor) or positions.dtype not in (torch.int32, torch.int64):
-        got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise TypeError(f"positions: expected an int64 tensor, got {got}")
+    rule = one_of("rule", rule, _RULES)
     length = count("length", length, 2 if rule == "log_n" else 1)
-    at = positions.clamp(min=0).double()
+    at = integers("positions", positions).clamp(min=0).double()
     if rule in ("llama4", "ministral3"):
         steps = ((at + (rule == "llama4")) / length).floor()
         factor = 1 + beta * torch.log1p(steps)
@@ -98,10 +95,8 @@ def rotate_values(
     undo = flag("undo", undo)
     rotation = _rotation_of(position)
     if value.shape[3] != rotation.head_dim:
-        raise ValueError(
-            f"value: expected {rotation.head_dim} columns, since its rows turn by "
-            f"{text_of(rotation)}, got {value.shape[3]}"
-        )
+        wanted = f"{rotation.head_dim} columns, since its rows turn by {text_of(rotation)}"
+        raise wrong_value("value", wanted, value.shape[3])
     given = options.get("q_positions"), options.get("k_positions")
     if given[0] is None and given[1] is None:
         starts = offsets(query, key, options.get("q_offset"), options.get("k_offset", 0))
@@ -155,12 +150,7 @@ def polar(
     if phase is None:
         k_pairs = [length_k, torch.zeros_like(length_k)]
     else:
-        if not isinstance(phase, Tensor) or tuple(phase.shape) != (heads, dims):
-            got = list(phase.shape) if isinstance(phase, Tensor) else type(phase).__name__
-            raise ValueError(
-                f"phase: expected [{heads}, {dims}], a number for each dimension of each key head, "
-                f"got {got}"
-            )
+        check_shape("phase", phase, (heads, dims))
         check_device("phase", phase, key, "key")
         angle = phase.clamp(-2 * math.pi, 0.0).to(length_k.dtype).unsqueeze(1)
         k_pairs = [length_k * angle.cos(), length_k * angle.sin()]
@@ -215,10 +205,8 @@ def tupe(
     of_query = _expanded("query_position", query_position, query)
     of_key = _expanded("key_position", key_position, key)
     if of_query.shape[-1] != of_key.shape[-1]:
-        raise ValueError(
-            f"key_position: expected {of_query.shape[-1]} columns, as query_position has, got "
-            f"{of_key.shape[-1]}"
-        )
+        wanted = f"{of_query.shape[-1]} columns, as query_position has"
+        raise wrong_value("key_position", wanted, of_key.shape[-1])
     scale = options.pop("scale", None)
     if scale is None:
         scale = (query.shape[-1] + of_query.shape[-1]) ** -0.5
@@ -255,14 +243,10 @@ def _untied(
     refuse("tupe", given, _REFUSED_UNTIED)
     heads, length = query.shape[1:3]
     if key.shape[2] != length:
-        raise ValueError(f"cls: expected Lq = Lk, got {length} and {key.shape[2]}")
-    if not isinstance(cls, (tuple, list)) or len(cls) != 2:
-        raise TypeError(f"cls: expected a pair (from_cls, to_cls), got {type(cls).__name__}")
-    for given in cls:
-        if not isinstance(given, Tensor) or tuple(given.shape) != (heads,):
-            got = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
-            raise ValueError(f"cls: expected two tensors [{heads}], got {got}")
-        check_device("cls", given, query)
+        raise wrong_value("cls", "Lq = Lk", f"{length} and {key.shape[2]}")
+    for number_of_head in two_of("cls", cls, "(from_cls, to_cls)"):
+        check_shape("cls", number_of_head, (heads,))
+        check_device("cls", number_of_head, query)
     first = (torch.arange(length, device=query.device) == 0).to(query.dtype)
     added = [
         (given.to(query.dtype) / options["scale"])[:, None] * rows
@@ -289,10 +273,8 @@ def _columns(numbers: list[Tensor], like: Tensor) -> Tensor:
 def _expanded(name: str, vectors: Any, like: Tensor) -> Tensor:
     shape = tuple(like.shape[:3])
     if not isinstance(vectors, Tensor) or tuple(vectors.shape[:-1]) not in (shape, shape[1:]):
-        got = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ValueError(
-            f"{name}: expected {[*shape[1:], 'E']} or {[*shape, 'E']}, got {got}".replace("'", "")
-        )
+        wanted = f"{[*shape[1:], 'E']} or {[*shape, 'E']}".replace("'", "")
+        raise wrong_value(name, wanted, shape_of(vectors))
     check_device(name, vectors, like)
     return vectors.to(like.dtype).expand(*shape, -1)
 
@@ -304,10 +286,8 @@ def _wide(x: Tensor) -> Tensor:
 def _rotation_of(position: Any) -> Any:
     found = [part for part in flatten(position) if isinstance(part, Rotary)]
     if len(found) != 1:
-        raise ValueError(
-            "position: expected one rotation by position, alone or in a sum, such as relpos.RoPE, "
-            f"got {text_of(position) or 'none'}"
-        )
+        wanted = "one rotation by position, alone or in a sum, such as relpos.RoPE"
+        raise wrong_value("position", wanted, text_of(position) or "none")
     refuse_length(found, "which values alone do not show")
     return found[0]
 
