@@ -1,5 +1,6 @@
 """Where the tokens of packed sequences stand, and which keys each query may see."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from relpos._position.part import (
     Part,
     cumulative,
     places_tokens,
+    reads_positions,
     refuse_length,
     text_of,
     values_of,
@@ -125,7 +127,7 @@ def _check_ascending(keys: Tensor, text: str) -> None:
         raise ValueError(message)
 
 
-def starts_of(name: str, starts: Any, rows: int, of: str) -> Tensor:
+def _starts_of(name: str, starts: Any, rows: int, of: str) -> Tensor:
     if not isinstance(starts, Tensor):
         raise wrong_type(name, "a tensor", kind_of(starts))
     if starts.dtype not in INTEGERS:
@@ -142,12 +144,39 @@ def starts_of(name: str, starts: Any, rows: int, of: str) -> Tensor:
     return starts.to(torch.int64)
 
 
-def check_one_length(position: Any) -> None:
-    refuse_length(
-        position,
-        "and packed sequences have lengths of their own",
-        "; or call relpos.attention for each sequence",
-    )
+def pack(
+    starts: Mapping[str, Any],
+    rows: Mapping[str, int],
+    position: Any,
+    q_offset: Any,
+    bounds: tuple[int | None, int | None],
+) -> Packing:
+    """The packing that a call asks for, checked.
+
+    starts: by their names, where the sequences start in queries and in keys, None where keys are as
+    queries. rows: how many there are of each, by what they are rows of. bounds: the distances that
+    a query sees."""
+    (q_name, given_q), (k_name, given_k) = starts.items()
+    (query, q_rows), (key, k_rows) = rows.items()
+    starts_q = starts_k = _starts_of(q_name, given_q, q_rows, query)
+    if given_k is not None and given_k is not given_q:
+        starts_k = _starts_of(k_name, given_k, k_rows, key)
+        if starts_k.shape != starts_q.shape:
+            wanted = f"{starts_q.shape[0]} entries, as {q_name} has"
+            raise wrong_value(k_name, wanted, starts_k.shape[0])
+    elif k_rows != q_rows:
+        wanted = f"it where {key} has other rows than {query}, {q_rows}"
+        raise wrong_value(k_name, wanted, f"none for {k_rows} rows")
+    if starts_q.shape[0] > 2:
+        refuse_length(
+            position,
+            "and packed sequences have lengths of their own",
+            "; or call relpos.attention for each sequence",
+        )
+    offsets = torch.zeros_like(starts_q[1:])
+    if reads_positions(position) or bounds != (None, None):
+        offsets = _offsets_of(q_offset, starts_q, starts_k)
+    return Packing(starts_q, starts_k, offsets, placing_text(position))
 
 
 def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
@@ -167,7 +196,7 @@ def bounds_of(window: Any, is_causal: bool) -> tuple[int | None, int | None]:
     )
 
 
-def offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
+def _offsets_of(q_offset: Any, starts_q: Tensor, starts_k: Tensor) -> Tensor:
     count = starts_q.shape[0] - 1
     wanted = f"an int or int64 [{count}]"
     if q_offset is None:

@@ -7,18 +7,10 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from relpos._base.arguments import flag
-from relpos._base.errors import shape_of, wrong_value
 from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
 from relpos._call.options import OfSoftmax, check_names
-from relpos._call.packing import (
-    Packing,
-    bounds_of,
-    check_one_length,
-    offsets_of,
-    placing_text,
-    starts_of,
-)
+from relpos._call.packing import bounds_of, pack
 from relpos._call.typed import attending_packed
 from relpos._position.part import reads_positions
 
@@ -58,20 +50,18 @@ def attention_varlen(
     refuse_elsewhere("attention_varlen", "give ring_attention cu_seqlens")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
-    starts_q, starts_k = _both_starts(query, key, cu_seqlens_q, cu_seqlens_k)
+    starts = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+    for name, tensor in starts.items():
+        if isinstance(tensor, Tensor):
+            check_device(name, tensor, query)
     position, q_offset = options.pop("position", None), options.pop("q_offset", None)
     is_causal = flag("is_causal", options.pop("is_causal", False))
-    left, right = bounds_of(options.pop("window", None), is_causal)
-    if position is not None and starts_q.shape[0] > 2:
-        check_one_length(position)
-    read = reads_positions(position)
-    offsets = torch.zeros_like(starts_q[1:])
-    if read or left is not None or right is not None:
-        offsets = offsets_of(q_offset, starts_q, starts_k)
-    packing = Packing(starts_q, starts_k, offsets, placing_text(position))
+    bounds = bounds_of(options.pop("window", None), is_causal)
+    sizes = {"query": query.shape[0], "key": key.shape[0]}
+    packing = pack(starts, sizes, position, q_offset, bounds)
     rows, columns = (torch.arange(x.shape[0], device=x.device) for x in (query, key))
     positions = {}
-    if read:
+    if reads_positions(position):
         positions = {"q_positions": packing.queries(rows), "k_positions": packing.keys(columns)}
     results = attention(
         query.transpose(0, 1).unsqueeze(0),
@@ -79,7 +69,7 @@ def attention_varlen(
         value.transpose(0, 1).unsqueeze(0),
         position=packing.restarted(position),
         sinks=_of_batch(options.pop("sinks", None), query),
-        key_range=packing.key_range(rows, columns, left, right),
+        key_range=packing.key_range(rows, columns, *bounds),
         return_lse=return_lse,
         **positions,
         **options,
@@ -96,23 +86,3 @@ def _of_batch(sinks: Any, query: Tensor) -> Any:
     tokens, heads = query.shape[:2]
     check_shape("sinks", sinks, (heads,), (heads, tokens))
     return sinks.unsqueeze(0)
-
-
-def _both_starts(
-    query: Tensor, key: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Where each sequence starts in query and in key, checked."""
-    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if isinstance(starts, Tensor):
-            check_device(name, starts, query)
-    starts_q = starts_of("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
-    if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
-        starts_k = starts_of("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
-        if starts_k.shape != starts_q.shape:
-            wanted = f"{starts_q.shape[0]} entries, as cu_seqlens_q has"
-            raise wrong_value("cu_seqlens_k", wanted, starts_k.shape[0])
-        return starts_q, starts_k
-    if key.shape[0] != query.shape[0]:
-        wanted = f"it where key has other rows than query, {query.shape[0]}"
-        raise wrong_value("cu_seqlens_k", wanted, f"none for key {shape_of(key)}")
-    return starts_q, starts_q

@@ -1,6 +1,6 @@
 """relpos.distributed.ring_attention and ulysses_attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,19 +68,17 @@ def ring_attention(
     Returns:
       out [B, H, Lq, Dv], or (out, lse).
     """
-    check_names("ring_attention", options)
-    how = {
-        "layout": layout,
-        "mode": mode,
-        "reduce_position": flag("reduce_position", reduce_position),
-    }
-    packed, return_lse = (cu_seqlens, cu_seqlens_k), flag("return_lse", return_lse)
-
-    def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
-        return _attend(tensors, options, return_weights, packed, how, teams(group))
-
-    out, lse = of_shards((query, key, value), group, attend)
-    return (out, lse) if return_lse else out
+    how = {"layout": layout, "mode": mode, "reduce_position": reduce_position}
+    return _on_ranks(
+        "ring_attention",
+        teams,
+        (query, key, value),
+        group,
+        how,
+        (cu_seqlens, cu_seqlens_k),
+        (return_lse, return_weights),
+        options,
+    )
 
 
 @attending_on_ranks
@@ -106,21 +104,46 @@ def ulysses_attention(
     position has the parameters of all heads; each rank uses and trains those of its own. Arguments
     and results are those of ring_attention, without mode.
     """
-    check_names("ulysses_attention", options)
-    how = {
-        "layout": layout,
-        "mode": "ring",
-        "reduce_position": flag("reduce_position", reduce_position),
-    }
-    packed, return_lse = (cu_seqlens, cu_seqlens_k), flag("return_lse", return_lse)
+    how = {"layout": layout, "mode": "ring", "reduce_position": reduce_position}
+    return _on_ranks(
+        "ulysses_attention",
+        _sharing_heads,
+        (query, key, value),
+        group,
+        how,
+        (cu_seqlens, cu_seqlens_k),
+        (return_lse, return_weights),
+        options,
+    )
+
+
+def _sharing_heads(group: Any) -> tuple[Team, Team]:
+    """No keys travel: all ranks of the group share the heads."""
+    ring, heads = teams(group)
+    if heads.ranks > 1:
+        raise ValueError("group: expected one axis; ring_attention takes a mesh (ring, heads)")
+    return ALONE, ring
+
+
+def _on_ranks(
+    name: str,
+    teams_of: Callable[[Any], tuple[Team, Team]],
+    tensors: Sequence[Tensor],
+    group: Any,
+    how: dict[str, Any],
+    packed: Any,
+    returns: tuple[bool, bool],
+    options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The function of this name, in which the ranks form two teams."""
+    check_names(name, options)
+    how["reduce_position"] = flag("reduce_position", how["reduce_position"])
+    return_lse, return_weights = flag("return_lse", returns[0]), returns[1]
 
     def attend(tensors: Sequence[Tensor], group: Any) -> tuple[Tensor, Tensor]:
-        ring, heads = teams(group)
-        if heads.ranks > 1:
-            raise ValueError("group: expected one axis; ring_attention takes a mesh (ring, heads)")
-        return _attend(tensors, options, return_weights, packed, how, (ALONE, ring))
+        return _attend(tensors, options, return_weights, packed, how, teams_of(group))
 
-    out, lse = of_shards((query, key, value), group, attend)
+    out, lse = of_shards(tensors, group, attend)
     return (out, lse) if return_lse else out
 
 

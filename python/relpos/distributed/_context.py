@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from relpos._base.arguments import flag
+from relpos._base.arguments import flag, one_of
+from relpos._base.errors import wrong_value
 from relpos._call import attention as _attention
 from relpos.distributed._attention import ring_attention, ulysses_attention
 from relpos.distributed._layout import check_layout, shard
@@ -40,18 +41,14 @@ def context_parallel(
     calls attention anew (checkpointing).
     """
     check_layout(layout)
-    if mode not in MODES:
-        raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+    one_of("mode", mode, MODES)
     if len(buffers) != len(buffer_seq_dims):
-        raise ValueError(
-            f"buffer_seq_dims: expected one for each of {len(buffers)} buffers, got "
-            f"{len(buffer_seq_dims)}"
-        )
+        wanted = f"one for each of {len(buffers)} buffers"
+        raise wrong_value("buffer_seq_dims", wanted, len(buffer_seq_dims))
     for n, buffer in enumerate(buffers):
         if buffer.requires_grad:
-            raise ValueError(
-                f"buffers[{n}]: expected one without requires_grad; shard() is differentiable"
-            )
+            then = "shard() is differentiable"
+            raise wrong_value(f"buffers[{n}]", "one without requires_grad", "one with it", then)
     reduce_position = flag("reduce_position", reduce_position)
     common = {"group": mesh, "layout": layout, "reduce_position": reduce_position}
 

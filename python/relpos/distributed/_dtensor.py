@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from relpos._base.errors import wrong_value
+
 _TOKENS = 2  # the axis of the sequence
 
 
@@ -22,22 +24,13 @@ def of_shards(
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
     for name, tensor in zip(("key", "value"), tensors[1:], strict=True):
         if tensor.device_mesh != mesh or tensor.placements != placements:
-            raise ValueError(
-                f"{name}: expected the mesh and placements of query, {placements}, got "
-                f"{tensor.placements}"
-            )
+            wanted = f"the mesh and placements of query, {placements}"
+            raise wrong_value(name, wanted, tensor.placements)
     axes = [n for n, placement in enumerate(placements) if placement == Shard(_TOKENS)]
-    for placement in placements:
-        if placement not in (Shard(0), Shard(_TOKENS), Replicate()):
-            raise ValueError(
-                f"query: expected placements Shard(2), the sequence, on one axis of the mesh, and "
-                f"Shard(0) or Replicate() on others, got {placements}"
-            )
-    if len(axes) != 1:
-        raise ValueError(
-            f"query: expected its sequence sharded, Shard(2), on one axis of the mesh, got "
-            f"{placements}"
-        )
+    others = {*placements} - {Shard(_TOKENS), Shard(0), Replicate()}
+    if len(axes) != 1 or others:
+        wanted = "placements Shard(2), the sequence, on one axis, Shard(0) or Replicate() on others"
+        raise wrong_value("query", wanted, placements)
     own = mesh.get_group(axes[0])
     if group is not None and group not in (own, mesh):
         raise ValueError("group: expected None, or the group on which the DTensors are sharded")

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from relpos._base.errors import kind_of, wrong_type, wrong_value
+
 
 class Team(NamedTuple):
     """The ranks of a group, this one among them."""
@@ -29,10 +31,8 @@ def teams(group: Any) -> tuple[Team, Team]:
     DeviceMesh."""
     if not isinstance(group, DeviceMesh):
         if group is not None and not isinstance(group, dist.ProcessGroup):
-            raise TypeError(
-                "group: expected a ProcessGroup, a DeviceMesh of one or two axes or None, got "
-                f"{type(group).__name__}"
-            )
+            wanted = "a ProcessGroup, a DeviceMesh of one or two axes or None"
+            raise wrong_type("group", wanted, kind_of(group))
         if not dist.is_initialized():
             raise RuntimeError(
                 "group: torch.distributed has no group yet; call "
@@ -40,9 +40,7 @@ def teams(group: Any) -> tuple[Team, Team]:
             )
         return team(group), ALONE
     if group.ndim > 2:
-        raise ValueError(
-            f"group: expected a DeviceMesh of one or two axes (ring, heads), got {group.ndim}"
-        )
+        raise wrong_value("group", "a DeviceMesh of one or two axes (ring, heads)", group.ndim)
     found = [team(group.get_group(axis)) for axis in range(group.ndim)]
     return found[0], found[1] if len(found) == 2 else ALONE
 

@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from relpos._base.arguments import one_of
+from relpos._base.errors import wrong_value
 from relpos.distributed._exchange import teams
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
@@ -36,9 +38,7 @@ class Run(NamedTuple):
 
 
 def check_layout(layout: Any) -> str:
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout: expected one of {', '.join(LAYOUTS)}, got {layout!r}")
-    return layout
+    return one_of("layout", layout, LAYOUTS)
 
 
 def shares(layout: str, total: int, ranks: int) -> list[list[Run]]:
@@ -68,10 +68,8 @@ def held(name: str, layout: str, lengths: Sequence[int]) -> list[list[Run]]:
     found = shares(layout, sum(lengths), len(lengths))
     expected = [sum(run.count for run in runs) for runs in found]
     if expected != list(lengths):
-        raise ValueError(
-            f"{name}: expected shards of {expected} tokens on the ranks of a {layout} layout, as "
-            f"relpos.distributed.shard makes them, got {list(lengths)}"
-        )
+        wanted = f"shards of {expected} tokens, as relpos.distributed.shard makes {layout} ones"
+        raise wrong_value(name, wanted, list(lengths))
     return found
 
 

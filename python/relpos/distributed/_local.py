@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos._base.arguments import one_of
+from relpos._base.errors import wrong_value
 from relpos._call.attention import same_kind
 from relpos._call.call import Call
 from relpos._call.options import OPTIONS
-from relpos._call.packing import bounds_of, check_one_length, placing_text
+from relpos._call.packing import bounds_of, placing_text
 from relpos._position.part import reads_length, reads_positions
 from relpos._position.sum import flatten
 from relpos.distributed._geometry import Geometry, Side, placing
 from relpos.distributed._layout import check_layout, held
-from relpos.distributed._packed import pack
+from relpos.distributed._packed import packed
 from relpos.distributed._pieces import Inputs
 
 MODES = ("ring", "all_gather")
@@ -53,8 +55,7 @@ class LocalCall:
     ) -> "LocalCall":
         _refuse_quadratic(options.pop("attn_mask", None), return_weights)
         check_layout(how["layout"])
-        if how["mode"] not in MODES:
-            raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {how['mode']!r}")
+        one_of("mode", how["mode"], MODES)
         _check_packed(packed, options)
         tensors = same_kind(**dict(zip(("query", "key", "value"), tensors, strict=True)))
         offset = options.get("q_offset")
@@ -69,8 +70,6 @@ class LocalCall:
         parts = flatten(options.get("position"))
         if packed[0] is not None:
             packed = (*packed, offset)
-            if len(packed[0]) > 2:
-                check_one_length(parts)
         return cls(list(tensors), call, packed, how, parts)
 
     def description(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def geometry_of(local: LocalCall, lengths: Any, rank: int) -> Geometry:
     k = Side(held("key", layout, lengths["key"]), given=call.k_positions)
     geometry = Geometry(rank, q, k, lo=call.key_lo, hi=call.key_hi)
     if local.packed[0] is not None:
-        return pack(geometry, local)
+        return packed(geometry, local)
     bounds = bounds_of(call.window, call.is_causal)
     geometry.left, geometry.right = bounds
     in_play = local.reads_positions or bounds != (None, None)
@@ -151,25 +150,25 @@ def _check_order(geometry: Geometry, bounded: bool) -> None:
 
 def _refuse_quadratic(attn_mask: Any, return_weights: Any) -> None:
     if attn_mask is not None:
-        raise ValueError(
-            "attn_mask: expected None; a dense Lq x Lk mask is what a ring is there to avoid: say "
-            "it with is_causal, window, key_padding_mask, key_range or a position"
-        )
+        then = "say it with is_causal, window, key_padding_mask, key_range or a position"
+        raise wrong_value("attn_mask", "None, since no rank holds Lq x Lk numbers", "one", then)
     if return_weights:
-        raise ValueError("return_weights: expected False; Lq x Lk weights fit on no rank")
+        why = "False, since no rank holds Lq x Lk numbers"
+        raise wrong_value("return_weights", why, return_weights)
 
 
 def _check_packed(packed: Any, options: dict[str, Any]) -> None:
     if packed[0] is None and packed[1] is not None:
-        raise ValueError("cu_seqlens_k: given without cu_seqlens")
+        raise wrong_value("cu_seqlens_k", "None without cu_seqlens", "one")
     if packed[0] is None:
         return
     for name in ("q_positions", "k_positions", "key_range"):
         if options.get(name) is not None:
-            raise ValueError(f"{name}: expected None beside cu_seqlens, which says it")
+            raise wrong_value(name, "None beside cu_seqlens, which says it", "one")
     k_offset = options.get("k_offset", 0)
     if isinstance(k_offset, Tensor) or k_offset != 0:
-        raise ValueError("k_offset: expected 0 beside cu_seqlens: each sequence's keys start at 0")
+        why = "0 beside cu_seqlens, since each sequence's keys start at 0"
+        raise wrong_value("k_offset", why, k_offset)
 
 
 def _shown(value: Any) -> Any:
