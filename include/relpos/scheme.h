@@ -165,6 +165,39 @@ struct Along {
   }
 };
 
+// What the pairs of a rotation turn by where it is not the position times their frequencies.
+struct TurnBy {
+  using CoordinateOf = std::function<int64_t(int axis, int64_t position)>;
+
+  // Coordinate axis[p] of a token, which follows from the position, times the frequency of pair p.
+  struct Coordinates {
+    std::vector<int> axis;
+    CoordinateOf coordinate;
+  };
+  // Coordinates that are inputs of the call: integers [B, axes, Lq] and [B, axes, Lk].
+  struct GivenCoordinates {
+    std::vector<int> axis;
+    Source queries, keys;
+  };
+  // Frequencies [axes, Hk or 1, dims / 2] times such coordinates: Rotation::ByHead.
+  struct HeadFrequencies {
+    Source frequency;
+    CoordinateOf coordinate;
+  };
+  // Cosines and sines, inputs [B, Lq, dims / 2] and [B, Lk, dims / 2] for all heads.
+  struct Tables {
+    Source q_cos, q_sin, k_cos, k_sin;
+  };
+  // The position times frequencies that depend on a length; where it is not given, on that of the
+  // call: one more than its last position.
+  struct Length {
+    std::function<std::vector<double>(int64_t length)> frequency;
+    std::optional<int64_t> length;
+  };
+  using Any =
+      std::variant<std::monostate, Coordinates, GivenCoordinates, HeadFrequencies, Tables, Length>;
+};
+
 // Of a row table and of a column table: terms.h.
 struct RowOptions {
   std::optional<Source> factor{}, added{};
@@ -263,23 +296,9 @@ class Builder {
   void key_bias(const Source& values, bool up_to_query = false);
   // scores [H] or [B, H, Lq], without values, that join the softmax of each row.
   void sink(const Source& scores);
-  void rotation(Rotation rotation);
-  // Pair p turns by coordinate axis[p] of a token instead of its position. The coordinates follow
-  // from the position,
-  using CoordinateOf = std::function<int64_t(int axis, int64_t position)>;
-  void rotation(Rotation rotation, CoordinateOf coordinate);
-  // or are inputs of the call: integers [B, axes, Lq] and [B, axes, Lk].
-  void rotation(Rotation rotation, const Source& of_queries, const Source& of_keys);
-  // Pairs of each head turn by frequencies of their own, [axes, Hk or 1, dims / 2], times coordinates of
-  // a token that follow from the position: Rotation::head_frequency.
-  void rotation(Rotation rotation, const Source& head_frequency, const CoordinateOf& coordinate);
-  // Pairs turn by given cosines and sines, inputs [B, Lq, dims / 2] and [B, Lk, dims / 2] for all heads.
-  void rotation(Rotation rotation, const Source& q_cos, const Source& q_sin, const Source& k_cos,
-                const Source& k_sin);
-  // A rotation that depends on a length; where it is not given, on that of the call: one more than its
-  // last position.
-  void rotation(std::function<Rotation(int64_t length)> rotation,
-                const std::optional<int64_t>& length);
+  // R of the scores. `rotation` turns by positions, whose frequencies `by` may replace or multiply by
+  // something else.
+  void rotation(const Rotation& rotation, const TurnBy::Any& by = {});
   // From the number of a token, its offset included, to its position, where a call gives none.
   void place(std::function<int64_t(int64_t token)> place);
   // The same where a key of a number stands elsewhere than a query of that number.
@@ -296,8 +315,6 @@ class Builder {
                     const std::optional<Source>& added);
   using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
-  // One without parameters.
-  void fixed_rotation(const std::function<Rotation(const PartCall& call)>& of_call);
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <variant>
 #include <vector>
 
 #include "relpos/tensor.h"
@@ -80,30 +81,52 @@ struct Coordinates {
   }
 };
 
-// R(pos): pair p of the head's dimensions [start, start + dims) is rotated by pos * frequency[p]
-// radians. The angle is computed in double and rounded once; with float32_angles it is a product of
-// float32 numbers, as in most frameworks. With `axis`, pos is coordinate axis[p] of the token instead of
-// its position. With `head_frequency` the angle is the sum over the axes of coordinate a times
-// head_frequency[a, h, p], h the key head: a query turns as the key head of its group does.
-struct Rotation {
-  int64_t start = 0, dims = 0;
-  PairLayout layout = PairLayout::kHalf;
+// The angle by which pair p turns is x * frequency[p] radians, computed in double and rounded once; with
+// float32_angles it is a product of float32 numbers, as in most frameworks.
+struct PairFrequencies {
   std::vector<double> frequency;  // [dims / 2]
   bool float32_angles = false;
-  double magnitude = 1.0;  // multiplies cos and sin of queries and of keys
-  std::vector<double>
-      log_decay;          // [dims / 2] or empty: pair p is scaled by exp(delta * log_decay[p])
-  std::vector<int> axis;  // [dims / 2] or empty; not together with log_decay
-  // Not given, or [axes, Hk or 1, dims / 2], 1: all heads turn alike. It stands for `frequency`,
-  // float32_angles and `axis`; not together with log_decay.
-  TermData head_frequency{};
-  // Not given, or the cosines and sines themselves: of queries [B, Hk, Lq, dims / 2] and of keys
-  // [B, Hk, Lk, dims / 2], in place of all angles. Strides may be 0; not together with log_decay.
+};
+
+// R: pair p of the head's dimensions [start, start + dims) is rotated by the angle of the token.
+struct Rotation {
+  // x of PairFrequencies is the position of the token.
+  struct ByPosition : PairFrequencies {
+    std::vector<double>
+        log_decay;  // [dims / 2] or empty: pair p is scaled by exp(delta log_decay[p])
+  };
+  // x of PairFrequencies is coordinate axis[p] of the token.
+  struct ByCoordinates : PairFrequencies {
+    std::vector<int> axis;  // [dims / 2]
+    std::shared_ptr<const Coordinates> coordinates;
+  };
+  // The angle is the sum over the axes of coordinate a times frequency[a, h, p], h the key head: a query
+  // turns as the key head of its group does.
+  struct ByHead {
+    TermData frequency;  // [axes, Hk or 1, dims / 2], 1: all heads turn alike
+    std::shared_ptr<const Coordinates> coordinates;
+  };
+  // The cosines and sines themselves, of queries [B, Hk, Lq, dims / 2] and of keys
+  // [B, Hk, Lk, dims / 2]. Strides may be 0.
   struct Tables {
     TermData q_cos, q_sin, k_cos, k_sin;
   };
-  Tables tables{};
-  std::shared_ptr<const Coordinates> coordinates;  // with axis or head_frequency
+
+  int64_t start = 0, dims = 0;
+  PairLayout layout = PairLayout::kHalf;
+  double magnitude = 1.0;  // multiplies cos and sin of queries and of keys
+  std::variant<ByPosition, ByCoordinates, ByHead, Tables> angles;
+
+  // The angles, where they are of that kind; else null.
+  template <typename Angles>
+  const Angles* by() const noexcept {
+    return std::get_if<Angles>(&angles);
+  }
+  ByPosition& by_position() { return std::get<ByPosition>(angles); }
+  bool decays() const noexcept {
+    const auto* position = by<ByPosition>();
+    return position != nullptr && !position->log_decay.empty();
+  }
 };
 
 // b[h, m(delta)], added after the scale. `slopes` [2, H] adds slopes[0, h] * min(delta, 0) +

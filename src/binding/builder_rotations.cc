@@ -1,4 +1,5 @@
-// Builder's rotations: by angles, coordinates, trained frequencies or given tables.
+// Builder's rotations: by positions, coordinates, frequencies of heads or given tables.
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -12,7 +13,7 @@
 namespace relpos {
 namespace {
 
-// Of tables that are bound to a call; 1 where its heads are unknown.
+// The heads of tables that are bound to a call; 1 where they are unknown.
 int64_t table_heads(const CallSizes& sizes) { return std::max<int64_t>(sizes.own_kv_heads, 1); }
 
 // [batch, ...] of [batch, heads, ...]; empty stays empty.
@@ -32,93 +33,110 @@ std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, 
   return sums;
 }
 
+// The angles of a rotation in a call, and the way of their gradients, if there are any.
+struct BoundAngles {
+  std::function<decltype(Rotation::angles)(const PartCall& call)> bind;
+  std::function<void(const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums)>
+      pull_back{};
+};
+
+Rotation::ByCoordinates by_coordinates(const PairFrequencies& turn, const std::vector<int>& axis,
+                                       Coordinates coordinates) {
+  Rotation::ByCoordinates by;
+  by.frequency = turn.frequency;
+  by.float32_angles = turn.float32_angles;
+  by.axis = axis;
+  by.coordinates = std::make_shared<const Coordinates>(std::move(coordinates));
+  return by;
+}
+
+BoundAngles bound(const Rotation::ByPosition& turn, std::monostate) {
+  return {[=](const PartCall&) { return turn; }};
+}
+
+BoundAngles bound(const Rotation::ByPosition& turn, const TurnBy::Length& by) {
+  const auto of_length = [=](int64_t length) {
+    Rotation::ByPosition own = turn;
+    own.frequency = by.frequency(length);
+    return own;
+  };
+  if (by.length) return bound(of_length(*by.length), std::monostate());
+  return {[=](const PartCall& call) { return of_length(call.sizes.length); }};
+}
+
+BoundAngles bound(const Rotation::ByPosition& turn, const TurnBy::Coordinates& by) {
+  const int64_t axes = by.axis.empty() ? 0 : 1 + *std::max_element(by.axis.begin(), by.axis.end());
+  return {[=](const PartCall& call) {
+    return by_coordinates(turn, by.axis, coordinates_at(call.positions, axes, by.coordinate));
+  }};
+}
+
+BoundAngles bound(const Rotation::ByPosition& turn, const TurnBy::GivenCoordinates& by) {
+  const SourceReader queries(by.queries), keys(by.keys);
+  return {[=](const PartCall& call) {
+    return by_coordinates(turn, by.axis,
+                          coordinates_given(queries.read(call).view, keys.read(call).view));
+  }};
+}
+
+BoundAngles bound(const Rotation::ByPosition&, const TurnBy::HeadFrequencies& by) {
+  const SourceReader numbers(by.frequency);
+  return {[=](const PartCall& call) {
+            const TermData frequency = numbers.read(call);
+            return Rotation::ByHead{frequency,
+                                    std::make_shared<const Coordinates>(coordinates_at(
+                                        call.positions, frequency.view.shape[0], by.coordinate))};
+          },
+          [=](const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums) {
+            numbers.add_gradient(call, own.head_frequency, sums);
+          }};
+}
+
+BoundAngles bound(const Rotation::ByPosition&, const TurnBy::Tables& by) {
+  const SourceReader q_cos(by.q_cos), q_sin(by.q_sin), k_cos(by.k_cos), k_sin(by.k_sin);
+  return {[=](const PartCall& call) {
+            const auto of_heads = [&](const SourceReader& table) {
+              TermData data = table.read(call);
+              const auto [shape, strides] = std::pair{data.view.shape, data.view.strides};
+              data.view.rank = 4;
+              data.view.shape = {shape[0], table_heads(call.sizes), shape[1], shape[2]};
+              data.view.strides = {strides[0], 0, strides[1], strides[2]};
+              return data;
+            };
+            return Rotation::Tables{of_heads(q_cos), of_heads(q_sin), of_heads(k_cos),
+                                    of_heads(k_sin)};
+          },
+          [=](const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums) {
+            const int64_t heads = table_heads(call.sizes);
+            const auto add = [&](const SourceReader& table, const std::vector<double>& gradient) {
+              const int64_t batch = table.read(call).view.shape[0];
+              table.add_gradient(call, sum_of_heads(gradient, batch, heads), sums);
+            };
+            add(q_cos, own.q_cos);
+            add(q_sin, own.q_sin);
+            add(k_cos, own.k_cos);
+            add(k_sin, own.k_sin);
+          }};
+}
+
 }  // namespace
 
-void Builder::rotation(Rotation rotation) {
-  fixed_rotation([turn = std::move(rotation)](const PartCall&) { return turn; });
-}
-
-void Builder::rotation(Rotation rotation, CoordinateOf coordinate) {
-  fixed_rotation(
-      [=, turn = std::move(rotation), coordinate = std::move(coordinate)](const PartCall& call) {
-        Rotation own = turn;
-        own.coordinates = std::make_shared<const Coordinates>(
-            coordinates_at(call.positions, axis_count(turn.axis), coordinate));
-        return own;
-      });
-}
-
-void Builder::rotation(Rotation rotation, const Source& of_queries, const Source& of_keys) {
-  fixed_rotation([turn = std::move(rotation), q = of_queries.index_,
-                  k = of_keys.index_](const PartCall& call) {
-    Rotation own = turn;
-    own.coordinates = std::make_shared<const Coordinates>(
-        coordinates_given(call.parameters[q], call.parameters[k]));
-    return own;
-  });
-}
-
-void Builder::rotation(Rotation rotation, const Source& head_frequency,
-                       const CoordinateOf& coordinate) {
-  const SourceReader numbers(head_frequency);
+void Builder::rotation(const Rotation& rotation, const TurnBy::Any& by) {
+  const auto* length = std::get_if<TurnBy::Length>(&by);
+  if (length != nullptr && !length->length) recipe_.reads_length = true;
+  const auto& turn = std::get<Rotation::ByPosition>(rotation.angles);
+  const BoundAngles angles = std::visit([&](const auto& own) { return bound(turn, own); }, by);
   recipe_.add(
       &Terms::rotations, &TermGradients::rotations,
-      [=, turn = std::move(rotation)](const PartCall& call) {
-        Rotation own = turn;
-        own.head_frequency = numbers.read(call);
-        own.coordinates = std::make_shared<const Coordinates>(
-            coordinates_at(call.positions, own.head_frequency.view.shape[0], coordinate));
+      [=, bind = angles.bind](const PartCall& call) {
+        Rotation own = rotation;
+        own.angles = bind(call);
         return own;
       },
-      [=](const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums) {
-        numbers.add_gradient(call, own.head_frequency, sums);
+      [pull_back = angles.pull_back](const PartCall& call, const TermGradients::Turns& own,
+                                     ParameterSums& sums) {
+        if (pull_back) pull_back(call, own, sums);
       });
-}
-
-void Builder::rotation(Rotation rotation, const Source& q_cos, const Source& q_sin,
-                       const Source& k_cos, const Source& k_sin) {
-  std::vector<SourceReader> readers;
-  for (Source source : {q_cos, q_sin, k_cos, k_sin}) {
-    source.axes_.insert(source.axes_.begin() + 1, -1);  // of heads
-    readers.emplace_back(source);
-  }
-  recipe_.add(
-      &Terms::rotations, &TermGradients::rotations,
-      [=, turn = std::move(rotation)](const PartCall& call) {
-        Rotation made = turn;
-        Rotation::Tables& tables = made.tables;
-        size_t n = 0;
-        for (TermData* data : {&tables.q_cos, &tables.q_sin, &tables.k_cos, &tables.k_sin}) {
-          *data = readers[n++].read(call);
-          data->view.shape[1] = table_heads(call.sizes);
-          data->view.strides[1] = 0;
-        }
-        return made;
-      },
-      [=, first = q_cos.index_](const PartCall& call, const TermGradients::Turns& own,
-                                ParameterSums& sums) {
-        size_t n = 0;
-        for (const auto* gradient : {&own.q_cos, &own.q_sin, &own.k_cos, &own.k_sin}) {
-          readers[n++].add_gradient(
-              call,
-              sum_of_heads(*gradient, call.parameters[first].shape[0], table_heads(call.sizes)),
-              sums);
-        }
-      });
-}
-
-void Builder::rotation(std::function<Rotation(int64_t)> of_length,
-                       const std::optional<int64_t>& length) {
-  if (length) return rotation(of_length(*length));
-  recipe_.reads_length = true;
-  fixed_rotation([of_length = std::move(of_length)](const PartCall& call) {
-    return of_length(call.sizes.length);
-  });
-}
-
-void Builder::fixed_rotation(const std::function<Rotation(const PartCall&)>& of_call) {
-  recipe_.add(&Terms::rotations, &TermGradients::rotations, of_call,
-              [](const PartCall&, const TermGradients::Turns&, ParameterSums&) {});
 }
 
 }  // namespace relpos

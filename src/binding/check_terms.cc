@@ -1,6 +1,7 @@
 #include "binding/check_terms.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "relpos/error.h"
 #include "values/views.h"
@@ -47,39 +48,37 @@ void check_axis(const Coordinates& at, int axis, const std::string& who) {
               axis);
 }
 
-void check_coordinates(const Rotation& rotation, const CallShape& call, const std::string& who) {
-  check_value(rotation.log_decay.empty(), who,
-              ": a rotation whose pairs turn by coordinates cannot decay with the distance");
-  check_value(rotation.coordinates != nullptr && std::ssize(rotation.axis) == rotation.dims / 2,
-              who, ": expected coordinates, and an axis for each of ", rotation.dims / 2,
-              " pairs, got ", rotation.axis.size());
-  for (const int axis : rotation.axis) check_axis(*rotation.coordinates, axis, who);
-  check_coordinates(*rotation.coordinates, call, kPositionLimit, who);
+void check_angles(const Rotation::ByPosition&, int64_t, const CallShape&, const std::string&) {}
+
+void check_angles(const Rotation::ByCoordinates& angles, int64_t pairs, const CallShape& call,
+                  const std::string& who) {
+  check_value(angles.coordinates != nullptr && std::ssize(angles.axis) == pairs, who,
+              ": expected coordinates, and an axis for each of ", pairs, " pairs, got ",
+              angles.axis.size());
+  for (const int axis : angles.axis) check_axis(*angles.coordinates, axis, who);
+  check_coordinates(*angles.coordinates, call, kPositionLimit, who);
 }
 
-void check_head_frequency(const Rotation& rotation, const CallShape& call, const std::string& who) {
-  const TensorView& view = rotation.head_frequency.view;
-  check_value(rotation.log_decay.empty(), who,
-              ": a rotation with frequencies for each head cannot decay with the distance");
-  check_value(rotation.coordinates != nullptr && view.rank == 3 &&
-                  view.shape[0] == rotation.coordinates->axes &&
-                  (view.shape[1] == 1 || view.shape[1] == call.kv_heads) &&
-                  view.shape[2] == rotation.dims / 2,
-              who, ": expected frequencies [axes, ", call.kv_heads, " or 1, ", rotation.dims / 2,
+void check_angles(const Rotation::ByHead& angles, int64_t pairs, const CallShape& call,
+                  const std::string& who) {
+  const TensorView& view = angles.frequency.view;
+  check_value(angles.coordinates != nullptr && view.rank == 3 &&
+                  view.shape[0] == angles.coordinates->axes &&
+                  (view.shape[1] == 1 || view.shape[1] == call.kv_heads) && view.shape[2] == pairs,
+              who, ": expected frequencies [axes, ", call.kv_heads, " or 1, ", pairs,
               "] for the heads of key, got ", Shape{view});
-  check_coordinates(*rotation.coordinates, call, kPositionLimit, who);
+  check_coordinates(*angles.coordinates, call, kPositionLimit, who);
 }
 
-void check_tables(const Rotation& rotation, const CallShape& call, const std::string& who) {
-  check_value(rotation.log_decay.empty(), who,
-              ": a rotation by given tables cannot decay with the distance");
+void check_angles(const Rotation::Tables& angles, int64_t pairs, const CallShape& call,
+                  const std::string& who) {
   const auto check_side = [&](const TermData& cos, const TermData& sin, int64_t length) {
-    const std::vector<int64_t> shape{call.batch, call.kv_heads, length, rotation.dims / 2};
+    const std::vector<int64_t> shape{call.batch, call.kv_heads, length, pairs};
     check_shape(cos, shape, who + ": cosines");
     check_shape(sin, shape, who + ": sines");
   };
-  check_side(rotation.tables.q_cos, rotation.tables.q_sin, call.queries);
-  check_side(rotation.tables.k_cos, rotation.tables.k_sin, call.keys);
+  check_side(angles.q_cos, angles.q_sin, call.queries);
+  check_side(angles.k_cos, angles.k_sin, call.keys);
 }
 
 // Of a term that is read by a coordinate.
@@ -96,13 +95,8 @@ void check_rotation(const Rotation& rotation, const CallShape& call, const std::
                   rotation.start + rotation.dims <= call.head_dim,
               who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
               " but query has head size ", call.head_dim);
-  if (rotation.tables.q_cos.view.given()) {
-    check_tables(rotation, call, who);
-  } else if (rotation.head_frequency.view.given()) {
-    check_head_frequency(rotation, call, who);
-  } else if (!rotation.axis.empty()) {
-    check_coordinates(rotation, call, who);
-  }
+  std::visit([&](const auto& angles) { check_angles(angles, rotation.dims / 2, call, who); },
+             rotation.angles);
 }
 
 void check_bias(const DistanceBias& bias, const CallShape& call, const std::string& who) {

@@ -44,12 +44,8 @@ int64_t last_of(const std::vector<int64_t>& at, int64_t length, bool consecutive
 
 }  // namespace
 
-int64_t axis_count(const std::vector<int>& axis) {
-  return axis.empty() ? 0 : 1 + *std::max_element(axis.begin(), axis.end());
-}
-
 Coordinates coordinates_at(const TokenPositions* positions, int64_t axes,
-                           const Builder::CoordinateOf& coordinate) {
+                           const TurnBy::CoordinateOf& coordinate) {
   Coordinates found;
   found.axes = axes;
   if (positions == nullptr) return found;

@@ -8,12 +8,9 @@
 
 namespace relpos {
 
-// How many coordinates the pairs of a rotation name.
-int64_t axis_count(const std::vector<int>& axis);
-
 // What follows from the positions of a call; null: there is no token.
 Coordinates coordinates_at(const TokenPositions* positions, int64_t axes,
-                           const Builder::CoordinateOf& coordinate);
+                           const TurnBy::CoordinateOf& coordinate);
 
 // One coordinate, of queries and of keys.
 Coordinates coordinates_at(const TokenPositions* positions, const Along::Coordinate& query,

@@ -22,17 +22,25 @@ CallSizes sizes_of(int64_t head_dim, const TokenPositions* at) {
   return sizes;
 }
 
-bool by_head(const Rotation& rotation) { return rotation.head_frequency.view.given(); }
+bool by_head(const Rotation& rotation) { return rotation.by<Rotation::ByHead>() != nullptr; }
+bool by_tables(const Rotation& rotation) { return rotation.by<Rotation::Tables>() != nullptr; }
+
+// How many frequencies of its own the rotation has.
+int64_t frequencies_of(const Rotation& rotation) {
+  if (const auto* by = rotation.by<Rotation::ByPosition>()) return std::ssize(by->frequency);
+  if (const auto* by = rotation.by<Rotation::ByCoordinates>()) return std::ssize(by->frequency);
+  return 0;
+}
 
 std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
                                    const TokenPositions* at = nullptr) {
   std::vector<Rotation> rotations = BoundPart(part, sizes_of(head_dim, at), at).terms().rotations;
   for (const Rotation& rotation : rotations) {
     check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
-                    (by_head(rotation) || rotation.tables.q_cos.view.given() ||
-                     std::ssize(rotation.frequency) == rotation.dims / 2),
+                    (by_head(rotation) || by_tables(rotation) ||
+                     frequencies_of(rotation) == rotation.dims / 2),
                 part.scheme().name, ": expected one frequency for each pair of ", rotation.dims,
-                " dims, got ", rotation.frequency.size());
+                " dims, got ", frequencies_of(rotation));
   }
   return rotations;
 }
@@ -41,7 +49,9 @@ std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
 int64_t heads_of(const std::vector<Rotation>& rotations) {
   int64_t heads = 0;
   for (const Rotation& rotation : rotations) {
-    if (by_head(rotation)) heads = std::max(heads, rotation.head_frequency.view.shape[1]);
+    if (const auto* own = rotation.by<Rotation::ByHead>()) {
+      heads = std::max(heads, own->frequency.view.shape[1]);
+    }
   }
   return heads;
 }
@@ -51,7 +61,7 @@ std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
   std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
   for (const Rotation& rotation : rotations) {
-    check_value(!rotation.tables.q_cos.view.given(), part.scheme().name,
+    check_value(!by_tables(rotation), part.scheme().name,
                 ": turns by tables that are given with each call, and has none of its own");
   }
   if (heads_of(rotations) > 0) check_parameters(part, sizes_of(head_dim, at));
@@ -177,12 +187,13 @@ void rotate_rows(const std::vector<Rotation>& rotations, const TensorView& x,
 // Adds what the gradient of an angle gives to the frequencies of its pair.
 void add_angle(const Rotation& rotation, int64_t head, int64_t row, int64_t pair, double of_angle,
                std::vector<double>& gradient) {
-  const TensorView& view = rotation.head_frequency.view;
+  const auto& own_frequencies = *rotation.by<Rotation::ByHead>();
+  const TensorView& view = own_frequencies.frequency.view;
   const int64_t own = view.shape[1] == 1 ? 0 : head;
   for (int64_t axis = 0; axis < view.shape[0]; ++axis) {
-    const auto by = static_cast<double>(rotation.coordinates->query(axis, 0, row));
+    const auto by = static_cast<double>(own_frequencies.coordinates->query(axis, 0, row));
     gradient[static_cast<size_t>((axis * view.shape[1] + own) * view.shape[2] + pair)] +=
-        by * of_angle * rotation.head_frequency.multiplier;
+        by * of_angle * own_frequencies.frequency.multiplier;
   }
 }
 
@@ -244,7 +255,7 @@ std::vector<Rotation> rotations_for(const Part& part, const TensorView& x, int64
     check_value(rotation.start <= dims && rotation.dims <= dims - rotation.start, "x: expected a ",
                 "last axis of at least ", rotation.start + rotation.dims, " for ",
                 part.scheme().name, ", got ", Shape{x});
-    check_value(rotation.log_decay.empty(), part.scheme().name,
+    check_value(!rotation.decays(), part.scheme().name,
                 ": decays with the distance, so that no rotation of one side stands for it");
   }
   const int64_t heads = heads_of(rotations);

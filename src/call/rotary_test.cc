@@ -19,8 +19,8 @@ void turn(Builder& b) {
   rotation.start = kStart;
   rotation.dims = kDims;
   rotation.layout = layout;
-  rotation.frequency = {kFrequency[0], kFrequency[1]};
-  rotation.float32_angles = float32_angles;
+  rotation.by_position().frequency = {kFrequency[0], kFrequency[1]};
+  rotation.by_position().float32_angles = float32_angles;
   rotation.magnitude = kMagnitude;
   b.rotation(rotation);
 }

@@ -25,16 +25,17 @@ struct MRoPE {
   }
 
   void terms(Builder& b) const {
-    Rotation turn = rotary.rotation(b);
-    const auto pairs = static_cast<int64_t>(turn.frequency.size());
+    const Rotation turn = rotary.rotation(b);
+    const int64_t pairs = turn.dims / 2;
     const std::vector<int64_t> of =
         common::sections(b, section, {pairs / 4, 3 * pairs / 8, pairs - pairs / 4 - 3 * pairs / 8});
+    std::vector<int> axes;
     for (int64_t p = 0; p < pairs; ++p) {
       const auto turns = static_cast<size_t>(p % 3);
       if (interleaved) {
-        turn.axis.push_back(turns > 0 && p < 3 * of[turns] ? static_cast<int>(turns) : 0);
+        axes.push_back(turns > 0 && p < 3 * of[turns] ? static_cast<int>(turns) : 0);
       } else {
-        turn.axis.push_back(p < of[0] ? 0 : p < of[0] + of[1] ? 1 : 2);
+        axes.push_back(p < of[0] ? 0 : p < of[0] + of[1] ? 1 : 2);
       }
     }
     constexpr int64_t kExample = 31;
@@ -42,7 +43,7 @@ struct MRoPE {
                                 "time, height and width of each query");
     const Source k = b.integers("k_coordinates", {kBatch, 3, kKeys}, kExample,
                                 "time, height and width of each key");
-    b.rotation(std::move(turn), q, k);
+    b.rotation(turn, TurnBy::GivenCoordinates{axes, q, k});
   }
 };
 

@@ -34,20 +34,23 @@ struct AxialRoPE {
     Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const std::vector<double> half = rotary.frequencies(turn.dims / 2, rotary.base);
-    const std::vector<double> whole = turn.frequency;
+    std::vector<double>& frequency = turn.by_position().frequency;
+    const std::vector<double> whole = frequency;
+    std::vector<int> axes;
     const size_t pairs = whole.size(), of_axis = pairs / 2;
     for (size_t p = 0; p < pairs; ++p) {
       const bool second = p >= of_axis;
       const bool column = second != (first == "x");
       const size_t n = p - (second ? of_axis : 0);
-      turn.axis.push_back(column ? 1 : 0);
-      turn.frequency[p] = ladder == "each" ? half[n] : whole[2 * n + (column ? 1 : 0)];
+      axes.push_back(column ? 1 : 0);
+      frequency[p] = ladder == "each" ? half[n] : whole[2 * n + (column ? 1 : 0)];
     }
     b.place(patches);
-    b.rotation(std::move(turn), [=, at = origin](int axis, int64_t position) {
+    const auto coordinate = [=, at = origin](int axis, int64_t position) {
       if (patches.in_prefix(position)) return int64_t{0};
       return at + (axis == 0 ? patches.row(position) : patches.column(position));
-    });
+    };
+    b.rotation(turn, TurnBy::Coordinates{axes, coordinate});
   }
 };
 

@@ -30,18 +30,21 @@ struct DINOv3RoPE {
     Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const std::vector<double> half = rotary.frequencies(turn.dims / 2, rotary.base);
-    for (size_t p = 0; p < turn.frequency.size(); ++p) {
+    std::vector<double>& frequency = turn.by_position().frequency;
+    std::vector<int> axes;
+    for (size_t p = 0; p < frequency.size(); ++p) {
       const int axis = p < half.size() ? 0 : 1;
       const auto side = static_cast<double>(axis == 0 ? patches.height : patches.width);
-      turn.axis.push_back(axis);
-      turn.frequency[p] = 2.0 * std::numbers::pi / side * half[p % half.size()];
+      axes.push_back(axis);
+      frequency[p] = 2.0 * std::numbers::pi / side * half[p % half.size()];
     }
     b.place(patches);
-    b.rotation(std::move(turn), [=](int axis, int64_t position) {
+    const auto coordinate = [=](int axis, int64_t position) {
       if (patches.in_prefix(position)) return int64_t{0};
       return axis == 0 ? 2 * patches.row(position) + 1 - patches.height
                        : 2 * patches.column(position) + 1 - patches.width;
-    });
+    };
+    b.rotation(turn, TurnBy::Coordinates{axes, coordinate});
   }
 };
 

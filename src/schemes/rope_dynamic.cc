@@ -29,15 +29,14 @@ struct DynamicRoPE {
 
   void terms(Builder& b) const {
     b.require(factor >= 1, "factor: expected a number of at least 1, got ", factor);
-    const auto of_length = [*this, turn = rotary.rotation(b)](int64_t found) {
-      Rotation own = turn;
+    const Rotation turn = rotary.rotation(b);
+    const auto frequency = [*this, dims = turn.dims](int64_t found) {
       const auto most = static_cast<double>(max_position_embeddings);
       const double longest = std::max(static_cast<double>(found), most);
       const double growth = factor * longest / most - (factor - 1);
-      own.frequency = rotary.frequencies(own.dims, common::ntk_base(rotary.base, growth, own.dims));
-      return own;
+      return rotary.frequencies(dims, common::ntk_base(rotary.base, growth, dims));
     };
-    b.rotation(of_length, length);
+    b.rotation(turn, TurnBy::Length{frequency, length});
   }
 };
 

@@ -41,29 +41,32 @@ struct LongRoPE {
     return std::sqrt(1.0 + std::log(factor) / std::log(original));
   }
 
-  // The rotation with the pairs slower by a list.
-  Rotation slower(const Builder& b, const char* name,
-                  const std::optional<std::vector<double>>& by) const {
-    const size_t pairs = rotary.rotation(b).frequency.size();
+  // Frequencies of pairs that turn slower by a list.
+  std::vector<double> slower(const Builder& b, const char* name,
+                             const std::optional<std::vector<double>>& by) const {
+    const auto pairs = static_cast<size_t>(rotary.rotation(b).dims / 2);
     b.require(!by || by->size() == pairs, name, ": expected a number for each of ", pairs,
               " pairs, got ", by ? by->size() : 0);
-    Rotation turn = rotary.rescaled(b, [&](auto w, size_t p) {
+    const Rotation turn = rotary.rescaled(b, [&](auto w, size_t p) {
       using Real = decltype(w);
       return by ? 1 / (static_cast<Real>((*by)[p]) * (1 / w)) : w;
     });
-    for (const double w : turn.frequency) {
+    const std::vector<double>& frequency = turn.by<Rotation::ByPosition>()->frequency;
+    for (const double w : frequency) {
       b.require(std::isfinite(w), name, ": expected numbers other than 0");
     }
-    turn.magnitude = magnitude();
-    return turn;
+    return frequency;
   }
 
   void terms(Builder& b) const {
-    const Rotation near = slower(b, "short_factor", short_factor);
-    const Rotation far = slower(b, "long_factor", long_factor);
-    b.rotation([=, most = original_max_position_embeddings](
-                   int64_t found) { return found > most ? far : near; },
-               length);
+    const std::vector<double> near = slower(b, "short_factor", short_factor);
+    const std::vector<double> far = slower(b, "long_factor", long_factor);
+    const auto frequency = [=, most = original_max_position_embeddings](int64_t found) {
+      return found > most ? far : near;
+    };
+    Rotation turn = rotary.rotation(b);
+    turn.magnitude = magnitude();
+    b.rotation(turn, TurnBy::Length{frequency, length});
   }
 };
 

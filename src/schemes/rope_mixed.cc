@@ -49,9 +49,8 @@ struct RoPEMixed {
 
   void terms(Builder& b) const {
     const common::Window patches(b, "grid", grid, prefix);
-    Rotation turn = rotary.rotation(b);
+    const Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
-    turn.frequency.clear();
     const int64_t own_heads = kv_heads.value_or(heads);
     b.require(heads % own_heads == 0, "kv_heads: expected a divisor of heads=", heads, ", got ",
               own_heads);
@@ -60,10 +59,11 @@ struct RoPEMixed {
         b.parameter("freqs", {2, own_heads, turn.dims / 2}, Init::turned(directions(turn.dims)),
                     "radians a patch, of each key head and pair: those of x, then those of y");
     b.place(patches);
-    b.rotation(std::move(turn), freqs, [=, rows = indexing == "ij"](int axis, int64_t position) {
+    const auto coordinate = [=, rows = indexing == "ij"](int axis, int64_t position) {
       if (patches.in_prefix(position)) return int64_t{0};
       return (axis == 0) == rows ? patches.row(position) : patches.column(position);
-    });
+    };
+    b.rotation(turn, TurnBy::HeadFrequencies{freqs, coordinate});
   }
 };
 

@@ -20,9 +20,9 @@ struct NTKRoPE {
   void terms(Builder& b) const {
     b.require(factor > 0, "factor: expected a number above 0, got ", factor);
     Rotation turn = rotary.rotation(b);
-    turn.frequency =
+    turn.by_position().frequency =
         rotary.frequencies(turn.dims, common::ntk_base(rotary.base, factor, turn.dims));
-    b.rotation(std::move(turn));
+    b.rotation(turn);
   }
 };
 

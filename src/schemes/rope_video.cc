@@ -29,23 +29,26 @@ struct VideoRoPE {
   void terms(Builder& b) const {
     const common::Window frame(b, "grid", grid);
     Rotation turn = rotary.rotation(b);
-    const auto pairs = static_cast<int64_t>(turn.frequency.size()), third = pairs / 3;
+    const int64_t pairs = turn.dims / 2, third = pairs / 3;
     const std::vector<int64_t> of = common::sections(b, section, {pairs - 2 * third, third, third});
-    turn.frequency.clear();
+    std::vector<double>& frequency = turn.by_position().frequency;
+    frequency.clear();
+    std::vector<int> axes;
     for (int axis = 0; axis < 3; ++axis) {
       for (const double own : rotary.frequencies(2 * of[static_cast<size_t>(axis)], rotary.base)) {
-        turn.frequency.push_back(own);
-        turn.axis.push_back(axis);
+        frequency.push_back(own);
+        axes.push_back(axis);
       }
     }
     b.place([before = prefix](int64_t token) { return token - before; });
-    b.rotation(std::move(turn), [=, before = prefix](int axis, int64_t position) {
+    const auto coordinate = [=, before = prefix](int axis, int64_t position) {
       if (before > 0 && position < 0) return int64_t{0};
       const int64_t row = common::quotient(position, frame.width);
       if (axis == 2) return position - row * frame.width;
       const int64_t at = common::quotient(row, frame.height);
       return axis == 0 ? at : row - at * frame.height;
-    });
+    };
+    b.rotation(turn, TurnBy::Coordinates{axes, coordinate});
   }
 };
 

@@ -71,7 +71,7 @@ struct YaRN {
       return w / static_cast<Real>(factor) * ramp + w * (1 - ramp);
     });
     turn.magnitude = magnitude();
-    b.rotation(std::move(turn));
+    b.rotation(turn);
   }
 };
 

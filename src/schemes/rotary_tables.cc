@@ -24,8 +24,7 @@ struct RotaryTables {
   }
 
   void terms(Builder& b) const {
-    Rotation turn = rotary.rotation(b);
-    turn.frequency.clear();
+    const Rotation turn = rotary.rotation(b);
     const int64_t pairs = turn.dims / 2;
     const auto table = [&](const char* name, int64_t length, const char* doc) {
       return b.input(name, {kBatch, length, pairs}, Init::uniform(-1, 1), doc);
@@ -34,7 +33,7 @@ struct RotaryTables {
                  q_sin = table("q_sin", kQueries, "sine of each query and pair"),
                  k_cos = table("k_cos", kKeys, "cosine of each key and pair"),
                  k_sin = table("k_sin", kKeys, "sine of each key and pair");
-    b.rotation(std::move(turn), q_cos, q_sin, k_cos, k_sin);
+    b.rotation(turn, TurnBy::Tables{q_cos, q_sin, k_cos, k_sin});
   }
 };
 

@@ -26,11 +26,11 @@ struct XPos {
     b.require(scale_base > 0, "scale_base: expected a number above 0, got ", scale_base);
     Rotation turn = rotary.rotation(b);
     const auto dims = static_cast<double>(turn.dims);
-    for (size_t p = 0; p < turn.frequency.size(); ++p) {
+    for (size_t p = 0; p < turn.by_position().frequency.size(); ++p) {
       const double zeta = (2.0 * static_cast<double>(p) + 0.4 * dims) / (1.4 * dims);
-      turn.log_decay.push_back(-std::log(zeta) / scale_base);
+      turn.by_position().log_decay.push_back(-std::log(zeta) / scale_base);
     }
-    b.rotation(std::move(turn));
+    b.rotation(turn);
   }
 };
 

@@ -36,9 +36,11 @@ class Sizes {
     for (TermData& u : p.terms.query_added) u.view = turned(u.view);
     std::vector<Rotation> decaying;
     for (Rotation& r : p.terms.rotations) {
-      std::fill(r.frequency.begin(), r.frequency.end(), 0.0);
+      if (!r.decays()) continue;
+      std::vector<double>& frequency = r.by_position().frequency;
+      std::fill(frequency.begin(), frequency.end(), 0.0);
       r.magnitude = 1.0;
-      if (!r.log_decay.empty()) decaying.push_back(r);
+      decaying.push_back(r);
     }
     p.terms.rotations = decaying;
     for (DistanceBias& t : p.terms.biases) {
@@ -216,12 +218,14 @@ void add_turns(const random_terms::Case& c, const Sizes& sizes, const Tensor& ds
            {query ? &turns.q_cos : &turns.k_cos, query ? &turns.q_sin : &turns.k_sin}) {
         if (!table->empty()) (*table)[token] += most * r.magnitude;
       }
-      const TensorView& numbers = r.head_frequency.view;
-      for (int64_t axis = 0; numbers.given() && axis < numbers.shape[0]; ++axis) {
-        const auto by = static_cast<double>(r.coordinates->of(query, axis, b, i));
+      const auto* heads_own = r.by<Rotation::ByHead>();
+      if (heads_own == nullptr) continue;
+      const TensorView& numbers = heads_own->frequency.view;
+      for (int64_t axis = 0; axis < numbers.shape[0]; ++axis) {
+        const auto by = static_cast<double>(heads_own->coordinates->of(query, axis, b, i));
         const int64_t head = numbers.shape[1] == 1 ? 0 : kv_head;
         turns.head_frequency[numbers.offset({axis, head, pair})] +=
-            std::fabs(by) * most * r.head_frequency.multiplier;
+            std::fabs(by) * most * heads_own->frequency.multiplier;
       }
     }
   };

@@ -178,10 +178,13 @@ inline std::shared_ptr<Coordinates> draw_coordinates(Rng& rng, const Problem& p)
 
 // Pairs turn by coordinates.
 inline void add_axes(Rng& rng, const Problem& p, Rotation& rotation) {
-  for (size_t n = 0; n < rotation.frequency.size(); ++n) {
-    rotation.axis.push_back(static_cast<int>(draw(rng, 0, 1)));
+  Rotation::ByCoordinates by;
+  by.frequency = rotation.by_position().frequency;
+  for (size_t n = 0; n < by.frequency.size(); ++n) {
+    by.axis.push_back(static_cast<int>(draw(rng, 0, 1)));
   }
-  rotation.coordinates = draw_coordinates(rng, p);
+  by.coordinates = draw_coordinates(rng, p);
+  rotation.angles = std::move(by);
 }
 
 // How many times as long as usual the queries and the keys of a case are, and as large its batch.
@@ -267,7 +270,7 @@ inline void draw_rotation(Rng& rng, Problem& p) {
     r.start = draw(rng, 0, p.head_dim - r.dims);
     r.layout = chance(rng, 0.5) ? PairLayout::kHalf : PairLayout::kInterleaved;
     for (int64_t n = 0; n < r.dims / 2; ++n)
-      r.frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
+      r.by_position().frequency.push_back(std::pow(100.0, -0.1 * static_cast<double>(n)));
     r.magnitude = chance(rng, 0.3) ? 1.1 : 1.0;
     p.terms.rotations.push_back(r);
   }
@@ -275,17 +278,18 @@ inline void draw_rotation(Rng& rng, Problem& p) {
 
 // Pairs turn by coordinates times frequencies that are trained, those of each key head its own.
 inline void add_head_frequency(Rng& rng, Case& c, Rotation& rotation) {
-  rotation.frequency.clear();
-  rotation.coordinates = draw_coordinates(rng, c.p);
+  Rotation::ByHead by;
+  by.coordinates = draw_coordinates(rng, c.p);
   const int64_t heads = chance(rng, 0.3) ? 1 : c.p.kv_heads;
-  rotation.head_frequency = c.term(rng, {2, heads, rotation.dims / 2});
-  rotation.head_frequency.multiplier = chance(rng, 0.3) ? 0x1p-7 : 0x1p-6;
+  by.frequency = c.term(rng, {2, heads, rotation.dims / 2});
+  by.frequency.multiplier = chance(rng, 0.3) ? 0x1p-7 : 0x1p-6;
+  rotation.angles = std::move(by);
 }
 
 // Cosines and sines that are given and trained; heads may share them.
 inline void add_tables(Rng& rng, Case& c, Rotation& rotation) {
   const Problem& p = c.p;
-  rotation.frequency.clear();
+  Rotation::Tables tables;
   const bool shared = chance(rng, 0.5);
   const auto side = [&](int64_t length, TermData& cos, TermData& sin) {
     for (TermData* data : {&cos, &sin}) {
@@ -302,8 +306,9 @@ inline void add_tables(Rng& rng, Case& c, Rotation& rotation) {
       data->view.shape[1] = p.kv_heads;
     }
   };
-  side(p.queries, rotation.tables.q_cos, rotation.tables.q_sin);
-  side(p.keys, rotation.tables.k_cos, rotation.tables.k_sin);
+  side(p.queries, tables.q_cos, tables.q_sin);
+  side(p.keys, tables.k_cos, tables.k_sin);
+  rotation.angles = std::move(tables);
 }
 
 // Decay, axes, frequencies of heads or tables for a rotation that was drawn.
@@ -312,7 +317,7 @@ inline void draw_turns(Rng& rng, Case& c) {
   if (p.terms.rotations.empty()) return;
   Rotation& rotation = p.terms.rotations[0];
   if (chance(rng, 0.3)) {
-    rotation.log_decay.assign(rotation.frequency.size(), 1e-3);
+    rotation.by_position().log_decay.assign(static_cast<size_t>(rotation.dims / 2), 1e-3);
     for (int64_t& x : p.positions.q) x %= 1000;
     for (int64_t& x : p.positions.k) x %= 1000;
   } else if (chance(rng, 0.4)) {

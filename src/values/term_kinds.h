@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <type_traits>
+#include <variant>
 
 #include "relpos/terms.h"
 
@@ -68,11 +69,14 @@ inline HeadAxis of_batch(const TermData& values) { return {values.view.rank == 3
 
 template <Is<Rotation> T, typename G, typename F>
 void numbers_of(const char*, T& term, G& gradient, F&& f) {
-  f("head frequency", term.head_frequency, gradient.head_frequency, HeadAxis{1, true});
-  f("query cosines", term.tables.q_cos, gradient.q_cos, HeadAxis{});
-  f("query sines", term.tables.q_sin, gradient.q_sin, HeadAxis{});
-  f("key cosines", term.tables.k_cos, gradient.k_cos, HeadAxis{});
-  f("key sines", term.tables.k_sin, gradient.k_sin, HeadAxis{});
+  if (auto* heads = std::get_if<Rotation::ByHead>(&term.angles)) {
+    f("head frequency", heads->frequency, gradient.head_frequency, HeadAxis{1, true});
+  } else if (auto* tables = std::get_if<Rotation::Tables>(&term.angles)) {
+    f("query cosines", tables->q_cos, gradient.q_cos, HeadAxis{});
+    f("query sines", tables->q_sin, gradient.q_sin, HeadAxis{});
+    f("key cosines", tables->k_cos, gradient.k_cos, HeadAxis{});
+    f("key sines", tables->k_sin, gradient.k_sin, HeadAxis{});
+  }
 }
 template <Is<DistanceBias> T, typename G, typename F>
 void numbers_of(const char*, T& term, G& gradient, F&& f) {

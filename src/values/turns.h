@@ -19,30 +19,27 @@ inline std::pair<int64_t, int64_t> dims_of_pair(const Rotation& rotation, int64_
   return {rotation.start + n, rotation.start + n + rotation.dims / 2};
 }
 
-// What pair n of a rotation turns by: the position of query or key i, or a coordinate of it.
-inline int64_t turns_by(const TokenPositions& at, const Rotation& rotation, int64_t n, bool query,
-                        int64_t b, int64_t i) noexcept {
-  if (rotation.axis.empty()) return query ? at.query(b, i) : at.key(b, i);
-  return rotation.coordinates->of(query, rotation.axis[n], b, i);
+// frequency[axis, h, n] of a rotation by heads, multiplied.
+inline double frequency_of(const Rotation::ByHead& own, int64_t axis, int64_t h, int64_t n) {
+  const TensorView& view = own.frequency.view;
+  return own.frequency.multiplier * view.at({axis, view.shape[1] == 1 ? 0 : h, n});
 }
 
-// head_frequency[axis, h, n] of a rotation, multiplied.
-inline double frequency_of(const TermData& head_frequency, int64_t axis, int64_t h, int64_t n) {
-  const TensorView& view = head_frequency.view;
-  return head_frequency.multiplier * view.at({axis, view.shape[1] == 1 ? 0 : h, n});
-}
-
-// The angle by which pair n of key head h turns query or key i, and the queries of its group.
+// The angle by which pair n of key head h turns query or key i, and the queries of its group, of a
+// rotation without tables.
 inline double angle_of(const TokenPositions& at, const Rotation& rotation, int64_t n, bool query,
                        int64_t b, int64_t h, int64_t i) noexcept {
-  const TermData& own = rotation.head_frequency;
-  if (!own.view.given()) {
-    return rotation_angle(rotation, turns_by(at, rotation, n, query, b, i), n);
+  if (const auto* position = rotation.by<Rotation::ByPosition>()) {
+    return rotation_angle(*position, query ? at.query(b, i) : at.key(b, i), n);
   }
+  if (const auto* axes = rotation.by<Rotation::ByCoordinates>()) {
+    return rotation_angle(*axes, axes->coordinates->of(query, axes->axis[n], b, i), n);
+  }
+  const auto& heads = *rotation.by<Rotation::ByHead>();
   double angle = 0.0;
-  for (int64_t axis = 0; axis < own.view.shape[0]; ++axis) {
-    angle += static_cast<double>(rotation.coordinates->of(query, axis, b, i)) *
-             frequency_of(own, axis, h, n);
+  for (int64_t axis = 0; axis < heads.frequency.view.shape[0]; ++axis) {
+    angle += static_cast<double>(heads.coordinates->of(query, axis, b, i)) *
+             frequency_of(heads, axis, h, n);
   }
   return angle;
 }
@@ -52,9 +49,9 @@ inline std::pair<double, double> turn_of(const TokenPositions& at, const Rotatio
                                          int64_t n, bool query, int64_t b, int64_t h,
                                          int64_t i) noexcept {
   double c = 0.0, s = 0.0;
-  if (rotation.tables.q_cos.view.given()) {
-    const TermData& cosines = query ? rotation.tables.q_cos : rotation.tables.k_cos;
-    const TermData& sines = query ? rotation.tables.q_sin : rotation.tables.k_sin;
+  if (const auto* tables = rotation.by<Rotation::Tables>()) {
+    const TermData& cosines = query ? tables->q_cos : tables->k_cos;
+    const TermData& sines = query ? tables->q_sin : tables->k_sin;
     c = cosines.multiplier * cosines.view.at({b, h, i, n});
     s = sines.multiplier * sines.view.at({b, h, i, n});
   } else {

@@ -82,17 +82,17 @@ struct CountedCall : random_terms::PlainCall {
     const ClassMap map = ClassMap::clamp(-kReach, kReach);
     Rotation rotation;
     rotation.dims = kDim / 2;
-    rotation.frequency.assign(kDim / 4, 0.01);
+    rotation.by_position().frequency.assign(kDim / 4, 0.01);
     p.terms.rotations = {rotation, rotation};
     Rotation& own = p.terms.rotations[1];
     own.start = kDim / 2;
-    own.head_frequency = trained({1, kHeads, kDim / 4});
     Coordinates at;
     at.axes = 1;
     at.queries = at.keys = p.keys;
     for (int64_t i = 0; i < p.keys; ++i) at.q.push_back(i);
     at.k = at.q;
-    own.coordinates = std::make_shared<const Coordinates>(at);
+    own.angles =
+        Rotation::ByHead{trained({1, kHeads, kDim / 4}), std::make_shared<const Coordinates>(at)};
     add_term(p.terms.biases, map, trained({kHeads, kClasses}));
     p.terms.biases.emplace_back().slopes = trained({2, kHeads});
     add_term(p.terms.row_tables, map, trained({kClasses, kDim}));

@@ -91,7 +91,7 @@ bool fused_supports(const Problem& problem, std::string* why) {
   const char* reason = nullptr;
   if (problem.query.dtype == DType::kFloat64) reason = "float64 computes on the reference path";
   for (const Rotation& rotation : problem.terms.rotations) {
-    if (!rotation.log_decay.empty() && !problem.positions.consecutive) {
+    if (rotation.decays() && !problem.positions.consecutive) {
       reason = "a decaying rotation with explicit positions computes on the reference path";
     }
   }

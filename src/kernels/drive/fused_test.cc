@@ -160,16 +160,20 @@ TEST(Terms, BitsDoNotDependOnThreads) {
 }
 
 bool trains_frequencies(const Case& c) {
-  return std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
-                     [](const Rotation& r) { return r.head_frequency.wants_gradient; });
+  return std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(), [](const Rotation& r) {
+    const auto* heads = r.by<Rotation::ByHead>();
+    return heads != nullptr && heads->frequency.wants_gradient;
+  });
 }
 
 // Heads of a group whose blocks compute at the same time, and add to the same numbers.
 TEST(Terms, BitsOfWhatHeadsShareDoNotDependOnThreads) {
   const auto shares = [](const Case& c) {
     const bool trains =
-        std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
-                    [](const Rotation& rotation) { return rotation.tables.q_cos.wants_gradient; });
+        std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(), [](const Rotation& r) {
+          const auto* given = r.by<Rotation::Tables>();
+          return given != nullptr && given->q_cos.wants_gradient;
+        });
     const auto& strides = c.p.visible.mask.strides;  // one thread adds to rows that are shared
     const bool masked = c.mask.view().given() && strides[1] == 0 && strides[2] != 0;
     const double products = 2.0 * static_cast<double>(c.p.batch * c.p.heads * c.p.queries *

@@ -17,8 +17,8 @@ struct Angles {
   std::vector<double> cos, sin;
 
   explicit Angles(int64_t pairs) : cos(pairs), sin(pairs) {}
-  void at(const Rotation& rotation, int64_t position) {
-    angle_table(rotation, position, cos.data(), sin.data());
+  void at(const PairFrequencies& of, int64_t position) {
+    angle_table(of, position, cos.data(), sin.data());
   }
   // exp(i (a + b)) = exp(i a) exp(i b), rounded to T; may be written over a.
   template <typename T>
@@ -35,16 +35,21 @@ struct Angles {
 // run of positions costs one complex product each, and at most 15 evaluations besides those of its c.
 class AngleTable {
  public:
-  explicit AngleTable(const Rotation& rotation)
-      : r_(rotation), pairs_(rotation.dims / 2), coarse_(pairs_), within_(kTile, Angles(0)) {}
+  // `of` outlives the table.
+  explicit AngleTable(const PairFrequencies& of, double magnitude = 1.0)
+      : of_(of),
+        magnitude_(magnitude),
+        pairs_(std::ssize(of.frequency)),
+        coarse_(pairs_),
+        within_(kTile, Angles(0)) {}
 
   // Computes what all tiles of positions share, for copies of the table.
   void prepare() {
-    for (int64_t f = 0; f < kTile && !r_.float32_angles; ++f) within(f);
+    for (int64_t f = 0; f < kTile && !of_.float32_angles; ++f) within(f);
   }
   void write(int64_t position, float* cos, float* sin) {
-    if (r_.float32_angles) {
-      angle_table(r_, position, cos, sin);
+    if (of_.float32_angles) {
+      angle_table(of_, position, cos, sin);
     } else {
       product(position, cos, sin);
     }
@@ -54,7 +59,7 @@ class AngleTable {
   template <typename T>
   void product(int64_t position, T* cos, T* sin) {
     const int64_t tile = position & ~(kTile - 1);
-    if (tile_ != tile) coarse_.at(r_, tile);
+    if (tile_ != tile) coarse_.at(of_, tile);
     tile_ = tile;
     Angles::product(coarse_, within(position - tile), cos, sin);
   }
@@ -68,7 +73,7 @@ class AngleTable {
     if (!found.cos.empty() || pairs_ == 0) return found;
     Angles made(pairs_);
     if (f < kStep || f % kStep == 0) {
-      made.at(r_, f);
+      made.at(of_, f);
     } else {
       Angles::product(within(f - f % kStep), within(f % kStep), made.cos.data(), made.sin.data());
     }
@@ -77,14 +82,15 @@ class AngleTable {
   }
 
   void scale(float* cos, float* sin) const {
-    if (r_.magnitude == 1.0) return;
+    if (magnitude_ == 1.0) return;
     for (int64_t n = 0; n < pairs_; ++n) {
-      cos[n] = static_cast<float>(cos[n] * r_.magnitude);
-      sin[n] = static_cast<float>(sin[n] * r_.magnitude);
+      cos[n] = static_cast<float>(cos[n] * magnitude_);
+      sin[n] = static_cast<float>(sin[n] * magnitude_);
     }
   }
 
-  const Rotation& r_;
+  const PairFrequencies& of_;
+  double magnitude_;
   int64_t pairs_;
   Angles coarse_;               // of the first position of the tile
   std::vector<Angles> within_;  // [kTile], none where not yet used
@@ -96,12 +102,12 @@ class HeadTable {
  public:
   HeadTable(const Rotation& rotation, int64_t head)
       : magnitude_(rotation.magnitude), sum_(rotation.dims / 2), part_(rotation.dims / 2) {
-    const int64_t axes = rotation.head_frequency.view.shape[0];
+    const auto& by = *rotation.by<Rotation::ByHead>();
+    const int64_t axes = by.frequency.view.shape[0];
     own_.resize(axes);
     for (int64_t axis = 0; axis < axes; ++axis) {
-      own_[axis].dims = rotation.dims;
       for (int64_t n = 0; n < rotation.dims / 2; ++n) {
-        own_[axis].frequency.push_back(frequency_of(rotation.head_frequency, axis, head, n));
+        own_[axis].frequency.push_back(frequency_of(by, axis, head, n));
       }
       tables_.emplace_back(own_[axis]);
     }
@@ -125,7 +131,7 @@ class HeadTable {
  private:
   double magnitude_;
   Angles sum_, part_;
-  std::vector<Rotation> own_;  // of each axis
+  std::vector<PairFrequencies> own_;  // of each axis
   std::vector<AngleTable> tables_;
 };
 

@@ -28,7 +28,7 @@ Buffer<float> sum_query_added(const Problem& p, Workspace& memory) {
 bool reads_in_place(const Problem& p) {
   return p.group() * p.queries <= kDirectRows && p.terms.column_tables.empty() &&
          std::none_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                      [](const Rotation& r) { return !r.log_decay.empty(); });
+                      [](const Rotation& r) { return r.decays(); });
 }
 
 Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool packs,

@@ -57,19 +57,13 @@ std::vector<int64_t> nearest_coordinates(const Coordinates& at) {
 
 Rotations::Rotations(const Problem& problem, Workspace& memory) : p_(problem) {
   for (const Rotation& rotation : p_.terms.rotations) {
-    if (rotation.tables.q_cos.view.given()) {
-      read_tables(rotation, memory);
-    } else if (rotation.head_frequency.view.given()) {
-      tabulate_heads(rotation, memory);
-    } else if (rotation.axis.empty()) {
-      tabulate(rotation, memory);
-    } else {
-      tabulate_axes(rotation, memory);
-    }
-    for (int64_t n = 0; n < std::ssize(rotation.log_decay); ++n) {
+    std::visit([&](const auto& angles) { tabulate(rotation, angles, memory); }, rotation.angles);
+    if (!rotation.decays()) continue;
+    const std::vector<double>& log_decay = rotation.by<Rotation::ByPosition>()->log_decay;
+    for (int64_t n = 0; n < std::ssize(log_decay); ++n) {
       const auto [first, second] = dims_of_pair(rotation, n);
       log_decay_.resize(p_.head_dim, 0.0);
-      log_decay_[first] = log_decay_[second] = rotation.log_decay[n];
+      log_decay_[first] = log_decay_[second] = log_decay[n];
     }
   }
 }
@@ -82,12 +76,13 @@ Rotations::Turn& Rotations::add(const Rotation& rotation, Turn turn, int64_t row
   return turns_.back();
 }
 
-void Rotations::tabulate(const Rotation& rotation, Workspace& memory) {
+void Rotations::tabulate(const Rotation& rotation, const Rotation::ByPosition& by,
+                         Workspace& memory) {
   const TokenPositions& at = p_.positions;
   const int64_t pairs = rotation.dims / 2;
   // Rows of the table are tokens, each at position(row).
   const auto write = [&](const Turn& turn, int64_t rows, auto&& position) {
-    AngleTable prepared(rotation);
+    AngleTable prepared(by, rotation.magnitude);
     if (rows >= kTile) prepared.prepare();
     in_parts(p_, rows, std::max<int64_t>(1, pairs), [&](int64_t from, int64_t to) {
       AngleTable table = prepared;
@@ -115,24 +110,23 @@ void Rotations::tabulate(const Rotation& rotation, Workspace& memory) {
   });
 }
 
-// The pairs of one axis at a time, as a rotation of their own.
-void Rotations::tabulate_axes(const Rotation& rotation, Workspace& memory) {
-  const Coordinates& at = *rotation.coordinates;
+// The pairs of one axis at a time.
+void Rotations::tabulate(const Rotation& rotation, const Rotation::ByCoordinates& by,
+                         Workspace& memory) {
+  const Coordinates& at = *by.coordinates;
   const int64_t queries = at.q_rows * p_.queries, keys = at.k_rows * p_.keys;
   const Turn& turn =
       add(rotation, {&rotation, {}, {}, 0, queries, at.q_rows, at.k_rows}, queries + keys, memory);
   for (int64_t axis = 0; axis < at.axes; ++axis) {
-    Rotation own;
-    own.float32_angles = rotation.float32_angles;
-    own.magnitude = rotation.magnitude;
+    PairFrequencies own;
+    own.float32_angles = by.float32_angles;
     std::vector<int64_t> pairs;
     for (int64_t n = 0; n < rotation.dims / 2; ++n) {
-      if (rotation.axis[n] != axis) continue;
+      if (by.axis[n] != axis) continue;
       pairs.push_back(n);
-      own.frequency.push_back(rotation.frequency[n]);
+      own.frequency.push_back(by.frequency[n]);
     }
-    own.dims = 2 * std::ssize(pairs);
-    AngleTable prepared(own);
+    AngleTable prepared(own, rotation.magnitude);
     if (queries + keys >= kTile) prepared.prepare();
     in_parts(p_, queries + keys, rotation.dims / 2, [&](int64_t from, int64_t to) {
       AngleTable table = prepared;
@@ -151,13 +145,13 @@ void Rotations::tabulate_axes(const Rotation& rotation, Workspace& memory) {
 }
 
 // Heads differ in their frequencies, and each has a table of its own.
-void Rotations::tabulate_heads(const Rotation& rotation, Workspace& memory) {
-  const Coordinates& at = *rotation.coordinates;
-  const int64_t heads = rotation.head_frequency.view.shape[1], pairs = rotation.dims / 2;
+void Rotations::tabulate(const Rotation& rotation, const Rotation::ByHead& by, Workspace& memory) {
+  const Coordinates& at = *by.coordinates;
+  const int64_t heads = by.frequency.view.shape[1], pairs = rotation.dims / 2;
   const bool same = at.q_rows == at.k_rows && at.q == at.k;  // queries and keys share their rows
   const int64_t queries = at.q_rows * p_.queries, keys = same ? 0 : at.k_rows * p_.keys;
   Turn empty{&rotation, {}, {}, 0, same ? 0 : heads * queries, at.q_rows, at.k_rows, heads};
-  if (rotation.head_frequency.wants_gradient) empty.from = nearest_coordinates(at);
+  if (by.frequency.wants_gradient) empty.from = nearest_coordinates(at);
   const Turn& turn = add(rotation, std::move(empty), heads * (queries + keys), memory);
   const bool few = heads * (queries + keys) * pairs < kFewAngles;
   Stopper stopper(p_.cancel);
@@ -178,8 +172,8 @@ void Rotations::tabulate_heads(const Rotation& rotation, Workspace& memory) {
 }
 
 // Heads, or batch rows, that share their numbers share a table.
-void Rotations::read_tables(const Rotation& rotation, Workspace& memory) {
-  const Rotation::Tables& given = rotation.tables;
+void Rotations::tabulate(const Rotation& rotation, const Rotation::Tables& given,
+                         Workspace& memory) {
   const TensorView* views[] = {&given.q_cos.view, &given.q_sin.view, &given.k_cos.view,
                                &given.k_sin.view};
   const auto shared = [&](size_t axis) {
@@ -213,9 +207,10 @@ void Rotations::read_tables(const Rotation& rotation, Workspace& memory) {
 bool Rotations::trains() const noexcept {
   return std::any_of(turns_.begin(), turns_.end(), [](const Turn& turn) {
     const Rotation& r = *turn.rotation;
-    return r.head_frequency.wants_gradient || r.tables.q_cos.wants_gradient ||
-           r.tables.q_sin.wants_gradient || r.tables.k_cos.wants_gradient ||
-           r.tables.k_sin.wants_gradient;
+    if (const auto* heads = r.by<Rotation::ByHead>()) return heads->frequency.wants_gradient;
+    const auto* given = r.by<Rotation::Tables>();
+    return given != nullptr && (given->q_cos.wants_gradient || given->q_sin.wants_gradient ||
+                                given->k_cos.wants_gradient || given->k_sin.wants_gradient);
   });
 }
 
@@ -223,8 +218,10 @@ void Rotations::add_table_gradients(size_t n, bool query, int64_t b, int64_t kv_
                                     const float* x, const float* dy,
                                     TermGradients::Turns& to) const {
   const Rotation& r = *turns_[n].rotation;
-  const TermData& cos = query ? r.tables.q_cos : r.tables.k_cos;
-  const TermData& sin = query ? r.tables.q_sin : r.tables.k_sin;
+  const auto* given = r.by<Rotation::Tables>();
+  if (given == nullptr) return;
+  const TermData& cos = query ? given->q_cos : given->k_cos;
+  const TermData& sin = query ? given->q_sin : given->k_sin;
   std::vector<double>& of_cos = query ? to.q_cos : to.k_cos;
   std::vector<double>& of_sin = query ? to.q_sin : to.k_sin;
   const int64_t row = (b * p_.kv_heads + kv_head) * (query ? p_.queries : p_.keys) + i;
@@ -248,7 +245,8 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
                               const float* x, const float* dy, double* sums) const {
   const Turn& turn = turns_[n];
   const Rotation& r = *turn.rotation;
-  const int64_t pairs = r.dims / 2, axes = r.head_frequency.view.shape[0];
+  const auto& heads = *r.by<Rotation::ByHead>();
+  const int64_t pairs = r.dims / 2, axes = heads.frequency.view.shape[0];
   const int64_t rows = std::ssize(turn.from) / axes;
   const float* cos = turn.cos.get() + turn.row(p_, query, b, kv_head, i) * pairs;
   const float* sin = turn.sin.get() + turn.row(p_, query, b, kv_head, i) * pairs;
@@ -262,7 +260,7 @@ void Rotations::add_gradients(size_t n, bool query, int64_t b, int64_t kv_head, 
     }
     for (int64_t axis = 0; axis < axes; ++axis) {
       const int64_t from = turn.from[axis * rows + (rows == 1 ? 0 : b)];
-      const auto by = static_cast<double>(r.coordinates->of(query, axis, b, i) - from);
+      const auto by = static_cast<double>(heads.coordinates->of(query, axis, b, i) - from);
       double* to = sums + axis * pairs + start;
       for (int64_t at = 0; at < count; ++at) to[at] += by * of_angle[at];
     }

@@ -26,7 +26,7 @@ class Rotations {
     const bool none = std::all_of(row, row + p_.head_dim, [](float x) { return x == 0.0f; });
     if (!none) turn(query, b, kv_head, i, row, -1.0f);
   }
-  // Adds to `sums` of rotation n, [axes, pairs] of its head_frequency without its multiplier, what query
+  // Adds to `sums` of rotation n, [axes, pairs] of its heads' frequencies without its multiplier, what query
   // or key i gives: x [D] before R, dy [D] the gradient of R x. Zeros of dy give nothing, whatever x is.
   // Coordinates count from one of them, which changes no sum over the queries and keys of a batch row:
   // there the gradients of a pair's angles add up to 0. So far positions cost no accuracy.
@@ -53,10 +53,10 @@ class Rotations {
 
     int64_t row(const Problem& p, bool query, int64_t b, int64_t kv_head, int64_t i) const noexcept;
   };
-  void tabulate(const Rotation& rotation, Workspace& memory);
-  void tabulate_axes(const Rotation& rotation, Workspace& memory);
-  void tabulate_heads(const Rotation& rotation, Workspace& memory);
-  void read_tables(const Rotation& rotation, Workspace& memory);
+  void tabulate(const Rotation& rotation, const Rotation::ByPosition& by, Workspace& memory);
+  void tabulate(const Rotation& rotation, const Rotation::ByCoordinates& by, Workspace& memory);
+  void tabulate(const Rotation& rotation, const Rotation::ByHead& by, Workspace& memory);
+  void tabulate(const Rotation& rotation, const Rotation::Tables& given, Workspace& memory);
   Turn& add(const Rotation& rotation, Turn turn, int64_t rows, Workspace& memory);
   void turn(bool query, int64_t b, int64_t kv_head, int64_t i, float* row, float direction) const;
 

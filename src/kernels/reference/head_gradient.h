@@ -151,16 +151,19 @@ class HeadGradient {
     const auto add = [&](const TermData& data, std::vector<double>& sums, double gradient) {
       if (!sums.empty()) accumulate(sums, token, gradient * r.magnitude * data.multiplier);
     };
-    add(query ? r.tables.q_cos : r.tables.k_cos, query ? to.q_cos : to.k_cos, of_cos);
-    add(query ? r.tables.q_sin : r.tables.k_sin, query ? to.q_sin : to.k_sin, of_sin);
+    if (const auto* given = r.by<Rotation::Tables>()) {
+      add(query ? given->q_cos : given->k_cos, query ? to.q_cos : to.k_cos, of_cos);
+      add(query ? given->q_sin : given->k_sin, query ? to.q_sin : to.k_sin, of_sin);
+    }
     if (to.head_frequency.empty()) return;
-    const TensorView& view = r.head_frequency.view;
+    const auto& heads = *r.by<Rotation::ByHead>();
+    const TensorView& view = heads.frequency.view;
     const auto [c, s] = turn_of(p.positions, r, pair, query, x.b, x.hk, i);
     for (int64_t axis = 0; axis < view.shape[0]; ++axis) {
-      const auto by = static_cast<double>(r.coordinates->of(query, axis, x.b, i));
+      const auto by = static_cast<double>(heads.coordinates->of(query, axis, x.b, i));
       const int64_t head = view.shape[1] == 1 ? 0 : x.hk;
       accumulate(to.head_frequency, (axis * view.shape[1] + head) * view.shape[2] + pair,
-                 by * (of_sin * c - of_cos * s) * r.head_frequency.multiplier);
+                 by * (of_sin * c - of_cos * s) * heads.frequency.multiplier);
     }
   }
 

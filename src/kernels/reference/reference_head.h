@@ -150,17 +150,18 @@ class Model {
 
   bool decays() const {
     return std::any_of(p.terms.rotations.begin(), p.terms.rotations.end(),
-                       [](const Rotation& r) { return !r.log_decay.empty(); });
+                       [](const Rotation& r) { return r.decays(); });
   }
 
   // What a decaying rotation multiplies each dim's product by at this distance.
   void decay(int64_t delta, double* factors) const {
     std::fill_n(factors, p.head_dim, 1.0);
     for (const Rotation& r : p.terms.rotations) {
-      if (r.log_decay.empty()) continue;
+      if (!r.decays()) continue;
+      const std::vector<double>& log_decay = r.by<Rotation::ByPosition>()->log_decay;
       for (int64_t n = 0; n < r.dims / 2; ++n) {
         const auto [at, partner] = dims_of_pair(r, n);
-        factors[at] = factors[partner] = std::exp(static_cast<double>(delta) * r.log_decay[n]);
+        factors[at] = factors[partner] = std::exp(static_cast<double>(delta) * log_decay[n]);
       }
     }
   }

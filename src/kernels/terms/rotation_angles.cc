@@ -8,7 +8,7 @@ namespace {
 
 // How many numbers the frequencies of one head have.
 int64_t numbers_of(const Rotation& rotation) {
-  return rotation.head_frequency.view.shape[0] * (rotation.dims / 2);
+  return rotation.by<Rotation::ByHead>()->frequency.view.shape[0] * (rotation.dims / 2);
 }
 
 }  // namespace
@@ -78,7 +78,7 @@ void RotationAngles::reduce_shared(const Plan& plan, const TurnSums& sums, int64
   for (size_t t = 0; t < sums.turns.size(); ++t) {
     if (sums.turns[t] == nullptr) continue;
     const Rotation& rotation = plan.p.terms.rotations[t];
-    const TermData& data = rotation.head_frequency;
+    const TermData& data = rotation.by<Rotation::ByHead>()->frequency;
     const int64_t heads = data.view.shape[1], pairs = rotation.dims / 2;
     const int64_t numbers = numbers_of(rotation), head = heads == 1 ? 0 : kv_head;
     CancelTicks tick;

@@ -29,7 +29,7 @@ TEST(Units, TermsEqualReference) {
 TEST(Units, DecayingRotationsEqualReference) {
   const auto decays = [](const Case& c) {
     return packs(c) && std::any_of(c.p.terms.rotations.begin(), c.p.terms.rotations.end(),
-                                   [](const Rotation& r) { return !r.log_decay.empty(); });
+                                   [](const Rotation& r) { return r.decays(); });
   };
   for_cases(cases(4), narrow_case, decays, expect_the_reference_on_units, 1000);
 }

@@ -38,8 +38,8 @@ Rotation Rotary::rotation(const Builder& b) const {
   turn.start = start;
   turn.dims = rotary_dim.value_or(rest);
   turn.layout = layout == "half" ? PairLayout::kHalf : PairLayout::kInterleaved;
-  turn.float32_angles = angle == "float32";
-  turn.frequency = frequencies(turn.dims, base);
+  turn.by_position().float32_angles = angle == "float32";
+  turn.by_position().frequency = frequencies(turn.dims, base);
   return turn;
 }
 

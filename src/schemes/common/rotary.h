@@ -33,7 +33,7 @@ struct Rotary {
   template <typename F>
   Rotation rescaled(const Builder& b, F of) const {
     Rotation turn = rotation(b);
-    rescale(turn.frequency, of);
+    rescale(turn.by_position().frequency, of);
     return turn;
   }
 };
