@@ -95,6 +95,7 @@ void check_rotation(const Rotation& rotation, const CallShape& call, const std::
                   rotation.start + rotation.dims <= call.head_dim,
               who, ": rotates dims ", rotation.start, " to ", rotation.start + rotation.dims,
               " but query has head size ", call.head_dim);
+  check_pairs(rotation, who);
   std::visit([&](const auto& angles) { check_angles(angles, rotation.dims / 2, call, who); },
              rotation.angles);
 }
@@ -138,6 +139,18 @@ void check_column_table(const ColumnTable& columns, const CallShape& call, const
 }
 
 }  // namespace
+
+void check_pairs(const Rotation& rotation, const std::string& who) {
+  const auto* position = rotation.by<Rotation::ByPosition>();
+  const auto* axes = rotation.by<Rotation::ByCoordinates>();
+  const int64_t pairs = rotation.dims / 2;
+  const int64_t found = position != nullptr ? std::ssize(position->frequency)
+                        : axes != nullptr   ? std::ssize(axes->frequency)
+                                            : pairs;
+  check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 && found == pairs,
+              who, ": expected one frequency for each pair of ", rotation.dims, " dims, got ",
+              found);
+}
 
 void check_terms(const Terms& terms, const CallShape& call, const std::string& who) {
   const int64_t heads = call.heads;

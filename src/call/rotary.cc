@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "binding/bound_part.h"
+#include "binding/check_terms.h"
 #include "binding/coordinates.h"
 #include "binding/parts.h"
 #include "relpos/dense.h"
@@ -22,26 +23,10 @@ CallSizes sizes_of(int64_t head_dim, const TokenPositions* at) {
   return sizes;
 }
 
-bool by_head(const Rotation& rotation) { return rotation.by<Rotation::ByHead>() != nullptr; }
-bool by_tables(const Rotation& rotation) { return rotation.by<Rotation::Tables>() != nullptr; }
-
-// How many frequencies of its own the rotation has.
-int64_t frequencies_of(const Rotation& rotation) {
-  if (const auto* by = rotation.by<Rotation::ByPosition>()) return std::ssize(by->frequency);
-  if (const auto* by = rotation.by<Rotation::ByCoordinates>()) return std::ssize(by->frequency);
-  return 0;
-}
-
 std::vector<Rotation> rotations_of(const Part& part, int64_t head_dim = 0,
                                    const TokenPositions* at = nullptr) {
   std::vector<Rotation> rotations = BoundPart(part, sizes_of(head_dim, at), at).terms().rotations;
-  for (const Rotation& rotation : rotations) {
-    check_value(rotation.start >= 0 && rotation.dims >= 0 && rotation.dims % 2 == 0 &&
-                    (by_head(rotation) || by_tables(rotation) ||
-                     frequencies_of(rotation) == rotation.dims / 2),
-                part.scheme().name, ": expected one frequency for each pair of ", rotation.dims,
-                " dims, got ", frequencies_of(rotation));
-  }
+  for (const Rotation& rotation : rotations) check_pairs(rotation, part.scheme().name);
   return rotations;
 }
 
@@ -61,7 +46,7 @@ std::vector<Rotation> required_rotations(const Part& part, int64_t head_dim = 0,
   std::vector<Rotation> rotations = rotations_of(part, head_dim, at);
   check_value(!rotations.empty(), part.scheme().name, ": this position has no rotation");
   for (const Rotation& rotation : rotations) {
-    check_value(!by_tables(rotation), part.scheme().name,
+    check_value(rotation.by<Rotation::Tables>() == nullptr, part.scheme().name,
                 ": turns by tables that are given with each call, and has none of its own");
   }
   if (heads_of(rotations) > 0) check_parameters(part, sizes_of(head_dim, at));
