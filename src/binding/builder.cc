@@ -11,7 +11,6 @@
 #include "binding/coordinates.h"
 #include "binding/formula.h"
 #include "binding/network.h"
-#include "binding/perceptron.h"
 #include "binding/projection.h"
 #include "binding/recipe.h"
 #include "binding/source.h"

@@ -12,57 +12,56 @@ namespace {
 
 double logistic(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
+// The column of entry m of a gradient [heads, entries].
+std::vector<double> column(const std::vector<double>& gradient, size_t heads, size_t m) {
+  const size_t entries = gradient.size() / heads;
+  std::vector<double> own;
+  for (size_t h = 0; h < heads; ++h) own.push_back(gradient[h * entries + m]);
+  return own;
+}
+
 }  // namespace
 
-NetworkTable::NetworkTable(std::string scheme, Network network, std::vector<int64_t> widths)
-    : scheme_(std::move(scheme)), network_(std::move(network)), widths_(std::move(widths)) {
-  for (const Source& number : network_.numbers) feature_numbers_.emplace_back(number);
-  for (const Network::Layer& layer : network_.layers) {
-    layers_.emplace_back(SourceReader(layer.weight), SourceReader(layer.bias));
-  }
+void Layers::add(const Source& weight, const std::optional<Source>& bias) {
+  readers_.emplace_back(SourceReader(weight), SourceReader(bias));
 }
 
-bool NetworkTable::wanted(const PartCall& call) const {
-  const auto wants = [&](const SourceReader& source) { return source.wanted(call); };
-  return std::any_of(feature_numbers_.begin(), feature_numbers_.end(), wants) ||
-         std::any_of(layers_.begin(), layers_.end(),
-                     [&](const auto& layer) { return wants(layer.first) || wants(layer.second); });
+bool Layers::wanted(const PartCall& call) const {
+  return std::any_of(readers_.begin(), readers_.end(), [&](const auto& layer) {
+    return layer.first.wanted(call) || layer.second.wanted(call);
+  });
 }
 
-NetworkTable::Numbers NetworkTable::numbers(const PartCall& call) const {
-  Numbers held;
-  for (const SourceReader& source : feature_numbers_) {
-    held.feature.push_back(source.numbers(call).at(0));
-  }
-  for (const auto& [weight, bias] : layers_) {
-    held.layers.push_back({weight.numbers(call), bias.numbers(call)});
+std::vector<Layers::Numbers> Layers::numbers(const PartCall& call) const {
+  std::vector<Numbers> held;
+  for (const auto& [weight, bias] : readers_) {
+    const int64_t results = widths_[held.size() + 1];
+    held.push_back({weight.numbers(call), bias.given() ? bias.numbers(call) : zeros(results)});
   }
   return held;
 }
 
-NetworkTable::Numbers NetworkTable::no_gradients() const {
-  Numbers none;
-  none.feature.resize(feature_numbers_.size());
-  for (size_t n = 0; n < layers_.size(); ++n) {
-    none.layers.push_back({zeros(widths_[n] * widths_[n + 1]), zeros(widths_[n + 1])});
+std::vector<Layers::Numbers> Layers::no_gradients() const {
+  std::vector<Numbers> none;
+  for (size_t n = 0; n < readers_.size(); ++n) {
+    none.push_back({zeros(widths_[n] * widths_[n + 1]), zeros(widths_[n + 1])});
   }
   return none;
 }
 
-double NetworkTable::activated(double x) const {
-  return network_.activation == Network::Activation::kReLU ? std::max(x, 0.0) : x * logistic(x);
+double Layers::activated(double x) const {
+  return activation_ == Activation::kReLU ? std::max(x, 0.0) : x * logistic(x);
 }
 
-double NetworkTable::slope(double x) const {
-  if (network_.activation == Network::Activation::kReLU) return x > 0 ? 1.0 : 0.0;
+double Layers::slope(double x) const {
+  if (activation_ == Activation::kReLU) return x > 0 ? 1.0 : 0.0;
   return logistic(x) * (1.0 + x * logistic(-x));
 }
 
-NetworkTable::State NetworkTable::run(const Numbers& numbers, double delta,
-                                      CancelTicks& tick) const {
+Layers::State Layers::run(const std::vector<Numbers>& numbers, std::vector<double> input,
+                          CancelTicks& tick) const {
   State state;
-  std::vector<double> input{network_.feature.value(delta, numbers.feature.data())};
-  for (const auto& [weight, bias] : numbers.layers) {
+  for (const auto& [weight, bias] : numbers) {
     std::vector<double> sum = bias;
     for (size_t to = 0; to < sum.size(); ++to) {
       tick(std::ssize(input));
@@ -78,20 +77,74 @@ NetworkTable::State NetworkTable::run(const Numbers& numbers, double delta,
   return state;
 }
 
+std::vector<double> Layers::add_gradients(const std::vector<Numbers>& numbers, const State& state,
+                                          std::vector<double> upstream, std::vector<Numbers>& found,
+                                          CancelTicks& tick) const {
+  for (size_t n = numbers.size(); n-- > 0;) {
+    const std::vector<double>& input = state.inputs[n];
+    std::vector<double> below(input.size(), 0.0);
+    for (size_t to = 0; to < upstream.size(); ++to) {
+      tick(std::ssize(input));
+      found[n].bias[to] += upstream[to];
+      for (size_t from = 0; from < input.size(); ++from) {
+        found[n].weight[to * input.size() + from] += upstream[to] * input[from];
+        below[from] += upstream[to] * numbers[n].weight[to * input.size() + from];
+      }
+    }
+    for (size_t from = 0; n > 0 && from < below.size(); ++from) {
+      below[from] *= slope(state.sums[n - 1][from]);
+    }
+    upstream = std::move(below);
+  }
+  return upstream;
+}
+
+void Layers::write(const PartCall& call, std::vector<Numbers> found, ParameterSums& sums) const {
+  for (size_t n = 0; n < readers_.size(); ++n) {
+    const auto& [weight, bias] = readers_[n];
+    weight.add_gradient_of_numbers(call, std::move(found[n].weight), sums);
+    bias.add_gradient_of_numbers(call, std::move(found[n].bias), sums);
+  }
+}
+
+NetworkTable::NetworkTable(std::string scheme, Network network, std::vector<int64_t> widths)
+    : scheme_(std::move(scheme)),
+      network_(std::move(network)),
+      layers_(network_.activation, std::move(widths)) {
+  for (const Source& number : network_.numbers) feature_numbers_.emplace_back(number);
+  for (const Network::Layer& layer : network_.layers) layers_.add(layer.weight, layer.bias);
+}
+
+bool NetworkTable::wanted(const PartCall& call) const {
+  return layers_.wanted(call) ||
+         std::any_of(feature_numbers_.begin(), feature_numbers_.end(),
+                     [&](const SourceReader& source) { return source.wanted(call); });
+}
+
+std::vector<double> NetworkTable::feature_numbers(const PartCall& call) const {
+  std::vector<double> held;
+  for (const SourceReader& source : feature_numbers_) held.push_back(source.numbers(call).at(0));
+  return held;
+}
+
 DistanceBias NetworkTable::bias(const PartCall& call) const {
-  const int64_t first = call.sizes.first_distance, heads = widths_.back();
-  const int64_t largest = *std::max_element(widths_.begin(), widths_.end());
+  const std::vector<int64_t>& widths = layers_.widths();
+  const int64_t first = call.sizes.first_distance, heads = widths.back();
+  const int64_t largest = *std::max_element(widths.begin(), widths.end());
   const int64_t count = distance_count(call.sizes, std::max(heads, largest), scheme_);
-  const Numbers held = numbers(call);
-  if (network_.check_reach) network_.check_reach(call.sizes.last_query, held.feature.data());
+  const std::vector<Layers::Numbers> held = layers_.numbers(call);
+  const std::vector<double> of_feature = feature_numbers(call);
+  if (network_.check_reach) network_.check_reach(call.sizes.last_query, of_feature.data());
   std::vector<double> table = zeros(heads * count);
   constexpr int64_t kPiece = 64;
   in_parallel(call.sizes.threads, (count + kPiece - 1) / kPiece, [&](int64_t piece) {
     CancelTicks tick;
     for (int64_t m = piece * kPiece; m < std::min((piece + 1) * kPiece, count); ++m) {
-      const std::vector<double> found = run(held, static_cast<double>(first + m), tick).sums.back();
+      const auto delta = static_cast<double>(first + m);
+      const Layers::State state =
+          layers_.run(held, {network_.feature.value(delta, of_feature.data())}, tick);
       for (int64_t h = 0; h < heads; ++h) {
-        table[static_cast<size_t>(h * count + m)] = found[static_cast<size_t>(h)];
+        table[static_cast<size_t>(h * count + m)] = state.sums.back()[static_cast<size_t>(h)];
       }
     }
   });
@@ -101,55 +154,81 @@ DistanceBias NetworkTable::bias(const PartCall& call) const {
   return bias;
 }
 
-void NetworkTable::add_gradients(const Numbers& numbers, double delta, std::vector<double> upstream,
-                                 Numbers& found, CancelTicks& tick) const {
-  const State state = run(numbers, delta, tick);
-  for (size_t n = numbers.layers.size(); n-- > 0;) {
-    const std::vector<double>& input = state.inputs[n];
-    std::vector<double> below(input.size(), 0.0);
-    for (size_t to = 0; to < upstream.size(); ++to) {
-      tick(std::ssize(input));
-      found.layers[n].bias[to] += upstream[to];
-      for (size_t from = 0; from < input.size(); ++from) {
-        found.layers[n].weight[to * input.size() + from] += upstream[to] * input[from];
-        below[from] += upstream[to] * numbers.layers[n].weight[to * input.size() + from];
-      }
-    }
-    if (n > 0) {
-      for (size_t from = 0; from < below.size(); ++from)
-        below[from] *= slope(state.sums[n - 1][from]);
-    }
-    upstream = std::move(below);
-  }
-  network_.feature.add_gradients(delta, numbers.feature.data(), upstream[0], found.feature.data());
-}
-
 void NetworkTable::pull_back(const PartCall& call, const std::vector<double>& gradient,
                              ParameterSums& sums) const {
   if (!wanted(call)) return;
-  const auto heads = static_cast<size_t>(widths_.back());
-  const auto count = gradient.size() / heads;
-  const Numbers held = numbers(call);
-  Numbers found = no_gradients();
+  const auto heads = static_cast<size_t>(layers_.widths().back());
+  const std::vector<Layers::Numbers> held = layers_.numbers(call);
+  const std::vector<double> of_feature = feature_numbers(call);
+  std::vector<Layers::Numbers> found = layers_.no_gradients();
+  std::vector<double> found_feature(of_feature.size());
   CancelTicks tick;
-  for (size_t m = 0; m < count; ++m) {
-    tick(std::ssize(widths_));
-    std::vector<double> upstream;
-    for (size_t h = 0; h < heads; ++h) upstream.push_back(gradient[h * count + m]);
+  for (size_t m = 0; m < gradient.size() / heads; ++m) {
+    tick(std::ssize(layers_.widths()));
+    std::vector<double> upstream = column(gradient, heads, m);
     if (std::all_of(upstream.begin(), upstream.end(), [](double x) { return x == 0.0; })) continue;
     const auto delta = static_cast<double>(call.sizes.first_distance + static_cast<int64_t>(m));
-    add_gradients(held, delta, std::move(upstream), found, tick);
+    const Layers::State state =
+        layers_.run(held, {network_.feature.value(delta, of_feature.data())}, tick);
+    upstream = layers_.add_gradients(held, state, std::move(upstream), found, tick);
+    network_.feature.add_gradients(delta, of_feature.data(), upstream[0], found_feature.data());
   }
-  const auto add = [&](const SourceReader& source, std::vector<double> own) {
-    if (source.wanted(call)) source.add_gradient_of_numbers(call, std::move(own), sums);
-  };
   for (size_t n = 0; n < feature_numbers_.size(); ++n) {
-    add(feature_numbers_[n], {found.feature[n]});
+    feature_numbers_[n].add_gradient_of_numbers(call, {found_feature[n]}, sums);
   }
-  for (size_t n = 0; n < layers_.size(); ++n) {
-    add(layers_[n].first, std::move(found.layers[n].weight));
-    add(layers_[n].second, std::move(found.layers[n].bias));
+  layers_.write(call, std::move(found), sums);
+}
+
+PerceptronTable::PerceptronTable(const Perceptron& perceptron, int64_t width, int64_t hidden,
+                                 int64_t heads, int64_t entries)
+    : layers_(Network::Activation::kReLU, {width, hidden, heads}),
+      features_(perceptron.features),
+      sigmoid_(perceptron.sigmoid),
+      entries_(entries) {
+  layers_.add(perceptron.first_weight, perceptron.first_bias);
+  layers_.add(perceptron.second_weight, std::nullopt);
+}
+
+Layers::State PerceptronTable::run(const std::vector<Layers::Numbers>& numbers, int64_t entry,
+                                   CancelTicks& tick) const {
+  std::vector<double> features(static_cast<size_t>(layers_.widths().front()));
+  features_(entry, features.data());
+  return layers_.run(numbers, std::move(features), tick);
+}
+
+TermData PerceptronTable::table(const PartCall& call) const {
+  const std::vector<Layers::Numbers> held = layers_.numbers(call);
+  const int64_t heads = layers_.widths().back();
+  std::vector<double> table = zeros(heads * entries_);
+  CancelTicks tick;
+  for (int64_t m = 0; m < entries_; ++m) {
+    const Layers::State state = run(held, m, tick);
+    for (int64_t h = 0; h < heads; ++h) {
+      const double result = state.sums.back()[static_cast<size_t>(h)];
+      table[static_cast<size_t>(h * entries_ + m)] =
+          sigmoid_ == 0.0 ? result : sigmoid_ * logistic(result);
+    }
   }
+  return TermData::computed(std::move(table), {heads, entries_}, layers_.wanted(call));
+}
+
+void PerceptronTable::pull_back(const PartCall& call, const std::vector<double>& gradient,
+                                ParameterSums& sums) const {
+  if (!layers_.wanted(call)) return;
+  const auto heads = static_cast<size_t>(layers_.widths().back());
+  const std::vector<Layers::Numbers> held = layers_.numbers(call);
+  std::vector<Layers::Numbers> found = layers_.no_gradients();
+  CancelTicks tick;
+  for (int64_t m = 0; m < entries_; ++m) {
+    const Layers::State state = run(held, m, tick);
+    std::vector<double> upstream = column(gradient, heads, static_cast<size_t>(m));
+    for (size_t h = 0; sigmoid_ != 0.0 && h < heads; ++h) {
+      const double result = state.sums.back()[h];
+      upstream[h] *= sigmoid_ * logistic(result) * logistic(-result);
+    }
+    layers_.add_gradients(held, state, std::move(upstream), found, tick);
+  }
+  layers_.write(call, std::move(found), sums);
 }
 
 }  // namespace relpos
