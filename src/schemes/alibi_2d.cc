@@ -4,8 +4,8 @@
 //   score[h,i,j] += -slopes[h] (|y_q - y_k| + |x_q - x_k|),   or their Euclidean distance
 #include <cmath>
 
+#include "schemes/common/patch_grid.h"
 #include "schemes/common/slopes.h"
-#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -26,7 +26,7 @@ struct ALiBi2D {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid);
+    const common::PatchGrid patches(b, "grid", grid);
     const char* doc = "how fast each head's penalty grows with the distance";
     const Init init = Init::each(common::paper_slopes(heads));
     const Source slopes =

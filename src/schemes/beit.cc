@@ -6,7 +6,7 @@
 //
 // Token 0 is [CLS]. It stands far from the image, as a query on the other side than as a key. Calls have
 // the tokens of the image and no others.
-#include "schemes/common/window.h"
+#include "schemes/common/patch_grid.h"
 
 namespace relpos {
 
@@ -22,7 +22,7 @@ struct BeitBias {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "window", window);
+    const common::PatchGrid patches(b, "window", window);
     patches.require_memory(b, "window");
     const int64_t reach = patches.farthest(), rows = 2 * reach + 1, gap = 2 * reach + 1;
     const Source table =

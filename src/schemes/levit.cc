@@ -6,7 +6,7 @@
 // Offsets beyond the grid add nothing. Queries of every second patch are placed by q_positions.
 #include <cstdlib>
 
-#include "schemes/common/window.h"
+#include "schemes/common/patch_grid.h"
 
 namespace relpos {
 
@@ -22,7 +22,7 @@ struct LevitBias {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid);
+    const common::PatchGrid patches(b, "grid", grid);
     patches.require_memory(b, "grid");
     const Source biases =
         b.parameter("attention_biases", {heads, patches.height * patches.width},

@@ -5,8 +5,8 @@
 //   ladder "shared": one ladder base^(-2 n / d): y takes its even entries, x the odd ones (Pixtral)
 //
 // Tokens stand row by row; the first `prefix` of them belong to no patch and do not turn.
+#include "schemes/common/patch_grid.h"
 #include "schemes/common/rotary.h"
-#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -30,7 +30,7 @@ struct AxialRoPE {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid, prefix);
+    const common::PatchGrid patches(b, "grid", grid, prefix);
     Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const std::vector<double> half = rotary.frequencies(turn.dims / 2, rotary.base);

@@ -7,8 +7,8 @@
 // Tokens stand row by row; the first `prefix` of them belong to no patch and do not turn.
 #include <numbers>
 
+#include "schemes/common/patch_grid.h"
 #include "schemes/common/rotary.h"
-#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -26,7 +26,7 @@ struct DINOv3RoPE {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid, prefix);
+    const common::PatchGrid patches(b, "grid", grid, prefix);
     Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const std::vector<double> half = rotary.frequencies(turn.dims / 2, rotary.base);

@@ -7,8 +7,8 @@
 // Directions start at right angles, those of each head turned by a random angle, with lengths
 // base^(-4 p / d), p < d / 4, d = rotary_dim. Tokens stand row by row; the first `prefix` of them belong
 // to no patch and do not turn.
+#include "schemes/common/patch_grid.h"
 #include "schemes/common/rotary.h"
-#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -48,7 +48,7 @@ struct RoPEMixed {
   }
 
   void terms(Builder& b) const {
-    const common::Window patches(b, "grid", grid, prefix);
+    const common::PatchGrid patches(b, "grid", grid, prefix);
     const Rotation turn = rotary.rotation(b);
     b.require(turn.dims % 4 == 0, "rotary_dim: expected a multiple of 4, got ", turn.dims);
     const int64_t own_heads = kv_heads.value_or(heads);

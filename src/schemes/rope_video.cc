@@ -4,8 +4,8 @@
 //   pair p of an axis of n pairs turns by coordinate * base^(-p / n): each axis has a ladder of its own
 //
 // Patches stand row by row, frame by frame; the first `prefix` tokens belong to no patch and do not turn.
+#include "schemes/common/patch_grid.h"
 #include "schemes/common/rotary.h"
-#include "schemes/common/window.h"
 
 namespace relpos {
 
@@ -27,7 +27,7 @@ struct VideoRoPE {
   }
 
   void terms(Builder& b) const {
-    const common::Window frame(b, "grid", grid);
+    const common::PatchGrid frame(b, "grid", grid);
     Rotation turn = rotary.rotation(b);
     const int64_t pairs = turn.dims / 2, third = pairs / 3;
     const std::vector<int64_t> of = common::sections(b, section, {pairs - 2 * third, third, third});

@@ -3,7 +3,7 @@
 //   score[h,i,j] += table[(y_q - y_k + Wh - 1)(2 Ww - 1) + x_q - x_k + Ww - 1, h]
 //
 // Offsets beyond the window add nothing.
-#include "schemes/common/window.h"
+#include "schemes/common/patch_grid.h"
 
 namespace relpos {
 
@@ -19,7 +19,7 @@ struct SwinBias {
   }
 
   void terms(Builder& b) const {
-    const common::Window tokens(b, "window", window);
+    const common::PatchGrid tokens(b, "window", window);
     const ClassMap map = tokens.map();
     const Source table =
         b.parameter("relative_position_bias_table", {map.classes(), heads}, Init::normal(0.02),

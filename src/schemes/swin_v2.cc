@@ -5,7 +5,7 @@
 //
 // Cosines instead of products, and the learned scale of each head, belong to the query and the key:
 // normalise both, multiply the query, and attend with scale=1.
-#include "schemes/common/window.h"
+#include "schemes/common/patch_grid.h"
 
 namespace relpos {
 
@@ -26,7 +26,7 @@ struct SwinV2Bias {
   }
 
   void terms(Builder& b) const {
-    const common::Window tokens(b, "window", window);
+    const common::PatchGrid tokens(b, "window", window);
     b.require(hidden <= kLargestHeads, "hidden: expected at most ", kLargestHeads, ", got ",
               hidden);
     const ClassMap map = tokens.map();

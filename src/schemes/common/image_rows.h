@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "schemes/common/window.h"
+#include "schemes/common/patch_grid.h"
 
 namespace relpos::common {
 
@@ -18,7 +18,7 @@ struct ImageRows {
     o.required("grid", grid, "patches on a side of the image, or [height, width]");
   }
 
-  struct Form {
+  struct AxisTables {
     const char *height, *width;  // names of the tables
     Init init;
     const char* doc;
@@ -26,8 +26,8 @@ struct ImageRows {
     std::optional<double> scale;
   };
   // Tables [2 height - 1, head_dim] and [2 width - 1, head_dim]. Tokens stand row by row.
-  void terms(Builder& b, const Form& form) const {
-    const Window patches(b, "grid", grid);
+  void terms(Builder& b, const AxisTables& form) const {
+    const PatchGrid patches(b, "grid", grid);
     const auto rows = [&](const char* name, int64_t side, const Along::Coordinate& coordinate) {
       const Source table = b.parameter(name, {2 * side - 1, head_dim}, form.init, form.doc);
       b.rows(ClassMap::zero_outside(1 - side, side - 1, form.reversed), table,

@@ -1,4 +1,4 @@
-// Windows of tokens, row by row: where they stand, and the offsets between them.
+// Grids of tokens, row by row: where they stand, and the offsets between them.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,12 @@ inline int64_t quotient(int64_t number, int64_t by) {
 // Token t stands at y (2 width - 1) + x: then the distance of two tokens says both of their offsets.
 // The first `prefix` tokens stand before the window's, at positions below 0; where there are none,
 // positions below 0 are rows above it.
-struct Window {
+struct PatchGrid {
   int64_t height = 1, width = 1, prefix = 0;
 
   // Of an option: one side, or [height, width]. Throws Error naming the scheme.
-  Window(const Builder& b, const char* option, const std::vector<double>& sides, int64_t before = 0)
+  PatchGrid(const Builder& b, const char* option, const std::vector<double>& sides,
+            int64_t before = 0)
       : prefix(before) {
     constexpr double kMost = 1 << 20;
     const bool whole = std::all_of(sides.begin(), sides.end(), [](double side) {
