@@ -119,7 +119,7 @@ void measure_backward(Call& call, Costs& to) {
   measure_packing(plan, cache, to);
   const Outputs from{call.out.view(), call.softmax.view(), call.dout.view(), {}};
   BackwardBlock x(plan, memory);
-  std::vector<Sums> terms;
+  std::vector<ChunkSums> terms;
   terms.emplace_back(plan, *gradients.terms, memory);
   terms.front().clear();
   std::vector<KeySums> keys;
@@ -133,8 +133,9 @@ void measure_backward(Call& call, Costs& to) {
   });
   const auto pass = [&] {
     return seconds_of_tile(plan, [&] {
-      read(cache, plan,
-           [&](const KeyTile* tiles, int64_t t, int64_t n) { x.backward(tiles, t, n, sums); });
+      read(cache, plan, [&](const KeyTile* tiles, int64_t t, int64_t n) {
+        x.backward(tiles, t, n, sums, *gradients.terms);
+      });
     });
   };
   const double whole = pass();
