@@ -30,13 +30,13 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 
 test-full: export RELPOS_FULL = 1
 test-full: test ## the same with six times the conformance cases, twenty times the random terms, and torch as on other CPUs; an hour
-	@$(PY) tests/other_cpus.py
+	@$(PY) -m tests.peers.other_cpus
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan
 
 accuracy: build ## 20,000 random calls a SIMD target against the bound of docs/accuracy.md; ARGS="--seed 2"
-	@$(PY) tests/accuracy_fuzz.py --calls 20000 --target all $(ARGS)
+	@$(PY) -m tests.call.accuracy_fuzz --calls 20000 --target all $(ARGS)
 
 parity: build ## every scheme against the packages it comes from, in float32 and float64; ARGS="--only XLNet"
 	@scripts/parity.sh $(ARGS)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# parity.sh [ARGUMENTS of tests/parity.py]: makes .venv-parity on top of .venv when it is missing or
+# parity.sh [ARGUMENTS of tests.peers.parity]: makes .venv-parity on top of .venv when it is missing or
 # out of date, then compares in it. A package that cannot be installed makes its rows fail.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-lists=(tests/parity_requirements.txt tests/parity_requirements_old.txt)
+lists=(tests/peers/parity_requirements.txt tests/peers/parity_requirements_old.txt)
 stamp=.venv-parity/.stamp
 want=$(cat "${lists[@]}" requirements.txt scripts/parity.sh | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
@@ -24,4 +24,4 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     echo "parity: not installed: ${missing[*]}" >&2
   fi
 fi
-RELPOS_PARITY=${RELPOS_PARITY-all} exec .venv-parity/bin/python tests/parity.py "$@"
+RELPOS_PARITY=${RELPOS_PARITY-all} exec .venv-parity/bin/python -m tests.peers.parity "$@"

@@ -2,8 +2,9 @@
 
 import os
 
-import near
 import pytest
+
+from tests.support import near
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 os.environ.setdefault(
@@ -11,7 +12,7 @@ os.environ.setdefault(
 )  # what the tests expect; test_bfloat16.py has its own
 
 RATIOS = pytest.StashKey[dict]()  # near.ratios of all processes
-SUMMARY = pytest.StashKey[list]()  # request.config.stash[SUMMARY].append(line): printed at the end
+SUMMARY = pytest.StashKey[list]()  # lines that are printed at the end
 
 LONGEST = ["toy_scheme", "lab", "conformance", "accuracy", "torch_op", "leaks", "torch_compile"]
 
@@ -62,6 +63,12 @@ def pytest_terminal_summary(terminalreporter, config):
     for test, ratio in ratios[:5]:
         over = ", which is more than half of it" if ratio > near.MOST else ""
         terminalreporter.write_line(f"  {ratio:.3f} of the bound{over}: {test}")
+
+
+@pytest.fixture(scope="session")
+def summary(request):
+    """A list of lines that are printed at the end."""
+    return request.config.stash[SUMMARY]
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import graphlib
 import pathlib
 import re
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests import ROOT
+
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 # What each room may include beside itself: rooms, and single headers; `relpos/` are the public
@@ -122,18 +123,25 @@ def test_schemes_leave_check_and_steps_to_others():
             assert not elsewhere.search(line), f"{path.name}:{number}: {line.strip()}"
 
 
+def modules_below(folder):
+    """{name: file} of the modules below a folder, as they are imported."""
+    files = (ROOT / folder).rglob("*.py")
+    modules = {".".join(f.relative_to(ROOT / folder).with_suffix("").parts): f for f in files}
+    return {name.removesuffix(".__init__"): file for name, file in modules.items()}
+
+
 def imports_of(path, modules):
-    """The modules of relpos that a file imports, also within functions."""
+    """Those of the modules that a file imports, also within functions."""
     for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from {alias.name for alias in node.names} & modules.keys()
         if isinstance(node, ast.ImportFrom) and node.module in modules:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             yield from (names & modules.keys()) or {node.module}
 
 
 def test_python_imports_go_one_way():
-    files = (ROOT / "python/relpos").rglob("*.py")
-    modules = {".".join(f.relative_to(ROOT / "python").with_suffix("").parts): f for f in files}
-    modules = {name.removesuffix(".__init__"): file for name, file in modules.items()}
+    modules = {n: f for n, f in modules_below("python").items() if n.startswith("relpos")}
     graph = {
         name: {each for each in imports_of(file, modules) if each not in ("relpos", name)}
         for name, file in modules.items()
@@ -144,6 +152,34 @@ def test_python_imports_go_one_way():
         for name, used in graph.items():
             if name.startswith(f"relpos.{lower}"):
                 assert not [each for each in used if each.startswith(f"relpos.{upper}")], name
+
+
+def test_rooms_of_tests_share_support_and_oracles_alone():
+    """An oracle imports oracles alone, nothing of what judges calls; its tests import both."""
+    modules = {f"tests.{name}": file for name, file in modules_below("tests").items()}
+    for name, file in modules.items():
+        room, _, module = name.removeprefix("tests.").partition(".")
+        shared = {room, "oracles"}
+        if room != "oracles" or module.startswith("test_"):
+            shared.add("support")
+        for used in imports_of(file, modules):
+            assert used.split(".")[1] in shared, f"{name} imports {used}"
+    loose = sorted(path.name for path in (ROOT / "tests").glob("*.py"))
+    assert loose == ["__init__.py", "conftest.py", "test_house.py"]
+
+
+def test_benches_go_one_way():
+    """Their timers include the kernels and the tool's machine; no bench imports a test."""
+    modules = modules_below("bench")
+    graph = {name: set(imports_of(file, modules)) for name, file in modules.items()}
+    assert graph["bench"]
+    graphlib.TopologicalSorter(graph).prepare()  # raises at a circle
+    tests = re.compile(r"^\s*(from|import) tests\b", re.MULTILINE)
+    assert not [name for name, file in modules.items() if tests.search(file.read_text())]
+    rooms = ("base/", "cli/machine/", "kernels/", "relpos/", "testing/")
+    for file in (ROOT / "bench").glob("*.cc"):
+        for name in INCLUDE.findall(file.read_text()):
+            assert name.startswith(rooms), f"{file.name} includes {name}"
 
 
 def test_comments_name_files_that_are_there():

@@ -50,7 +50,7 @@ What else the tests must know of a scheme, as attributes of the module:
     UP_TO_QUERY  True where its scores lack a number for each query, which a softmax does not see.
     SINKS      True where it gives sinks, which do see it: the two are never summed.
     LINEAR     True where its bias is linear in the distance: it counts from each row's nearest
-               visible key on when the sizes of the addends are summed (`tests/promise.py`).
+               visible key on when the sizes of the addends are summed (`tests/support/promise.py`).
     NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are
                those of the formula's values and derivatives.
     READS_LENGTH  True where terms depend on the length of the call: options["call_length"] is one

@@ -2,8 +2,8 @@
 
 import torch
 
-from oracles import alibi, swin
-from oracles.levit import place  # noqa: F401
+from tests.oracles import alibi, swin
+from tests.oracles.levit import place  # noqa: F401
 
 SPANS = True
 

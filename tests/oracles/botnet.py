@@ -1,6 +1,6 @@
 """Srinivas et al. 2021 (BoTNet), figure 4: as decomposed, of key - query, and with the scale."""
 
-from oracles.decomposed import configs, offsets, place, rows_of  # noqa: F401
+from tests.oracles.decomposed import configs, offsets, place, rows_of  # noqa: F401
 
 
 def terms(options, parameters, pos_q, pos_k):

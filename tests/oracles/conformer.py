@@ -1,6 +1,6 @@
 """Gulati et al. 2020 (Conformer): projected sinusoids of the distance, sine beside cosine."""
 
-from oracles.transformer_xl import by_head, distances, waves
+from tests.oracles.transformer_xl import by_head, distances, waves
 
 SPANS = True
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import t5
+from tests.oracles import t5
 
 NEAR = True
 

@@ -3,8 +3,8 @@ height and one for that in width, without the scale."""
 
 import torch
 
-from oracles import swin
-from oracles.levit import place  # noqa: F401
+from tests.oracles import swin
+from tests.oracles.levit import place  # noqa: F401
 
 
 def configs(heads, head_dim, value_dim):

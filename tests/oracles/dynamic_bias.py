@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import networks
+from tests.oracles import networks
 
 NONLINEAR = SPANS = True
 

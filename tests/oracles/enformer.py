@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from oracles.transformer_xl import by_head
+from tests.oracles.transformer_xl import by_head
 
 SPANS = READS_LENGTH = True
 

@@ -7,8 +7,8 @@ every other token; else it is in the same segment as all.
 
 import torch
 
-from oracles.transformer_xl import distances, waves
-from oracles.xlnet import projected
+from tests.oracles.transformer_xl import distances, waves
+from tests.oracles.xlnet import projected
 
 SPANS = True
 

@@ -3,8 +3,8 @@ slower than the first."""
 
 import torch
 
-from oracles.conformer import configs  # noqa: F401
-from oracles.transformer_xl import by_head, distances, sines_and_cosines
+from tests.oracles.conformer import configs  # noqa: F401
+from tests.oracles.transformer_xl import by_head, distances, sines_and_cosines
 
 SPANS = True
 

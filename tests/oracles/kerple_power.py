@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles.kerple_log import clamped, configs, far  # noqa: F401
+from tests.oracles.kerple_log import clamped, configs, far  # noqa: F401
 
 NONLINEAR = SPANS = True
 

@@ -1,6 +1,6 @@
 """Xu et al. 2021 (LayoutLMv2), section 3.2: T5's buckets of distances in text, in x and in y."""
 
-from oracles import t5
+from tests.oracles import t5
 
 
 def configs(heads, head_dim, value_dim):

@@ -1,6 +1,6 @@
 """Qi et al. 2020 (ProphetNet): each query brings a number for every bucket."""
 
-from oracles import t5
+from tests.oracles import t5
 
 
 def configs(heads, head_dim, value_dim):

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation, sized
-from oracles.rope_axial import place, row_and_column, sides  # noqa: F401
+from tests.oracles.rope import dims_of, inverse_frequencies, rotation, sized
+from tests.oracles.rope_axial import place, row_and_column, sides  # noqa: F401
 
 ROTATES = True
 

@@ -1,7 +1,7 @@
 """emozilla 2023 (dynamic NTK scaling): the base grows with the length of the call."""
 
-from oracles.rope import dims_of, rotation, sized
-from oracles.rope_ntk import stretched
+from tests.oracles.rope import dims_of, rotation, sized
+from tests.oracles.rope_ntk import stretched
 
 ROTATES = READS_LENGTH = True
 

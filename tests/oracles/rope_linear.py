@@ -1,6 +1,6 @@
 """Chen et al. 2023 (position interpolation): RoPE at positions divided by a factor."""
 
-from oracles.rope import dims_of, inverse_frequencies, rotation, sized
+from tests.oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 

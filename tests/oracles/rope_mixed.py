@@ -2,8 +2,8 @@
 
 import torch
 
-from oracles.rope import pairs
-from oracles.rope_axial import place, row_and_column  # noqa: F401
+from tests.oracles.rope import pairs
+from tests.oracles.rope_axial import place, row_and_column  # noqa: F401
 
 ROTATES = NONLINEAR = KEY_HEADS = True
 

@@ -1,6 +1,6 @@
 """bloc97 2023 (NTK-aware scaling): the slowest pair turns slower, the fastest as before."""
 
-from oracles.rope import dims_of, inverse_frequencies, rotation, sized
+from tests.oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 

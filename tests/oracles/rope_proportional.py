@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation, sized
+from tests.oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 

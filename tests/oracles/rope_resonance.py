@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from oracles.rope import dims_of, inverse_frequencies, rotation, sized
+from tests.oracles.rope import dims_of, inverse_frequencies, rotation, sized
 
 ROTATES = True
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles.rope import dims_of, pairs, sized
+from tests.oracles.rope import dims_of, pairs, sized
 
 ROTATES = True
 NAMES = ("q_cos", "q_sin", "k_cos", "k_sin")

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import swin
+from tests.oracles import swin
 
 NONLINEAR = True
 place = swin.place

@@ -6,7 +6,7 @@ here have `unit` units in a hundredth.
 
 import torch
 
-from oracles import t5
+from tests.oracles import t5
 
 
 def configs(heads, head_dim, value_dim):

@@ -1,6 +1,6 @@
 """Chen et al. 2022 (WavLM), section 3.1: T5 buckets of two directions, gated by each query."""
 
-from oracles import t5
+from tests.oracles import t5
 
 
 def configs(heads, head_dim, value_dim):

@@ -6,7 +6,7 @@ with s = 0 for tokens of one segment and 1 for tokens of two.
 
 import torch
 
-from oracles.transformer_xl import distances, waves
+from tests.oracles.transformer_xl import distances, waves
 
 SPANS = True
 

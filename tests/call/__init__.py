@@ -1,0 +1,1 @@
+"""What a call of relpos promises, whatever its position."""

@@ -1,0 +1,83 @@
+"""Memory beyond inputs and outputs is linear in L and under the formula of docs/memory.md."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.support import memory_probe
+
+LENGTHS = {"t5": [4096, 8192, 16384], "shaw": [2048, 4096, 8192]}
+if os.environ.get("RELPOS_FULL") == "1":
+    LENGTHS["shaw"] = LENGTHS["t5"]
+SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
+
+
+SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
+PACKED = {("t5", 128): LENGTHS["t5"][1:]}
+COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """{(scheme, length of packed sequences): {length: what was measured}}. The larger peak of two
+    runs: a system that reclaims idle memory meanwhile makes one look smaller, never larger."""
+    wanted = [
+        (*what, length)
+        for what, lengths in (SINGLE | PACKED | COMPOSED).items()
+        for length in lengths
+    ]
+    found = {}
+    for (*what, length), *runs in zip(wanted, probed(wanted), probed(wanted), strict=True):
+        largest = max(runs, key=lambda run: run["peak"])
+        found.setdefault(tuple(what), {})[length] = largest
+    return found
+
+
+def probed(wanted):
+    run = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            memory_probe.__name__,
+            *(",".join(map(str, words)) for words in wanted),
+        ],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
+@pytest.mark.parametrize("what", SINGLE)
+def test_peak_is_under_the_formula(measured, what):
+    for length, found in measured[what].items():
+        assert found["peak"] <= found["formula"] + SLACK, (length, found)
+
+
+@pytest.mark.parametrize("what", SINGLE)
+def test_formula_and_peak_are_linear(measured, what):
+    growth = measured[what]
+    for which in ("formula", "peak"):
+        first, second, third = (found[which] for found in growth.values())
+        assert third - second <= 2.5 * max(second - first, 0) + SLACK, growth
+        assert third < max(growth) ** 2, growth  # one head's scores take 4 L^2
+
+
+@pytest.mark.parametrize("what", PACKED)
+def test_packed_sequences_are_linear_too(measured, what):
+    half, whole = (found["peak"] for found in measured[what].values())
+    assert whole <= 2.2 * half + SLACK, (half, whole)
+    assert whole < max(PACKED[what]) ** 2, whole
+
+
+@pytest.mark.parametrize("what", COMPOSED)
+def test_compositions_are_linear_too(measured, what):
+    half, whole = (found["peak"] for found in measured[what].values())
+    assert whole <= 2.5 * half + SLACK, (half, whole)
+    assert whole < 8 * max(COMPOSED[what]) ** 2, whole  # the scores of two heads

@@ -1,0 +1,1 @@
+"""Programs: the tool, the lab, the benches."""

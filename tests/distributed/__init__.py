@@ -1,0 +1,1 @@
+"""relpos.distributed on several processes."""

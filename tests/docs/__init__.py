@@ -1,0 +1,1 @@
+"""What documents, types and packages say, true to the letter."""

@@ -1,0 +1,1 @@
+"""relpos.hf and the models it fuses."""

@@ -1,0 +1,154 @@
+"""relpos.hf rotates as the model does, or lets it: other layouts, edited modules, meta models."""
+
+import contextlib
+import copy
+import sys
+import textwrap
+
+import pytest
+import relpos
+import torch
+from relpos.hf import adapters
+
+from tests.hf.hf_models import FAMILIES, Family, inputs, outputs, pair, same, same_outputs, states
+
+pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
+
+ROTARY = [name for name, family in FAMILIES.items() if "Mistral" in name or "Qwen3" in name]
+ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rotary"]
+
+
+@pytest.fixture
+def claimed(tmp_path, monkeypatch):
+    """The adapter of Llama's kin claims further classes, by name alone."""
+
+    def claim(*classes):
+        text = f"""
+            from relpos.hf._adapter import Adapter
+            from relpos.hf.adapters.rotary import _plan
+
+            ADAPTERS = [Adapter({classes!r}, _plan)]
+            """
+        (tmp_path / "claimed_classes.py").write_text(textwrap.dedent(text))
+        monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
+        sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
+
+    yield claim
+    sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
+
+
+# What a class brings along is its own choice: neighbouring pairs (GLM, Ernie, Helium, Cohere),
+# the other direction and a norm after it (NanoChat), halves (Olmo), only some layers (SmolLM3).
+ROTATIONS = {  # options, states of the layers, and why some are not fused
+    "Glm": ({"pad_token_id": 0}, ["attention", "attention"], "differs by"),
+    "Ernie4_5": ({}, ["attention", "attention"], "differs by"),
+    "Helium": ({}, ["attention", "attention"], "differs by"),
+    "NanoChat": ({}, ["attention", "attention"], "differs by"),
+    "Olmo": ({}, ["fused", "fused"], None),
+    "Cohere2": ({}, ["attention", "attention"], "its angles are not those of relpos.RoPE"),
+    "SmolLM3": (
+        {"no_rope_layers": [1, 0], "sliding_window": 6},
+        ["fused", "attention"],
+        "its attention does not show a rotation",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ROTATIONS)
+def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, claimed):
+    claimed(f"{kind}Attention")
+    options, expected, reason = ROTATIONS[kind]
+    family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
+    model, fused = pair(family)
+    same_outputs(family, fused, model)
+    layers = relpos.hf.report(fused).layers
+    assert [layer.state for layer in layers] == expected
+    for layer in layers:
+        assert layer.state == "fused" or reason in layer.why
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("Llama", torch.float32),
+        ("Gemma 3", torch.float32),
+        ("GPT-NeoX", torch.float32),
+        ("Llama", torch.bfloat16),  # tables rounded to 16 bits are still those of the rotation
+        ("Llama", torch.float16),
+    ],
+)
+def test_without_a_cache_the_model_does_not_rotate(name, dtype, monkeypatch):
+    family = FAMILIES[name]
+    fused = relpos.hf.fuse(family.make()).to(dtype)
+    expected, _ = outputs(family, fused, inputs(family))
+    assert expected.isfinite().all()
+    monkeypatch.delattr(sys.modules[type(fused).__module__], "apply_rotary_pos_emb")
+    assert torch.equal(outputs(family, fused, inputs(family))[0], expected)
+
+
+def edited(model, how):
+    """Changes the rotation of a model as a user may, after it was fused."""
+    base = model.base_model
+    with torch.no_grad():
+        if hasattr(base, "rotary_emb"):
+            rotary = base.rotary_emb
+            names = [name for name, _ in rotary.named_buffers() if name.endswith("inv_freq")]
+            if how == "replaced":
+                base.rotary_emb = rotary = copy.deepcopy(rotary)
+            for name in names:
+                if how == "data":
+                    getattr(rotary, name).data.mul_(0.5)
+                else:
+                    getattr(rotary, name).mul_(0.5)
+        else:
+            for layer in base.h:
+                table = layer.attn.embed_positions
+                table = table.clone() if how == "replaced" else table
+                (table.data if how == "data" else table).copy_(table.roll(1, 0))
+                layer.attn.embed_positions = table
+
+
+@pytest.mark.parametrize("how", ["in place", "data", "replaced"])
+@pytest.mark.parametrize("name", ROTARY)
+def test_a_rotation_edited_after_linearize(name, how):
+    family = FAMILIES[name]
+    model, fused = pair(name)
+    before, _ = outputs(family, fused, inputs(family))
+    for each in (model, fused):
+        edited(each, how)
+    same_outputs(family, fused, model)
+    assert (outputs(family, fused, inputs(family))[0] - before).abs().max() > 1e-2
+
+
+def test_a_factor_on_the_tables_reaches_the_scores():
+    """attention_scaling, and tables that a hook gives."""
+    model, fused = pair("Llama")
+    rotations = [each.model.rotary_emb for each in (model, fused)]
+    for rotary in rotations:
+        rotary.attention_scaling = 1.3
+    same_outputs(FAMILIES["Llama"], fused, model)
+    for rotary in rotations:
+        rotary.attention_scaling = 1.0
+        rotary.register_forward_hook(lambda m, a, out: (out[0], -out[1]))
+    same_outputs(FAMILIES["Llama"], fused, model)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_meta_tensors(name, inside):
+    family = FAMILIES[name]
+    model = family.make()
+    with torch.device("meta"):
+        fused = family.configured().eval()
+    with torch.device("meta") if inside else contextlib.nullcontext():
+        relpos.hf.fuse(fused)
+    assert states(fused) == {"fused"}
+    assert all(parameter.is_meta for parameter in fused.parameters())
+    fused.to_empty(device="cpu")
+    fused.load_state_dict(model.state_dict())
+    for (_, mine), (_, theirs) in zip(fused.named_buffers(), model.named_buffers(), strict=True):
+        mine.copy_(theirs)
+    for part in fused.modules():  # what is no parameter and no buffer was made on meta, too
+        for key, value in vars(part).items():
+            assert not (isinstance(value, torch.Tensor) and value.is_meta), key
+    same(*(outputs(family, each, inputs(family))[0] for each in (fused, model)))

@@ -1,0 +1,1 @@
+"""relpos beside code of others: models, packages, notebooks, functions of torch."""

@@ -1,0 +1,1 @@
+"""Each scheme against its formula."""

@@ -1,0 +1,1 @@
+"""How tests draw, make and judge a call, and start the tool and processes."""

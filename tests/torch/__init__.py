@@ -1,0 +1,1 @@
+"""relpos within torch: operators, transforms, the compiler, modules."""
