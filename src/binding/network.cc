@@ -62,17 +62,19 @@ Layers::State Layers::run(const std::vector<Numbers>& numbers, std::vector<doubl
                           CancelTicks& tick) const {
   State state;
   for (const auto& [weight, bias] : numbers) {
-    std::vector<double> sum = bias;
-    for (size_t to = 0; to < sum.size(); ++to) {
+    std::vector<double> sums = bias;
+    for (size_t to = 0; to < sums.size(); ++to) {
       tick(std::ssize(input));
+      double sum = sums[to];
       for (size_t from = 0; from < input.size(); ++from) {
-        sum[to] += weight[to * input.size() + from] * input[from];
+        sum += weight[to * input.size() + from] * input[from];
       }
+      sums[to] = sum;
     }
     state.inputs.push_back(std::move(input));
-    input = sum;
+    input = sums;
     for (double& x : input) x = activated(x);
-    state.sums.push_back(std::move(sum));
+    state.sums.push_back(std::move(sums));
   }
   return state;
 }
@@ -84,15 +86,18 @@ std::vector<double> Layers::add_gradients(const std::vector<Numbers>& numbers, c
     const std::vector<double>& input = state.inputs[n];
     std::vector<double> below(input.size(), 0.0);
     for (size_t to = 0; to < upstream.size(); ++to) {
+      const double own = upstream[to];
+      if (own == 0.0) continue;  // about half of them, behind a ReLU
       tick(std::ssize(input));
-      found[n].bias[to] += upstream[to];
+      found[n].bias[to] += own;
       for (size_t from = 0; from < input.size(); ++from) {
-        found[n].weight[to * input.size() + from] += upstream[to] * input[from];
-        below[from] += upstream[to] * numbers[n].weight[to * input.size() + from];
+        found[n].weight[to * input.size() + from] += own * input[from];
+        below[from] += own * numbers[n].weight[to * input.size() + from];
       }
     }
     for (size_t from = 0; n > 0 && from < below.size(); ++from) {
-      below[from] *= slope(state.sums[n - 1][from]);
+      const double factor = slope(state.sums[n - 1][from]);
+      below[from] = factor == 0.0 ? 0.0 : below[from] * factor;  // as torch's relu, of a NaN too
     }
     upstream = std::move(below);
   }
