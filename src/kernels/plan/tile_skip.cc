@@ -59,7 +59,8 @@ bool TileSkip::skips(const Block& block, const KeyTile& tile, int64_t t,
                      const float* reference) const {
   constexpr double kFlushed = -125.0, kSlack = 2.0, kRounding = 1e-4;
   if (!plan_.skips_tiles || !plan_.p.skip_tiles || !tile.k_finite || !tile.v_finite) return false;
-  if (!block.ramps.empty()) return false;  // a bias that no panel holds
+  // Biases that no panel holds, and panels whose largest cells nobody knows.
+  if (!block.ramps.empty() || block.scores.size() > plan_.biases.size()) return false;
   // A block of several heads has as many biases, and its rows are not in order.
   if (block.head[0] != block.head[block.rows - 1]) return false;
   float lowest = HUGE_VALF;
