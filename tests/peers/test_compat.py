@@ -1,6 +1,7 @@
 """relpos.sdpa and relpos.flash_attn_func against torch and FlashAttention's formula; merge."""
 
 import itertools
+from functools import partial
 
 import pytest
 import relpos
@@ -63,13 +64,9 @@ def test_sdpa_is_causal_from_the_upper_left(queries, keys):
 
 
 def test_sdpa_groups_and_broadcasts():
-    query, key, value = draw((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
-    call = {"enable_gqa": True}
-    same(
-        relpos.sdpa(query, key, value, **call),
-        scaled_dot_product_attention(query, key, value, **call),
-        (query, key, value),
-    )
+    leaves = draw((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
+    want = scaled_dot_product_attention(*leaves, enable_gqa=True)
+    same(relpos.sdpa(*leaves, enable_gqa=True), want, leaves)
     leaves = draw((2, 1, 3, 5, 4), (4, 1, 7, 4), (1, 1, 7, 4))
     same(relpos.sdpa(*leaves), scaled_dot_product_attention(*leaves), leaves)
     assert relpos.sdpa(*(x[:0] for x in draw(*[(2, 2, 3, 5, 4)] * 3))).shape == (0, 2, 3, 5, 4)
@@ -137,31 +134,23 @@ def test_flash_attn_func_takes_its_places():
     close(capped, flash_formula(q, k, v, cap=1.5)[0])
 
 
-PARTS = [(0, 3), (3, 3), (3, 10), (10, 11)]
-
-
-def split_call(query, key, value, position, hidden):
-    whole = {"position": position, "q_offset": 0, "return_lse": True}
-    want = relpos.attention(query, key, value, attn_mask=hidden, **whole)
-    parts = [
-        relpos.attention(
-            query, key[:, :, a:b], value[:, :, a:b], attn_mask=hidden[:, a:b], k_offset=a, **whole
-        )
-        for a, b in PARTS
-    ]
-    return want, relpos.merge(*zip(*parts, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_merge_joins_disjoint_keys(dtype):
-    leaves = draw((2, 3, 6, 4), (2, 3, 11, 4), (2, 3, 11, 4), dtype=dtype)
+    query, key, value = leaves = draw((2, 3, 6, 4), (2, 3, 11, 4), (2, 3, 11, 4), dtype=dtype)
     position = relpos.T5Bias(3, buckets=8, max_distance=20).to(dtype)
-    hidden = torch.ones(6, 11, dtype=torch.bool)
-    hidden[1] = False  # no key in any part
-    hidden[2, 3:] = False
-    want, got = split_call(*leaves, position, hidden)
+    mask = torch.ones(6, 11, dtype=torch.bool)
+    mask[1] = False  # no key in any part
+    mask[2, 3:] = False
+    call = {"position": position, "q_offset": 0, "return_lse": True}
+    want = relpos.attention(*leaves, attn_mask=mask, **call)
+    parts = []
+    for a, b in ((0, 3), (3, 3), (3, 10), (10, 11)):
+        own = key[:, :, a:b], value[:, :, a:b]
+        part = relpos.attention(query, *own, attn_mask=mask[:, a:b], k_offset=a, **call)
+        parts.append(part)
+    got = relpos.merge(*zip(*parts, strict=True))
     close(got, want, BOUNDS[dtype])
-    seen = hidden.any(-1)
+    seen = mask.any(-1)
     same(got[0], want[0], [*leaves, *position.parameters()])
     same(got[1][..., seen], want[1][..., seen], [*leaves[:2], *position.parameters()])
     assert (got[0][:, :, 1] == 0).all()
@@ -176,14 +165,8 @@ def test_merge_is_differentiable_in_lse():
         lses[1][0, 2:] = -torch.inf
         lses[0][0, 4] = lses[2][0, 4] = -torch.inf
         outs[1][0, 3] = torch.nan  # behind a weight of 0
-    with_keys = torch.ones(2, 5, dtype=torch.bool)
-    with_keys[0, 4] = False
-
-    def run(*given):
-        out, lse = relpos.merge(given[:3], given[3:])
-        return out, lse[with_keys]
-
-    out, lse = run(*outs, *lses)
+    out, lse = relpos.merge(outs, lses)
+    lse = lse[~torch.isneginf(torch.stack(lses)).all(0)]
     assert out.isfinite().all()
     assert lse.isfinite().all()
     finite = [x.detach()[1].requires_grad_() for x in (*outs, *lses)]
@@ -204,79 +187,50 @@ def test_merge_adds_narrow_outs_in_float32():
 
 X, OUT, LSE = torch.randn(2, 4, 4, 8), torch.randn(2, 5, 4), torch.randn(2, 5)
 FLAT, STARTS, SLOPES = torch.randn(7, 4, 8), torch.tensor([0, 3, 7]), torch.rand(4)
+sdpa, flash, merge = relpos.sdpa, relpos.flash_attn_func, relpos.merge
+packed = partial(relpos.flash_attn_varlen_func, FLAT, FLAT, FLAT, STARTS, STARTS)
+OF_BIAS = "attn_mask: expected a causal bias of 3 queries and 4"
+OF_SLOPES = r"alibi_slopes: expected \[4\]"
 REFUSED = {
     ValueError: [
-        ("sdpa", (X, X, X, X[0, 0] > 0, 0.0, True), "attn_mask: expected None where is_causal"),
-        ("sdpa", (X, X, X, torch.zeros(2, 1, 1, 4, 4)), "attn_mask: expected at most rank 4"),
-        ("sdpa", (X[0, 0, 0], X, X), "query: expected rank 2 or more"),
-        ("sdpa", (X, X[:, :2], X[:, :2]), "enable_gqa"),
-        *(
-            (
-                "sdpa",
-                (X[:, :, :3], X, X, bias),
-                "attn_mask: expected a causal bias of 3 queries and 4",
-            )
-            for bias in (
-                causal_lower_right(2, 3),
-                causal_upper_left(3, 3),
-                causal_lower_right(4, 4),
-            )
-        ),
-        ("flash_attn_func", (X, X[0], X), r"k: expected rank 4, \[B, L, H, D\]"),
-        (
-            "flash_attn_func",
-            (X, X, X, 0.0, None, False, (-1, -1), 30.0, SLOPES),
-            "softcap: expected 0.0 beside alibi_slopes, got 30",
-        ),
-        *(
-            (
-                "flash_attn_func",
-                (X, X, X, 0.0, None, False, (-1, -1), 0.0, torch.rand(shape)),
-                r"alibi_slopes: expected \[4\]",
-            )
-            for shape in ((3,), (3, 4), (2, 2, 2))
-        ),
-        (
-            "flash_attn_func",
-            (X, X, X, 0.5, None, False, (-1, -1), 0.0, None, False, True),
-            "return_attn_probs: expected False where dropout_p > 0",
-        ),
-        ("merge", ([], []), "lses: expected one for each of outs"),
-        ("merge", ([OUT], [LSE, LSE]), "got 1 outs and 2 lses"),
-        ("merge", ([OUT, OUT[:, :4]], [LSE, LSE]), r"outs\[1\]: expected"),
-        ("merge", ([OUT], [LSE[0]]), r"lses\[0\]: expected \[2, 5\]"),
+        ("attn_mask: expected None where", lambda: sdpa(X, X, X, X[0, 0] > 0, is_causal=True)),
+        ("attn_mask: expected at most", lambda: sdpa(X, X, X, torch.zeros(2, 1, 1, 4, 4))),
+        ("query: expected rank 2 or more", lambda: sdpa(X[0, 0, 0], X, X)),
+        ("enable_gqa", lambda: sdpa(X, X[:, :2], X[:, :2])),
+        (OF_BIAS, lambda: sdpa(X[:, :, :3], X, X, causal_lower_right(2, 3))),
+        (OF_BIAS, lambda: sdpa(X[:, :, :3], X, X, causal_upper_left(3, 3))),
+        (OF_BIAS, lambda: sdpa(X[:, :, :3], X, X, causal_lower_right(4, 4))),
+        (r"k: expected rank 4, \[B, L, H, D\]", lambda: flash(X, X[0], X)),
+        ("softcap: expected 0.0", lambda: flash(X, X, X, softcap=30.0, alibi_slopes=SLOPES)),
+        (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(3))),
+        (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(3, 4))),
+        (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(2, 2, 2))),
+        ("return_attn_probs: expected False", lambda: flash(X, X, X, 0.5, return_attn_probs=True)),
+        ("block_table", lambda: packed(block_table=STARTS)),
+        (OF_SLOPES, lambda: packed(alibi_slopes=SLOPES.expand(3, 4))),
+        ("lses: expected one for each of outs", lambda: merge([], [])),
+        ("got 1 outs and 2 lses", lambda: merge([OUT], [LSE, LSE])),
+        (r"outs\[1\]: expected", lambda: merge([OUT, OUT[:, :4]], [LSE, LSE])),
+        (r"lses\[0\]: expected \[2, 5\]", lambda: merge([OUT], [LSE[0]])),
     ],
     TypeError: [
-        ("sdpa", (X, None, X), r"key: expected a torch\.Tensor, got NoneType"),
-        ("flash_attn_func", (X, X, None), r"v: expected a torch\.Tensor, got NoneType"),
-        (
-            "flash_attn_func",
-            (X, X, X, 0.0, None, False, (-1, -1), 0.0, [0.5] * 4),
-            r"alibi_slopes: expected a torch\.Tensor, got list",
-        ),
-        ("merge", ([OUT, OUT.double()], [LSE, LSE]), r"outs\[1\]: expected torch.float32"),
-        ("merge", ([OUT.long()], [LSE]), r"outs\[0\]: expected a floating tensor"),
+        (r"key: expected a torch\.Tensor, got NoneType", lambda: sdpa(X, None, X)),
+        (r"v: expected a torch\.Tensor, got NoneType", lambda: flash(X, X, None)),
+        (r"slopes: expected a torch\.Tensor, got list", lambda: flash(X, X, X, alibi_slopes=[0.5])),
+        (r"outs\[1\]: expected torch.float32", lambda: merge([OUT, OUT.double()], [LSE, LSE])),
+        (r"outs\[0\]: expected a floating tensor", lambda: merge([OUT.long()], [LSE])),
     ],
 }
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "args", "text"),
+    ("kind", "text", "call"),
     [(kind, *row) for kind, rows in REFUSED.items() for row in rows],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_refuses(kind, name, args, text):
+def test_refuses(kind, text, call):
     with pytest.raises(kind, match=text):
-        getattr(relpos, name)(*args)
-
-
-def test_flash_attn_varlen_func_refuses():
-    for text, option in {
-        "block_table": {"block_table": STARTS},
-        r"alibi_slopes: expected \[4\]": {"alibi_slopes": SLOPES.expand(3, 4)},
-    }.items():
-        with pytest.raises(ValueError, match=text):
-            relpos.flash_attn_varlen_func(FLAT, FLAT, FLAT, STARTS, STARTS, **option)
+        call()
 
 
 @pytest.mark.parametrize("keys", [[3, 0, 5], [4, 2, 5]])
