@@ -123,7 +123,7 @@ def test_flash_attn_func(queries, keys, causal, window, sloped):
 
 def test_flash_attn_func_takes_its_places():
     q, k, v = draw(*[(2, 5, 4, 8)] * 3)
-    got = relpos.flash_attn_func(q, k, v, 0.0, 0.5, True, (2, 0), 0.0, None, True)
+    got, *_ = relpos.flash_attn_func(q, k, v, 0.0, 0.5, True, (2, 0), 0.0, None, True, True)
     close(got, flash_formula(q, k, v, 0.5, True, (2, 0))[0])
     torch.manual_seed(3)
     dropped = relpos.flash_attn_func(q, k, v, 0.5)
@@ -146,8 +146,7 @@ def test_merge_joins_disjoint_keys(dtype):
     parts = []
     for a, b in ((0, 3), (3, 3), (3, 10), (10, 11)):
         own = key[:, :, a:b], value[:, :, a:b]
-        part = relpos.attention(query, *own, attn_mask=mask[:, a:b], k_offset=a, **call)
-        parts.append(part)
+        parts.append(relpos.attention(query, *own, attn_mask=mask[:, a:b], k_offset=a, **call))
     got = relpos.merge(*zip(*parts, strict=True))
     close(got, want, BOUNDS[dtype])
     seen = mask.any(-1)
@@ -201,7 +200,7 @@ REFUSED = {
         (OF_BIAS, lambda: sdpa(X[:, :, :3], X, X, causal_upper_left(3, 3))),
         (OF_BIAS, lambda: sdpa(X[:, :, :3], X, X, causal_lower_right(4, 4))),
         (r"k: expected rank 4, \[B, L, H, D\]", lambda: flash(X, X[0], X)),
-        ("softcap: expected 0.0", lambda: flash(X, X, X, softcap=30.0, alibi_slopes=SLOPES)),
+        ("softcap: expected 0.0", lambda: flash(X, X, X, 0.0, None, False, (-1, -1), 30.0, SLOPES)),
         (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(3))),
         (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(3, 4))),
         (OF_SLOPES, lambda: flash(X, X, X, alibi_slopes=torch.rand(2, 2, 2))),

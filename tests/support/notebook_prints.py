@@ -69,11 +69,7 @@ FIRST_TABLE = """
  [-0.3086, -0.3942,  0.3056,  0.0655, -0.4996, -0.2155, -0.0900,  0.7124]]
 """
 
-FIRST_RANGE_VEC_K = "[0, 1, 2]"
-
-FIRST_I = "[[0, 1, 2]]"
-
-FIRST_J = "[[0], [1], [2]]"
+FIRST_RANGE_VEC = "[0, 1, 2]"
 
 FIRST_DISTANCE_MAT = """
 [[ 0, -1, -2],
@@ -92,8 +88,6 @@ FIRST_EMBEDDINGS = str([[_ROWS[n] for n in row] for row in literal(FIRST_FINAL_M
 FIRST_EMBEDDINGS = FIRST_EMBEDDINGS.replace("'", "")
 
 SECOND_POSITIONS = "[ 0,  1,  2,  3,  4,  5,  6,  7,  8,  9, 10, 11, 12, 13]"
-
-SECOND_Q_COLUMN = str([[n] for n in literal(SECOND_POSITIONS)])
 
 SECOND_REL_POS = by_distance(14, 14, counted(1, 13), counted(0, -13))
 
@@ -151,15 +145,6 @@ THIRD_INDICES = by_distance(15, 15, ["0"], _BUCKETS)
 
 # The same for 10 queries and 15 keys.
 THIRD_INDICES_10_15 = by_distance(10, 15, ["0"], _BUCKETS)
-
-THIRD_FIRST_WEIGHT = """
-[[-0.1299,  1.1240, -1.4298,  0.9117],
- [-0.1299,  1.9153, -1.3115,  0.3001],
- [ 1.4696,  0.7510,  0.6996, -1.7691],
- [-1.2145, -1.5550, -2.3301, -1.0363],
- [ 0.7550, -1.3407,  1.7770,  0.6528],
- [ 0.1610,  2.0491, -2.0410,  0.7201]]
-"""
 
 THIRD_WEIGHT = """
 [[-0.6612, -1.0359,  0.1423, -0.1087],
