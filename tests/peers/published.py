@@ -1,7 +1,6 @@
 """Attention as other code computes it: modules of transformers with random weights, and formulas of
 papers in another form than that of tests/oracles."""
 
-import math
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,8 @@ from tests.support.oracle import registry
 
 HEADS, DIM = 4, 16
 WIDTH = HEADS * DIM
+SIZES = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "patch_size": 16, "qkv_bias": True}
+SIZES |= dict.fromkeys(("dropout", "attention_dropout", "attention_probs_dropout_prob"), 0.0)
 
 
 @dataclass
@@ -66,6 +67,11 @@ def formula(scheme, make, *arguments, **options):
 def model(name):
     """The module of a model of transformers."""
     return import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def config(**own):
+    """Of a small model without dropout."""
+    return SimpleNamespace(**SIZES | own)
 
 
 class Drawing:
@@ -185,17 +191,9 @@ def pulled(peer, gradients):
 
 
 def deberta_config(**own):
-    plain = {
-        "hidden_size": WIDTH,
-        "num_attention_heads": HEADS,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "relative_attention": True,
-        "pos_att_type": ["c2p", "p2c"],
-        "max_relative_positions": 512,
-        "max_position_embeddings": 512,
-    }
-    return SimpleNamespace(**plain | own)
+    plain = {"hidden_dropout_prob": 0.0, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]}
+    plain |= {"max_relative_positions": 512, "max_position_embeddings": 512}
+    return config(**plain | own)
 
 
 def root(count):
@@ -217,31 +215,31 @@ def options_of_deberta(config, buckets):
 def deberta_v2(length, buckets, shared=False, padded=False, **own):
     """DeBERTa v2 and v3; `shared` projects positions by the weights of the content."""
     hf = model("deberta_v2")
-    config = deberta_config(position_buckets=buckets, share_att_key=shared, **own)
-    module = seeded(hf.DisentangledSelfAttention(config))
-    span = buckets if buckets > 0 else config.max_relative_positions
+    own = deberta_config(position_buckets=buckets, share_att_key=shared, **own)
+    module = seeded(hf.DisentangledSelfAttention(own))
+    span = buckets if buckets > 0 else own.max_relative_positions
     hidden, rows = normal(2, length, WIDTH), normal(2 * span, WIDTH)
     hide, mask = hidden_keys(length, padded)
     seen = (mask == 0).expand(-1, -1, length, -1)
     out = heads_of(module(hidden, seen, rel_embeddings=rows)[0])
     projections = {"c2p": ("pos_key", "key"), "p2c": ("pos_query", "query")}
     parameters = {}
-    for kind in config.pos_att_type:
+    for kind in own.pos_att_type:
         name, content = projections[kind]
         project = getattr(module, f"{content}_proj" if shared else f"{name}_proj")
         parameters[name] = heads_of(project(rows))
     made = projected(hidden, module.query_proj, module.key_proj, module.value_proj)
-    call = hide | {"scale": root(1 + len(config.pos_att_type))}
-    options = options_of_deberta(config, max(buckets, 0))
+    call = hide | {"scale": root(1 + len(own.pos_att_type))}
+    options = options_of_deberta(own, max(buckets, 0))
     return Peer("deberta", options, made, out, parameters, {}, call, leaves=[hidden, rows])
 
 
 def deberta_v1(length, **own):
     hf = model("deberta")
-    config = deberta_config(**own)
-    module = seeded(hf.DisentangledSelfAttention(config))
+    own = deberta_config(**own)
+    module = seeded(hf.DisentangledSelfAttention(own))
     hidden = normal(2, length, WIDTH)
-    rows = normal(2 * config.max_relative_positions, WIDTH)
+    rows = normal(2 * own.max_relative_positions, WIDTH)
     seen = torch.ones(2, 1, length, length, dtype=torch.bool)
     distance = hf.build_relative_position(hidden, hidden)
     out = heads_of(module(hidden, seen, relative_pos=distance, rel_embeddings=rows)[0])
@@ -252,7 +250,7 @@ def deberta_v1(length, **own):
     )
     found = {"pos_key": "pos_proj", "pos_query": "pos_q_proj"}
     parameters = {n: heads_of(getattr(module, p)(rows)) for n, p in found.items()}
-    options = options_of_deberta(config, 0)
+    options = options_of_deberta(own, 0)
     call, leaves = {"scale": root(3)}, [hidden, rows]
     return Peer("deberta", options, [q, k, v], out, parameters, {}, call, leaves=leaves)
 
@@ -283,24 +281,6 @@ def transformer_xl(queries, keys, width, clamp_len=None):
     named = {"r_net.weight": weight, "r_w_bias": u, "r_r_bias": w}
     call = {"is_causal": True, "q_offset": keys - queries}
     return Peer("transformer_xl", options, [q, k, v], out, named, call=call)
-
-
-def transformer_xl_both_sides(length, width):
-    """Pair by pair, keys of the future too."""
-    q, k, v = qkv(length)
-    weight = normal(WIDTH, width)
-    u, w = (normal(HEADS, DIM, seed=n) for n in (3, 4))
-    scores = []
-    for i in range(length):
-        for j in range(length):
-            turns = [(i - j) / 10000 ** (2 * p / width) for p in range(width // 2)]
-            waves = [math.sin(t) for t in turns] + [math.cos(t) for t in turns]
-            row = (weight @ torch.tensor(waves, dtype=torch.float64)).view(HEADS, DIM)
-            scores.append(((q[:, :, i] + u) * k[:, :, j] + (q[:, :, i] + w) * row).sum(-1))
-    scores = torch.stack(scores, -1).unflatten(-1, (length, length)) * DIM**-0.5
-    options = {"heads": HEADS, "head_dim": DIM, "width": width}
-    named = {"r_net.weight": weight, "r_w_bias": u, "r_r_bias": w}
-    return Peer("transformer_xl", options, [q, k, v], attended(scores, v), named)
 
 
 def kerple(scheme, causal, symmetric=True):
@@ -368,30 +348,18 @@ def gpt_oss(queries, keys=None):
     return Peer("attention_sink", options, [q, k, v], out, named, call=call)
 
 
-def kerples(scheme, *arguments):
-    return formula(scheme, kerple, scheme, *arguments)
-
+debertas = partial(of, "deberta", "DisentangledSelfAttention", deberta_v2)
+logarithms = partial(formula, "kerple_log", kerple, "kerple_log")
+powers = partial(formula, "kerple_power", kerple, "kerple_power")
 
 PEERS = {
-    "DeBERTa v3, long": of("deberta", "DisentangledSelfAttention", deberta_v2, 520, 256),
-    "DeBERTa v3, shared projections": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 140, 256, shared=True
-    ),
-    "DeBERTa v3, padded": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 60, 32, padded=True
-    ),
-    "DeBERTa v2, small buckets": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 70, 6, max_relative_positions=20
-    ),
-    "DeBERTa v2, c2p": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 50, 32, pos_att_type=["c2p"]
-    ),
-    "DeBERTa v2, p2c": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 50, 32, pos_att_type=["p2c"]
-    ),
-    "DeBERTa v2, no buckets": of(
-        "deberta", "DisentangledSelfAttention", deberta_v2, 40, -1, max_relative_positions=12
-    ),
+    "DeBERTa v3, long": debertas(520, 256),
+    "DeBERTa v3, shared projections": debertas(140, 256, shared=True),
+    "DeBERTa v3, padded": debertas(60, 32, padded=True),
+    "DeBERTa v2, small buckets": debertas(70, 6, max_relative_positions=20),
+    "DeBERTa v2, c2p": debertas(50, 32, pos_att_type=["c2p"]),
+    "DeBERTa v2, p2c": debertas(50, 32, pos_att_type=["p2c"]),
+    "DeBERTa v2, no buckets": debertas(40, -1, max_relative_positions=12),
     "DeBERTa v1": of("deberta", "DisentangledSelfAttention", deberta_v1, 40),
     "DeBERTa v1, clamped": of(
         "deberta", "DisentangledSelfAttention", deberta_v1, 40, max_relative_positions=12
@@ -402,13 +370,12 @@ PEERS = {
     "Transformer-XL": formula("transformer_xl", transformer_xl, 12, 12, 8),
     "Transformer-XL with memory": formula("transformer_xl", transformer_xl, 5, 30, 24),
     "Transformer-XL, clamped": formula("transformer_xl", transformer_xl, 9, 40, 10, 17),
-    "Transformer-XL, both sides": formula("transformer_xl", transformer_xl_both_sides, 9, 8),
-    "KERPLE log, causal": kerples("kerple_log", True),
-    "KERPLE log, both sides": kerples("kerple_log", False),
-    "KERPLE log, gpt-neox's grid": kerples("kerple_log", False, False),
-    "KERPLE power, causal": kerples("kerple_power", True),
-    "KERPLE power, both sides": kerples("kerple_power", False),
-    "KERPLE power, gpt-neox's grid": kerples("kerple_power", False, False),
+    "KERPLE log, causal": logarithms(True),
+    "KERPLE log, both sides": logarithms(False),
+    "KERPLE log, gpt-neox's grid": logarithms(False, False),
+    "KERPLE power, causal": powers(True),
+    "KERPLE power, both sides": powers(False),
+    "KERPLE power, gpt-neox's grid": powers(False, False),
     "Forgetting Transformer": formula("forgetting", forgetting, 20),
     "Forgetting Transformer with memory": formula("forgetting", forgetting, 4, 25),
     "GPT-OSS sinks": of("attention_sink", "eager_attention_forward", gpt_oss, 41),

@@ -1,5 +1,6 @@
 """Terms by coordinates and segments as modules of transformers compute them, random weights."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -11,6 +12,7 @@ from tests.peers.published import (
     Drawing,
     Peer,
     attended,
+    config,
     heads_of,
     hidden_keys,
     model,
@@ -97,13 +99,9 @@ def layout(length, scale):
 
 
 def cpm_ant(queries, keys, buckets, far):
-    config = SimpleNamespace(
-        num_attention_heads=HEADS,
-        position_bias_num_buckets=buckets,
-        position_bias_max_distance=far,
-        segment_types=4,
-    )
-    module = seeded(model("cpmant").CpmAntSegmentPositionEmbedding(config))
+    sizes = {"position_bias_num_buckets": buckets, "position_bias_max_distance": far}
+    own = config(segment_types=4, **sizes)
+    module = seeded(model("cpmant").CpmAntSegmentPositionEmbedding(own))
     of_q, of_k = drawn(2, queries, below=4), drawn(2, keys, below=4, seed=1)
     bias = module(torch.zeros_like(of_k), torch.zeros_like(of_q), of_k, of_q)
     options = {"heads": HEADS, "segments": 4, "buckets": buckets, "max_distance": far}
@@ -115,10 +113,8 @@ def cpm_ant(queries, keys, buckets, far):
 
 def xlnet(queries, keys, segments=True, padded=False):
     hf = model("xlnet")
-    config = SimpleNamespace(
-        n_head=HEADS, d_head=DIM, d_model=WIDTH, layer_norm_eps=1e-12, dropout=0.0
-    )
-    module = seeded(hf.XLNetRelativeAttention(config))
+    own = config(n_head=HEADS, d_head=DIM, d_model=WIDTH, layer_norm_eps=1e-12)
+    module = seeded(hf.XLNetRelativeAttention(own))
     q, k, v = qkv(queries, keys)
     frequency = 1 / 10000 ** (torch.arange(0, WIDTH, 2).to(q.dtype) / WIDTH)
     at = torch.arange(keys, -queries, -1).to(q.dtype)
@@ -143,16 +139,10 @@ def xlnet(queries, keys, segments=True, padded=False):
 def funnel(length, kind, pooled=False, separate=True):
     """Its sum of three scores, of all tokens or of the queries of the second block."""
     hf = model("funnel")
-    config = hf.FunnelConfig(
-        d_model=WIDTH,
-        n_head=HEADS,
-        d_head=DIM,
-        block_sizes=[1, 1],
-        attention_type=kind,
-        separate_cls=separate,
-    )
-    structure = hf.FunnelAttentionStructure(config).eval()
-    module = seeded(hf.FunnelRelMultiheadAttention(config, 1 if pooled else 0))
+    sizes = {"d_model": WIDTH, "n_head": HEADS, "d_head": DIM, "block_sizes": [1, 1]}
+    own = hf.FunnelConfig(**sizes, attention_type=kind, separate_cls=separate)
+    structure = hf.FunnelAttentionStructure(own).eval()
+    module = seeded(hf.FunnelRelMultiheadAttention(own, 1 if pooled else 0))
     types = drawn(2, length, below=2)
     types[:, 0] = 2
     hidden = torch.zeros(2, length, WIDTH, dtype=Drawing.dtype)
@@ -186,15 +176,14 @@ def funnel(length, kind, pooled=False, separate=True):
 
 def gemma3n_audio(length):
     hf = model("gemma3n")
-    config = SimpleNamespace(
+    own = config(
         conf_num_attention_heads=HEADS,
-        hidden_size=WIDTH,
         conf_attention_context_left=5,
         conf_attention_context_right=2,
         conf_attention_chunk_size=6,
         conf_attention_logit_cap=3.0,
     )
-    module = seeded(hf.Gemma3nAudioAttention(config))
+    module = seeded(hf.Gemma3nAudioAttention(own))
     hidden = normal(2, length, WIDTH)
     out = module(hidden, torch.zeros(2, length, dtype=torch.bool)).transpose(1, 2)
     q, k, v = projected(hidden, module.q_proj, module.k_proj, module.v_proj)
@@ -207,16 +196,8 @@ def gemma3n_audio(length):
 
 
 def sam(side):
-    config = SimpleNamespace(
-        image_size=16 * side,
-        patch_size=16,
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        attention_dropout=0.0,
-        qkv_bias=True,
-        use_rel_pos=True,
-    )
-    module = seeded(model("sam").SamVisionAttention(config, 0))
+    own = config(image_size=16 * side, use_rel_pos=True)
+    module = seeded(model("sam").SamVisionAttention(own, 0))
     passing(module.proj)
     hidden = normal(2, side, side, WIDTH)
     out = heads_of(module(hidden)[0].flatten(1, 2))
@@ -226,25 +207,22 @@ def sam(side):
     return Peer("decomposed", options, made, out, named, of=[hidden])
 
 
+segments = partial(of, "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant)
+funnels = partial(of, "funnel", "FunnelRelMultiheadAttention", funnel)
+
 PEERS = {
     "UDOP": of("udop", "RelativePositionBiasAggregated", udop, 20),
     "LayoutLMv2": of("layout", "LayoutLMv3Encoder", layout, 40, 1.0),
     "LayoutLMv3": of("layout", "LayoutLMv3Encoder", layout, 40, DIM ** (-0.5)),
-    "CPM-Ant": of("cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 60, 60, 512, 2048),
-    "CPM-Ant, small buckets": of(
-        "cpm_ant", "CpmAntSegmentPositionEmbedding", cpm_ant, 33, 70, 16, 50
-    ),
+    "CPM-Ant": segments(60, 60, 512, 2048),
+    "CPM-Ant, small buckets": segments(33, 70, 16, 50),
     "XLNet": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40),
     "XLNet with memory": of("xlnet", "XLNetRelativeAttention", xlnet, 33, 65),
     "XLNet without segments": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, segments=False),
     "XLNet, padded": of("xlnet", "XLNetRelativeAttention", xlnet, 40, 40, padded=True),
-    "Funnel": of("funnel", "FunnelRelMultiheadAttention", funnel, 40, "relative_shift"),
-    "Funnel, pooled": of(
-        "funnel", "FunnelRelMultiheadAttention", funnel, 64, "factorized", pooled=True
-    ),
-    "Funnel, [CLS] as the others": of(
-        "funnel", "FunnelRelMultiheadAttention", funnel, 33, "factorized", separate=False
-    ),
+    "Funnel": funnels(40, "relative_shift"),
+    "Funnel, pooled": funnels(64, "factorized", pooled=True),
+    "Funnel, [CLS] as the others": funnels(33, "factorized", separate=False),
     "Gemma 3n audio": of("gemma_audio", "Gemma3nAudioAttention", gemma3n_audio, 40),
     "SAM": of("decomposed", "SamVisionAttention", sam, 6),
 }

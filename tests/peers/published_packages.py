@@ -329,18 +329,17 @@ def turned(scheme, make, *arguments, **options):
     return of(scheme, "RotaryEmbedding", make, scheme, *arguments, **options)
 
 
+dynamic_biases = partial(of, "dynamic_bias", "DynamicPositionBias", dynamic_bias)
+shaws = partial(of, "shaw", "Attention", lucidrains_shaw, 40)
+
 # Names that start with a comma follow that of the package.
 PACKAGES = {
     "x-transformers": {
         ", buckets": of("t5", "RelativePositionBias", relative_buckets, 60, 60, False),
         ", causal buckets": of("t5", "RelativePositionBias", relative_buckets, 33, 90, True),
-        ", dynamic bias": of("dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, False),
-        ", dynamic bias of logarithms": of(
-            "dynamic_bias", "DynamicPositionBias", dynamic_bias, 33, 65, True
-        ),
-        ", dynamic bias, padded": of(
-            "dynamic_bias", "DynamicPositionBias", dynamic_bias, 40, 40, True, padded=True
-        ),
+        ", dynamic bias": dynamic_biases(40, 40, False),
+        ", dynamic bias of logarithms": dynamic_biases(33, 65, True),
+        ", dynamic bias, padded": dynamic_biases(40, 40, True, padded=True),
         ", ALiBi": of("alibi", "AlibiPositionalBias", alibi, 60, 60),
         ", ALiBi with a cache": of("alibi", "AlibiPositionalBias", alibi, 33, 65),
         ", forgetting": of("forgetting", "DataDependentAlibi", forgetting, 50),
@@ -366,11 +365,9 @@ PACKAGES = {
     },
     "enformer-pytorch": {"Enformer": of("enformer", "Attention", enformer, 48)},
     "conformer": {
-        "lucidrains' conformer": of("shaw", "Attention", lucidrains_shaw, 40, 60),
-        "lucidrains' conformer, clamped": of("shaw", "Attention", lucidrains_shaw, 40, 9),
-        "lucidrains' conformer, padded": of(
-            "shaw", "Attention", lucidrains_shaw, 40, 9, padded=True
-        ),
+        "lucidrains' conformer": shaws(60),
+        "lucidrains' conformer, clamped": shaws(9),
+        "lucidrains' conformer, padded": shaws(9, padded=True),
     },
     "speechbrain": {
         "speechbrain": of("conformer", "RelPosMHAXL", speechbrain, 40),

@@ -6,10 +6,12 @@ from unittest import mock
 import torch
 
 from tests.peers.published import (
+    DIM,
     HEADS,
     Drawing,
     Peer,
     attended,
+    config,
     formula,
     hidden_keys,
     model,
@@ -139,21 +141,15 @@ def sam2():
 
 def llama4_vision():
     """The token [CLS] comes last and does not turn."""
-    side, head_dim = 6, 16
-    config = SimpleNamespace(
-        image_size=side * 14,
-        patch_size=14,
-        hidden_size=HEADS * head_dim,
-        num_attention_heads=HEADS,
-        rope_parameters={"rope_theta": 10000.0},
-    )
-    made = qkv(side * side + 1, head_dim=head_dim)
-    module = model("llama4").Llama4VisionRotaryEmbedding(config)
-    turns = module(made[2]).view(side * side + 1, head_dim // 2)
+    side = 6
+    own = config(image_size=16 * side, rope_parameters={"rope_theta": 10000.0})
+    made = qkv(side * side + 1)
+    module = model("llama4").Llama4VisionRotaryEmbedding(own)
+    turns = module(made[2]).view(side * side + 1, DIM // 2)
     cos, sin = (x.repeat_interleave(2, -1) for x in (turns.real, turns.imag))
     patch = torch.arange(side * side)
     ids = torch.cat([patch // side * (2 * side - 1) + patch % side, torch.tensor([-1])])
-    options = {"head_dim": head_dim, "layout": "interleaved", "angle": "float32", "grid": side}
+    options = {"head_dim": DIM, "layout": "interleaved", "angle": "float32", "grid": side}
     options |= {"first": "x", "origin": 1, "prefix": 1}
     call = {"q_positions": ids, "k_positions": ids}
     return rotated("rope_axial", options, made, lambda x: pairwise(x, cos, sin), **call)
@@ -161,23 +157,14 @@ def llama4_vision():
 
 def dinov3(height, width, prefix):
     hf = model("dinov3_vit")
-    head_dim = 16
-    config = SimpleNamespace(
-        rope_theta=100.0,
-        hidden_size=HEADS * head_dim,
-        num_attention_heads=HEADS,
-        image_size=(16 * height, 16 * width),
-        patch_size=16,
-        pos_embed_shift=None,
-        pos_embed_jitter=None,
-        pos_embed_rescale=None,
-    )
-    module = hf.DINOv3ViTRopePositionEmbedding(config).eval()
+    random = dict.fromkeys(("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"))
+    own = config(rope_theta=100.0, image_size=(16 * height, 16 * width), **random)
+    module = hf.DINOv3ViTRopePositionEmbedding(own).eval()
     centers = "get_patches_center_coordinates"  # kept from call to call, in whichever dtype
     with mock.patch.object(hf, centers, getattr(hf, centers).__wrapped__):
         cos, sin = module(torch.zeros(1, 3, 16 * height, 16 * width))
-    made = qkv(height * width + prefix, head_dim=head_dim)
-    options = {"head_dim": head_dim, "layout": "half", "grid": [height, width], "prefix": prefix}
+    made = qkv(height * width + prefix)
+    options = {"head_dim": DIM, "layout": "half", "grid": [height, width], "prefix": prefix}
 
     def turn(x):
         return hf.apply_rotary_pos_emb(x, x, cos, sin)[0]

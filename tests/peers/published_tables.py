@@ -2,7 +2,6 @@
 
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import torch
 
@@ -12,6 +11,7 @@ from tests.peers.published import (
     WIDTH,
     Drawing,
     Peer,
+    config,
     heads_of,
     hidden_keys,
     model,
@@ -26,10 +26,8 @@ from tests.peers.published import (
 
 
 def beit(window):
-    config = SimpleNamespace(
-        image_size=(16 * window[0], 16 * window[1]), patch_size=16, num_attention_heads=HEADS
-    )
-    module = seeded(model("beit").BeitRelativePositionBias(config))
+    own = config(image_size=(16 * window[0], 16 * window[1]))
+    module = seeded(model("beit").BeitRelativePositionBias(own))
     tokens = window[0] * window[1] + 1
     table = {"relative_position_bias_table": module.relative_position_bias_table}
     options = {"heads": HEADS, "window": list(window)}
@@ -60,10 +58,8 @@ def levit_subsample(side, stride):
 def phi4_audio(symmetric):
     hf = model("phi4_multimodal")
     reach, length = 36, 60 if not symmetric else 36
-    config = SimpleNamespace(
-        bias_max_distance=reach, bias_symmetric=symmetric, num_attention_heads=HEADS
-    )
-    module = seeded(hf.Phi4MultimodalAudioRelativeAttentionBias(config))
+    own = config(bias_max_distance=reach, bias_symmetric=symmetric)
+    module = seeded(hf.Phi4MultimodalAudioRelativeAttentionBias(own))
     bias = module(torch.zeros(1, length, 1))[0]
     table = module.bias_values.weight.T
     options = {"heads": HEADS, "max_distance": reach + 1, "right": reach - 1}
@@ -79,9 +75,9 @@ def w2v_bert(length, padded=False):
     hf = model("wav2vec2_bert")
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "attention_dropout": 0.0}
     reach = {"left_max_position_embeddings": 7, "right_max_position_embeddings": 2}
-    config = hf.Wav2Vec2BertConfig(**sizes, **reach, position_embeddings_type="relative_key")
-    config._attn_implementation = "eager"
-    module = seeded(hf.Wav2Vec2BertSelfAttention(config))
+    own = hf.Wav2Vec2BertConfig(**sizes, **reach, position_embeddings_type="relative_key")
+    own._attn_implementation = "eager"
+    module = seeded(hf.Wav2Vec2BertSelfAttention(own))
     passing(module.linear_out)
     hidden = normal(2, length, WIDTH)
     call, mask = hidden_keys(length, padded)
@@ -111,15 +107,9 @@ def granite():
     """Blocks of `context` frames, and a table with rows that no distance reads."""
     hf = model("granite_speech")
     context, most = 40, 50
-    config = SimpleNamespace(
-        dim_head=DIM,
-        num_heads=HEADS,
-        max_pos_emb=most,
-        context_size=context,
-        hidden_dim=WIDTH,
-        dropout=0.0,
-    )
-    module = seeded(hf.GraniteSpeechConformerAttention(config))
+    sizes = {"dim_head": DIM, "num_heads": HEADS, "hidden_dim": WIDTH}
+    own = config(max_pos_emb=most, context_size=context, **sizes)
+    module = seeded(hf.GraniteSpeechConformerAttention(own))
     passing(module.to_out)
     at = torch.arange(context)
     distances = (at[:, None] - at[None, :]).clamp(-context, context) + most
@@ -135,14 +125,7 @@ def granite():
 
 
 def vits(window, length, padded=False):
-    config = SimpleNamespace(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        attention_dropout=0.0,
-        window_size=window,
-        use_bias=True,
-    )
-    module = seeded(model("vits").VitsAttention(config))
+    module = seeded(model("vits").VitsAttention(config(window_size=window, use_bias=True)))
     passing(module.out_proj)
     hidden = normal(2, length, WIDTH)
     call, mask = hidden_keys(length, padded)
@@ -156,14 +139,14 @@ def vits(window, length, padded=False):
 def conformer(length, padded=False):
     hf = model("wav2vec2_conformer")
     sizes = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "attention_dropout": 0.0}
-    config = hf.Wav2Vec2ConformerConfig(
+    own = hf.Wav2Vec2ConformerConfig(
         **sizes, position_embeddings_type="relative", max_source_positions=64
     )
-    config._attn_implementation = "eager"
-    module = seeded(hf.Wav2Vec2ConformerSelfAttention(config))
+    own._attn_implementation = "eager"
+    module = seeded(hf.Wav2Vec2ConformerSelfAttention(own))
     passing(module.linear_out)
     hidden = normal(2, length, WIDTH)
-    waves = hf.Wav2Vec2ConformerRelPositionalEmbedding(config)(hidden).to(hidden.dtype)
+    waves = hf.Wav2Vec2ConformerRelPositionalEmbedding(own)(hidden).to(hidden.dtype)
     call, mask = hidden_keys(length, padded)
     out = heads_of(module(hidden, mask, relative_position_embeddings=waves)[0])
     made = projected(hidden, module.linear_q, module.linear_k, module.linear_v)
@@ -190,9 +173,9 @@ def inkling(queries, keys, extent):
 
 def prophetnet(length):
     hf = model("prophetnet")
-    own = {"num_buckets": 8, "relative_max_distance": 20, "num_decoder_attention_heads": HEADS}
-    config = hf.ProphetNetConfig(hidden_size=WIDTH, **own)
-    module = seeded(hf.ProphetNetNgramSelfAttention(config))
+    sizes = {"num_buckets": 8, "relative_max_distance": 20, "num_decoder_attention_heads": HEADS}
+    own = hf.ProphetNetConfig(hidden_size=WIDTH, **sizes)
+    module = seeded(hf.ProphetNetNgramSelfAttention(own))
     hidden, at = normal(2, length, WIDTH), torch.arange(1, length + 1)[None]
     index, _ = hf.compute_all_stream_relative_buckets(8, 20, at)
     weights = torch.zeros(2, HEADS, length, length, dtype=hidden.dtype)
@@ -221,8 +204,8 @@ def wavlm(length):
 
 def swin_v2(window):
     hf = model("swinv2")
-    config = hf.Swinv2Config(attention_probs_dropout_prob=0.0, qkv_bias=True)
-    module = seeded(hf.Swinv2SelfAttention(config, WIDTH, HEADS, window, [0, 0]))
+    own = hf.Swinv2Config(attention_probs_dropout_prob=0.0, qkv_bias=True)
+    module = seeded(hf.Swinv2SelfAttention(own, WIDTH, HEADS, window, [0, 0]))
     tokens = window[0] * window[1]
     hidden = normal(2, tokens, WIDTH)
     out = heads_of(module(hidden)[0])
@@ -238,10 +221,10 @@ def swin_v2(window):
 
 def t5(queries, keys, bidirectional, padded=False):
     hf = model("t5")
-    config = hf.T5Config(
+    own = hf.T5Config(
         d_model=WIDTH, d_kv=DIM, num_heads=HEADS, dropout_rate=0.0, is_decoder=not bidirectional
     )
-    module = seeded(hf.T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
+    module = seeded(hf.T5Attention(own, has_relative_attention_bias=True, layer_idx=0))
     bias = module.compute_bias(queries, keys, past_seen_tokens=keys - queries)
     weight = module.relative_attention_bias.weight
     options = {"heads": HEADS, "bidirectional": bidirectional}
@@ -256,19 +239,13 @@ def bloom(length, padded=False):
     return of_bias("alibi", {"heads": HEADS}, length, length, bias, {}, padded, is_causal=True)
 
 
-# Of models that transformers 5 no longer has, by transformers 4.57.6.
+# Models that transformers 5 no longer has, by transformers 4.57.6.
 
 
 def bert(length, kind, padded=False):
     positions = 64
-    config = SimpleNamespace(
-        hidden_size=WIDTH,
-        num_attention_heads=HEADS,
-        attention_probs_dropout_prob=0.0,
-        max_position_embeddings=positions,
-        is_decoder=False,
-    )
-    module = seeded(model("bert").BertSelfAttention(config, position_embedding_type=kind))
+    own = config(max_position_embeddings=positions, is_decoder=False)
+    module = seeded(model("bert").BertSelfAttention(own, position_embedding_type=kind))
     hidden = normal(2, length, WIDTH)
     call, mask = hidden_keys(length, padded)
     out = heads_of(module(hidden, mask)[0])
@@ -303,17 +280,18 @@ def transformer_xl(queries, keys, clamp_len=None, padded=False):
     return Peer("transformer_xl", options, made, out, named, {}, call, [hidden])
 
 
-old = partial(of, old=True)
+berts = partial(of, "relative_key", "BertSelfAttention", bert, 50, old=True)
+xls = partial(of, "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, old=True)
+conformers = partial(of, "conformer", "Wav2Vec2ConformerSelfAttention", conformer)
+phi4 = partial(of, "bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio)
 
 PEERS = {
     "BEiT 5 x 5": of("beit", "BeitRelativePositionBias", beit, (5, 5)),
     "BEiT 6 x 6": of("beit", "BeitRelativePositionBias", beit, (6, 6)),
     "LeViT": of("levit", "LevitAttention", levit, 6),
     "LeViT, subsampled": of("levit", "LevitAttentionSubsample", levit_subsample, 11, 2),
-    "Phi-4 audio": of("bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio, False),
-    "Phi-4 audio, symmetric": of(
-        "bias_rpe", "Phi4MultimodalAudioRelativeAttentionBias", phi4_audio, True
-    ),
+    "Phi-4 audio": phi4(False),
+    "Phi-4 audio, symmetric": phi4(True),
     "w2v-BERT 2.0": of("shaw", "Wav2Vec2BertSelfAttention", w2v_bert, 40),
     "w2v-BERT 2.0, padded": of("shaw", "Wav2Vec2BertSelfAttention", w2v_bert, 40, padded=True),
     "SpeechT5": of("shaw", "SpeechT5Attention", speecht5),
@@ -321,10 +299,8 @@ PEERS = {
     "VITS": of("vits", "VitsAttention", vits, 4, 40),
     "VITS, short": of("vits", "VitsAttention", vits, 4, 3),
     "VITS, padded": of("vits", "VitsAttention", vits, 4, 40, padded=True),
-    "Wav2Vec2-Conformer": of("conformer", "Wav2Vec2ConformerSelfAttention", conformer, 40),
-    "Wav2Vec2-Conformer, padded": of(
-        "conformer", "Wav2Vec2ConformerSelfAttention", conformer, 40, padded=True
-    ),
+    "Wav2Vec2-Conformer": conformers(40),
+    "Wav2Vec2-Conformer, padded": conformers(40, padded=True),
     "Inkling": of("inkling", "InklingRelativeLogits", inkling, 40, 40, 8),
     "Inkling with a cache": of("inkling", "InklingRelativeLogits", inkling, 33, 65, 12),
     "ProphetNet": of("prophetnet", "ProphetNetNgramSelfAttention", prophetnet, 33),
@@ -336,23 +312,11 @@ PEERS = {
     "T5, padded": of("t5", "T5Attention", t5, 60, 60, True, padded=True),
     "BLOOM": of("alibi", "build_alibi_tensor", bloom, 60),
     "BLOOM, padded": of("alibi", "build_alibi_tensor", bloom, 60, padded=True),
-    "BERT, keys": old("relative_key", "BertSelfAttention", bert, 50, "relative_key"),
-    "BERT, keys and queries": old(
-        "relative_key", "BertSelfAttention", bert, 50, "relative_key_query"
-    ),
-    "BERT, padded": old(
-        "relative_key", "BertSelfAttention", bert, 50, "relative_key_query", padded=True
-    ),
-    "Transformer-XL 4.57.6": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 40, 40
-    ),
-    "Transformer-XL 4.57.6 with memory": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 33, 65
-    ),
-    "Transformer-XL 4.57.6, clamped": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 33, 65, 40
-    ),
-    "Transformer-XL 4.57.6, padded": old(
-        "transformer_xl", "RelPartialLearnableMultiHeadAttn", transformer_xl, 40, 40, padded=True
-    ),
+    "BERT, keys": berts("relative_key"),
+    "BERT, keys and queries": berts("relative_key_query"),
+    "BERT, padded": berts("relative_key_query", padded=True),
+    "Transformer-XL 4.57.6": xls(40, 40),
+    "Transformer-XL 4.57.6 with memory": xls(33, 65),
+    "Transformer-XL 4.57.6, clamped": xls(33, 65, 40),
+    "Transformer-XL 4.57.6, padded": xls(40, 40, padded=True),
 }
