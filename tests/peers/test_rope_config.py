@@ -15,7 +15,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.peers
 
 LLAMA3 = {
-    "rope_type": "llama3",
     "rope_theta": 5e5,
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -26,39 +25,36 @@ SIXTEEN = {"factor": 16.0, "original_max_position_embeddings": 512}
 PAIRS = [1.0 + 0.5 * p for p in range(8)]
 
 
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+
+
 def scaled(kind, **own):
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **own}}
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4} | own}
 
 
-CASES = [
-    ("llama", "Llama", scaled("linear", factor=8.0), None),
-    ("llama", "Llama", scaled("dynamic", factor=4.0), None),
-    ("llama", "Llama", scaled("yarn", **SIXTEEN), None),
-    ("llama", "Llama", scaled("yarn", **SIXTEEN | {"factor": None, "truncate": False}), None),
-    ("llama", "Llama", scaled("yarn", **SIXTEEN, mscale=0.7, mscale_all_dim=1.0), None),
-    (
-        "llama",
-        "Llama",
-        scaled("longrope", short_factor=PAIRS, long_factor=PAIRS[::-1], **SIXTEEN),
-        None,
-    ),
-    ("llama", "Llama", scaled("proportional", partial_rotary_factor=0.5), None),
-    ("llama", "Llama", {}, None),
-    ("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, None),
-    ("llama", "Llama", {"rope_parameters": LLAMA3}, None),
-    ("phi", "Phi", {}, None),
-    ("cohere", "Cohere", {}, None),
-    ("glm", "Glm", {}, None),
-    ("gemma3", "Gemma3Text", {"head_dim": 16}, "full_attention"),
-    ("gemma3", "Gemma3Text", {"head_dim": 16}, "sliding_attention"),
+SCALED = [
+    scaled("linear", factor=8.0),
+    scaled("dynamic", factor=4.0),
+    scaled("yarn", **SIXTEEN),
+    scaled("yarn", **SIXTEEN | {"factor": None, "truncate": False}),
+    scaled("yarn", **SIXTEEN, mscale=0.7, mscale_all_dim=1.0),
+    scaled("longrope", short_factor=PAIRS, long_factor=PAIRS[::-1], **SIXTEEN),
+    scaled("proportional", partial_rotary_factor=0.5),
+    scaled("default", rope_theta=5e5),
+    scaled("llama3", **LLAMA3),
+]
+CASES = [("llama", "Llama", options, None) for options in ({}, *SCALED)]
+CASES += [(name.lower(), name, {}, None) for name in ("Phi", "Cohere", "Glm")]
+CASES += [
+    ("gemma3", "Gemma3Text", {"head_dim": 16}, f"{layer}_attention")
+    for layer in ("full", "sliding")
 ]
 
 
 @pytest.mark.parametrize(("folder", "name", "options", "layer_type"), CASES)
 def test_rotates_as_the_model_does(folder, name, options, layer_type):
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
     config = getattr(transformers, f"{name}Config")(
-        **sizes, max_position_embeddings=8192, **options
+        **SIZES, max_position_embeddings=8192, **options
     )
     code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     position = relpos.RoPE.from_config(config, layer_type=layer_type)
@@ -104,32 +100,18 @@ def test_configurations_before_transformers_5():
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "own"),
-    [
-        ("qwen2_vl", "Qwen2VL", {"mrope_section": [2, 3, 3]}),
-        ("qwen3_vl", "Qwen3VL", {"mrope_section": [4, 2, 2], "mrope_interleaved": True}),
-    ],
+    ("name", "section", "interleaved"),
+    [("Qwen2VL", [2, 3, 3], False), ("Qwen3VL", [4, 2, 2], True)],
 )
-def test_three_axes(folder, name, own):
-    rope = {"rope_type": "default", "rope_theta": 1e6, **own}
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
-    config = getattr(transformers, f"{name}TextConfig")(**sizes, head_dim=16, rope_parameters=rope)
-    position = relpos.RoPE.from_config(config)
-    code = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-    rotary = next(
-        getattr(code, f"{name}{n}")
-        for n in ("RotaryEmbedding", "TextRotaryEmbedding")
-        if hasattr(code, f"{name}{n}")
+def test_three_axes(name, section, interleaved):
+    """Peers of test_scheme_parity.py turn as these models do."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
+    config = getattr(transformers, f"{name}TextConfig")(
+        **SIZES, head_dim=16, rope_parameters=rope | {"mrope_interleaved": interleaved}
     )
-    ids = torch.randint(0, 50, (3, 2, 7), generator=torch.Generator().manual_seed(0))
-    q, k, v = torch.randn(3, 2, 4, 7, 16, dtype=torch.float64)
-    with Float32Angles():
-        cos, sin = rotary(config)(v, ids)
-    turned_q, turned_k = code.apply_rotary_pos_emb(q, k, cos[:, :], sin[:, :])
-    want = relpos.attention(turned_q, turned_k, v)
-    at = ids.transpose(0, 1).contiguous()
-    got = relpos.attention(q, k, v, position=position(at, at))
-    close(got, want)
+    own = {"section": section, "interleaved": interleaved, "base": 1e6, "angle": "float32"}
+    wanted = relpos.MRoPE(16, layout="half", **own)
+    assert text_of(relpos.RoPE.from_config(config)) == text_of(wanted)
 
 
 def test_refuses_other_axes():
