@@ -36,7 +36,8 @@ MODULES = (
     published_coordinates,
     published_packages,
 )
-PEERS = {n: peer for m in MODULES for n, peer in m.PEERS.items() if peer.package}
+EVERY = {name: peer for module in MODULES for name, peer in module.PEERS.items()}
+PEERS = {name: peer for name, peer in EVERY.items() if peer.package}
 HEAD = (
     "| peer | scheme | class or function | package | forward: relpos | origin | ratio "
     "| gradients: relpos | origin | ratio | each |\n" + "|---" * 11 + "|"

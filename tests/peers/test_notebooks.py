@@ -134,34 +134,32 @@ def test_second_class():
     torch.testing.assert_close(right[None], notebook.transpose(2, 3))
 
 
-def bucket_of(distances, *options, bidirectional=False):
-    """Buckets of distances key - query."""
-    past = max(0, -min(distances))
-    position = relpos.T5Bias(1, *options, bidirectional=bidirectional)
+SIGNED = [-2, -1, 0, 1, 2, 10, 50]
+
+
+@pytest.mark.parametrize(
+    ("options", "distances", "buckets"),
+    [
+        # `[1,2,3,4,5,5,6,...]`: right for 10 buckets, while the notebook itself has 6.
+        ((10, 20, False), range(-1, -16, -1), [1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8]),
+        # `[2, 1, 0, 1, 2, 5, 8]` is wrong: the future shares bucket 0, or has its own half.
+        ((6, 20, False), SIGNED, [2, 1, 0, 0, 0, 0, 0]),
+        ((32, 128, False), SIGNED, [2, 1, 0, 0, 0, 0, 0]),
+        ((32, 128, True), SIGNED, [2, 1, 0, 17, 18, 24, 29]),
+        # `3 -> 3, 4 -> 4, 5 -> 4` takes 8 buckets.
+        ((6, 20, False), [-3, -4, -5], [3, 3, 3]),
+        ((8, 20, False), [-3, -4, -5], [3, 4, 4]),
+        ((32, 128, False), [-112, -113, -128], [30, 31, 31]),  # the last one starts early
+        # The third notebook's row.
+        ((8, 17, False), range(-15, 1), [7, 7, 7, 7, 6, 6, 6, 5, 5, 5, 4, 4, 3, 2, 1, 0]),
+    ],
+)
+def test_prose(options, distances, buckets):
+    """Buckets of distances key - query that the text names."""
+    position = relpos.T5Bias(1, *options)
+    past = -min(distances)
     row = position.indices(1, past + max(0, *distances) + 1, q_offset=past)[0]
-    return row[[past + d for d in distances]].tolist()
-
-
-def test_second_prose_rows():
-    backward = [-n for n in range(1, 16)]
-    row = [1, 2, 3, 4, 5, 5, 6, 6, 7, 7, 7, 8, 8, 8, 8]
-    assert bucket_of(backward, 10, 20) == row
-    assert bucket_of(backward, 6, 20) != row  # the notebook's own numbers
-
-
-def test_second_prose_example_is_wrong():
-    distances = [-2, -1, 0, 1, 2, 10, 50]
-    claimed = [2, 1, 0, 1, 2, 5, 8]
-    for options in ((6, 20), (32, 128)):
-        assert bucket_of(distances, *options) == [2, 1, 0, 0, 0, 0, 0] != claimed
-    assert bucket_of(distances, 32, 128, bidirectional=True) == [2, 1, 0, 17, 18, 24, 29]
-
-
-def test_second_prose_small_distances():
-    """`3 -> 3, 4 -> 4, 5 -> 4` takes 8 buckets, not the notebook's 6; the future shares one."""
-    assert bucket_of([-3, -4, -5], 6, 20) == [3, 3, 3]
-    assert bucket_of([-3, -4, -5], 8, 20) == [3, 4, 4]
-    assert bucket_of([-112, -113, -128], 32, 128) == [30, 31, 31]  # the last one starts early
+    assert row[[past + d for d in distances]].tolist() == buckets
 
 
 # The third notebook: T5's buckets as a class, keys beyond the queries.
@@ -208,12 +206,6 @@ def test_third_last_rows_and_head_0():
     assert is_printed(wide["val_if_large.long()"][-1], prints.THIRD_VAL_IF_LARGE_LONG_LAST)
     assert is_printed(-dict(third().steps(4, 4))["max(n, 0)"], prints.THIRD_IDEA_CAUSAL)
     assert is_printed(third().dense(10, 20, q_offset=0)[0], prints.THIRD_HEAD_0)
-
-
-def test_third_prose_row():
-    row = [7, 7, 7, 7, 6, 6, 6, 5, 5, 5, 4, 4, 3, 2, 1, 0]
-    assert bucket_of(list(range(-15, 1)), 8, 17) == row
-    assert bucket_of(list(range(-15, 1)), 6, 20) != row
 
 
 def test_third_keys_of_memory_come_first():

@@ -9,11 +9,8 @@ import pytest
 import relpos
 import torch
 
-from tests.peers.published import PEERS as MODELS
+from tests.peers.parity import EVERY
 from tests.peers.published import by_relpos, pulled
-from tests.peers.published_coordinates import PEERS as COORDINATES
-from tests.peers.published_rotations import PEERS as ROTATIONS
-from tests.peers.published_tables import PEERS as TABLES
 from tests.support.near import close
 from tests.support.oracle import (
     Part,
@@ -28,8 +25,8 @@ from tests.support.peer_modes import Float32Angles, Float64
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
-EVERY = MODELS | ROTATIONS | TABLES | COORDINATES
-PEERS = {name: origin for name, origin in EVERY.items() if not origin.old}
+HERE = ("transformers", "")  # packages, of which "" is a formula
+PEERS = {n: peer for n, peer in EVERY.items() if peer.package in HERE and not peer.old}
 DOUBLE, FLOAT32 = "double", "float32"  # angles of the other code, and of rotations here
 BOUND = 1e-10
 
