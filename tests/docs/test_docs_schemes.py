@@ -39,7 +39,7 @@ def test_docs_name_every_scheme_once():
 
 @pytest.mark.parametrize("scheme", relpos.schemes(), ids=lambda scheme: scheme.name)
 def test_docs_say_what_the_scheme_has(scheme):
-    """With the first author and the year of its paper, where its source has one."""
+    """Where its source is a paper, the row has its first author and year."""
     family, row = row_of(scheme)
     assert family == scheme.family
     assert row["class"] == f"`{scheme.class_name}`"

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.support.cli_tool import TOOL, ran, run
 
 SITE = Path(importlib.util.find_spec("torch").origin).parent.parent
-# What Linux and g++ bring; libgomp.so.1 is PyTorch's, too, and there is to be one in a process.
+# Linux and g++ bring these; libgomp.so.1 is PyTorch's, too, and there is to be one in a process.
 SYSTEM = {"libc.so.6", "libgcc_s.so.1", "libgomp.so.1", "libm.so.6", "libstdc++.so.6"}
 
 
@@ -154,7 +154,7 @@ print(*{{line.split()[-1] for line in maps if "gomp" in line}})
 
 
 def test_without_torch_then_with_it(wheel, tmp_path):
-    """With it in both orders of import, and with one OpenMP in the process."""
+    """Beside torch it works in both orders of import, with one OpenMP in the process."""
     fresh = Fresh(tmp_path / "env")
     fresh.install(wheel)
     said = fresh.run("""

@@ -29,7 +29,7 @@ def place_keys(options, tokens):
 
 
 def terms(options, parameters, pos_q, pos_k):
-    """By offsets of patches as they are, and by who is [CLS]."""
+    """Two patches meet by their offset; a pair with [CLS] has a row of its own."""
     table = parameters["relative_position_bias_table"]
     height, width = swin.sides(options)
     gap, stride, rows = far(options), 2 * width - 1, len(table) - 3

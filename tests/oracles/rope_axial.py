@@ -26,7 +26,7 @@ def sides(options):
 
 
 def place(options, tokens):
-    """As swin places them, after the tokens that belong to no patch."""
+    """Patches stand as in swin, after the tokens that belong to no patch."""
     _, width = sides(options)
     patch = tokens - options.get("prefix", 0)
     return patch.div(width, rounding_mode="floor") * (2 * width - 1) + patch % width

@@ -18,7 +18,7 @@ def configs(heads, head_dim, value_dim):
 
 
 def inputs(options, batch, heads, queries, keys, normal):
-    """Of lengths about 1."""
+    """Cosines and sines of lengths about 1."""
     lengths = (queries, queries, keys, keys)
     return {
         name: 0.7 * normal(batch, length, dims_of(options) // 2)

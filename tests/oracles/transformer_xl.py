@@ -35,7 +35,7 @@ def sines_and_cosines(options, angle, beside=False):
 
 
 def distances(options, pos_q, pos_k):
-    """Those of the pairs without repetition, and the place of each pair's among them."""
+    """The distances of all pairs without repetition, and the place of each pair's among them."""
     n = pos_q[:, None] - pos_k[None, :]
     if options.get("clamp_len") is not None:
         n = n.clamp(-options["clamp_len"], options["clamp_len"])

@@ -13,8 +13,8 @@ import sys
 
 from tests import ROOT
 
-# By which torch's libraries show that they took a setting: the branch of MKL's vector code, the
-# vector units of torch's own loops, and those that there are for oneDNN's.
+# Prints how torch's libraries took a setting: the branch of MKL's vector code, the vector units of
+# torch's own loops, and whether torch has oneDNN.
 SEEN = """
 import ctypes, pathlib, torch
 branch = "none"

@@ -104,7 +104,7 @@ def held(peer, out, leaves):
 
 
 def ours(peer):
-    """By relpos, from the queries, keys and values of the peer, back to its leaves."""
+    """Results of relpos, from the queries, keys and values of the peer, back to its leaves."""
     result, *gradients = held(peer, *by_relpos(peer, peer.out.dtype))
     return [result, *pulled(peer, gradients)]
 

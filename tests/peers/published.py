@@ -70,7 +70,7 @@ def model(name):
 
 
 def config(**own):
-    """Of a small model without dropout."""
+    """The configuration of a small model without dropout."""
     return SimpleNamespace(**SIZES | own)
 
 
@@ -151,7 +151,7 @@ def attended(scores, v, causal=False, hidden=None):
 
 
 def hidden_keys(length, padded):
-    """What hides the padding, if any: an argument of relpos, and numbers that others add."""
+    """The padding, if any: an argument of relpos that hides it, and numbers that others add."""
     mask = torch.zeros(2, 1, 1, length, dtype=Drawing.dtype)
     if not padded:
         return {}, mask

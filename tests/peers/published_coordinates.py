@@ -32,7 +32,7 @@ def drawn(*shape, below, seed=0):
 
 
 def coordinates(at):
-    """Of each token, for queries and for keys."""
+    """The inputs of a call whose queries and keys are the same tokens."""
     return {"q_coordinates": at, "k_coordinates": at.clone()}
 
 

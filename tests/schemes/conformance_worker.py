@@ -18,7 +18,7 @@ from tests.support.promise import missed, promised, promised_scores, promised_we
 
 
 def run_case(case):
-    """What is wrong with one case, as lines; none when all is well."""
+    """The problems of one case, as lines; none when all is well."""
     call = Call(case)
     found, weights, keep = call.computed()
     promises, at = promised(call, keep)

@@ -91,7 +91,7 @@ def test_inputs_that_are_missing_too_many_or_wrong():
 
 @pytest.mark.parametrize("times", [10.0, 1000.0])
 def test_sums_that_fall_far(times):
-    """Of 300 gates the last differ by little, however large their sum is."""
+    """The last of 300 gates differ by little, however large their sum is."""
     q, k, v, dout = tensors(queries=300, keys=300)
     log_f = log_gates(1, 300, times=times)
     with torch.no_grad():

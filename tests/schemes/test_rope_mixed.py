@@ -26,7 +26,7 @@ def mixed(dtype=WIDE, **options):
 
 
 def written_out(q, k, v, freqs):
-    """As the paper's code does it: complex numbers of pairs that lie side by side, x the column."""
+    """The output by the paper's code: complex numbers, real beside imaginary; x is the column."""
     patch = torch.arange(GRID[0] * GRID[1])
     y, x = patch // GRID[1], patch % GRID[1]
     angle = x[None, :, None] * freqs[0][:, None] + y[None, :, None] * freqs[1][:, None]
