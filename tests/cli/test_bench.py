@@ -60,8 +60,14 @@ def test_tool_prints_a_table_as_long_as_it_is_read():
 
 def test_tool_refuses():
     assert "one of alibi, alibi_2d" in refusal("bench", "--scheme", "t6")
-    for words in (["--seconds", "0"], ["--seconds", "nan"], ["--length", "0"], ["--case", "x"]):
-        assert words[0] in refusal("bench", *words)
+    for flag, values in {
+        "--seconds": [0, -1, "nan"],
+        "--length": [0, 2**63 - 1],
+        "--threads": [-1, 100_000],
+        "--case": ["x"],
+    }.items():
+        for value in values:
+            assert flag in refusal("bench", f"{flag}={value}", seconds=10)
 
 
 def test_tool_ends_at_an_interrupt():

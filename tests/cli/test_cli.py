@@ -1,12 +1,15 @@
 """relpos list, show, selftest and lab; errors, colours, help. attend: test_cli_attend.py."""
 
+import fcntl
 import json
 import os
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
+import termios
 
 import numpy as np
 import pytest
@@ -28,8 +31,6 @@ from tests.support.patience import timeout
 
 T5 = ["show", "t5", "--heads", 4, "--buckets", 6, "--max-distance", 20, "--causal"]
 ALIBI = ["show", "alibi", "--heads", 8, "--query", 4, "--key", 4, "--head", 0]
-
-
 SHAW = ["show", "shaw", "--distance", "query-key"]
 
 
@@ -50,10 +51,6 @@ SHAW = ["show", "shaw", "--distance", "query-key"]
 )
 def test_matrices_of_the_notebooks(words, printed):
     assert output(*words) == printed.lstrip()
-
-
-def test_more_keys_than_queries_need_an_offset():
-    assert "q_offset" in refusal(*T5, "--query", 10, "--key", 15, "--what", "index")
 
 
 def test_heads_follow_each_other():
@@ -97,12 +94,12 @@ def test_every_scheme_shows_every_matrix_it_has():
         shown = 0
         for what in ("distance", "index", "bias", "rows", "steps"):
             result = call("show", scheme["name"], *required, "--what", what, "--json")
-            assert result.returncode in (0, 2), result.stderr
-            assert result.returncode == 0 or what in ("bias", "rows"), result.stderr
-            shown += result.returncode == 0
-            if result.returncode == 0:
-                for matrix_ in json.loads(result.stdout)["matrices"]:
-                    assert list(np.array(matrix_["values"]).shape) == matrix_["shape"]
+            if result.returncode == 2 and what in ("bias", "rows"):
+                continue
+            assert result.returncode == 0, result.stderr
+            shown += 1
+            for matrix in json.loads(result.stdout)["matrices"]:
+                assert list(np.shape(matrix["values"])) == matrix["shape"]
         assert shown >= 3
 
 
@@ -158,11 +155,10 @@ def test_bools_have_both_flags_and_lists_have_commas():
         (["list", "nothing"], ["'nothing'", "name, class"]),
         (["show", "t5", "--bukets", "6"], ["did you mean --buckets?"]),
         (["show", "t5", "--max_distance", "6"], ["did you mean --max-distance?"]),
-        (["show", "t5", "--heads", "four"], ["--heads: expected an integer, got 'four'"]),
-        (["show", "t5", "--heads", "4.5"], ["--heads"]),
         (["show", "t5", "--scale", "nan"], ["--bias-scale: expected a finite number"]),
         (["show", "t5", "--query", "-1"], ["--query"]),
         (["show", "t5", "--query", "10000000", "--what", "index"], ["too large"]),
+        (["show", "t5", "--query", "10", "--key", "15"], ["q_offset"]),
         (["show", "t5", "--head", "1", "--what", "index"], ["same for all heads"]),
         (["show", "t5", "--what", "indx"], ["--what"]),
         (["show", "t5", "--what", "rows"], ["no rows"]),
@@ -183,6 +179,7 @@ def test_bools_have_both_flags_and_lists_have_commas():
         (["show", "rope", "--layout", "half", "--params", "p.npy"], ["p.npy"]),
         (["selftest", "--scheme", "t6"], ["did you mean 't5'?"]),
         (["selftest", "--case", "1000"], ["--case"]),
+        (["attend"], ["--query"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(words, parts):
@@ -191,10 +188,7 @@ def test_bad_input_is_one_line_and_exit_code_2(words, parts):
         assert part in line
 
 
-WEIGHT = "relative_attention_bias.weight"
-
-
-def one(name=WEIGHT, dtype="F32", shape=(6, 4), count=96):
+def one(name="relative_attention_bias.weight", dtype="F32", shape=(6, 4), count=96):
     entry = {"dtype": dtype, "shape": list(shape), "data_offsets": [0, 96]}
     return safetensors_bytes({name: entry}, bytes(count))
 
@@ -257,10 +251,6 @@ def on_terminal(*words, size=None, **variables):
     """What a call writes to a terminal of `size` (rows, columns)."""
     main, side = pty.openpty()
     if size is not None:
-        import fcntl
-        import struct
-        import termios
-
         fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     environment = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", **variables}
     process = subprocess.Popen([TOOL, *map(str, words)], stdout=side, env=environment)
@@ -326,9 +316,13 @@ def test_a_full_disk_is_an_error():
     assert "stdout" in result.stderr
 
 
-def copied_tool(path):
+# An interpreter that prints its name and the arguments after those of the start.
+FAKE_PYTHON = b'#!/bin/sh\necho "$0 $1 $3 $4 $PYTHONPATH"\nexit 7\n'
+
+
+def executable(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(TOOL.read_bytes())
+    path.write_bytes(content)
     path.chmod(0o755)
     return path
 
@@ -338,21 +332,8 @@ def lab(tool, *words, cwd, **env):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.fixture
-def fake_python(tmp_path):
-    """Makes interpreters that print their name and the arguments after those of the start."""
-
-    def make(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('#!/bin/sh\necho "$0 $1 $3 $4 $PYTHONPATH"\nexit 7\n')
-        path.chmod(0o755)
-        return path
-
-    return make
-
-
-def test_lab_takes_the_python_that_it_is_told(tmp_path, fake_python):
-    python = fake_python(tmp_path / "any")
+def test_lab_takes_the_python_that_it_is_told(tmp_path):
+    python = executable(tmp_path / "any", FAKE_PYTHON)
     status, out, _ = lab(TOOL, "--text", "x y", cwd=tmp_path, RELPOS_PYTHON=str(python))
     assert (status, out) == (7, f"{python} -c --text x y \n")
     status, out, _ = lab(TOOL, cwd=tmp_path, RELPOS_PYTHON=str(python), PYTHONPATH=":/a::/b:")
@@ -360,29 +341,29 @@ def test_lab_takes_the_python_that_it_is_told(tmp_path, fake_python):
     assert "/no/such" in refusal("lab", env={"RELPOS_PYTHON": "/no/such"})
 
 
-def test_lab_takes_the_python_of_its_own_environment_and_no_other(tmp_path, fake_python):
+def test_lab_takes_the_python_of_its_own_environment_and_no_other(tmp_path):
     here = tmp_path / "here"
     for name in ("python", "python3", ".venv/bin/python", "build/.venv/bin/python"):
-        fake_python(here / name)
-    tool = copied_tool(tmp_path / "prefix" / "bin" / "relpos")
+        executable(here / name, FAKE_PYTHON)
+    tool = executable(tmp_path / "prefix/bin/relpos", TOOL.read_bytes())
     status, out, err = lab(tool, cwd=here)
     assert (status, out) == (2, "")
     assert "RELPOS_PYTHON" in err
     assert "pip install" in err
     assert len(err.splitlines()) == 1
     for name in ("python3", "python"):
-        python = fake_python(tool.parent / name)
+        python = executable(tool.parent / name, FAKE_PYTHON)
         link = tmp_path / f"link-{name}"
         link.symlink_to(tool)  # its own place counts, not that of the link
         assert lab(link, cwd=here)[1].split()[0] == str(python)
 
 
-def test_lab_of_a_build_folder_takes_the_projects_environment(tmp_path, fake_python):
-    tool = copied_tool(tmp_path / "project" / "build" / "release" / "relpos")
+def test_lab_of_a_build_folder_takes_the_projects_environment(tmp_path):
+    tool = executable(tmp_path / "project/build/release/relpos", TOOL.read_bytes())
     assert lab(tool, cwd=tmp_path)[0] == 2
-    python = fake_python(tmp_path / "project" / ".venv" / "bin" / "python")
+    python = executable(tmp_path / "project/.venv/bin/python", FAKE_PYTHON)
     assert lab(tool, cwd=tmp_path)[1].split()[0] == str(python)
-    other = copied_tool(tmp_path / "project" / "bin" / "relpos")
+    other = executable(tmp_path / "project/bin/relpos", TOOL.read_bytes())
     assert lab(other, cwd=tmp_path / "project")[0] == 2
 
 

@@ -36,21 +36,6 @@ def test_numbers_of_a_call_end_it_in_order(tmp_path, flag, number):
         assert len(done.stderr.splitlines()) <= 2, done.stderr
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--threads=-1"],
-        ["--threads=100000"],
-        ["--seconds=-1"],
-        ["--seconds=nan"],
-        ["--length=0"],
-        [f"--length={2**63 - 1}"],
-    ],
-)
-def test_numbers_of_the_bench(words):
-    refusal("bench", *words, seconds=10)
-
-
 SEEDED = [
     ("show", "t5"),
     ("compare", "t5", "alibi"),
