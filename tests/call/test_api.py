@@ -10,10 +10,7 @@ from relpos import _core
 
 from tests import ROOT
 from tests.support.sample import tensors
-from tests.support.scheme_variants import IDS, VARIANTS, build
-
-every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
-
+from tests.support.scheme_variants import build, every_scheme
 
 # Names and metadata
 

@@ -1,5 +1,6 @@
 """Small positions of every scheme in the registry, one per value of each option."""
 
+import pytest
 import relpos
 import torch
 
@@ -47,7 +48,9 @@ def variants():
 
 
 VARIANTS = list(variants())
-IDS = [name for name, _, _ in VARIANTS]
+every_scheme = pytest.mark.parametrize(
+    ("name", "scheme", "options"), VARIANTS, ids=[name for name, _, _ in VARIANTS]
+)
 
 
 def build(scheme, options):

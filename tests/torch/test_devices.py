@@ -20,10 +20,6 @@ def whole(*shape, device=CPU):
     return torch.zeros(shape, dtype=torch.int64, device=device)
 
 
-def tables():
-    return relpos.T5Bias(H)
-
-
 # Each tensor of a call, made on a device, and the name by which an error must call it.
 BESIDE = {
     "key": lambda d: {"key": x(device=d)},
@@ -38,7 +34,7 @@ BESIDE = {
     },
     "key_range": lambda d: {"key_range": (whole(L, device=d), whole(L, device=d))},
     "sinks": lambda d: {"sinks": x(H, device=d)},
-    "t5.relative_attention_bias.weight": lambda d: {"position": tables().to(d)},
+    "t5.relative_attention_bias.weight": lambda d: {"position": relpos.T5Bias(H).to(d)},
     "alibi.slopes": lambda d: {"position": [relpos.ALiBi(H).to(d)]},
     "forgetting.log_f": lambda d: {
         "position": relpos.ForgettingGate()(-x(B, H, L, device=d).abs())
@@ -131,7 +127,7 @@ def test_the_operators_refuse_them_in_both_passes():
 
 
 def test_modules_and_functions_around_a_call():
-    layer = relpos.nn.MultiheadAttention(8, H, position=tables(), batch_first=True)
+    layer = relpos.nn.MultiheadAttention(8, H, position=relpos.T5Bias(H), batch_first=True)
     y, there = x(B, L, 8), x(B, L, 8, device=META)
     for more in ({"attn_mask": x(L, L, device=META)}, {"key_padding_mask": x(B, L, device=META)}):
         with pytest.raises(ValueError, match=f"{next(iter(more))}: expected a tensor on cpu"):
@@ -229,7 +225,7 @@ def test_zeros_that_pytorch_keeps_without_memory_are_zeros(trained):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_layouts_and_types_without_plain_memory_are_named():
-    q, t5 = x(), tables()
+    q, t5 = x(), relpos.T5Bias(H)
     t5.relative_attention_bias.weight = None
     nested = torch.nested.nested_tensor([x(L, L)])
 
@@ -262,9 +258,11 @@ def test_layouts_and_types_without_plain_memory_are_named():
 
 
 def test_negated_views_are_read_as_they_are():
-    slopes = 2.0 ** -torch.arange(1.0, H + 1)
-    negated = torch.complex(slopes, -slopes).conj().imag
+    q, slopes = x(), 2.0 ** -torch.arange(1.0, H + 1)
+    negated_q, negated = (torch.complex(t, -t).conj().imag for t in (q, slopes))
+    assert negated_q.is_neg()
     assert negated.is_neg()
+    assert torch.equal(relpos.attention(negated_q, q, q), relpos.attention(q, q, q))
     position, want = (Given(f"alibi(heads={H})", [t]) for t in (negated, slopes))
     for (_, a), (_, b) in zip(position.steps(3, 3), want.steps(3, 3), strict=True):
         assert torch.equal(a, b)

@@ -9,16 +9,14 @@ from relpos._position.part import text_of
 from tests.support.scheme_variants import (
     HEAD_DIM,
     HEADS,
-    IDS,
-    VARIANTS,
     bound,
     build,
+    every_scheme,
     randomised,
     tensors,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-every_scheme = pytest.mark.parametrize(("name", "scheme", "options"), VARIANTS, ids=IDS)
 
 
 @every_scheme
@@ -52,8 +50,8 @@ def test_gradcheck_of_scores_with_a_mask_and_a_softcap():
             assert torch.autograd.gradcheck(run, (query, key, mask), nondet_tol=0.0)
 
 
-def op_call(name):
-    """Arguments of an operator, tensors with requires_grad, as opcheck wants them."""
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+def test_opcheck():
     query, key, value = tensors()
     position = randomised(relpos.BiasRPE(HEADS, 4))
     table = position.biases
@@ -70,7 +68,7 @@ def op_call(name):
     with torch.no_grad():
         out, lse, softmax = torch.ops.relpos.attention(query, key, value, *call)
     grid = (text_of(position), 5, 5, 0, "key", [table])
-    calls = {
+    for name, args in {
         "attention": (query, key, value, *call),
         "attention_backward": (
             *(query, key, value, out, softmax, torch.ones_like(out), torch.ones_like(lse)),
@@ -82,21 +80,8 @@ def op_call(name):
         "dense": grid,
         "dense_backward": (mask.new_ones(HEADS, 5, 5), [True], *grid),
         "rotate": (query, text_of(relpos.RoPE(4, layout="half")), 3, None, False, []),
-    }
-    return getattr(torch.ops.relpos, name).default, calls[name]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("attention", "attention_backward", "weights", "scores", "scores_backward"),
-        *("dense", "dense_backward", "rotate"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
-def test_opcheck(name):
-    operator, args = op_call(name)
-    if name.endswith("backward"):  # differentiating those raises
-        args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, args)
-    results = torch.library.opcheck(operator, args)
-    assert set(results.values()) == {"SUCCESS"}, results
+    }.items():
+        if name.endswith("backward"):  # differentiating those raises
+            args = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, args)
+        results = torch.library.opcheck(getattr(torch.ops.relpos, name).default, args)
+        assert set(results.values()) == {"SUCCESS"}, (name, results)
