@@ -69,26 +69,21 @@ class Family:
         )
 
     def make(self, **more) -> torch.nn.Module:
-        """The model in evaluation mode, its tables scaled so that the bias matters."""
+        """The model in evaluation mode, with random weights and tables that matter."""
         torch.manual_seed(0)
         model = self.configured(**more).eval()
         for part in model.modules():
             if isinstance(part, transformers.PreTrainedModel):
                 part.config._attn_implementation = self.oracle
-        return weighty(model, self.options.get("d_kv", 1))
-
-
-@torch.no_grad()
-def weighty(model: torch.nn.Module, head_dim: int = 1) -> torch.nn.Module:
-    """With random weights that matter. T5, which has no scale on its scores, gives its head_dim."""
-    for name, parameter in model.named_parameters():
-        if name.endswith(("relative_attention_bias.weight", "sinks")):
-            parameter.normal_(0.0, 1.5)
-        elif parameter.dim() > 1:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
-        if name.endswith(".q.weight"):
-            parameter *= head_dim**-0.5
-    return model
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("relative_attention_bias.weight", "sinks")):
+                    parameter.normal_(0.0, 1.5)
+                elif parameter.dim() > 1:
+                    parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+                if name.endswith(".q.weight"):  # T5 has no scale on its scores
+                    parameter *= self.options.get("d_kv", 1) ** -0.5
+        return model
 
 
 def _t5(prefix, prompt="ids", **more):

@@ -4,7 +4,6 @@ import copy
 import itertools
 import pathlib
 import pickle
-import subprocess
 import sys
 import textwrap
 import types
@@ -18,6 +17,8 @@ from transformers import masking_utils
 
 from tests import ROOT
 from tests.hf.hf_models import FAMILIES, OTHERS, Family, inputs, outputs, pair, same, states
+from tests.support.cli_tool import ran
+from tests.support.near import close_to_largest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -27,19 +28,18 @@ def registered():
     relpos.hf.register()
 
 
-def visible(mask, rows):
-    """[rows, Lq, Lk] of a Mask, written out."""
-    seen = torch.ones(rows, mask.q_length, mask.kv_length, dtype=torch.bool)
+def agrees_with_theirs(**given):
+    """A Mask of two rows sees what that of transformers does."""
+    mask = _mask.mask_function(**given)
+    seen = torch.ones(2, mask.q_length, mask.kv_length, dtype=torch.bool)
     if mask.key_range is not None:
-        lo, hi = (bound.expand(rows, -1)[..., None] for bound in mask.key_range)
+        lo, hi = (bound.expand(2, -1)[..., None] for bound in mask.key_range)
         keys = torch.arange(mask.kv_length)
         seen &= (keys >= lo) & (keys < hi)
-    return seen if mask.padding is None else seen & ~mask.padding[:, None]
-
-
-def agrees_with_theirs(**given):
+    if mask.padding is not None:
+        seen &= ~mask.padding[:, None]
     theirs = masking_utils.sdpa_mask(**given, allow_is_causal_skip=False)
-    assert torch.equal(visible(_mask.mask_function(**given), 2), theirs.expand(2, 1, -1, -1)[:, 0])
+    assert torch.equal(seen, theirs.expand(2, 1, -1, -1)[:, 0])
 
 
 PATTERNS = {
@@ -135,13 +135,11 @@ def test_a_static_cache_beams_and_packed_rows():
         torch.cat([torch.arange(9), torch.arange(12)])[None].expand(2, -1),  # two sequences a row
         3 * torch.arange(21)[None] + 7,
     ):
-        a, b = (m(ids, position_ids=positions, use_cache=False).logits for m in (fused, model))
-        same(a, b)
+        same(*(m(ids, position_ids=positions, use_cache=False).logits for m in (fused, model)))
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_a_dense_mask_of_the_user_s(kind):
+def test_a_dense_mask_of_the_user_s():
     model, fused = pair("Llama")
     ids = inputs(FAMILIES["Llama"])["input_ids"]
     seen = torch.ones(21, 21, dtype=torch.bool).tril()
@@ -149,8 +147,8 @@ def test_a_dense_mask_of_the_user_s(kind):
     seen = seen[None, None].expand(2, 1, -1, -1)
     added = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
     theirs = model(ids, attention_mask=added, use_cache=False).logits
-    ours = fused(ids, attention_mask=seen if kind == "bool" else added, use_cache=False).logits
-    same(ours, theirs)
+    for mask in (seen, added):
+        same(fused(ids, attention_mask=mask, use_cache=False).logits, theirs)
 
 
 @pytest.mark.peers
@@ -217,8 +215,7 @@ def test_checkpointing_gives_the_same_gradients(name, reentrant):
     fused.gradient_checkpointing_enable({"use_reentrant": reentrant})
     _, gradients = outputs(family, fused, given)
     for parameter, gradient in gradients.items():
-        largest = expected[parameter].abs().max().item()
-        torch.testing.assert_close(gradient, expected[parameter], rtol=0, atol=1e-6 * largest)
+        close_to_largest(gradient, expected[parameter], 1e-6, parameter)
 
 
 @pytest.mark.parametrize("name", ["T5", "Llama"])
@@ -264,8 +261,7 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     fused.save_pretrained(tmp_path)
     assert "relpos" not in (tmp_path / "config.json").read_text().lower()
     again = type(fused).from_pretrained(tmp_path, attn_implementation="eager").eval()
-    a, b = again(**given).logits, fused(**given).logits
-    same(a, b)
+    same(again(**given).logits, fused(**given).logits)
 
 
 _DEBERTA = FAMILIES["Phi"].options | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
@@ -277,7 +273,7 @@ _SPEECH = {
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
 }
-_VITS = {
+_VITS = _SPEECH | {
     "vocab_size": 53,
     "ffn_dim": 40,
     "flow_size": 32,
@@ -293,7 +289,7 @@ LEFT_ALONE = {
         _SPEECH | {"position_embeddings_type": "relative"},
         "relpos.Conformer",
     ),
-    "VitsModel": (_SPEECH | _VITS, ""),
+    "VitsModel": (_VITS, ""),
 }
 
 
@@ -387,14 +383,8 @@ def test_a_new_file_brings_its_family_along(tmp_path, monkeypatch):
     assert (model(ids).last_hidden_state - before).abs().max() > 1e-2
 
 
-def run(*arguments):
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
 def test_the_example_changes_one_line_and_no_number():
-    example = ROOT / "examples/hf_t5.py"
-    printed = run(str(example), "--length", "96")
+    printed = ran([sys.executable, ROOT / "examples/hf_t5.py", "--length", 96])
     assert "6 of 6 attention layers fused" in printed
     assert "MiB at the peak" in printed
 
@@ -412,7 +402,7 @@ def test_import_needs_no_transformers_and_the_functions_say_what_to_install():
             except ImportError as error:
                 print(error)
     """
-    loaded, *lines = run("-c", textwrap.dedent(text)).splitlines()
+    loaded, *lines = ran([sys.executable, "-c", textwrap.dedent(text)]).splitlines()
     assert loaded == "False"
     assert len(lines) == 3
     assert all("pip install transformers==" in line for line in lines)

@@ -18,25 +18,6 @@ ROTARY = [name for name, family in FAMILIES.items() if "Mistral" in name or "Qwe
 ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rotary"]
 
 
-@pytest.fixture
-def claimed(tmp_path, monkeypatch):
-    """The adapter of Llama's kin claims further classes, by name alone."""
-
-    def claim(*classes):
-        text = f"""
-            from relpos.hf._adapter import Adapter
-            from relpos.hf.adapters.rotary import _plan
-
-            ADAPTERS = [Adapter({classes!r}, _plan)]
-            """
-        (tmp_path / "claimed_classes.py").write_text(textwrap.dedent(text))
-        monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
-        sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
-
-    yield claim
-    sys.modules.pop("relpos.hf.adapters.claimed_classes", None)
-
-
 # What a class brings along is its own choice: neighbouring pairs (GLM, Ernie, Helium, Cohere),
 # the other direction and a norm after it (NanoChat), halves (Olmo), only some layers (SmolLM3).
 ROTATIONS = {  # options, states of the layers, and why some are not fused
@@ -55,8 +36,16 @@ ROTATIONS = {  # options, states of the layers, and why some are not fused
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)
-def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, claimed):
-    claimed(f"{kind}Attention")
+def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, tmp_path, monkeypatch):
+    """Where the adapter of Llama's kin claims it, by name alone."""
+    text = f"""
+        from relpos.hf._adapter import Adapter
+        from relpos.hf.adapters.rotary import _plan
+
+        ADAPTERS = [Adapter(("{kind}Attention",), _plan)]
+        """
+    (tmp_path / f"claims_{kind}.py").write_text(textwrap.dedent(text))
+    monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
     options, expected, reason = ROTATIONS[kind]
     family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
     model, fused = pair(family)
