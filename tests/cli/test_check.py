@@ -22,13 +22,6 @@ pytestmark = pytest.mark.peers
 torch.manual_seed(0)
 
 
-def told(report, verdict="fits"):
-    """The one reading of a report, as (convention, options)."""
-    assert report.verdict == verdict, report
-    [reading] = report.readings
-    return reading.convention, reading.options
-
-
 def all_told(report, verdict):
     assert report.verdict == verdict, report
     return [(r.convention, r.options) for r in report.readings]
@@ -127,11 +120,14 @@ def test_key_biases():
 # T5
 
 
-def t5_layer(both, heads=6):
+def t5_bias(both):
+    """Of a decoder, or of an encoder, which sees both sides: [1, heads, query, key]."""
     config = T5Config(
-        d_model=8, d_kv=4, num_heads=heads, is_decoder=not both, relative_attention_num_buckets=32
+        d_model=8, d_kv=4, num_heads=6, is_decoder=not both, relative_attention_num_buckets=32
     )
-    return T5Attention(config, has_relative_attention_bias=True)
+    layer = T5Attention(config, has_relative_attention_bias=True)
+    torch.nn.init.normal_(layer.relative_attention_bias.weight)
+    return layer.compute_bias(40, 40).detach()
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -153,16 +149,12 @@ def test_bucket_numbers(both):
 
 
 def test_bias_of_a_learned_table():
-    layer = t5_layer(False)
-    torch.nn.init.normal_(layer.relative_attention_bias.weight)
-    bias = layer.compute_bias(40, 40).detach()  # [1, heads, query, key]
+    bias = t5_bias(False)
     found = reads("t5", bias, has={"bidirectional": False, "heads": 6})
     assert found.convention == "bias, heads first, [query, key], one direction"
     reads("t5", bias.mT, "(transposed)")
     reads("t5", bias.permute(0, 2, 3, 1), "heads last")
-    both = t5_layer(True)
-    torch.nn.init.normal_(both.relative_attention_bias.weight)
-    found = all_told(relpos.check("t5", both.compute_bias(40, 40).detach()), "ambiguous")
+    found = all_told(relpos.check("t5", t5_bias(True)), "ambiguous")
     assert all(options["bidirectional"] for _, options in found)
     assert ["(transposed)" in name for name, _ in found] == [False, True]
     fits_nothing("t5", torch.randn(6, 40, 40))
@@ -191,10 +183,8 @@ def test_tables_of_a_checkpoint(tmp_path):
         assert second["options"]["bidirectional"] is (kind == "decoder")
         assert f"its name says {kind}" in first["note"]
         assert "values cannot tell" in first["note"]
-        assert [c.options for c in ours[entry["tensor"]].readings] == [
-            first["options"],
-            second["options"],
-        ]
+        readings = ours[entry["tensor"]].readings
+        assert [reading.options for reading in readings] == [first["options"], second["options"]]
     text = output("check", "t5", path)
     assert "undecided: learned values" in text
     assert "= t5(heads=6, buckets=32, " in text
@@ -297,7 +287,8 @@ def test_rows_of_shaw():
     assert seamless == {"max_distance": 64, "right": 8, "head_dim": 64}
     assert relpos.Shaw(**seamless, values=False).key_table.shape == (73, 64)
     per_head = relpos.check("shaw", torch.randn(4, 15, 64), distance="key-query")
-    assert told(per_head, "undecided")[1]["heads"] == 4
+    [(_, options)] = all_told(per_head, "undecided")
+    assert options["heads"] == 4
 
 
 def test_rows_of_the_music_transformer():
@@ -334,13 +325,9 @@ def test_clipped_biases():
 # Every scheme, arguments, the tool
 
 
-CONVENTIONS = ROOT / "src/conventions"
-KNOWN = {path.stem for path in CONVENTIONS.glob("*.cc")}
-
-
 @pytest.mark.parametrize("scheme", [s.name for s in relpos.schemes()])
 def test_noise_fits_nothing_by_value(scheme, tmp_path):
-    if scheme not in KNOWN:
+    if not (ROOT / f"src/conventions/{scheme}.cc").exists():
         with pytest.raises(ValueError, match=f"{scheme}: has no conventions to compare with"):
             relpos.check(scheme, torch.randn(7))
         return
@@ -357,20 +344,24 @@ def test_noise_fits_nothing_by_value(scheme, tmp_path):
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match="there is none named nope"):
-        relpos.check("nope", torch.ones(3))
-    with pytest.raises(ValueError, match="alibi: no option 'slope'; did you mean 'slopes'"):
-        relpos.check("alibi", torch.ones(3), slope="paper")
-    with pytest.raises(TypeError, match="heads: expected an integer"):
-        relpos.check("alibi", torch.ones(3), heads="two")
-    with pytest.raises(TypeError, match="tensor: expected floating or integer numbers, got bool"):
-        relpos.check("alibi", torch.ones(3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"tensor: expected elements, got shape \[0\]"):
-        relpos.check("alibi", torch.ones(0))
-    with pytest.raises(ValueError, match="none of the state dict's 1 names is one of t5's"):
-        relpos.check("t5", {"x": torch.ones(3)})
-    with pytest.raises(TypeError, match="tensor: expected a tensor or a state dict, got list"):
-        relpos.check("t5", [1.0])
+    ones = torch.ones(3)
+    for scheme, tensor, options, error, text in (
+        ("nope", ones, {}, ValueError, "there is none named nope"),
+        ("alibi", ones, {"slope": "paper"}, ValueError, "no option 'slope'; did you mean 'slopes'"),
+        ("alibi", ones, {"heads": "two"}, TypeError, "heads: expected an integer"),
+        (
+            "alibi",
+            ones > 0,
+            {},
+            TypeError,
+            "tensor: expected floating or integer numbers, got bool",
+        ),
+        ("alibi", ones[:0], {}, ValueError, r"tensor: expected elements, got shape \[0\]"),
+        ("t5", {"x": ones}, {}, ValueError, "none of the state dict's 1 names is one of t5's"),
+        ("t5", [1.0], {}, TypeError, "tensor: expected a tensor or a state dict, got list"),
+    ):
+        with pytest.raises(error, match=text):
+            relpos.check(scheme, tensor, **options)
     assert relpos.check("alibi", bloom_slopes(8), heads=7).comparisons == ()
     assert relpos.check("alibi", torch.tensor(1.0)).verdict == "none"
 
@@ -414,9 +405,8 @@ def test_refusals(tmp_path):
         line = refusal("check", scheme, path, "--tensor", "other", flag, "0")
         assert flag[2:].replace("-", "_") + ": expected" in line
     refusal("check", "alibi", tmp_path / "missing.npy")
-    refusal("check", "alibi")
-    refusal("check", "nope", path)
-    refusal("check")
+    for words in (["alibi"], ["nope", path], []):
+        refusal("check", *words)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

@@ -1,6 +1,7 @@
 """The lab: its data, its MIDI, and whole runs as a user starts them."""
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -61,7 +62,7 @@ def note(step, duration, *, octave=4, extra=""):
     )
 
 
-def write_mxl(path, parts, *, prolog="", name="score.musicxml"):
+def write_mxl(path, parts, prolog=""):
     score = "".join(
         f'<part id="P{i}"><measure number="1"><attributes><divisions>4</divisions></attributes>'
         f"{part}</measure></part>"
@@ -70,13 +71,10 @@ def write_mxl(path, parts, *, prolog="", name="score.musicxml"):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(
             "META-INF/container.xml",
-            f'<container><rootfiles><rootfile full-path="{name}"/></rootfiles></container>',
+            '<container><rootfiles><rootfile full-path="score.xml"/></rootfiles></container>',
         )
         archive.writestr("decoy.xml", "<score-partwise/>")
-        archive.writestr(name, f"{prolog}<score-partwise>{score}</score-partwise>")
-
-
-REST_OF_FOUR = "<note><rest/><duration>4</duration></note>"
+        archive.writestr("score.xml", f"{prolog}<score-partwise>{score}</score-partwise>")
 
 
 def test_a_chorale_becomes_tokens(tmp_path):
@@ -125,13 +123,13 @@ def test_a_chorale_becomes_tokens(tmp_path):
     ],
 )
 def test_what_is_no_chorale_says_why(tmp_path, parts, prolog, says):
-    write_mxl(tmp_path / "a.mxl", parts, prolog=prolog)
+    write_mxl(tmp_path / "a.mxl", parts, prolog)
     with pytest.raises(chorales.NotAChorale, match=says):
         chorales.read_chorale(tmp_path / "a.mxl")
 
 
 def test_a_damaged_file_is_no_chorale(tmp_path):
-    write_mxl(tmp_path / "a.mxl", [REST_OF_FOUR] * 4)
+    write_mxl(tmp_path / "a.mxl", ["<note><rest/><duration>4</duration></note>"] * 4)
     whole = (tmp_path / "a.mxl").read_bytes()
     for length in range(0, len(whole), 37):
         (tmp_path / "b.mxl").write_bytes(whole[:length])
@@ -159,27 +157,24 @@ def test_the_test_pieces_are_fixed():
 # ---- windows
 
 
-@pytest.fixture
-def counted():
-    """A corpus whose tokens are their own places."""
-    stream = np.arange(6000)
-    return data.Corpus("text", "numbers", stream, stream, 6000, 4, stream[:8], "numbers")
+PLACES = np.arange(6000)
+COUNTED = data.Corpus("text", "numbers", PLACES, PLACES, 6000, 4, PLACES[:8], "numbers")
 
 
-def test_every_length_is_scored_on_the_same_tokens(counted):
-    ends = data.window_ends(counted, longest=2048, windows=16)
+def test_every_length_is_scored_on_the_same_tokens():
+    ends = data.window_ends(COUNTED, longest=2048, windows=16)
     assert len(ends) == 16
     assert ends[0] == 2048
-    assert (ends % counted.align == 0).all()
-    assert ends[-1] < len(counted.test)
-    assert (np.diff(ends) >= data.SCORED - counted.align).all()
+    assert (ends % COUNTED.align == 0).all()
+    assert ends[-1] < len(COUNTED.test)
+    assert (np.diff(ends) >= data.SCORED - COUNTED.align).all()
 
 
-def test_batches_depend_on_the_seed_alone(counted):
-    draw = [data.batch_starts(counted, steps=5, batch=3, length=64, seed=s) for s in (1, 1, 2)]
+def test_batches_depend_on_the_seed_alone():
+    draw = [data.batch_starts(COUNTED, steps=5, batch=3, length=64, seed=s) for s in (1, 1, 2)]
     assert (draw[0] == draw[1]).all()
     assert (draw[0] != draw[2]).any()
-    assert (draw[0] % counted.align == 0).all()
+    assert (draw[0] % COUNTED.align == 0).all()
 
 
 def test_the_unigram_loss_is_that_of_the_frequencies():
@@ -214,43 +209,35 @@ def test_runs_have_labels_and_colours_of_their_own():
 # ---- MIDI
 
 
-def read_midi(raw):
-    """(ticks per quarter, tracks of (tick, event bytes)); knows the events that we write."""
-    assert raw[:8] == b"MThd" + struct.pack(">I", 6)
-    kind, count, division = struct.unpack(">HHH", raw[8:14])
-    assert kind == 1
-    at, tracks = 14, []
-    for _ in range(count):
-        assert raw[at : at + 4] == b"MTrk"
-        (length,) = struct.unpack(">I", raw[at + 4 : at + 8])
-        at += 8
-        end, now, events = at + length, 0, []
-        while at < end:
-            delta = 0
-            while True:
-                byte, at = raw[at], at + 1
-                delta = delta << 7 | byte & 0x7F
-                if byte < 0x80:
-                    break
-            now += delta
-            status = raw[at]
-            sizes = {0x80: 3, 0x90: 3, 0xC0: 2, 0xF0: 3 + raw[at + 2]}  # 0xF0: a meta event
-            size = sizes[status & 0xF0]
-            events.append((now, raw[at : at + size]))
-            at += size
-        assert at == end
-        assert events[-1][1] == b"\xff\x2f\x00"
-        tracks.append(events)
-    assert at == len(raw)
-    return division, tracks
+def events_of(file):
+    """(tick, bytes) of a track, to its end; knows the events that we write."""
+    assert file.read(4) == b"MTrk"
+    (length,) = struct.unpack(">I", file.read(4))
+    end, tick, event = file.tell() + length, 0, b""
+    while file.tell() < end:
+        delta, more = 0, True
+        while more:
+            (byte,) = file.read(1)
+            delta, more = delta << 7 | byte & 0x7F, byte >= 0x80
+        tick += delta
+        event = file.read(2)
+        if event[0] == 0xFF:  # a meta event, whose length is its third byte
+            event += (size := file.read(1)) + file.read(*size)
+        elif event[0] & 0xF0 != 0xC0:
+            event += file.read(1)
+        yield tick, event
+    assert (file.tell(), event) == (end, b"\xff\x2f\x00")
 
 
 def notes_in_midi(raw):
-    division, tracks = read_midi(raw)
+    file = io.BytesIO(raw)
+    assert file.read(8) == b"MThd" + struct.pack(">I", 6)
+    kind, tracks, division = struct.unpack(">HHH", file.read(6))
+    assert kind == 1
     step = division // chorales.STEPS_PER_QUARTER
     notes, sounding = [], {}
-    for events in tracks:
-        for tick, event in events:
+    for _ in range(tracks):
+        for tick, event in events_of(file):
             key = (event[0] & 0x0F, event[1])
             assert tick % step == 0
             if event[0] & 0xF0 == 0x90:
@@ -260,6 +247,7 @@ def notes_in_midi(raw):
                 begin = sounding.pop(key)
                 notes.append(Note(*key, begin // step, (tick - begin) // step))
     assert not sounding
+    assert file.read() == b""
     return sorted(notes, key=lambda n: (n.start, n.voice))
 
 
