@@ -105,9 +105,8 @@ def test_compare_knows_rounding_from_a_difference(tmp_path):
 
 
 def test_compare_of_rotations_is_the_mean_cosine():
-    found = report(
-        "compare", "rope(layout=half, head_dim=4)", "rope_linear(layout=half, head_dim=4, factor=2)"
-    )
+    sides = "rope(layout=half, head_dim=4)", "rope_linear(layout=half, head_dim=4, factor=2)"
+    found = report("compare", *sides)
     assert found["what"] == "score"
     distance = np.arange(-32, 33)
     mean = (np.cos(distance) + np.cos(distance / 100)) / 2

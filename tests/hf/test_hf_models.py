@@ -38,9 +38,8 @@ def largest_of_modules(gradients):
 def in_float64(family, model, given):
     """Of the model's own code, with all of its arithmetic in double."""
     wide = copy.deepcopy(model).double()
-    if (
-        wide._supports_sdpa and wide._can_set_attn_implementation()
-    ):  # its zeros for rows of padding survive float64
+    # The zeros of sdpa for rows of padding survive float64.
+    if wide._supports_sdpa and wide._can_set_attn_implementation():
         wide.set_attn_implementation("sdpa")
     with Float64():
         return outputs(family, wide, given)

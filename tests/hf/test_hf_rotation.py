@@ -80,15 +80,11 @@ def edited(model, how):
     base = model.base_model
     with torch.no_grad():
         if hasattr(base, "rotary_emb"):
-            rotary = base.rotary_emb
-            names = [name for name, _ in rotary.named_buffers() if name.endswith("inv_freq")]
             if how == "replaced":
-                base.rotary_emb = rotary = copy.deepcopy(rotary)
-            for name in names:
-                if how == "data":
-                    getattr(rotary, name).data.mul_(0.5)
-                else:
-                    getattr(rotary, name).mul_(0.5)
+                base.rotary_emb = copy.deepcopy(base.rotary_emb)
+            for name, table in base.rotary_emb.named_buffers():
+                if name.endswith("inv_freq"):
+                    (table.data if how == "data" else table).mul_(0.5)
         else:
             for layer in base.h:
                 table = layer.attn.embed_positions
