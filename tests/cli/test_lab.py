@@ -353,7 +353,6 @@ def test_a_text_of_ones_own(small):
     assert str(folder / "report.html") in done.stdout
     assert re.search(r"\d\.\d steps/s +\d+:\d\d left +loss \d\.\d{3}", done.stderr)
     assert "\r" not in done.stderr
-    check_page(folder, continuation="continuation.txt")
     assert len((folder / "continuation.txt").read_bytes()) == 256 + 512
 
 
