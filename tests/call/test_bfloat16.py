@@ -86,14 +86,14 @@ print(json.dumps({"target": relpos.show_config()["target"], "found": found}))
 """
 
 
+def process(*command, **environment):
+    environment = os.environ | {"OMP_NUM_THREADS": "2", "RELPOS_BF16": ""} | environment
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
 def ran(code, *arguments, **environment):
     """What a process of its own prints, as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(json.dumps, arguments)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "2", "RELPOS_BF16": ""} | environment,
-    )
+    done = process(sys.executable, "-c", code, *map(json.dumps, arguments), **environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 
@@ -115,12 +115,7 @@ def test_errors_are_within_those_of_pytorch(unit):
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_selftest_passes(unit):
-    done = subprocess.run(
-        [TOOL, "selftest", "--case", "11"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"RELPOS_BF16": "", "RELPOS_TARGET": unit},
-    )
+    done = process(TOOL, "selftest", "--case", "11", RELPOS_TARGET=unit)
     assert done.returncode == 0, done.stderr
     assert re.search(rf"^target +{unit}$", done.stdout, re.M)
 
@@ -212,10 +207,6 @@ def test_a_call_can_ask_for_float32_products():
 
 
 def test_an_unknown_wish_is_refused():
-    done = subprocess.run(
-        [sys.executable, "-c", "import relpos; relpos.show_config()"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"RELPOS_BF16": "double"},
-    )
+    code = "import relpos; relpos.show_config()"
+    done = process(sys.executable, "-c", code, RELPOS_BF16="double")
     assert "RELPOS_BF16: expected float32 or nothing, got double" in done.stderr
