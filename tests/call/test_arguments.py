@@ -32,8 +32,6 @@ def trained_number(value):
     return torch.tensor(value, requires_grad=True)
 
 
-NO_BOOLS = ("no", "", 0, 1, None, torch.tensor(True))
-
 # What is changed in a good call, the error, and words of its text.
 BAD = [
     ({"query": [1.0]}, TypeError, "query: expected a torch.Tensor, got list"),
@@ -88,10 +86,8 @@ BAD = [
     ({"position": torch.nn.Linear(2, 2)}, TypeError, "position"),
     ({"position": relpos.T5Bias}, TypeError, "position: .*class T5Bias"),
     ({"position": [relpos.ALiBi(HEADS), relpos.T5Bias]}, TypeError, "position: .*class T5Bias"),
-    *(
-        ({name: trained_number(number)}, ValueError, f"{name}: .*requires grad")
-        for name, number in (("scale", 1.0), ("softcap", 1.0))
-    ),
+    ({"scale": trained_number(1.0)}, ValueError, "scale: .*requires grad"),
+    ({"softcap": trained_number(1.0)}, ValueError, "softcap: .*requires grad"),
     ({"position": relpos.ALiBi(3)}, ValueError, "heads"),
     ({"sinks": torch.zeros(3)}, ValueError, r"^sinks: expected \[4\]"),
     ({"sinks": 1.0}, TypeError, "sinks: expected"),
@@ -124,7 +120,7 @@ def test_the_argument_is_named(change, error, words):
     "name", ["is_causal", "enable_gqa", "float32_products", "return_lse", "return_weights"]
 )
 def test_flags_are_bools(name):
-    for value in NO_BOOLS:
+    for value in ("no", "", 0, 1, None, torch.tensor(True)):
         with pytest.raises(TypeError, match=f"{name}: expected a bool, got"):
             relpos.attention(*base().values(), **{name: value})
     for value in (True, False):
@@ -265,14 +261,6 @@ def test_a_position_made_for_other_sizes(name):
     assert all(name in text for text in refusals)
 
 
-GUESSES = [
-    {"is_causal": True},
-    {"window": (2, 2)},
-    {"k_offset": 3},
-    {"k_offset": torch.tensor([3, 3])},
-]
-
-
 def refuses(call, *args, **more):
     with pytest.raises(ValueError, match=r"q_offset") as caught:
         call(*args, **more)
@@ -281,8 +269,12 @@ def refuses(call, *args, **more):
     assert "q_offset = 0" in text
 
 
-@pytest.mark.parametrize("guess", GUESSES, ids=lambda x: next(iter(x)))
-def test_refuses_to_guess_the_offset(guess):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("is_causal", True), ("window", (2, 2)), ("k_offset", 3), ("k_offset", torch.tensor([3, 3]))],
+)
+def test_refuses_to_guess_the_offset(name, value):
+    guess = {name: value}
     q, k, v, _ = tensors(batch=B, queries=3, keys=L)
     for module in (None, position("sum")[0]):
         refuses(relpos.attention, q, k, v, position=module, **guess)
