@@ -18,10 +18,17 @@ def inputs(queries, keys):
     return q, k, v, hidden
 
 
+def output_gradient(q):
+    return torch.randn(q.shape, generator=torch.Generator().manual_seed(3))
+
+
 def run(q, k, v, mask):
-    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3))
     torch.manual_seed(0)
-    return step(q, k, v, dout, relpos.T5Bias(4), attn_mask=mask, q_offset=0)
+    return step(q, k, v, output_gradient(q), relpos.T5Bias(4), attn_mask=mask, q_offset=0)
+
+
+def mask_gradient(q, k, v, mask, dout):
+    return gradients([relpos.attention(q, k, v, attn_mask=mask)], [dout], [mask])
 
 
 @pytest.mark.parametrize(("queries", "keys"), LENGTHS)
@@ -55,12 +62,8 @@ def test_a_layout_changes_no_bit(queries, keys, dtype):
 def test_a_gradient_has_the_same_bits_at_any_thread_count(shape):
     q, k, v, _ = inputs(130, 193)
     mask = torch.randn(shape, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3))
-
-    def gradient():
-        return gradients([relpos.attention(q, k, v, attn_mask=mask)], [dout], [mask])
-
-    (found,) = same_at_any_thread_count(gradient, (1, 2, 5))
+    dout = output_gradient(q)
+    (found,) = same_at_any_thread_count(lambda: mask_gradient(q, k, v, mask, dout), (1, 2, 5))
     exact = mask.detach().double().requires_grad_()
     out = naive(q.double(), k.double(), v.double(), mask=exact).out
     (expected,) = gradients([out], [dout.double()], [exact])
@@ -72,11 +75,7 @@ def test_heads_that_share_a_mask_lose_nothing_of_its_gradient():
     draw = torch.Generator().manual_seed(2)
     q, k, v, dout = torch.randn(4, 8, 32, 64, 8, generator=draw)
     mask = torch.zeros(64, 64, requires_grad=True)
-
-    def gradient():
-        return gradients([relpos.attention(q, k, v, attn_mask=mask)], [dout], [mask])
-
-    same_at_any_thread_count(gradient, [1] + 10 * [2])
+    same_at_any_thread_count(lambda: mask_gradient(q, k, v, mask, dout), [1] + 10 * [2])
 
 
 @pytest.mark.parametrize("where", [slice(0, 20), slice(0, 32), slice(80, 96), slice(60, 193)])
@@ -170,8 +169,7 @@ def test_a_nan_is_seen_by_its_row_and_no_other(queries, keys, dtype, mask_dtype,
     visible = seen & (mask != -torch.inf)
     reached = spoiled[..., None] & visible
     results = []
-    dout = torch.randn(q.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-    q, k, v = (x.to(dtype) for x in (q, k, v))
+    q, k, v, dout = (x.to(dtype) for x in (q, k, v, output_gradient(q)))
     for used in (mask, wrong):
         bound = {"attn_mask": used.requires_grad_(), **call}
         results.append(step(q, k, v, dout, also=[used], **bound))
