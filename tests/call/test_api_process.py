@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import relpos
 import torch
 from relpos import _core
 
+from tests.support.cli_tool import run
 from tests.support.patience import heed_interrupts, timeout
 from tests.support.sample import tensors
 from tests.support.steps import same_bits, step
@@ -20,15 +20,8 @@ from tests.support.steps import same_bits, step
 
 def run_python(code, **environment):
     """What a process of its own prints, (stdout, stderr), where it ends well."""
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=timeout(120),
-        preexec_fn=heed_interrupts,
-        env={**os.environ, **environment},
-        check=False,
-    )
+    how = {"preexec_fn": heed_interrupts, "env": os.environ | environment}
+    result = run([sys.executable, "-c", code], seconds=120, **how)
     assert result.returncode == 0, result.stderr
     return result.stdout, result.stderr
 

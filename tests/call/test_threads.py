@@ -1,7 +1,6 @@
 """More threads than the machine has or grants: the process computes with fewer and never ends."""
 
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -9,8 +8,7 @@ import pytest
 import relpos
 import torch
 
-from tests.support.cli_tool import TOOL, output, report
-from tests.support.patience import timeout
+from tests.support.cli_tool import TOOL, output, ran, report
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -48,15 +46,8 @@ if os.geteuid() == 0:  # who has no such limit
 @pytest.mark.parametrize("limit", LIMITS)
 @pytest.mark.parametrize("threads", [2, 30_000])
 def test_torchs_thread_count_is_only_a_wish(limit, threads):
-    run = subprocess.run(
-        [sys.executable, "-c", COMPUTE.replace("{limit}", LIMITS[limit]), str(threads)],
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout(60),
-        check=False,
-    )
-    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+    command = [sys.executable, "-c", COMPUTE.replace("{limit}", LIMITS[limit]), threads]
+    assert ran(command, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"}) == "done\n"
 
 
 @pytest.fixture
@@ -93,15 +84,8 @@ def test_the_tool_computes_where_no_thread_is_granted(tmp_path, files, words):
         os.chown(out, 65534, -1)
         tmp_path.chmod(0o777)
     output(*files, "--threads", 1, "--out", tmp_path / "want.npy")
-    run = subprocess.run(
-        ["sh", "-c", command, "sh", TOOL, *files, "--threads", "100000", "--out", out],
-        capture_output=True,
-        text=True,
-        timeout=timeout(60),
-        check=False,
-        **user,
-    )
-    assert run.returncode == 0, run.stderr
+    call = [TOOL, *files, "--threads", 100_000, "--out", out]
+    ran(["sh", "-c", command, "sh", *call], **user)
     assert out.read_bytes() == (tmp_path / "want.npy").read_bytes()
 
 
