@@ -69,6 +69,18 @@ double expected_bias(const Biased& made, int64_t h, int64_t i, int64_t j) {
   return 2.0 * made.part.parameters[0].at({h, row}) + 3.0 * slope * static_cast<double>(delta);
 }
 
+TEST(Dense, RowsTimesTheirMultiplier) {
+  const Held made(plain::toy<row_terms>());
+  EXPECT_EQ(dense_shape(made.part, kGrid, "key"), (std::vector<int64_t>{3, 5, kDim}));
+  const Tensor out(DType::kFloat64, {3, 5, kDim});
+  dense(made.part, kGrid, "key", out.view());
+  for (int64_t n = 0; n < 3 * 5 * kDim; ++n) {
+    const int64_t delta = n / kDim % 5 - (n / kDim / 5 + kGrid.q_offset), c = n % kDim;
+    const bool inside = delta >= -2 && delta <= 1;
+    EXPECT_EQ(out.view().load(n), inside ? 0.5 * made.memory[0].view().at({delta + 2, c}) : 0.0);
+  }
+}
+
 TEST(Dense, StridedOutputOfAnotherDType) {
   const Biased made;
   const Tensor memory(DType::kFloat32, {5, 3, kHeads});

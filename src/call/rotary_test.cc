@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "relpos/attention.h"
 #include "relpos/dense.h"
 #include "testing/schemes.h"
 
@@ -22,6 +23,13 @@ void turn(Builder& b) {
   rotation.by_position().frequency = {kFrequency[0], kFrequency[1]};
   rotation.by_position().float32_angles = float32_angles;
   rotation.magnitude = kMagnitude;
+  b.rotation(rotation);
+}
+
+void too_few(Builder& b) {
+  Rotation rotation;
+  rotation.dims = kDims;
+  rotation.by_position().frequency = {kFrequency[0]};
   b.rotation(rotation);
 }
 
@@ -151,6 +159,15 @@ TEST(Rotary, RefusesBadArguments) {
   const Part bare = parse_position("rope_mixed(heads=2, head_dim=4, grid=[2, 3])").parts[0];
   plain::expect_error([&] { rotated(bare); }, "expected 1 parameters, got 0");
   plain::expect_error([&] { rotated(mixed.part()); }, "H a multiple of the 2 heads");
+}
+
+TEST(Rotary, TooFewFrequenciesAreRefusedWhereverARotationIsRead) {
+  const Part part = plain::toy<too_few>();
+  const Tensor x(DType::kFloat32, {1, 1, 3, kDims}), out = x;
+  const char* what = "expected one frequency for each pair of 4 dims, got 1";
+  plain::expect_error([&] { rotate(part, x.view(), 0, {}, false, out.view()); }, what);
+  plain::expect_error(
+      [&] { attention(x.view(), x.view(), x.view(), Position{{part}}, {}, out.view()); }, what);
 }
 
 }  // namespace

@@ -19,8 +19,8 @@ namespace {
 
 // Blocks that compute at one time where terms are summed: of all key heads, and at most of one.
 constexpr int64_t kFewTasks = 16, kFewOfHead = 4, kManyTasks = 64, kManyOfHead = 16;
-// ChunkSums of the pairs of a wave are held together: of so many where they take no more than kWaveBytes, and
-// of more where they take no more than kShortBytes, each with the objects that hold it.
+// The sums of the pairs of a wave are held together: of kWavePairs where they take no more than kWaveBytes,
+// and of more where they take no more than kShortBytes, each with the objects that hold it.
 constexpr int64_t kWavePairs = 16, kWaveBytes = int64_t{32} << 20;
 constexpr int64_t kShortBytes = int64_t{4} << 20, kObjectBytes = 1024;
 

@@ -65,6 +65,28 @@ void KeySums::clear() {
   memory_.clear();
 }
 
+namespace {
+
+// Calls f(entries, worker) for pieces of a table, many at one time: all entries that read one row are in
+// one piece.
+template <typename F>
+void in_row_pieces(const TablePlan& table, int threads, Stopper& stopper, F&& f) {
+  constexpr int64_t kEntries = 8;  // of a piece, at least
+  const std::vector<int64_t> order = table.by_class();
+  const auto size = static_cast<int64_t>(order.size());
+  const auto start = [&](int64_t piece) {
+    if (piece == 0 || piece * kEntries >= size) return std::min(size, piece * kEntries);
+    const int64_t row = table.classes[order[piece * kEntries - 1]];
+    const auto by_row = [&](int64_t of, int64_t entry) { return of < table.classes[entry]; };
+    return std::upper_bound(order.begin(), order.end(), row, by_row) - order.begin();
+  };
+  parallel_for((size + kEntries - 1) / kEntries, threads, stopper, [&](int64_t piece, int worker) {
+    f(std::span{order.begin() + start(piece), order.begin() + start(piece + 1)}, worker);
+  });
+}
+
+}  // namespace
+
 void reduce_terms(const Plan& plan, const std::vector<ChunkSums>& sums,
                   std::span<const KeySums> keys, int64_t first_pair, int64_t pairs, int64_t chunks,
                   int threads, Stopper& stopper, TermGradients& to) {
@@ -96,26 +118,12 @@ void reduce_terms(const Plan& plan, const std::vector<ChunkSums>& sums,
         [&](const TablePlan& table, const TermData& data, double scale,
             std::vector<double>& gradient, const auto& sums_of) {
           if (gradient.empty()) return;
-          constexpr int64_t kEntries =
-              8;  // of a task, at least: all that read one row are in one task
-          const std::vector<int64_t> order = table.by_class();
-          const auto size = static_cast<int64_t>(order.size());
-          const auto start = [&](int64_t task) {
-            if (task == 0 || task * kEntries >= size) return std::min(size, task * kEntries);
-            const int64_t row = table.classes[order[task * kEntries - 1]];
-            const auto by_row = [&](int64_t of, int64_t entry) {
-              return of < table.classes[entry];
-            };
-            return std::upper_bound(order.begin(), order.end(), row, by_row) - order.begin();
-          };
-          parallel_for(
-              (size + kEntries - 1) / kEntries, threads, stopper, [&](int64_t task, int w) {
-                const std::span own{order.begin() + start(task), order.begin() + start(task + 1)};
-                for (int64_t n = 0; n < pairs * chunks && !stopper.stopped(w); ++n) {
-                  sums_of(sums[n].of<Kind>())
-                      .reduce(table, data, kv_head(n / chunks), p.group(), scale, own, gradient);
-                }
-              });
+          in_row_pieces(table, threads, stopper, [&](std::span<const int64_t> entries, int worker) {
+            for (int64_t n = 0; n < pairs * chunks && !stopper.stopped(worker); ++n) {
+              sums_of(sums[n].of<Kind>())
+                  .reduce(table, data, kv_head(n / chunks), p.group(), scale, entries, gradient);
+            }
+          });
         });
   });
 }
