@@ -183,13 +183,15 @@ def test_benches_go_one_way():
 
 
 def test_comments_name_files_that_are_there():
-    files = [path.as_posix() for path in (ROOT / "src").rglob("*.*")]
-    files += [path.as_posix() for top in ("include", "cli") for path in (ROOT / top).rglob("*.*")]
-    named = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:h|cc))\b")
+    def below(*tops):
+        return [path.as_posix() for top in tops for path in (ROOT / top).rglob("*.*")]
+
+    known = below("src", "include", "cli", "python", "tests")
+    named = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:h|cc|py))\b")
     elsewhere = ("NAME.cc", "hwy/highway.h")
-    for file in files:
+    for file in below("src", "include", "cli"):
         for line in pathlib.Path(file).read_text().splitlines():
             _, _, comment = line.partition("//")
             for name in named.findall(comment):
-                there = any(path.endswith(f"/{name}") for path in files)
+                there = any(path.endswith(f"/{name}") for path in known)
                 assert there or name.endswith(elsewhere), f"{file}: {name}"

@@ -1,7 +1,7 @@
 // The bound of docs/accuracy.md on the difference of the fused path and the reference, for tests of the
 // kernels. The addends' sizes are the scores of the same problem with every number positive.
-// tests/promise.py has the same bound from dense formulas and shares nothing with this code on purpose:
-// it judges the library from outside, also the reference that this code calls.
+// tests/support/promise.py has the same bound from dense formulas and shares nothing with this code on
+// purpose: it judges the library from outside, also the reference that this code calls.
 #pragma once
 
 #include <algorithm>

@@ -260,6 +260,7 @@ def _slower(position: Any, window_size: int, leak: Any) -> tuple[Composed, int]:
         raise wrong_value("leak", wanted, text_of(parts) or "none", then)
     ahead = window_size * (leak - 1)
     if ahead != int(ahead):
-        raise wrong_value("leak", f"{window_size} (leak - 1) to be a whole number", ahead)
+        wanted = f"window_size (leak - 1) to be a whole number for window_size {window_size}"
+        raise wrong_value("leak", wanted, ahead)
     options = {option.name: getattr(parts[0], option.name) for option in parts[0].scheme.options}
     return CLASSES["LinearRoPE"](**options, factor=float(leak)), int(ahead)

@@ -1,5 +1,5 @@
 // Random lists of terms, no scheme involved: the fused path against the reference path, whose gradients
-// are compared with finite differences. tests/test_conformance.py compares it with formulas.
+// are compared with finite differences. tests/schemes/test_conformance.py compares it with formulas.
 #include "kernels/fused.h"
 
 #include <gtest/gtest.h>
