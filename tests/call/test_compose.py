@@ -149,7 +149,7 @@ REFUSED = [
     ("expected sinks=", compose.rerope, {"window_size": 4, "position": "sink"}),
     ("turns by given coordinates", compose.rerope, {"window_size": 4, "position": "mrope"}),
     ("leak: expected None or", compose.rerope, {"window_size": 4, "leak": 0.5}),
-    ("leak: expected 4 .leak - 1. to be a whole", compose.rerope, {"window_size": 4, "leak": 1.1}),
+    ("leak: expected window_size", compose.rerope, {"window_size": 4, "leak": 1.1}),
     ("leak: expected position", compose.rerope, {"window_size": 4, "leak": 2, "position": "sum"}),
     ("local_size: expected at most 5", compose.dual_chunk, {"chunk_size": 6, "local_size": 6}),
     ("k_offset is given", compose.dual_chunk, {"chunk_size": 6, "local_size": 2, "k_offset": 1}),
