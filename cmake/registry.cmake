@@ -10,10 +10,15 @@ function(relpos_names names folder)
 endfunction()
 
 # Writes OUTPUT, which defines what the library knows by the names of files: one scheme for each
-# src/schemes/NAME.cc, and the conventions and the steps that src/conventions/NAME.cc and
+# src/schemes/NAME.cc, a term that is given with the call for each src/schemes/terms/NAME.cc, and the conventions and the steps that src/conventions/NAME.cc and
 # src/notebooks/NAME.cc may have for it.
 function(relpos_registry output)
   relpos_names(schemes schemes ${ARGN})
+  relpos_names(terms schemes/terms ${ARGN})
+  foreach(name IN LISTS terms)
+    string(APPEND declarations "Scheme ${name}();\n")
+    string(APPEND term_calls "      schemes_impl::${name}(),\n")
+  endforeach()
   foreach(name IN LISTS schemes)
     if(NOT name MATCHES "^[a-z][a-z0-9_]*$")
       message(FATAL_ERROR "src/schemes/${name}.cc: the file's name is the scheme's public name and its function's, so it must match [a-z][a-z0-9_]*")
@@ -61,6 +66,12 @@ std::vector<Scheme> all_schemes();
 std::vector<Scheme> all_schemes() {
   return {
 @calls@  };
+}
+
+std::vector<Scheme> all_term_schemes();
+std::vector<Scheme> all_term_schemes() {
+  return {
+@term_calls@  };
 }
 
 std::map<std::string, Conventions> all_conventions();

@@ -1,4 +1,5 @@
 // The registry of schemes, and the check of a tensor against one.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <type_traits>
@@ -26,11 +27,11 @@ nb::object to_python(const OptionValue& value) {
 
 // Sizes of an input that the call decides stand by name.
 nb::tuple to_python(const std::vector<int64_t>& shape) {
-  constexpr const char* kOfCall[] = {"batch", "heads", "queries", "keys"};  // -1, -2, -3, -4
+  constexpr const char* kOfCall[] = {"batch", "heads", "queries", "keys", "any"};  // -1, ..., -5
   nb::list sizes;
   for (int64_t size : shape) {
     if (size < 0) {
-      sizes.append(kOfCall[-1 - size]);
+      sizes.append(kOfCall[std::min<int64_t>(-1 - size, 4)]);
     } else {
       sizes.append(size);
     }

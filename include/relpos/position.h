@@ -29,7 +29,9 @@ struct Scheme {
 };
 
 const std::vector<Scheme>& schemes();
-// nullptr when there is none of that name.
+// One term of terms.h each, whose numbers and class map are all given with the call: "distance_bias".
+const std::vector<Scheme>& term_schemes();
+// A scheme or a term; nullptr when there is none of that name.
 const Scheme* find_scheme(std::string_view name);
 
 struct Init {
@@ -62,10 +64,14 @@ struct Origin {
 
 // Sizes of an input that each call decides.
 inline constexpr int64_t kBatch = -1, kHeads = -2, kQueries = -3, kKeys = -4;
+// Any size, which the term itself checks; examples have this one.
+constexpr int64_t any_size(int64_t example) noexcept { return kKeys - 1 - example; }
+constexpr bool is_any(int64_t size) noexcept { return size < kKeys; }
 
 struct ParameterSpec {
-  std::string name;            // dotted, as in the scheme's origin
-  std::vector<int64_t> shape;  // of an input: kBatch, kHeads, kQueries and kKeys among them
+  std::string name;  // dotted, as in the scheme's origin
+  std::vector<int64_t>
+      shape;  // of an input: kBatch, kHeads, kQueries, kKeys and any_size among them
   Init init;
   bool trainable = true;  // false: a non-persistent buffer in Python
   std::string doc;
@@ -87,6 +93,7 @@ struct InputSizes {
            : said == kHeads   ? heads
            : said == kQueries ? queries
            : said == kKeys    ? keys
+           : is_any(said)     ? kKeys - 1 - said
                               : said;
   }
   std::vector<int64_t> shape(const ParameterSpec& spec) const;

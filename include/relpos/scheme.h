@@ -120,6 +120,19 @@ struct DistanceFormula {
       add_gradients;
 };
 
+// A class map whose numbers are inputs of the call.
+struct GivenMap {
+  enum class Kind { kClamp, kWindow, kRuns };
+  Kind kind = Kind::kClamp;
+  bool reversed = false;
+  // Of a clamp and a window, as ClassMap::clamp and zero_outside make them: the smallest distance,
+  // int64 [1]. The table has a row for each distance from there on.
+  std::optional<Source> first{};
+  // Of runs, as ClassMap::thresholds takes them: int64 [N] and [N + 1].
+  std::optional<Source> starts{}, classes{};
+};
+using AnyMap = std::variant<ClassMap, GivenMap>;
+
 // Numbers of an entry of a table, from features of the entry: two layers with a ReLU between them.
 struct Perceptron {
   Source first_weight, first_bias, second_weight;  // [hidden, width], [hidden], [H, hidden]
@@ -233,17 +246,22 @@ class Builder {
   // A parameter that is not trained: its numbers follow from the options.
   Source fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
                const std::string& doc);
-  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys. `example` says what
+  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys and any_size. `example` says what
   // to draw where nobody gives one, for pictures and self-tests.
   Source input(const std::string& name, const std::vector<int64_t>& shape, Init example,
                const std::string& doc);
   // An input of int64. Examples of it are drawn from 0 to most.
   Source integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
                   const std::string& doc);
+  Source integers(const std::string& name, const std::vector<int64_t>& shape, Init example,
+                  const std::string& doc);
 
-  // b[h, m(delta)] of a table [H, M].
+  // b[h, m(delta)] of a table [H, M]; an input may have one row for all heads.
   void bias(const ClassMap& map, const Source& table) { table_bias(map, table, {}); }
   void bias(const ClassMap& map, const Source& table, const Along& along) {
+    table_bias(map, table, along);
+  }
+  void bias(const GivenMap& map, const Source& table, const std::optional<Along>& along) {
     table_bias(map, table, along);
   }
   // b[h, delta] = formula(delta, numbers of head h...), each of `numbers` one number a head. The
@@ -275,9 +293,9 @@ class Builder {
   // past[h] min(delta, 0) + future[h] max(delta, 0); a side that is not given adds nothing.
   void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
   // scale <a_i, r[m(delta)]>: terms.h.
-  void rows(const ClassMap& map, const Source& table, const RowOptions& options = {});
+  void rows(const AnyMap& map, const Source& table, const RowOptions& options = {});
   // scale <c_j, r'[m(delta)]>: terms.h.
-  void columns(const ClassMap& map, const Source& table, const ColumnOptions& options = {});
+  void columns(const AnyMap& map, const Source& table, const ColumnOptions& options = {});
   // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width] or
   // [H, D, width], and `features` writes `width` numbers.
   using Features = std::function<void(int64_t delta, double* features)>;
@@ -291,7 +309,7 @@ class Builder {
                       const std::optional<Source>& added = {});
   // scale <added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
-  void values(const ClassMap& map, const Source& table);
+  void values(const AnyMap& map, const Source& table);
   // values [H, Lk] or [B, H, Lk]; `up_to_query` as in KeyBias of terms.h.
   void key_bias(const Source& values, bool up_to_query = false);
   // scores [H] or [B, H, Lq], without values, that join the softmax of each row.
@@ -309,7 +327,7 @@ class Builder {
 
  private:
   static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
-  void table_bias(const ClassMap& map, const Source& table, const std::optional<Along>& along);
+  void table_bias(const AnyMap& map, const Source& table, const std::optional<Along>& along);
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
   void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                     const std::optional<Source>& added);

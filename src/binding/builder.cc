@@ -10,7 +10,9 @@
 #include "binding/by_distance.h"
 #include "binding/coordinates.h"
 #include "binding/formula.h"
+#include "binding/map_of_call.h"
 #include "binding/network.h"
+#include "binding/over_heads.h"
 #include "binding/projection.h"
 #include "binding/recipe.h"
 #include "binding/source.h"
@@ -18,6 +20,9 @@
 
 namespace relpos {
 namespace {
+
+// The rows of a table [M, ...], or [H, M, ...].
+int64_t rows_of(const TermData& table) { return table.view.shape[table.view.rank == 3 ? 1 : 0]; }
 
 // A term that is one source.
 void add_numbers(Recipe& recipe, const Source& source, std::vector<TermData> Terms::* list,
@@ -83,8 +88,12 @@ Source Builder::input(const std::string& name, const std::vector<int64_t>& shape
 
 Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
                          const std::string& doc) {
-  const Init example = Init::uniform(0, static_cast<double>(most));
-  return declare({name, shape, example, false, doc, {}, true});
+  return integers(name, shape, Init::uniform(0, static_cast<double>(most)), doc);
+}
+
+Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, Init example,
+                         const std::string& doc) {
+  return declare({name, shape, std::move(example), false, doc, {}, true});
 }
 
 // What the bound terms of `along` are read by; null: positions.
@@ -106,17 +115,25 @@ std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
       };
 }
 
-void Builder::table_bias(const ClassMap& map, const Source& table,
+void Builder::table_bias(const AnyMap& map, const Source& table,
                          const std::optional<Along>& along) {
   const SourceReader numbers(table);
   recipe_.add(
       &Terms::biases, &TermGradients::biases,
-      [=, seen = coordinates_of(along)](const PartCall& call) {
+      [=, of_call = MapOfCall(map), seen = coordinates_of(along)](const PartCall& call) {
         const auto [coordinates, axis] = seen(call);
-        return DistanceBias{map, numbers.read(call), {}, coordinates, axis};
+        const TermData read = numbers.read(call);
+        return DistanceBias{of_call.map(call, read.view.shape[1]),
+                            over_heads(read, call.sizes.heads),
+                            {},
+                            coordinates,
+                            axis};
       },
       [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
-        numbers.add_gradient(call, own.table, sums);
+        if (!numbers.wanted(call)) return;
+        const bool shared = numbers.read(call).view.shape[0] == 1 && call.sizes.heads > 1;
+        numbers.add_gradient(
+            call, shared ? sum_of_heads(own.table, 1, call.sizes.heads) : own.table, sums);
       });
 }
 
@@ -187,12 +204,13 @@ void Builder::bias(int64_t heads, Network network) {
 
 void Builder::slopes(const std::optional<Source>& past, const std::optional<Source>& future) {
   require(past || future, "slopes: expected one side or both");
-  const int64_t heads = size_of(past ? *past : *future);
   const std::array<SourceReader, 2> sides{SourceReader(past), SourceReader(future)};
+  const SourceReader& either = sides[past ? 0 : 1];
   recipe_.add(
       &Terms::biases, &TermGradients::biases,
       [=, who = std::string(scheme())](const PartCall& call) {
         std::vector<double> slopes;
+        const auto heads = static_cast<int64_t>(either.numbers(call).size());
         for (const SourceReader& side : sides) {
           const std::vector<double> own =
               side.given() ? side.numbers(call) : std::vector<double>(static_cast<size_t>(heads));
@@ -209,6 +227,7 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
       },
       [=](const PartCall& call, const TermGradients::Bias& own, ParameterSums& sums) {
         const std::vector<double>& both = own.slopes;
+        const int64_t heads = std::ssize(both) / 2;
         for (int64_t side = 0; side < 2; ++side) {
           const SourceReader& slopes = sides[static_cast<size_t>(side)];
           if (!slopes.wanted(call)) continue;
@@ -218,14 +237,21 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
       });
 }
 
-void Builder::rows(const ClassMap& map, const Source& table, const RowOptions& options) {
+void Builder::rows(const AnyMap& map, const Source& table, const RowOptions& options) {
   const SourceReader numbers(table), factor(options.factor), added(options.added);
   recipe_.add(
       &Terms::row_tables, &TermGradients::row_tables,
-      [=, scale = options.scale, seen = coordinates_of(options.along)](const PartCall& call) {
+      [=, of_call = MapOfCall(map), scale = options.scale,
+       seen = coordinates_of(options.along)](const PartCall& call) {
         const auto [coordinates, axis] = seen(call);
-        return RowTable{
-            map, numbers.read(call), factor.read(call), added.read(call), scale, coordinates, axis};
+        const TermData read = numbers.read(call);
+        return RowTable{of_call.map(call, rows_of(read)),
+                        read,
+                        factor.read(call),
+                        added.read(call),
+                        scale,
+                        coordinates,
+                        axis};
       },
       [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {
         numbers.add_gradient(call, own.table, sums);
@@ -284,12 +310,13 @@ void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf
       });
 }
 
-void Builder::columns(const ClassMap& map, const Source& table, const ColumnOptions& options) {
+void Builder::columns(const AnyMap& map, const Source& table, const ColumnOptions& options) {
   const SourceReader numbers(table), factor(options.factor);
   recipe_.add(
       &Terms::column_tables, &TermGradients::column_tables,
-      [=, scale = options.scale](const PartCall& call) {
-        return ColumnTable{map, numbers.read(call), factor.read(call), scale};
+      [=, of_call = MapOfCall(map), scale = options.scale](const PartCall& call) {
+        const TermData read = numbers.read(call);
+        return ColumnTable{of_call.map(call, rows_of(read)), read, factor.read(call), scale};
       },
       [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {
         numbers.add_gradient(call, own.table, sums);
@@ -299,17 +326,22 @@ void Builder::columns(const ClassMap& map, const Source& table, const ColumnOpti
 
 void Builder::query_added(const Source& added) {
   add_numbers(recipe_, added, &Terms::query_added, &TermGradients::query_added);
+  ++recipe_.positionless;
 }
 
 void Builder::sink(const Source& scores) {
   add_numbers(recipe_, scores, &Terms::sinks, &TermGradients::sinks);
+  ++recipe_.positionless;
 }
 
-void Builder::values(const ClassMap& map, const Source& table) {
+void Builder::values(const AnyMap& map, const Source& table) {
   const SourceReader numbers(table);
   recipe_.add(
       &Terms::value_tables, &TermGradients::value_tables,
-      [=](const PartCall& call) { return ValueTable{map, numbers.read(call)}; },
+      [=, of_call = MapOfCall(map)](const PartCall& call) {
+        const TermData read = numbers.read(call);
+        return ValueTable{of_call.map(call, rows_of(read)), read};
+      },
       [=](const PartCall& call, const TermGradients::Values& own, ParameterSums& sums) {
         numbers.add_gradient(call, own.table, sums);
       });
@@ -317,6 +349,7 @@ void Builder::values(const ClassMap& map, const Source& table) {
 
 void Builder::key_bias(const Source& values, bool up_to_query) {
   if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
+  if (!up_to_query) ++recipe_.positionless;
   const SourceReader numbers(values);
   recipe_.add(
       &Terms::key_biases, &TermGradients::key_biases,

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/parallel.h"
-#include "base/zeros.h"
 #include "binding/coordinates.h"
+#include "binding/over_heads.h"
 #include "binding/recipe.h"
 #include "binding/source.h"
 #include "relpos/scheme.h"
@@ -15,23 +15,6 @@ namespace {
 
 // The heads of tables that are bound to a call; 1 where they are unknown.
 int64_t table_heads(const CallSizes& sizes) { return std::max<int64_t>(sizes.own_kv_heads, 1); }
-
-// [batch, ...] of [batch, heads, ...]; empty stays empty.
-std::vector<double> sum_of_heads(const std::vector<double>& all, int64_t batch, int64_t heads) {
-  if (all.empty()) return {};
-  const auto rows = static_cast<size_t>(batch), count = static_cast<size_t>(heads);
-  const size_t size = all.size() / rows / count;
-  std::vector<double> sums = zeros(static_cast<int64_t>(rows * size));
-  for (size_t row = 0; row < rows * count; ++row) {
-    check_cancelled();
-    double* to = sums.data() + row / count * size;
-    const double* of_row = all.data() + row * size;
-    in_pieces(static_cast<int64_t>(size), [&](int64_t from, int64_t end) {
-      for (int64_t n = from; n < end; ++n) to[n] += of_row[n];
-    });
-  }
-  return sums;
-}
 
 // The angles of a rotation in a call, and the way of their gradients, if there are any.
 struct BoundAngles {

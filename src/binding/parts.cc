@@ -95,8 +95,10 @@ void check_parameters(const Part& part, const CallSizes& sizes) {
     bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());
     for (size_t axis = 0; fits && axis < specs[n].shape.size(); ++axis) {
       const int64_t size = of_call.size(specs[n].shape[axis]);
-      const bool unknown = specs[n].shape[axis] < 0 && size == 0;
-      fits = unknown || view.shape[axis] == size;
+      const int64_t said = specs[n].shape[axis];
+      const bool unknown = said < 0 && (size == 0 || is_any(said));
+      const bool shared = said == kBatch && specs[n].integers() && view.shape[axis] == 1;
+      fits = unknown || shared || view.shape[axis] == size;
     }
     if (!fits) {
       throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ",

@@ -60,6 +60,7 @@ class Recipe {
   std::vector<RecipeTerm> terms;
   TermCounts counts;  // of `terms`
   std::vector<Fit> fits;
+  size_t positionless = 0;                    // of `terms`, those that read no position of a token
   bool reads_distances = false;               // a term needs the call's distances
   bool reads_length = false;                  // a term depends on the call's length
   bool has_reach = false;                     // a term ends before some far positions

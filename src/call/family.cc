@@ -57,7 +57,7 @@ std::vector<std::string> term_kinds(const Part& part) {
 }
 
 bool reads_positions(const Part& part) {
-  return part.recipe->terms.size() > part.recipe->counts[&Terms::sinks];
+  return part.recipe->terms.size() > part.recipe->positionless;
 }
 
 const std::vector<Family>& families() {

@@ -1,0 +1,30 @@
+// b[h, m(delta)] of a table [H, M], or of [1, M] for all heads.
+#include "schemes/common/given.h"
+
+namespace relpos {
+
+namespace {
+
+struct GivenDistanceBias {
+  common::GivenRows rows;
+
+  void options(OptionList& o) {
+    o.keyword_only();
+    rows.options(o);
+    rows.along_option(o);
+  }
+
+  void terms(Builder& b) const {
+    const Source table = b.input("table", {any_size(1), any_size(5)}, Init::normal(1.0),
+                                 "a number for each head, or for all, and row");
+    const GivenMap map = rows.given(b);
+    b.bias(map, table, rows.coordinates(b));
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(distance_bias, GivenDistanceBias, "DistanceBias",
+              "a number for each head and row of distances", "terms.h, DistanceBias")
+
+}  // namespace relpos

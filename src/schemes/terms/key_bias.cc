@@ -1,0 +1,28 @@
+// key_bias[h, j], or key_bias[b, h, j] with by_row.
+#include "schemes/common/given.h"
+
+namespace relpos {
+
+namespace {
+
+struct GivenKeyBias {
+  bool by_row = false;
+
+  void options(OptionList& o) {
+    o.keyword_only();
+    o.flag("by_row", by_row, "each batch row has values of its own");
+  }
+
+  void terms(Builder& b) const {
+    std::vector<int64_t> shape{any_size(1), kKeys};
+    if (by_row) shape = {kBatch, kHeads, kKeys};
+    b.key_bias(b.input("values", shape, Init::normal(1.0), "of each head and key"));
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(key_bias, GivenKeyBias, "KeyBias", "a number of each key joins its scores",
+              "terms.h, KeyBias")
+
+}  // namespace relpos

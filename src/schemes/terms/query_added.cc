@@ -1,0 +1,22 @@
+// u[h], added to the query for its product with the key.
+#include "schemes/common/given.h"
+
+namespace relpos {
+
+namespace {
+
+struct GivenQueryAdded {
+  void options(OptionList&) {}
+
+  void terms(Builder& b) const {
+    b.query_added(
+        b.input("added", {any_size(1), any_size(8)}, Init::normal(1.0), "a vector of each head"));
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(query_added, GivenQueryAdded, "QueryAdded", "a vector of each head joins the query",
+              "terms.h, QueryAdded")
+
+}  // namespace relpos

@@ -1,0 +1,31 @@
+// v_j + t[m(delta)] of a table [M, Dv], or [H, M, Dv] with by_head.
+#include "schemes/common/given.h"
+
+namespace relpos {
+
+namespace {
+
+struct GivenValueTable {
+  common::GivenRows rows;
+  bool by_head = false;
+
+  void options(OptionList& o) {
+    o.keyword_only();
+    rows.options(o);
+    o.flag("by_head", by_head, "each head has a table of its own");
+  }
+
+  void terms(Builder& b) const {
+    std::vector<int64_t> shape{any_size(5), any_size(8)};
+    if (by_head) shape.insert(shape.begin(), any_size(1));
+    const Source table = b.input("table", shape, Init::normal(1.0), "the rows");
+    b.values(rows.given(b), table);
+  }
+};
+
+}  // namespace
+
+RELPOS_SCHEME(value_table, GivenValueTable, "ValueTable", "rows of a table join the values",
+              "terms.h, ValueTable")
+
+}  // namespace relpos
