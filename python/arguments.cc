@@ -245,9 +245,10 @@ std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const
   return views;
 }
 
-TensorView blank_view(const std::vector<int64_t>& shape) {
-  static double zero = 0.0;
-  return TensorView(&zero, DType::kFloat64, shape, std::vector<int64_t>(shape.size()));
+TensorView blank_view(const std::vector<int64_t>& shape, bool integers) {
+  static double zero = 0.0;  // whose bits are those of the integer 0
+  const DType dtype = integers ? DType::kInt64 : DType::kFloat64;
+  return TensorView(&zero, dtype, shape, std::vector<int64_t>(shape.size()));
 }
 
 namespace {
@@ -302,7 +303,9 @@ Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& s
   Part part = std::move(position.parts[0]);
   check_value(shapes.size() == part.parameters.size(), "parameters: expected ",
               part.parameters.size(), " for ", text, ", got ", shapes.size());
-  for (size_t n = 0; n < shapes.size(); ++n) part.parameters[n] = blank_view(shapes[n]);
+  for (size_t n = 0; n < shapes.size(); ++n) {
+    part.parameters[n] = blank_view(shapes[n], part.specs()[n].integers());
+  }
   return part;
 }
 

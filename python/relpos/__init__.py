@@ -11,7 +11,9 @@ from relpos._position.registry import schemes, show_config
 
 _CLASSES = [scheme.class_name for scheme in schemes()]
 __all__ = [
+    "Buckets",
     "KVCache",
+    "Position",
     "Sum",
     "__version__",
     "attention",
@@ -31,6 +33,7 @@ __all__ = [
     "sdpa",
     "show_config",
     "skew",
+    "terms",
     *_CLASSES,
 ]
 
@@ -48,14 +51,16 @@ except ModuleNotFoundError as _error:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
 
 else:
-    from relpos import compose, hf, nn
+    from relpos import compose, hf, nn, terms
     from relpos._call.attention import attention, scores
     from relpos._call.cache import KVCache
     from relpos._call.merge import merge
     from relpos._call.varlen import attention_varlen
+    from relpos._position.buckets import Buckets
     from relpos._position.check import check
     from relpos._position.classes import CLASSES as _classes
     from relpos._position.layout import rope_permute, skew
+    from relpos._position.own import Position
     from relpos._position.sum import Sum
     from relpos.compat import flash_attn_func, flash_attn_varlen_func, sdpa
 

@@ -75,7 +75,7 @@ def attention(
         return_lse = flag("return_lse", return_lse)
     if return_weights is not False:
         return_weights = flag("return_weights", return_weights)
-    call = Call.of("attention", query, options)
+    call = Call.of("attention", query, key, options)
     if not torch.compiler.is_compiling() and _core.unobserved(query, key, value, call):
         if not return_weights:  # without the dispatcher, which costs 25 us
             out, lse, _ = ops.run_attention(query, key, value, call, return_lse, False)
@@ -96,7 +96,7 @@ def scores(query: Tensor, key: Tensor, **options: Unpack[OfPairs]) -> Tensor:
     The arguments are those of relpos.attention. Sinks do not appear, since they are not keys.
     """
     query, key = same_kind(query=query, key=key)
-    call = Call.of("scores", query, options)
+    call = Call.of("scores", query, key, options)
     call.check_memory(query)
     return autograd.scores(query, key, call)
 
@@ -113,7 +113,7 @@ def workspace_bytes(
     """Peak bytes of one call beyond inputs and outputs, by the formula of docs/memory.md. The
     options are those of relpos.attention."""
     backward = flag("backward", backward)
-    call = Call.of("attention", query, options)
+    call = Call.of("attention", query, key, options)
     return _core.workspace_bytes(query, key, value, call, backward)
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from relpos import _core
 from relpos._base.tensors import check_memory, check_parameters
 from relpos._call.options import OPTIONS, Field, part_of_sinks, refuse
-from relpos._position.sum import flatten
+from relpos._call.distances import lowered
+from relpos._position.sum import flatten, lowers
 
 _FIELDS = (
     *(field for option in OPTIONS.values() for field in option.fields),
@@ -51,9 +52,12 @@ class Call(_named()):
     __slots__ = ()
 
     @classmethod
-    def of(cls, function: str, query: Tensor, options: Mapping[str, Any]) -> "Call":
+    def of(cls, function: str, query: Tensor, key: Tensor, options: Mapping[str, Any]) -> "Call":
         """Checks the options that a function was given, except where their tensors lie; an option
         that is not given costs nothing."""
+        if lowers(options.get("position")):
+            parts = lowered(query, key, options)
+            options = {**options, "position": parts}
         sinks = options.get("sinks")
         if sinks is not None:
             parts = [*flatten(options.get("position")), part_of_sinks(sinks, query)]

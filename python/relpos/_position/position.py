@@ -10,10 +10,10 @@ from relpos._base.errors import kind_of, wrong_type
 from relpos._position.initialise import initial
 from relpos._position.part import Given, Part, with_values
 from relpos._position.registry import Scheme, sizes
-from relpos._position.sum import Position
+from relpos._position.sum import PositionModule
 
 
-class SchemePosition(Part, Position):
+class SchemePosition(Part, PositionModule):
     """A position of one scheme. Fixed values are buffers outside the state dict, always float32
     or float64, and follow the module's device."""
 

@@ -15,6 +15,9 @@ Steps = list[tuple[str, Tensor]]
 class Composed:
     """What can be added to other positions and given to relpos.attention(position=...)."""
 
+    # Whether its terms follow from the distances of a call, by its method _lowered.
+    _lowers = False
+
     def __add__(self, other: "Composed") -> "Composed":
         return GivenSum(self, other) if isinstance(other, Composed) else NotImplemented
 
@@ -47,15 +50,15 @@ class Composed:
         raise NotImplementedError
 
 
-class Position(Composed, torch.nn.Module):
-    """A relative position: give it to relpos.attention(position=...), add it to another."""
+class PositionModule(Composed, torch.nn.Module):
+    """A position that is a module: give it to relpos.attention(position=...), add it to another."""
 
     @overload
-    def __add__(self, other: "Position") -> "Sum": ...
+    def __add__(self, other: "PositionModule") -> "Sum": ...
     @overload
     def __add__(self, other: Composed) -> Composed: ...
     def __add__(self, other: Any) -> Any:
-        return Sum(self, other) if isinstance(other, Position) else super().__add__(other)
+        return Sum(self, other) if isinstance(other, PositionModule) else super().__add__(other)
 
 
 class Several(Composed):
@@ -63,6 +66,10 @@ class Several(Composed):
     describe join those of all parts in order."""
 
     parts: Any
+
+    @property
+    def _lowers(self) -> bool:  # type: ignore[override]
+        return any(part._lowers for part in self.parts)
 
     def _parts(self) -> list[Any]:
         return list(self.parts)
@@ -93,7 +100,7 @@ class GivenSum(Several):
         self.parts = flatten(parts)
 
 
-class Sum(Several, Position):
+class Sum(Several, PositionModule):
     """Several positions at once; the terms of all of them apply.
 
     relpos.Sum(a, b), a + b, sum([a, b]) and a list given to attention mean the same. dense and
@@ -137,3 +144,11 @@ def flatten(position: Any) -> list[Any]:
     if isinstance(position, Iterable) and not isinstance(position, (str, Tensor)):
         return [part for member in position for part in flatten(member)]
     raise wrong_type("position", "None, a relpos position or a list of them", kind_of(position))
+
+
+def lowers(position: Any) -> bool:
+    """Whether the terms of a position follow from the distances of a call."""
+    if position is None:
+        return False
+    known = getattr(position, "_lowers", None)
+    return any(part._lowers for part in flatten(position)) if known is None else bool(known)

@@ -1,5 +1,7 @@
 #include "schemes/common/given.h"
 
+#include <cmath>
+
 namespace relpos::common {
 namespace {
 
@@ -41,6 +43,29 @@ std::optional<Along> GivenRows::coordinates(Builder& b) const {
   const Source q = b.integers("q_along", {kBatch, kQueries}, 20, "a coordinate of each query");
   const Source k = b.integers("k_along", {kBatch, kKeys}, 20, "a coordinate of each key");
   return Along::given(q, k, 0);
+}
+
+std::function<int64_t(int64_t)> grid_place(const Builder& b, const std::vector<double>& grid) {
+  constexpr double kMost = 1 << 20;
+  std::vector<int64_t> sides;
+  for (const double side : grid) {
+    b.require(side >= 1 && side <= kMost && side == std::floor(side),
+              "grid: expected whole numbers of 1 to 2^20, got ", side);
+    sides.push_back(static_cast<int64_t>(side));
+  }
+  b.require(!sides.empty() && sides.size() <= 3, "grid: expected one to three sides, got ",
+            sides.size());
+  return [sides](int64_t token) {
+    int64_t place = 0, step = 1;
+    for (size_t axis = sides.size(); axis-- > 0;) {
+      const int64_t side = sides[axis];
+      const int64_t at = axis == 0 ? token : (token % side + side) % side;
+      token = (token - at) / side;
+      place += at * step;
+      step *= 2 * side - 1;
+    }
+    return place;
+  };
 }
 
 }  // namespace relpos::common

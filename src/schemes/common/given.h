@@ -2,8 +2,10 @@
 // a table is read.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "relpos/scheme.h"
 
@@ -20,5 +22,9 @@ struct GivenRows {
   GivenMap given(Builder& b) const;
   std::optional<Along> coordinates(Builder& b) const;
 };
+
+// Where a token of a grid stands, such that the distance of two says their offset on every axis: each
+// axis but the first has 2 side - 1 places.
+std::function<int64_t(int64_t token)> grid_place(const Builder& b, const std::vector<double>& grid);
 
 }  // namespace relpos::common

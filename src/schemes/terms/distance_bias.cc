@@ -7,11 +7,16 @@ namespace {
 
 struct GivenDistanceBias {
   common::GivenRows rows;
+  std::optional<std::vector<double>> grid;
 
   void options(OptionList& o) {
     o.keyword_only();
     rows.options(o);
     rows.along_option(o);
+    o.values(
+        "grid", grid,
+        "sides of a grid in which tokens stand row by row, the last one fastest: distances are "
+        "those of offsets, in the order of a table of all of them");
   }
 
   void terms(Builder& b) const {
@@ -19,6 +24,7 @@ struct GivenDistanceBias {
                                  "a number for each head, or for all, and row");
     const GivenMap map = rows.given(b);
     b.bias(map, table, rows.coordinates(b));
+    if (grid) b.place(common::grid_place(b, *grid));
   }
 };
 

@@ -1,0 +1,61 @@
+"""The distances of a call, for which positions of one's own make their terms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+from relpos._base.arguments import flag
+from relpos._base.tensors import check_rank
+from relpos._call.packing import bounds_of
+from relpos._position.lowering import Distances
+from relpos._position.sum import flatten
+
+
+def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> list[Any]:
+    """The parts of the position of a call, each with its tensors."""
+    for name, tensor in (("query", query), ("key", key)):
+        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
+    of = _distances(query.shape[2], key.shape[2], options)
+    parts: list[Any] = []
+    for part in flatten(options["position"]):
+        parts += part._lowered(of, query, key) if part._lowers else [part]
+    return parts
+
+
+def _distances(queries: Any, keys: Any, options: Mapping[str, Any]) -> Distances:
+    """Those of all pairs of all batch rows that is_causal and window leave; 0 where there is none."""
+    if isinstance(queries, int) and isinstance(keys, int) and not (queries and keys):
+        return Distances(0, 0)
+    q_first, q_last = _span("q", queries, keys, options)
+    k_first, k_last = _span("k", keys, queries, options)
+    first, last = k_first - q_last, k_last - q_first
+    left, right = bounds_of(
+        options.get("window"), flag("is_causal", options.get("is_causal", False))
+    )
+    if left is not None:
+        first = torch.sym_max(first, -left)
+    if right is not None:
+        last = torch.sym_min(last, right)
+    return Distances(first, last) if first <= last else Distances(0, 0)
+
+
+def _span(side: str, count: Any, others: Any, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The first and the last position of queries or of keys."""
+    explicit = options.get(f"{side}_positions")
+    if isinstance(explicit, Tensor):
+        if explicit.is_meta or not explicit.numel():
+            return 0, count - 1
+        return int(explicit.min()), int(explicit.max())
+    offset = options.get(f"{side}_offset")
+    if isinstance(offset, Tensor):
+        if offset.is_meta or not offset.numel():
+            return 0, count - 1
+        return int(offset.min()), int(offset.max()) + count - 1
+    if offset is None:
+        offset = 0
+        if side == "q" and options.get("q_positions") is None and count != others:
+            _core.grid_offset(count, others, None)  # raises, with both meanings of the lengths
+    return offset, offset + count - 1
