@@ -1,6 +1,6 @@
 """The terms of which every relative position consists, for positions of one's own.
 
-    score[i,j]  = scale <R (q_i + u), R k_j> + s1 <a_i, r[m]> + s2 <c_j, r'[m]> + b[h, m] + key[h, j]
+    score[i,j]  = scale <R (q_i + u), R k_j> + s1 <a_i, r[m]> + s2 <c_j, r'[m]> + b[h, m] + k[h, j]
     weight[i,j] = exp(score[i,j]) / (sum_j exp(score[i,j]) + exp(sink[h]))
     out[i]      = sum_j weight[i,j] (v_j + t[m])         m: the row of the distance key - query
 

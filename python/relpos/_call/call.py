@@ -12,8 +12,8 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._base.tensors import check_memory, check_parameters
-from relpos._call.options import OPTIONS, Field, part_of_sinks, refuse
 from relpos._call.distances import lowered
+from relpos._call.options import OPTIONS, Field, part_of_sinks, refuse
 from relpos._position.sum import flatten, lowers
 
 _FIELDS = (

@@ -26,7 +26,7 @@ def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> list[Any]
 
 
 def _distances(queries: Any, keys: Any, options: Mapping[str, Any]) -> Distances:
-    """Those of all pairs of all batch rows that is_causal and window leave; 0 where there is none."""
+    """Those of all pairs that is_causal and window leave; 0 where there is none."""
     if isinstance(queries, int) and isinstance(keys, int) and not (queries and keys):
         return Distances(0, 0)
     q_first, q_last = _span("q", queries, keys, options)

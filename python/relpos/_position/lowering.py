@@ -17,6 +17,7 @@ from relpos._position.terms import ColumnTable, DistanceBias, OfCall, RowTable, 
 _TABLES = ("bias", "rows", "columns", "values", "terms")
 _GATES = {"gate": "rows", "key_gate": "columns"}
 _MOST = 2**27  # numbers of a table
+_FEW = 16  # queries of a call for which tables are kept
 
 
 class Distances(NamedTuple):
@@ -118,8 +119,8 @@ def _tables(
 ) -> tuple[dict[str, Any], Distances]:
     """What the methods return, for these distances or for more, which are kept."""
     asked = [name for name in position._methods.names if name in _TABLES]
-    few = fits.query is not None and fits.query.shape[2] <= 16
-    if not few or inputs or torch.compiler.is_compiling() or position.grid is not None:
+    once = inputs or fits.query is None or position.grid is not None
+    if once or torch.compiler.is_compiling() or fits.query.shape[2] > _FEW:
         return _evaluated(position, asked, of, inputs, fits), of
     kept: Kept = position._keeps()
 

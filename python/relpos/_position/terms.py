@@ -66,7 +66,9 @@ class Term(Given):
             return (table if rows == at.classes else table.narrow(axis, 0, at.classes)), text, given
         text = "map=clamp"
         if isinstance(at, OfCall):
-            text = f"map={'window' if at.ends else 'clamp'}{at.grid and f', grid={list(at.grid)}' or ''}"
+            text = "map=window" if at.ends else text
+            if at.grid is not None:
+                text += f", grid={[int(side) for side in at.grid]}"
             at = at.first
         if rows == 0:
             raise wrong_value(f"{name}: table", "a row or more", shape_of(table))
