@@ -307,7 +307,7 @@ class Builder {
   void projected_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                       const std::optional<int64_t>& length,
                       const std::optional<Source>& added = {});
-  // scale <added[h], R k_j> joins the scores: [H, D].
+  // scale <R added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
   void values(const AnyMap& map, const Source& table);
   // values [H, Lk] or [B, H, Lk]; `up_to_query` as in KeyBias of terms.h.

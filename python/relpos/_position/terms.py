@@ -113,6 +113,7 @@ class DistanceBias(Term):
     def __init__(
         self, table: Tensor, at: Rows, *, along: tuple[Tensor, Tensor] | None = None
     ) -> None:
+        self.table, self.at, self.along = table, at, along
         table = self._tensor("table", table, "[H, M]")
         table, text, numbers = self._rows(table, 1, at)
         both = self._along(along)
@@ -127,6 +128,7 @@ class Slopes(Term):
     """
 
     def __init__(self, past: Tensor, future: Tensor | None = None) -> None:
+        self.past, self.future = past, future
         past = self._tensor("past", past, "[H]")
         if future is None:
             super().__init__("slopes", ["future=symmetric"], [past])
@@ -154,6 +156,8 @@ class RowTable(Term):
         scale: float | None = None,
         along: tuple[Tensor, Tensor] | None = None,
     ) -> None:
+        self.table, self.at, self.factor, self.added = table, at, factor, added
+        self.scale, self.along = scale, along
         table = self._tensor("table", table, "[M, r]", "[H, M, r]")
         table, text, numbers = self._rows(table, -2, at)
         both = self._along(along)
@@ -181,6 +185,7 @@ class ColumnTable(Term):
         factor: Tensor | None = None,
         scale: float | None = None,
     ) -> None:
+        self.table, self.at, self.factor, self.scale = table, at, factor, scale
         table = self._tensor("table", table, "[M, r]", "[H, M, r]")
         table, text, numbers = self._rows(table, -2, at)
         tensors = [table, *self._factor(factor, "Lk", table.shape[-1])]
@@ -195,6 +200,7 @@ class ValueTable(Term):
     DistanceBias."""
 
     def __init__(self, table: Tensor, at: Rows) -> None:
+        self.table, self.at = table, at
         table = self._tensor("table", table, "[M, Dv]", "[H, M, Dv]")
         table, text, numbers = self._rows(table, -2, at)
         options = [text, *_said({"by_head": table.dim() == 3})]
@@ -207,7 +213,7 @@ class KeyBias(Term):
     _reads_positions = False
 
     def __init__(self, values: Tensor) -> None:
-        values = self._tensor("values", values, "[H, Lk]", "[B, H, Lk]")
+        self.values = self._tensor("values", values, "[H, Lk]", "[B, H, Lk]")
         super().__init__("key_bias", _said({"by_row": values.dim() == 3}), [values])
 
 
@@ -217,7 +223,8 @@ class QueryAdded(Term):
     _reads_positions = False
 
     def __init__(self, added: Tensor) -> None:
-        super().__init__("query_added", [], [self._tensor("added", added, "[H, D]")])
+        self.added = self._tensor("added", added, "[H, D]")
+        super().__init__("query_added", [], [added])
 
 
 class Sink(Term):
@@ -226,7 +233,7 @@ class Sink(Term):
     _reads_positions = False
 
     def __init__(self, logit: Tensor) -> None:
-        logit = self._tensor("logit", logit, "[H]", "[B, H, Lq]")
+        self.logit = self._tensor("logit", logit, "[H]", "[B, H, Lq]")
         heads = logit.shape[0] if logit.dim() == 1 else logit.shape[1]
         options = [f"heads={heads}", *_said({"per_query": logit.dim() == 3})]
         super().__init__("attention_sink", options, [logit])
@@ -243,7 +250,8 @@ class Rotation(Term):
     def __init__(
         self, frequency: Tensor, *, layout: str, start: int = 0, magnitude: float = 1.0
     ) -> None:
-        frequency = self._tensor("frequency", frequency, "[pairs]", "[Hk, pairs]")
+        self.frequency = self._tensor("frequency", frequency, "[pairs]", "[Hk, pairs]")
+        self.layout, self.start, self.magnitude = layout, start, magnitude
         one_of("Rotation: layout", layout, ("half", "interleaved"))
         options = [
             f"dims={2 * frequency.shape[-1]}",
