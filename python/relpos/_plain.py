@@ -217,8 +217,13 @@ def _apply(pairs: _Pairs, position: Any, inputs: Mapping[str, Any]) -> None:
     """The methods of a position, each at every distance."""
     methods = position._methods
 
+    own = next((p.dtype for p in position.parameters()), pairs.query.dtype)
+
     def run(name: str, *given: Tensor) -> Any:
-        return getattr(position, name)(*given, **{n: inputs[n] for n in methods.takes[name]})
+        """In the dtype of the position; a result that is a table joins the others in theirs."""
+        cast = [x.to(own) if x.is_floating_point() else x for x in given]
+        found = getattr(position, name)(*cast, **{n: inputs[n] for n in methods.takes[name]})
+        return found.to(pairs.query.dtype) if isinstance(found, Tensor) else found
 
     if position.grid is not None:
         _of_grid(pairs, position, run)
