@@ -1,8 +1,10 @@
 """relpos.testing.check: the proof of a position of one's own, in one line of a user's test."""
 
+import contextlib
 import copy
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +44,17 @@ class Report:
         self.checks.append((name, off, most))
 
 
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    """What a function of integers returns."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class _Wide(TorchFunctionMode):
     """x.float() gives float64, so that functions which convert integers compute in float64."""
 
@@ -62,8 +75,9 @@ def check(
     """Checks a position of one's own against its own functions, evaluated at every pair.
 
     Out and every gradient in float64 (to 1e-10) with offsets, is_causal, a window and padding; out
-    in float32; torch's gradcheck; that a shift of all tokens, a cache, packed sequences, pickle and
-    copies change nothing; that each distance counts by itself; that memory is linear.
+    in float32; torch's gradcheck; that a shift of all tokens, a cache, packed sequences and copies
+    (pickle, where the class can be imported) change nothing; that each distance counts by itself;
+    that memory is linear.
 
     Args:
       position: of a subclass of relpos.Position; it is copied.
@@ -87,7 +101,7 @@ def check(
             tokens *= int(side)
         lengths = [(tokens, tokens)]
     torch.manual_seed(0)
-    with _Wide():
+    with _default(torch.float64), _Wide():
         if wide.grid is None:
             _contract(report, wide, case)
         for queries, keys in lengths:
@@ -104,10 +118,11 @@ def check(
                 _cache(report, case)
                 _packed(report, case)
         _gradcheck(report, case)
-    if wide.grid is None:
-        _memory(report, case)
-    _single(report, position, case, lengths[0])
-    _copies(report, position, case, lengths[0])
+    with _default(torch.float32):
+        if wide.grid is None:
+            _memory(report, case)
+        _single(report, position, case, lengths[0])
+        _copies(report, position.float(), case, lengths[0])
     return report
 
 
@@ -140,7 +155,7 @@ class _Case:
 
 
 def _largest(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max()) if a.numel() else 0.0
+    return float((a.double() - b.double()).detach().abs().max()) if a.numel() else 0.0
 
 
 def _pairs(
@@ -275,10 +290,21 @@ def _copies(report: Report, position: Position, case: _Case, sizes: tuple[int, i
     given = case.inputs(1, *sizes) if case.inputs else {}
     loaded = copy.deepcopy(position)
     loaded.load_state_dict(position.state_dict())
+    copies = {"a copy with its state dict": loaded}
+    if _is_importable(type(position)):
+        copies["pickle"] = pickle.loads(pickle.dumps(position))
     with torch.no_grad():
         first, *others = (
             attention(*tensors, position=case.called(p, given), **case.offset(*sizes))
-            for p in (position, loaded, pickle.loads(pickle.dumps(position)))
+            for p in (position, *copies.values())
         )
-    for name, other in zip(("a copy with its state dict", "pickle"), others, strict=True):
+    for name, other in zip(copies, others, strict=True):
         report.hold(name, _largest(first, other), 0.0)
+
+
+def _is_importable(cls: type) -> bool:
+    """Whether pickle can find the class: not one that a function or a notebook's cell defines."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls

@@ -50,14 +50,14 @@ class Rank(NamedTuple):
         return torch.device("cpu") if self.query is None else self.query.device
 
 
-def methods_of(cls: type) -> Methods:
-    """What a subclass of relpos.Position defines."""
+def methods_of(cls: type, offsets: int) -> Methods:
+    """What a subclass of relpos.Position defines, whose bias gets so many tensors of offsets."""
     names = tuple(name for name in (*_TABLES, *_GATES) if callable(getattr(cls, name, None)))
     takes = {}
     for name in names:
-        given = list(inspect.signature(getattr(cls, name)).parameters)[1:]
-        first = 1 if getattr(cls, "grid", None) is None or name != "bias" else None
-        takes[name] = tuple(given[first:]) if first is not None else ()
+        given = list(inspect.signature(getattr(cls, name)).parameters.values())[1:]
+        own = [each.name for each in given if each.kind is not each.VAR_POSITIONAL]
+        takes[name] = tuple(own[offsets if name == "bias" else 1 :])
     inputs = tuple(dict.fromkeys(x for taken in takes.values() for x in taken))
     return Methods(names, takes, inputs)
 

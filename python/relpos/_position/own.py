@@ -70,11 +70,15 @@ class Position(PositionModule):
     _reads_length = _turns_by_inputs = False
     _reads_positions = True
     _cumulative: Sequence[int] = ()
-    _methods: ClassVar[Methods] = Methods((), {}, ())
+    _by_axes: ClassVar[Sequence[Methods]] = (Methods((), {}, ()),) * 4  # of the grid, 0: without
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
-        cls._methods = methods_of(cls)
+        cls._by_axes = tuple(methods_of(cls, max(axes, 1)) for axes in range(4))
+
+    @property
+    def _methods(self) -> Methods:
+        return self._by_axes[0 if self.grid is None else min(len(self.grid), 3)]
 
     @property
     def _places_tokens(self) -> bool:
