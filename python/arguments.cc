@@ -91,7 +91,7 @@ std::string attribute_text(nb::handle tensor, const char* name) {
 
 DType to_dtype(nb::handle tensor) {
   const std::string name = attribute_text(tensor, "dtype");
-  for (int code = 0; code <= static_cast<int>(DType::kBool); ++code) {
+  for (int code = 0; code <= static_cast<int>(DType::kUInt8); ++code) {
     const auto dtype = static_cast<DType>(code);
     if (name == std::string("torch.") + dtype_name(dtype)) return dtype;
   }
@@ -104,7 +104,7 @@ DType to_dtype(nb::handle tensor, nb::dlpack::dtype shown) {
       {Code::Float, 32, DType::kFloat32},   {Code::Float, 64, DType::kFloat64},
       {Code::Bfloat, 16, DType::kBFloat16}, {Code::Float, 16, DType::kFloat16},
       {Code::Int, 64, DType::kInt64},       {Code::Int, 32, DType::kInt32},
-      {Code::Bool, 8, DType::kBool},
+      {Code::Bool, 8, DType::kBool},        {Code::UInt, 8, DType::kUInt8},
   };
   for (const auto& [code, bits, dtype] : kKnown) {
     if (static_cast<Code>(shown.code) == code && shown.bits == bits) return dtype;

@@ -123,9 +123,10 @@ void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_
   Position position = parse_position(text);
   for (size_t p = 0; p < position.parts.size(); ++p) {
     for (const ParameterSpec& spec : position.parts[p].specs()) {
-      const std::vector<int64_t> shape = InputSizes{.heads = heads}.shape(spec);
+      const std::vector<int64_t> shape =
+          InputSizes{.heads = heads, .head_dim = head_dim}.example(spec);
       position.parts[p].parameters.push_back(
-          spec.integers() ? TensorView(nullptr, DType::kInt64, shape) : blank_view(shape));
+          spec.integers() ? TensorView(nullptr, spec.integer, shape) : blank_view(shape));
     }
   }
   const TensorView query = blank_view({1, heads, 1, head_dim});

@@ -27,11 +27,10 @@ nb::object to_python(const OptionValue& value) {
 
 // Sizes of an input that the call decides stand by name.
 nb::tuple to_python(const std::vector<int64_t>& shape) {
-  constexpr const char* kOfCall[] = {"batch", "heads", "queries", "keys", "any"};  // -1, ..., -5
   nb::list sizes;
   for (int64_t size : shape) {
-    if (size < 0) {
-      sizes.append(kOfCall[std::min<int64_t>(-1 - size, 4)]);
+    if (const char* name = size_name(size); name != nullptr) {
+      sizes.append(name);
     } else {
       sizes.append(size);
     }
@@ -76,9 +75,9 @@ nb::dict to_python(const OptionValues& values) {
   return options;
 }
 
-nb::list list_schemes() {
+nb::list to_python(const std::vector<Scheme>& schemes) {
   nb::list list;
-  for (const Scheme& scheme : schemes()) {
+  for (const Scheme& scheme : schemes) {
     nb::list options;
     for (const OptionSpec& spec : scheme.options) {
       nb::dict option;
@@ -192,7 +191,8 @@ nb::tuple check_tensor(const std::string& scheme, const nb::dict& options, nb::h
 }  // namespace
 
 void bind_schemes(nb::module_& module) {
-  module.def("schemes", &list_schemes);
+  module.def("schemes", [] { return to_python(schemes()); });
+  module.def("term_schemes", [] { return to_python(term_schemes()); });
   module.def("describe", &describe);
   module.def("example_options", [](const std::string& scheme) {
     return to_python(example_options(to_scheme(scheme)));

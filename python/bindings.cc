@@ -55,11 +55,8 @@ nb::list list_tensors(Text text) {
       nb::list axes;
       for (const int64_t size : spec.shape) {
         if (!spec.input) break;
-        axes.append(size == kBatch     ? "batch"
-                    : size == kHeads   ? "heads"
-                    : size == kQueries ? "queries"
-                    : size == kKeys    ? "keys"
-                                       : "");
+        const char* name = size_name(size);
+        axes.append(name == nullptr ? "" : name);
       }
       list.append(
           nb::make_tuple(part.scheme().name + "." + spec.name, nb::tuple(axes), spec.cumulative));

@@ -153,10 +153,10 @@ struct Inputs {
         key(a.key, "key"),
         value(a.value, "value"),
         position(make_position(a.position, query.view)),
-        parameters(
-            position, a.params, a.seed, lse_dtype(),
-            {query.view.shape[0], query.view.shape[1], query.view.shape[2], key.view.shape[2]},
-            a.inputs) {
+        parameters(position, a.params, a.seed, lse_dtype(),
+                   {query.view.shape[0], query.view.shape[1], query.view.shape[2],
+                    key.view.shape[2], query.view.shape[3]},
+                   a.inputs) {
     for (const Parameter& item : parameters.items()) {
       check_value(!item.spec.input || item.from_file, "--input: ", item.name,
                   " is missing: ", item.spec.doc, "; give --input ", item.name, "=FILE.npy");
@@ -227,7 +227,7 @@ Json report_json(const AttendArguments& a, const Inputs& in, const Json& gradien
   Json parameters = Json::array();
   for (const Parameter& item : in.parameters.items()) {
     parameters.push_back({{"name", item.name},
-                          {"shape", item.spec.shape},
+                          {"shape", item.tensor.view().dims()},
                           {"dtype", dtype_name(item.tensor.view().dtype)},
                           {"trainable", item.spec.trainable},
                           {"from", item.from_file ? "file" : "init"}});

@@ -83,9 +83,9 @@ Trial::Trial(const Case& c, Position& position, uint64_t seed)
       value_(normal_tensor(c.dtype, {c.batch, c.key_heads, c.keys, c.value_dim}, random_)),
       dout_(normal_tensor(c.dtype, {c.batch, c.heads, c.queries, c.value_dim}, random_)),
       parameters_(position, "", random_.bits(), DType::kFloat32,
-                  {c.batch, c.heads, c.queries, c.keys}) {
+                  {c.batch, c.heads, c.queries, c.keys, c.dim}) {
   for (const Parameter& item : parameters_.items()) {
-    if (item.tensor.view().dtype == DType::kInt64) continue;
+    if (item.spec.integers()) continue;
     // Some schemes start at zero: a table that does nothing would hide mistakes.
     for (int64_t n = 0; n < item.tensor.view().numel(); ++n) {
       item.tensor.view().store(n, item.tensor.view().load(n) + 0.3 * random_.normal());

@@ -36,10 +36,10 @@ void turn_heads(const ParameterSpec& spec, Random& random, const Tensor& tensor)
 }
 
 Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
-  const int64_t count = checked_numel(spec.shape, spec.name.c_str());
-  check_value(count <= kMostNumbers, spec.name, ": shape ", shape_text(spec.shape),
+  const int64_t count = checked_numel(spec.example, spec.name.c_str());
+  check_value(count <= kMostNumbers, spec.name, ": shape ", shape_text(spec.example),
               " is too large to draw, at most ", kMostNumbers, " numbers");
-  Tensor tensor(spec.integers() ? DType::kInt64 : dtype, spec.shape);
+  Tensor tensor(spec.integers() ? spec.integer : dtype, spec.example);
   const std::vector<double>& values = spec.init.values;
   if (spec.init.kind == Init::Kind::kTurned) {
     turn_heads(spec, random, tensor);
@@ -68,11 +68,14 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
 void check_fits(const std::string& file, const std::string& name, const ParameterSpec& spec,
                 const TensorView& view) {
   const std::string who = file + ": tensor " + io::printable(name);
-  check_value(view.dims() == spec.shape, who, ": expected shape ", shape_text(spec.shape), ", got ",
-              view.shape_text());
-  if (spec.integers() ? view.dtype != DType::kInt64 : !is_floating(view.dtype)) {
+  const bool fits = std::ranges::equal(view.dims(), spec.shape, [](int64_t size, int64_t said) {
+    return said == kAny || size == said;
+  });
+  check_value(fits, who, ": expected shape ", sizes_text(spec.shape), ", got ", view.shape_text());
+  if (spec.integers() ? view.dtype != spec.integer : !is_floating(view.dtype)) {
     throw_error(ErrorKind::kType, who, ": expected ",
-                spec.integers() ? "int64" : "a floating dtype", ", got ", dtype_name(view.dtype));
+                spec.integers() ? dtype_name(spec.integer) : "a floating dtype", ", got ",
+                dtype_name(view.dtype));
   }
   for (int64_t n = 0; n < view.numel(); ++n) {
     check_value(std::isfinite(view.load(n)), who, ": expected finite numbers, element ", n, " is ",
@@ -133,6 +136,7 @@ Parameters::Parameters(Position& position, const std::string& file, uint64_t see
     std::vector<ParameterSpec> specs = position.parts[part].specs();
     for (size_t index = 0; index < specs.size(); ++index) {
       ++uses[specs[index].name];
+      specs[index].example = sizes.example(specs[index]);
       specs[index].shape = sizes.shape(specs[index]);
       items_.push_back({part, index, specs[index].name, std::move(specs[index]), {}, false});
     }

@@ -62,42 +62,49 @@ struct Origin {
   bool transposed = false;  // the last two axes stand the other way round
 };
 
-// Sizes of an input that each call decides.
-inline constexpr int64_t kBatch = -1, kHeads = -2, kQueries = -3, kKeys = -4;
-// Any size, which the term itself checks; examples have this one.
-constexpr int64_t any_size(int64_t example) noexcept { return kKeys - 1 - example; }
-constexpr bool is_any(int64_t size) noexcept { return size < kKeys; }
+// Sizes of an input that each call decides. kAny is what the tensor has, which the term that reads it
+// checks.
+inline constexpr int64_t kBatch = -1, kHeads = -2, kQueries = -3, kKeys = -4, kAny = -5,
+                         kHeadDim = -6;
 
 struct ParameterSpec {
-  std::string name;  // dotted, as in the scheme's origin
-  std::vector<int64_t>
-      shape;  // of an input: kBatch, kHeads, kQueries, kKeys and any_size among them
+  std::string name;            // dotted, as in the scheme's origin
+  std::vector<int64_t> shape;  // of an input: sizes that a call decides among them
   Init init;
   bool trainable = true;  // false: a non-persistent buffer in Python
   std::string doc;
   std::vector<Origin> origins{};  // where rows stand in the same order under these options
   bool input = false;             // given with each call; inputs follow the parameters
   bool cumulative = false;  // read as its sums along the last axis: each piece needs all before
+  DType integer = DType::kInt64;   // the dtype of an input of integers
+  std::vector<int64_t> example{};  // the shape of an input that nobody gives; empty: `shape`
 
-  // An input of int64, which no gradient reaches.
+  // An input of integers, which no gradient reaches.
   bool integers() const noexcept { return input && !trainable; }
 };
 
 // The sizes of a call that inputs may have.
 struct InputSizes {
-  int64_t batch = 1, heads = 1, queries = 1, keys = 1;
+  int64_t batch = 1, heads = 1, queries = 1, keys = 1, head_dim = 1;
 
-  // A size of a spec: itself, or the one that it stands for.
+  // A size of a spec: itself, or the one that it stands for. kAny stays.
   int64_t size(int64_t said) const noexcept {
     return said == kBatch     ? batch
            : said == kHeads   ? heads
            : said == kQueries ? queries
            : said == kKeys    ? keys
-           : is_any(said)     ? kKeys - 1 - said
+           : said == kHeadDim ? head_dim
                               : said;
   }
   std::vector<int64_t> shape(const ParameterSpec& spec) const;
+  // The shape of a tensor that stands for it; 3 in the place of kAny, where the spec has no example.
+  std::vector<int64_t> example(const ParameterSpec& spec) const;
 };
+
+// "queries" of kQueries; null of a number.
+const char* size_name(int64_t said) noexcept;
+// "[batch, any, 4]".
+std::string sizes_text(const std::vector<int64_t>& shape);
 
 // A scheme with its options and its parameters as views; the caller owns the parameters.
 struct Part {

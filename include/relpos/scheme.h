@@ -211,7 +211,7 @@ struct TurnBy {
       std::variant<std::monostate, Coordinates, GivenCoordinates, HeadFrequencies, Tables, Length>;
 };
 
-// Of a row table and of a column table: terms.h.
+// Of a row table, and of a column table and rows by classes of pairs: terms.h.
 struct RowOptions {
   std::optional<Source> factor{}, added{};
   std::optional<double> scale{};
@@ -240,21 +240,21 @@ class Builder {
   void value_dim(int64_t size, const char* option);
   // Throws unless the call has so many key heads.
   void kv_heads(int64_t heads, const char* option);
-
   Source parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
                    const std::string& doc, std::vector<Origin> origins = {});
   // A parameter that is not trained: its numbers follow from the options.
   Source fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
                const std::string& doc);
-  // A tensor of each call; the shape may hold kBatch, kHeads, kQueries, kKeys and any_size. `example` says what
-  // to draw where nobody gives one, for pictures and self-tests.
+  // A tensor of each call; the shape may hold sizes that the call decides. Where nobody gives one, for
+  // pictures and self-tests, `example` is drawn, of the shape `sizes` if that is not `shape`.
   Source input(const std::string& name, const std::vector<int64_t>& shape, Init example,
-               const std::string& doc);
-  // An input of int64. Examples of it are drawn from 0 to most.
+               const std::string& doc, std::vector<int64_t> sizes = {});
+  // An input of int64 or uint8. Examples of it are drawn from 0 to most.
   Source integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
-                  const std::string& doc);
-  Source integers(const std::string& name, const std::vector<int64_t>& shape, Init example,
-                  const std::string& doc);
+                  const std::string& doc, DType dtype = DType::kInt64);
+  // An input of int64 whose example has these values.
+  Source integers(const std::string& name, const std::vector<int64_t>& shape,
+                  const std::vector<double>& example, const std::string& doc);
 
   // b[h, m(delta)] of a table [H, M]; an input may have one row for all heads.
   void bias(const ClassMap& map, const Source& table) { table_bias(map, table, {}); }
@@ -312,6 +312,10 @@ class Builder {
   void values(const AnyMap& map, const Source& table);
   // values [H, Lk] or [B, H, Lk]; `up_to_query` as in KeyBias of terms.h.
   void key_bias(const Source& values, bool up_to_query = false);
+  // By classes of pairs, bytes; those of class `hidden` are not seen: terms.h.
+  void pair_bias(const Source& table, const Source& classes, int hidden = -1);
+  void pair_rows(const Source& table, const Source& classes, const ColumnOptions& options = {},
+                 int hidden = -1);
   // scores [H] or [B, H, Lq], without values, that join the softmax of each row.
   void sink(const Source& scores);
   // R of the scores. `rotation` turns by positions, whose frequencies `by` may replace or multiply by

@@ -10,7 +10,16 @@
 
 namespace relpos {
 
-enum class DType : uint8_t { kFloat32, kFloat64, kBFloat16, kFloat16, kInt64, kInt32, kBool };
+enum class DType : uint8_t {
+  kFloat32,
+  kFloat64,
+  kBFloat16,
+  kFloat16,
+  kInt64,
+  kInt32,
+  kBool,
+  kUInt8
+};
 
 int64_t item_size(DType dtype) noexcept;
 const char* dtype_name(DType dtype) noexcept;  // "float32", "bool", ...

@@ -2,7 +2,7 @@
 //
 //   delta      = pos_k[j] - pos_q[i]                           (distance = key - query, negative: past)
 //   score[i,j] = scale <R (q_i + u), R k_j> + s1 <a_i, r[m(delta)]> + s2 <c_j, r'[m(delta)]>
-//                + b[h, m(delta)] + key_bias[h, j]
+//                + b[h, m(delta)] + key_bias[h, j] + s3 <a_i, r"[class[i,j]]> + b"[h, class[i,j]]
 //   weight     = exp(score[i,j]) / (sum_j exp(score[i,j]) + exp(sink[h]))
 //   out[i]     = sum_j weight[i,j] (v_j + t[m(delta)])
 //
@@ -168,6 +168,34 @@ struct KeyBias {
   bool up_to_query = false;
 };
 
+// A class for each pair of a query and a key, a byte for all heads: rows and columns are those of the
+// call, and no position matters.
+struct PairClasses {
+  TensorView view;  // uint8 [Lq, Lk] or [B, Lq, Lk]
+  // Pairs of this class are not seen, as those that a mask hides; -1: there is none. It need not be a row
+  // of the table.
+  int hidden = -1;
+
+  int64_t of(int64_t b, int64_t i, int64_t j) const noexcept {
+    return view.load_int(view.rank == 3 ? view.offset({b, i, j}) : view.offset({i, j}));
+  }
+};
+inline constexpr int64_t kMostPairClasses = 256;
+
+// b"[h, class[i,j]], added after the scale.
+struct PairBias {
+  TermData table;  // [H, C] or [1, C], the latter for all heads; C is at most kMostPairClasses
+  PairClasses classes;
+};
+
+// s3 <a_i, r"[class[i,j]]>, a_i the unrotated query or `factor`.
+struct PairRows {
+  TermData table;               // [C, r], or [H, C, r]; C is at most kMostPairClasses
+  TermData factor;              // not given, or [B, H, Lq, r]; not given: the query, r = D
+  std::optional<double> scale;  // s3; not given: the scale of the scores
+  PairClasses classes;
+};
+
 // t[m(delta)], added to v_j.
 struct ValueTable {
   ClassMap map = ClassMap::clamp(0, 0);
@@ -181,6 +209,8 @@ struct Terms {
   std::vector<RowTable> row_tables;
   std::vector<ColumnTable> column_tables;
   std::vector<KeyBias> key_biases;
+  std::vector<PairBias> pair_biases;
+  std::vector<PairRows> pair_rows;
   std::vector<ValueTable> value_tables;
   // u[h], [H, D] each. Their sum is added to the query for its product with the key; row tables use the
   // query without it.
@@ -208,8 +238,8 @@ struct TermGradients {
   };
   std::vector<Turns> rotations;
   std::vector<Bias> biases;
-  std::vector<Rows> row_tables, column_tables;
-  std::vector<Values> key_biases, value_tables;
+  std::vector<Rows> row_tables, column_tables, pair_rows;
+  std::vector<Values> key_biases, pair_biases, value_tables;
   std::vector<std::vector<double>> query_added, sinks;
 
   // As many of each kind as `terms` has, all empty.

@@ -13,6 +13,7 @@ _CLASSES = [scheme.class_name for scheme in schemes()]
 __all__ = [
     "Buckets",
     "KVCache",
+    "PairClasses",
     "Position",
     "Sum",
     "__version__",
@@ -61,6 +62,7 @@ else:
     from relpos._position.classes import CLASSES as _classes
     from relpos._position.layout import rope_permute, skew
     from relpos._position.own import Position
+    from relpos._position.pairs import PairClasses
     from relpos._position.sum import Sum
     from relpos.compat import flash_attn_func, flash_attn_varlen_func, sdpa
 

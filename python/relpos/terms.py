@@ -9,6 +9,7 @@ caller's, of any autograd graph; gradients have their dtype and shape, and rows 
 reads get exactly 0. docs/own-schemes.md has examples.
 """
 
+from relpos._position.pairs import PairBias, PairRows
 from relpos._position.terms import (
     ColumnTable,
     DistanceBias,
@@ -25,6 +26,8 @@ __all__ = [
     "ColumnTable",
     "DistanceBias",
     "KeyBias",
+    "PairBias",
+    "PairRows",
     "QueryAdded",
     "Rotation",
     "RowTable",

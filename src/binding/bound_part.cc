@@ -10,7 +10,7 @@ namespace {
 
 // One number for all elements costs no memory of its size: strides of 0.
 TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
-  const std::vector<int64_t> shape = InputSizes().shape(spec);
+  const std::vector<int64_t> shape = InputSizes().example(spec);
   const int64_t count = checked_numel(shape, spec.name.c_str());
   const std::vector<double>& values = spec.init.values;
   const bool each = spec.init.kind == Init::Kind::kValues && values.size() > 1;

@@ -82,18 +82,25 @@ Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape
 }
 
 Source Builder::input(const std::string& name, const std::vector<int64_t>& shape, Init example,
-                      const std::string& doc) {
-  return declare({name, shape, std::move(example), true, doc, {}, true});
+                      const std::string& doc, std::vector<int64_t> sizes) {
+  ParameterSpec spec{name, shape, std::move(example), true, doc, {}, true};
+  spec.example = std::move(sizes);
+  return declare(std::move(spec));
 }
 
 Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
-                         const std::string& doc) {
-  return integers(name, shape, Init::uniform(0, static_cast<double>(most)), doc);
+                         const std::string& doc, DType dtype) {
+  const Init example = Init::uniform(0, static_cast<double>(most));
+  ParameterSpec spec{name, shape, example, false, doc, {}, true};
+  spec.integer = dtype;
+  return declare(std::move(spec));
 }
 
-Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, Init example,
-                         const std::string& doc) {
-  return declare({name, shape, std::move(example), false, doc, {}, true});
+Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape,
+                         const std::vector<double>& example, const std::string& doc) {
+  ParameterSpec spec{name, shape, Init::each(example), false, doc, {}, true};
+  spec.example = {std::ssize(example)};
+  return declare(std::move(spec));
 }
 
 // What the bound terms of `along` are read by; null: positions.

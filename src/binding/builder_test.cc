@@ -81,7 +81,7 @@ void expect_differences(Part part) {
   ParameterSums sums;
   std::vector<bool> wants;
   for (const ParameterSpec& spec : part.specs()) {
-    memory.emplace_back(spec.integers() ? DType::kInt64 : DType::kFloat64, of_call.shape(spec));
+    memory.emplace_back(spec.integers() ? spec.integer : DType::kFloat64, of_call.example(spec));
     part.parameters.push_back(memory.back().view());
     const auto count = static_cast<size_t>(memory.back().view().numel());
     wants.push_back(!spec.integers());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "base/parallel.h"
 #include "relpos/error.h"
 #include "values/views.h"
 
@@ -138,6 +139,75 @@ void check_column_table(const ColumnTable& columns, const CallShape& call, const
   check_table(columns.table, call.heads, columns.map.classes(), rank, who);
 }
 
+// The largest byte of a row other than `hidden`.
+uint8_t largest_byte(const uint8_t* row, int64_t count, int64_t stride, int hidden) {
+  uint8_t tops[64] = {};  // a vector of maxima
+  int64_t j = 0;
+  for (; stride == 1 && j + 64 <= count; j += 64) {
+    for (int64_t n = 0; n < 64; ++n) {
+      const uint8_t byte = row[j + n] == hidden ? uint8_t{0} : row[j + n];
+      tops[n] = std::max(tops[n], byte);
+    }
+  }
+  for (; j < count; ++j) {
+    const uint8_t byte = row[j * stride];
+    if (byte != hidden) tops[0] = std::max(tops[0], byte);
+  }
+  return *std::max_element(tops, tops + 64);
+}
+
+// Shape, dtype, and that no class other than the hidden one lies beyond a table of so many rows: one look
+// at every byte, so that kernels need none. Views without memory have sizes alone.
+void check_classes(const PairClasses& classes, int64_t rows, const CallShape& call,
+                   const std::string& who) {
+  const TensorView& view = classes.view;
+  if (view.dtype != DType::kUInt8) {
+    throw_error(ErrorKind::kType, who, ": classes: expected uint8, got ", dtype_name(view.dtype));
+  }
+  const bool batched = view.rank == 3;
+  check_value(view.dims() == (batched ? std::vector{call.batch, call.queries, call.keys}
+                                      : std::vector{call.queries, call.keys}),
+              who, ": classes: expected [", call.queries, ", ", call.keys, "] or [", call.batch,
+              ", ", call.queries, ", ", call.keys, "], got ", Shape{view});
+  check_value(classes.hidden >= -1 && classes.hidden < kMostPairClasses, who,
+              ": hidden: expected a class from 0 to ", kMostPairClasses - 1,
+              ", or -1 for none, got ", classes.hidden);
+  check_value(rows >= 1 && rows <= kMostPairClasses, who, ": expected a table of 1 to ",
+              kMostPairClasses, " classes, got ", rows);
+  if (rows == kMostPairClasses || view.data == nullptr) return;
+  const auto* bytes = static_cast<const uint8_t*>(view.data);
+  CancelTicks tick;
+  for (int64_t n = 0; n < (batched ? call.batch : 1) * call.queries; ++n) {
+    tick(call.keys / 64);
+    const int64_t b = n / call.queries, i = n % call.queries;
+    const int64_t at = batched ? view.offset({b, i, 0}) : view.offset({i, 0});
+    const int64_t stride = view.strides[batched ? 2 : 1];
+    const int largest = largest_byte(bytes + at, call.keys, stride, classes.hidden);
+    check_value(largest < rows, who, ": classes: expected classes below ", rows,
+                ", the rows of the table, got ", largest, " for query ", i);
+  }
+}
+
+void check_pair_bias(const PairBias& bias, const CallShape& call, const std::string& who) {
+  const TensorView& view = bias.table.view;
+  check_value(view.rank == 2 && (view.shape[0] == call.heads || view.shape[0] == 1), who,
+              ": expected a table [", call.heads, " or 1, classes] for the heads of query, got ",
+              Shape{view});
+  check_classes(bias.classes, view.shape[1], call, who);
+}
+
+void check_pair_rows(const PairRows& rows, const CallShape& call, const std::string& who) {
+  const TensorView& view = rows.table.view;
+  const int64_t rank =
+      check_factor(rows.factor, {call.batch, call.heads, call.queries}, call, who + ": factor");
+  const bool per_head = view.rank == 3;
+  check_value((view.rank == 2 || (per_head && view.shape[0] == call.heads)) &&
+                  view.shape[per_head ? 2 : 1] == rank,
+              who, ": expected a table [classes, ", rank, "] or [", call.heads, ", classes, ", rank,
+              "], got ", Shape{view});
+  check_classes(rows.classes, view.shape[per_head ? 1 : 0], call, who);
+}
+
 }  // namespace
 
 void check_pairs(const Rotation& rotation, const std::string& who) {
@@ -170,6 +240,8 @@ void check_terms(const Terms& terms, const CallShape& call, const std::string& w
       check_shape(bias.values, {call.batch, heads, call.keys}, who + ": key bias");
     }
   }
+  for (const PairBias& bias : terms.pair_biases) check_pair_bias(bias, call, who);
+  for (const PairRows& rows : terms.pair_rows) check_pair_rows(rows, call, who);
   for (const TermData& sink : terms.sinks) {
     if (sink.view.rank == 1) {
       check_shape(sink, {heads}, who + ": sink");

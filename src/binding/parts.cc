@@ -89,24 +89,24 @@ void check_parameters(const Part& part, const CallSizes& sizes) {
   check_value(specs.size() == part.parameters.size(), who, ": expected ", specs.size(),
               " parameters, got ", part.parameters.size());
   const int64_t heads = sizes.own_heads == 0 ? sizes.heads : sizes.own_heads;
-  const InputSizes of_call{sizes.batch, heads, sizes.queries, sizes.keys};
+  const InputSizes of_call{sizes.batch, heads, sizes.queries, sizes.keys, sizes.head_dim};
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
     bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());
     for (size_t axis = 0; fits && axis < specs[n].shape.size(); ++axis) {
       const int64_t size = of_call.size(specs[n].shape[axis]);
       const int64_t said = specs[n].shape[axis];
-      const bool unknown = said < 0 && (size == 0 || is_any(said));
+      const bool unknown = said < 0 && size == 0;
       const bool shared = said == kBatch && specs[n].integers() && view.shape[axis] == 1;
-      fits = unknown || shared || view.shape[axis] == size;
+      fits = unknown || shared || size == kAny || view.shape[axis] == size;
     }
     if (!fits) {
       throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ",
-                  Dims{of_call.shape(specs[n])}, ", got ", Shape{view});
+                  sizes_text(of_call.shape(specs[n])), ", got ", Shape{view});
     }
-    if (specs[n].integers() ? view.dtype != DType::kInt64 : !is_floating(view.dtype)) {
+    if (specs[n].integers() ? view.dtype != specs[n].integer : !is_floating(view.dtype)) {
       throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected ",
-                  specs[n].integers() ? "int64" : "a floating dtype", ", got ",
+                  specs[n].integers() ? dtype_name(specs[n].integer) : "a floating dtype", ", got ",
                   dtype_name(view.dtype));
     }
   }

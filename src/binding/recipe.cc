@@ -1,6 +1,7 @@
 #include "binding/recipe.h"
 
 #include <cmath>
+#include <string>
 
 #include "relpos/error.h"
 #include "relpos/scheme.h"
@@ -59,6 +60,34 @@ std::vector<int64_t> InputSizes::shape(const ParameterSpec& spec) const {
   std::vector<int64_t> sizes;
   for (const int64_t said : spec.shape) sizes.push_back(size(said));
   return sizes;
+}
+
+std::vector<int64_t> InputSizes::example(const ParameterSpec& spec) const {
+  constexpr int64_t kSome = 3;
+  std::vector<int64_t> sizes;
+  for (const int64_t said : spec.example.empty() ? spec.shape : spec.example) {
+    sizes.push_back(said == kAny ? kSome : size(said));
+  }
+  return sizes;
+}
+
+const char* size_name(int64_t said) noexcept {
+  return said == kBatch     ? "batch"
+         : said == kHeads   ? "heads"
+         : said == kQueries ? "queries"
+         : said == kKeys    ? "keys"
+         : said == kAny     ? "any"
+         : said == kHeadDim ? "head_dim"
+                            : nullptr;
+}
+
+std::string sizes_text(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t said : shape) {
+    const char* name = size_name(said);
+    text += (text.empty() ? "[" : ", ") + (name == nullptr ? std::to_string(said) : name);
+  }
+  return text.empty() ? "[]" : text + "]";
 }
 
 const Scheme& Part::scheme() const { return *recipe_of(*this).scheme; }

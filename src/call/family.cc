@@ -22,8 +22,9 @@ const std::array<Kinds, 5>& kinds() {
   static const std::array<Kinds, 5> all{{
       {{"rotation", "queries and keys turn by their positions"}, {"rotation"}},
       {{"rows", "rows of a table meet queries or keys, or join the values"},
-       {"row table", "column table", "value table"}},
-      {{"bias", "a number joins the score of each pair"}, {"distance bias", "key bias"}},
+       {"row table", "column table", "pair rows", "value table"}},
+      {{"bias", "a number joins the score of each pair"},
+       {"distance bias", "key bias", "pair bias"}},
       {{"sink", "a score without a value joins the softmax of each row"}, {"sink"}},
       {{"other", "none of these"}, {}},
   }};

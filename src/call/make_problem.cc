@@ -257,6 +257,15 @@ void read_dropout(Problem& problem, const Options& options) {
                         read(options.dropout_columns, problem.keys, "dropout_columns"));
 }
 
+// Pairs of the hidden classes of these terms are not seen.
+void hide_classes(const Terms& terms, Visibility& visible) {
+  const auto hide = [&](const PairClasses& classes) {
+    if (classes.hidden >= 0) visible.classes.push_back(classes);
+  };
+  for (const PairBias& bias : terms.pair_biases) hide(bias.classes);
+  for (const PairRows& rows : terms.pair_rows) hide(rows.classes);
+}
+
 // Binds every part to the call, a piece of one of this length (0: all of it), and joins their terms.
 void bind_parts(Call& call, const Position& position, int64_t length) {
   Problem& problem = call.problem;
@@ -289,6 +298,7 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
     terms = call.heads.cut(std::move(terms));
     check_terms(terms, problem, part.scheme().name);
     if (problem.value.given()) check_value_tables(terms, problem, part.scheme().name);
+    hide_classes(terms, problem.visible);
     for (const KeyBias& bias : terms.key_biases) {
       if (bias.up_to_query) up_to_query = &part;
     }

@@ -21,11 +21,12 @@ struct Type {
   std::string_view code;  // without the byte order
   DType dtype;
 };
-constexpr std::array<Type, 6> kTypes{{{"f4", DType::kFloat32},
+constexpr std::array<Type, 7> kTypes{{{"f4", DType::kFloat32},
                                       {"f8", DType::kFloat64},
                                       {"f2", DType::kFloat16},
                                       {"i8", DType::kInt64},
                                       {"i4", DType::kInt32},
+                                      {"u1", DType::kUInt8},
                                       {"b1", DType::kBool}}};
 
 struct Header {
@@ -153,7 +154,8 @@ DType dtype_of(const InputFile& file, const std::string& descr) {
   for (const Type& type : kTypes) {
     if (type.code == code) return type.dtype;
   }
-  file.fail(what, " is not supported: expected float32, float64, float16, int64, int32 or bool");
+  file.fail(what,
+            " is not supported: expected float32, float64, float16, int64, int32, uint8 or bool");
 }
 
 std::string shape_tuple(const std::vector<int64_t>& shape) {
@@ -222,7 +224,7 @@ void write_npy(Sink& sink, const TensorView& tensor) {
     throw_error(ErrorKind::kIo, sink.path(), ": .npy has no ", dtype_name(tensor.dtype),
                 ": write .safetensors");
   }
-  std::string header = std::string("{'descr': '") + (tensor.dtype == DType::kBool ? '|' : '<') +
+  std::string header = std::string("{'descr': '") + (item_size(tensor.dtype) == 1 ? '|' : '<') +
                        code + "', 'fortran_order': False, 'shape': " + shape_tuple(tensor.dims()) +
                        ", }";
   // The data starts at a multiple of 64 bytes.

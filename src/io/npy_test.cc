@@ -136,7 +136,7 @@ TEST_F(NpyTest, RefusesOtherTypes) {
   expect_error(file(header(">f4", "(1,)"), data<float>({1})), "big-endian");
   expect_error(file(header("|O", "(1,)"), "\x80\x04K\x01."), "pickled objects");
   expect_error(file(header("<c8", "(1,)"), data<double>({1})), "not supported");
-  expect_error(file(header("|u1", "(1,)"), "a"), "not supported");
+  expect_error(file(header("|i1", "(1,)"), "a"), "not supported");
   expect_error(file(header("", "(1,)"), "a"), "not supported");
   expect_error(file("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (1,)}", "abcd"),
                "structured");

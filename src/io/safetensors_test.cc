@@ -61,13 +61,13 @@ TEST_F(SafetensorsTest, RefusesNamesItCannotWrite) {
 
 TEST_F(SafetensorsTest, AcceptsMetadataPaddingAndOtherTypes) {
   const std::string name =
-      write(file("{\"__metadata__\":{\"format\":\"pt\"}," + entry("x", "U8", "[3]", "[4,7]") + "," +
+      write(file("{\"__metadata__\":{\"format\":\"pt\"}," + entry("x", "I8", "[3]", "[4,7]") + "," +
                      entry("y", "F32", "[]", "[0,4]") + "}   ",
                  7));
   const SafetensorsFile back(name);
   ASSERT_EQ(back.entries().size(), 2U);
   EXPECT_EQ(back.read(*back.find("y")).view().rank, 0);
-  expect_error_of([&] { back.read(*back.find("x")); }, "dtype U8 is not supported");
+  expect_error_of([&] { back.read(*back.find("x")); }, "dtype I8 is not supported");
   EXPECT_EQ(SafetensorsFile(write(file("{}", 0))).entries().size(), 0U);
 }
 

@@ -28,16 +28,20 @@ inline uint64_t interval_bits(int64_t from, int64_t to) noexcept {
   return to <= from ? 0 : (~uint64_t{0} >> (kTile - (to - from))) << from;
 }
 
-// Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask.
+// Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask, AND classes
+// of pairs.
 struct Visibility {
   int64_t rows = 1;                               // 1 or B
   std::vector<std::pair<int64_t, int64_t>> span;  // [rows, Lq]; empty: all keys of every query
   std::vector<uint64_t> key_bits;                 // [B, ceil(Lk / 64)], 1 = visible; empty: all
   TensorView mask;                                // bool or floating, broadcast to [B, H, Lq, Lk]
+  std::vector<PairClasses> classes;               // of each, pairs of its hidden class are not seen
   int64_t queries = 0, keys = 0;
 
   // Every query sees every key.
-  bool everything() const noexcept { return span.empty() && key_bits.empty() && !mask.given(); }
+  bool everything() const noexcept { return span.empty() && key_bits.empty() && !hides_pairs(); }
+  // Whether single pairs may be hidden.
+  bool hides_pairs() const noexcept { return mask.given() || !classes.empty(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
     return span[(rows == 1 ? 0 : b) * queries + i];
@@ -52,8 +56,15 @@ struct Visibility {
     const auto [lo, hi] = interval(b, i);
     uint64_t word = interval_bits(lo - first, std::min(hi, keys) - first);
     if (!key_bits.empty()) word &= key_bits[b * ((keys + kTile - 1) / kTile) + tile];
-    if (word == 0 || !mask.given()) return word;
-    return word & mask_bits(mask, mask_offset(b, h, i, first), std::min(kTile, keys - first));
+    const int64_t count = std::min(kTile, keys - first);
+    if (word != 0 && mask.given()) word &= mask_bits(mask, mask_offset(b, h, i, first), count);
+    for (size_t n = 0; n < classes.size() && word != 0; ++n) {
+      const PairClasses& own = classes[n];
+      for (int64_t c = 0; c < count; ++c) {
+        word &= ~(uint64_t{own.of(b, i, first + c) == own.hidden} << c);
+      }
+    }
+    return word;
   }
   bool boolean_mask() const noexcept { return mask.given() && mask.dtype == DType::kBool; }
   bool floating_mask() const noexcept { return mask.given() && mask.dtype != DType::kBool; }

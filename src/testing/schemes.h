@@ -64,7 +64,7 @@ class Made {
       const std::vector<double>& own = n < numbers.size() ? numbers[n] : spec.init.values;
       const TensorView to =
           memory_
-              .emplace_back(spec.integers() ? DType::kInt64 : DType::kFloat64, of_call.shape(spec))
+              .emplace_back(spec.integers() ? spec.integer : DType::kFloat64, of_call.example(spec))
               .view();
       for (size_t i = 0; i < static_cast<size_t>(to.numel()); ++i) {
         to.store(static_cast<int64_t>(i), own.empty() ? 1.0 : own[i % own.size()]);

@@ -92,6 +92,7 @@ int64_t item_size(DType dtype) noexcept {
     case DType::kFloat16:
       return 2;
     case DType::kBool:
+    case DType::kUInt8:
       return 1;
   }
   return 0;
@@ -113,6 +114,8 @@ const char* dtype_name(DType dtype) noexcept {
       return "int32";
     case DType::kBool:
       return "bool";
+    case DType::kUInt8:
+      return "uint8";
   }
   return "an unknown dtype";
 }
@@ -201,6 +204,8 @@ double TensorView::load(int64_t at) const noexcept {
       return read<int32_t>(data, at);
     case DType::kBool:
       return read<uint8_t>(data, at) != 0 ? 1.0 : 0.0;
+    case DType::kUInt8:
+      return read<uint8_t>(data, at);
   }
   return 0.0;
 }
@@ -221,6 +226,8 @@ void TensorView::store(int64_t at, double value) const noexcept {
       return write(data, at, to_integer<int32_t>(value));
     case DType::kBool:
       return write(data, at, static_cast<uint8_t>(value != 0.0 ? 1 : 0));
+    case DType::kUInt8:
+      return write(data, at, to_integer<uint8_t>(value));
   }
 }
 
@@ -232,6 +239,8 @@ int64_t TensorView::load_int(int64_t at) const noexcept {
       return read<int32_t>(data, at);
     case DType::kBool:
       return read<uint8_t>(data, at) != 0 ? 1 : 0;
+    case DType::kUInt8:
+      return read<uint8_t>(data, at);
     default:
       return to_integer<int64_t>(load(at));
   }

@@ -19,6 +19,8 @@ constexpr void for_each_kind(F&& f) {
   f("row table", &Terms::row_tables, &TermGradients::row_tables);
   f("column table", &Terms::column_tables, &TermGradients::column_tables);
   f("key bias", &Terms::key_biases, &TermGradients::key_biases);
+  f("pair bias", &Terms::pair_biases, &TermGradients::pair_biases);
+  f("pair rows", &Terms::pair_rows, &TermGradients::pair_rows);
   f("value table", &Terms::value_tables, &TermGradients::value_tables);
   f("vector added to the query", &Terms::query_added, &TermGradients::query_added);
   f("sink", &Terms::sinks, &TermGradients::sinks);
@@ -97,6 +99,15 @@ void numbers_of(const char*, T& term, G& gradient, F&& f) {
 template <Is<KeyBias> T, typename G, typename F>
 void numbers_of(const char* kind, T& term, G& gradient, F&& f) {
   f(kind, term.values, gradient.table, of_batch(term.values));
+}
+template <Is<PairBias> T, typename G, typename F>
+void numbers_of(const char* kind, T& term, G& gradient, F&& f) {
+  f(kind, term.table, gradient.table, HeadAxis{0});
+}
+template <Is<PairRows> T, typename G, typename F>
+void numbers_of(const char* kind, T& term, G& gradient, F&& f) {
+  f(kind, term.table, gradient.table, of_table(term.table));
+  f("pair factor", term.factor, gradient.factor, HeadAxis{1});
 }
 template <Is<ValueTable> T, typename G, typename F>
 void numbers_of(const char* kind, T& term, G& gradient, F&& f) {

@@ -15,6 +15,7 @@ from tests.support.oracle import (
     place_of,
     positions,
     registry,
+    seen_pairs,
 )
 from tests.support.promise import work_type
 
@@ -144,7 +145,9 @@ def inputs_of(case, chosen, draw, dtype):
     sizes = case["batch"], case["heads"][0], case["queries"], case["keys"]
     given = []
     for name, options in chosen:
-        drawn = getattr(oracle_of(name), "inputs", lambda *_: {})(options, *sizes, draw.normal)
+        own = (case["head_dim"],) if hasattr(oracle_of(name), "HEAD_DIM") else ()
+        draws = getattr(oracle_of(name), "inputs", lambda *_: {})
+        drawn = draws(options, *sizes, draw.normal, *own)
         wanted = case["wants"] in ("all", "tables")
         given.append(
             {
@@ -214,6 +217,7 @@ class Call:
         self.pos_q, self.pos_k = positions(*sizes, **self.places, place=place)
         heads = self.case["heads"][0]
         self.allowed = allowed_pairs(self.pos_q, self.pos_k, heads=heads, **self.masks)
+        self.allowed = self.allowed & seen_pairs(self.chosen, self.given)
 
     def position(self):
         """A sum of the modules; a list where one of them takes inputs."""

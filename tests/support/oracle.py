@@ -14,11 +14,17 @@ from typing import NamedTuple
 
 import relpos
 import torch
+from relpos._position.classes import class_of
+from relpos._position.registry import term_schemes
+
+_TERMS = {s.name: class_of(s) for s in term_schemes() if s.name in ("pair_bias", "pair_rows")}
 
 
 def registry():
-    """Scheme name -> Python class, from the library's own list."""
-    return {scheme.name: getattr(relpos, scheme.class_name) for scheme in relpos.schemes()}
+    """Scheme name -> Python class, from the library's own list; of the terms that are given with
+    the call, those that have an oracle."""
+    found = {scheme.name: getattr(relpos, scheme.class_name) for scheme in relpos.schemes()}
+    return found | _TERMS
 
 
 def oracle_of(name):
@@ -51,7 +57,7 @@ def reads_length(name, options):
 @dataclass
 class Part:
     """A scheme with constructor options, its numbers by dotted name, and the inputs of the call,
-    which have a batch axis in front."""
+    of which those of batched_inputs() have a batch axis in front."""
 
     name: str
     options: dict
@@ -71,12 +77,29 @@ class Part:
 
     def terms(self, pos_q, pos_k, row=0, length=None):
         """The oracle's terms in one batch row of a call of this length."""
-        held = self.parameters | {name: x[row] for name, x in self.inputs.items()}
+        rows = batched_inputs(self.name, self.options, self.inputs)
+        held = self.parameters | {n: x[row] if n in rows else x for n, x in self.inputs.items()}
         options = self.options
         if hasattr(oracle_of(self.name), "READS_LENGTH"):
             length = call_length(pos_q, pos_k) if length is None else length
             options = options | {"call_length": length}
         return oracle_of(self.name).terms(options, held, pos_q, pos_k)
+
+
+def batched_inputs(name, options, inputs):
+    """The inputs that have a batch axis in front: all, unless the oracle says which."""
+    found = getattr(oracle_of(name), "batched", None)
+    return found(options) if found else inputs
+
+
+def seen_pairs(chosen, given):
+    """bool [B or 1, 1, Lq, Lk]: the pairs that no input of a scheme hides; `chosen` and `given` are
+    [(name, options)] and the inputs of each."""
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    for (name, options), inputs in zip(chosen, given, strict=True):
+        if hasattr(oracle_of(name), "seen"):
+            seen = seen & oracle_of(name).seen(options, inputs)[:, None]
+    return seen
 
 
 def call_length(*positions):

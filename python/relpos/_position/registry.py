@@ -122,15 +122,24 @@ def sizes(shape: Sequence[int | str]) -> str:
     return f"[{', '.join(map(str, shape))}]"
 
 
-_SCHEMES = tuple(
-    Scheme(**{**entry, "options": tuple(Option(**option) for option in entry["options"])})
-    for entry in _core.schemes()
-)
+def _read(entries: Any) -> tuple[Scheme, ...]:
+    return tuple(
+        Scheme(**{**entry, "options": tuple(Option(**option) for option in entry["options"])})
+        for entry in entries
+    )
+
+
+_SCHEMES = _read(_core.schemes())
 
 
 def schemes() -> tuple[Scheme, ...]:
     """Every scheme of this build, with its class name, options and source."""
     return _SCHEMES
+
+
+def term_schemes() -> tuple[Scheme, ...]:
+    """The terms whose numbers are all given with the call, which relpos.terms make."""
+    return _read(_core.term_schemes())
 
 
 def show_config() -> dict[str, str]:

@@ -166,7 +166,7 @@ class RowTable(Term):
             tensors.append(self._tensor("added", added, "[H, r]"))
         given = {"by_head": table.dim() == 3, "factor": factor, "added": added, "along": along}
         super().__init__(
-            "row_table", [text, *_said(given), *_scale(scale)], [*tensors, *numbers, *both]
+            "row_table", [text, *said(given), *scale_of(scale)], [*tensors, *numbers, *both]
         )
 
 
@@ -191,7 +191,7 @@ class ColumnTable(Term):
         tensors = [table, *self._factor(factor, "Lk", table.shape[-1])]
         given = {"by_head": table.dim() == 3, "factor": factor}
         super().__init__(
-            "column_table", [text, *_said(given), *_scale(scale)], [*tensors, *numbers]
+            "column_table", [text, *said(given), *scale_of(scale)], [*tensors, *numbers]
         )
 
 
@@ -203,7 +203,7 @@ class ValueTable(Term):
         self.table, self.at = table, at
         table = self._tensor("table", table, "[M, Dv]", "[H, M, Dv]")
         table, text, numbers = self._rows(table, -2, at)
-        options = [text, *_said({"by_head": table.dim() == 3})]
+        options = [text, *said({"by_head": table.dim() == 3})]
         super().__init__("value_table", options, [table, *numbers])
 
 
@@ -214,7 +214,7 @@ class KeyBias(Term):
 
     def __init__(self, values: Tensor) -> None:
         self.values = self._tensor("values", values, "[H, Lk]", "[B, H, Lk]")
-        super().__init__("key_bias", _said({"by_row": values.dim() == 3}), [values])
+        super().__init__("key_bias", said({"by_row": values.dim() == 3}), [values])
 
 
 class QueryAdded(Term):
@@ -235,7 +235,7 @@ class Sink(Term):
     def __init__(self, logit: Tensor) -> None:
         self.logit = self._tensor("logit", logit, "[H]", "[B, H, Lq]")
         heads = logit.shape[0] if logit.dim() == 1 else logit.shape[1]
-        options = [f"heads={heads}", *_said({"per_query": logit.dim() == 3})]
+        options = [f"heads={heads}", *said({"per_query": logit.dim() == 3})]
         super().__init__("attention_sink", options, [logit])
 
 
@@ -263,12 +263,12 @@ class Rotation(Term):
         super().__init__("turn", options, [heads.unsqueeze(0)])
 
 
-def _said(given: dict[str, Any]) -> list[str]:
+def said(given: dict[str, Any]) -> list[str]:
     """The flags of a text that are set."""
     return [
         f"{name}=true" for name, value in given.items() if value is not None and value is not False
     ]
 
 
-def _scale(scale: float | None) -> list[str]:
+def scale_of(scale: float | None) -> list[str]:
     return [] if scale is None else [f"scale={number('scale', scale)!r}"]

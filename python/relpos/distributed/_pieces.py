@@ -33,7 +33,12 @@ class Inputs:
     @classmethod
     def of(cls, text: str, tensors: Sequence[Tensor]) -> "Inputs":
         found = cls(tensors, sinks=bool(text) and "sink" in _core.term_kinds(text))
-        for n, (_, axes, cumulative) in enumerate(_core.list_tensors(text) if text else []):
+        for n, (name, axes, cumulative) in enumerate(_core.list_tensors(text) if text else []):
+            if "keys" in axes and "queries" in axes:
+                raise ValueError(
+                    f"position: {name} has an axis of queries and one of keys, expected inputs of "
+                    "tokens alone on several ranks; use relpos.attention on one"
+                )
             if "keys" in axes:
                 found.key_axis[n] = axes.index("keys")
             if "queries" in axes:

@@ -36,6 +36,12 @@ class HeadGradient {
       a.push_back(x.row_factor(n));
       da.emplace_back(std::ssize(a.back()));
     }
+    pair_a.clear();
+    pair_da.clear();
+    for (size_t n = 0; n < p.terms.pair_rows.size(); ++n) {
+      pair_a.push_back(x.pair_factor(n));
+      pair_da.emplace_back(std::ssize(pair_a.back()));
+    }
     x.for_visible([&](int64_t j) {
       const double dmasked = x.dscore[j];
       if (out.mask != nullptr) {
@@ -46,6 +52,8 @@ class HeadGradient {
       add_content(j, d, p.scale * ds);
       for (size_t n = 0; n < a.size(); ++n) add_row_table(n, j, ds);
       for (size_t n = 0; n < p.terms.column_tables.size(); ++n) add_column(n, j, d, ds);
+      for (size_t n = 0; n < pair_a.size(); ++n) add_pair_rows(n, j, ds);
+      for (size_t n = 0; n < p.terms.pair_biases.size(); ++n) add_pair_bias(n, j, ds);
       for (size_t n = 0; n < p.terms.biases.size(); ++n) add_bias(n, j, ds);
       for (size_t n = 0; n < p.terms.key_biases.size(); ++n) add_key_bias(n, j, ds);
       if (++keys % kTile == 0) join_row();
@@ -58,6 +66,9 @@ class HeadGradient {
       accumulate(t.query_added[n], x.h * D, p.terms.query_added[n].multiplier, dq.sum.data(), D);
     }
     for (size_t n = 0; n < a.size(); ++n) finish_row_table(n);
+    for (size_t n = 0; n < pair_a.size(); ++n) {
+      finish_factor(p.terms.pair_rows[n].factor, t.pair_rows[n].factor, pair_da[n].sum);
+    }
     if (out.query.given()) store_row(out.query, x.b, x.h, x.i, D, dq.sum.data());
     parts_ += std::max<int64_t>(1, std::ssize(p.terms.column_tables));
     if (parts_ >= kTile) join_keys();
@@ -107,6 +118,7 @@ class HeadGradient {
   void join_row() {
     dq.join();
     for (Chained& each : da) each.join();
+    for (Chained& each : pair_da) each.join();
   }
   void join_keys() {
     for (Chained* each : {&dk, &dk_plain, &dv}) each->join();
@@ -185,12 +197,37 @@ class HeadGradient {
     if (!added.empty()) {
       accumulate(added, x.h * r, term.added.multiplier, da[n].sum.data(), r);
     }
-    if (!term.factor.view.given()) {
-      add_scaled(dq.sum.data(), 1.0, da[n].sum.data(), r);
-    } else if (!factor.empty()) {
+    finish_factor(term.factor, factor, da[n].sum);
+  }
+
+  // What the selected row's factor gets, or its query.
+  void finish_factor(const TermData& factor, std::vector<double>& sums,
+                     const std::vector<double>& own) {
+    const int64_t r = std::ssize(own);
+    if (!factor.view.given()) {
+      add_scaled(dq.sum.data(), 1.0, own.data(), r);
+    } else if (!sums.empty()) {
       const int64_t at = ((x.b * p.heads + x.h) * p.queries + x.i) * r;
-      accumulate(factor, at, term.factor.multiplier, da[n].sum.data(), r);
+      accumulate(sums, at, factor.multiplier, own.data(), r);
     }
+  }
+
+  void add_pair_rows(size_t n, int64_t j, double ds) {
+    const PairRows& term = p.terms.pair_rows[n];
+    const int64_t row = term.classes.of(x.b, x.i, j), r = m.pair_rows[n].columns;
+    const double s = term.scale.value_or(p.scale) * ds;
+    add_scaled(pair_da[n].recent.data(), s, m.pair_rows[n].row(x.h, row), r);
+    if (t.pair_rows[n].table.empty()) return;
+    accumulate(t.pair_rows[n].table, m.pair_rows[n].at(x.h, row), s * term.table.multiplier,
+               pair_a[n].data(), r);
+  }
+
+  void add_pair_bias(size_t n, int64_t j, double ds) {
+    if (t.pair_biases[n].table.empty()) return;
+    const PairBias& term = p.terms.pair_biases[n];
+    accumulate(t.pair_biases[n].table,
+               m.pair_biases[n].at(0, x.pair_head(n)) + term.classes.of(x.b, x.i, j),
+               ds * term.table.multiplier);
   }
 
   void add_key_bias(size_t n, int64_t j, double ds) {
@@ -241,9 +278,9 @@ class HeadGradient {
   const ProblemGradients& out;
   TermGradients& t;
   Chained dk, dk_plain, dv, dq;
-  int64_t parts_ = 0;                  // in the chains of keys
-  std::vector<std::vector<double>> a;  // of each row table
-  std::vector<Chained> da;
+  int64_t parts_ = 0;                          // in the chains of keys
+  std::vector<std::vector<double>> a, pair_a;  // of each row table, and of rows by pairs
+  std::vector<Chained> da, pair_da;
 };
 
 }  // namespace relpos::reference

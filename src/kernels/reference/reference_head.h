@@ -8,98 +8,12 @@
 #include "base/parallel.h"
 #include "base/zeros.h"
 #include "kernels/problem.h"
+#include "kernels/reference/sums.h"
 #include "values/turns.h"
 
 namespace relpos::reference {
 
 inline constexpr double kHidden = -HUGE_VAL;
-
-// A table or vector of a term in double, multiplied. Shared tables have one head.
-struct Loaded {
-  std::vector<double> values;
-  int64_t heads = 1, rows = 0, columns = 0;
-
-  explicit Loaded(const TermData& data) {
-    const TensorView& view = data.view;
-    if (!view.given()) return;
-    heads = view.rank == 3 ? view.shape[0] : 1;
-    rows = view.shape[view.rank - 2];
-    columns = view.shape[view.rank - 1];
-    values.reserve(view.numel());
-    CancelTicks tick;
-    for (int64_t h = 0; h < heads; ++h) {
-      for (int64_t m = 0; m < rows; ++m) {
-        tick(columns);
-        for (int64_t c = 0; c < columns; ++c) {
-          const int64_t at = view.rank == 3 ? view.offset({h, m, c}) : view.offset({m, c});
-          values.push_back(view.load(at) * data.multiplier);
-        }
-      }
-    }
-  }
-  int64_t at(int64_t h, int64_t m) const { return ((heads == 1 ? 0 : h) * rows + m) * columns; }
-  const double* row(int64_t h, int64_t m) const { return values.data() + at(h, m); }
-};
-
-// In chains of kTile products, as those of the kernels.
-inline double dot(const double* x, const double* y, int64_t n) {
-  double sum = 0.0;
-  for (int64_t first = 0; first < n; first += kTile) {
-    double part = 0.0;
-    for (int64_t d = first; d < std::min(n, first + kTile); ++d) part += x[d] * y[d];
-    sum += part;
-  }
-  return sum;
-}
-
-inline void add_scaled(double* y, double factor, const double* x, int64_t n) {
-  for (int64_t d = 0; d < n; ++d) y[d] += factor * x[d];
-}
-
-// Sums whose rounding stays within the bound of docs/accuracy.md are of two kinds. These are of chains:
-// parts are added to `recent`, at most kTile of them before each join().
-struct Chained {
-  std::vector<double> sum, recent;
-
-  explicit Chained(int64_t n) : sum(zeros(n)), recent(zeros(n)) {}
-  void join() {
-    in_pieces(std::ssize(sum), [&](int64_t from, int64_t to) {
-      add_scaled(sum.data() + from, 1.0, recent.data() + from, to - from);
-      std::fill(recent.begin() + from, recent.begin() + to, 0.0);
-    });
-  }
-};
-
-// The others are slower, and take any number of parts: n sums, then what Knuth's two-sums lost of each,
-// until settle() adds it.
-inline void split(std::vector<double>& sums) { add_zeros(sums, 2 * std::ssize(sums)); }
-
-// sums[at..] += factor x[0..n).
-inline void accumulate(std::vector<double>& sums, int64_t at, double factor, const double* x,
-                       int64_t n) {
-  double* sum = sums.data() + at;
-  double* lost = sum + sums.size() / 2;
-  for (int64_t d = 0; d < n; ++d) {
-    const double part = factor * x[d], before = sum[d], after = before + part;
-    const double rounded = after - before;
-    lost[d] += (before - (after - rounded)) + (part - rounded);
-    sum[d] = after;
-  }
-}
-inline void accumulate(std::vector<double>& sums, int64_t at, double x) {
-  accumulate(sums, at, 1.0, &x, 1);
-}
-
-// Leaves the n sums alone. What a sum beyond all floats lost is NaN, and counts as nothing.
-inline void settle(std::vector<double>& sums) {
-  const size_t n = sums.size() / 2;
-  CancelTicks tick;
-  for (size_t d = 0; d < n; ++d) {
-    tick();
-    if (std::isfinite(sums[d])) sums[d] += sums[n + d];
-  }
-  sums.resize(n);
-}
 
 inline void load_row(const TensorView& view, int64_t b, int64_t h, int64_t i, int64_t n,
                      double* row) {
@@ -128,6 +42,8 @@ class Model {
       row_added.emplace_back(t.added);
     }
     for (const auto& t : p.terms.column_tables) column_tables.emplace_back(t.table);
+    for (const auto& t : p.terms.pair_biases) pair_biases.emplace_back(t.table);
+    for (const auto& t : p.terms.pair_rows) pair_rows.emplace_back(t.table);
     for (const auto& t : p.terms.value_tables) value_tables.emplace_back(t.table);
     for (const auto& t : p.terms.query_added) query_added.emplace_back(t);
   }
@@ -167,8 +83,8 @@ class Model {
   }
 
   const Problem& p;
-  std::vector<Loaded> bias_tables, bias_slopes, row_tables, row_added, column_tables, value_tables,
-      query_added;
+  std::vector<Loaded> bias_tables, bias_slopes, row_tables, row_added, column_tables, pair_biases,
+      pair_rows, value_tables, query_added;
 };
 
 // The keys and values of one (b, kv head), and one query row at a time.
@@ -239,19 +155,30 @@ class Head {
     }
   }
 
-  // a_i of a row table: its factor or the unrotated query, plus the added vector.
-  std::vector<double> row_factor(size_t n) const {
-    const RowTable& term = p.terms.row_tables[n];
-    const int64_t r = m.row_tables[n].columns;
+  // The factor of this term, or the unrotated query.
+  std::vector<double> factor_or_query(const TermData& factor, int64_t r) const {
     std::vector<double> a(r);
-    if (term.factor.view.given()) {
-      load_row(term.factor.view, b, h, i, r, a.data());
-      for (double& x : a) x *= term.factor.multiplier;
+    if (factor.view.given()) {
+      load_row(factor.view, b, h, i, r, a.data());
+      for (double& x : a) x *= factor.multiplier;
     } else {
       std::copy_n(q_plain.data(), r, a.data());
     }
+    return a;
+  }
+
+  // a_i of a row table: that plus the added vector.
+  std::vector<double> row_factor(size_t n) const {
+    const RowTable& term = p.terms.row_tables[n];
+    const int64_t r = m.row_tables[n].columns;
+    std::vector<double> a = factor_or_query(term.factor, r);
     if (term.added.view.given()) add_scaled(a.data(), 1.0, m.row_added[n].row(0, h), r);
     return a;
+  }
+
+  // a_i of rows by classes of pairs.
+  std::vector<double> pair_factor(size_t n) const {
+    return factor_or_query(p.terms.pair_rows[n].factor, m.pair_rows[n].columns);
   }
 
   // c_j of a column table.
@@ -268,6 +195,9 @@ class Head {
     return c;
   }
 
+  // The row of a pair bias that the selected head reads.
+  int64_t pair_head(size_t n) const { return m.pair_biases[n].rows == 1 ? 0 : h; }
+
   static int64_t key_bias_offset(const TensorView& view, int64_t b, int64_t h, int64_t j) {
     return view.rank == 3 ? view.offset({b, h, j}) : view.offset({h, j});
   }
@@ -277,6 +207,8 @@ class Head {
     std::fill(score.begin(), score.end(), kHidden);
     std::vector<std::vector<double>> a;
     for (size_t n = 0; n < p.terms.row_tables.size(); ++n) a.push_back(row_factor(n));
+    std::vector<std::vector<double>> pair_a;
+    for (size_t n = 0; n < p.terms.pair_rows.size(); ++n) pair_a.push_back(pair_factor(n));
     const bool decays = m.decays();
     for_visible([&](int64_t j) {
       const int64_t d = delta(j);
@@ -302,6 +234,15 @@ class Head {
         s += p.terms.column_tables[n].scale.value_or(p.scale) * dot(column_factor(n, j).data(),
                                                                     m.column_tables[n].row(h, row),
                                                                     m.column_tables[n].columns);
+      }
+      for (size_t n = 0; n < pair_a.size(); ++n) {
+        const PairRows& term = p.terms.pair_rows[n];
+        s += term.scale.value_or(p.scale) * dot(pair_a[n].data(),
+                                                m.pair_rows[n].row(h, term.classes.of(b, i, j)),
+                                                m.pair_rows[n].columns);
+      }
+      for (size_t n = 0; n < p.terms.pair_biases.size(); ++n) {
+        s += m.pair_biases[n].row(0, pair_head(n))[p.terms.pair_biases[n].classes.of(b, i, j)];
       }
       for (size_t n = 0; n < p.terms.biases.size(); ++n) {
         const DistanceBias& term = p.terms.biases[n];

@@ -3,12 +3,6 @@
 #include <cmath>
 
 namespace relpos::common {
-namespace {
-
-constexpr int64_t kExampleRuns = 4;
-
-}  // namespace
-
 void GivenRows::options(OptionList& o) {
   o.choice("map", map, {"clamp", "window", "runs"},
            "the rows of other distances than the table's: the nearest (clamp) or none (window); or "
@@ -27,14 +21,13 @@ GivenMap GivenRows::given(Builder& b) const {
               : map == "window" ? GivenMap::Kind::kWindow
                                 : GivenMap::Kind::kRuns;
   if (made.kind != GivenMap::Kind::kRuns) {
-    made.first = b.integers("first", {1}, Init::constant(-2), "the smallest distance of a row");
+    made.first = b.integers("first", {1}, {-2}, "the smallest distance of a row");
     return made;
   }
   b.require(!reversed, "reversed: expected false with map=runs, whose classes say the order");
-  made.starts = b.integers("starts", {any_size(kExampleRuns - 1)}, Init::each({-2, 0, 3}),
+  made.starts = b.integers("starts", {kAny}, {-2, 0, 3},
                            "where the second run of distances starts, and the others");
-  made.classes = b.integers("classes", {any_size(kExampleRuns)}, Init::each({0, 2, -1, 1}),
-                            "the row of each run, -1: none");
+  made.classes = b.integers("classes", {kAny}, {0, 2, -1, 1}, "the row of each run, -1: none");
   return made;
 }
 

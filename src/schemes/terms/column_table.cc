@@ -19,15 +19,19 @@ struct GivenColumnTable {
   }
 
   void terms(Builder& b) const {
-    constexpr int64_t kRank = 8;
-    std::vector<int64_t> shape{any_size(5), any_size(kRank)};
-    if (by_head) shape.insert(shape.begin(), any_size(1));
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows");
+    constexpr int64_t kRows = 5, kRank = 3;
+    std::vector<int64_t> shape{kAny, factor ? kAny : kHeadDim};
+    std::vector<int64_t> example{kRows, factor ? kRank : kHeadDim};
+    if (by_head) {
+      shape.insert(shape.begin(), kAny);
+      example.insert(example.begin(), kHeads);
+    }
+    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
     ColumnOptions more;
     more.scale = scale;
     if (factor) {
-      more.factor = b.input("factor", {kBatch, any_size(1), kKeys, any_size(kRank)},
-                            Init::normal(1.0), "what meets the rows");
+      more.factor = b.input("factor", {kBatch, kAny, kKeys, kAny}, Init::normal(1.0),
+                            "what meets the rows", {kBatch, kHeads, kKeys, kRank});
     }
     const GivenMap map = rows.given(b);
     b.columns(map, table, more);

@@ -14,9 +14,11 @@ struct GivenKeyBias {
   }
 
   void terms(Builder& b) const {
-    std::vector<int64_t> shape{any_size(1), kKeys};
+    std::vector<int64_t> shape{kAny, kKeys};
     if (by_row) shape = {kBatch, kHeads, kKeys};
-    b.key_bias(b.input("values", shape, Init::normal(1.0), "of each head and key"));
+    std::vector<int64_t> example = shape;
+    if (!by_row) example[0] = kHeads;
+    b.key_bias(b.input("values", shape, Init::normal(1.0), "of each head and key", example));
   }
 };
 

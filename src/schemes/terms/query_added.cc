@@ -9,8 +9,8 @@ struct GivenQueryAdded {
   void options(OptionList&) {}
 
   void terms(Builder& b) const {
-    b.query_added(
-        b.input("added", {any_size(1), any_size(8)}, Init::normal(1.0), "a vector of each head"));
+    b.query_added(b.input("added", {kAny, kHeadDim}, Init::normal(1.0), "a vector of each head",
+                          {kHeads, kHeadDim}));
   }
 };
 

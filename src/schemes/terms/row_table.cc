@@ -21,19 +21,23 @@ struct GivenRowTable {
   }
 
   void terms(Builder& b) const {
-    constexpr int64_t kRank = 8;
-    std::vector<int64_t> shape{any_size(5), any_size(kRank)};
-    if (by_head) shape.insert(shape.begin(), any_size(1));
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows");
+    constexpr int64_t kRows = 5, kRank = 3;
+    std::vector<int64_t> shape{kAny, factor ? kAny : kHeadDim};
+    std::vector<int64_t> example{kRows, factor ? kRank : kHeadDim};
+    if (by_head) {
+      shape.insert(shape.begin(), kAny);
+      example.insert(example.begin(), kHeads);
+    }
+    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
     RowOptions more;
     more.scale = scale;
     if (factor) {
-      more.factor = b.input("factor", {kBatch, kHeads, kQueries, any_size(kRank)},
-                            Init::normal(1.0), "what meets the rows");
+      more.factor = b.input("factor", {kBatch, kHeads, kQueries, kAny}, Init::normal(1.0),
+                            "what meets the rows", {kBatch, kHeads, kQueries, kRank});
     }
     if (added) {
-      more.added =
-          b.input("added", {any_size(1), any_size(kRank)}, Init::normal(1.0), "of each head");
+      more.added = b.input("added", {kHeads, factor ? kAny : kHeadDim}, Init::normal(1.0),
+                           "of each head", {kHeads, factor ? kRank : kHeadDim});
     }
     const GivenMap map = rows.given(b);
     more.along = rows.coordinates(b);

@@ -22,8 +22,9 @@ struct Turn {
   void terms(Builder& b) const {
     b.require(dims % 2 == 0, "dims: expected an even number, got ", dims);
     const Source frequency =
-        b.input("frequency", {1, any_size(1), dims / 2}, Init::uniform(0, 1),
-                "the angle of a pair at position 1, in radians, of each key head or of all");
+        b.input("frequency", {1, kAny, dims / 2}, Init::uniform(0, 1),
+                "the angle of a pair at position 1, in radians, of each key head or of all",
+                {1, 1, dims / 2});
     Rotation turn;
     turn.start = start;
     turn.dims = dims;

@@ -16,9 +16,12 @@ struct GivenValueTable {
   }
 
   void terms(Builder& b) const {
-    std::vector<int64_t> shape{any_size(5), any_size(8)};
-    if (by_head) shape.insert(shape.begin(), any_size(1));
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows");
+    std::vector<int64_t> shape{kAny, kAny}, example{5, kHeadDim};
+    if (by_head) {
+      shape.insert(shape.begin(), kAny);
+      example.insert(example.begin(), kHeads);
+    }
+    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
     b.values(rows.given(b), table);
   }
 };

@@ -1,0 +1,33 @@
+// The input of schemes by classes of pairs.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "relpos/scheme.h"
+
+namespace relpos::common {
+
+struct PairInput {
+  static constexpr int64_t kExampleClasses = 8;
+
+  bool batched = false;
+  std::optional<int64_t> hidden;
+
+  void options(OptionList& o) {
+    o.flag("batched", batched, "each batch row has classes of its own: [batch, queries, keys]");
+    o.size("hidden", hidden, "pairs of this class are not seen; none: all are", 0);
+  }
+
+  Source input(Builder& b) const {
+    b.require(!hidden || *hidden < kMostPairClasses, "hidden: expected a class below ",
+              kMostPairClasses, ", got ", hidden.value_or(0));
+    std::vector<int64_t> shape{kQueries, kKeys};
+    if (batched) shape.insert(shape.begin(), kBatch);
+    return b.integers("classes", shape, kExampleClasses - 1, "the class of each pair",
+                      DType::kUInt8);
+  }
+  int hidden_class() const { return static_cast<int>(hidden.value_or(-1)); }
+};
+
+}  // namespace relpos::common
