@@ -25,6 +25,7 @@ __all__ = [
     "distributed",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "from_score_mod",
     "hf",
     "merge",
     "nn",
@@ -57,6 +58,7 @@ else:
     from relpos._call.cache import KVCache
     from relpos._call.merge import merge
     from relpos._call.varlen import attention_varlen
+    from relpos._flex.lowered import from_score_mod
     from relpos._position.buckets import Buckets
     from relpos._position.check import check
     from relpos._position.classes import CLASSES as _classes

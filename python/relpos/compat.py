@@ -1,5 +1,5 @@
 """Functions of PyTorch and FlashAttention with the same arguments, layouts and alignments, computed
-by relpos. Each is also available as relpos.<its name>."""
+by relpos. Each but flex_attention is also available as relpos.<its name>."""
 
 import math
 import sys
@@ -13,9 +13,10 @@ from relpos._base.errors import shape_of, wrong_value
 from relpos._base.tensors import check_rank, check_shape
 from relpos._call.attention import attention
 from relpos._call.varlen import attention_varlen
+from relpos._flex.attention import flex_attention
 from relpos._position.part import Given
 
-__all__ = ["flash_attn_func", "flash_attn_varlen_func", "sdpa"]
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flex_attention", "sdpa"]
 
 
 def sdpa(

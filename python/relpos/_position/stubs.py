@@ -21,6 +21,7 @@ from relpos._call.attention import scores as scores
 from relpos._call.cache import KVCache as KVCache
 from relpos._call.merge import merge as merge
 from relpos._call.varlen import attention_varlen as attention_varlen
+from relpos._flex.lowered import from_score_mod as from_score_mod
 from relpos._position.check import check as check
 from relpos._position.classes import Rotary
 from relpos._position.layout import rope_permute as rope_permute

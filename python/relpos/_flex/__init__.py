@@ -1,0 +1,1 @@
+"""FlexAttention's functions of pairs, lowered to positions, masks and options of relpos."""

@@ -1,0 +1,146 @@
+"""To which term of relpos each piece of a score_mod belongs."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from relpos._flex.pieces import Pieces, Structure
+from relpos._flex.score import Unfit
+from relpos._flex.sources import B, D, H, Indexing, K, Q, Value, trace
+
+DISTANCE, KEY, PAIR = "distance", "key", "pair"
+_CHECKED = 64  # random pairs, which check the tracer
+
+
+class Piece(NamedTuple):
+    """One tensor among those that Pieces returns."""
+
+    place: int
+    factor: float
+    sources: frozenset[str]
+    kind: str
+
+
+class Plan(NamedTuple):
+    """What a score_mod becomes; holds none of its tensors."""
+
+    structure: Structure
+    scale: float
+    softcap: float | None
+    constant: float
+    pieces: tuple[Piece, ...]
+    masks: tuple[tuple[int, frozenset[str]], ...]  # place and sources of each condition
+
+    def of(self, kind: str) -> list[Piece]:
+        return [piece for piece in self.pieces if piece.kind == kind]
+
+
+def plan_of(score_mod: Callable[..., Any], heads: int, dtype: torch.dtype) -> Plan:
+    """Raises ValueError with the reason where something fits no term."""
+    pieces = Pieces(score_mod, dtype)
+    values = trace(pieces)
+    record = pieces.record
+    # o tanh(x) is c tanh(o x / c) for c = |o|.
+    outer = 1 if record.cap is None else record.cap
+    cap = None if record.cap is None else float(abs(record.cap))
+    count = len(record.bias)
+    found = []
+    for place, (by, _) in enumerate((*record.bias, *record.after)):
+        after = place >= count
+        kind = _kind(values[place])
+        if kind != PAIR and after:
+            got = "a bias after a softcap"
+            raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
+        if kind == PAIR and not after and cap is not None:
+            got = "a tensor of pairs within a softcap"
+            raise Unfit(got, "attn_mask is added after the softcap")
+        found.append(Piece(place, float(by if after else by * outer), values[place].sources, kind))
+    masks = tuple((n, values[n].sources) for n in range(len(found), len(values)))
+    plan = Plan(
+        pieces.structure,
+        float(record.factor * outer),
+        cap,
+        float(record.constant * outer),
+        tuple(found),
+        masks,
+    )
+    _check(pieces, plan, heads)
+    return plan
+
+
+def _kind(value: Value) -> str:
+    sources = value.sources
+    if sources <= {H, D}:
+        return DISTANCE
+    if sources <= {B, H, K}:
+        return KEY
+    if value.of_pairs:
+        return PAIR
+    raise Unfit(*_reason(value))
+
+
+def _reason(value: Value) -> tuple[str, str]:
+    """Why it fits no term, and what would do."""
+    sources, marks = value.sources, value.marks
+    if not sources & {K, D}:
+        then = "it adds one number to all scores of a row, which a softmax does not see: leave it out"
+        return "a function of the query alone", then
+    if sources <= {B, H, D}:
+        then = "make heads of the batch rows: query.flatten(0, 1)[None], keys and values likewise"
+        return "a bias of the distance that differs by batch row", then
+    if "rows" in marks:
+        then = "append the rows to query and key, as relpos.compose.tupe does"
+        return "a product of rows of queries and of keys", then
+    if "quotient" in marks:
+        then = "a relpos.Position with grid = (height, width) has bias(dy, dx)"
+        return "quotients of q_idx and kv_idx, as of tokens of a grid", then
+    if "sum" in marks:
+        return "q_idx + kv_idx", "terms are functions of kv_idx - q_idx, or of kv_idx"
+    if sources <= {B, H, K, D} or sources <= {B, H, Q, D}:
+        side, gate = ("key", "columns and key_gate") if K in sources else ("query", "rows and gate")
+        then = f"a relpos.Position with {gate} has products of both; add a sum part by part"
+        return f"a function of the distance together with the {side}", then
+    if "coordinates" in marks:
+        then = (
+            "relpos.terms.DistanceBias with along=(of queries, of keys) reads the difference of "
+            "int64 numbers of tokens; a mask is torch.where(cond, score, -inf)"
+        )
+        return "numbers of the query's token beside numbers of the key's", then
+    then = (
+        "subtract the indices before anything else, add the parts of a sum one by one, or index a "
+        "dense tensor by [q_idx, kv_idx]"
+    )
+    return "a function of q_idx and kv_idx that is none of kv_idx - q_idx", then
+
+
+def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
+    """Raises where a piece says something else at a pair with the same sources: a mistake of the
+    tracer. Looks as far as the captured tensors reach."""
+    for reach in (64, 16, 4, 1):
+        draw = torch.Generator().manual_seed(reach)
+        h, q, k = (
+            torch.randint(most, (_CHECKED,), generator=draw) for most in (heads, reach, reach)
+        )
+        zero = torch.zeros_like(h)
+        try:
+            with torch.no_grad():
+                given = _at(pieces, h, q, k)
+                other = {
+                    DISTANCE: _at(pieces, h, (q - k).clamp(min=0), (k - q).clamp(min=0)),
+                    KEY: _at(pieces, h, zero, k),
+                    PAIR: given,
+                }
+        except (IndexError, RuntimeError):
+            continue
+        for piece in plan.pieces:
+            a, b = (x[piece.place].double() for x in (given, other[piece.kind]))
+            if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+                raise Unfit("numbers that differ at one distance", "please report the function")
+        return
+
+
+def _at(pieces: Pieces, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Any:
+    with Indexing():
+        return torch.vmap(pieces)(torch.zeros_like(h), h, q_idx, kv_idx)

@@ -1,0 +1,128 @@
+"""The positions of which a score_mod's biases become a part."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos._flex.pieces import Pieces, over, total
+from relpos._flex.plan import DISTANCE, KEY, PAIR, Plan
+from relpos._flex.sources import B, H
+from relpos._position.kept import Kept
+from relpos._position.own import Position
+from relpos._position.part import grid_of
+from relpos._position.sum import Composed, Steps
+from relpos._position.terms import KeyBias
+
+
+class Lowering:
+    """A score_mod and what was found out about it."""
+
+    def __init__(self, score_mod: Any, heads: int, dtype: torch.dtype, plan: Plan) -> None:
+        self.score_mod, self.heads, self.dtype, self.plan = score_mod, heads, dtype, plan
+
+    def at(
+        self, kind: str, hides: Sequence[int], b: int, q_idx: Tensor, kv_idx: Tensor, paired: bool
+    ) -> Tensor:
+        """The sum of the pieces of one kind, [b or 1, H or 1, ...]: an axis of 1 where none of them
+        depends on the batch row or the head."""
+        plan = self.plan
+        chosen = plan.of(kind)
+        sources = frozenset().union(
+            *(piece.sources for piece in chosen), *(dict(plan.masks)[place] for place in hides)
+        )
+        function = total(
+            Pieces(self.score_mod, self.dtype),
+            plan.structure,
+            [(piece.place, piece.factor) for piece in chosen],
+            plan.constant if kind == DISTANCE else 0.0,
+            hides,
+        )
+        rows = torch.arange(b if B in sources else 1, device=q_idx.device)
+        heads = torch.arange(self.heads if H in sources else 1, device=q_idx.device)
+        return over(function, rows, heads, q_idx, kv_idx, paired=paired)
+
+    def condition(self, place: int) -> Any:
+        """One condition, as a function of a pair."""
+        pieces = Pieces(self.score_mod, self.dtype)
+        return lambda *index: pieces(*index)[place]
+
+    def check(self) -> None:
+        """Raises Changed where the function does otherwise than when it was traced."""
+        zero = torch.zeros((), dtype=torch.int64)
+        with torch.no_grad():
+            over(total(Pieces(self.score_mod, self.dtype), self.plan.structure, []), *[zero] * 4)
+
+    def pairs(self, batch: int, queries: int, keys: int) -> Tensor:
+        """[batch or 1, H or 1, queries, keys]: what is added at each pair."""
+        if not (queries and keys):
+            return torch.zeros(1, 1, queries, keys, dtype=self.dtype)
+        index = torch.arange(queries), torch.arange(keys)
+        return self.at(PAIR, (), batch, *index, paired=False)
+
+
+class _Anew(Kept):
+    """Nothing is kept, for nobody knows which tensors the function captures."""
+
+    def tables(self, position: Any, of: Any, evaluate: Any, bounds: Any) -> Any:
+        return evaluate(*of), *of
+
+
+class ScoreModBias(Position):
+    """The part of a score_mod that depends on the head and on kv_idx - q_idx."""
+
+    def __init__(self, lowering: Lowering, hides: Sequence[int]) -> None:
+        super().__init__()
+        self._lowering, self._hides = lowering, hides
+
+    def bias(self, distance: Tensor) -> Tensor:
+        q_idx, kv_idx = (-distance).clamp(min=0), distance.clamp(min=0)
+        return self._lowering.at(DISTANCE, self._hides, 1, q_idx, kv_idx, paired=True)[0]
+
+    def _keeps(self) -> Kept:
+        return _Anew()
+
+
+class ScoreModKeys(Composed):
+    """The part of a score_mod that depends on kv_idx, and on batch row and head."""
+
+    _lowers = True
+    _reads_length = _reads_positions = _places_tokens = _turns_by_inputs = False
+    _cumulative: Sequence[int] = ()
+    _inputs: Sequence[Any] = ()
+
+    def __init__(self, lowering: Lowering) -> None:
+        self._lowering = lowering
+
+    def _parts(self) -> list[Any]:
+        return [self]
+
+    def _lowered(self, of: Any, query: Tensor, key: Tensor) -> list[Any]:
+        return [self._term(query.shape[0], key.shape[2], key.device)]
+
+    def _term(self, batch: int, keys: int, device: Any = None) -> KeyBias:
+        lowering = self._lowering
+        if keys == 0:
+            return KeyBias(torch.zeros(lowering.heads, 0, dtype=lowering.dtype, device=device))
+        kv_idx = torch.arange(keys, device=device)
+        found = lowering.at(KEY, (), batch, kv_idx.new_zeros(()), kv_idx, paired=False)
+        found = found.expand(-1, lowering.heads, -1)
+        return KeyBias(found if len(found) == batch and batch > 1 else found[0])
+
+    def dense(
+        self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
+    ) -> Any:
+        grid = grid_of(queries, keys, q_offset)
+        return self._term(1, grid[1]).dense(*grid, which)
+
+    def indices(self, queries: int, keys: int, q_offset: int | None = None) -> Tensor:
+        grid = grid_of(queries, keys, q_offset)
+        return self._term(1, grid[1]).indices(*grid)
+
+    def steps(self, queries: int, keys: int, q_offset: int | None = None) -> Steps:
+        grid = grid_of(queries, keys, q_offset)
+        return self._term(1, grid[1]).steps(*grid)
+
+    def describe(self) -> str:
+        return f"ScoreModKeys: {(type(self).__doc__ or '').rstrip('.')}"
