@@ -85,7 +85,7 @@ def _reason(value: Value) -> tuple[str, str]:
     """Why it fits no term, and what would do."""
     sources, marks = value.sources, value.marks
     if not sources & {K, D}:
-        then = "it adds one number to all scores of a row, which a softmax does not see: leave it out"
+        then = "it adds one number to all scores of a row, which softmax does not see: leave it out"
         return "a function of the query alone", then
     if sources <= {B, H, D}:
         then = "make heads of the batch rows: query.flatten(0, 1)[None], keys and values likewise"

@@ -113,11 +113,7 @@ def _called(node: Node, known: dict[Node, Value]) -> Value:
         raise Unfit(f"random numbers, by {target}", "draw them before the call")
     name = target._schema.name.removeprefix("aten::")
     if target._schema.is_mutable:
-        changed = node.args[0]
-        if not isinstance(changed, Node) or changed.op != "call_function" or _views(changed):
-            raise Unfit(f"{name}, which changes a tensor from outside", "make a new one")
-        known[changed] = _value(name.rstrip("_"), node, known)
-        return known[changed]
+        raise Unfit(f"{name}, which changes a tensor in place", "make a new one")
     return _value(name, node, known)
 
 
@@ -130,12 +126,6 @@ _QUOTIENTS = {"floor_divide", "remainder", "fmod", "bitwise_and", "__rshift__"}
 _QUOTIENTS |= {"bitwise_right_shift"}
 _PRODUCTS = {"dot", "vdot", "mv", "mm", "bmm", "sum", "addmm", "linalg_vecdot", "mean"}
 _EXACT = {None, torch.int64, torch.int32, torch.float64, torch.float32}
-
-
-def _views(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and (
-        node.target._schema.name.removeprefix("aten::") in _VIEWS
-    )
 
 
 def _joined(values: Iterable[Value]) -> Value:

@@ -1,0 +1,275 @@
+"""relpos.from_score_mod and relpos.compat.flex_attention against dense formulas in float64: results
+and gradients of queries, keys, values and every tensor that a function captures."""
+
+import pytest
+import relpos
+import torch
+from relpos.compat import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from tests.call.flex_functions import (
+    DOUBLE,
+    FIXED,
+    MASKS,
+    SCORES,
+    B,
+    D,
+    H,
+    Scene,
+    alibi,
+    softcapping,
+    table_of_distances,
+)
+from tests.support.near import close, close_with_gradients
+from tests.support.oracle import naive
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LENGTHS = [(37, 37), (1, 70), (70, 41), (19, 133)]
+
+
+def named(function):
+    return function.__name__
+
+
+def leaves_of(scene):
+    return [scene.query, scene.key, scene.value]
+
+
+def blocks_of(mask_mod, queries, keys, size=16):
+    return create_block_mask(mask_mod, B, H, queries, keys, device="cpu", BLOCK_SIZE=size)
+
+
+def plus(seen):
+    return torch.where(seen, 0.0, -torch.inf)
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("function", SCORES, ids=named)
+def test_score_mods(function, queries, keys):
+    scene = Scene(queries, keys)
+    score_mod, options, trained = function(scene)
+    want = naive(scene.query, scene.key, scene.value, **options)
+    got = flex_attention(scene.query, scene.key, scene.value, score_mod, return_lse=True)
+    close_with_gradients(got, want[:2], [*leaves_of(scene), *trained])
+
+
+@pytest.mark.parametrize("function", SCORES, ids=named)
+def test_score_mods_of_grouped_heads_within_a_block_mask(function):
+    scene = Scene(29, 45, kv_heads=2)
+    score_mod, options, trained = function(scene)
+    blocks = blocks_of(lambda b, h, q_idx, kv_idx: q_idx + 2 >= kv_idx, 29, 45)
+    options["mask"] = options.get("mask", 0.0) + plus(scene.distance <= 2)
+    want = naive(scene.query, scene.key, scene.value, **options)
+    given = scene.query, scene.key, scene.value, score_mod, blocks
+    got = flex_attention(*given, enable_gqa=True, return_lse=True)
+    close_with_gradients(got, want[:2], [*leaves_of(scene), *trained])
+    assert flex_attention(*given, scale=0.3, enable_gqa=True).shape == (B, H, 29, 6)
+
+
+def both_ways(mask_mod, seen, scene):
+    """By a BlockMask, and within a score_mod."""
+    want = naive(scene.query, scene.key, scene.value, mask=plus(seen))[:2]
+    blocks = blocks_of(mask_mod, scene.queries, scene.keys)
+
+    def score_mod(score, *index):
+        return torch.where(mask_mod(*index), score, float("-inf"))
+
+    for given in ({"block_mask": blocks}, {"score_mod": score_mod}):
+        got = flex_attention(scene.query, scene.key, scene.value, return_lse=True, **given)
+        close_with_gradients(got, want, leaves_of(scene))
+
+
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+@pytest.mark.parametrize("function", MASKS, ids=named)
+def test_mask_mods(function, queries, keys):
+    scene = Scene(queries, keys)
+    both_ways(*function(scene), scene)
+
+
+@pytest.mark.parametrize("function", FIXED, ids=named)
+def test_mask_mods_of_documents_and_grids(function):
+    mask_mod, seen = function()
+    both_ways(mask_mod, seen, Scene(*seen.shape))
+
+
+def test_blocks_that_are_listed_by_hand():
+    """A query of block 0 sees block 1 whole and block 2 in part; one of block 1 only block 0."""
+    index = torch.tensor([[[[2, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    whole = torch.tensor([[[[1, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    blocks = BlockMask.from_kv_blocks(
+        torch.tensor([[[1, 1]]], dtype=torch.int32),
+        index,
+        torch.tensor([[[1, 0]]], dtype=torch.int32),
+        whole,
+        BLOCK_SIZE=(16, 16),
+        mask_mod=lambda b, h, q_idx, kv_idx: kv_idx - q_idx >= 3 - 16 * (q_idx // 16),
+        seq_lengths=(27, 40),
+    )
+    scene = Scene(27, 40)
+    seen = torch.zeros(27, 40, dtype=torch.bool)
+    seen[:16, 16:32] = True
+    seen[:16, 32:] = True  # further than 3 in every pair
+    seen[16:, :16] = scene.distance[16:, :16] >= -13
+    want = naive(scene.query, scene.key, scene.value, mask=plus(seen))
+    got = flex_attention(scene.query, scene.key, scene.value, block_mask=blocks, return_lse=True)
+    close_with_gradients(got, want[:2], leaves_of(scene))
+
+
+def test_blocks_hide_what_a_window_sees():
+    """mask_mod sees all, the blocks are those of the diagonal."""
+    index = torch.tensor([[[[0, 1, 2], [1, 0, 2], [2, 0, 1]]]], dtype=torch.int32)
+    blocks = BlockMask.from_kv_blocks(
+        torch.ones(1, 1, 3, dtype=torch.int32), index, BLOCK_SIZE=16, seq_lengths=(40, 40)
+    )
+    scene = Scene(40, 40)
+    number = torch.arange(40) // 16
+    mask = plus(number[:, None] == number)
+    want = naive(scene.query, scene.key, scene.value, mask=mask).out
+    close(flex_attention(scene.query, scene.key, scene.value, block_mask=blocks), want)
+
+
+def test_options_for_calls_of_any_length():
+    scene = Scene(31, 31)
+    score_mod, options, trained = table_of_distances(scene)
+    lowered = relpos.from_score_mod(score_mod, H, dtype=DOUBLE)
+    assert list(lowered.options) == ["position"]
+    for count in (31, 7, 1):  # the last tokens, as of a cache
+        query = scene.query[:, :, 31 - count :]
+        out = relpos.attention(
+            query, scene.key, scene.value, q_offset=31 - count, is_causal=True, **lowered.options
+        )
+        bias = options["bias"] + plus(scene.distance <= 0)
+        want = naive(scene.query, scene.key, scene.value, bias).out[:, :, 31 - count :]
+        close_with_gradients(out, want, [*leaves_of(scene), *trained])
+    with torch.no_grad():  # few queries: tables may be kept, but not from a function
+        want = relpos.attention(query, scene.key, scene.value, q_offset=30, **lowered.options)
+        trained[0].data.mul_(2)
+        got = relpos.attention(query, scene.key, scene.value, q_offset=30, **lowered.options)
+        assert not torch.equal(got, want)
+
+
+def test_windows_are_windows_and_distances_need_no_mask():
+    """No tensor of queries and keys is made for what depends on the distance."""
+    scene = Scene(40, 56)
+
+    def options(score_mod):
+        return relpos.from_score_mod(score_mod, H).options_for(scene.query, scene.key)
+
+    inf = float("inf")
+    causal = options(lambda s, b, h, q, k: torch.where(q >= k, s, -inf))
+    assert causal == {"window": (-1, 0)}
+    near = options(lambda s, b, h, q, k: torch.where((q - k).abs() <= 7, s + (q - k) % 3, -inf))
+    assert (near["window"], list(near)) == ((7, 7), ["position", "window"])
+    strided = options(lambda s, b, h, q, k: torch.where((q - k) % 3 == 0, s, -inf))
+    assert list(strided) == ["position"]
+    capped = options(lambda s, b, h, q, k: torch.where(q >= k, 9 * (s / 9).tanh(), -inf))
+    assert capped == {"softcap": 9.0, "window": (-1, 0)}
+    assert options(lambda s, b, h, q, k: s * 2)["scale"] == 2 * D**-0.5
+    assert options(lambda s, b, h, q, k: -s / 4 * 8)["scale"] == -2 * D**-0.5
+    assert options(lambda s, b, h, q, k: s) == {}
+
+
+def test_scale_and_softcap_of_options():
+    doubled = relpos.from_score_mod(lambda s, b, h, q, k: 2 * s, H)
+    with pytest.raises(ValueError, match=r"needs scale of a call: give \*\*options_for"):
+        doubled.options  # noqa: B018
+    scene = Scene(9, 9)
+    assert doubled.options_for(scene.query, scene.key, scale=3.0)["scale"] == 6.0
+    capped = relpos.from_score_mod(softcapping(scene)[0], H)
+    assert capped.options == {"softcap": 3.0}
+    with pytest.raises(ValueError, match=r"query: expected \[B, 4, Lq, D\]"):
+        doubled.options_for(scene.query[:, :2], scene.key)
+
+
+def test_describe():
+    scene = Scene(9, 9)
+    numbers, table = torch.zeros(9), torch.zeros(9, 9)
+
+    def everything(score, b, h, q_idx, kv_idx):
+        score = 2 * score + (kv_idx - q_idx) * h + numbers[kv_idx] + 1
+        score = torch.where(q_idx % 4 >= kv_idx % 4, score, float("-inf"))
+        return torch.where(q_idx >= kv_idx, score + table[q_idx, kv_idx], float("-inf"))
+
+    lowered = relpos.from_score_mod(everything, H)
+    assert lowered.describe().splitlines() == [
+        "score_mod everything, 4 heads",
+        "  score times 2: scale",
+        "  1 added: relpos.Position",
+        "  bias of h, kv_idx - q_idx: relpos.Position",
+        "  bias of kv_idx: relpos.terms.KeyBias",
+        "  bias of kv_idx, q_idx: attn_mask",
+        "  mask of kv_idx, q_idx: attn_mask",
+        "  mask of kv_idx - q_idx: window, or -inf of a relpos.Position",
+    ]
+    capped = relpos.from_score_mod(softcapping(scene)[0], H)
+    assert capped.describe().endswith("  3 tanh(. / 3): softcap")
+
+
+def test_one_batch_row_of_keys_and_no_pairs():
+    scene = Scene(5, 8)
+    score_mod, options, _ = alibi(scene)
+    key, value = scene.key[:1], scene.value[:1]
+    want = naive(scene.query, key, value, **options).out
+    close(flex_attention(scene.query, key, value, score_mod), want)
+    for function in SCORES:
+        for queries, keys in ((0, 5), (5, 0)):
+            empty = Scene(queries, keys)
+            out = flex_attention(*leaves_of(empty), alibi(empty)[0])
+            assert out.shape == (B, H, queries, 6), function
+            assert not out.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_functions_see_scores_of_float32(dtype):
+    scene = Scene(21, 21)
+    seen = []
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        seen.append((score.dtype, score.device.type, score.dim(), tuple(score.shape)))
+        return score + (kv_idx - q_idx).to(score.dtype) * score.new_zeros(()) + score.new_ones(())
+
+    given = [x.detach().to(dtype) for x in leaves_of(scene)]
+    out = flex_attention(*given, score_mod)
+    torch.testing.assert_close(out, relpos.attention(*given))
+    assert set(seen) == {(torch.float32, "cpu", 0, ())}
+
+
+def test_a_function_is_traced_again_where_it_changes():
+    """By a number, a shape, a tensor of the same shape, or a function that it calls."""
+    scene = Scene(12, 12)
+
+    def made(factor, table, inner):
+        def score_mod(score, b, h, q_idx, kv_idx):
+            return inner(score * factor) + table[kv_idx - q_idx + table.shape[0] // 2]
+
+        return score_mod
+
+    def capped(score):
+        return score
+
+    def doubled(score):
+        return score * 2
+
+    for factor, rows, inner in [
+        (1, 31, capped),
+        (3, 31, capped),
+        (3, 25, doubled),
+        (1, 31, capped),
+    ]:
+        table = scene.trained(rows)
+        bias = table[scene.distance + rows // 2]
+        scale = factor * (2 if inner is doubled else 1) * D**-0.5
+        want = naive(scene.query, scene.key, scene.value, bias, scale=scale).out
+        got = flex_attention(*leaves_of(scene), made(factor, table, inner))
+        close_with_gradients(got, want, [*leaves_of(scene), table])
+
+
+def test_a_function_that_changed_is_refused():
+    numbers = [1.0]
+    lowered = relpos.from_score_mod(lambda s, b, h, q, k: s * numbers[0], H)
+    scene = Scene(3, 3)
+    lowered.options_for(scene.query, scene.key)
+    numbers[0] = 2.0
+    with pytest.raises(ValueError, match="expected the function as it was when it was lowered"):
+        lowered.options_for(scene.query, scene.key)
