@@ -92,10 +92,11 @@ def edges(scene, hops=3):
 
 
 def table_of_distances(scene):
+    past = scene.past
     table = scene.trained(H, scene.queries + scene.keys - 1)
 
     def score_mod(score, b, h, q_idx, kv_idx):
-        return score + table[h][kv_idx - q_idx + scene.past]
+        return score + table[h][kv_idx - q_idx + past]
 
     return score_mod, {"bias": scene.by_distance(table)}, [table]
 
@@ -115,10 +116,11 @@ def network(scene):
 
 
 def of_keys(scene):
+    past = scene.past
     numbers, table = scene.trained(B, H, scene.keys), scene.trained(scene.queries + scene.keys)
 
     def score_mod(score, b, h, q_idx, kv_idx):
-        return score + numbers[b, h, kv_idx] - table[kv_idx - q_idx + scene.past] + 0.5
+        return score + numbers[b, h, kv_idx] - table[kv_idx - q_idx + past] + 0.5
 
     bias = numbers[:, :, None] - scene.by_distance(table) + 0.5
     return score_mod, {"bias": bias}, [numbers, table]
@@ -126,10 +128,11 @@ def of_keys(scene):
 
 def capped_bias(scene):
     """A factor, a bias within the cap, a window outside of it."""
+    past = scene.past
     table = scene.trained(H, scene.queries + scene.keys)
 
     def score_mod(score, b, h, q_idx, kv_idx):
-        score = torch.div(score, 2).add(table[h, kv_idx - q_idx + scene.past], alpha=2)
+        score = torch.div(score, 2).add(table[h, kv_idx - q_idx + past], alpha=2)
         score = (score / 4.0).tanh().mul(4.0)
         return torch.where((q_idx - kv_idx).abs() <= 9, score, -float("inf"))
 

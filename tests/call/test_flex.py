@@ -4,6 +4,9 @@ and gradients of queries, keys, values and every tensor that a function captures
 import pytest
 import relpos
 import torch
+from relpos._flex import known
+from relpos._flex import lowered as lowered_module
+from relpos._flex.plan import plan_of
 from relpos.compat import flex_attention
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -17,6 +20,9 @@ from tests.call.flex_functions import (
     H,
     Scene,
     alibi,
+    capped_bias,
+    edges,
+    network,
     softcapping,
     table_of_distances,
 )
@@ -263,6 +269,25 @@ def test_a_function_is_traced_again_where_it_changes():
         want = naive(scene.query, scene.key, scene.value, bias, scale=scale).out
         got = flex_attention(*leaves_of(scene), made(factor, table, inner))
         close_with_gradients(got, want, [*leaves_of(scene), table])
+
+
+@pytest.mark.parametrize("function", [network, capped_bias, edges], ids=named)
+def test_a_function_is_traced_once(function, monkeypatch):
+    """Also where it is made anew in each call, as within a module's forward."""
+    traced = []
+
+    def counted(*given):
+        traced.append(given)
+        return plan_of(*given)
+
+    monkeypatch.setattr(lowered_module, "plan_of", counted)
+    known._PLANS.clear()
+    for seed in range(3):
+        scene = Scene(15, 15, seed=seed)
+        score_mod, options, _ = function(scene)
+        want = naive(scene.query, scene.key, scene.value, **options).out
+        close(flex_attention(*leaves_of(scene), score_mod), want)
+    assert len(traced) == 1
 
 
 def test_a_function_that_changed_is_refused():

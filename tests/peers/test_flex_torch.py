@@ -1,5 +1,5 @@
-"""relpos.compat.flex_attention beside torch's, without its compiler; on a CPU torch has no gradients
-of it."""
+"""relpos.compat.flex_attention beside torch's without its compiler, which has no gradients on a
+CPU."""
 
 import pytest
 import torch

@@ -24,6 +24,7 @@ _BUILTIN = (
     type,
     torch._ops.OpOverloadPacket,
 )
+_OF_MODULES = set(vars(torch.nn.Module()))
 _MODULES = ("torch", "math", "numpy", "builtins", "operator")
 
 
@@ -31,7 +32,7 @@ def lowered(score_mod: ScoreMod, heads: int, dtype: torch.dtype) -> LoweredScore
     """relpos.from_score_mod, traced again only where the function's code, its numbers, or the
     shapes of its tensors are others than before."""
     try:
-        key = (_fingerprint(score_mod, 0), heads, dtype)
+        key = (_fingerprint(score_mod), heads, dtype)
     except _Unknown:
         return from_score_mod(score_mod, heads, dtype=dtype)
     plan = _PLANS.get(key)
@@ -56,22 +57,31 @@ class _Unknown(Exception):
     """What may change without being seen."""
 
 
-def _fingerprint(value: Any, depth: int) -> Hashable:
+def _fingerprint(value: Any, path: tuple[int, ...] = ()) -> Hashable:
     """What a trace depends on: values of numbers, shapes and dtypes of tensors, code."""
-    if depth > 8:
-        raise _Unknown
     kind = type(value)
     if kind in _VALUES:
         return kind, value
     if kind in (Tensor, torch.nn.Parameter):
         return kind, value.shape, value.dtype, value.requires_grad, value.device
+    if id(value) in path:  # which leads to itself
+        raise _Unknown
+    path = (*path, id(value))
     if kind in (tuple, list):
-        return kind, tuple(_fingerprint(each, depth + 1) for each in value)
+        return kind, tuple(_fingerprint(each, path) for each in value)
+    if kind is dict:
+        return kind, _fingerprint(sorted(value.items()), path)
+    if isinstance(value, torch.nn.Module) and _of_torch(kind):
+        if value._forward_hooks or value._forward_pre_hooks:
+            raise _Unknown
+        held = {**value._parameters, **value._buffers, **value._modules}
+        own = {name: x for name, x in vars(value).items() if name not in _OF_MODULES}
+        return kind, value.training, _fingerprint([held, own], path)
     if kind is functools.partial:
         parts = (value.func, value.args, tuple(sorted(value.keywords.items())))
-        return kind, _fingerprint(parts, depth + 1)
+        return kind, _fingerprint(parts, path)
     if kind is types.FunctionType:
-        return _of_function(value, depth + 1)
+        return _of_function(value, path)
     if kind is types.ModuleType and value.__name__.split(".")[0] in _MODULES:
         return kind, value.__name__
     if isinstance(value, _BUILTIN) and _of_torch(value):
@@ -79,23 +89,21 @@ def _fingerprint(value: Any, depth: int) -> Hashable:
     raise _Unknown
 
 
-def _of_function(function: types.FunctionType, depth: int) -> Hashable:
+def _of_function(function: types.FunctionType, path: tuple[int, ...]) -> Hashable:
     if _of_torch(function):
         return function
     code = function.__code__
     read = [
-        (name, _fingerprint(function.__globals__[name], depth))
+        (name, _fingerprint(function.__globals__[name], path))
         for name in sorted(_names(code))
         if name in function.__globals__
     ]
     try:
-        cells = tuple(
-            _fingerprint(cell.cell_contents, depth) for cell in function.__closure__ or ()
-        )
+        cells = tuple(_fingerprint(cell.cell_contents, path) for cell in function.__closure__ or ())
     except ValueError:  # a cell that is empty yet
         raise _Unknown from None
     defaults = function.__defaults__ or (), tuple((function.__kwdefaults__ or {}).items())
-    return code, cells, _fingerprint(defaults, depth), tuple(read)
+    return code, cells, _fingerprint(defaults, path), tuple(read)
 
 
 def _of_torch(value: Any) -> bool:

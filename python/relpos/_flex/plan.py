@@ -46,17 +46,18 @@ def plan_of(score_mod: Callable[..., Any], heads: int, dtype: torch.dtype) -> Pl
     outer = 1 if record.cap is None else record.cap
     cap = None if record.cap is None else float(abs(record.cap))
     count = len(record.bias)
-    found = []
-    for place, (by, _) in enumerate((*record.bias, *record.after)):
-        after = place >= count
-        kind = _kind(values[place])
-        if kind != PAIR and after:
-            got = "a bias after a softcap"
-            raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
-        if kind == PAIR and not after and cap is not None:
-            got = "a tensor of pairs within a softcap"
-            raise Unfit(got, "attn_mask is added after the softcap")
-        found.append(Piece(place, float(by if after else by * outer), values[place].sources, kind))
+    added = (*record.bias, *record.after)
+    factors = [float(by if n >= count else by * outer) for n, (by, _) in enumerate(added)]
+    kinds = _kinds(values[:count], factors[:count]) + [_kind(x) for x in values[count : len(added)]]
+    if any(kind != PAIR for kind in kinds[count:]):
+        got = "a bias after a softcap"
+        raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
+    if cap is not None and PAIR in kinds[:count]:
+        raise Unfit("a tensor of pairs within a softcap", "attn_mask is added after the softcap")
+    found = [
+        Piece(n, factor, value.sources, kind)
+        for n, (factor, value, kind) in enumerate(zip(factors, values, kinds, strict=False))
+    ]
     masks = tuple((n, values[n].sources) for n in range(len(found), len(values)))
     plan = Plan(
         pieces.structure,
@@ -68,6 +69,20 @@ def plan_of(score_mod: Callable[..., Any], heads: int, dtype: torch.dtype) -> Pl
     )
     _check(pieces, plan, heads)
     return plan
+
+
+def _kinds(values: list[Value], factors: list[float]) -> list[str]:
+    """The kind of each; where indices are added one by one, score + kv_idx - q_idx, that of what
+    they add up to."""
+    moving = [(by, value) for by, value in zip(factors, values, strict=True) if value.q or value.k]
+    joined = Value(
+        q=sum(by * value.q for by, value in moving),
+        k=sum(by * value.k for by, value in moving),
+        rest=frozenset().union(*(value.rest for _, value in moving)),
+        marks=frozenset().union(*(value.marks for _, value in moving)),
+    )
+    together = any(Q in value.sources for _, value in moving)
+    return [_kind(joined if together and (value.q or value.k) else value) for value in values]
 
 
 def _kind(value: Value) -> str:
@@ -130,12 +145,14 @@ def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
                 other = {
                     DISTANCE: _at(pieces, h, (q - k).clamp(min=0), (k - q).clamp(min=0)),
                     KEY: _at(pieces, h, zero, k),
-                    PAIR: given,
                 }
         except (IndexError, RuntimeError):
             continue
-        for piece in plan.pieces:
-            a, b = (x[piece.place].double() for x in (given, other[piece.kind]))
+        for kind in (DISTANCE, KEY):
+            a, b = (
+                sum((p.factor * x[p.place].double() for p in plan.of(kind)), torch.zeros(()))
+                for x in (given, other[kind])
+            )
             if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
                 raise Unfit("numbers that differ at one distance", "please report the function")
         return

@@ -112,7 +112,7 @@ def _called(node: Node, known: dict[Node, Value]) -> Value:
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise Unfit(f"random numbers, by {target}", "draw them before the call")
     name = target._schema.name.removeprefix("aten::")
-    if target._schema.is_mutable:
+    if target._schema.is_mutable and name not in _RESHAPES:
         raise Unfit(f"{name}, which changes a tensor in place", "make a new one")
     return _value(name, node, known)
 
@@ -120,6 +120,7 @@ def _called(node: Node, known: dict[Node, Value]) -> Value:
 _VIEWS = {"view", "unsqueeze", "squeeze", "expand", "alias", "detach", "select", "slice", "permute"}
 _VIEWS |= {"transpose", "t", "_unsafe_view", "reshape"}
 _SAME = {"lift_fresh_copy", "lift_fresh", "clone", "alias", "detach", "_to_copy"}
+_RESHAPES = {"squeeze_", "unsqueeze_", "transpose_", "t_", "detach_"}  # numbers stay
 _FILLED = {"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"}
 _COMPARED = {"eq", "ne", "lt", "le", "gt", "ge"}
 _QUOTIENTS = {"floor_divide", "remainder", "fmod", "bitwise_and", "__rshift__"}
