@@ -160,7 +160,9 @@ def test_windows_are_windows_and_distances_need_no_mask():
     scene = Scene(40, 56)
 
     def options(score_mod):
-        return relpos.from_score_mod(score_mod, H).options_for(scene.query, scene.key)
+        found = relpos.from_score_mod(score_mod, H).options_for(scene.query, scene.key)
+        assert found.pop("q_offset") == 0
+        return found
 
     inf = float("inf")
     causal = options(lambda s, b, h, q, k: torch.where(q >= k, s, -inf))

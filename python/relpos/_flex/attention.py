@@ -58,7 +58,7 @@ def flex_attention(
         raise wrong_value("return_aux", wanted, f"{return_aux}, return_lse={return_lse}")
     if key.shape[0] == 1 < query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"q_offset": 0}
     if scale is not None:
         options["scale"] = number("scale", scale)
     if score_mod is not None:
@@ -69,9 +69,7 @@ def flex_attention(
         options["window"] = both_windows(options.get("window"), window)
         options["attn_mask"] = both_masks(options.get("attn_mask"), mask)
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    results = attention(
-        query, key, value, **options, enable_gqa=enable_gqa, q_offset=0, return_lse=wants_lse
-    )
+    results = attention(query, key, value, **options, enable_gqa=enable_gqa, return_lse=wants_lse)
     if return_aux is None:
         return results
     from torch.nn.attention.flex_attention import AuxOutput

@@ -57,7 +57,8 @@ class LoweredScoreMod:
 
     @property
     def options(self) -> dict[str, Any]:
-        """position and softcap, for calls of any length.
+        """position and softcap, for calls of any length and any offsets: kv_idx - q_idx is the
+        distance of the call, kv_idx the row of a key.
 
         Raises ValueError where the function needs what depends on a call.
         """
@@ -77,8 +78,8 @@ class LoweredScoreMod:
         """The options of a call with query [B, H, Lq, D] and key [B, Hk, Lk, D]: of position,
         softcap, scale, window and attn_mask those that the function needs.
 
-        scale multiplies the products before the function gets them; None means 1 / sqrt(D). q_idx
-        and kv_idx are the rows of query and key, at whatever positions these stand.
+        scale multiplies the products before the function gets them; None means 1 / sqrt(D). With
+        them comes q_offset=0, for q_idx and kv_idx are the rows of query and key.
         """
         plan, lowering = self._plan, self._lowering
         if query.dim() != 4 or query.shape[1] != lowering.heads:
@@ -107,7 +108,7 @@ class LoweredScoreMod:
             mask = both_masks(lowering.pairs(batch, queries, keys), mask)
         if mask is not None:
             options["attn_mask"] = mask
-        return options
+        return {**options, "q_offset": 0}
 
     def describe(self) -> str:
         """What became of each part of the function."""
