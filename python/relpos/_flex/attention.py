@@ -58,6 +58,24 @@ def flex_attention(
         raise wrong_value("return_aux", wanted, f"{return_aux}, return_lse={return_lse}")
     if key.shape[0] == 1 < query.shape[0]:
         key, value = (x.expand(query.shape[0], -1, -1, -1) for x in (key, value))
+    prepare = _options
+    if torch.compiler.is_compiling():  # functions of pairs are traced by make_fx, not by Dynamo
+        prepare = torch.compiler.disable(prepare)
+    options = prepare(query, key, score_mod, block_mask, scale)
+    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
+    results = attention(query, key, value, **options, enable_gqa=enable_gqa, return_lse=wants_lse)
+    if return_aux is None:
+        return results
+    from torch.nn.attention.flex_attention import AuxOutput
+
+    out, lse = results if wants_lse else (results, None)
+    return out, AuxOutput(lse=lse)
+
+
+def _options(
+    query: Tensor, key: Tensor, score_mod: ScoreMod | None, block_mask: Any, scale: float | None
+) -> dict[str, Any]:
+    """Those of relpos.attention that say what the functions say."""
     options: dict[str, Any] = {"q_offset": 0}
     if scale is not None:
         options["scale"] = number("scale", scale)
@@ -68,11 +86,4 @@ def flex_attention(
         window, mask = seen_by(block_mask, query, key)
         options["window"] = both_windows(options.get("window"), window)
         options["attn_mask"] = both_masks(options.get("attn_mask"), mask)
-    wants_lse = return_lse or (return_aux is not None and return_aux.lse)
-    results = attention(query, key, value, **options, enable_gqa=enable_gqa, return_lse=wants_lse)
-    if return_aux is None:
-        return results
-    from torch.nn.attention.flex_attention import AuxOutput
-
-    out, lse = results if wants_lse else (results, None)
-    return out, AuxOutput(lse=lse)
+    return options

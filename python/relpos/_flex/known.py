@@ -18,7 +18,7 @@ _MOST = 256  # plans that are kept
 _PLANS: dict[Hashable, Plan] = {}
 _LOCK = threading.Lock()
 _VALUES = (type(None), bool, int, float, complex, str, torch.dtype, torch.device)
-_BUILTIN = (
+_BUILTIN: tuple[Any, ...] = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     type,

@@ -8,7 +8,7 @@ from torch import Tensor
 from relpos._base.errors import dtype_of, wrong_type, wrong_value
 from relpos._flex.pieces import over
 from relpos._flex.score import Unfit
-from relpos._flex.sources import trace
+from relpos._flex.sources import apart, trace
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Window = tuple[int, int]
@@ -40,7 +40,8 @@ def sources_of(mask_mod: Mask) -> frozenset[str]:
         return (seen,)
 
     try:
-        return trace(one)[0].sources
+        with apart():
+            return trace(one)[0].sources
     except Unfit as error:
         wanted = "a function of b, h, q_idx and kv_idx"
         raise wrong_value("mask_mod", wanted, error.got, error.then) from error

@@ -84,7 +84,7 @@ def over(
     else:
         function = _along(_along(function, 3, kv_idx), 2, q_idx)
     function = _along(_along(function, 1, h), 0, b)
-    with Indexing():
+    with Indexing(), torch.autocast(q_idx.device.type, enabled=False):
         return function(b, h, q_idx, kv_idx)
 
 

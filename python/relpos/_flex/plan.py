@@ -1,6 +1,7 @@
 """To which term of relpos each piece of a score_mod belongs."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from relpos._flex.pieces import Pieces, Structure
 from relpos._flex.score import Unfit
-from relpos._flex.sources import B, D, H, Indexing, K, Q, Value, trace
+from relpos._flex.sources import B, D, H, Indexing, K, Q, Value, apart, trace
 
 DISTANCE, KEY, PAIR = "distance", "key", "pair"
 _CHECKED = 64  # random pairs, which check the tracer
@@ -36,10 +37,20 @@ class Plan(NamedTuple):
     def of(self, kind: str) -> list[Piece]:
         return [piece for piece in self.pieces if piece.kind == kind]
 
+    def sources(self, kind: str, hides: Sequence[int] = ()) -> frozenset[str]:
+        """Those of the pieces of one kind, and of some masks."""
+        masks = dict(self.masks)
+        found = [*(piece.sources for piece in self.of(kind)), *(masks[place] for place in hides)]
+        return frozenset().union(*found)
+
 
 def plan_of(score_mod: Callable[..., Any], heads: int, dtype: torch.dtype) -> Plan:
     """Raises ValueError with the reason where something fits no term."""
-    pieces = Pieces(score_mod, dtype)
+    with apart():
+        return _plan(Pieces(score_mod, dtype), heads)
+
+
+def _plan(pieces: Pieces, heads: int) -> Plan:
     values = trace(pieces)
     record = pieces.record
     # o tanh(x) is c tanh(o x / c) for c = |o|.
@@ -131,30 +142,41 @@ def _reason(value: Value) -> tuple[str, str]:
 
 
 def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
-    """Raises where a piece says something else at a pair with the same sources: a mistake of the
-    tracer. Looks as far as the captured tensors reach."""
+    """Raises where a piece says something else at a pair with the same sources, which would be a
+    mistake of the tracer. Looks as far as the captured tensors reach."""
+    groups = [
+        ([(piece.place, piece.factor) for piece in plan.of(kind)], plan.sources(kind), kind)
+        for kind in (DISTANCE, KEY, PAIR)
+    ]
+    for place, sources in plan.masks:
+        groups.append(([(place, 1.0)], sources, DISTANCE if sources <= {H, D} else PAIR))
     for reach in (64, 16, 4, 1):
-        draw = torch.Generator().manual_seed(reach)
+        draw = random.Random(reach)
         h, q, k = (
-            torch.randint(most, (_CHECKED,), generator=draw) for most in (heads, reach, reach)
+            torch.tensor([draw.randrange(most) for _ in range(_CHECKED)])
+            for most in (heads, reach, reach)
         )
-        zero = torch.zeros_like(h)
+        others = {
+            DISTANCE: ((q - k).clamp(min=0), (k - q).clamp(min=0)),
+            KEY: (q * 0, k),
+            PAIR: (q, k),
+        }
         try:
             with torch.no_grad():
-                given = _at(pieces, h, q, k)
-                other = {
-                    DISTANCE: _at(pieces, h, (q - k).clamp(min=0), (k - q).clamp(min=0)),
-                    KEY: _at(pieces, h, zero, k),
-                }
+                found = _at(pieces, h, q, k)
+                for parts, sources, kind in groups:
+                    other = _at(pieces, h if H in sources else h * 0, *others[kind])
+                    a, b = (
+                        sum((by * x[n].double() for n, by in parts), torch.zeros(()))
+                        for x in (found, other)
+                    )
+                    if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+                        then = "please report the function"
+                        raise Unfit(
+                            f"numbers of {sorted(sources)} that differ where they do not", then
+                        )
         except (IndexError, RuntimeError):
             continue
-        for kind in (DISTANCE, KEY):
-            a, b = (
-                sum((p.factor * x[p.place].double() for p in plan.of(kind)), torch.zeros(()))
-                for x in (given, other[kind])
-            )
-            if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
-                raise Unfit("numbers that differ at one distance", "please report the function")
         return
 
 

@@ -22,20 +22,30 @@ class Lowering:
     def __init__(self, score_mod: Any, heads: int, dtype: torch.dtype, plan: Plan) -> None:
         self.score_mod, self.heads, self.dtype, self.plan = score_mod, heads, dtype, plan
 
-    def at(
-        self, kind: str, hides: Sequence[int], b: int, q_idx: Tensor, kv_idx: Tensor, paired: bool
+    def at(self, kind: str, hides: Sequence[int], b: int, *index: Tensor, paired: bool) -> Tensor:
+        """The sum of the pieces of one kind, -inf where hidden, [b or 1, H or 1, ...]: an axis of 1
+        where nothing depends on the batch row or the head."""
+        evaluate = self._at
+        if torch.compiler.is_compiling():  # it runs a function of pairs, which Dynamo cannot trace
+            evaluate = torch.compiler.disable(evaluate)
+        return evaluate(kind, hides, b, *index, paired=paired)
+
+    def _at(
+        self,
+        kind: str,
+        hides: Sequence[int],
+        b: int,
+        q_idx: Tensor,
+        kv_idx: Tensor,
+        *,
+        paired: bool,
     ) -> Tensor:
-        """The sum of the pieces of one kind, [b or 1, H or 1, ...]: an axis of 1 where none of them
-        depends on the batch row or the head."""
         plan = self.plan
-        chosen = plan.of(kind)
-        sources = frozenset().union(
-            *(piece.sources for piece in chosen), *(dict(plan.masks)[place] for place in hides)
-        )
+        sources = plan.sources(kind, hides)
         function = total(
             Pieces(self.score_mod, self.dtype),
             plan.structure,
-            [(piece.place, piece.factor) for piece in chosen],
+            [(piece.place, piece.factor) for piece in plan.of(kind)],
             plan.constant if kind == DISTANCE else 0.0,
             hides,
         )

@@ -1,12 +1,15 @@
 """On what a function of a pair depends: proved by the flow of data through its graph."""
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from relpos._flex.score import Unfit
 
@@ -60,6 +63,43 @@ def _as_index(index: Any) -> Tensor | None:
     return index.long() if isinstance(index, Tensor) else torch.tensor(index)
 
 
+class _StandIns(torch.overrides.TorchFunctionMode):
+    """Plain tensors in place of those of torch.func's transforms, which make_fx takes for numbers
+    that nothing has made: of their shapes, with numbers that differ."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(Tensor, self._plain, (tuple(args), kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _plain(self, tensor: Tensor) -> Tensor:
+        if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return tensor
+        if id(tensor) not in self._made:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                shape, dtype = tuple(tensor.shape), tensor.dtype
+                made = torch.zeros(shape, dtype=dtype)
+                if dtype.is_floating_point:
+                    made = torch.arange(made.numel(), dtype=dtype).sin().view(shape)
+            self._made[id(tensor)] = tensor, made
+        return self._made[id(tensor)][1]
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Outside of the transforms of torch.func."""
+    if not torch._C._are_functorch_transforms_active():
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    with temporarily_clear_interpreter_stack(), _StandIns():
+        yield
+
+
 def trace(function: Function) -> list[Value]:
     """What is known of each of the tensors that it returns.
 
@@ -69,7 +109,7 @@ def trace(function: Function) -> list[Value]:
     given = [torch.zeros((), dtype=torch.int64) for _ in INDICES]
     traced = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)
     try:
-        with torch.no_grad(), Indexing():
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), Indexing():
             graph = traced(*given).graph
     except Exception as error:
         if not _reads_data(error):
