@@ -167,6 +167,7 @@ def test_windows_are_windows_and_distances_need_no_mask():
     inf = float("inf")
     causal = options(lambda s, b, h, q, k: torch.where(q >= k, s, -inf))
     assert causal == {"window": (-1, 0)}
+    assert options(lambda s, b, h, q, k: torch.where(q < k, -inf, s)) == causal
     near = options(lambda s, b, h, q, k: torch.where((q - k).abs() <= 7, s + (q - k) % 3, -inf))
     assert (near["window"], list(near)) == ((7, 7), ["position", "window"])
     strided = options(lambda s, b, h, q, k: torch.where((q - k) % 3 == 0, s, -inf))

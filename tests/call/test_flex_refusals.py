@@ -75,6 +75,13 @@ REFUSED = {
         "Python that reads an index.*use torch.where",
     ),
     "if of the score": (lambda s, b, h, q, k: s if s else -s, "depends on the score: use torch"),
+    "number": (lambda s, b, h, q, k: s + q.item(), "Python that reads an index"),
+    "number as index": (lambda s, b, h, q, k: s + NUMBERS[q.item()], "Python that reads an index"),
+    "inverse": (lambda s, b, h, q, k: 1 / s, "rdiv of the score"),
+    "other factors": (
+        lambda s, b, h, q, k: torch.where(q >= k, s, 2 * s),
+        "two scores with other factors or caps",
+    ),
     "list": (lambda s, b, h, q, k: s + [0.0] * H[h] if h else s, "Python that reads an index"),
     "random": (
         lambda s, b, h, q, k: s + torch.rand(()),

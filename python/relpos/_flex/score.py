@@ -12,6 +12,8 @@ from torch import Tensor
 from relpos._base.errors import kind_of, wrong_value
 
 FITS = "the score times a number, plus a bias, at last within c tanh(. / c) or a mask"
+READS = "Python that reads an index or a tensor as a number, such as `if`"
+INSTEAD = "use torch.where, and index tensors by tensors"
 
 
 class Unfit(ValueError):
@@ -100,6 +102,8 @@ def _plus(record: Record, other: Any, by: Fraction) -> Record:
 
 
 def _tensor(value: Any) -> Tensor:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise Unfit(READS, INSTEAD)
     if not isinstance(value, Tensor):
         raise Unfit(f"the score plus {value!r}", "a number that is finite, or a tensor")
     if value.dim():

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from relpos._flex.score import Unfit
+from relpos._flex.score import INSTEAD, READS, Unfit
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 # The names of sources: batch row, head, query, key, and key - query.
@@ -46,6 +46,8 @@ class Indexing(torch.overrides.TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(each, torch.SymInt) for each in index):
+                raise Unfit(READS, INSTEAD)
             if any(isinstance(each, Tensor) for each in index) and all(map(_plain, index)):
                 return torch.ops.aten.index(args[0], [_as_index(each) for each in index])
         return func(*args, **(kwargs or {}))
@@ -114,9 +116,7 @@ def trace(function: Function) -> list[Value]:
     except Exception as error:
         if not _reads_data(error):
             raise
-        why = "use torch.where, and index tensors by tensors"
-        got = "Python that reads an index or a tensor as a number, such as `if`"
-        raise Unfit(got, why) from error
+        raise Unfit(READS, INSTEAD) from error
     return _flow(graph)
 
 
@@ -152,6 +152,8 @@ def _called(node: Node, known: dict[Node, Value]) -> Value:
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise Unfit(f"random numbers, by {target}", "draw them before the call")
     name = target._schema.name.removeprefix("aten::")
+    if name == "_local_scalar_dense":
+        raise Unfit(READS, INSTEAD)
     if target._schema.is_mutable and name not in _RESHAPES:
         raise Unfit(f"{name}, which changes a tensor in place", "make a new one")
     return _value(name, node, known)
