@@ -142,8 +142,9 @@ def _reason(value: Value) -> tuple[str, str]:
 
 
 def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
-    """Raises where a piece says something else at a pair with the same sources, which would be a
-    mistake of the tracer. Looks as far as the captured tensors reach."""
+    """Raises where a piece says something else at a pair with the same sources: where it magnifies
+    the rounding of indices, or by a mistake of the tracer. Looks as far as captured tensors reach.
+    """
     groups = [
         ([(piece.place, piece.factor) for piece in plan.of(kind)], plan.sources(kind), kind)
         for kind in (DISTANCE, KEY, PAIR)
@@ -171,10 +172,8 @@ def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
                         for x in (found, other)
                     )
                     if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
-                        then = "please report the function"
-                        raise Unfit(
-                            f"numbers of {sorted(sources)} that differ where they do not", then
-                        )
+                        then = "subtract the indices before anything else"
+                        raise Unfit("other numbers at pairs of one distance or key", then)
         except (IndexError, RuntimeError):
             continue
         return
