@@ -39,10 +39,13 @@ std::vector<std::string> kinds_of(Text text) {
   return kinds;
 }
 
-bool takes_inputs(Text text) {
+// Whether an input of a call has a batch axis.
+bool takes_batch_inputs(Text text) {
   const Position position = parse_position(text);
-  return std::any_of(position.parts.begin(), position.parts.end(), [](const Part& part) {
-    return !part.specs().empty() && part.specs().back().input;
+  return std::ranges::any_of(position.parts, [](const Part& part) {
+    return std::ranges::any_of(part.specs(), [](const ParameterSpec& spec) {
+      return spec.input && std::ranges::find(spec.shape, kBatch) != spec.shape.end();
+    });
   });
 }
 
@@ -120,7 +123,7 @@ void bind_rotations(nb::module_& module) {
 }
 
 void bind_positions(nb::module_& module) {
-  module.def("takes_inputs", &takes_inputs);
+  module.def("takes_batch_inputs", &takes_batch_inputs);
   module.def("term_kinds", &kinds_of);
   module.def("list_tensors", &list_tensors);
   module.def("place_tokens", &place_tokens_of);

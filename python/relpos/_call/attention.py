@@ -1,6 +1,7 @@
 """relpos.attention and relpos.scores: arguments checked and laid out for the operators."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from relpos._call.call import Call
 from relpos._call.options import OfPairs, Options, takes
 from relpos._call.typed import Results, attending
 from relpos._position.part import text_of
+from relpos._position.sum import flatten
+from relpos._position.terms import DistanceBias, QueryAdded, Rotation, Slopes, ValueTable
 
 # What attends instead, the last first, with the arguments of `attention`: that of
 # relpos.distributed, within its context_parallel.
@@ -118,8 +121,30 @@ def workspace_bytes(
 
 
 def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
-    """Raises ValueError if no call with these heads could use the position."""
-    _core.check_fits(text_of(position), heads, kv_heads, head_dim)
+    """Raises ValueError if no call with these heads could use the position. Of a position of one's
+    own this is said by its terms for a few distances; its gates are asked in a call."""
+    parts = flatten(position)
+    _core.check_fits(
+        text_of([part for part in parts if not part._lowers]), heads, kv_heads, head_dim
+    )
+    for part in (part for part in parts if part._lowers):
+        device = next(iter(_tensors_of(part)), torch.empty(0, device="cpu")).device
+        query, key = (torch.zeros(1, n, 1, head_dim, device=device) for n in (heads, kv_heads))
+        with torch.no_grad():
+            terms = part._near(query, key)
+        terms = [term for term in terms if isinstance(term, _OF_ANY_CALL)]
+        if device.type == "cpu":
+            options = {"position": terms, "enable_gqa": True, "q_offset": 0}
+            workspace_bytes(query, key, key, **options)
+
+
+# What a call of one query and one key can have.
+_OF_ANY_CALL = (DistanceBias, Slopes, ValueTable, QueryAdded, Rotation)
+
+
+def _tensors_of(part: Any) -> Iterator[Tensor]:
+    module = getattr(part, "_position", part)
+    return chain(module.parameters(), module.buffers())
 
 
 def same_kind(**tensors: Tensor) -> list[Tensor]:

@@ -112,12 +112,12 @@ def _to_call(dmask: Tensor | None, *dparameters: Tensor | None) -> tuple[Tensor 
 
 def _fold(function: Any, tensors: int, call_at: int, info: Any, in_dims: Any, args: Any) -> Any:
     """Folds the mapped axis into the batch. There is one call for each slice instead where
-    parameters are mapped, with dropout, whose mask depends on the batch row, and with inputs, which
+    parameters are mapped, with dropout, whose mask depends on the batch row, and with inputs that
     have their own batch axis."""
     n = info.batch_size
     call, dims = Call.unflat(args[call_at:]), Call.unflat(in_dims[call_at:])
     mapped_parameters = any(dim is not None for dim in dims.parameters)
-    if mapped_parameters or call.dropout_p > 0 or _core.takes_inputs(call.position):
+    if mapped_parameters or call.dropout_p > 0 or _core.takes_batch_inputs(call.position):
         calls = []
         for i in range(n):
             slices = (

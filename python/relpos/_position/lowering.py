@@ -25,6 +25,7 @@ class Distances(NamedTuple):
 
     first: int
     last: int
+    tokens: tuple[int, int] | None = None  # queries and keys in all, of a call on many ranks
 
 
 class Methods(NamedTuple):
@@ -40,6 +41,8 @@ class Rank(NamedTuple):
 
     query: Tensor | None
     key: Tensor | None
+    gates: bool = True  # whether gates are asked, too
+    tokens: tuple[int, int] | None = None  # as in Distances
 
     @property
     def heads(self) -> int | None:
@@ -48,6 +51,14 @@ class Rank(NamedTuple):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu") if self.query is None else self.query.device
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """How many queries and keys a call has, as far as it is known."""
+        if self.tokens is not None:
+            return dict(zip(("query", "key"), self.tokens, strict=True))
+        both = {"query": self.query, "key": self.key} if self.gates else {}
+        return {name: tensor.shape[2] for name, tensor in both.items() if tensor is not None}
 
 
 def methods_of(cls: type, offsets: int) -> Methods:
@@ -81,6 +92,7 @@ def lower(
     inputs: Mapping[str, Any],
     query: Tensor | None,
     key: Tensor | None,
+    gates: bool = True,
 ) -> list[Any]:
     """The terms of a position for these distances. Without query and key, gates are left out."""
     who, methods = type(position).__name__, position._methods
@@ -92,13 +104,26 @@ def lower(
         if gate in methods.names and rows not in methods.names:
             raise wrong_type(f"{who}.{gate}", f"it beside the method {rows}", "it alone")
     missing = [name for name in methods.inputs if name not in inputs]
-    if missing and query is not None:
+    if missing and query is not None and gates:
         names = ", ".join(methods.inputs)
         raise wrong_value("position", f"{who} called with {names}", f"no {', '.join(missing)}")
-    fits = Rank(query, key)
+    fits = Rank(query, key, gates, of.tokens)
     of = _reached(position, of)
     tables, of = _tables(position, of, inputs, fits)
     return _terms(position, tables, of, inputs, fits)
+
+
+def near(position: Any, inputs: Mapping[str, Any], query: Tensor, key: Tensor) -> list[Any]:
+    """The terms for distances near 0, checked against these heads, without gates; none where a
+    table needs an input that is not given."""
+    takes = position._methods.takes
+    if any(each not in inputs for name in _TABLES for each in takes.get(name, ())):
+        return []
+    of = Distances(-1, 1)
+    if position.reach is not None:
+        who = type(position).__name__
+        of = Distances(*two_of(f"{who}.reach", position.reach, "(lo, hi)"))
+    return lower(position, of, inputs, query, key, gates=False)
 
 
 def _reached(position: Any, of: Distances) -> Distances:
@@ -119,8 +144,10 @@ def _tables(
 ) -> tuple[dict[str, Any], Distances]:
     """What the methods return, for these distances or for more, which are kept."""
     asked = [name for name in position._methods.names if name in _TABLES]
-    once = inputs or fits.query is None or position.grid is not None
-    if once or torch.compiler.is_compiling() or fits.query.shape[2] > _FEW:
+    # Ranks must have the same tables, and what they have kept may differ.
+    many_ranks, unknown = fits.tokens is not None, "query" not in fits.lengths
+    once = inputs or many_ranks or unknown or position.grid is not None
+    if once or torch.compiler.is_compiling() or fits.lengths["query"] > _FEW:
         return _evaluated(position, asked, of, inputs, fits), of
     kept: Kept = position._keeps()
 
@@ -202,9 +229,9 @@ def _of_grid(position: Any, asked: Sequence[str], inputs: Mapping[str, Any], fit
     tokens = 1
     for side in sides:
         tokens *= side
-    for name, tensor in (("query", fits.query), ("key", fits.key)):
-        if tensor is not None and tensor.shape[2] != tokens:
-            raise wrong_value(f"{who}: {name}", f"{tokens} tokens of its grid", tensor.shape[2])
+    for name, length in fits.lengths.items():
+        if length != tokens:
+            raise wrong_value(f"{who}: {name}", f"{tokens} tokens of its grid", length)
     offsets = []
     for axis, side in enumerate(sides):
         shape = [1] * len(sides)
@@ -235,7 +262,7 @@ def _terms(
             continue
         scale = getattr(position, f"{name}_scale")
         factor = None
-        if gate in names and tensor is not None:
+        if gate in names and tensor is not None and fits.gates:
             factor = _run(position, gate, (tensor,), inputs)
             _check_gate(f"{type(position).__name__}.{gate}", factor, tensor, tables[name])
         if gate in names and scale is None:
@@ -245,7 +272,8 @@ def _terms(
         made.append(ValueTable(tables["values"], at))
     if "terms" in tables:
         for part in flatten(tables["terms"]):
-            made += part._lowered(of, fits.query, fits.key) if part._lowers else [part]
+            given = (fits.query, fits.key) if fits.gates else (None, None)
+            made += part._lowered(of, *given) if part._lowers else [part]
     return made
 
 

@@ -15,6 +15,7 @@ from relpos._position.lowering import (
     inputs_of,
     lower,
     methods_of,
+    near,
 )
 from relpos._position.part import grid_of
 from relpos._position.sum import Composed, PositionModule, Steps
@@ -85,6 +86,11 @@ class Position(PositionModule):
         return self.grid is not None
 
     @property
+    def _text(self) -> str:
+        """What errors call it."""
+        return type(self).__name__
+
+    @property
     def _inputs(self) -> list[_Input]:
         return [_Input(name) for name in self._methods.inputs]
 
@@ -102,6 +108,9 @@ class Position(PositionModule):
 
     def _lowered(self, of: Distances, query: Tensor, key: Tensor) -> list[Any]:
         return lower(self, of, {}, query, key)
+
+    def _near(self, query: Tensor, key: Tensor) -> list[Any]:
+        return near(self, {}, query, key)
 
     def dense(
         self, queries: int, keys: int, q_offset: int | None = None, which: str = "key"
@@ -145,13 +154,16 @@ class OwnCall(Composed):
 
     def __init__(self, position: Position, inputs: Mapping[str, Any]) -> None:
         self._position, self._given = position, inputs
-        self._places_tokens = position._places_tokens
+        self._places_tokens, self._text = position._places_tokens, position._text
 
     def _parts(self) -> list[Any]:
         return [self]
 
     def _lowered(self, of: Distances, query: Tensor, key: Tensor) -> list[Any]:
         return lower(self._position, of, self._given, query, key)
+
+    def _near(self, query: Tensor, key: Tensor) -> list[Any]:
+        return near(self._position, self._given, query, key)
 
     def _terms(self, queries: int, keys: int, offset: int) -> list[Any]:
         """Those of a grid of pairs, without gates."""
