@@ -25,6 +25,16 @@ def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> list[Any]
     return parts
 
 
+def refuse_grid(position: Any, why: str, then: str) -> None:
+    """Raises ValueError for a position of one's own that has a grid."""
+    for part in flatten(position):
+        if part._lowers and part._places_tokens:
+            raise ValueError(
+                f"position: {part._text} has a grid, whose tokens are those of a call, and {why}: "
+                f"expected relpos.attention with {then}"
+            )
+
+
 def _distances(queries: Any, keys: Any, options: Mapping[str, Any]) -> Distances:
     """Those of all pairs that is_causal and window leave; 0 where there is none."""
     if isinstance(queries, int) and isinstance(keys, int) and not (queries and keys):

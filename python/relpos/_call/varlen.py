@@ -9,10 +9,12 @@ from typing_extensions import Unpack
 from relpos._base.arguments import flag
 from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
+from relpos._call.distances import lowered, refuse_grid
 from relpos._call.options import OfSoftmax, check_names
 from relpos._call.packing import bounds_of, pack
 from relpos._call.typed import attending_packed
 from relpos._position.part import reads_positions
+from relpos._position.sum import lowers
 
 
 @attending_packed
@@ -58,15 +60,20 @@ def attention_varlen(
     is_causal = flag("is_causal", options.pop("is_causal", False))
     bounds = bounds_of(options.pop("window", None), is_causal)
     sizes = {"query": query.shape[0], "key": key.shape[0]}
+    refuse_grid(position, "packed sequences are several", "each of its pictures as a batch row")
     packing = pack(starts, sizes, position, q_offset, bounds)
     rows, columns = (torch.arange(x.shape[0], device=x.device) for x in (query, key))
     positions = {}
     if reads_positions(position):
         positions = {"q_positions": packing.queries(rows), "k_positions": packing.keys(columns)}
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
+    if lowers(position):  # key_range says the bounds, which cut the distances
+        seen = {"window": tuple(-1 if bound is None else bound for bound in bounds)}
+        position = lowered(q, k, {"position": position, **positions, **seen})
     results = attention(
-        query.transpose(0, 1).unsqueeze(0),
-        key.transpose(0, 1).unsqueeze(0),
-        value.transpose(0, 1).unsqueeze(0),
+        q,
+        k,
+        v,
         position=packing.restarted(position),
         sinks=_of_batch(options.pop("sinks", None), query),
         key_range=packing.key_range(rows, columns, *bounds),

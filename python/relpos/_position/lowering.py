@@ -15,7 +15,7 @@ from relpos._position.sum import flatten
 from relpos._position.terms import ColumnTable, DistanceBias, OfCall, RowTable, Term, ValueTable
 
 _TABLES = ("bias", "rows", "columns", "values", "terms")
-_GATES = {"gate": "rows", "key_gate": "columns"}
+GATES = {"gate": "rows", "key_gate": "columns"}
 _MOST = 2**27  # numbers of a table
 _FEW = 16  # queries of a call for which tables are kept
 
@@ -63,7 +63,7 @@ class Rank(NamedTuple):
 
 def methods_of(cls: type, offsets: int) -> Methods:
     """What a subclass of relpos.Position defines, whose bias gets so many tensors of offsets."""
-    names = tuple(name for name in (*_TABLES, *_GATES) if callable(getattr(cls, name, None)))
+    names = tuple(name for name in (*_TABLES, *GATES) if callable(getattr(cls, name, None)))
     takes = {}
     for name in names:
         given = list(inspect.signature(getattr(cls, name)).parameters.values())[1:]
@@ -100,7 +100,7 @@ def lower(
         raise wrong_type(who, "super().__init__() in its __init__", "none")
     if methods is None or not any(name in methods.names for name in _TABLES):
         raise wrong_type(who, f"a method of {', '.join(_TABLES)}", "none of them")
-    for gate, rows in _GATES.items():
+    for gate, rows in GATES.items():
         if gate in methods.names and rows not in methods.names:
             raise wrong_type(f"{who}.{gate}", f"it beside the method {rows}", "it alone")
     missing = [name for name in methods.inputs if name not in inputs]
@@ -154,8 +154,9 @@ def _tables(
     def evaluate(first: int, last: int) -> dict[str, Any]:
         return _evaluated(position, asked, Distances(first, last), inputs, fits)
 
-    bounds = None if position.reach is None else of
-    tables, first, last = kept.tables(position, of, evaluate, bounds)
+    asked_for = (of.first, of.last)
+    bounds = None if position.reach is None else asked_for
+    tables, first, last = kept.tables(position, asked_for, evaluate, bounds)
     return tables, Distances(first, last)
 
 
@@ -193,7 +194,7 @@ def _shapes(name: str, count: int, position: Any, fits: Rank) -> list[tuple[Any,
     heads = fits.heads
     if name == "bias":
         return [(heads, count), (1, count)]
-    gated = {rows: gate for gate, rows in _GATES.items()}.get(name) in position._methods.names
+    gated = {rows: gate for gate, rows in GATES.items()}.get(name) in position._methods.names
     width = None
     if not gated and fits.query is not None and name != "values":
         width = fits.query.shape[3]

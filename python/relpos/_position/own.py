@@ -9,6 +9,7 @@ from torch import Tensor
 from relpos._base.errors import wrong_value
 from relpos._position.kept import Kept
 from relpos._position.lowering import (
+    GATES,
     Distances,
     Methods,
     buckets_of,
@@ -91,6 +92,10 @@ class Position(PositionModule):
         return type(self).__name__
 
     @property
+    def _has_gates(self) -> bool:
+        return any(gate in self._methods.names for gate in GATES)
+
+    @property
     def _inputs(self) -> list[_Input]:
         return [_Input(name) for name in self._methods.inputs]
 
@@ -155,6 +160,7 @@ class OwnCall(Composed):
     def __init__(self, position: Position, inputs: Mapping[str, Any]) -> None:
         self._position, self._given = position, inputs
         self._places_tokens, self._text = position._places_tokens, position._text
+        self._has_gates = position._has_gates
 
     def _parts(self) -> list[Any]:
         return [self]

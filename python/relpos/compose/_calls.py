@@ -11,9 +11,11 @@ from relpos._base.arguments import flag, integer
 from relpos._base.errors import wrong_type
 from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
+from relpos._call.distances import lowered
 from relpos._call.merge import merge
 from relpos._call.options import offset_fields
 from relpos._position.part import places_tokens, text_of
+from relpos._position.sum import flatten
 
 
 class Piece(NamedTuple):
@@ -73,6 +75,19 @@ def refuse_placing(name: str, parts: Sequence[Any]) -> None:
                 "counts them one after another: expected a position without such a rule, or "
                 "relpos.attention"
             )
+
+
+def with_gates(position: Any, query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Any:
+    """The position, whose gates have read this query and this key, and will not read what a
+    composition makes of them."""
+    gated = [part for part in flatten(position) if part._lowers and part._has_gates]
+    if not gated:
+        return position
+    found: list[Any] = []
+    for part in flatten(position):
+        own = part in gated
+        found += lowered(query, key, {**options, "position": part}) if own else [part]
+    return found
 
 
 def count(name: str, value: Any, least: int = 1) -> int:

@@ -9,10 +9,11 @@ from torch import Tensor
 from relpos._base.arguments import flag, two_of
 from relpos._base.errors import wrong_value
 from relpos._base.tensors import check_device, integers
+from relpos._call.distances import lowered
 from relpos._call.packing import bounds_of
 from relpos._position.classes import CLASSES
 from relpos._position.part import reads_positions, refuse_length, text_of, turns_by_inputs
-from relpos._position.sum import Composed, flatten
+from relpos._position.sum import Composed, flatten, lowers
 from relpos.compose._calls import (
     Piece,
     check_call,
@@ -215,8 +216,18 @@ def _past(
         hi = torch.minimum(hi, end)
     if left is not None:
         lo = torch.maximum(lo, pos_q - start_k - left)
+    found = regimes(pos_q, pos_k)
+    if lowers(position):  # once for all of them, whose keys are past
+        at = {
+            f"{side}_positions": torch.cat(
+                [getattr(r, f"{side}_positions").flatten() for r in found]
+            )
+            for side in "qk"
+        }
+        position = lowered(query, key, {"position": position, "is_causal": True, **at})
+        _check_position(name, position)
     pieces = []
-    for regime in regimes(pos_q, pos_k):
+    for regime in found:
         own = {
             "position": position if regime.position is None else regime.position,
             "q_positions": regime.q_positions,

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from relpos import _core
 from relpos._base.arguments import flag, number
 from relpos._base.errors import shape_of, wrong_value
 from relpos._base.tensors import check_device, check_rank
 from relpos._call.attention import attention
+from relpos._call.distances import lowered
 from relpos._position.classes import CLASSES
-from relpos._position.part import text_of, values_of, with_values
-from relpos._position.sum import Composed, flatten
+from relpos._position.part import Given, text_of, values_of, with_values
+from relpos._position.sum import Composed, flatten, lowers
 from relpos.compose._calls import check_call, count, offsets, places, refuse, refuse_placing
 
 _MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
@@ -126,6 +128,8 @@ def fire(
     with_lse = flag("return_lse", options.get("return_lse", False))
     module, others = _fire_of(position)
     refuse_placing("fire", others)
+    if lowers(others):
+        others = lowered(query, key, {**options, "position": others})
     starts = offsets(query, key, options.pop("q_offset", None), options.pop("k_offset", 0))
     reach = float(module.L_multiplier.detach().double().abs()) * module.init_L
     length = query.shape[2]
@@ -135,7 +139,8 @@ def fire(
     if near or not length:
         part = slice(0, near)
         own = _of_rows(options, part, starts)
-        results.append(attention(query[:, :, part], key, value, position=position, **own))
+        near_position = [module, *(_of_queries(part, other) for other in others)]
+        results.append(attention(query[:, :, part], key, value, position=near_position, **own))
     if near < length:
         pos_k = places(starts[1], key.shape[2])
         pos_q = places(starts[0], length)[..., near:]
@@ -149,7 +154,7 @@ def fire(
         per_batch = query.shape[0] if pos_q.dim() > 1 or pos_k.dim() > 1 else 1
         width = per_batch * key.shape[2] * max(module.width, query.shape[1])
         q = query[:, :, near:]
-        rest["position"] = others
+        rest["position"] = [_of_queries(slice(near, length), other) for other in others]
         made = _by_rows(q, key, value, bias, values_of(module), width, rows, beyond, rest)
         results.append(made)
     if not with_lse:
@@ -240,7 +245,7 @@ def _by_rows(
             options | {"sinks": None if sinks is None else next(following)}, part, starts
         )
         position = [
-            with_values(one, [next(following) for _ in values])
+            _of_queries(part, with_values(one, [next(following) for _ in values]))
             for one, values in zip(parts, held, strict=True)
         ]
         return attention(q, k, v, attn_mask=mask, position=position, return_lse=True, **own)
@@ -312,6 +317,17 @@ def _zeros(x: Tensor) -> Tensor:
 def _blocks(query: Tensor, rows: int) -> list[slice]:
     length = query.shape[2]
     return [slice(n, min(n + rows, length)) for n in range(0, max(length, 1), rows)]
+
+
+def _of_queries(part: slice, position: Any) -> Any:
+    """A part of a position whose inputs of queries are those of a slice."""
+    if not isinstance(position, Given):
+        return position
+    values = list(values_of(position))
+    for n, (_, axes, _) in enumerate(_core.list_tensors(text_of(position))):
+        if "queries" in axes:
+            values[n] = values[n].narrow(axes.index("queries"), part.start, part.stop - part.start)
+    return with_values(position, values)
 
 
 def _of_rows(options: dict[str, Any], part: slice, starts: tuple[Tensor, Tensor]) -> dict[str, Any]:

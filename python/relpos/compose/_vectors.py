@@ -11,12 +11,22 @@ from relpos._base.arguments import flag, number, one_of, two_of
 from relpos._base.errors import shape_of, wrong_value
 from relpos._base.tensors import check_device, check_rank, check_shape, integers
 from relpos._call.attention import attention
+from relpos._call.distances import lowered
 from relpos._call.packing import placing_text
 from relpos._position import operators
 from relpos._position.classes import Rotary
 from relpos._position.part import Given, refuse_length, text_of, values_of
-from relpos._position.sum import Composed, flatten
-from relpos.compose._calls import Piece, check_call, count, joined, offsets, places, refuse
+from relpos._position.sum import Composed, flatten, lowers
+from relpos.compose._calls import (
+    Piece,
+    check_call,
+    count,
+    joined,
+    offsets,
+    places,
+    refuse,
+    with_gates,
+)
 
 _RULES = ("llama4", "ministral3", "log_n", "ssmax")
 
@@ -94,6 +104,8 @@ def rotate_values(
     check_call("rotate_values", query, key, value)
     undo = flag("undo", undo)
     rotation = _rotation_of(position)
+    if lowers(position):
+        position = lowered(query, key, {**options, "position": position})
     if value.shape[3] != rotation.head_dim:
         wanted = f"{rotation.head_dim} columns, since its rows turn by {text_of(rotation)}"
         raise wrong_value("value", wanted, value.shape[3])
@@ -157,6 +169,7 @@ def polar(
     q_pairs = [length_q, torch.zeros_like(length_q)]
     base = number("base", base)
     pairs = Given(f"rope(head_dim={2 * dims}, layout=half, base={base!r})", [])
+    position = with_gates(position, query, key, options)
     return attention(
         torch.cat(q_pairs, -1).to(query.dtype),
         torch.cat(k_pairs, -1).to(key.dtype),
@@ -211,6 +224,7 @@ def tupe(
     if scale is None:
         scale = (query.shape[-1] + of_query.shape[-1]) ** -0.5
     options["scale"] = number("scale", scale)
+    position = with_gates(position, query, key, options)
     if cls is None:
         q, k = torch.cat([query, of_query], -1), torch.cat([key, of_key], -1)
         return attention(q, k, value, position=position, **options)
