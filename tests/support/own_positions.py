@@ -105,6 +105,9 @@ def inputs_of(position, hidden):
 
 def given(position, hidden):
     """The position of a call: with this hidden state, where it takes one."""
+    if isinstance(position, relpos.Sum):
+        wanted = sum(len(part._inputs) for part in position.parts)
+        return position(*wanted * [hidden]) if wanted else position
     named = inputs_of(position, hidden)
     return position(**named) if named else position
 

@@ -50,8 +50,6 @@ def layer_with(name, **sizes):
 
 def of_call(layer, hidden):
     """The position of a call, or None where the layer's own is enough."""
-    if isinstance(layer.position, relpos.Sum):
-        return layer.position(hidden)
     called = given(layer.position, hidden)
     return None if called is layer.position else called
 

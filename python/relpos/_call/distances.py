@@ -18,7 +18,7 @@ def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> list[Any]
     """The parts of the position of a call, each with its tensors."""
     for name, tensor in (("query", query), ("key", key)):
         check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
-    of = _distances(query.shape[2], key.shape[2], options)
+    of = distances_of(query.shape[2], key.shape[2], options)
     parts: list[Any] = []
     for part in flatten(options["position"]):
         parts += part._lowered(of, query, key) if part._lowers else [part]
@@ -35,7 +35,7 @@ def refuse_grid(position: Any, why: str, then: str) -> None:
             )
 
 
-def _distances(queries: Any, keys: Any, options: Mapping[str, Any]) -> Distances:
+def distances_of(queries: Any, keys: Any, options: Mapping[str, Any]) -> Distances:
     """Those of all pairs that is_causal and window leave; 0 where there is none."""
     if isinstance(queries, int) and isinstance(keys, int) and not (queries and keys):
         return Distances(0, 0)

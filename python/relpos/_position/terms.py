@@ -119,6 +119,7 @@ class DistanceBias(Term):
         both = self._along(along)
         options = [text, "along=true"] if both else [text]
         super().__init__("distance_bias", options, [table, *numbers, *both])
+        self._places_tokens = isinstance(at, OfCall) and at.grid is not None
 
 
 class Slopes(Term):

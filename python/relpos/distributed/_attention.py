@@ -1,6 +1,6 @@
 """relpos.distributed.ring_attention and ulysses_attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,14 @@ from relpos._base.arguments import flag
 from relpos._call.call import Call
 from relpos._call.options import Options, check_names
 from relpos._call.typed import attending_on_ranks
+from relpos._position.sum import lowers
 from relpos.distributed._dtensor import of_shards
-from relpos.distributed._exchange import ALONE, Team, agree, teams
+from relpos.distributed._exchange import ALONE, Team, agree, agree_in_teams, teams
 from relpos.distributed._geometry import Geometry
 from relpos.distributed._heads import check_heads, exchange, with_own_heads
 from relpos.distributed._layout import held
 from relpos.distributed._local import LocalCall, geometry_of
+from relpos.distributed._own import agree_on_spans, terms_for_all
 from relpos.distributed._pieces import Inputs, Pieces
 from relpos.distributed._ring import Ring, RingAttention
 from relpos.distributed._scan import Cumulative
@@ -156,9 +158,17 @@ def _attend(
     where: tuple[Team, Team],
 ) -> tuple[Tensor, Tensor]:
     ring, heads = where
-    local, failure = None, None
+    local, failure, spans, options = None, None, None, dict(options)
+    if _has_own_parts(options):
+        spans = agree_on_spans(tensors, options, ring, heads)
     try:
-        local = LocalCall.of(tensors, dict(options), return_weights, packed, how)
+        own = set()
+        if spans is not None:
+            summed_by = [t for t in where if t.ranks > 1] if how["reduce_position"] else []
+            position, own = terms_for_all(tensors, options, packed, spans, summed_by)
+            options["position"] = position
+        local = LocalCall.of(tensors, options, return_weights, packed, how)
+        local.own = own
         check_heads(local.tensors, heads.ranks)
     except Exception as error:  # agree raises it, when the other ranks know
         failure = error
@@ -167,13 +177,13 @@ def _attend(
     assert local is not None
     seed = None if local.call.seed is None else torch.tensor(agreed["seed"])
     if heads.ranks == 1:
-        return _attend_ring(local, agreed["ring"], seed, ring)
+        return _attend_ring(local, agreed["ring"], seed, where)
     layout = how["layout"] if ring.ranks == 1 else "contiguous"
     q_runs, k_runs = (held(n, layout, agreed["heads"][n]) for n in ("query", "key"))
     if ring.ranks == 1:
         local.how = how | {"layout": "contiguous"}
     local = with_own_heads(local, q_runs, k_runs, heads)
-    out, lse = _attend_ring(local, agreed["ring"], seed, ring)
+    out, lse = _attend_ring(local, agreed["ring"], seed, where)
     out, lse = (exchange(x, q_runs, heads.group, to_heads=False) for x in (out, lse.unsqueeze(-1)))
     return out, lse.squeeze(-1)
 
@@ -184,27 +194,34 @@ def _agree(
     """Lengths of queries and keys of the ranks of both teams, and the seed of dropout. Raises on
     every rank of both where one refuses its arguments or its call differs."""
     call = {} if local is None else local.description()
-    numbers = [0, 0, 0]
+    numbers = [0] * 6  # as many as agree_on_spans: a rank may be there by mistake
     if local is not None:
         query, key, _ = local.tensors
-        numbers = [query.shape[2], key.shape[2], int(local.call.seed or 0)]
-    found: dict[str, Any] = {}
-    for name, members in (("heads", heads), ("ring", ring)):
-        rows = [numbers]
-        try:
-            if members.ranks > 1:
-                rows = agree(members.group, call, numbers, failure, device)
-        except Exception as error:
-            failure = failure or error
-        q_lengths, k_lengths, seeds = ([row[n] for row in rows] for n in range(3))
-        found[name] = {"query": q_lengths, "key": k_lengths}
-        numbers = [sum(q_lengths), sum(k_lengths), seeds[0]]
-    if failure is not None:
-        raise failure
-    return found | {"seed": numbers[2]}
+        numbers[:3] = [query.shape[2], key.shape[2], int(local.call.seed or 0)]
+
+    def join(rows: Sequence[Sequence[int]]) -> list[int]:
+        q_lengths, k_lengths, seeds, *rest = zip(*rows, strict=True)
+        return [sum(q_lengths), sum(k_lengths), seeds[0], *(0 for _ in rest)]
+
+    *both, joined = agree_in_teams(ring, heads, call, numbers, failure, device, join)
+    found: dict[str, Any] = {"seed": joined[2]}
+    for name, rows in zip(("heads", "ring"), both, strict=True):
+        found[name] = {"query": [row[0] for row in rows], "key": [row[1] for row in rows]}
+    return found
 
 
-def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple[Tensor, Tensor]:
+def _has_own_parts(options: Mapping[str, Any]) -> bool:
+    """Whether some parts of the position are lowered; what is no position is refused later."""
+    try:
+        return lowers(options.get("position"))
+    except (TypeError, ValueError):
+        return False
+
+
+def _attend_ring(
+    local: LocalCall, lengths: Any, seed: Any, where: tuple[Team, Team]
+) -> tuple[Tensor, Tensor]:
+    ring = where[0]
     geometry = _place(local, lengths, ring)
     inputs = Inputs.of(local.call.position, list(local.call.parameters))
     tensors = list(inputs.tensors)
@@ -224,7 +241,8 @@ def _attend_ring(local: LocalCall, lengths: Any, seed: Any, ring: Team) -> tuple
         geometry = geometry.with_halved_keys()
     pieces = Pieces(geometry, shared, inputs, padding is not None)
     ahead = 1 if local.how["mode"] == "ring" else max(1, ring.ranks - 1)
-    round_trip = Ring(pieces, ring.group, ahead, local.how["reduce_position"])
+    summed_by = [t.group for t in where if t.ranks > 1] if local.how["reduce_position"] else []
+    round_trip = Ring(pieces, ring.group, ahead, summed_by, local.own)
     return RingAttention.apply(*local.tensors, round_trip, padding, *tensors)
 
 

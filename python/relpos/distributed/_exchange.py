@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -75,6 +75,33 @@ def agree(
     return [row[2:] for row in found]
 
 
+def agree_in_teams(
+    ring: Team,
+    heads: Team,
+    call: dict[str, Any],
+    numbers: list[int],
+    failure: Exception | None,
+    device: Any,
+    join: Callable[[Sequence[Sequence[int]]], list[int]],
+) -> list[Any]:
+    """The numbers of every rank of one's heads team, then those of every rank of one's ring, each
+    the numbers of its heads team joined, then these joined. Raises as agree, on the ranks of both.
+    """
+    found: list[Any] = []
+    for members in (heads, ring):
+        rows = [numbers]
+        try:
+            if members.ranks > 1:
+                rows = agree(members.group, call, numbers, failure, device)
+        except Exception as error:
+            failure = failure or error
+        numbers = join(rows)
+        found.append(rows)
+    if failure is not None:
+        raise failure
+    return [*found, numbers]
+
+
 def _refuse(group: Any, call: dict[str, Any], failure: Any, failed: list[bool]) -> None:
     calls: list[Any] = [None] * len(failed)
     dist.all_gather_object(calls, (call, str(failure)), group=group)
@@ -84,7 +111,9 @@ def _refuse(group: Any, call: dict[str, Any], failure: Any, failed: list[bool]) 
         rank = failed.index(True)
         raise ValueError(f"rank {rank} of the group refused its arguments: {calls[rank][1]}")
     for name in sorted(call):
-        values = [theirs.get(name) for theirs, _ in calls]
+        if any(name not in theirs for theirs, _ in calls):
+            continue
+        values = [theirs[name] for theirs, _ in calls]
         for rank, value in enumerate(values):
             if value != values[0]:
                 raise ValueError(

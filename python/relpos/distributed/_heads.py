@@ -57,7 +57,10 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) ->
     found = list(inputs.tensors)
     for axes, runs in ((inputs.key_axis, k_runs), (inputs.query_axis, q_runs)):
         for n, axis in axes.items():
-            rows, headed = found[n], n in inputs.of_heads  # [batch, (heads,) tokens, ...]
+            rows = found[n]  # [batch, (heads,) tokens, ...]
+            headed = n in inputs.of_heads or n in inputs.of_key_heads
+            if n in inputs.of_key_heads and rows.shape[1] % heads.ranks:  # as for key itself
+                rows = rows.repeat_interleave(heads.ranks // rows.shape[1], 1)
             if not headed and not rows.is_floating_point():
                 found[n] = gather_tokens(rows, runs, axis, group)
                 continue
@@ -72,6 +75,9 @@ def _inputs_of_heads(local: LocalCall, q_runs: Any, k_runs: Any, heads: Team) ->
             swapped = exchange(flat, runs, group, to_heads=True)
             whole = swapped.view(*swapped.shape[:3], *rows.shape[3:])
             found[n] = whole if headed else whole.squeeze(1)
+    own = local.tensors[0].shape[1] // heads.ranks
+    for n in inputs.by_head:
+        found[n] = found[n].narrow(0, heads.rank * own, own)
     return found
 
 

@@ -1,7 +1,7 @@
 """One rank's call: checked as far as one rank can, then placed among the others."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class LocalCall:
     packed: Sequence[Tensor | None]
     how: dict[str, Any]
     parts: list[Any]  # of the position
+    own: set[int] = field(default_factory=set)  # tensors of it that positions of one's own made
 
     @property
     def reads_length(self) -> bool:
@@ -61,7 +62,7 @@ class LocalCall:
         offset = options.get("q_offset")
         if packed[0] is not None:
             options["q_offset"] = None
-        call = Call.of("ring_attention", tensors[0], options)
+        call = Call.of("ring_attention", *tensors[:2], options)
         call.check_memory(tensors[0])
         check = call
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:

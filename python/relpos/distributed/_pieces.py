@@ -28,6 +28,8 @@ class Inputs:
     query_axis: dict[int, int] = field(default_factory=dict)
     cumulative: set[int] = field(default_factory=set)  # given as their sums so far, in double
     of_heads: set[int] = field(default_factory=set)  # have heads on axis 1
+    of_key_heads: set[int] = field(default_factory=set)  # have those of keys there
+    by_head: set[int] = field(default_factory=set)  # belong to no tokens, and have heads on axis 0
     sinks: bool = False  # some of them are, or become, sinks
 
     @classmethod
@@ -45,6 +47,10 @@ class Inputs:
                 found.query_axis[n] = axes.index("queries")
             if axes[1:2] == ("heads",):
                 found.of_heads.add(n)
+            if axes == ("batch", "", "keys", ""):
+                found.of_key_heads.add(n)
+            if axes == ("heads",):
+                found.by_head.add(n)
             if cumulative:
                 found.cumulative.add(n)
         return found

@@ -1,6 +1,6 @@
 """One softmax over keys and values that lie on many ranks: blocks travel, results are merged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,13 @@ class Ring:
     """A call on its way round. At step s a rank computes with the block of the rank s before it,
     while it sends its own to the rank s + 1 after it; `ahead` blocks are under way at a time."""
 
-    def __init__(self, pieces: Pieces, group: Any, ahead: int, reduce: bool) -> None:
-        self.pieces, self.group, self.ahead, self.reduce = pieces, group, ahead, reduce
+    def __init__(
+        self, pieces: Pieces, group: Any, ahead: int, summed_by: Sequence[Any], own: set[int]
+    ) -> None:
+        """summed_by: the groups over which gradients of the position's parameters are added up;
+        those of `own` are where these are made."""
+        self.pieces, self.group, self.ahead = pieces, group, ahead
+        self.summed_by, self.own = summed_by, own
         self.rank, self.ranks = pieces.geometry.rank, pieces.geometry.ranks
         self.needs = pieces.geometry.needs
 
@@ -101,7 +106,7 @@ class Ring:
             del block
         if returning is not None:
             self._arrive(*returning)
-        if self.reduce:
+        if self.summed_by:
             self._reduce(sums)
         return sums
 
@@ -149,12 +154,17 @@ class Ring:
 
     def _reduce(self, sums: "Sums") -> None:
         """Sums the gradients of the position's parameters over the ranks."""
-        trained = [n for n in self.pieces.inputs.trained() if sums.position[n] is not None]
+        trained = [
+            n
+            for n in self.pieces.inputs.trained()
+            if sums.position[n] is not None and n not in self.own
+        ]
         if not trained:
             return
         flat = torch.cat([sums.position[n].flatten() for n in trained])
-        with explained("adding up the gradients of the position"):
-            dist.all_reduce(flat, group=self.group)
+        for group in self.summed_by:
+            with explained("adding up the gradients of the position"):
+                dist.all_reduce(flat, group=group)
         parts = flat.split([sums.position[n].numel() for n in trained])
         for n, part in zip(trained, parts, strict=True):
             sums.position[n] = part.view_as(sums.position[n])
