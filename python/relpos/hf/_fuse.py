@@ -25,6 +25,7 @@ def fuse(model: nn.Module) -> nn.Module:
     Raises:
       ImportError: transformers is not installed, or lacks an interface that relpos needs.
       TypeError: model is not a transformers model.
+      ValueError: it runs with a position that relpos.hf.register(name, position=...) was given.
     """
     _interface.register()
     from transformers import PreTrainedModel
@@ -36,6 +37,7 @@ def fuse(model: nn.Module) -> nn.Module:
             f"model: expected a transformers model or a module that holds one, got "
             f"{type(model).__name__}"
         )
+    _refuse_named(model)
     own_configs(model)
     with _trial.undisturbed():
         for part in _outermost(model):
@@ -45,6 +47,18 @@ def fuse(model: nn.Module) -> nn.Module:
                 _keep_if_it_runs(part, before)
             _remember(before)
     return model
+
+
+def _refuse_named(model: nn.Module) -> None:
+    """Raises for a model that runs with a position of relpos.hf.register(name, position=...)."""
+    for part in model.modules():
+        runs = getattr(getattr(part, "config", None), "_attn_implementation", None)
+        if runs in _interface.POSITIONS:
+            raise ValueError(
+                "model: expected attn_implementation 'relpos' or one of transformers, got "
+                f"{runs!r}, whose position fuse would drop: set another one, or leave this model "
+                "unfused, whose own positions the model then computes"
+            )
 
 
 def restore(model: nn.Module) -> nn.Module:

@@ -1,13 +1,18 @@
 """attn_implementation="relpos" for the attention interface of transformers."""
 
+import functools
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._call.attention import attention
+from relpos._call.distances import lowered
 from relpos._call.options import OPTIONS
-from relpos._position.sum import Composed
+from relpos._position.sum import Composed, flatten, lowers
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import mask_function
 from relpos.hf._transformers import interfaces
@@ -23,8 +28,28 @@ _FOREIGN = {
 }
 
 
-def register() -> None:
+# The positions of attention implementations that have one, by name.
+POSITIONS: dict[str, Any] = {}
+
+Position = Composed | Sequence[Composed]
+
+
+def register(
+    name: str = NAME,
+    *,
+    position: Position | Callable[[torch.nn.Module], Position | None] | None = None,
+) -> None:
     """Makes attn_implementation="relpos" and its mask function known to transformers.
+
+    With a name and a position, attn_implementation=name is attention with this position, beside
+    those that the model computes itself. The same name may be given another position later.
+
+    Args:
+      name: "relpos", without a position; or a name that transformers does not have.
+      position: a position of relpos, one of your own too, or a list of them; or a function that
+        gives the position of an attention module, or None for one without, such as
+        lambda module: module.position. The model holds no position by itself: assign it to a module
+        of the model before optimizers, state dicts and devices are to know its parameters.
 
     It works for every model on the attention interface whose mask is causal, windowed, chunked,
     packed or padded, also with blocks of tokens that see each other; other models raise
@@ -35,8 +60,41 @@ def register() -> None:
       ImportError: transformers is absent, or a version without what relpos needs.
     """
     found = interfaces()
-    found.attention_functions.register(NAME, attention_function)
-    found.mask_functions.register(NAME, mask_function)
+    if position is None:
+        if name != NAME:
+            raise wrong_value("position", f"one for attn_implementation={name!r}", None)
+    else:
+        _check_name(name, found.attention_functions)
+        if isinstance(position, type) or not callable(position):
+            flatten(position)  # raises for what is no position
+        POSITIONS[name] = position
+    function = attention_function
+    if position is not None:
+        function = functools.partial(attention_function, relpos_position=position)
+    found.attention_functions.register(name, function)
+    found.mask_functions.register(name, mask_function)
+
+
+def _check_name(name: Any, functions: Any) -> None:
+    if not isinstance(name, str):
+        raise wrong_type("name", "a string", kind_of(name))
+    if not re.fullmatch(r"[A-Za-z][\w-]*", name):  # others mean kernels of the hub to transformers
+        raise wrong_value("name", "letters, digits, _ and -", repr(name))
+    if name in (NAME, "eager") or (name not in POSITIONS and name in functions().valid_keys()):
+        raise wrong_value("name", "one that transformers and relpos do not have", repr(name))
+
+
+def _position_of(position: Any, module: torch.nn.Module) -> Any:
+    """That of an attention module."""
+    if not isinstance(position, Composed) and callable(position):
+        return position(module)
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False):
+        raise NotImplementedError(
+            f"relpos.hf: {type(module).__name__} is of an encoder-decoder model, some of whose "
+            "attention is between two sequences: give register a function of the module, "
+            "position=lambda module: ..., which returns None for one without this position"
+        )
+    return position
 
 
 def attention_function(
@@ -55,6 +113,7 @@ def attention_function(
     sinks: Tensor | None = None,
     relpos_rotation: Composed | None = None,
     position_ids: Tensor | None = None,
+    relpos_position: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The function that a model calls, with query [B, H, Lq, D], key and value [B, Hk, Lk, D].
@@ -62,8 +121,8 @@ def attention_function(
 
     softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
-    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L]. Of the others,
-    options of relpos.attention apply, too.
+    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L]. relpos_position:
+    what register was given. Of the others, options of relpos.attention apply, too.
     """
     for name, what in _FOREIGN.items():
         if others.get(name) is not None:
@@ -86,6 +145,10 @@ def attention_function(
     if isinstance(position_bias, Bias):
         position, positions = position_bias.make(), position_bias.positions
         q_start, position_bias = position_bias.q_start, None
+    if relpos_position is not None:
+        own = flatten(_position_of(relpos_position, module))
+        _check_place(module, query, key, attention_mask if own and positions is None else None)
+        position = [*flatten(position), *own] or None
     out = attend(
         query,
         key,
@@ -104,6 +167,18 @@ def attention_function(
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _check_place(
+    module: torch.nn.Module, query: Tensor, key: Tensor, mask: Mask | Tensor | None
+) -> None:
+    """Raises where a dense mask does not say which of more keys the queries are."""
+    if isinstance(mask, Tensor) and query.shape[2] != key.shape[2]:
+        raise NotImplementedError(
+            f"relpos.hf: {type(module).__name__} gives a dense mask for {query.shape[2]} queries "
+            f"and {key.shape[2]} keys, which does not say where the queries stand: leave the mask "
+            "to transformers, or give position=lambda module: ... that returns None here"
+        )
 
 
 def _sinks(sinks: Tensor | None) -> Tensor | None:
@@ -166,6 +241,8 @@ def attend(
         options["q_positions"], options["k_positions"] = positions
     elif position is not None:
         options["q_offset"] = 0 if q_start is None else q_start
+        if lowers(position):
+            position = _terms(query, key, position, options)
     return attention(
         query,
         key,
@@ -180,3 +257,17 @@ def attend(
         return_weights=weights,
         **options,
     )
+
+
+def _terms(query: Tensor, key: Tensor, position: Any, options: dict[str, Any]) -> list[Any]:
+    """The terms of a position for the distances of the keys that are seen, which the kernel is told
+    by key_range. options: q_offset and key_range."""
+    said: dict[str, Any] = {"position": position, "q_offset": options["q_offset"]}
+    seen = options.get("key_range")
+    if seen is not None and query.shape[2] and not torch.compiler.is_compiling():
+        start = options["q_offset"]
+        first = start[:, None] if isinstance(start, Tensor) and start.dim() else start
+        at = torch.arange(query.shape[2], device=query.device) + first
+        left, right = (at - seen[0]).max(), (seen[1] - 1 - at).max()
+        said["window"] = tuple(max(int(bound), 0) for bound in (left, right))
+    return lowered(query, key, said)

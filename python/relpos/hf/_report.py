@@ -62,6 +62,8 @@ def report(model: nn.Module) -> Report:
 
 def _state(module: nn.Module, owner: nn.Module | None) -> tuple[str, str]:
     runs = _fuse.implementation(owner)
+    if runs in _interface.POSITIONS:
+        return "attention", f"with the position of {runs!r}; others are computed by the model"
     on_relpos = runs == _interface.NAME
     fused, why = vars(module).get(_fuse.STATUS, (False, ""))
     if fused and on_relpos:
