@@ -23,6 +23,7 @@ examples:
   relpos lab --text book.txt               the same on your own text, bytes as tokens
   relpos lab --schemes rope,alibi,t5 --steps 400
   relpos lab --schemes "kerple_log,xpos,rope+alibi,alibi(slopes=geometric)"
+  relpos lab --positions t5,mymodule:KERPLE    a relpos.Position of your own
   relpos lab --check                       exit status 1 if the expected order does not come out
 
 The chorales are read from an installed music21 (pip install --no-deps music21==10.5.1).
@@ -89,9 +90,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--out", type=Path, default=Path("relpos-lab"), metavar="DIR",
         help="folder for the report (default: %(default)s)")  # fmt: skip
-    add("--schemes", type=_names, default=list(RUNS), metavar="A,B",
+    add("--schemes", "--positions", type=_names, default=list(RUNS), metavar="A,B",
         help="positions to train: schemes of `relpos list`, also with options as in "
-        "'alibi(slopes=geometric)', and sums as 'rope+alibi' "
+        "'alibi(slopes=geometric)', classes of your own as module:Class, and sums as 'rope+alibi' "
         f"(default: {', '.join(RUNS)})")  # fmt: skip
     for name, default, what in (
         ("steps", 200, "training steps"),

@@ -22,7 +22,9 @@ def torch_attention(query, key, value, *, position=None, is_causal=False, q_offs
     if position is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
     bias = position.dense(q_length, k_length, q_offset)
-    if isinstance(bias, tuple) or bias.shape != (heads, q_length, k_length):
+    if torch.is_tensor(bias) and bias.dim() == 3 and len(bias) == 1:
+        bias = bias.expand(heads, -1, -1)
+    if not torch.is_tensor(bias) or bias.shape != (heads, q_length, k_length):
         raise NoBias(
             "--compare: PyTorch's attention takes a bias per head, which "
             f"{type(position).__name__} is not; compare t5, bias_rpe or alibi"

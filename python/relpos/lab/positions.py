@@ -9,6 +9,7 @@ import torch
 
 import relpos
 from relpos import _core
+from relpos._position.named import is_named, make_named, named_class, parts_of, summary_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,12 @@ def runs_of(texts: Iterable[str]) -> dict[str, Run]:
 
 def _summary(text: str) -> str:
     names = {scheme.name: scheme.summary for scheme in relpos.schemes()}
-    parts = [names.get(part.partition("(")[0].strip(), "") for part in text.split("+")]
+    parts = [
+        summary_of(named_class(part))
+        if is_named(part)
+        else names.get(part.partition("(")[0].strip(), "")
+        for part in parts_of(text)
+    ]
     return f"{text}: " + "; ".join(part for part in parts if part)
 
 
@@ -111,15 +117,25 @@ def _make(text: str, heads: int, head_dim: int, length: int) -> object:
         if option.required and option.type == "int":
             sizes.setdefault(option.name, length)
     parts = []
-    for name, options in _core.parse(text, sizes):
-        inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
-        if inputs:
-            raise CannotRun(
-                f"{name} needs its input {inputs[0]} in each call, which the lab does not "
-                "make: expected a scheme without inputs"
-            )
-        parts.append(getattr(relpos, schemes[name].class_name)(**options))
+    for part in parts_of(text):
+        if is_named(part):
+            of_model = {"heads": heads, "head_dim": head_dim, "length": length}
+            parts.append(make_named(part, of_model))
+            _refuse_inputs(part, [given.name for given in parts[-1]._inputs])
+            continue
+        for name, options in _core.parse(part, sizes):
+            inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
+            _refuse_inputs(name, inputs)
+            parts.append(getattr(relpos, schemes[name].class_name)(**options))
     return parts[0] if len(parts) == 1 else relpos.Sum(*parts)
+
+
+def _refuse_inputs(name: str, inputs: list[str]) -> None:
+    if inputs:
+        raise CannotRun(
+            f"{name} needs its input {inputs[0]} in each call, which the lab does not "
+            "make: expected a scheme without inputs"
+        )
 
 
 def check(text: str, *, heads: int, head_dim: int, lengths: Iterable[int]) -> None:
@@ -135,6 +151,10 @@ def check(text: str, *, heads: int, head_dim: int, lengths: Iterable[int]) -> No
             relpos.attention(row[:, :, -1:], row, row, position=position, **last)
     except (ValueError, TypeError) as error:
         raise CannotRun(f"{text!r}: {error}; or one of {', '.join(RUNS)}") from error
+    except Exception as error:
+        if not any(is_named(part) for part in parts_of(text)):
+            raise
+        raise CannotRun(f"{text!r}: {type(error).__name__}: {error}") from error  # of its own code
 
 
 def make_positions(text: str, *, layers: int, heads: int, head_dim: int, length: int) -> list:

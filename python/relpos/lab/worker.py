@@ -19,8 +19,11 @@ from relpos.lab import train as training
 from relpos.lab.model import Model, Shape
 
 
+_EVENTS = sys.stdout
+
+
 def tell(**event) -> None:
-    print(json.dumps(event), flush=True)
+    print(json.dumps(event), file=_EVENTS, flush=True)
 
 
 def memory_mb(field: str) -> float:
@@ -154,4 +157,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    sys.stdout = sys.stderr  # what positions of one's own print
     main(Path(sys.argv[1]))
