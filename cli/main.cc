@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/own.h"
 #include "cli/common.h"
 #include "cli/options/help.h"
 #include "relpos/error.h"
@@ -31,6 +32,17 @@ std::string short_help(const CLI::App& tool) {
     text += text_of("  %-10s%s\n", command->get_name().c_str(), command->get_description().c_str());
   }
   return text + "\nrelpos --help has examples and exit codes, relpos COMMAND --help the options.\n";
+}
+
+// The words of the command line, the last first, as CLI11 takes them: `relpos show module:Class` as
+// the subcommand for all such.
+std::vector<std::string> words_of(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.size() > 1 && words[0] == "show" && is_own(words[1])) {
+    words.insert(words.begin() + 1, kShowOwn);
+  }
+  std::ranges::reverse(words);
+  return words;
 }
 
 int run_tool(int argc, char** argv) {
@@ -64,7 +76,7 @@ int run_tool(int argc, char** argv) {
       return kOk;
     }
     if (std::strcmp(argv[1], "lab") == 0) return run_lab(argc - 2, argv + 2);
-    tool.parse(argc, argv);
+    tool.parse(words_of(argc, argv));
     command = command_name(tool);
     return run();
   } catch (const CLI::CallForHelp&) {

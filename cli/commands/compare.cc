@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/own.h"
 #include "cli/common.h"
 #include "cli/options/grid.h"
 #include "cli/options/help.h"
@@ -43,9 +44,13 @@ struct CompareArguments {
 
 // One of the two positions; its parameters are drawn for each grid.
 struct Operand {
-  std::string label, params;
-  Position position;
+  std::string label, text, params;
+  Position position;  // none of one's own, whose stacks are given for each grid
   uint64_t seed = 0;
+  bool own = false;
+  std::vector<Step> given;
+
+  std::string described() const { return own ? text : position_text(position); }
 };
 
 bool is_bias(const Part& part) { return family(part).name == "bias"; }
@@ -118,8 +123,13 @@ Step score_of(const Position& position, const Grid& grid) {
   return step;
 }
 
-// [heads, queries, keys].
-Step values_of(const Operand& side, const std::string& what, const Grid& grid) {
+// [heads, queries, keys] of a grid, which is that of this number among `given`.
+Step values_of(const Operand& side, const std::string& what, const Grid& grid, size_t number) {
+  if (side.own) {
+    Step step = side.given[number];
+    step.name = side.label;
+    return step;
+  }
   Position position = side.position;
   const int64_t heads = size_of(position, "heads", 1);
   const Parameters parameters(position, side.params, side.seed, DType::kFloat32,
@@ -135,9 +145,9 @@ struct BothSides {
   Step a, b;
 };
 
-BothSides values_of(const std::array<Operand, 2>& sides, const std::string& what,
-                    const Grid& grid) {
-  BothSides both{values_of(sides[0], what, grid), values_of(sides[1], what, grid)};
+BothSides values_of(const std::array<Operand, 2>& sides, const std::string& what, const Grid& grid,
+                    size_t number) {
+  BothSides both{values_of(sides[0], what, grid, number), values_of(sides[1], what, grid, number)};
   const int64_t heads = std::max(both.a.shape[0], both.b.shape[0]);
   both.a = with_heads(std::move(both.a), heads);
   both.b = with_heads(std::move(both.b), heads);
@@ -219,8 +229,8 @@ Json result_json(const Result& result, const CompareArguments& arguments) {
          {"curve_b", matrix_json(b)["values"][0]},
          {"equal_distances", runs_json(agreeing_runs(a.values, b.values), -result.reach)}});
   }
-  return {{"a", position_text(result.sides[0].position)},
-          {"b", position_text(result.sides[1].position)},
+  return {{"a", result.sides[0].described()},
+          {"b", result.sides[1].described()},
           {"what", result.what},
           {"query", result.grid.queries},
           {"key", result.grid.keys},
@@ -239,7 +249,7 @@ std::string result_text(const Result& result, int64_t head, const Style& style) 
   const auto paragraph = [&](const std::string& text) { return join(wrapped(text, width), "\n"); };
   std::string text;
   for (const Operand& side : result.sides) {
-    text += paragraph(side.label + ": " + position_text(side.position)) + "\n";
+    text += paragraph(side.label + ": " + side.described()) + "\n";
   }
   const int64_t heads = result.pairs.a.shape[0];
   const std::string of = heads > 1 ? "head " + std::to_string(head) + ", " : "";
@@ -267,6 +277,12 @@ int64_t chosen_head(const std::vector<HeadDifference>& heads, std::optional<int6
 }
 
 void note_drawn(const Operand& side, const Grid& grid) {
+  if (side.own) {
+    const std::string seed = " (seed " + std::to_string(side.seed) + ")";
+    const std::string made = ": parameters as its constructor makes them" + seed;
+    if (side.params.empty()) note("relpos compare: " + side.label + made);
+    return;
+  }
   Position position = side.position;
   const Parameters parameters(position, side.params, side.seed, DType::kFloat32,
                               {.queries = grid.queries, .keys = grid.keys});
@@ -275,27 +291,59 @@ void note_drawn(const Operand& side, const Grid& grid) {
   if (!text.empty()) note("relpos compare: " + side.label + ": " + text);
 }
 
+Operand operand(const std::string& label, const std::string& text, const std::string& params,
+                uint64_t seed, const OptionValues& sizes) {
+  Operand side{label, text, params, {}, seed, is_own(text), {}};
+  if (!side.own) side.position = parse_position(text, sizes);
+  check_value(side.own || !side.position.parts.empty(), label,
+              ": expected a position, as 'alibi(heads=8)', got an empty text");
+  return side;
+}
+
+// What is compared; stacks of the sides of one's own are asked for.
+std::string what_of(const CompareArguments& arguments, std::array<Operand, 2>& sides,
+                    const std::vector<Grid>& grids, int64_t length) {
+  OwnRequest request{"relpos compare", {},     arguments.what, {}, grids,
+                     arguments.seed,   length, false};
+  std::vector<Operand*> own;
+  for (Operand& side : sides) {
+    if (side.own) {
+      own.push_back(&side);
+      request.sides.push_back({side.text, side.params});
+    } else {
+      request.others.push_back(std::ranges::all_of(side.position.parts, is_bias) ? "bias"
+                               : is_table(side.position)                         ? "rows"
+                                                                                 : "");
+    }
+  }
+  if (own.empty()) {
+    return arguments.what.empty() ? default_what(sides[0].position, sides[1].position)
+                                  : arguments.what;
+  }
+  const OwnReply reply = ask_own(request);
+  for (size_t n = 0; n < own.size(); ++n) {
+    for (const std::vector<Step>& matrices : reply.sides[n].grids) {
+      own[n]->given.push_back(matrices.front());
+    }
+  }
+  return reply.what;
+}
+
 Result compute(const CompareArguments& arguments) {
   const auto [queries, keys] = arguments.grid.lengths(1);
   check_value(arguments.reach >= 0 && arguments.reach <= kMostReach, "--reach: expected 0 to ",
               kMostReach, ", got ", arguments.reach);
-  const OptionValues sizes = required_sizes(std::max({queries, keys, arguments.reach + 1}));
+  const int64_t length = std::max({queries, keys, arguments.reach + 1});
+  const OptionValues sizes = required_sizes(length);
   Result result;
-  result.sides = {
-      Operand{"A", arguments.params_a, parse_position(arguments.a, sizes), arguments.seed},
-      Operand{"B", arguments.params_b, parse_position(arguments.b, sizes), arguments.seed}};
-  for (const Operand& side : result.sides) {
-    check_value(!side.position.parts.empty(), side.label,
-                ": expected a position, as 'alibi(heads=8)', got an empty text");
-  }
-  result.what = arguments.what.empty()
-                    ? default_what(result.sides[0].position, result.sides[1].position)
-                    : arguments.what;
+  result.sides = {operand("A", arguments.a, arguments.params_a, arguments.seed, sizes),
+                  operand("B", arguments.b, arguments.params_b, arguments.seed, sizes)};
   result.grid = make_grid(queries, keys, arguments.grid.q_offset);
   result.reach = arguments.reach;
-  result.pairs = values_of(result.sides, result.what, result.grid);
-  result.curves =
-      values_of(result.sides, result.what, {1, 2 * arguments.reach + 1, arguments.reach});
+  const Grid curve{1, 2 * arguments.reach + 1, arguments.reach};
+  result.what = what_of(arguments, result.sides, {result.grid, curve}, length);
+  result.pairs = values_of(result.sides, result.what, result.grid, 0);
+  result.curves = values_of(result.sides, result.what, curve, 1);
   result.heads = compare_heads(result.pairs.a, result.pairs.b);
   return result;
 }
@@ -322,12 +370,15 @@ void add_compare(CLI::App& tool, Run& run) {
       "  relpos compare 'alibi(heads=8)' 'alibi(heads=8, slopes=geometric)'\n"
       "  relpos compare 'rope(layout=half)' 'rope_linear(layout=half, factor=4)' --reach 100\n"
       "  relpos compare shaw music_transformer --what index\n"
-      "  relpos compare t5 't5+alibi' --head 0 --json\n\n"
+      "  relpos compare t5 't5+alibi' --head 0 --json\n"
+      "  relpos compare 'kerple_log(heads=4)' 'mymodule:KERPLE(heads=4)'\n\n"
       "Required sizes that a text leaves out: heads 4, dims 8, any other the longest of --query,\n"
       "--key and --reach + 1. Numbers agree to rounding where they differ by at most 4 half units\n"
       "in the last place of float32.");
   CompareArguments& a = add_arguments(*app, run, compare);
-  app->add_option("A", a.a, "a scheme, a scheme with options, or a sum")->required()->type_name("");
+  app->add_option("A", a.a, "a scheme, a scheme with options, module:Class, or a sum")
+      ->required()
+      ->type_name("");
   app->add_option("B", a.b, "the other")->required()->type_name("");
   add_choice(
       *app, "--what", a.what, {"bias", "score", "index"},

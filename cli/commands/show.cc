@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli/commands/commands.h"
+#include "cli/commands/own.h"
 #include "cli/common.h"
 #include "cli/options/grid.h"
 #include "cli/options/help.h"
@@ -28,7 +29,7 @@ struct ShowArguments {
   std::optional<SchemeOptions> options;
   GridOptions grid;
   std::optional<int64_t> head;
-  std::string params, what, color = "auto";
+  std::string own, params, what, color = "auto";  // own: module:Class, where it is no scheme
   uint64_t seed = 0;
   bool causal = false, json = false;
 };
@@ -80,6 +81,30 @@ std::vector<Step> matrices_of(const ShowArguments& arguments, const Part& part, 
   return {what == "distance" ? distance_matrix(grid) : index_matrix(part, grid)};
 }
 
+void print_matrices(const ShowArguments& arguments, const std::string& name, const Json& options,
+                    const Grid& grid, const std::vector<Step>& matrices) {
+  if (arguments.json) {
+    Json list = Json::array();
+    for (const Step& matrix : matrices) list.push_back(matrix_json(matrix));
+    print_json({{"scheme", name},
+                {"options", options},
+                {"query", grid.queries},
+                {"key", grid.keys},
+                {"q_offset", grid.q_offset},
+                {"matrices", list}});
+    return;
+  }
+  const Style style = stdout_style(arguments.color);
+  std::string text;
+  for (const Step& matrix : matrices) {
+    if (matrices.size() > 1) {
+      text += (text.empty() ? "" : "\n") + matrix.name + " " + shape_text(matrix.shape) + "\n";
+    }
+    text += matrix_text(matrix, style);
+  }
+  print(text);
+}
+
 int show(const ShowArguments& arguments) {
   const Scheme& scheme = *arguments.scheme;
   const auto [queries, keys] = arguments.grid.lengths(0);
@@ -95,28 +120,49 @@ int show(const ShowArguments& arguments) {
                               {.queries = queries, .keys = keys});
   if (!parameters.missing_text().empty()) note("relpos show: " + parameters.missing_text());
 
-  const std::vector<Step> matrices = matrices_of(arguments, part, grid);
-  if (arguments.json) {
-    Json list = Json::array();
-    for (const Step& matrix : matrices) list.push_back(matrix_json(matrix));
-    print_json({{"scheme", scheme.name},
-                {"options", json_options(part.options())},
-                {"query", grid.queries},
-                {"key", grid.keys},
-                {"q_offset", grid.q_offset},
-                {"matrices", list}});
-    return kOk;
-  }
-  const Style style = stdout_style(arguments.color);
-  std::string text;
-  for (const Step& matrix : matrices) {
-    if (matrices.size() > 1) {
-      text += (text.empty() ? "" : "\n") + matrix.name + " " + shape_text(matrix.shape) + "\n";
-    }
-    text += matrix_text(matrix, style);
-  }
-  print(text);
+  print_matrices(arguments, scheme.name, json_options(part.options()), grid,
+                 matrices_of(arguments, part, grid));
   return kOk;
+}
+
+int show_own(const ShowArguments& arguments) {
+  const auto [queries, keys] = arguments.grid.lengths(0);
+  check_value(is_own(arguments.own), "POSITION: expected module:Class, got ", arguments.own);
+  OwnRequest request;
+  request.who = "relpos show";
+  request.sides = {{arguments.own, arguments.params}};
+  request.what = arguments.what;
+  request.grids = {make_grid(queries, keys, arguments.grid.q_offset)};
+  request.seed = arguments.seed;
+  request.length = std::max<int64_t>({queries, keys, 1});
+  const OwnReply reply = ask_own(request);
+  const bool by_head = reply.what == "bias" || reply.what == "rows";
+  check_value(by_head || !arguments.head, "--head: --what ", reply.what,
+              " is the same for all heads, or shows all");
+  std::vector<Step> matrices;
+  for (const Step& found : reply.sides.front().grids.front()) {
+    if (by_head) {
+      append_heads(found, reply.what == "bias" ? 2 : 3, arguments.head, matrices);
+    } else {
+      matrices.push_back(found);
+    }
+  }
+  print_matrices(arguments, arguments.own, reply.sides.front().options, request.grids.front(),
+                 matrices);
+  return kOk;
+}
+
+// The options that all schemes have.
+void add_common(CLI::App& app, ShowArguments& a) {
+  a.grid.add_to(app);
+  add_choice(
+      app, "--what", a.what, {"distance", "index", "bias", "rows", "steps"},
+      "distance (key - query), index (table row of each pair), bias, rows, or steps (all matrices "
+      "between positions and scores) [bias where there is one, else index]");
+  add_number(app, "--head", a.head, "only this head [all]");
+  add_number(app, "--seed", a.seed, "random seed of the parameters [0]");
+  add_color(app, a.color);
+  app.add_flag("--json", a.json, "print the matrices as JSON");
 }
 
 void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
@@ -132,17 +178,22 @@ void add_scheme(CLI::App& parent, Run& run, const Scheme& scheme) {
   ShowArguments& a = add_arguments(*app, run, show);
   a.scheme = &scheme;
   a.options.emplace(*app, scheme);
-  a.grid.add_to(*app);
-  add_choice(
-      *app, "--what", a.what, {"distance", "index", "bias", "rows", "steps"},
-      "distance (key - query), index (table row of each pair), bias, rows, or steps (all matrices "
-      "between positions and scores) [bias where there is one, else index]");
-  add_number(*app, "--head", a.head, "only this head [all]");
+  add_common(*app, a);
   app->add_flag("--causal", a.causal, "the scheme's form for the past only");
   app->add_option("--params", a.params, "parameters from a .safetensors or .npy file [random]");
-  add_number(*app, "--seed", a.seed, "random seed of the parameters [0]");
-  add_color(*app, a.color);
-  app->add_flag("--json", a.json, "print the matrices as JSON");
+}
+
+void add_own(CLI::App& parent, Run& run) {
+  CLI::App* app = parent.add_subcommand(kShowOwn, "A relpos.Position in Python, as module:Class");
+  app->footer(
+      "  relpos show mymodule:KERPLE\n"
+      "  relpos show 'mymodule:KERPLE(heads=8)' --query 4 --what steps");
+  ShowArguments& a = add_arguments(*app, run, show_own);
+  app->add_option("POSITION", a.own, "module:Class or module:Class(name=value, ...)")
+      ->required()
+      ->type_name("");
+  add_common(*app, a);
+  app->add_option("--params", a.params, "its state dict, a .safetensors file or torch's [new]");
 }
 
 }  // namespace
@@ -156,10 +207,12 @@ void add_show(CLI::App& tool, Run& run) {
       "  relpos show alibi --heads 8 --query 4 --key 4\n"
       "  relpos show shaw --max-distance 7 --query 12 --key 12 --distance query-key --what steps\n"
       "  relpos show t5 --params t5.safetensors --heads 8 --head 0\n"
+      "  relpos show mymodule:KERPLE  a relpos.Position in Python\n"
       "  relpos show rope --help      the options of one scheme\n\n"
       "Required sizes that are not given: heads 4, dims 8, any other the longer of query and key.");
   app->require_subcommand(1);
   for (const Scheme& scheme : schemes()) add_scheme(*app, run, scheme);
+  add_own(*app, run);
 }
 
 }  // namespace relpos::cli

@@ -18,7 +18,6 @@ from relpos.lab import compare, look, sample
 from relpos.lab import train as training
 from relpos.lab.model import Model, Shape
 
-
 _EVENTS = sys.stdout
 
 
