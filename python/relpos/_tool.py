@@ -1,6 +1,6 @@
 """What the tool asks about positions of one's own: python -m relpos._tool REQUEST prints a reply.
 
-Both are JSON. REQUEST has sides (position as module:Class or a sum with one; params, a state dict or
+Both are JSON. REQUEST has sides (position: module:Class or a sum with one; params: a state dict or
 ""), what ("" is the command's default), others (families of sides that the tool computes itself),
 grids ([queries, keys, q_offset]), seed, sizes (heads, head_dim, length) and show: whether matrices
 are those of relpos show, or one stack [heads, queries, keys] of relpos compare. The reply has what
