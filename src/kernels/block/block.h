@@ -1,6 +1,7 @@
 // The rows of a block, what they see, and the terms attached to them.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "kernels/block/matrix_unit.h"
+#include "kernels/block/pair_panel.h"
 #include "kernels/block/panel.h"
 #include "kernels/problem.h"
 
@@ -53,6 +55,7 @@ struct Block {
   float score_scale = 1.0f;
   std::vector<Panel> scores;  // added to scores; gradient takes dscore
   std::vector<Ramp> ramps;
+  std::vector<PairPanel> pairs;  // added to scores; gradient takes dscore
   // Added to the scores of one tile, row by row: [kTile] each, extra_stride apart; null: nothing.
   const float* extra = nullptr;
   int64_t extra_stride = kTile;
@@ -63,13 +66,19 @@ struct Block {
   const std::byte* mask_tile(int row, int64_t t) const noexcept {
     return mask_row[row] + t * mask_step;
   }
-  // Asks for what rows [first, end) read of a dense mask in tile t, in the second level cache: they lie
-  // pages apart, where the hardware does not see them coming. Called a whole tile ahead, but not before
+  // Asks for what rows [first, end) read of a dense mask, and of classes of pairs, in tile t, in the second
+  // level cache: they lie pages apart, where the hardware does not see them coming. Called a whole tile ahead, but not before
   // the products of queries and keys, which it would hold up (docs/kernels.md). Always inline: gcc drops
   // calls of a function that does nothing but fetch.
-  __attribute__((always_inline)) void prefetch_mask(int first, int end, int64_t t) const noexcept {
+  __attribute__((always_inline)) void prefetch_pairs(int first, int end, int64_t t) const noexcept {
     const TensorView& mask = problem->visible.mask;
-    if (!mask.given() || mask.strides[3] != 1 || t >= problem->tiles()) return;
+    if (t >= problem->tiles()) return;
+    for (const PairPanel& panel : pairs) {
+      for (int row = first; row < std::min(end, rows); ++row) {
+        __builtin_prefetch(panel.bytes(index[row], t), 0, 2);
+      }
+    }
+    if (!mask.given() || mask.strides[3] != 1) return;
     for (int row = first; row < end; ++row) {
       const std::byte* from = mask_tile(row, t);
       for (int64_t n = 0; n < mask_step; n += 64) __builtin_prefetch(from + n, 0, 2);

@@ -95,9 +95,6 @@ bool fused_supports(const Problem& problem, std::string* why) {
       reason = "a decaying rotation with explicit positions computes on the reference path";
     }
   }
-  if (!problem.terms.pair_biases.empty() || !problem.terms.pair_rows.empty()) {
-    reason = "classes of pairs compute on the reference path";
-  }
   if (reason != nullptr && why != nullptr) *why = reason;
   return reason == nullptr;
 }

@@ -51,6 +51,7 @@ void QueryBlock::begin(int64_t batch) {
   seen_from_ = seen_to_ = 0;
   block.scores.clear();
   block.ramps.clear();
+  block.pairs.clear();
   block.values.clear();
 }
 
@@ -145,7 +146,7 @@ void QueryBlock::load_queries() {
     for_each_head(block, [&](int64_t head, int first, int rows) {
       const float* from = row_in_place(p.query, block.batch, head, block.index[first]);
       plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &scale, 0, q + first * Dp, Dp);
-      if (plan_.row_tables.empty()) return;
+      if (plan_.row_tables.empty() && plan_.pair_rows.empty()) return;
       plan_.kernels.scale(rows, Dp, from, p.query.strides[2], &kOne, 0, raw_.get() + first * Dp,
                           Dp);
     });

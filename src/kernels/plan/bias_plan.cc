@@ -97,7 +97,7 @@ bool find_peaks(const Plan& plan, std::vector<BiasPlan>& biases, Workspace& memo
   const Problem& p = plan.p;
   if (plan.direct || plan.rotations.decays() || !p.positions.consecutive ||
       !plan.row_tables.empty() || !plan.columns.empty() || plan.key_bias.size() > 0 ||
-      p.visible.floating_mask()) {
+      p.visible.floating_mask() || !p.terms.pair_biases.empty() || !p.terms.pair_rows.empty()) {
     return false;
   }
   bool falls = false;

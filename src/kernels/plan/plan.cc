@@ -60,6 +60,8 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
     row_tables.back().scale = term.scale.value_or(p.scale);
     row_tables.back().at = at;
   }
+  pair_biases = expand_pair_biases(p, memory);
+  pair_rows = expand_pair_rows(p, backward, memory);
   for (const ValueTable& term : p.terms.value_tables) {
     if (!p.value.given()) continue;
     value_tables.emplace_back(p, ClassWindow(term.map, range, memory), term.table, false, !backward,

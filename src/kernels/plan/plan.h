@@ -12,6 +12,7 @@
 #include "kernels/plan/bias_plan.h"
 #include "kernels/plan/coordinate_tiles.h"
 #include "kernels/plan/distance_tables.h"
+#include "kernels/plan/pair_plan.h"
 #include "kernels/plan/rotations.h"
 #include "kernels/plan/row_shift.h"
 #include "kernels/plan/unit_layout.h"
@@ -50,7 +51,8 @@ class Plan {
   const Rotations rotations;
   const CoordinateList coordinates;
   std::vector<BiasPlan> biases;
-  std::vector<TablePlan> row_tables, value_tables;
+  std::vector<PairBiasPlan> pair_biases;
+  std::vector<TablePlan> row_tables, pair_rows, value_tables;
   std::vector<ColumnPlan> columns;
   Buffer<float> query_added;  // [H, Dp], summed; empty: none
   Buffer<double> key_bias;    // [B or 1, H, tiles * kTile] times log2(e); empty: none

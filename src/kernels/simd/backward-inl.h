@@ -244,6 +244,7 @@ HWY_INLINE void finish_group(const TileView& view, Block& block, const BackwardS
   }
   add_to_gradients(view, block.scores, group, rows, ds);
   add_to_gradients(view, block.values, group, rows, p);
+  if (!block.pairs.empty()) add_to_pairs(block, group, view.t, ds);
   for (int r = 0; !block.ramps.empty() && r < rows; ++r) {
     add_ramp_gradients(view, block, group + r, sight.visible[r], ds + r * kTile);
   }
@@ -285,7 +286,7 @@ class TileGradients {
                       block_.Dvp, 1, tile_.vt, kTile, own.strips.ds, kTile, false,
                       [&](int64_t n) HWY_ATTR { return ScoreGradients{own.strips, n}; });
     finish_group(view_, block_, state_, group, sight, own.strips.factors, slopes_ + group * kTile);
-    block_.prefetch_mask(group, group + kGroup, view_.t + 1);
+    block_.prefetch_pairs(group, group + kGroup, view_.t + 1);
   }
   // dq += ds k, for all groups.
   HWY_INLINE void add_to_queries(int groups) const {
@@ -373,7 +374,7 @@ void weigh_gradients(Block& block, BackwardState& state, const KeyTile& tile, in
   const uint64_t common = state.all_weigh ? seen_by_all(block, t) : 0;
   HWY_ALIGN_MAX float slopes[kGroup * kTile];
   for (int group = first; group < last; group += kGroup) {
-    block.prefetch_mask(group, group + kGroup, t + 1);
+    block.prefetch_pairs(group, group + kGroup, t + 1);
     const GroupSight sight(block, group, t, state.reference, common);
     if (sight.any == 0) {
       clear_group(state, group);

@@ -248,7 +248,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
     const bool joins = tile.v_finite && !block.problem->visible.mask.given();
     for_each_run(
         sights, block.rows, joins, [&](int row, int end, const GroupSight& sight) HWY_ATTR {
-          block.prefetch_mask(row, end, t + 1);
+          block.prefetch_pairs(row, end, t + 1);
           if (sight.any == 0) return;
           const int64_t from = sight.first(), keys = sight.last() - from;
           const float *weights = p + row * kTile + from, *v = tile.v + from * block.Dvp;
@@ -271,7 +271,7 @@ HWY_INLINE void weigh_rows(Block& block, ForwardState& state, const KeyTile& til
   const TileView view(block, tile, t);
   const uint64_t common = seen_by_all(block, t);
   for (int group = first; group < last; group += kGroup) {
-    block.prefetch_mask(group, group + kGroup, t + 1);
+    block.prefetch_pairs(group, group + kGroup, t + 1);
     const GroupSight sight(block, group, t, nullptr, common);
     float* weights = p + (group - first) * kTile;
     if (sight.any == 0) {

@@ -180,6 +180,26 @@ MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible) 
   return boolean ? MaskSight::kMayHide : MaskSight::kBeyond;
 }
 
+void see_classes(const Block& block, int group, int64_t t, uint64_t* visible) {
+  const int64_t count = std::min(kTile, block.problem->keys - t * kTile);
+  for (const PairClasses& classes : block.problem->visible.classes) {
+    const PairPanel panel = pair_panel(classes, 1, block.batch);
+    const auto hidden = static_cast<uint8_t>(classes.hidden);
+    for (int r = 0; r < kGroup; ++r) {
+      if (visible[r] == 0) continue;
+      const uint8_t* bytes = panel.bytes(block.index[std::min(group + r, block.rows - 1)], t);
+      if (panel.in_place(count)) {
+        const auto* row = reinterpret_cast<const std::byte*>(bytes);
+        visible[r] &= bits_other_than(Bytes(), hn::Set(Bytes(), hidden), row);
+        continue;
+      }
+      for (int64_t c = 0; c < count; ++c) {
+        visible[r] &= ~(uint64_t{bytes[c * panel.key_stride] == hidden} << c);
+      }
+    }
+  }
+}
+
 void read_mask(const Block& block, int group, int64_t t, bool beyond, float* own,
                const float** rows) {
   const F d;

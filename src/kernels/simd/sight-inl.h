@@ -24,6 +24,8 @@ enum class MaskSight { kShowsAll, kMayHide, kBeyond };
 // In masks.cc, for the same target. visible [kGroup] &= the keys of tile t that the mask shows to the rows
 // of a group.
 MaskSight see_mask(const Block& block, int group, int64_t t, uint64_t* visible);
+// visible [kGroup] &= the keys of tile t whose pairs with the rows of a group are of no hidden class.
+void see_classes(const Block& block, int group, int64_t t, uint64_t* visible);
 
 namespace {
 
@@ -105,11 +107,12 @@ struct GroupSight {
   HWY_INLINE GroupSight(const Block& block, int group, int64_t t, const float* reference,
                         uint64_t common) {
     const bool masked = block.problem->visible.mask.given();
+    const bool classed = !block.problem->visible.classes.empty();
     if (common != 0) {
       std::fill_n(visible, kGroup, common);
       any = all = common;
       whole = (~all & interval_bits(0, end())) == 0;
-      if (!masked) return;
+      if (!masked && !classed) return;
     } else {
       any = 0;
       for (int r = 0; r < kGroup; ++r) {
@@ -120,9 +123,10 @@ struct GroupSight {
     }
     if (masked && any != 0) {
       const MaskSight mask = see_mask(block, group, t, visible);
-      if (common != 0 && mask == MaskSight::kShowsAll) return;
+      if (common != 0 && mask == MaskSight::kShowsAll && !classed) return;
       beyond = mask == MaskSight::kBeyond;
     }
+    if (classed && any != 0) see_classes(block, group, t, visible);
     any = 0;
     all = kAll;
     for (int r = 0; r < kGroup; ++r) {

@@ -14,6 +14,7 @@
 
 #include "kernels/block/block.h"
 #include "kernels/block/log2.h"
+#include "kernels/simd/pairs-inl.h"
 #include "kernels/simd/tile-view-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -117,6 +118,15 @@ class Additions {
     count_ = 0;
     if (scores && view.far != 0) flat_ = view.flat + group;
     bool summed = scores && !block.ramps.empty();
+    if (scores && !block.pairs.empty()) {
+      if (reads_pairs_in_place(block, view.t)) {
+        paired_ = &block;
+        tile_ = view.t;
+        group_ = group;
+      } else {
+        summed = true;
+      }
+    }
     for (size_t n = 0; n < panels.size(); ++n) {
       const Panel& panel = panels[n];
       if (panel.cells == nullptr) continue;
@@ -154,6 +164,7 @@ class Additions {
   // Adds columns [c, c + kVectors * kN) of the group's rows from `row` on.
   template <int R, int kVectors>
   HWY_INLINE void add_to(V (&sum)[R][kVectors], int64_t c, int row = 0) const {
+    if (paired_ != nullptr) add_pairs(*paired_, tile_, sum, c, group_ + row);
     if (flat_ != nullptr) {
       RELPOS_UNROLLED(r, R) {
         const V cell = hn::Set(F(), flat_[row + r]);
@@ -186,6 +197,11 @@ class Additions {
       }
       for (const Ramp& ramp : block.ramps) {
         if (scores && r < rows) add_ramp(view, ramp, group + r, sums);
+      }
+      for (const PairPanel& panel : block.pairs) {
+        if (scores && r < rows && paired_ == nullptr) {
+          add_pair_cells(block, panel, group + r, view.t, sums);
+        }
       }
     }
     ++count_;
@@ -247,6 +263,9 @@ class Additions {
   }
 
   int count_;
+  const Block* paired_ = nullptr;  // adds cells by classes of pairs, in registers
+  int64_t tile_ = 0;
+  int group_ = 0;
   const float* flat_ = nullptr;  // [kGroup]
   float own_flat_[kGroup];
   const float* at_[kMost + 3][kGroup];

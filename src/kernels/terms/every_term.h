@@ -7,6 +7,8 @@
 #include "kernels/terms/biases.h"
 #include "kernels/terms/columns.h"
 #include "kernels/terms/key_biases.h"
+#include "kernels/terms/pair_biases.h"
+#include "kernels/terms/pair_rows.h"
 #include "kernels/terms/query_added.h"
 #include "kernels/terms/rotation_angles.h"
 #include "kernels/terms/row_tables.h"
@@ -44,8 +46,8 @@ struct KindList {
   };
 };
 
-using EveryTerm = KindList<Biases, KeyBiases, RotationAngles, QueryAdded, RowTables, ColumnTables,
-                           ValueTables, Sinks>;
+using EveryTerm = KindList<Biases, KeyBiases, PairBiases, RotationAngles, QueryAdded, RowTables,
+                           PairRowTables, ColumnTables, ValueTables, Sinks>;
 
 // One worker's terms.
 template <typename Kind>

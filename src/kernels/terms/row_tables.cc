@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/block/load_rows.h"
+#include "kernels/terms/row_factors.h"
 
 namespace relpos {
 namespace {
@@ -77,41 +77,15 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : Term(plan) {
   }
 }
 
-void RowTables::load_factors(const Block& block, int64_t n, const float* queries) {
-  const TablePlan& table = plan_.row_tables[n];
-  const RowTable& term = plan_.p.terms.row_tables[n];
-  const int64_t rank = table.padded_rank;
-  float* factors = tables_[n].factor.get();
-  const bool given = term.factor.view.given(), adds = term.added.view.given();
-  const auto by = static_cast<float>(table.scale * kLog2e);
-  const auto multiplier = static_cast<float>(term.factor.multiplier);
-  if (!given && !adds) {
-    plan_.kernels.scale(block.rows, rank, queries, plan_.Dp, &by, 0, factors, rank);
-    return;
-  }
-  for (int row = 0; row < block.rows; ++row) {
-    float* a = factors + row * rank;
-    if (given) {
-      load_row(term.factor.view, block.batch, block.head[row], block.index[row], table.rank, rank,
-               a);
-      plan_.kernels.scale(1, table.rank, a, 0, &multiplier, 0, a, 0);
-    } else {
-      std::copy_n(queries + row * plan_.Dp, rank, a);
-    }
-    for (int64_t d = 0; adds && d < table.rank; ++d) {
-      a[d] += static_cast<float>(term.added.view.at({block.head[row], d}) * term.added.multiplier);
-    }
-  }
-  plan_.kernels.scale(block.rows, rank, factors, rank, &by, 0, factors, rank);
-}
-
 void RowTables::attach(Block& block, const float* queries) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     Table& own = tables_[n];
     own.cut = {};
     own.cuts = GroupCuts(block, plan_.row_tables[n]);
     own.seen = seen_cells(block, plan_.row_tables[n]);
-    load_factors(block, n, queries);
+    const RowTable& term = plan_.p.terms.row_tables[n];
+    load_row_factors(plan_, plan_.row_tables[n], term.factor, term.added, block, queries,
+                     own.factor.get());
     std::fill_n(own.factor_gradient.get(), own.factor_gradient.size(), 0.0f);
     block.scores.push_back(own.panel);
   }
@@ -216,24 +190,13 @@ void RowTables::finish(const BlockGradients& rows, const Sums& sums) {
 
 void RowTables::finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
                            std::vector<double>& factor) const {
-  const Problem& p = plan_.p;
   const TablePlan& table = plan_.row_tables[n];
-  const RowTable& term = p.terms.row_tables[n];
+  const RowTable& term = plan_.p.terms.row_tables[n];
   const float* da = tables_[n].factor_gradient.get() + row * table.padded_rank;
-  const int64_t to =
-      ((block.batch * p.heads + block.head[row]) * p.queries + block.index[row]) * table.rank;
-  const double scale = table.scale, by = term.factor.multiplier;
   for (int64_t d = 0; added != nullptr && d < table.rank; ++d) {
-    added[d] += scale * static_cast<double>(da[d]) * term.added.multiplier;
+    added[d] += table.scale * static_cast<double>(da[d]) * term.added.multiplier;
   }
-  if (!term.factor.view.given()) {
-    for (int64_t d = 0; d < table.rank; ++d) {
-      dq[d] += static_cast<float>(scale * static_cast<double>(da[d]));
-    }
-  } else if (!factor.empty()) {
-    for (int64_t d = 0; d < table.rank; ++d)
-      factor[to + d] = scale * static_cast<double>(da[d]) * by;
-  }
+  send_row_factor(plan_, table, term.factor, block, row, da, dq, factor);
 }
 
 void RowTables::reduce(const Plan& plan, const Sums& sums, int64_t kv_head, TermGradients& to) {

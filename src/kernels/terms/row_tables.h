@@ -54,7 +54,6 @@ class RowTables : public Term {
     // Backward: gradients of the two.
     Buffer<float> factor_gradient, cell_gradients;
   };
-  void load_factors(const Block& block, int64_t n, const float* queries);
   void leave_cells(const BlockGradients& rows, int64_t n, const Cut& to, const Sums& sums);
   void finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
                   std::vector<double>& factor) const;
