@@ -41,6 +41,7 @@ class ClassMap {
   int64_t last_distance() const noexcept { return hi_; }
 
  private:
+  friend struct ClassWindow;  // reads classes that follow one another without asking for each
   ClassMap() = default;
   int64_t lo_ = 0, hi_ = 0, classes_ = 0;
   bool reversed_ = false, outside_is_none_ = false;

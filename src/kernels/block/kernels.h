@@ -74,6 +74,10 @@ struct ConversionKernels {
   void (*widen_float16)(const void* half, int64_t n, float* row);
   void (*narrow_bfloat16)(const float* row, int64_t n, void* half);
   void (*narrow_float16)(const float* row, int64_t n, void* half);
+  // to[i] = from[i * step] times `multiplier`, times `unit`, in double and rounded once; step 1 or -1.
+  // False, and some of `to` not so, where a finite product with the multiplier exceeds kLinear (log2.h).
+  bool (*scale_in_double)(const float* from, int64_t step, int64_t n, double multiplier,
+                          double unit, float* to);
   // Bits of the `count` keys, up to kTile, that a row of a mask shows from element `at` on.
   uint64_t (*mask_bits)(const TensorView& mask, int64_t at, int64_t count);
 };

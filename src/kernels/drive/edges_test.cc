@@ -185,6 +185,53 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
   }
 }
 
+// A distance bias too wide to be written out for a few queries: its cells are written with the tiles, and
+// are those of the same table in double, which is read number by number.
+TEST(Edges, CellsOfAWideBiasAreWrittenWithTheTiles) {
+  constexpr int64_t kKeys = Wide::kKeys;
+  const std::vector<ClassMap> maps = {
+      ClassMap::clamp(-1200, 30), ClassMap::clamp(-1690, 450, true),
+      ClassMap::zero_outside(-1500, 1650), ClassMap::zero_outside(-1500, 1650, true),
+      ClassMap::thresholds({-1400, -900, -40, -39, 3}, {-1, 2, 0, 3, 1, 4})};
+  for (const ClassMap& map : maps) {
+    for (const int64_t queries : {1, 7}) {
+      for (const bool transposed : {false, true}) {
+        SCOPED_TRACE(testing::Message() << map.first_distance() << ", " << queries << transposed);
+        Plain a(queries, kKeys, 8, 2, 4, 2);
+        a.p.threads = 2;
+        a.p.positions.q = {kKeys - queries, kKeys - queries - 333};
+        a.p.positions.q_rows = 2;
+        a.p.visible.rows = 2;
+        for (int64_t row = 0; row < 2 * queries; ++row) {
+          const int64_t at = a.p.positions.q[row / queries] + row % queries;
+          a.p.visible.span.emplace_back(row < queries ? 0 : 70, at + 1);
+        }
+        const std::vector<int64_t> shape{4, map.classes()}, other{map.classes(), 4};
+        TermData table = a.trained(transposed ? other : shape);
+        std::vector<double> numbers(table.view.numel());
+        if (transposed) {
+          std::swap(table.view.shape[0], table.view.shape[1]);
+          std::swap(table.view.strides[0], table.view.strides[1]);
+        }
+        table.view.store(table.view.offset({1, map.classes() / 2}), -INFINITY);
+        table.view.store(table.view.offset({2, map.classes() / 2}), 3e38);
+        table.multiplier = 0.5;
+        for (int64_t n = 0; n < std::ssize(numbers); ++n) {
+          numbers[n] = table.view.at({n / map.classes(), n % map.classes()});
+        }
+        add_term(a.p.terms.biases, map, table);
+        const std::vector<double> got = a.results(fast_forward);
+        expect_near(got, a.results(reference_forward), 1e-5);
+        a.p.terms.biases[0].table = TermData::computed(numbers, shape, false);
+        a.p.terms.biases[0].table.multiplier = 0.5;
+        EXPECT_EQ(got, a.results(fast_forward));
+        a.p.threads = 1;
+        EXPECT_EQ(got, a.results(fast_forward));
+      }
+    }
+  }
+}
+
 // An image of 18 rows of a tile each, with two tables by its rows and one by its columns.
 struct Image : Plain {
   static constexpr int64_t kHeight = 18, kTokens = kHeight * kTile, kDim = 16;

@@ -6,6 +6,7 @@
 #include "base/parallel.h"
 #include "kernels/block/log2.h"
 #include "kernels/plan/plan.h"
+#include "kernels/plan/table_cells.h"
 #include "kernels/plan/write_out.h"
 
 namespace relpos {
@@ -14,26 +15,29 @@ namespace {
 // Slopes are expanded over every distance that occurs while those stay this close to Lq + Lk.
 constexpr int64_t kExpandFactor = 4, kExpandFloor = 4096;
 
-// The cells [kPad][width][kPad] of each head: value(h, c), c from -kPad on.
+// The cells [kPad][width][kPad] of each head: fill(h, c, count, cells) writes `count` of them, from c on,
+// which starts at -kPad.
 template <typename F>
-void fill_cells(const Problem& p, BiasPlan& plan, Workspace& memory, F&& value) {
+void fill_cells(const Problem& p, BiasPlan& plan, Workspace& memory, F&& fill) {
   const int64_t size = plan.row_size();
   plan.cells = memory.take<float>(p.heads * size);
   in_pieces_of_rows(p, p.heads, size, [&](int64_t h, int64_t from, int64_t to) {
-    float* cells = plan.cells.get() + h * size;
-    for (int64_t n = from; n < to; ++n) cells[n] = static_cast<float>(to_log2(value(h, n - kPad)));
+    fill(h, from - kPad, to - from, plan.cells.get() + h * size + from);
   });
 }
 
 BiasPlan expand_table(const Problem& p, int64_t n, std::pair<int64_t, int64_t> range,
-                      Workspace& memory) {
+                      const CoordinateTiles* at, bool direct, Workspace& memory) {
   const DistanceBias& term = p.terms.biases[n];
   BiasPlan plan;
   plan.term = n;
-  plan.window = ClassWindow(*term.map, range, memory);
-  fill_cells(p, plan, memory, [&](int64_t h, int64_t c) {
-    const int64_t row = plan.window.class_of(c);
-    return row == ClassMap::kNone ? 0.0 : term.table.view.at({h, row}) * term.table.multiplier;
+  plan.at = at;
+  plan.window = ClassWindow(*term.map, at == nullptr ? range : at->range(), memory);
+  plan.by_tiles =
+      direct && p.positions.consecutive && at == nullptr && plan.window.width > kSlidingCells;
+  if (plan.by_tiles) return plan;
+  fill_cells(p, plan, memory, [&](int64_t h, int64_t c, int64_t count, float* cells) {
+    write_cells(plan.window, term.table, h, c, count, CellUnit::kLog2, cells);
   });
   return plan;
 }
@@ -49,10 +53,14 @@ BiasPlan expand_slopes(const Problem& p, int64_t n, std::pair<int64_t, int64_t> 
   if (plan.ramp) return plan;
   plan.window.lo = range.first;
   plan.window.width = span;
-  fill_cells(p, plan, memory, [&](int64_t h, int64_t c) {
-    const int64_t distance = range.first + std::clamp<int64_t>(c, 0, span - 1);
-    const double slope = slopes.view.at({distance < 0 ? 0 : 1, h}) * slopes.multiplier;
-    return slope * static_cast<double>(distance);
+  fill_cells(p, plan, memory, [&](int64_t h, int64_t first, int64_t count, float* cells) {
+    const double past = slopes.view.at({0, h}) * slopes.multiplier;
+    const double future = slopes.view.at({1, h}) * slopes.multiplier;
+    for (int64_t c = 0; c < count; ++c) {
+      const int64_t distance = range.first + std::clamp<int64_t>(first + c, 0, span - 1);
+      const double slope = distance < 0 ? past : future;
+      cells[c] = static_cast<float>(to_log2(slope * static_cast<double>(distance)));
+    }
   });
   return plan;
 }
@@ -66,8 +74,7 @@ std::vector<BiasPlan> expand_biases(const Problem& p, std::pair<int64_t, int64_t
   for (int64_t n = 0; n < std::ssize(p.terms.biases); ++n) {
     if (p.terms.biases[n].map) {
       const CoordinateTiles* at = coordinates.of(p.terms.biases[n]);
-      plans.push_back(expand_table(p, n, at == nullptr ? range : at->range(), memory));
-      plans.back().at = at;
+      plans.push_back(expand_table(p, n, range, at, direct, memory));
     }
     if (!p.terms.biases[n].slopes.view.given()) continue;
     std::pair<int64_t, int64_t> read = shifts.range();

@@ -24,7 +24,9 @@ struct BiasPlan {
   Buffer<float> cells;  // [H, kPad + width + kPad] times log2(e); empty: nothing read by distance
   const CoordinateTiles* at = nullptr;  // what it is read by; null: positions
   Buffer<float> peaks;  // [H, peaks_per_head]: the largest of each kTile cells, where tiles skip
-  bool ramp = false;    // slopes are evaluated pair by pair in every block, not expanded
+  bool by_tiles =
+      false;          // few queries read a wide table: each worker writes what the next tiles read
+  bool ramp = false;  // slopes are evaluated pair by pair in every block, not expanded
 
   int64_t row_size() const noexcept { return window.width + 2 * kPad; }
   int64_t peaks_per_head() const noexcept { return (row_size() + kTile - 1) / kTile; }

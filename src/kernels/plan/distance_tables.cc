@@ -17,14 +17,27 @@ ClassWindow::ClassWindow(const ClassMap& map, std::pair<int64_t, int64_t> range,
   const int64_t first = map.first_distance(), last = map.last_distance();
   lo = std::clamp(range.first, first, last);
   width = std::clamp(range.second, lo, last) - lo + 1;
+  left = map(first - 1);
+  right = map(last + 1);
+  if (map.run_classes_.empty()) {
+    start = map(lo);
+    step = map.reversed_ ? -1 : 1;
+    return;
+  }
   classes = memory.take<int64_t>(width);
   CancelTicks tick;
   for (int64_t c = 0; c < width; ++c) {
     tick();
     classes[c] = map(lo + c);
   }
-  left = map(first - 1);
-  right = map(last + 1);
+}
+
+void ClassWindow::write_classes(Workspace& memory) {
+  if (classes.size() > 0) return;
+  classes = memory.take<int64_t>(width);
+  in_pieces(width, [&](int64_t from, int64_t to) {
+    for (int64_t c = from; c < to; ++c) classes[c] = start + step * c;
+  });
 }
 
 int64_t Runs::count_of(const ClassWindow& window) {
@@ -89,7 +102,11 @@ TablePlan::TablePlan(const Problem& p, ClassWindow over, const TermData& table, 
   heads = view.shape[1];
   rank = view.shape[3];
   padded_rank = round_up(rank, kLanes);
-  if (by_runs) runs = Runs(window, memory);
+  if (by_runs) {
+    runs = Runs(window, memory);
+  } else {
+    window.write_classes(memory);
+  }
   classes = by_runs ? runs.classes.get() : window.classes.get();
   entries = by_runs ? runs.classes.size() : window.width;
   if (with_rows) rows = memory.take<float>(heads * entries * padded_rank);

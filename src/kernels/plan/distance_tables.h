@@ -29,7 +29,9 @@ struct Cut {
 // Distances [lo, lo + width) with the class of each; outside lies one class on either side.
 struct ClassWindow {
   int64_t lo = 0, width = 1;
-  Buffer<int64_t> classes;  // [width]
+  // Of cell c: start + step c, or where step is 0 classes[c].
+  int64_t start = 0, step = 0;
+  Buffer<int64_t> classes;  // [width], or empty
   int64_t left = ClassMap::kNone, right = ClassMap::kNone;
 
   ClassWindow() = default;
@@ -37,8 +39,10 @@ struct ClassWindow {
   ClassWindow(const ClassMap& map, std::pair<int64_t, int64_t> range, Workspace& memory);
   // The class of distance lo + c, outside too.
   int64_t class_of(int64_t c) const noexcept {
-    return c < 0 ? left : c >= width ? right : classes[c];
+    return c < 0 ? left : c >= width ? right : step != 0 ? start + step * c : classes[c];
   }
+  // Writes `classes` where they follow from `step`.
+  void write_classes(Workspace& memory);
   // Cut to a range of distances.
   Cut cut(std::pair<int64_t, int64_t> range) const noexcept {
     const int64_t first = std::clamp<int64_t>(range.first - lo, 0, width - 1);

@@ -83,6 +83,18 @@ int64_t Plan::most_cells(const ClassWindow& window) const noexcept {
   return p.positions.consecutive ? std::min(window.width, p.keys + kRows + kLanes) : window.width;
 }
 
+Cut Plan::cells_of_tiles(const ClassWindow& window, const Block& block, int64_t t,
+                         int64_t count) const {
+  const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
+  const int64_t end = std::min(p.keys, (t + count) * kTile);
+  const auto seen = [&](int64_t distance) {
+    return std::clamp(distance, block.range.first, block.range.second);
+  };
+  const TokenPositions& at = p.positions;
+  return window.cut(
+      {seen(at.key(block.batch, t * kTile) - *last), seen(at.key(block.batch, end - 1) - *first)});
+}
+
 void Plan::round(float* row, int64_t n) const noexcept {
   for (int64_t d = 0; rounds && d < n; ++d) row[d] = widen_bfloat16(round_bfloat16(row[d]));
 }

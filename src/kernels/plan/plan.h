@@ -24,6 +24,9 @@ namespace relpos {
 inline constexpr int64_t kDirectRows = 16;
 // Tiles that a block takes before the next ones are packed.
 inline constexpr int64_t kTilesAtATime = 8;
+// At least the cells that the rows of a block read in those, in whole panels. A wider window slides, where
+// it can: what is held are the cells that the next tiles read.
+inline constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
 
 // Whether a forward pass reads the rows of keys and values in place.
 bool reads_in_place(const Problem& p);
@@ -71,6 +74,8 @@ class Plan {
   }
   // The most cells of a window that the distances of a block reach, and from one row's to the next's.
   int64_t most_cells(const ClassWindow& window) const noexcept;
+  // The cells of a window that a block reads in tiles [t, t + count); where positions are consecutive.
+  Cut cells_of_tiles(const ClassWindow& window, const Block& block, int64_t t, int64_t count) const;
   int64_t cell_stride(const ClassWindow& window) const noexcept {
     return round_up(most_cells(window) + 2 * kPad, kLanes);
   }

@@ -1,5 +1,5 @@
 // 16-bit floats to and from float32, a row without gaps at a time. Rounding is to nearest even, as
-// base/half.h does it.
+// base/half.h does it. And rows of float32 scaled in double.
 #include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,9 +7,15 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstddef>
+#include <limits>
+#include <type_traits>
 
 #include "base/half.h"
+#include "kernels/block/log2.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace relpos {
@@ -90,6 +96,46 @@ void narrow_float16(const float* row, int64_t n, void* half) {
   }
 #endif
   for (; i < n; ++i) write(half, i, relpos::round_float16(row[i]));
+}
+
+bool scale_in_double(const float* from, int64_t step, int64_t n, double multiplier, double unit,
+                     float* to) {
+  const F f;
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> part;
+  constexpr auto kPart = static_cast<int64_t>(hn::MaxLanes(part));
+  // No larger number times the multiplier is at most kLinear, but the next one maybe.
+  const double most = std::min(kLinear / std::fabs(multiplier), double{FLT_MAX});
+  const float limit = std::nextafter(static_cast<float>(most), 0.0f);
+  const auto infinite = hn::Set(f, std::numeric_limits<float>::infinity());
+  const auto by = hn::Set(d, multiplier), last = hn::Set(d, unit);
+  auto largest = hn::Zero(f);
+  alignas(64) float numbers[kN];
+  const auto run = [&](auto multiplied) HWY_ATTR {
+    int64_t i = 0;
+    // One lane is left to the loop below: Highway's conversion of one would make Inf finite.
+    for (; kN > 1 && i + kN <= n; i += kN) {
+      const auto x =
+          step == 1 ? hn::LoadU(f, from + i) : hn::Reverse(f, hn::LoadU(f, from - i - (kN - 1)));
+      const auto size = hn::Abs(x);
+      largest = hn::Max(largest, hn::IfThenElseZero(hn::Lt(size, infinite), size));
+      hn::Store(x, f, numbers);
+      for (int64_t c = 0; c < kN; c += kPart) {
+        auto y = hn::PromoteTo(d, hn::Load(part, numbers + c));
+        if constexpr (multiplied) y = hn::Mul(y, by);
+        hn::StoreU(hn::DemoteTo(part, hn::Mul(y, last)), part, to + i + c);
+      }
+    }
+    return i;
+  };
+  const int64_t whole = multiplier == 1.0 ? run(std::false_type()) : run(std::true_type());
+  bool fits = hn::AllTrue(f, hn::Le(largest, hn::Set(f, limit)));
+  for (int64_t i = whole; i < n; ++i) {
+    const float x = from[i * step];
+    fits = fits && !(std::fabs(x) > limit && std::isfinite(x));
+    to[i] = static_cast<float>(static_cast<double>(x) * multiplier * unit);
+  }
+  return fits;
 }
 
 }  // namespace HWY_NAMESPACE

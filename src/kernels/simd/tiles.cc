@@ -96,6 +96,8 @@ void widen_bfloat16(const void* half, int64_t n, float* row);
 void widen_float16(const void* half, int64_t n, float* row);
 void narrow_bfloat16(const float* row, int64_t n, void* half);
 void narrow_float16(const float* row, int64_t n, void* half);
+bool scale_in_double(const float* from, int64_t step, int64_t n, double multiplier, double unit,
+                     float* to);
 void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
 void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
                     float* o, int64_t ldo);
@@ -117,6 +119,7 @@ Kernels kernels(const char* name) {
                             .widen_float16 = widen_float16,
                             .narrow_bfloat16 = narrow_bfloat16,
                             .narrow_float16 = narrow_float16,
+                            .scale_in_double = scale_in_double,
                             .mask_bits = mask_bits},
           DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
           TileKernels{.weigh = weigh,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "kernels/plan/table_cells.h"
 
 namespace relpos {
 namespace {
@@ -42,6 +43,9 @@ int64_t Biases::bytes(const Plan& plan) {
 
 Biases::Biases(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const BiasPlan& bias : plan.biases) {
+    own_.push_back({memory.take<float>(bias.by_tiles ? plan.p.group() * kOwnStride : 0), {}});
+  }
+  for (const BiasPlan& bias : plan.biases) {
     if (!plan.backward) break;
     cells_.push_back(memory.zeros<float>(bias.ramp ? 0 : kGroup * bias.row_size()));
   }
@@ -73,8 +77,37 @@ void Biases::attach(Block& block, const float* /*queries*/) {
     panel.shift = bias.sloped && block.shifted ? block.shift : nullptr;
     panel.at = bias.at;
     if (!ramp) panel.cells = bias.cells.get();
+    if (bias.by_tiles) {
+      own_[n].cut = {};
+      std::transform(block.head, block.head + block.rows, own_head_,
+                     [&](int64_t head) { return head - block.head[0]; });
+      panel.cells = own_[n].cells.get();
+      panel.stride = kOwnStride;
+      panel.row_of = own_head_;
+    }
     block.scores.push_back(panel);
     if (ramp) block.ramps.push_back(ramp_of(plan_, block, n, nearest));
+  }
+}
+
+void Biases::before(Block& block, int64_t t, int64_t count) {
+  for (size_t n = 0; n < own_.size(); ++n) {
+    const BiasPlan& bias = plan_.biases[n];
+    if (!bias.by_tiles) continue;
+    const Cut to = plan_.cells_of_tiles(bias.window, block, t, count);
+    if (to == own_[n].cut) continue;
+    own_[n].cut = to;
+    Panel& panel = block.scores[n];
+    panel.lo = bias.window.lo + to.first;
+    panel.width = to.width;
+    // A pad inside the window is read by no visible pair.
+    const int64_t left = to.first == 0 ? kPad : 0;
+    const int64_t right = to.end() == bias.window.width ? kPad : 0;
+    for_each_head(block, [&](int64_t head, int row, int) {
+      float* cells = own_[n].cells.get() + own_head_[row] * kOwnStride + kPad - left;
+      write_cells(bias.window, plan_.p.terms.biases[bias.term].table, head, to.first - left,
+                  left + to.width + right, CellUnit::kLog2, cells);
+    });
   }
 }
 

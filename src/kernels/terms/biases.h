@@ -23,6 +23,7 @@ class Biases : public Term {
 
   Biases(const Plan& plan, Workspace& memory);
   void attach(Block& block, const float* queries);
+  void before(Block& block, int64_t t, int64_t count);
   void start(const BlockGradients& rows, const Sums& sums, const TermSums&);
   // Moves the block's float cells into the chunk's doubles.
   void finish(const BlockGradients& rows, const Sums& sums);
@@ -30,6 +31,15 @@ class Biases : public Term {
   static int64_t bytes(const Plan& plan);
 
  private:
+  static constexpr int64_t kOwnStride = kSlidingCells + 2 * kPad;
+
+  // Of a bias that is written by tiles, for the heads of a block.
+  struct OwnCells {
+    Buffer<float> cells;  // [group, kOwnStride]
+    Cut cut;              // of the window
+  };
+  std::vector<OwnCells> own_;         // of each bias, of others none
+  int64_t own_head_[kRows];           // of a row: its head, counted from the block's first
   std::vector<Buffer<float>> cells_;  // of each bias [kGroup, row_size], in the backward pass
 };
 

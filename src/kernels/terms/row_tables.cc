@@ -7,9 +7,6 @@
 namespace relpos {
 namespace {
 
-// Cells of a row that sliding needs: those of some tiles and a block's rows, in whole panels.
-constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
-
 // Whether a table's cells are not all there at once. Products that runs share are computed once a
 // block: a window of them would compute many anew.
 bool slides(const Plan& plan, const TablePlan& table) {
@@ -94,14 +91,7 @@ void RowTables::attach(Block& block, const float* queries) {
 Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) const {
   const TablePlan& table = plan_.row_tables[n];
   if (!slides(plan_, table)) return table.multiplied(seen_cells(block, table));
-  const auto [first, last] = std::minmax_element(block.position, block.position + block.rows);
-  const int64_t end = std::min(plan_.p.keys, (t + count) * kTile);
-  const auto seen = [&](int64_t distance) {
-    return std::clamp(distance, block.range.first, block.range.second);
-  };
-  const TokenPositions& at = plan_.p.positions;
-  const Cut read = table.window.cut(
-      {seen(at.key(block.batch, t * kTile) - *last), seen(at.key(block.batch, end - 1) - *first)});
+  const Cut read = plan_.cells_of_tiles(table.window, block, t, count);
   const int64_t from = read.first / kTile * kTile;
   return {from, std::min(table.window.width, round_up(read.end(), kTile)) - from};
 }
