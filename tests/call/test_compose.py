@@ -250,6 +250,10 @@ def fixed_fire():
     return relpos.FIRE(H, init_L=4.0)
 
 
+def crossing(q, k, pos_q, pos_k):
+    return ((pos_q[:, None] * pos_k[None] % 7).to(q.dtype) / 8)[None, None]
+
+
 EACH = {
     "self_extend": partial(compose.self_extend, position=ROPE, **SIZES),
     "dual_chunk": partial(compose.dual_chunk, position=ROPE, chunk_size=6, local_size=2),
@@ -262,6 +266,7 @@ EACH = {
     ),
     "cope": partial(compose.cope, table=torch.ones(4, D), rows=5),
     "fire": lambda *x, **options: compose.fire(*x, position=fixed_fire(), rows=5, **options),
+    "bias_by_rows": partial(compose.bias_by_rows, bias=crossing, rows=5),
 }
 
 

@@ -1,28 +1,24 @@
 """Biases that differ from query to query: CoPE, and FIRE beyond its threshold.
 
-They have no term of the kernels. Their numbers are computed by torch for a block of rows at a time
-and given to relpos.attention as its mask; the backward pass computes them again.
+They have no term of the kernels. Their numbers are computed by torch for a block of rows at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from relpos import _core
 from relpos._base.arguments import flag, number
 from relpos._base.errors import shape_of, wrong_value
 from relpos._base.tensors import check_device, check_rank
 from relpos._call.attention import attention
 from relpos._call.distances import lowered
 from relpos._position.classes import CLASSES
-from relpos._position.part import Given, text_of, values_of, with_values
+from relpos._position.part import text_of, values_of
 from relpos._position.sum import Composed, flatten, lowers
-from relpos.compose._calls import check_call, count, offsets, places, refuse, refuse_placing
-
-_MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
+from relpos.compose._blocks import Places, by_rows, of_rows, position_of_rows
+from relpos.compose._calls import check_call, offsets, refuse, refuse_placing
 
 
 def cope(
@@ -71,11 +67,10 @@ def cope(
     for name, given in (("table", table), ("key_padding_mask", key_padding_mask)):
         if given is not None:
             check_device(name, given, query)
-    starts = offsets(query, key, q_offset, k_offset)
-    pos_q, pos_k = places(starts[0], query.shape[2]), places(starts[1], key.shape[2])
+    at = Places.after(offsets(query, key, q_offset, k_offset), query, key)
 
-    def bias(part: slice, q: Tensor, k: Tensor, e: Tensor) -> Tensor:
-        hidden = (pos_k[..., None, :] > pos_q[..., part, None]).unsqueeze(-3)
+    def bias(q: Tensor, k: Tensor, pos_q: Tensor, pos_k: Tensor, e: Tensor) -> Tensor:
+        hidden = (pos_k[..., None, :] > pos_q[..., :, None]).unsqueeze(-3)
         if key_padding_mask is not None:
             hidden = hidden | key_padding_mask[:, None, None]
             k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
@@ -91,7 +86,7 @@ def cope(
         "is_causal": True,
     }
     width = query.shape[0] * query.shape[1] * key.shape[2]
-    return _by_rows(query, key, value, bias, [table], width, rows, starts, options)
+    return by_rows(query, key, value, bias, [table], at, options, width=width, rows=rows)
 
 
 def fire(
@@ -131,6 +126,7 @@ def fire(
     if lowers(others):
         others = lowered(query, key, {**options, "position": others})
     starts = offsets(query, key, options.pop("q_offset", None), options.pop("k_offset", 0))
+    at = Places.after(starts, query, key)
     reach = float(module.L_multiplier.detach().double().abs()) * module.init_L
     length = query.shape[2]
     last = int(starts[0].max()) if starts[0].numel() else 0
@@ -138,25 +134,23 @@ def fire(
     results = []
     if near or not length:
         part = slice(0, near)
-        own = _of_rows(options, part, starts)
-        near_position = [module, *(_of_queries(part, other) for other in others)]
-        results.append(attention(query[:, :, part], key, value, position=near_position, **own))
+        own = of_rows(options, part, at)
+        own["position"] = position_of_rows([module, *others], part)
+        results.append(attention(query[:, :, part], key, value, **own))
     if near < length:
-        pos_k = places(starts[1], key.shape[2])
-        pos_q = places(starts[0], length)[..., near:]
+        beyond = Places.after((starts[0] + near, starts[1]), query[:, :, near:], key)
 
-        def bias(part: slice, q: Tensor, k: Tensor, *parameters: Tensor) -> Tensor:
+        def bias(q: Tensor, k: Tensor, pos_q: Tensor, pos_k: Tensor, *parameters: Tensor) -> Tensor:
             del k
-            return _interpolated(module.init_L, pos_q[..., part], pos_k, q.dtype, *parameters)
+            return _interpolated(module.init_L, pos_q, pos_k, q.dtype, *parameters)
 
-        rest = _of_rows(options, slice(near, length), starts)
-        beyond = (starts[0] + near, starts[1])
-        per_batch = query.shape[0] if pos_q.dim() > 1 or pos_k.dim() > 1 else 1
+        part = slice(near, length)
+        rest = of_rows(options, part, at)
+        rest["position"] = position_of_rows(others, part)
+        per_batch = query.shape[0] if at.q.dim() > 1 or at.k.dim() > 1 else 1
         width = per_batch * key.shape[2] * max(module.width, query.shape[1])
-        q = query[:, :, near:]
-        rest["position"] = [_of_queries(slice(near, length), other) for other in others]
-        made = _by_rows(q, key, value, bias, values_of(module), width, rows, beyond, rest)
-        results.append(made)
+        q, values = query[:, :, near:], values_of(module)
+        results.append(by_rows(q, key, value, bias, values, beyond, rest, width=width, rows=rows))
     if not with_lse:
         return torch.cat(results, 2) if len(results) > 1 else results[0]
     outs, lses = zip(*results, strict=True)
@@ -211,134 +205,3 @@ def _interpolated(
     hidden = torch.relu(x.unsqueeze(-1) * first[:, 0] + first_bias)
     bias = (hidden @ second.mT + second_bias).movedim(-1, -3)
     return bias if bias.dim() == 4 else bias.unsqueeze(0)
-
-
-def _by_rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Callable[..., Tensor],
-    parameters: Sequence[Tensor],
-    width: int,
-    rows: int | None,
-    starts: tuple[Tensor, Tensor],
-    options: dict[str, Any],
-) -> Any:
-    """Attention with bias(rows as a slice, their queries, key, *parameters) as its mask, block by
-    block. `width` is how many numbers a tensor of one row has."""
-    rows = max(1, _MOST // max(1, width)) if rows is None else count("rows", rows)
-    options = dict(options)
-    with_lse = flag("return_lse", options.pop("return_lse", False))
-    sinks = options.pop("sinks", None)
-    parts = flatten(options.pop("position", None))
-    held = [values_of(part) for part in parts]
-    # What may need a gradient goes through the Function: parameters, sinks, the other parts' own.
-    tensors = [key, value, *parameters, *([] if sinks is None else [sinks])]
-    tensors += [value for values in held for value in values]
-
-    def attend(
-        part: slice, q: Tensor, k: Tensor, v: Tensor, *rest: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        following = iter(rest)
-        mask = bias(part, q, k, *(next(following) for _ in parameters)).to(q.dtype)
-        own = _of_rows(
-            options | {"sinks": None if sinks is None else next(following)}, part, starts
-        )
-        position = [
-            _of_queries(part, with_values(one, [next(following) for _ in values]))
-            for one, values in zip(parts, held, strict=True)
-        ]
-        return attention(q, k, v, attn_mask=mask, position=position, return_lse=True, **own)
-
-    replayed = bool(options.get("dropout_p"))
-    out, lse = _Blocks.apply(attend, rows, replayed, query, *tensors)
-    return (out, lse) if with_lse else out
-
-
-class _Blocks(torch.autograd.Function):
-    """(out, lse) of attend(rows as a slice, their queries, *tensors), block by block. The backward
-    pass computes each block again, with the same random numbers if `replayed`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, attend: Any, rows: int, replayed: bool, query: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        ctx.attend, ctx.rows = attend, rows
-        ctx.random = torch.get_rng_state() if replayed else None
-        ctx.save_for_backward(query, *tensors)
-        out = lse = query.new_empty(0)
-        for part in _blocks(query, rows):
-            made = attend(part, query[:, :, part], *tensors)
-            if part.start == 0:  # so that nothing is allocated between blocks that outlives one
-                shapes = [(*x.shape[:2], query.shape[2], *x.shape[3:]) for x in made]
-                out, lse = (x.new_empty(s) for x, s in zip(made, shapes, strict=True))
-            out[:, :, part], lse[:, :, part] = made
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor, dlse: Tensor) -> Any:
-        query, *tensors = ctx.saved_tensors
-        needs_query, *needs = ctx.needs_input_grad[3:]
-        dquery = torch.zeros_like(query) if needs_query else None
-        sums = [_zeros(x) if need else None for x, need in zip(tensors, needs, strict=True)]
-        with torch.random.fork_rng(devices=[], enabled=ctx.random is not None):
-            if ctx.random is not None:
-                torch.set_rng_state(ctx.random)
-            for part in _blocks(query, ctx.rows):
-                q = query[:, :, part].detach().requires_grad_(needs_query)
-                leaves = [
-                    x.detach().requires_grad_(need) for x, need in zip(tensors, needs, strict=True)
-                ]
-                with torch.enable_grad():
-                    made = ctx.attend(part, q, *leaves)
-                wanted = [x for x in (q, *leaves) if x.requires_grad]
-                seeds = (dout[:, :, part], dlse[:, :, part])
-                found = iter(torch.autograd.grad(made, wanted, seeds, allow_unused=True))
-                if needs_query:
-                    dquery[:, :, part] = next(found)
-                for total in sums:
-                    gradient = None if total is None else next(found)
-                    if gradient is not None:
-                        total += gradient
-        cast = [
-            None if total is None else total.to(x.dtype)
-            for total, x in zip(sums, tensors, strict=True)
-        ]
-        return None, None, None, dquery, *cast
-
-
-def _zeros(x: Tensor) -> Tensor:
-    """Where gradients of blocks are added up: in float32 at least."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.zeros(x.shape, dtype=wide, device=x.device)
-
-
-def _blocks(query: Tensor, rows: int) -> list[slice]:
-    length = query.shape[2]
-    return [slice(n, min(n + rows, length)) for n in range(0, max(length, 1), rows)]
-
-
-def _of_queries(part: slice, position: Any) -> Any:
-    """A part of a position whose inputs of queries are those of a slice."""
-    if not isinstance(position, Given):
-        return position
-    values = list(values_of(position))
-    for n, (_, axes, _) in enumerate(_core.list_tensors(text_of(position))):
-        if "queries" in axes:
-            values[n] = values[n].narrow(axes.index("queries"), part.start, part.stop - part.start)
-    return with_values(position, values)
-
-
-def _of_rows(options: dict[str, Any], part: slice, starts: tuple[Tensor, Tensor]) -> dict[str, Any]:
-    """The options for the queries of a slice."""
-    own = dict(options)
-    own["q_offset"], own["k_offset"] = (
-        start.reshape(-1) if start.dim() else int(start)
-        for start in (starts[0] + part.start, starts[1])
-    )
-    if own.get("key_range") is not None:
-        own["key_range"] = tuple(bound[..., part] for bound in own["key_range"])
-    if isinstance(own.get("sinks"), Tensor) and own["sinks"].dim() == 3:
-        own["sinks"] = own["sinks"][..., part]
-    return own
