@@ -62,9 +62,10 @@ template <size_t N>
 Dual<N> sqrt(const Dual<N>& x) {
   return x.chain(std::sqrt(x.value), 0.5 / std::sqrt(x.value));
 }
+// The derivative at 0 is 0.
 template <size_t N>
 Dual<N> abs(const Dual<N>& x) {
-  return x.chain(std::fabs(x.value), x.value < 0 ? -1.0 : 1.0);
+  return x.chain(std::fabs(x.value), x.value == 0.0 ? 0.0 : std::copysign(1.0, x.value));
 }
 // The derivative of 0^x with respect to x is 0.
 template <size_t N>

@@ -197,7 +197,8 @@ struct TurnBy {
     Source frequency;
     CoordinateOf coordinate;
   };
-  // Cosines and sines, inputs [B, Lq, dims / 2] and [B, Lk, dims / 2] for all heads.
+  // Cosines and sines, inputs [B, Lq, dims / 2] and [B, Lk, dims / 2] for all heads, or with an axis
+  // of Hk or 1 behind the batch.
   struct Tables {
     Source q_cos, q_sin, k_cos, k_sin;
   };

@@ -16,6 +16,9 @@ namespace {
 // The heads of tables that are bound to a call; 1 where they are unknown.
 int64_t table_heads(const CallSizes& sizes) { return std::max<int64_t>(sizes.own_kv_heads, 1); }
 
+// Whether tables [B, (heads,) L, pairs] have an axis of heads that are not all alike.
+bool has_own_heads(const TensorView& table) { return table.rank == 4 && table.shape[1] > 1; }
+
 // The angles of a rotation in a call, and the way of their gradients, if there are any.
 struct BoundAngles {
   std::function<decltype(Rotation::angles)(const PartCall& call)> bind;
@@ -80,10 +83,12 @@ BoundAngles bound(const Rotation::ByPosition&, const TurnBy::Tables& by) {
   return {[=](const PartCall& call) {
             const auto of_heads = [&](const SourceReader& table) {
               TermData data = table.read(call);
+              if (has_own_heads(data.view)) return data;
               const auto [shape, strides] = std::pair{data.view.shape, data.view.strides};
+              const auto first = static_cast<size_t>(data.view.rank - 2);  // of the last two axes
               data.view.rank = 4;
-              data.view.shape = {shape[0], table_heads(call.sizes), shape[1], shape[2]};
-              data.view.strides = {strides[0], 0, strides[1], strides[2]};
+              data.view.shape = {shape[0], table_heads(call.sizes), shape[first], shape[first + 1]};
+              data.view.strides = {strides[0], 0, strides[first], strides[first + 1]};
               return data;
             };
             return Rotation::Tables{of_heads(q_cos), of_heads(q_sin), of_heads(k_cos),
@@ -92,8 +97,10 @@ BoundAngles bound(const Rotation::ByPosition&, const TurnBy::Tables& by) {
           [=](const PartCall& call, const TermGradients::Turns& own, ParameterSums& sums) {
             const int64_t heads = table_heads(call.sizes);
             const auto add = [&](const SourceReader& table, const std::vector<double>& gradient) {
-              const int64_t batch = table.read(call).view.shape[0];
-              table.add_gradient(call, sum_of_heads(gradient, batch, heads), sums);
+              const TensorView view = table.read(call).view;
+              const bool each = has_own_heads(view);
+              table.add_gradient(
+                  call, each ? gradient : sum_of_heads(gradient, view.shape[0], heads), sums);
             };
             add(q_cos, own.q_cos);
             add(q_sin, own.q_sin);

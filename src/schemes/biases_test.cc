@@ -35,6 +35,11 @@ TEST(Golden, AtDistances) {
       {"kerple_log(heads=1)", p_and_a, -2, {-2.197225}},
       {"kerple_log(heads=1)", p_and_a, -3, {-2.772589}},
       {"kerple_log(heads=1)", p_and_a, -4, {-3.218876}},
+      // Location, scale and shape, as the authors' code computes them.
+      {"bam(heads=1)", {{0.0}, {-1.0}, {1.0}}, 0, {-1e-5}},
+      {"bam(heads=1)", {{0.0}, {-1.0}, {1.0}}, -3, {-1.103648}},
+      {"bam(heads=1)", {{0.5}, {-1.0}, {0.5}}, -3, {-1.219446}},
+      {"bam(heads=1)", {{0.5}, {-1.0}, {2.0}}, 2, {-0.124164}},
       // Sines, then cosines of n = 1 at frequencies 1 and 0.01, and of n = 12 at 1 and 0.0001.
       {"xlnet(heads=1, head_dim=4, width=4, segments=false)",
        identity,

@@ -39,6 +39,7 @@ TEST(Refusals, OfOptions) {
       {"rope_mixed(heads=2, head_dim=6, grid=[2, 3])", "multiple of 4, got 6"},
       {"rope_mixed(heads=2, head_dim=4, grid=[2, 3], kv_heads=3)",
        "rope_mixed: kv_heads: expected a divisor of heads=2, got 3"},
+      {"rope_soft_clipped(head_dim=8, layout=half, clipped=-1)", "rope_soft_clipped: clipped"},
       {"rope_yarn(head_dim=8, layout=half, factor=4, beta_fast=0.5)", "rope_yarn: beta_fast"},
       {"shaw(max_distance=-1, head_dim=3)", "shaw: max_distance"},
       {"shaw(max_distance=4611686018427387904, head_dim=3)", "shaw: max_distance"},

@@ -3,7 +3,8 @@
 //   pair p of query i: (x, y) -> (x q_cos[b, i, p] - y q_sin[b, i, p], y q_cos[b, i, p] + x q_sin[b, i, p]),
 //   keys alike by k_cos and k_sin
 //
-// Scores follow a shift of all tokens only if the tables do. All heads turn alike.
+// Scores follow a shift of all tokens only if the tables do. All heads turn alike, unless the tables
+// have an axis of key heads behind the batch: [b, h, i, p]. A query turns as the key head of its group.
 #include "schemes/common/rotary.h"
 
 namespace relpos {
@@ -12,6 +13,7 @@ namespace {
 
 struct RotaryTables {
   common::Rotary rotary;
+  std::optional<int64_t> kv_heads;
 
   void options(OptionList& o) {
     o.required("head_dim", rotary.head_dim, "size of a query and key head");
@@ -21,13 +23,19 @@ struct RotaryTables {
     o.size("rotary_dim", rotary.rotary_dim,
            "how many dimensions of the head turn; None: all from start on", 2);
     o.size("start", rotary.start, "the first dimension that turns", 0);
+    o.size("kv_heads", kv_heads,
+           "key heads, which the tables have an axis of behind the batch; 1: all heads turn alike; "
+           "None: they do, and the tables have no such axis");
   }
 
   void terms(Builder& b) const {
     const Rotation turn = rotary.rotation(b);
     const int64_t pairs = turn.dims / 2;
+    if (kv_heads.value_or(1) > 1) b.kv_heads(*kv_heads, "kv_heads");
     const auto table = [&](const char* name, int64_t length, const char* doc) {
-      return b.input(name, {kBatch, length, pairs}, Init::uniform(-1, 1), doc);
+      std::vector<int64_t> shape{kBatch, length, pairs};
+      if (kv_heads) shape.insert(shape.begin() + 1, *kv_heads);
+      return b.input(name, shape, Init::uniform(-1, 1), doc);
     };
     const Source q_cos = table("q_cos", kQueries, "cosine of each query and pair"),
                  q_sin = table("q_sin", kQueries, "sine of each query and pair"),
