@@ -198,11 +198,62 @@ def rotation_of_heads(q, k):
     return rotation(q, k, shape=(HK, 4), layout="interleaved", start=0)
 
 
+def rotary_tables(q, k, *, heads=()):
+    tables = [tensor(B, *heads, length, 3) for length in (LQ, LQ, LK, LK)]
+
+    def given(x, cos, sin):
+        cos, sin = (t.unsqueeze(1) if not heads else t for t in (cos, sin))
+        if heads and x.shape[1] == H:
+            cos, sin = (t.repeat_interleave(H // HK, 1) for t in (cos, sin))
+        one, two = x[..., 1:4], x[..., 4:7]
+        return torch.cat([x[..., :1], one * cos - two * sin, two * cos + one * sin, x[..., 7:]], -1)
+
+    both = {"query": given(q, *tables[:2]), "key": given(k, *tables[2:])}
+    return tables, terms.RotaryTables(*tables, layout="half", start=1), both
+
+
+def rotary_tables_of_heads(q, k):
+    return rotary_tables(q, k, heads=(HK,))
+
+
+def _classes():
+    return torch.randint(0, 7, (B, LQ, LK)).to(torch.uint8)
+
+
+def pair_bias(q, k):
+    table, classes = tensor(H, 7), _classes()
+    score = table[:, classes.long()].transpose(0, 1)
+    return [table], terms.PairBias(table, relpos.PairClasses(classes)), {"score": score}
+
+
+def pair_bias_for_all_heads(q, k):
+    table, classes = tensor(1, 40), torch.randint(0, 40, (LQ, LK)).to(torch.uint8)
+    term = terms.PairBias(table, relpos.PairClasses(classes, hidden=3))
+    score = table[:, classes.long()].masked_fill(classes == 3, -math.inf)
+    return [table], term, {"score": score}
+
+
+def pair_rows(q, k):
+    table, classes = tensor(7, D), _classes()
+    met = torch.einsum("bhid,bijd->bhij", q, table[classes.long()])
+    term = terms.PairRows(table, relpos.PairClasses(classes))
+    return [table], term, {"score": met / math.sqrt(D)}
+
+
+def pair_rows_of_heads(q, k):
+    table, factor, classes = tensor(H, 7, 3), tensor(B, H, LQ, 3), _classes()
+    rows = table[:, classes.long()].transpose(0, 1)
+    term = terms.PairRows(table, relpos.PairClasses(classes), factor=factor, scale=0.4)
+    return [table, factor], term, {"score": 0.4 * torch.einsum("bhid,bhijd->bhij", factor, rows)}
+
+
 TERMS = [
     *(distance_bias, one_bias_for_all_heads, more_rows_than_classes, along_a_coordinate),
     *(slopes, symmetric_slopes, row_table, row_table_of_heads, row_factor),
     *(column_table, column_factor, value_table, value_table_of_heads, key_bias, key_bias_of_rows),
     *(query_added, sink, sink_of_queries, rotation, rotation_of_heads),
+    *(rotary_tables, rotary_tables_of_heads),
+    *(pair_bias, pair_bias_for_all_heads, pair_rows, pair_rows_of_heads),
 ]
 
 
@@ -368,6 +419,30 @@ def test_t5_buckets_are_those_of_t5(options):
 
 
 REFUSED = {
+    "classes of int64": (
+        lambda: relpos.PairClasses(torch.zeros(LQ, LK, dtype=torch.int64)),
+        TypeError,
+        r"PairClasses: classes: expected a uint8 tensor, got torch.int64: .*\.to\(torch.uint8\)",
+    ),
+    "no PairClasses": (
+        lambda: terms.PairBias(tensor(H, 3), torch.zeros(LQ, LK, dtype=torch.uint8)),
+        TypeError,
+        "PairBias: classes: expected relpos.PairClasses, got Tensor",
+    ),
+    "a class beyond the table": (
+        lambda: terms.PairBias(
+            tensor(H, 3), relpos.PairClasses(torch.full((LQ, LK), 3, dtype=torch.uint8))
+        ),
+        ValueError,
+        "class",
+    ),
+    "classes of another length": (
+        lambda: terms.PairBias(
+            tensor(H, 3), relpos.PairClasses(torch.zeros(LQ, LK + 1, dtype=torch.uint8))
+        ),
+        ValueError,
+        "pair_bias: classes: expected",
+    ),
     "rank": (
         lambda: terms.DistanceBias(tensor(3), 0),
         ValueError,

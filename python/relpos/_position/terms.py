@@ -264,6 +264,56 @@ class Rotation(Term):
         super().__init__("turn", options, [heads.unsqueeze(0)])
 
 
+class RotaryTables(Term):
+    """Queries and keys turn by cosines and sines, as a model's own code has computed them.
+
+    q_cos, q_sin: [B, Lq, pairs], or [B, Hk, Lq, pairs] for each key head; k_cos, k_sin: the same of
+    the Lk keys. layout, start: as in Rotation.
+    """
+
+    _lowers = True  # the text says the head size of the call
+
+    def __init__(
+        self,
+        q_cos: Tensor,
+        q_sin: Tensor,
+        k_cos: Tensor,
+        k_sin: Tensor,
+        *,
+        layout: str,
+        start: int = 0,
+    ) -> None:
+        one_of("RotaryTables: layout", layout, ("half", "interleaved"))
+        self.layout, self.start = layout, integer("RotaryTables: start", start, 0)
+        given = {"q_cos": q_cos, "q_sin": q_sin, "k_cos": k_cos, "k_sin": k_sin}
+        tables = [
+            self._tensor(name, table, "[B, L, pairs]", "[B, Hk, L, pairs]")
+            for name, table in given.items()
+        ]
+        for name, table in given.items():
+            if (*table.shape[:-2], table.shape[-1]) != (*q_cos.shape[:-2], q_cos.shape[-1]):
+                wanted = "the batch, heads and pairs of q_cos"
+                raise wrong_value(f"RotaryTables: {name}", wanted, shape_of(table))
+        self._dims = 2 * q_cos.shape[-1]
+        self._heads = q_cos.shape[1] if q_cos.dim() == 4 else 0
+        super().__init__("rotary_tables", self._options(self.start + self._dims), tables)
+        self._turns_by_inputs = True
+
+    def _options(self, head_dim: int) -> list[str]:
+        heads = [f"kv_heads={self._heads}"] if self._heads else []
+        return [
+            f"head_dim={head_dim}",
+            f"layout={self.layout}",
+            f"start={self.start}",
+            f"rotary_dim={self._dims}",
+            *heads,
+        ]
+
+    def _lowered(self, of: Any, query: Tensor, key: Tensor) -> list[Given]:
+        options = ", ".join(self._options(query.shape[3]))
+        return [Given(f"rotary_tables({options})", self._tensors, self)]
+
+
 def said(given: dict[str, Any]) -> list[str]:
     """The flags of a text that are set."""
     return [
