@@ -16,6 +16,7 @@ __all__ = [
     "PairClasses",
     "Position",
     "Sum",
+    "TileMask",
     "__version__",
     "attention",
     "attention_varlen",
@@ -25,6 +26,7 @@ __all__ = [
     "distributed",
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "from_mask_mod",
     "from_score_mod",
     "hf",
     "merge",
@@ -59,6 +61,7 @@ else:
     from relpos._call.merge import merge
     from relpos._call.varlen import attention_varlen
     from relpos._flex.lowered import from_score_mod
+    from relpos._mask.tile_mask import TileMask, from_mask_mod
     from relpos._position.buckets import Buckets
     from relpos._position.check import check
     from relpos._position.classes import CLASSES as _classes
