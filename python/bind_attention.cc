@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "arguments.h"
@@ -48,6 +49,17 @@ using Reader = void (*)(nb::handle value, Bound& to);
 
 constexpr std::pair<std::string_view, Reader> kReaders[] = {
     {"attn_mask", [](nb::handle v, Bound& to) { to.options.attn_mask = to_view(v, "attn_mask"); }},
+    {"tile_ranges",
+     [](nb::handle v, Bound& to) { to.options.tile_mask.ranges = to_view(v, "attn_mask"); }},
+    {"tile_entries",
+     [](nb::handle v, Bound& to) { to.options.tile_mask.entries = to_view(v, "attn_mask"); }},
+    {"tile_words",
+     [](nb::handle v, Bound& to) { to.options.tile_mask.words = to_view(v, "attn_mask"); }},
+    {"tile_lengths",
+     [](nb::handle v, Bound& to) {
+       TileMask& mask = to.options.tile_mask;
+       std::tie(mask.queries, mask.keys) = nb::cast<std::pair<int64_t, int64_t>>(v);
+     }},
     {"key_padding_mask",
      [](nb::handle v, Bound& to) { to.options.key_padding_mask = to_view(v, "key_padding_mask"); }},
     {"q_offsets",

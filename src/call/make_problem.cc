@@ -8,6 +8,7 @@
 #include "binding/check_terms.h"
 #include "binding/coordinates.h"
 #include "binding/parts.h"
+#include "call/tile_mask.h"
 #include "relpos/error.h"
 #include "relpos/family.h"
 #include "values/views.h"
@@ -389,6 +390,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   read_intervals(problem, options);
   read_padding(problem, options.key_padding_mask);
   read_mask(problem, options.attn_mask);
+  problem.visible.tiles = read_tile_mask(options.tile_mask, problem);
   call.wants = std::move(wants);
   bind_parts(call, position, options.length);
   return call;

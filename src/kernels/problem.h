@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/dropout.h"
+#include "kernels/seen_tiles.h"
 #include "relpos/cancel.h"
 #include "relpos/tensor.h"
 #include "relpos/terms.h"
@@ -28,20 +29,21 @@ inline uint64_t interval_bits(int64_t from, int64_t to) noexcept {
   return to <= from ? 0 : (~uint64_t{0} >> (kTile - (to - from))) << from;
 }
 
-// Which pairs attend: an interval of keys for each query, AND padding bits, AND a dense mask, AND classes
-// of pairs.
+// Which pairs attend: an interval of keys for each query, AND padding bits, AND a mask by tiles, AND a
+// dense mask, AND classes of pairs.
 struct Visibility {
   int64_t rows = 1;                               // 1 or B
   std::vector<std::pair<int64_t, int64_t>> span;  // [rows, Lq]; empty: all keys of every query
   std::vector<uint64_t> key_bits;                 // [B, ceil(Lk / 64)], 1 = visible; empty: all
-  TensorView mask;                                // bool or floating, broadcast to [B, H, Lq, Lk]
-  std::vector<PairClasses> classes;               // of each, pairs of its hidden class are not seen
+  SeenTiles tiles;
+  TensorView mask;                   // bool or floating, broadcast to [B, H, Lq, Lk]
+  std::vector<PairClasses> classes;  // of each, pairs of its hidden class are not seen
   int64_t queries = 0, keys = 0;
 
   // Every query sees every key.
-  bool everything() const noexcept { return span.empty() && key_bits.empty() && !hides_pairs(); }
-  // Whether single pairs may be hidden.
-  bool hides_pairs() const noexcept { return mask.given() || !classes.empty(); }
+  bool everything() const noexcept { return span.empty() && key_bits.empty() && !masked(); }
+  // A mask, dense or by tiles, or classes may hide any pair of the intervals.
+  bool masked() const noexcept { return tiles.given() || mask.given() || !classes.empty(); }
   std::pair<int64_t, int64_t> interval(int64_t b, int64_t i) const noexcept {
     if (span.empty()) return {0, keys};
     return span[(rows == 1 ? 0 : b) * queries + i];
@@ -52,6 +54,13 @@ struct Visibility {
   // The same, where mask_bits(mask, at, count) has the bits of `count` keys from element `at` on.
   template <typename MaskBits>
   uint64_t bits(int64_t b, int64_t h, int64_t i, int64_t tile, const MaskBits& mask_bits) const {
+    const uint64_t of_tiles = tiles.given() ? tiles.word(b, h, i, tile) : ~uint64_t{0};
+    return of_tiles & bits_but_of_tiles(b, h, i, tile, mask_bits);
+  }
+  // The same without the mask by tiles.
+  template <typename MaskBits>
+  uint64_t bits_but_of_tiles(int64_t b, int64_t h, int64_t i, int64_t tile,
+                             const MaskBits& mask_bits) const {
     const int64_t first = tile * kTile;
     const auto [lo, hi] = interval(b, i);
     uint64_t word = interval_bits(lo - first, std::min(hi, keys) - first);

@@ -262,6 +262,40 @@ inline void draw_visible(Rng& rng, Case& c) {
   }
 }
 
+// A mask by tiles: some that nobody sees, some that all see, some in part; blocks of any size.
+inline void draw_tiles(Rng& rng, Case& c) {
+  Problem& p = c.p;
+  const int64_t rows = one_of(rng, {1, 5, 96, 96, 96, 200});
+  const int64_t blocks = (p.queries + rows - 1) / rows;
+  const int64_t batch = chance(rng, 0.5) ? 1 : p.batch, heads = chance(rng, 0.5) ? 1 : p.heads;
+  std::vector<int64_t> ranges, entries, words;
+  for (int64_t block = 0; block < batch * heads * blocks; ++block) {
+    ranges.push_back(std::ssize(entries) / 2);
+    for (int64_t t = 0; t < p.tiles(); ++t) {
+      const int64_t kind = draw(rng, 0, 3);
+      if (kind == 0) continue;
+      entries.push_back(t);
+      entries.push_back(kind == 1 ? -1 : std::ssize(words) / rows);
+      for (int64_t row = 0; kind != 1 && row < rows; ++row) {
+        words.push_back(static_cast<int64_t>(chance(rng, 0.2) ? 0 : rng() | rng()));
+      }
+    }
+    ranges.push_back(std::ssize(entries) / 2);
+  }
+  const auto keep = [&](const std::vector<int64_t>& numbers, const std::vector<int64_t>& shape) {
+    c.storage.emplace_back(DType::kInt64, shape);
+    std::copy(numbers.begin(), numbers.end(), c.storage.back().data<int64_t>());
+    return c.storage.back().view();
+  };
+  TensorView of_blocks = keep(ranges, {batch, heads, blocks, 2});
+  of_blocks.shape[0] = p.batch;
+  of_blocks.shape[1] = p.heads;
+  if (batch == 1) of_blocks.strides[0] = 0;
+  if (heads == 1) of_blocks.strides[1] = 0;
+  p.visible.tiles = SeenTiles(of_blocks, keep(entries, {std::ssize(entries) / 2, 2}),
+                              keep(words, {std::ssize(words) / rows, rows}));
+}
+
 inline void draw_rotation(Rng& rng, Problem& p) {
   if (p.head_dim >= 2 && chance(rng, 0.4)) {
     Rotation r;
@@ -407,6 +441,8 @@ inline Case random_case(uint64_t seed, Longer longer = {}) {
   }
   for (RowTable& term : t.row_tables) look(term);
   if (chance(rng, 0.2)) p.softcap = chance(rng, 0.5) ? 2.0 : 30.0;
+  Rng of_tiles(~seed);
+  if (chance(of_tiles, 0.3)) draw_tiles(of_tiles, c);
   return c;
 }
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relpos._base.arguments import flag, integer, number, two_of
-from relpos._base.errors import wrong_type, wrong_value
+from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._base.tensors import (
     FLOATING,
     check_memory,
@@ -23,6 +23,7 @@ from relpos._base.tensors import (
     integers,
     tensor_of,
 )
+from relpos._mask.tile_mask import TileMask
 from relpos._position.part import Given, flat
 from relpos._position.sum import Composed
 
@@ -76,6 +77,19 @@ def offset_fields(name: str, offset: Any, query: Tensor) -> dict[str, Any]:
         return {name: integer(name, offset)}
     rows = integers(name, offset)
     return {f"{name}s": rows if rows.dim() else rows.expand(len(query))}
+
+
+def _mask(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
+    if not isinstance(value, TileMask):
+        if not isinstance(value, Tensor):
+            wanted = "a bool or floating-point tensor, or a relpos.TileMask"
+            raise wrong_type(name, wanted, kind_of(value))
+        return {name: tensor_of(name, value, (torch.bool, *FLOATING))}
+    parts = (value.ranges, value.entries, value.words)
+    if query.is_meta:
+        parts = tuple(part.to(query.device) for part in parts)
+    held = dict(zip(("tile_ranges", "tile_entries", "tile_words"), parts, strict=True))
+    return {**held, "tile_lengths": list(value.shape[2:])}
 
 
 def _dropout(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
@@ -134,8 +148,17 @@ class OfPairs(Common, total=False):
     """What those take that have one sequence of queries and one of keys in each batch row."""
 
     attn_mask: Annotated[
-        Tensor | None,
-        _tensor("attn_mask", 4, lambda *given: tensor_of(*given, (torch.bool, *FLOATING)), ""),
+        Tensor | TileMask | None,
+        Option(
+            (
+                Field("attn_mask", "Tensor?", None, 4),
+                Field("tile_ranges", "Tensor?", None, 4),
+                Field("tile_entries", "Tensor?"),
+                Field("tile_words", "Tensor?"),
+                Field("tile_lengths", "SymInt[]?"),  # queries and keys
+            ),
+            spread=_mask,
+        ),
     ]
     key_padding_mask: Annotated[
         Tensor | None,

@@ -39,6 +39,8 @@ struct Block {
   const std::byte* mask_row[kRows];
   int64_t mask_step = 0;
   bool mask_in_place = false;
+  const uint64_t* words[kTilesAtATime] = {};  // seen_words() of tiles from words_from on
+  int64_t words_from = 0;
   int64_t shift[kRows];       // of distances at which slopes are read (row_shift.h)
   double score_shift[kRows];  // what all scores of the row are less by, natural units
   bool shifted = false;       // a row's `shift` is not 0
@@ -63,6 +65,11 @@ struct Block {
   double key_shift[kRows];             // taken from it
   std::vector<Panel> values;           // gradient takes weights; backward: cells add to dweight
 
+  // What the rows see of tile t by a mask of tiles, a word for each; null: all of it. Holds for the tiles
+  // that the driver has brought last.
+  const uint64_t* seen_words(int64_t t) const noexcept {
+    return problem->visible.tiles.given() ? words[t - words_from] : nullptr;
+  }
   const std::byte* mask_tile(int row, int64_t t) const noexcept {
     return mask_row[row] + t * mask_step;
   }

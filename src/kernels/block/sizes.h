@@ -10,6 +10,8 @@ namespace relpos {
 
 inline constexpr int kRows = 96;  // a multiple of kGroup; a tile's loads serve 16 groups
 inline constexpr int kGroup = 6;  // rows of a register tile: 6 x 4 vectors fill 29 of 32 registers
+// Tiles that a block takes before the next ones are packed.
+inline constexpr int64_t kTilesAtATime = 8;
 inline constexpr int64_t kPad = kTile;  // cells beside a window, for what lies outside it
 
 }  // namespace relpos

@@ -237,11 +237,13 @@ class TiledBackward {
     x.add_rows(at.head, at.first_query, at.end_query);
     x.start(own, from_, gradients_);
     const auto [begin, end] = x.tile_range();
-    own.turn.leave_before(begin);
-    scratch_.cache.read(at.slot, at.pair, begin, end, stopper_, worker,
-                        [&](const KeyTile* tiles, int64_t t, int64_t some) {
-                          x.backward(tiles, t, some, own, *gradients_.terms);
-                        });
+    x.over_seen(begin, end, [&](int64_t from, int64_t until) {
+      own.turn.leave_before(from);
+      scratch_.cache.read(at.slot, at.pair, from, until, stopper_, worker,
+                          [&](const KeyTile* tiles, int64_t t, int64_t some) {
+                            x.backward(tiles, t, some, own, *gradients_.terms);
+                          });
+    });
     x.finish(own, gradients_);
   }
 

@@ -111,7 +111,7 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, Blo
   const BlockGradients rows = rows_of(sums, to);
   terms_.for_each(
       [&]<typename Kind>(Kind& kind) { kind.leave(rows, t, count, sums.terms.of<Kind>()); });
-  bring_terms(t, count);
+  bring(t, count);
   over_tiles(tiles, t, count, state.rows_finite ? state.reference : nullptr,
              [&](const KeyTile* some, int64_t first, int64_t n) {
                if (decays) {

@@ -62,10 +62,12 @@ class DirectRows {
   void advance(ForwardBlock& x, int64_t kv_head, int64_t first, int64_t end, Stopper& stopper,
                int worker) {
     kv_head_ = kv_head;
-    for (int64_t t = first; t < end && !stopper.stopped(worker); ++t) {
-      if ((t - first) % kTilesAtATime == 0) x.before(t, std::min(kTilesAtATime, end - t));
-      read_tile(x, t);
-    }
+    x.over_seen(first, end, [&](int64_t from, int64_t until) {
+      for (int64_t t = from; t < until && !stopper.stopped(worker); ++t) {
+        if ((t - from) % kTilesAtATime == 0) x.before(t, std::min(kTilesAtATime, until - t));
+        read_tile(x, t);
+      }
+    });
     for (int row = 0; in_place_v_ && row < x.block.rows; ++row) {
       reorder(p_.value.dtype, plan_.kernels.lanes, plan_.Dv, x.state.o + row * plan_.Dvp, true);
     }
@@ -99,9 +101,11 @@ class DirectRows {
     const Block& block = x.block;
     const int64_t b = block.batch, first = t * kTile, count = std::min(kTile, p_.keys - first);
     uint64_t visible[kDirectRows], any = 0, all = ~uint64_t{0};
+    const uint64_t* words = block.seen_words(t);
     for (int row = 0; row < block.rows; ++row) {
-      visible[row] =
-          p_.visible.bits(b, block.head[row], block.index[row], t, plan_.kernels.mask_bits);
+      visible[row] = p_.visible.bits_but_of_tiles(b, block.head[row], block.index[row], t,
+                                                  plan_.kernels.mask_bits);
+      if (words != nullptr) visible[row] &= words[row];
       any |= visible[row];
       all &= visible[row];
     }
@@ -196,8 +200,10 @@ struct Decode {
       direct[worker].advance(x, kv_head, first, end, stopper, worker);
       return;
     }
-    packed->read(0, group, first, end, stopper, worker,
-                 [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+    x.over_seen(first, end, [&](int64_t from, int64_t until) {
+      packed->read(0, group, from, until, stopper, worker,
+                   [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
+    });
   }
 };
 

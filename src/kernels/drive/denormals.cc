@@ -40,7 +40,7 @@ bool keys_reach(const Problem& p, const TensorView& view, int64_t b, int64_t kv_
   return false;
 }
 
-// Of the keys that a dense mask, or classes of pairs, show.
+// Of the keys that a mask, or classes of pairs, show.
 bool masked_keys_reach(const Problem& p, const TensorView& view, int64_t b, int64_t kv_head) {
   CancelTicks tick;
   std::vector<uint64_t> checked(p.tiles());
@@ -62,7 +62,7 @@ bool masked_keys_reach(const Problem& p, const TensorView& view, int64_t b, int6
 
 // Of the keys or values that some query sees. Ends at the first, a few loads in all but strange calls.
 bool seen_keys_reach(const Problem& p, const TensorView& view, int64_t b, int64_t kv_head) {
-  if (p.visible.hides_pairs()) return masked_keys_reach(p, view, b, kv_head);
+  if (p.visible.masked()) return masked_keys_reach(p, view, b, kv_head);
   CancelTicks tick;
   int64_t from = 0, to = 0;  // these are checked
   for (int64_t i = p.queries - 1; i >= 0; --i) {

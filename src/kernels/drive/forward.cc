@@ -59,8 +59,8 @@ void prefill(const Plan& plan, int threads, Stopper& stopper, const ForwardResul
             [&](const KeyTile* tiles, int64_t t, int64_t n) { x.forward(tiles, t, n); });
       };
       x.run([&, first = first, end = end] {
-        read(start, end);
-        read(first, start);
+        x.over_seen(start, end, read);
+        x.over_seen(first, start, read);
       });
       scratch.chunks.take(x, group, block, at.chunk, to);
     }

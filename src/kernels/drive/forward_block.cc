@@ -44,7 +44,7 @@ void ForwardBlock::clear_sums() {
 }
 
 void ForwardBlock::forward(const KeyTile* tiles, int64_t t, int64_t count) {
-  bring_terms(t, count);
+  bring(t, count);
   over_tiles(tiles, t, count, state.m, [&](const KeyTile* some, int64_t first, int64_t n) {
     plan_.kernels.forward(block, state, some, first, n);
   });

@@ -36,8 +36,8 @@ class ForwardBlock : public QueryBlock {
   void weigh(const KeyTile& tile, int64_t t, float* p) {
     plan_.kernels.weigh(block, state, tile, t, p);
   }
-  // Brings the terms to tiles [t, t + count), for weigh().
-  void before(int64_t t, int64_t count) { bring_terms(t, count); }
+  // Before weigh() of tiles [t, t + count).
+  void before(int64_t t, int64_t count) { bring(t, count); }
   // Where to start among tiles [first, end); the rest follows in ascending order.
   int64_t start_tile(int64_t first, int64_t end) const {
     return skip_.start_tile(block, first, end);

@@ -24,6 +24,7 @@ QueryBlock::QueryBlock(const Plan& plan, Workspace& memory)
       decay_(memory.take<float>(plan.rotations.decays() ? plan.Dp : 0)),
       raw_(memory.take<float>(kRows * plan.Dp)),
       by_tile_(reads_by_tile(plan)),
+      words_(memory.take<uint64_t>(plan.p.visible.tiles.given() ? kTilesAtATime * kRows : 0)),
       q_(memory.take<float>(kRows * plan.Dp)),
       narrow_(plan, plan.D, plan.pairs.Dq(), memory) {
   block.problem = &plan.p;
@@ -88,16 +89,76 @@ std::pair<int64_t, int64_t> QueryBlock::tile_range() const {
 }
 
 void QueryBlock::load() {
+  find_mask_rows();
   find_range();
   load_queries();
   terms_.for_each([&]<typename Kind>(Kind& kind) { kind.attach(block, raw_.get()); });
   skip_.start(block);
 }
 
+void QueryBlock::find_mask_rows() {
+  mask_rows_.clear();
+  const SeenTiles& tiles = plan_.p.visible.tiles;
+  for (int row = 0; tiles.given() && row < block.rows;) {
+    const int64_t h = block.head[row], i = block.index[row];
+    const auto same = [&](int other) {
+      return block.head[other] == h && block.index[other] / tiles.rows() == i / tiles.rows();
+    };
+    int end = row + 1;
+    while (end < block.rows && same(end)) ++end;
+    mask_rows_.push_back({row, end - row, i % tiles.rows(), tiles.of(block.batch, h, i)});
+    row = end;
+  }
+}
+
+int64_t QueryBlock::next_seen(int64_t t) const {
+  int64_t next = plan_.tiles;
+  const SeenTiles::Entry* last = nullptr;
+  for (const MaskRows& rows : mask_rows_) {
+    if (rows.entries.empty() || rows.entries.data() == last) continue;  // heads that share a mask
+    last = rows.entries.data();
+    const SeenTiles::Entry* found = SeenTiles::from(rows.entries, t);
+    if (found != nullptr) next = std::min(next, found->tile);
+  }
+  return next;
+}
+
+void QueryBlock::bring_words(int64_t t, int64_t count) {
+  block.words_from = t;
+  for (int64_t n = 0; n < count; ++n) block.words[n] = words_of(t + n, words_.get() + n * kRows);
+}
+
+const uint64_t* QueryBlock::words_of(int64_t t, uint64_t* own) const {
+  const SeenTiles& tiles = plan_.p.visible.tiles;
+  bool all = true;
+  for (const MaskRows& rows : mask_rows_) {
+    const SeenTiles::Entry* found = SeenTiles::find(rows.entries, t);
+    const uint64_t* words = found == nullptr ? nullptr : tiles.words(*found);
+    if (words != nullptr && mask_rows_.size() == 1) return words + rows.offset;
+    all = all && found != nullptr && words == nullptr;
+    if (words != nullptr) {
+      std::copy_n(words + rows.offset, rows.count, own + rows.first);
+    } else {
+      std::fill_n(own + rows.first, rows.count, found == nullptr ? uint64_t{0} : ~uint64_t{0});
+    }
+  }
+  return all ? nullptr : own;
+}
+
 void QueryBlock::find_range() {
   constexpr int64_t kMost = INT64_MAX, kLeast = INT64_MIN;
   int64_t all_from = 0, all_to = plan_.p.keys, seen_from = all_to, seen_to = 0;
-  int64_t low = kMost, high = kLeast;  // distances, less the first key's position
+  int64_t low = kMost, high = kLeast;             // distances, less the first key's position
+  int64_t first_key = 0, end_key = plan_.p.keys;  // what a mask by tiles lets a row see is of these
+  if (plan_.p.visible.tiles.given()) {
+    first_key = kMost;
+    end_key = 0;
+    for (const MaskRows& rows : mask_rows_) {
+      if (rows.entries.empty()) continue;
+      first_key = std::min(first_key, rows.entries.front().tile * kTile);
+      end_key = std::max(end_key, (rows.entries.back().tile + 1) * kTile);
+    }
+  }
   block.first_of_all = kMost;
   block.last_of_all = kLeast;
   for (int group = 0; group < block.rows; group += kGroup) {
@@ -108,11 +169,12 @@ void QueryBlock::find_range() {
       last = std::max(last, position);
       all_from = std::max(all_from, lo);
       all_to = std::min(all_to, hi);
-      if (lo >= hi) continue;
-      seen_from = std::min(seen_from, lo);
-      seen_to = std::max(seen_to, hi);
-      low = std::min(low, lo - position);
-      high = std::max(high, hi - 1 - position);
+      const int64_t from = std::max(lo, first_key), to = std::min(hi, end_key);
+      if (from >= to) continue;
+      seen_from = std::min(seen_from, from);
+      seen_to = std::max(seen_to, to);
+      low = std::min(low, from - position);
+      high = std::max(high, to - 1 - position);
     }
     block.first_position[group / kGroup] = first;
     block.last_position[group / kGroup] = last;
@@ -170,7 +232,7 @@ void QueryBlock::load_queries() {
 
 void QueryBlock::emit(const KeyTile* tiles, int64_t t, int64_t count, const TensorView& dense,
                       const float* reference, const float* inverse_sum) {
-  bring_terms(t, count);
+  bring(t, count);
   over_tiles(tiles, t, count, nullptr, [&](const KeyTile* some, int64_t first, int64_t n) {
     for (int64_t x = 0; x < n; ++x) {
       plan_.kernels.emit(block, some[x], first + x, dense, reference, inverse_sum);

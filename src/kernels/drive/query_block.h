@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "kernels/drive/narrow_rows.h"
 #include "kernels/plan/tile_skip.h"
@@ -24,6 +26,18 @@ class QueryBlock {
   void load();
   // [first, last) tiles that any row sees. After load().
   std::pair<int64_t, int64_t> tile_range() const;
+  // Calls f(from, until) for runs of the tiles of [first, end) that a row may see, in ascending order. After
+  // load().
+  template <typename F>
+  void over_seen(int64_t first, int64_t end, F&& f) const {
+    if (!plan_.p.visible.tiles.given()) return f(first, end);
+    for (int64_t from = next_seen(first); from < end;) {
+      int64_t until = from + 1;
+      while (until < end && next_seen(until) == until) ++until;
+      f(from, until);
+      from = next_seen(until);
+    }
+  }
   int padded_rows() const noexcept { return static_cast<int>(round_up(block.rows, kGroup)); }
 
   // Writes dense weights or scores of tiles [t, t + count), as of Kernels::emit().
@@ -45,8 +59,9 @@ class QueryBlock {
     }
   }
 
-  // Brings the terms to tiles [t, t + count).
-  void bring_terms(int64_t t, int64_t count) {
+  // Brings the terms, and the words of a mask by tiles, to tiles [t, t + count).
+  void bring(int64_t t, int64_t count) {
+    if (plan_.p.visible.tiles.given()) bring_words(t, count);
     terms_.for_each([&]<typename Kind>(Kind& kind) { kind.before(block, t, count); });
   }
 
@@ -58,6 +73,20 @@ class QueryBlock {
   Buffer<float> raw_;  // the queries as they are [kRows, Dp]
 
  private:
+  // Rows of one block of a mask by tiles: `offset` is the first row's place in it.
+  struct MaskRows {
+    int first, count;
+    int64_t offset;
+    std::span<const SeenTiles::Entry> entries;
+  };
+
+  // The rows of each block of a mask by tiles.
+  void find_mask_rows();
+  // The first tile from t on that a row may see by a mask of tiles, or one past the last.
+  int64_t next_seen(int64_t t) const;
+  void bring_words(int64_t t, int64_t count);
+  // The words of tile t for all rows, in `own` unless they lie side by side; null: all ones.
+  const uint64_t* words_of(int64_t t, uint64_t* own) const;
   // The keys and distances that rows see, and the positions of the rows of each group.
   void find_range();
   void load_queries();
@@ -65,8 +94,10 @@ class QueryBlock {
 
   const bool by_tile_;                   // something is done before or after each tile
   int64_t seen_from_ = 0, seen_to_ = 0;  // from the first to past the last key that a row sees
-  Buffer<float> q_;                      // [kRows, Dp]
-  bfloat16::NarrowRows narrow_;          // not scaled, but where a rotation decays
+  std::vector<MaskRows> mask_rows_;
+  Buffer<uint64_t> words_;       // [kTilesAtATime, kRows], of several blocks of a mask
+  Buffer<float> q_;              // [kRows, Dp]
+  bfloat16::NarrowRows narrow_;  // not scaled, but where a rotation decays
 };
 
 }  // namespace relpos

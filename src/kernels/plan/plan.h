@@ -22,10 +22,8 @@ namespace relpos {
 
 // Up to here the rows of a group of heads read keys and values in place: packing would not pay.
 inline constexpr int64_t kDirectRows = 16;
-// Tiles that a block takes before the next ones are packed.
-inline constexpr int64_t kTilesAtATime = 8;
-// At least the cells that the rows of a block read in those, in whole panels. A wider window slides, where
-// it can: what is held are the cells that the next tiles read.
+// At least the cells that the rows of a block read in kTilesAtATime tiles, in whole panels. A wider window
+// slides, where it can: what is held are the cells that the next tiles read.
 inline constexpr int64_t kSlidingCells = round_up(kTilesAtATime * kTile + kRows - 1, kTile) + kTile;
 
 // Whether a forward pass reads the rows of keys and values in place.

@@ -44,7 +44,7 @@ std::pair<int64_t, int64_t> Shifts::reach(int64_t b, int64_t lo, int64_t hi) con
 
 int64_t Shifts::seen(int64_t b, int64_t h, int64_t i, int64_t from, int64_t to, bool last) const {
   if (from >= to) return -1;
-  if (p_.visible.key_bits.empty() && !p_.visible.hides_pairs()) return last ? to - 1 : from;
+  if (p_.visible.key_bits.empty() && !p_.visible.masked()) return last ? to - 1 : from;
   const int64_t low = from / kTile, high = (to - 1) / kTile;
   CancelTicks tick;
   for (int64_t n = 0; n <= high - low; ++n) {

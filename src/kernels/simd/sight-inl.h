@@ -75,11 +75,12 @@ struct Seen {
 
 constexpr uint64_t kAll = ~uint64_t{0};
 
-// Bits of the keys of tile t that a row sees, a dense mask aside.
-HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
+// Bits of the keys of tile t that a row sees, a dense mask aside. `words`: block.seen_words(t).
+HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t, const uint64_t* words) {
   if (row >= block.rows) return 0;
   const int64_t first = t * kTile;
-  const uint64_t within = interval_bits(block.lo[row] - first, block.hi[row] - first);
+  uint64_t within = interval_bits(block.lo[row] - first, block.hi[row] - first);
+  if (words != nullptr) within &= words[row];
   const Visibility& visible = block.problem->visible;
   return visible.key_bits.empty()
              ? within
@@ -90,7 +91,9 @@ HWY_INLINE uint64_t unmasked_bits(const Block& block, int row, int64_t t) {
 HWY_INLINE uint64_t seen_by_all(const Block& block, int64_t t) {
   const int64_t first = t * kTile, end = std::min(first + kTile, block.problem->keys);
   const bool all = block.all_from <= first && block.all_to >= end;
-  return all && block.problem->visible.key_bits.empty() ? interval_bits(0, end - first) : 0;
+  return all && block.problem->visible.key_bits.empty() && block.seen_words(t) == nullptr
+             ? interval_bits(0, end - first)
+             : 0;
 }
 
 // What the rows of a group see of a tile: `any` of them, `all` of them, the columns that matter, and
@@ -115,9 +118,10 @@ struct GroupSight {
       if (!masked && !classed) return;
     } else {
       any = 0;
+      const uint64_t* words = block.seen_words(t);
       for (int r = 0; r < kGroup; ++r) {
         const bool blind = reference != nullptr && reference[group + r] == -HUGE_VALF;
-        visible[r] = blind ? 0 : unmasked_bits(block, group + r, t);
+        visible[r] = blind ? 0 : unmasked_bits(block, group + r, t, words);
         any |= visible[r];
       }
     }

@@ -13,7 +13,9 @@ namespace relpos::bfloat16 {
 
 // Whether a row of [from, end) may see a key of tile t.
 inline bool sees(const Block& block, int from, int end, int64_t t) {
+  const uint64_t* words = block.seen_words(t);
   for (int row = from; row < end; ++row) {
+    if (words != nullptr && words[row] == 0) continue;
     if (block.lo[row] < (t + 1) * kTile && block.hi[row] > t * kTile) return true;
   }
   return false;
