@@ -14,6 +14,7 @@ from relpos._base.tensors import check_rank, check_shape
 from relpos._call.attention import attention
 from relpos._call.varlen import attention_varlen
 from relpos._flex.attention import flex_attention
+from relpos._mask.tile_mask import TileMask
 from relpos._position.part import Given
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flex_attention", "sdpa"]
@@ -23,7 +24,7 @@ def sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
+    attn_mask: Tensor | TileMask | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -35,7 +36,8 @@ def sdpa(
       query: [N, ..., Hq, Lq, D], key [N, ..., Hk, Lk, D], value [N, ..., Hk, Lk, Dv]; heads and
         leading axes may be missing or broadcast.
       attn_mask: bool, True = attend, or floating-point, added; broadcastable to
-        [N, ..., Hq, Lq, Lk]. A causal bias of torch.nn.attention.bias is used without a mask.
+        [N, ..., Hq, Lq, Lk]. A causal bias of torch.nn.attention.bias is used without a mask. A
+        relpos.TileMask is of [B, H, Lq, Lk], B being all leading axes side by side.
       is_causal: query i sees keys j <= i, also where Lq and Lk differ.
 
     Returns:

@@ -15,6 +15,7 @@ from relpos._base.tensors import check_device
 from relpos._call.attention import attention, check_fits
 from relpos._call.cache import KVCache
 from relpos._call.options import OPTIONS, PLACES, Options, check_names, takes
+from relpos._mask.tile_mask import TileMask
 from relpos._position.sum import Composed, Sum
 
 __all__ = ["MultiheadAttention"]
@@ -167,7 +168,7 @@ class MultiheadAttention(torch.nn.Module):
         position: Composed | None = None,
         key_padding_mask: Tensor | None = None,
         need_weights: bool = False,
-        attn_mask: Tensor | None = None,
+        attn_mask: Tensor | TileMask | None = None,
         average_attn_weights: bool | None = None,
         is_causal: bool = False,
         cache: KVCache | None = None,
@@ -185,6 +186,7 @@ class MultiheadAttention(torch.nn.Module):
             average_attn_weights, after dropout. They have no gradient: a backward pass through
             them raises an error.
           attn_mask: [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]; True = blocked, floats are added.
+            A relpos.TileMask says which keys are seen, here as everywhere.
           average_attn_weights: give it with need_weights. Without it the weights are not averaged,
             and a warning says that torch's module would average them.
           is_causal: always applied, with attn_mask or without. If both are given and there are no
@@ -205,7 +207,7 @@ class MultiheadAttention(torch.nn.Module):
             _refuse_for_nested(**refused, **placed)
             return self._nested(query, key, value, attn_mask, is_causal, options), None
         self._check_inputs(query, key, value, key_padding_mask)
-        if attn_mask is not None:
+        if isinstance(attn_mask, Tensor):
             check_device("attn_mask", attn_mask, query)
         batched = query.dim() == 3
         q, k, v = (self._split(x, batched) for x in self._project(query, key, value))
@@ -280,10 +282,10 @@ class MultiheadAttention(torch.nn.Module):
             return heads.transpose(0, 1).unsqueeze(0)
         return heads.transpose(1, 2) if self.batch_first else heads.permute(1, 2, 0, 3)
 
-    def _mask(self, attn_mask: Tensor | None, batch: int) -> Tensor | None:
+    def _mask(self, attn_mask: Any, batch: int) -> Any:
         """The mask as relpos.attention takes it: True = attend, an axis B * H split in two."""
-        if attn_mask is None:
-            return None
+        if attn_mask is None or isinstance(attn_mask, TileMask):
+            return attn_mask
         if attn_mask.dim() == 3:
             if attn_mask.shape[0] != batch * self.num_heads:
                 rows = f"[B * H, Lq, Lk] with B * H = {batch * self.num_heads}"
@@ -299,7 +301,7 @@ class MultiheadAttention(torch.nn.Module):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attn_mask: Tensor | None,
+        attn_mask: Tensor | TileMask | None,
         is_causal: bool,
         options: dict[str, Any],
     ) -> Tensor:
@@ -351,9 +353,14 @@ def _refuse_for_nested(**options: Any) -> None:
         raise wrong_value(given[0], "none with nested tensors", "one")
 
 
-def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
-    """torch's module treats is_causal as a hint about attn_mask, and may apply only one of them."""
-    if attn_mask.is_meta or attn_mask.shape[-2:] != (queries, keys):
+def _check_causal_hint(attn_mask: Tensor | TileMask, queries: int, keys: int) -> None:
+    """torch's module treats is_causal as a hint about attn_mask, and may apply only one of them. It
+    takes no TileMask."""
+    if (
+        isinstance(attn_mask, TileMask)
+        or attn_mask.is_meta
+        or attn_mask.shape[-2:] != (queries, keys)
+    ):
         return  # torch's module accepts no mask of another shape
     if attn_mask.dtype == torch.bool:
         visible = attn_mask.logical_not()
@@ -372,9 +379,7 @@ def _check_causal_hint(attn_mask: Tensor, queries: int, keys: int) -> None:
         raise ValueError(text)
 
 
-def _padding(
-    key_padding_mask: Tensor | None, mask: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
+def _padding(key_padding_mask: Tensor | None, mask: Any) -> tuple[Tensor | None, Any]:
     """Splits a floating-point key padding mask, torch's canonical form, into padding (-inf) and the
     finite rest, which is added to the scores."""
     if key_padding_mask is None or key_padding_mask.dtype == torch.bool:
@@ -388,6 +393,9 @@ def _padding(
     rest = rest[:, None, None, :]
     if mask is None:
         return padding, rest
+    if isinstance(mask, TileMask):
+        wanted = "bool, or 0 and -inf, beside a TileMask, to which no number is added"
+        raise wrong_value("key_padding_mask", wanted, "other numbers")
     if mask.dtype == torch.bool:
         return padding, rest.masked_fill(mask.logical_not(), -torch.inf)
     return padding, mask + rest

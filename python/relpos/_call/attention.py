@@ -42,7 +42,8 @@ def attention(
         float64, bfloat16 or float16; any strides.
       position: None, a relpos position, or a list of them.
       attn_mask: bool, True = attend, or floating-point, added after scale and bias;
-        broadcastable to [B, H, Lq, Lk]. If it requires grad, it gets its dense gradient.
+        broadcastable to [B, H, Lq, Lk]. If it requires grad, it gets its dense gradient. Or a
+        relpos.TileMask, whose tiles alone are computed.
       key_padding_mask: bool [B, Lk], True = padding.
       dropout_p: applies whenever it is above 0; the seed comes from torch's default generator.
       is_causal: a query sees only keys with pos_k <= pos_q.

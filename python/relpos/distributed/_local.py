@@ -14,6 +14,7 @@ from relpos._call.attention import same_kind
 from relpos._call.call import Call
 from relpos._call.options import OPTIONS
 from relpos._call.packing import bounds_of, placing_text
+from relpos._mask.tile_mask import TileMask
 from relpos._position.part import reads_length, reads_positions
 from relpos._position.sum import flatten
 from relpos.distributed._geometry import Geometry, Side, placing
@@ -151,8 +152,9 @@ def _check_order(geometry: Geometry, bounded: bool) -> None:
 
 def _refuse_quadratic(attn_mask: Any, return_weights: Any) -> None:
     if attn_mask is not None:
+        got = "a TileMask" if isinstance(attn_mask, TileMask) else "one"
         then = "say it with is_causal, window, key_padding_mask, key_range or a position"
-        raise wrong_value("attn_mask", "None, since no rank holds Lq x Lk numbers", "one", then)
+        raise wrong_value("attn_mask", "None, since no rank holds Lq x Lk numbers", got, then)
     if return_weights:
         why = "False, since no rank holds Lq x Lk numbers"
         raise wrong_value("return_weights", why, return_weights)

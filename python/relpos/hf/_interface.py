@@ -12,6 +12,7 @@ from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._call.attention import attention
 from relpos._call.distances import lowered
 from relpos._call.options import OPTIONS
+from relpos._mask.tile_mask import TileMask
 from relpos._position.sum import Composed, flatten, lowers
 from relpos.hf._lazy import Bias, Mask
 from relpos.hf._mask import mask_function
@@ -102,7 +103,7 @@ def attention_function(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Mask | Tensor | None,
+    attention_mask: Mask | Tensor | TileMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
@@ -195,7 +196,7 @@ def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Mask | Tensor | None,
+    mask: Mask | Tensor | TileMask | None,
     *,
     position: Composed | None = None,
     positions: tuple[Tensor, Tensor] | None = None,
@@ -211,7 +212,8 @@ def attend(
     """relpos.attention with a mask of transformers. Returns out [B, H, Lq, Dv], and lse or weights
     after it where they are requested.
 
-    mask: a Mask, a 4-D tensor (bool, True = attend, or added), or None. bias: added to the scores.
+    mask: a Mask, a 4-D tensor (bool, True = attend, or added), a TileMask, or None. bias: added to
+    the scores.
     q_start: position of query 0, counted from key 0; None means that of the mask. options: those
     of relpos.attention that a mask does not say.
     """
@@ -221,7 +223,7 @@ def attend(
         options["key_padding_mask"] = mask.padding
         q_start = mask.q_start if q_start is None else q_start
         mask = None
-    elif mask is not None and mask.dim() != 4:
+    elif isinstance(mask, Tensor) and mask.dim() != 4:
         raise ValueError(
             f"relpos.hf: expected an attention mask made by relpos or of rank 4, got "
             f"{list(mask.shape)}: register the mask function, too (relpos.hf.register())"
@@ -231,6 +233,11 @@ def attend(
             raise NotImplementedError(
                 "relpos.hf: a dense position bias is added as a mask is, after the softcap; give "
                 "it as a relpos position, or use another attn_implementation"
+            )
+        if isinstance(mask, TileMask):
+            raise NotImplementedError(
+                "relpos.hf: a dense position bias is added as a mask is, so it cannot stand beside "
+                "a TileMask: give it as a relpos position, or the mask as a tensor, mask.dense()"
             )
         if mask is not None:
             hidden = torch.finfo(bias.dtype).min
