@@ -1,12 +1,16 @@
 """attn_mask=relpos.TileMask: the results of the same bool mask, with every option."""
 
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import relpos
 import torch
 from relpos import TileMask
 
+from tests import ROOT
 from tests.support.oracle import gradients
 from tests.support.steps import same_at_any_thread_count, same_bits, step
 
@@ -136,6 +140,33 @@ def test_with_the_bias_of_an_image():
         given = [x.detach().to(dtype) for x in tensors], dout.to(dtype), None
         bias = bias.float()
         same_bits(run(mask, *given, position=bias), run(mask.dense(), *given, position=bias))
+
+
+CHILD = """
+import relpos, torch
+from tests.call import test_tile_mask as own
+
+print(relpos.show_config()["target"])
+for queries, keys in own.LENGTHS:
+    for dtype in (torch.float32, torch.bfloat16):
+        given = own.inputs(queries, keys, dtype, kv_heads=2)
+        for kind in (relpos.T5Bias, relpos.Shaw):
+            mask = own.tiles_of(queries, keys, 2, 4)
+            own.same_bits(*(own.run(m, *given, position=kind) for m in (mask, mask.dense())))
+"""
+
+
+TARGETS = [*relpos.show_config()["targets available"].split(), "amx_emulated"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_bits_of_the_dense_mask_on_every_target(target):
+    environment = os.environ | {"RELPOS_TARGET": target}
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, env=environment, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == target
 
 
 def test_scores_and_weights():
