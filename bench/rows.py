@@ -166,6 +166,31 @@ def mask_cases() -> list[Case]:
     ]
 
 
+def neighborhood_cases() -> list[Case]:
+    """Neighbourhoods of 13 x 13 in an image of 64 x 64 with a trained bias, against all pairs
+    without a bias."""
+    heads, side = 4, 64
+
+    def case(dim: int, backward: bool, target: Target) -> Case:
+        shape = (1, heads, side * side, side * side, dim)
+
+        def sides() -> Sides:
+            mask = relpos.TileMask.neighborhood((side, side), 13)
+            bias = relpos.SwinBias(heads, window=[side, side])
+            few, every = Call(shape, bias, attn_mask=mask), Call(shape)
+            return {"relpos": few.side(backward), "plain": every.side(backward)}
+
+        end = "backward" if backward else "forward"
+        name = f"neighbourhoods of 13 x 13 in 64 x 64, Swin's bias, D {dim}, {end}"
+        return Case(name, "x faster", target, compare(sides, speedup))
+
+    return [
+        case(dim, backward, (5, 8) if backward else (6.5, 8))
+        for dim in (32, 64)
+        for backward in (False, True)
+    ]
+
+
 def flops_of(shape: Shape, causal: bool, backward: bool) -> float:
     """Of plain attention: 4 B H Lq Lk D forward, 10 backward, half when causal."""
     batch, heads, queries, keys, dim = shape
@@ -387,6 +412,7 @@ def call_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     return [
         *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
+        *neighborhood_cases(),
         *call_cases(), *unit_cases(),
         *scaling.cases(), *ring.cases(), *contests.cases(),
     ]  # fmt: skip

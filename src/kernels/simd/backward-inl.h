@@ -119,27 +119,34 @@ HWY_INLINE void finish_row(const TileView& view, Block& block, const BackwardSta
   }
 }
 
-// dv += p^T dout and dk += ds^T q, for the rows that see each strip of keys.
+// dv += p^T dout and dk += ds^T q, for each strip of keys and each run of the groups that see some of it.
 HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, int64_t t, int groups,
                               const GroupSight* sights, bool block_all) {
   float* dv = state.dv + t * kTile * block.Dvp;
   float* dk = state.dk + t * kTile * block.Dp;
   constexpr int64_t kStrip = 2 * kGroup;
-  for (int64_t key = 0; key < kTile;) {
-    int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
+  for (int64_t key = 0, end = 0; key < kTile;) {
+    const int64_t keys = std::min(block_all ? kTile : kStrip, kTile - key);
     const uint64_t bits = (keys == kTile ? kAll : (uint64_t{1} << keys) - 1) << key;
-    int begin = 0, end = groups;
-    while (begin < end && (sights[begin].any & bits) == 0) ++begin;
-    while (end > begin && (sights[end - 1].any & bits) == 0) --end;
+    const auto sees = [&](int64_t g) HWY_ATTR { return g < groups && (sights[g].any & bits) != 0; };
+    int64_t begin = end;
+    while (begin < groups && !sees(begin)) ++begin;
+    if (begin == groups) {
+      key += keys;
+      end = 0;
+      continue;
+    }
+    end = begin + 1;
+    while (sees(end)) ++end;
     const int64_t from = begin * kGroup, rows = (end - begin) * kGroup;
-    if (rows > 0 && (block_all || state.rows_finite)) {
+    if (block_all || state.rows_finite) {
       gemm(keys, block.Dvp, rows, state.p + from * kTile + key, 1, kTile,
            state.dout + from * block.Dvp, block.Dvp, dv + key * block.Dvp, block.Dvp, true);
       gemm(keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile, block.q + from * block.Dp,
            block.Dp, dk + key * block.Dp, block.Dp, true);
-    } else if (rows > 0) {
+    } else {
       uint64_t visible[kRows];
-      for (int g = begin; g < end; ++g) {
+      for (int64_t g = begin; g < end; ++g) {
         std::copy_n(sights[g].visible, kGroup, visible + (g - begin) * kGroup);
       }
       const Seen seen{visible, key, true};
@@ -148,7 +155,6 @@ HWY_INLINE void key_gradients(const Block& block, const BackwardState& state, in
       guarded_gemm(gemm, keys, block.Dp, rows, state.ds + from * kTile + key, 1, kTile,
                    block.q + from * block.Dp, block.Dp, dk + key * block.Dp, block.Dp, seen);
     }
-    key += keys;
   }
 }
 
@@ -242,8 +248,8 @@ HWY_INLINE void finish_group(const TileView& view, Block& block, const BackwardS
                  capped ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
     }
   }
-  add_to_gradients(view, block.scores, group, rows, ds);
-  add_to_gradients(view, block.values, group, rows, p);
+  add_to_gradients(view, block.scores, group, rows, ds, sight.first(), sight.end());
+  add_to_gradients(view, block.values, group, rows, p, sight.first(), sight.end());
   if (!block.pairs.empty()) add_to_pairs(block, group, view.t, ds);
   for (int r = 0; !block.ramps.empty() && r < rows; ++r) {
     add_ramp_gradients(view, block, group + r, sight.visible[r], ds + r * kTile);
@@ -293,7 +299,7 @@ class TileGradients {
     const int64_t Dp = block_.Dp;
     const auto add = [&](int row, int end, const GroupSight& sight) HWY_ATTR {
       if (sight.any == 0) return;
-      const int64_t from = sight.first(), keys = sight.last() - from;
+      const int64_t from = sight.key(), keys = sight.last() - from;
       const float *ds = state_.ds + row * kTile + from, *k = tile_.k + from * Dp;
       float* dq = state_.dq + row * Dp;
       if (!sight.whole && !tile_.k_finite) {

@@ -212,7 +212,7 @@ HWY_INLINE void weigh_group(const Block& block, ForwardState& state, const TileV
     dropout_factors(block, group + r, view.t, factors);
     multiply(weights + r * kTile, factors);
   }
-  add_to_gradients(view, block.values, group, rows, weights);
+  add_to_gradients(view, block.values, group, rows, weights, from, end);
 }
 
 // Weights of all groups first, then their products with the values: the tile's keys stay in the
@@ -250,7 +250,7 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
         sights, block.rows, joins, [&](int row, int end, const GroupSight& sight) HWY_ATTR {
           block.prefetch_pairs(row, end, t + 1);
           if (sight.any == 0) return;
-          const int64_t from = sight.first(), keys = sight.last() - from;
+          const int64_t from = sight.key(), keys = sight.last() - from;
           const float *weights = p + row * kTile + from, *v = tile.v + from * block.Dvp;
           float* o = state.o + row * block.Dvp;
           if (!sight.whole && !tile.v_finite) {

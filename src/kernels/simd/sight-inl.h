@@ -139,10 +139,11 @@ struct GroupSight {
     }
     whole = any != 0 && (~all & interval_bits(first(), end())) == 0;
   }
-  // [first, end) columns hold every visible key; multiples of a vector.
-  HWY_INLINE int64_t first() const {
-    return static_cast<int64_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(any)) / kN * kN;
+  // [first, end) columns hold every visible key; multiples of a vector. [key, last) begin and end with one.
+  HWY_INLINE int64_t key() const {
+    return static_cast<int64_t>(hwy::Num0BitsBelowLS1Bit_Nonzero64(any));
   }
+  HWY_INLINE int64_t first() const { return key() / kN * kN; }
   HWY_INLINE int64_t last() const {
     return kTile - static_cast<int64_t>(hwy::Num0BitsAboveMS1Bit_Nonzero64(any));
   }

@@ -44,8 +44,9 @@ HWY_INLINE void add_to_pad(float* to, const float* x) {
   hn::StoreU(hn::Add(hn::LoadU(d, to), sums[0]), d, to);
 }
 
-// Adds x[kTile] of a row to cells of a panel that follow one another.
-HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, const float* x) {
+// Adds x[kTile] of a row, zero outside [first, end), to cells of a panel that follow one another.
+HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, const float* x,
+                           int64_t first, int64_t end) {
   const F d;
   const int64_t offset = run_offset(view, panel, row);
   float* to = panel.row_gradient(row) + offset;
@@ -54,7 +55,7 @@ HWY_INLINE void add_to_run(const TileView& view, const Panel& panel, int row, co
   for (int64_t c = 0; stores && c < kTile; c += kN) {
     hn::StoreU(hn::Load(d, x + c), d, to + c);
   }
-  for (int64_t c = 0; !stores && c < kTile; c += kN) {
+  for (int64_t c = first; !stores && c < end; c += kN) {
     hn::StoreU(hn::Add(hn::LoadU(d, to + c), hn::Load(d, x + c)), d, to + c);
   }
 }
@@ -74,10 +75,10 @@ HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row,
   }
 }
 
-// Adds x[rows, kTile], zero where hidden, into the gradient cells that the rows of a group have in the
-// panels.
+// Adds x[rows, kTile], zero where hidden and so outside the columns [first, end), into the gradient cells
+// that the rows of a group have in the panels.
 HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int group,
-                                 int rows, const float* x) {
+                                 int rows, const float* x, int64_t first, int64_t end) {
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
     if (const Side where = side_of(view, panel, group); where != Side::kNone) {
@@ -86,7 +87,9 @@ HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>&
         add_to_pad(panel.row_gradient(group + r) + pad, x + r * kTile);
       }
     } else if (is_run(view, panel)) {
-      for (int r = 0; r < rows; ++r) add_to_run(view, panel, group + r, x + r * kTile);
+      for (int r = 0; r < rows; ++r) {
+        add_to_run(view, panel, group + r, x + r * kTile, first, end);
+      }
     } else if (panel.at != nullptr) {
       for (int r = 0; r < rows; ++r) add_to_cells(view, panel, group + r, x + r * kTile);
     } else {
