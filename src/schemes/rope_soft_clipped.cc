@@ -29,8 +29,8 @@ struct SoftClippedRoPE {
       using Real = decltype(w);
       const int64_t p = static_cast<int64_t>(pair) - (pairs - fading);
       if (p <= 0) return w;
-      const Real step = std::numbers::pi_v<Real> / static_cast<Real>(fading - 1);
-      return w * ((1 + std::cos(static_cast<Real>(p) * step)) / 2);
+      const Real part = std::numbers::pi_v<Real> / static_cast<Real>(fading - 1);
+      return w * ((1 + std::cos(static_cast<Real>(p) * part)) / 2);
     }));
   }
 };

@@ -42,6 +42,8 @@ def test_published_temperatures():
     torch.testing.assert_close(steps, torch.tensor([1.0, 1 + 0.1 * math.log(2)]))
     logs = compose.log_temperature(torch.tensor([10, 99, 9999]), "log_n", length=100)
     torch.testing.assert_close(logs, torch.tensor([1.0, 1.0, 2.0]))
+    floored = compose.log_temperature(torch.tensor([-3, 99, 100, 271]), "inkling", length=100)
+    torch.testing.assert_close(floored, torch.tensor([1.0, 1.0, 1.0009950331, 1.1000631880]))
     scalable = compose.log_temperature(torch.tensor([-3, 0, 1, 9]), "ssmax")
     torch.testing.assert_close(scalable, torch.tensor([0.0, 0.0, math.log(2), math.log(10)]))
 

@@ -28,7 +28,7 @@ from relpos.compose._calls import (
     with_gates,
 )
 
-_RULES = ("llama4", "ministral3", "log_n", "ssmax")
+_RULES = ("llama4", "ministral3", "log_n", "ssmax", "inkling")
 
 
 def log_temperature(
@@ -51,6 +51,8 @@ def log_temperature(
         "log_n": max(1, ln(p + 1) / ln(length)), as Qwen 1 and Self-Extend do beyond the trained
         length.
         "ssmax": ln(p + 1), times a learned number for each head, which is the caller's.
+        "inkling": 1 + beta ln(max(1, (p + 1) / length)), in layers without a window, where it
+        multiplies the bias, too (log_scaling_alpha is beta, log_scaling_n_floor is length).
       length: tokens, at least 1 ("log_n": 2).
       dtype: of the result, by default torch.get_default_dtype(). Computed in double.
 
@@ -66,6 +68,8 @@ def log_temperature(
     if rule in ("llama4", "ministral3"):
         steps = ((at + (rule == "llama4")) / length).floor()
         factor = 1 + beta * torch.log1p(steps)
+    elif rule == "inkling":
+        factor = 1 + beta * ((at + 1) / length).clamp(min=1.0).log()
     else:
         factor = torch.log1p(at)
         if rule == "log_n":
