@@ -9,8 +9,9 @@ from torch import Tensor
 from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._flex.masks import Window, mask_of, sources_of, window_of
 from relpos._flex.sources import B, D, H
+from relpos._mask.tile_mask import TileMask
 
-_Seen = tuple[Window | None, Tensor | None]
+_Seen = tuple[Window | None, TileMask | None]
 # Of each BlockMask, by batch rows and heads of a call.
 _KNOWN: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], _Seen]] = weakref.WeakKeyDictionary()
 

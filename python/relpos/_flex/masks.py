@@ -8,26 +8,23 @@ from torch import Tensor
 from relpos._base.errors import dtype_of, wrong_type, wrong_value
 from relpos._flex.pieces import over
 from relpos._flex.score import Unfit
-from relpos._flex.sources import apart, trace
+from relpos._flex.sources import Indexing, apart, trace
+from relpos._mask.tile_mask import TileMask, from_mask_mod
 
 Mask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Window = tuple[int, int]
 
-_PAIRS = 1 << 21  # looked at at a time
 
+def mask_of(mask_mod: Mask, batch: int, heads: int, queries: int, keys: int) -> TileMask:
+    """The pairs that attend."""
 
-def mask_of(mask_mod: Mask, batch: int, heads: int, queries: int, keys: int) -> Tensor:
-    """bool [batch, heads, queries, keys]: the pairs that attend."""
-    if not (queries and keys):
-        return torch.zeros(batch, heads, queries, keys, dtype=torch.bool)
-    b, h, kv_idx = torch.arange(batch), torch.arange(heads), torch.arange(keys)
-    rows = max(1, _PAIRS // (batch * heads * keys))
-    with torch.no_grad():
-        found = [
-            over(mask_mod, b, h, q_idx, kv_idx, paired=False)
-            for q_idx in torch.arange(queries).split(rows)
-        ]
-    return torch.cat(found, 2)
+    def visible(*index: Tensor) -> Tensor:
+        each = torch.broadcast_tensors(*index)
+        with Indexing(), torch.no_grad():
+            found = torch.vmap(mask_mod)(*(x.flatten() for x in each))
+        return found.view(each[0].shape)
+
+    return from_mask_mod(visible, queries, keys, batch=batch, heads=heads)
 
 
 def sources_of(mask_mod: Mask) -> frozenset[str]:
@@ -73,11 +70,10 @@ def both_windows(a: Window | None, b: Window | None) -> Window | None:
     return left, right
 
 
-def both_masks(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """What two masks for attn_mask= say together, of which one may have numbers."""
+def both_masks(a: Tensor | TileMask | None, b: TileMask | None) -> Tensor | TileMask | None:
+    """What two masks for attn_mask= say together, of which the first may have numbers."""
     if a is None or b is None:
         return b if a is None else a
-    if a.dtype == b.dtype == torch.bool:
+    if isinstance(a, TileMask):
         return a & b
-    numbers, seen = (b, a) if a.dtype == torch.bool else (a, b)
-    return torch.where(seen, numbers, -torch.inf)
+    return torch.where(b.dense(), a, -torch.inf)

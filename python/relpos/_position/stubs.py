@@ -16,16 +16,22 @@ from relpos import compose as compose
 from relpos import distributed as distributed
 from relpos import hf as hf
 from relpos import nn as nn
+from relpos import terms as terms
 from relpos._call.attention import attention as attention
 from relpos._call.attention import scores as scores
 from relpos._call.cache import KVCache as KVCache
 from relpos._call.merge import merge as merge
 from relpos._call.varlen import attention_varlen as attention_varlen
 from relpos._flex.lowered import from_score_mod as from_score_mod
+from relpos._mask.tile_mask import TileMask as TileMask
+from relpos._mask.tile_mask import from_mask_mod as from_mask_mod
+from relpos._position.buckets import Buckets as Buckets
 from relpos._position.check import check as check
 from relpos._position.classes import Rotary
 from relpos._position.layout import rope_permute as rope_permute
 from relpos._position.layout import skew as skew
+from relpos._position.own import Position as Position
+from relpos._position.pairs import PairClasses as PairClasses
 from relpos._position.position import SchemePosition
 from relpos._position.registry import schemes as schemes
 from relpos._position.registry import show_config as show_config
