@@ -185,8 +185,8 @@ class MultiheadAttention(torch.nn.Module):
           need_weights: returns the weights [B, H, Lq, Lk], or [B, Lq, Lk] with
             average_attn_weights, after dropout. They have no gradient: a backward pass through
             them raises an error.
-          attn_mask: [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]; True = blocked, floats are added.
-            A relpos.TileMask says which keys are seen, here as everywhere.
+          attn_mask: [Lq, Lk], [B * H, Lq, Lk] or [B, H, Lq, Lk]; True = blocked, floats are added;
+            or a relpos.TileMask, which says what is seen.
           average_attn_weights: give it with need_weights. Without it the weights are not averaged,
             and a warning says that torch's module would average them.
           is_causal: always applied, with attn_mask or without. If both are given and there are no
@@ -354,8 +354,7 @@ def _refuse_for_nested(**options: Any) -> None:
 
 
 def _check_causal_hint(attn_mask: Tensor | TileMask, queries: int, keys: int) -> None:
-    """torch's module treats is_causal as a hint about attn_mask, and may apply only one of them. It
-    takes no TileMask."""
+    """torch's module treats is_causal as a hint about attn_mask, and may apply only one of them."""
     if (
         isinstance(attn_mask, TileMask)
         or attn_mask.is_meta

@@ -186,10 +186,23 @@ void QueryBlock::find_range() {
   seen_from_ = seen_from;
   seen_to_ = seen_to;
   block.range = plan_.range;
-  if (!plan_.p.positions.consecutive) return;
+  if (!plan_.p.positions.consecutive) return narrow_range();
   const int64_t key = plan_.p.positions.key(block.batch, 0);
   block.range = low <= high ? std::pair{key + low, key + high}
                             : std::pair{plan_.range.first, plan_.range.first};
+}
+
+// Where keys have positions of their own: what lies between the keys that a mask by tiles may show.
+void QueryBlock::narrow_range() {
+  if (!plan_.p.visible.tiles.given()) return;
+  int64_t first = INT64_MAX, last = INT64_MIN;
+  for (int64_t j = seen_from_; j < seen_to_; ++j) {
+    const int64_t position = plan_.p.positions.key(block.batch, j);
+    first = std::min(first, position);
+    last = std::max(last, position);
+  }
+  block.range = first <= last ? std::pair{first - block.last_of_all, last - block.first_of_all}
+                              : std::pair{plan_.range.first, plan_.range.first};
 }
 
 void QueryBlock::load_queries() {

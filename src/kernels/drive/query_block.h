@@ -89,6 +89,7 @@ class QueryBlock {
   const uint64_t* words_of(int64_t t, uint64_t* own) const;
   // The keys and distances that rows see, and the positions of the rows of each group.
   void find_range();
+  void narrow_range();
   void load_queries();
   void decay_queries(const KeyTile& tile);
 
