@@ -28,7 +28,13 @@ struct Panel {
   // [2, kRows, kLanes], null: it is added to the pad. Rows of pads lie pages apart.
   const float* far_cells = nullptr;
   float* far_sums = nullptr;
+  // [kRows]: what the cells of a row are multiplied by as it reads them, and what it adds to the gradient;
+  // null: 1. The cells are finite then. And sums in lanes of what the row's numbers take [kRows, kLanes],
+  // dscores times cells; null: not wanted.
+  const float* gate = nullptr;
+  float* gate_sums = nullptr;
 
+  float gate_of(int row) const noexcept { return gate == nullptr ? 1.0f : gate[row]; }
   const float* row_cells(int row) const noexcept {
     return cells + (row_of == nullptr ? row : row_of[row]) * stride;
   }

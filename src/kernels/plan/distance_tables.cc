@@ -8,6 +8,7 @@
 #include "base/parallel.h"
 #include "kernels/block/load_rows.h"
 #include "kernels/block/long_product.h"
+#include "kernels/plan/table_cells.h"
 #include "kernels/plan/write_out.h"
 
 namespace relpos {
@@ -130,6 +131,33 @@ TablePlan::TablePlan(const Problem& p, ClassWindow over, const TermData& table, 
         std::fill(panel + x * kTile + round_up(count, kLanes), panel + (x + 1) * kTile, 0.0f);
       }
     }
+  });
+  finite = all_finite.load(std::memory_order_relaxed);
+}
+
+TablePlan::TablePlan(const Problem& p, ClassWindow over, const TermData& table, bool with_sums,
+                     Workspace& memory)
+    : window(std::move(over)) {
+  const TensorView view = four_axes(table.view);
+  TermData numbers = table;
+  numbers.view = TensorView(view.data, view.dtype, {view.shape[1], view.shape[2]},
+                            {view.strides[1], view.strides[2]});
+  heads = view.shape[1];
+  rank = padded_rank = 1;
+  entries = window.width;
+  if (with_sums) {
+    window.write_classes(memory);
+    classes = window.classes.get();
+  }
+  const int64_t stride = gated_stride();
+  gated = memory.take<float>(heads * stride);
+  std::atomic<bool> all_finite{true};
+  in_pieces_of_rows(p, heads, stride, [&](int64_t h, int64_t from, int64_t to) {
+    float* cells = gated.get() + h * stride + from;
+    write_cells(window, numbers, h, from - kPad, to - from, CellUnit::kNatural, cells);
+    const bool finite_cells =
+        std::all_of(cells, cells + (to - from), [](float x) { return std::isfinite(x); });
+    if (!finite_cells) all_finite.store(false, std::memory_order_relaxed);
   });
   finite = all_finite.load(std::memory_order_relaxed);
 }

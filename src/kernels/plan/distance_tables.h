@@ -75,12 +75,19 @@ struct TablePlan {
   bool finite = true;
   Buffer<float> rows;                   // [heads, entries, padded_rank]
   Buffer<float> transposed;             // [heads, panels of kTile entries, rank, kTile]
+  Buffer<float> gated;                  // [heads, kPad + width + kPad] of a gated bias; else empty
   double scale = 1.0;                   // of a row or column table's product, natural units
   const CoordinateTiles* at = nullptr;  // what a row table is read by; null: positions
 
   // `by_runs`: entries are runs, padded with zero rows to a multiple of kLanes.
   TablePlan(const Problem& p, ClassWindow over, const TermData& table, bool by_runs, bool with_rows,
             bool with_transposed, Workspace& memory);
+  // A row table of rank 1, whose rows read its cells times a number of their own. Only where it is finite:
+  // a factor of 0 takes what is not. `with_sums`: gradients are summed.
+  TablePlan(const Problem& p, ClassWindow over, const TermData& table, bool with_sums,
+            Workspace& memory);
+  bool is_gated() const noexcept { return gated.size() > 0; }
+  int64_t gated_stride() const noexcept { return window.width + 2 * kPad; }
   // The entries that read a row, those of one row together and in ascending order.
   std::vector<int64_t> by_class() const;
   bool by_runs() const noexcept { return runs.count > 0; }

@@ -23,6 +23,17 @@ Buffer<float> sum_query_added(const Problem& p, Workspace& memory) {
   return sums;
 }
 
+TablePlan row_table_plan(const Problem& p, const RowTable& term, ClassWindow window, bool backward,
+                         Workspace& memory) {
+  if (term.table.view.shape[term.table.view.rank - 1] == 1) {
+    TablePlan gated(p, std::move(window), term.table, backward, memory);
+    if (gated.finite) return gated;
+    window = std::move(gated.window);
+  }
+  const bool by_runs = Runs::count_of(window) * 4 < window.width * 3;
+  return {p, std::move(window), term.table, by_runs, backward, true, memory};
+}
+
 }  // namespace
 
 bool reads_in_place(const Problem& p) {
@@ -55,8 +66,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
   for (const RowTable& term : p.terms.row_tables) {
     const CoordinateTiles* at = coordinates.of(term);
     ClassWindow window(term.map, at == nullptr ? range : at->range(), memory);
-    const bool by_runs = Runs::count_of(window) * 4 < window.width * 3;
-    row_tables.emplace_back(p, std::move(window), term.table, by_runs, backward, true, memory);
+    row_tables.push_back(row_table_plan(p, term, std::move(window), backward, memory));
     row_tables.back().scale = term.scale.value_or(p.scale);
     row_tables.back().at = at;
   }

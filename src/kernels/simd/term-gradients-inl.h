@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include <cmath>
 #include <vector>
 
 #include "kernels/block/load_rows.h"
@@ -75,12 +76,126 @@ HWY_INLINE void add_to_pieces(const TileView& view, const Panel& panel, int row,
   }
 }
 
+// What a row sends back to a gated panel, whose cells it read times its gate.
+class GatedRow {
+ public:
+  HWY_INLINE GatedRow(const Panel& panel, int row)
+      : cells_(panel.row_cells(row)),
+        to_(panel.row_gradient(row)),
+        sums_(panel.gate_sums + row * kLanes),
+        gate_(panel.gate[row]),
+        finite_(std::isfinite(gate_)) {}
+
+  // x of the cells from `offset` on: those of a vector.
+  HWY_INLINE void add(V x, int64_t offset, V& sum) const {
+    const F d;
+    sum = hn::MulAdd(x, hn::LoadU(d, cells_ + offset), sum);
+    hn::StoreU(hn::MulAdd(hn::Set(d, gate_), x, hn::LoadU(d, to_ + offset)), d, to_ + offset);
+  }
+  // The same where a gate that is NaN or Inf does not reach a hidden pair.
+  HWY_INLINE void add_guarded(V x, int64_t offset, V& sum) const {
+    const F d;
+    const V own = hn::IfThenZeroElse(hn::Eq(x, hn::Zero(d)), hn::Mul(hn::Set(d, gate_), x));
+    sum = hn::MulAdd(x, hn::LoadU(d, cells_ + offset), sum);
+    hn::StoreU(hn::Add(own, hn::LoadU(d, to_ + offset)), d, to_ + offset);
+  }
+  HWY_INLINE void add_run(const float* x, int64_t offset) const {
+    const F d;
+    V sums[kSums];
+    load(sums);
+    if (HWY_LIKELY(finite_)) {
+      RELPOS_UNROLLED(v, kTileVectors) {
+        add(hn::Load(d, x + v * kN), offset + v * kN, sums[v % kSums]);
+      }
+    } else {
+      for (int v = 0; v < kTileVectors; ++v) {
+        add_guarded(hn::Load(d, x + v * kN), offset + v * kN, sums[v % kSums]);
+      }
+    }
+    store(sums);
+  }
+  // All of x[kTile] to a pad, whose cells are one number.
+  HWY_INLINE void add_pad(const float* x, int64_t pad) const {
+    const F d;
+    V all[kTileVectors], sums[kSums];
+    RELPOS_UNROLLED(v, kTileVectors) all[v] = hn::Load(d, x + v * kN);
+    for (int n = kTileVectors / 2; n > 0; n /= 2) {
+      for (int v = 0; v < n; ++v) all[v] = hn::Add(all[v], all[v + n]);
+    }
+    load(sums);
+    add_guarded(all[0], pad, sums[0]);
+    store(sums);
+  }
+  // One number to one cell.
+  HWY_INLINE void add_cell(float x, int64_t offset) const {
+    if (x == 0.0f) return;
+    *sums_ += x * cells_[offset];
+    to_[offset] += gate_ * x;
+  }
+  HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int row,
+                             const float* x) const {
+    const F d;
+    const Pieces& pieces = view.pieces;
+    const int64_t query = view.block.position[row] + panel.shift_of(row);
+    V sums[kSums];
+    load(sums);
+    for (int n = 0, v = 0; v < kTileVectors; ++v) {
+      const V all = hn::Load(d, x + v * kN);
+      for (; n < pieces.end[v]; ++n) {
+        add_guarded(hn::IfThenElseZero(pieces.mask(n), all), pieces.offset(panel, n, query),
+                    sums[v % kSums]);
+      }
+    }
+    store(sums);
+  }
+
+ private:
+  static constexpr int kSums = static_cast<int>(kLanes / kN);  // vectors
+
+  HWY_INLINE void load(V (&sums)[kSums]) const {
+    RELPOS_UNROLLED(n, kSums) sums[n] = hn::Load(F(), sums_ + n * kN);
+  }
+  HWY_INLINE void store(const V (&sums)[kSums]) const {
+    RELPOS_UNROLLED(n, kSums) hn::Store(sums[n], F(), sums_ + n * kN);
+  }
+
+  const float* cells_;
+  float *to_, *sums_;
+  const float gate_;
+  const bool finite_;
+};
+
+HWY_INLINE void add_to_gated(const TileView& view, const Panel& panel, int group, int rows,
+                             const float* x) {
+  const Side where = side_of(view, panel, group);
+  const bool run = is_run(view, panel);
+  for (int r = 0; r < rows; ++r, x += kTile) {
+    const int row = group + r;
+    const GatedRow to(panel, row);
+    if (where != Side::kNone) {
+      to.add_pad(x, pad_offset(panel, where));
+    } else if (run) {
+      to.add_run(x, run_offset(view, panel, row));
+    } else if (panel.at != nullptr) {
+      const int32_t* keys = own_keys(view, panel);
+      const int32_t query = own_query(view, panel, row);
+      for (int64_t c = 0; c < kTile; ++c) to.add_cell(x[c], panel.offset(keys[c] - query));
+    } else {
+      to.add_pieces(view, panel, row, x);
+    }
+  }
+}
+
 // Adds x[rows, kTile], zero where hidden and so outside the columns [first, end), into the gradient cells
 // that the rows of a group have in the panels.
 HWY_INLINE void add_to_gradients(const TileView& view, const std::vector<Panel>& panels, int group,
                                  int rows, const float* x, int64_t first, int64_t end) {
   for (const Panel& panel : panels) {
     if (panel.gradient == nullptr) continue;
+    if (panel.gate != nullptr) {
+      add_to_gated(view, panel, group, rows, x);
+      continue;
+    }
     if (const Side where = side_of(view, panel, group); where != Side::kNone) {
       const int64_t pad = pad_offset(panel, where);
       for (int r = 0; r < rows; ++r) {

@@ -33,10 +33,12 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int group, 
   const F d;
   const Pieces& pieces = view.pieces;
   const float* cells[kGroup];
+  float gates[kGroup];
   int64_t query[kGroup];
   for (int r = 0; r < kGroup; ++r) {
     const int row = std::min(group + r, view.block.rows - 1);
     cells[r] = panel.row_cells(row);
+    gates[r] = panel.gate_of(row);
     query[r] = view.block.position[row] + panel.shift_of(row);
   }
   for (int n = 0, v = 0; v < kTileVectors; ++v) {
@@ -46,7 +48,8 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int group, 
       const auto own = pieces.mask(n);
       RELPOS_UNROLLED(r, kGroup) {
         const float* from = cells[r] + pieces.offset(panel, n, query[r]);
-        sum[r] = hn::Add(sum[r], hn::MaskedLoad(own, d, from));
+        const V gated = hn::Mul(hn::Set(d, gates[r]), hn::MaskedLoad(own, d, from));
+        sum[r] = hn::Add(sum[r], hn::IfThenElseZero(own, gated));
       }
     }
     RELPOS_UNROLLED(r, kGroup) hn::Store(sum[r], d, sums + r * kTile + v * kN);
@@ -63,10 +66,12 @@ HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, flo
   const hn::RebindToSigned<F> di;
   const auto first = hn::Set(di, query + static_cast<int32_t>(panel.lo - kPad));
   const auto last = hn::Set(di, static_cast<int32_t>(panel.width + kPad));
+  const V gate = hn::Set(d, panel.gate_of(row));
   for (int64_t c = 0; c < kTile; c += kN) {
     const auto at = hn::Sub(hn::LoadU(di, keys + c), first);
     const auto cell = hn::Min(hn::Max(at, hn::Zero(di)), last);
-    hn::Store(hn::Add(hn::Load(d, sums + c), hn::GatherIndex(d, cells, cell)), d, sums + c);
+    const V gated = hn::Mul(gate, hn::GatherIndex(d, cells, cell));
+    hn::Store(hn::Add(hn::Load(d, sums + c), gated), d, sums + c);
   }
 }
 
@@ -142,8 +147,9 @@ class Additions {
       }
       first_cells(view, panel, group, at_[count_]);
       if (flat) {
-        add_flat(at_[count_]);
+        add_flat(panel, group, at_[count_]);
       } else {
+        if (panel.gate != nullptr) gates_[count_] = panel.gate + group;
         ++count_;
       }
     }
@@ -172,6 +178,16 @@ class Additions {
       }
     }
     for (int n = 0; n < count_; ++n) {
+      if (gates_[n] != nullptr) {
+        RELPOS_UNROLLED(r, R) {
+          const float* from = at_[n][row + r] + c;
+          const V gate = hn::Set(F(), gates_[n][row + r]);
+          RELPOS_UNROLLED(v, kVectors) {
+            sum[r][v] = hn::MulAdd(gate, hn::LoadU(F(), from + v * kN), sum[r][v]);
+          }
+        }
+        continue;
+      }
       RELPOS_UNROLLED(r, R) {
         const float* from = at_[n][row + r] + c;
         RELPOS_UNROLLED(v, kVectors) {
@@ -216,7 +232,8 @@ class Additions {
       }
       for (int r = 0; r < rows && (!run || n >= kMost); ++r) {
         if (run) {
-          add(sums_ + r * kTile, panel.row_cells(group + r) + run_offset(view, panel, group + r));
+          add(sums_ + r * kTile, panel.row_cells(group + r) + run_offset(view, panel, group + r),
+              panel.gate_of(group + r));
         } else {
           add_cells(view, panel, group + r, sums_ + r * kTile);
         }
@@ -229,11 +246,12 @@ class Additions {
     for (int r = 0; r < kGroup; ++r) {
       cells[r] = panel.row_cells(std::min(group + r, block.rows - 1)) + pad;
     }
-    add_flat(cells);
+    add_flat(panel, group, cells);
   }
-  HWY_INLINE void add_flat(const float* const (&cells)[kGroup]) {
+  HWY_INLINE void add_flat(const Panel& panel, int group, const float* const (&cells)[kGroup]) {
     for (int r = 0; r < kGroup; ++r) {
-      own_flat_[r] = flat_ != nullptr ? flat_[r] + *cells[r] : *cells[r];
+      const float cell = panel.gate_of(group + r) * *cells[r];
+      own_flat_[r] = flat_ != nullptr ? flat_[r] + cell : cell;
     }
     flat_ = own_flat_;
   }
@@ -255,10 +273,11 @@ class Additions {
     }
     ++count_;
   }
-  static HWY_INLINE void add(float* to, const float* from) {
+  static HWY_INLINE void add(float* to, const float* from, float gate) {
     const F d;
     for (int64_t c = 0; c < kTile; c += kN) {
-      hn::Store(hn::Add(hn::Load(d, to + c), hn::LoadU(d, from + c)), d, to + c);
+      const V gated = hn::Mul(hn::Set(d, gate), hn::LoadU(d, from + c));
+      hn::Store(hn::Add(hn::Load(d, to + c), gated), d, to + c);
     }
   }
 
@@ -269,6 +288,7 @@ class Additions {
   const float* flat_ = nullptr;  // [kGroup]
   float own_flat_[kGroup];
   const float* at_[kMost + 3][kGroup];
+  const float* gates_[kMost + 3] = {};  // of a gated panel: [kGroup]
   HWY_ALIGN_MAX float sums_[kGroup * kTile];
 };
 

@@ -105,7 +105,8 @@ struct TileView {
     } else {
       for (int row = 0; row < block.rows; ++row) {
         const float cell =
-            cells != nullptr ? cells[row] : panel.row_cells(row)[pad_offset(panel, where)];
+            cells != nullptr ? cells[row]
+                             : panel.gate_of(row) * panel.row_cells(row)[pad_offset(panel, where)];
         own_flat_[row] = far == 0 ? cell : flat[row] + cell;
       }
       std::fill(own_flat_ + block.rows, own_flat_ + round_up(block.rows, kGroup), 0.0f);

@@ -1,6 +1,7 @@
 #include "kernels/terms/row_tables.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/terms/row_factors.h"
 
@@ -10,8 +11,8 @@ namespace {
 // Whether a table's cells are not all there at once. Products that runs share are computed once a
 // block: a window of them would compute many anew.
 bool slides(const Plan& plan, const TablePlan& table) {
-  return plan.p.positions.consecutive && table.at == nullptr && !table.by_runs() &&
-         table.window.width > kSlidingCells;
+  return !table.is_gated() && plan.p.positions.consecutive && table.at == nullptr &&
+         !table.by_runs() && table.window.width > kSlidingCells;
 }
 
 // What a block reads of a table by coordinates of its own.
@@ -44,6 +45,7 @@ void move_shared(const Cut& from, const Cut& to, int rows, float* cells, int64_t
 }  // namespace
 
 int64_t RowTables::stride(const Plan& plan, const TablePlan& table) {
+  if (table.is_gated()) return table.gated_stride();
   if (table.at != nullptr) return round_up(table.window.width + 2 * kPad, kLanes);
   return slides(plan, table) ? kSlidingCells + 2 * kPad : plan.cell_stride(table.window);
 }
@@ -58,10 +60,11 @@ RowTables::Sums::Sums(const Plan& plan, const TermGradients& wants, SumMemory& m
 
 RowTables::RowTables(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const TablePlan& table : plan.row_tables) {
-    const int64_t factors = kRows * table.padded_rank, cells = kRows * stride(plan, table);
+    const int64_t factors = kRows * table.padded_rank;
+    const int64_t cells = (table.is_gated() ? kGroup : kRows) * stride(plan, table);
     Table& own = tables_.emplace_back();
     own.factor = memory.take<float>(factors);
-    own.cells = memory.take<float>(cells);
+    own.cells = memory.take<float>(table.is_gated() ? 0 : cells);
     own.factor_gradient = memory.take<float>(plan.backward ? factors : 0);
     own.cell_gradients = memory.take<float>(plan.backward ? cells : 0);
     own.panel.stride = stride(plan, table);
@@ -71,19 +74,52 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : Term(plan) {
     own.panel.gradient = own.cell_gradients.get();
     own.panel.at = table.at;
     own.panel.once = table.at == nullptr && plan.p.positions.consecutive;
+    if (!table.is_gated()) continue;
+    own.gate_lanes = memory.take<float>(plan.backward ? kRows * kLanes : 0);
+    own.gate_sums = memory.take<double>(plan.backward ? kRows : 0);
+    std::fill_n(own.cell_gradients.get(), own.cell_gradients.size(), 0.0f);
+    std::fill_n(own.factor.get(), factors, 0.0f);
+    own.panel.lo = table.window.lo;
+    own.panel.width = table.window.width;
+    own.panel.cells = table.gated.get();
+    own.panel.gate = own.factor.get();
+    own.panel.gate_sums = own.gate_lanes.get();
+    own.panel.takes_turns = true;
+    own.panel.once = false;
   }
+}
+
+void RowTables::attach_gated(const Block& block, int64_t n) {
+  static constexpr int64_t kOneHead[kRows] = {};
+  const TablePlan& table = plan_.row_tables[n];
+  Table& own = tables_[n];
+  own.panel.row_of = table.heads == 1 ? kOneHead : block.head;
+  for (int row = 0; row < round_up(block.rows, kGroup); ++row) {
+    float& gate = own.factor[row];
+    if (row >= block.rows) gate = 0.0f;
+    if (table.at != nullptr) continue;
+    const float* cells = own.panel.row_cells(row < block.rows ? row : 0);
+    own.far_cells[row] = gate * cells[0];
+    own.far_cells[kRows + row] = gate * cells[kPad + table.window.width];
+  }
+  std::fill_n(own.gate_lanes.get(), own.gate_lanes.size(), 0.0f);
+  std::fill_n(own.gate_sums.get(), own.gate_sums.size(), 0.0);
 }
 
 void RowTables::attach(Block& block, const float* queries) {
   for (size_t n = 0; n < tables_.size(); ++n) {
+    const TablePlan& table = plan_.row_tables[n];
     Table& own = tables_[n];
     own.cut = {};
-    own.cuts = GroupCuts(block, plan_.row_tables[n]);
-    own.seen = seen_cells(block, plan_.row_tables[n]);
     const RowTable& term = plan_.p.terms.row_tables[n];
-    load_row_factors(plan_, plan_.row_tables[n], term.factor, term.added, block, queries,
-                     own.factor.get());
+    load_row_factors(plan_, table, term.factor, term.added, block, queries, own.factor.get());
     std::fill_n(own.factor_gradient.get(), own.factor_gradient.size(), 0.0f);
+    if (table.is_gated()) {
+      attach_gated(block, n);
+    } else {
+      own.cuts = GroupCuts(block, table);
+      own.seen = seen_cells(block, table);
+    }
     block.scores.push_back(own.panel);
   }
 }
@@ -98,6 +134,10 @@ Cut RowTables::reach(const Block& block, int64_t n, int64_t t, int64_t count) co
 
 void RowTables::leave(const BlockGradients& rows, int64_t t, int64_t count, const Sums& sums) {
   for (size_t n = 0; n < tables_.size(); ++n) {
+    if (plan_.row_tables[n].is_gated()) {
+      add_gate_sums(rows.block, n);
+      continue;
+    }
     const Cut to = reach(rows.block, n, t, count);
     if (to != tables_[n].cut) leave_cells(rows, n, to, sums);
   }
@@ -107,6 +147,7 @@ void RowTables::before(Block& block, int64_t t, int64_t count) {
   for (size_t n = 0; n < tables_.size(); ++n) {
     const TablePlan& table = plan_.row_tables[n];
     Table& own = tables_[n];
+    if (table.is_gated()) continue;
     const Cut to = reach(block, n, t, count);
     if (to == own.cut) continue;
     const int64_t stride = own.panel.stride, kept = shared(own.cut, to);
@@ -166,9 +207,50 @@ void RowTables::leave_cells(const BlockGradients& rows, int64_t n, const Cut& to
   }
 }
 
+// Sums of lanes join those of the row, before they are long.
+void RowTables::add_gate_sums(const Block& block, int64_t n) {
+  Table& own = tables_[n];
+  for (int row = 0; row < block.rows; ++row) {
+    float* lanes = own.gate_lanes.get() + row * kLanes;
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      own.gate_sums[row] += static_cast<double>(std::exchange(lanes[lane], 0.0f));
+    }
+  }
+}
+
+// The gradients of the cells go to the table's, those of the gates to the factor's.
+void RowTables::finish_gated(const BlockGradients& rows, int64_t n, const Sums& sums) {
+  const Block& block = rows.block;
+  const TablePlan& table = plan_.row_tables[n];
+  Table& own = tables_[n];
+  add_gate_sums(block, n);
+  for (int row = 0; row < block.rows; ++row) {
+    own.factor_gradient[row] = static_cast<float>(own.gate_sums[row]);
+  }
+  const int64_t stride = own.panel.stride, width = table.window.width;
+  float* cells = own.cell_gradients.get();
+  fold_pads(plan_.kernels, table, kGroup, {0, width}, cells, stride);
+  const Cut touched = table.at == nullptr ? table.window.cut(block.range) : Cut{0, width};
+  float* to = sums.tables[n].cells;
+  if (to != nullptr) to = sums.tables[n].at(table, rows.g, touched.first);
+  in_pieces(touched.width, [&](int64_t begin, int64_t end) {
+    for (int64_t c = begin; c < end; ++c) {
+      float* from = cells + kPad + touched.first + c;
+      float sum = 0.0f;
+      for (int64_t r = 0; r < kGroup; ++r) sum += std::exchange(from[r * stride], 0.0f);
+      if (to != nullptr) to[c] += sum;
+    }
+  });
+  for (int64_t r = 0; r < kGroup; ++r) {
+    std::fill_n(cells + r * stride, kPad, 0.0f);
+    std::fill_n(cells + r * stride + kPad + width, kPad, 0.0f);
+  }
+}
+
 void RowTables::finish(const BlockGradients& rows, const Sums& sums) {
   const Block& block = rows.block;
   for (size_t n = 0; n < tables_.size(); ++n) {
+    if (plan_.row_tables[n].is_gated()) finish_gated(rows, n, sums);
     if (tables_[n].cut.width > 0) leave_cells(rows, n, {}, sums);
     double* added = sums.added[n];
     if (added != nullptr) added += rows.g * plan_.row_tables[n].rank;

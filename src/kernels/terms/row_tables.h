@@ -1,5 +1,6 @@
 // s1 <a_i, r[m(delta)]>: a panel for each query row, which holds the products of the block's rows with
-// the table's. Wide windows slide: the cells are those that the next tiles read.
+// the table's. Wide windows slide: the cells are those that the next tiles read. A table of rank 1 is a
+// bias that each row reads times its factor: the cells are those of the plan.
 // Reference twins: Head::row_factor(), Head::score_row() and HeadGradient::add_row_table().
 #pragma once
 
@@ -53,7 +54,14 @@ class RowTables : public Term {
     Buffer<float> far_cells;  // of a Panel
     // Backward: gradients of the two.
     Buffer<float> factor_gradient, cell_gradients;
+    // Of a gated bias: dscores times cells [kRows, kLanes], and their sums so far [kRows]. Its
+    // cell_gradients are [kGroup, stride].
+    Buffer<float> gate_lanes;
+    Buffer<double> gate_sums;
   };
+  void attach_gated(const Block& block, int64_t n);
+  void add_gate_sums(const Block& block, int64_t n);
+  void finish_gated(const BlockGradients& rows, int64_t n, const Sums& sums);
   void leave_cells(const BlockGradients& rows, int64_t n, const Cut& to, const Sums& sums);
   void finish_row(const Block& block, int64_t n, int row, double* added, float* dq,
                   std::vector<double>& factor) const;
