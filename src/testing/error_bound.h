@@ -58,6 +58,10 @@ class Sizes {
       for (TermData* data : {&t.table, &t.factor}) size(*data);
     }
     for (KeyBias& t : p.terms.key_biases) size(t.values);
+    for (PairBias& t : p.terms.pair_biases) size(t.table);
+    for (PairRows& t : p.terms.pair_rows) {
+      for (TermData* data : {&t.table, &t.factor}) size(*data);
+    }
     if (!p.visible.mask.given()) return;
     const TensorView mask = positive(c.mask.view());
     for (int64_t n = 0; n < mask.numel(); ++n) {
@@ -192,6 +196,7 @@ void add_turns(const random_terms::Case& c, const Sizes& sizes, const Tensor& ds
   Problem content = sizes.p;
   content.terms.row_tables.clear();
   content.terms.column_tables.clear();
+  content.terms.pair_rows.clear();
   Results own(c, DType::kFloat64);
   TermGradients terms = TermGradients::zeros(content.terms);
   ProblemGradients to = own.gradients(c);

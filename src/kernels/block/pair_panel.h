@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "kernels/block/sizes.h"
@@ -32,11 +33,12 @@ struct PairPanel {
   bool in_place(int64_t keys) const noexcept { return key_stride == 1 && keys == kTile; }
 };
 
-// Cells of a row: every class that a pair may have has one, the hidden one, too, and so have the lanes of
-// vectors that look cells up.
+// Cells of a row, a power of 2: every class that a pair may have has one, the hidden one, too, and so have
+// the lanes of all vectors among which cells are looked up.
 inline int64_t pair_stride(const PairClasses& classes, int64_t rows) noexcept {
-  constexpr int64_t kWhole = 2 * kLanes;
-  return round_up(std::max<int64_t>(rows, classes.hidden + 1), kWhole);
+  constexpr int64_t kLeast = 2 * kLanes;
+  const int64_t cells = std::max({kLeast, rows, int64_t{classes.hidden} + 1});
+  return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(cells)));
 }
 
 // Of batch row b, without cells.

@@ -244,8 +244,8 @@ void forward(Block& block, ForwardState& state, const KeyTile* tiles, int64_t fi
                                              finish);
           });
     }
-    // Masks are fetched group by group, and a guarded product has one group's sight.
-    const bool joins = tile.v_finite && !block.problem->visible.mask.given();
+    // Masks and classes are fetched group by group, and a guarded product has one group's sight.
+    const bool joins = tile.v_finite && !block.problem->visible.mask.given() && block.pairs.empty();
     for_each_run(
         sights, block.rows, joins, [&](int row, int end, const GroupSight& sight) HWY_ATTR {
           block.prefetch_pairs(row, end, t + 1);

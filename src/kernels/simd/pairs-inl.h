@@ -63,6 +63,10 @@ HWY_INLINE void for_tables(const PairPanel& panel, const Function& f) {
     if (panel.width <= 2 * kN) return f(std::integral_constant<int, 1>());
     if (panel.width <= 4 * kN) return f(std::integral_constant<int, 2>());
   }
+  if constexpr (kN == 16) {  // one instruction looks a cell up in two vectors
+    if (panel.width <= 8 * kN) return f(std::integral_constant<int, 4>());
+    return f(std::integral_constant<int, 8>());
+  }
   f(std::integral_constant<int, 0>());
 }
 
