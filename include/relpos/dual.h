@@ -1,5 +1,6 @@
 // Dual numbers: a value with its derivatives with respect to N variables, so that a formula computes
-// its own gradient. exp, ln, pow, sqrt and abs take double and Dual.
+// its own gradient. exp, ln, pow, sqrt and abs take double and Dual. A formula outside of namespace
+// relpos calls them as relpos::abs(x): abs(x) of a double may be the int's.
 #pragma once
 
 #include <array>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -57,5 +58,43 @@ class OptionMap {
 
 // Fills defaults, checks types, choices and names; throws Error naming the option and scheme.
 OptionMap make_options(const Scheme& scheme, const OptionValues& given);
+
+// The options of a scheme, each bound to the member that holds it. A member's value is the default.
+// Options named `heads`, `head_dim` or `value_dim` must be those of every call, where given.
+class OptionList {
+ public:
+  using Choices = std::vector<std::string>;
+
+  void required(const char* name, int64_t& size, const char* doc, int64_t least = 1);
+  void required(const char* name, std::string& choice, const Choices& choices, const char* doc);
+  void required(const char* name, std::vector<double>& values, const char* doc);
+  void size(const char* name, int64_t& size, const char* doc, int64_t least = 1);
+  void size(const char* name, std::optional<int64_t>& size, const char* doc, int64_t least = 1);
+  void flag(const char* name, bool& flag, const char* doc);
+  void number(const char* name, double& number, const char* doc);
+  void number(const char* name, std::optional<double>& number, const char* doc);
+  void values(const char* name, std::optional<std::vector<double>>& values, const char* doc);
+  void choice(const char* name, std::string& choice, const Choices& choices, const char* doc);
+  void choice_or_values(const char* name, std::variant<std::string, std::vector<double>>& either,
+                        const Choices& choices, const char* doc);
+  // Another name under which the option before it may be given.
+  void alias(const char* name);
+  // In Python, what follows is given by name alone.
+  void keyword_only() { positional_ = false; }
+
+ private:
+  template <typename T>
+  friend std::vector<OptionSpec> list_options();
+  template <typename T>
+  friend T read_options(const Scheme& scheme, const OptionMap& values);
+
+  void add(OptionSpec spec);
+  int64_t checked(const char* name, int64_t size, int64_t least) const;
+
+  std::vector<OptionSpec> specs_;
+  const char* scheme_ = nullptr;
+  const OptionMap* values_ = nullptr;  // null: the specs are listed
+  bool positional_ = true;
+};
 
 }  // namespace relpos

@@ -28,10 +28,14 @@ struct Scheme {
   std::string headline() const { return note.empty() ? summary : summary + ". " + note; }
 };
 
+// The library's own, by name. This list and the next are the same in every call.
 const std::vector<Scheme>& schemes();
 // One term of terms.h each, whose numbers and class map are all given with the call: "distance_bias".
 const std::vector<Scheme>& term_schemes();
-// A scheme or a term; nullptr when there is none of that name.
+// Those that the program added by register_scheme (scheme.h) so far, in that order.
+std::vector<const Scheme*> registered_schemes();
+// A scheme of one of these lists, which stays where it is until the program ends; nullptr when none
+// has that name. Any thread may ask while another registers.
 const Scheme* find_scheme(std::string_view name);
 
 struct Init {
@@ -83,7 +87,7 @@ struct ParameterSpec {
   bool integers() const noexcept { return input && !trainable; }
 };
 
-// The sizes of a call that inputs may have.
+// The sizes of a call that inputs may have; of `fits` and `text`, 0 where one is unknown.
 struct InputSizes {
   int64_t batch = 1, heads = 1, queries = 1, keys = 1, head_dim = 1;
 
@@ -99,6 +103,11 @@ struct InputSizes {
   std::vector<int64_t> shape(const ParameterSpec& spec) const;
   // The shape of a tensor that stands for it; 3 in the place of kAny, where the spec has no example.
   std::vector<int64_t> example(const ParameterSpec& spec) const;
+  // Whether a tensor of these dims can be the parameter or input: an unknown size and kAny are any;
+  // integers may have one row for all batch rows.
+  bool fits(const ParameterSpec& spec, const std::vector<int64_t>& dims) const;
+  // What fits, for errors: "[2, any, 64]".
+  std::string text(const ParameterSpec& spec) const;
 };
 
 // "queries" of kQueries; null of a number.
@@ -111,12 +120,14 @@ struct Part {
   std::shared_ptr<const Recipe> recipe;
   std::vector<TensorView> parameters;  // in the order of specs(), inputs at the end
 
-  const Scheme& scheme() const;  // throws Error where the part was not made by make_part
+  // These throw Error where the part was not made by make_part. They are valid as long as `recipe` is.
+  const Scheme& scheme() const;
   const OptionMap& options() const;
   const std::vector<ParameterSpec>& specs() const;
 };
 
-// Options are those of the scheme, any subset with the required ones; throws Error as make_options.
+// Options are those of the scheme, any subset with the required ones; throws Error as make_options, and
+// where the scheme refuses them. A scheme of the caller's own (make_scheme) may be gone before the part.
 Part make_part(const Scheme& scheme, const OptionValues& options);
 
 // A scheme or a sum of schemes. Empty: attention without positions.

@@ -13,12 +13,24 @@
 //   };
 //   RELPOS_SCHEME(toy, Toy, "Toy", "one line", "paper, section")
 //
+// Outside of the tree of relpos, register_scheme<Toy>("toy", "Toy", "one line", "paper, section") takes
+// the place of the last line.
+//
 // `terms` runs once, when a position is made. The library binds what it said to the tensors of each
-// call, and gives every parameter its gradient back through the view by which a term took it.
+// call, and gives every parameter its gradient back through the view by which a term took it. Functions
+// that a Builder is given are kept with the position, and any thread may call them: they hold copies,
+// never `this`, and have no state. What they throw reaches the caller.
+//
+// Sizes: B batch, H and Hk heads of queries and of keys, Lq and Lk lengths, D head size, Dv that of
+// values, M rows of a table, at least the classes of its map. What a Builder is told wrongly (another
+// number of axes, integers for numbers) is an Error "scheme: term: expected ..., got ..." when the
+// position is made; sizes that only a call knows are checked before that call computes anything.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -27,7 +39,7 @@
 #include <variant>
 #include <vector>
 
-#include "relpos/dual.h"
+#include "relpos/distance_formula.h"
 #include "relpos/error.h"
 #include "relpos/options.h"
 #include "relpos/position.h"
@@ -42,47 +54,10 @@ inline constexpr int64_t kLargestSize = int64_t{1} << 48;
 // Of heads and of a head's dims: some schemes compute a number for each when they are made.
 inline constexpr int64_t kLargestHeads = int64_t{1} << 20;
 
-// The options of a scheme, each bound to the member that holds it. A member's value is the default.
-// Options named `heads`, `head_dim` or `value_dim` must be those of every call, where given.
-class OptionList {
- public:
-  using Choices = std::vector<std::string>;
-
-  void required(const char* name, int64_t& size, const char* doc, int64_t least = 1);
-  void required(const char* name, std::string& choice, const Choices& choices, const char* doc);
-  void required(const char* name, std::vector<double>& values, const char* doc);
-  void size(const char* name, int64_t& size, const char* doc, int64_t least = 1);
-  void size(const char* name, std::optional<int64_t>& size, const char* doc, int64_t least = 1);
-  void flag(const char* name, bool& flag, const char* doc);
-  void number(const char* name, double& number, const char* doc);
-  void number(const char* name, std::optional<double>& number, const char* doc);
-  void values(const char* name, std::optional<std::vector<double>>& values, const char* doc);
-  void choice(const char* name, std::string& choice, const Choices& choices, const char* doc);
-  void choice_or_values(const char* name, std::variant<std::string, std::vector<double>>& either,
-                        const Choices& choices, const char* doc);
-  // Another name under which the option before it may be given.
-  void alias(const char* name);
-  // In Python, what follows is given by name alone.
-  void keyword_only() { positional_ = false; }
-
- private:
-  template <typename T>
-  friend std::vector<OptionSpec> list_options();
-  template <typename T>
-  friend T read_options(const Scheme& scheme, const OptionMap& values);
-
-  void add(OptionSpec spec);
-  int64_t checked(const char* name, int64_t size, int64_t least) const;
-
-  std::vector<OptionSpec> specs_;
-  const char* scheme_ = nullptr;
-  const OptionMap* values_ = nullptr;  // null: the specs are listed
-  bool positional_ = true;
-};
-
 // A parameter or an input, and how a term reads it.
 class Source {
  public:
+  // These throw Error where there are too few axes.
   Source transposed() const;               // the last two axes change places
   Source rolled() const;                   // the first axis becomes the last
   Source operator[](int64_t index) const;  // one entry of the first axis, which goes
@@ -101,23 +76,13 @@ class Source {
  private:
   friend class Builder;
   friend class SourceReader;
-  size_t index_ = 0;       // among the specs
+  size_t index_ = std::numeric_limits<size_t>::max();  // among the specs; at first none
   std::vector<int> axes_;  // of the parameter, in the order of the view; -1: none
   std::vector<std::pair<int, int64_t>> chosen_;  // axes that went, with the entry that stayed
   double multiplier_ = 1.0;
   double least_ = -std::numeric_limits<double>::infinity();
   double most_ = std::numeric_limits<double>::infinity();
   bool cumulative_ = false;
-};
-
-// A number for each head and distance, from a formula and the head's numbers.
-struct DistanceFormula {
-  std::function<double(double delta, const double* numbers)> value;
-  // Not empty: `delta` of the others is this number, computed once for all heads.
-  std::function<double(int64_t delta)> shared{};
-  // Adds upstream * (derivatives of value) to `gradients`.
-  std::function<void(double delta, const double* numbers, double upstream, double* gradients)>
-      add_gradients;
 };
 
 // A class map whose numbers are inputs of the call.
@@ -223,10 +188,6 @@ struct ColumnOptions {
   std::optional<double> scale{};
 };
 
-// Of a lambda (double delta, auto... N numbers) that works on double and Dual alike.
-template <size_t N, typename F>
-DistanceFormula distance_formula(F formula);
-
 class Builder {
  public:
   explicit Builder(Recipe& recipe) : recipe_(recipe) {}
@@ -241,6 +202,8 @@ class Builder {
   void value_dim(int64_t size, const char* option);
   // Throws unless the call has so many key heads.
   void kv_heads(int64_t heads, const char* option);
+
+  // A trained parameter. Names are unique in a scheme; parameters come before inputs.
   Source parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
                    const std::string& doc, std::vector<Origin> origins = {});
   // A parameter that is not trained: its numbers follow from the options.
@@ -257,29 +220,30 @@ class Builder {
   Source integers(const std::string& name, const std::vector<int64_t>& shape,
                   const std::vector<double>& example, const std::string& doc);
 
-  // b[h, m(delta)] of a table [H, M]; an input may have one row for all heads.
+  // b[h, m(delta)] of a table [H, M], or of [1, M] for all heads.
   void bias(const ClassMap& map, const Source& table) { table_bias(map, table, {}); }
   void bias(const ClassMap& map, const Source& table, const Along& along) {
     table_bias(map, table, along);
   }
-  void bias(const GivenMap& map, const Source& table, const std::optional<Along>& along) {
+  void bias(const GivenMap& map, const Source& table, const std::optional<Along>& along = {}) {
     table_bias(map, table, along);
   }
-  // b[h, delta] = formula(delta, numbers of head h...), each of `numbers` one number a head. The
-  // formula takes (double, auto...) and works on double and Dual alike.
-  template <typename F, typename... Sources>
+  // b[h, delta] = formula(delta, numbers of head h...), each of `numbers` parameters with one number a
+  // head. The formula takes (double, auto...) and works on double and Dual alike (dual.h). A call whose
+  // distances are too far apart for a table of them is an Error.
+  template <typename F, std::same_as<Source>... Sources>
   void bias(F formula, const Sources&... numbers) {
     formula_bias(distance_formula<sizeof...(Sources)>(std::move(formula)), {numbers...});
   }
   // b[h, delta] = formula(shared(delta), numbers of head h...).
-  template <typename F, typename... Sources>
+  template <typename F, std::same_as<Source>... Sources>
   void bias_of(std::function<double(int64_t delta)> shared, F formula, const Sources&... numbers) {
     DistanceFormula made = distance_formula<sizeof...(Sources)>(std::move(formula));
     made.shared = std::move(shared);
     formula_bias(std::move(made), {numbers...});
   }
   // The same for a sum of so many formulas: each of `numbers` is [H, count], formula n reads column n.
-  template <typename F, typename... Sources>
+  template <typename F, std::same_as<Source>... Sources>
   void bias_sum(int64_t count, F formula, const Sources&... numbers) {
     std::vector<Source> all;
     for (int64_t n = 0; n < count; ++n) (all.push_back(numbers.transposed()[n]), ...);
@@ -291,11 +255,12 @@ class Builder {
   void bias(const ClassMap& map, const Perceptron& perceptron);
   // b[h, delta] of a network.
   void bias(int64_t heads, Network network);
-  // past[h] min(delta, 0) + future[h] max(delta, 0); a side that is not given adds nothing.
+  // past[h] min(delta, 0) + future[h] max(delta, 0), [H] each; a side that is not given adds nothing.
   void slopes(const std::optional<Source>& past, const std::optional<Source>& future);
-  // scale <a_i, r[m(delta)]>: terms.h.
+  // scale <a_i, r[m(delta)]> of a table [M, r] or [H, M, r]: terms.h. r is D, or that of a factor
+  // [B, H, Lq, r]; `added` is [H, r].
   void rows(const AnyMap& map, const Source& table, const RowOptions& options = {});
-  // scale <c_j, r'[m(delta)]>: terms.h.
+  // scale <c_j, r'[m(delta)]>: terms.h. r is D, or that of a factor [B, Hk, Lk, r].
   void columns(const AnyMap& map, const Source& table, const ColumnOptions& options = {});
   // scale <q_i + added, weight features(delta)> for all distances of the call: weight [H D, width] or
   // [H, D, width], and `features` writes `width` numbers.
@@ -310,6 +275,7 @@ class Builder {
                       const std::optional<Source>& added = {});
   // scale <R added[h], R k_j> joins the scores: [H, D].
   void query_added(const Source& added);
+  // t[m(delta)] joins v_j: [M, Dv] or [H, M, Dv].
   void values(const AnyMap& map, const Source& table);
   // values [H, Lk] or [B, H, Lk]; `up_to_query` as in KeyBias of terms.h.
   void key_bias(const Source& values, bool up_to_query = false);
@@ -320,7 +286,7 @@ class Builder {
   // scores [H] or [B, H, Lq], without values, that join the softmax of each row.
   void sink(const Source& scores);
   // R of the scores. `rotation` turns by positions, whose frequencies `by` may replace or multiply by
-  // something else.
+  // something else. Error where its dims are not within D, or other than two a frequency.
   void rotation(const Rotation& rotation, const TurnBy::Any& by = {});
   // From the number of a token, its offset included, to its position, where a call gives none.
   void place(std::function<int64_t(int64_t token)> place);
@@ -340,6 +306,19 @@ class Builder {
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
   Source declare(ParameterSpec spec);
   int64_t size_of(const Source& source) const;  // elements of what a term reads
+  // Throw Error "scheme: term: expected ..., got ..." unless a source has one of these numbers of axes
+  // (none: any) and the kind of numbers.
+  void check_source(const Source& source, std::initializer_list<size_t> axes, const char* term,
+                    const char* expected) const;
+  void check_numbers(const Source& source, std::initializer_list<size_t> axes, const char* term,
+                     const char* expected) const;
+  void check_integers(const std::optional<Source>& source, std::initializer_list<size_t> axes,
+                      const char* term, const char* expected) const;
+  void check_map(const AnyMap& map, const char* term) const;
+  void check_along(const std::optional<Along>& along) const;
+  void check_perceptron(const Perceptron& perceptron) const;
+  void check_network(const Network& network) const;
+  void check_turn(const TurnBy::Any& by) const;
 
   Recipe& recipe_;
 };
@@ -347,32 +326,6 @@ class Builder {
 // A shape [rows, columns], or [heads, rows, columns] where heads are given.
 std::vector<int64_t> table_shape(const std::optional<int64_t>& heads, int64_t rows,
                                  int64_t columns);
-
-// Each of the numbers as a Dual with a slope of 1 along its own axis.
-template <size_t N, size_t... I>
-std::array<Dual<N>, N> duals(const double* numbers, std::index_sequence<I...>) {
-  std::array<Dual<N>, N> all{Dual<N>(numbers[I])...};
-  ((all[I].slope[I] = 1.0), ...);
-  return all;
-}
-
-template <size_t N, typename F>
-DistanceFormula distance_formula(F formula) {
-  DistanceFormula made;
-  made.value = [formula](double delta, const double* numbers) {
-    return [&]<size_t... I>(std::index_sequence<I...>) -> double {
-      return formula(delta, numbers[I]...);
-    }(std::make_index_sequence<N>());
-  };
-  made.add_gradients = [formula](double delta, const double* numbers, double upstream,
-                                 double* gradients) {
-    const auto with_slopes = duals<N>(numbers, std::make_index_sequence<N>());
-    const Dual<N> result = std::apply(
-        [&](const auto&... number) -> Dual<N> { return formula(delta, number...); }, with_slopes);
-    for (size_t n = 0; n < N; ++n) gradients[n] += upstream * result.slope[n];
-  };
-  return made;
-}
 
 std::shared_ptr<const Recipe> make_recipe(const Scheme& scheme, const OptionMap& options,
                                           const std::function<void(Builder&)>& terms);
@@ -410,8 +363,21 @@ Scheme make_scheme(std::string name, std::string class_name, std::string summary
           }};
 }
 
-// NAME is the file's name, TYPE the struct above it; the rest is CLASS_NAME, SUMMARY, SOURCE and, where
-// a call needs to know more than the summary says, NOTE.
+// Adds a scheme to those that find_scheme, parse_position and make_part know, until the program ends;
+// schemes() stays as it is, registered_schemes() lists it. Any thread may register. Throws Error where
+// the name does not match [a-z][a-z0-9_]*, or where there is a scheme of that name already.
+const Scheme& register_scheme(Scheme scheme);
+// The same of make_scheme: register_scheme<Toy>("toy", "Toy", "one line", "paper, section").
+template <typename T>
+const Scheme& register_scheme(std::string name, std::string class_name, std::string summary,
+                              std::string source, std::string note = "") {
+  return register_scheme(make_scheme<T>(std::move(name), std::move(class_name), std::move(summary),
+                                        std::move(source), std::move(note)));
+}
+
+// For schemes in the tree of relpos, which are found by the names of their files: NAME is the file's
+// name, TYPE the struct above it; the rest is CLASS_NAME, SUMMARY, SOURCE and, where a call needs to
+// know more than the summary says, NOTE.
 #define RELPOS_SCHEME(NAME, TYPE, ...)                            \
   namespace schemes_impl {                                        \
   Scheme NAME() { return make_scheme<TYPE>(#NAME, __VA_ARGS__); } \

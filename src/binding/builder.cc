@@ -37,75 +37,10 @@ void add_numbers(Recipe& recipe, const Source& source, std::vector<TermData> Ter
 
 }  // namespace
 
-Source Builder::declare(ParameterSpec spec) {
-  for (const int64_t size : spec.shape) {
-    require(size >= 0 || spec.input, spec.name, ": only inputs have sizes that a call decides");
-  }
-  if (!spec.input) checked_numel(spec.shape, scheme());
-  require(spec.input || recipe_.specs.empty() || !recipe_.specs.back().input, spec.name,
-          ": parameters are declared before inputs");
-  Source source;
-  source.index_ = recipe_.specs.size();
-  for (size_t axis = 0; axis < spec.shape.size(); ++axis) {
-    source.axes_.push_back(static_cast<int>(axis));
-  }
-  recipe_.specs.push_back(std::move(spec));
-  return source;
-}
-
-int64_t Builder::size_of(const Source& source) const {
-  int64_t size = 1;
-  for (const int axis : source.axes_) {
-    if (axis >= 0) size *= recipe_.specs[source.index_].shape[static_cast<size_t>(axis)];
-  }
-  return size;
-}
-
-const char* Builder::scheme() const { return recipe_.scheme->name.c_str(); }
-
-void Builder::value_dim(int64_t size, const char* option) {
-  recipe_.fits.push_back({&CallSizes::value_dim, option, size});
-}
-
-void Builder::kv_heads(int64_t heads, const char* option) {
-  recipe_.fits.push_back({&CallSizes::kv_heads, option, heads});
-}
-
-Source Builder::parameter(const std::string& name, const std::vector<int64_t>& shape, Init init,
-                          const std::string& doc, std::vector<Origin> origins) {
-  return declare({name, shape, std::move(init), true, doc, std::move(origins)});
-}
-
-Source Builder::fixed(const std::string& name, const std::vector<int64_t>& shape, Init init,
-                      const std::string& doc) {
-  return declare({name, shape, std::move(init), false, doc});
-}
-
-Source Builder::input(const std::string& name, const std::vector<int64_t>& shape, Init example,
-                      const std::string& doc, std::vector<int64_t> sizes) {
-  ParameterSpec spec{name, shape, std::move(example), true, doc, {}, true};
-  spec.example = std::move(sizes);
-  return declare(std::move(spec));
-}
-
-Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape, int64_t most,
-                         const std::string& doc, DType dtype) {
-  const Init example = Init::uniform(0, static_cast<double>(most));
-  ParameterSpec spec{name, shape, example, false, doc, {}, true};
-  spec.integer = dtype;
-  return declare(std::move(spec));
-}
-
-Source Builder::integers(const std::string& name, const std::vector<int64_t>& shape,
-                         const std::vector<double>& example, const std::string& doc) {
-  ParameterSpec spec{name, shape, Init::each(example), false, doc, {}, true};
-  spec.example = {std::ssize(example)};
-  return declare(std::move(spec));
-}
-
 // What the bound terms of `along` are read by; null: positions.
 std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
     const std::optional<Along>& along) const {
+  check_along(along);
   if (!along) return [](const PartCall&) { return Seen(nullptr, 0); };
   if (!along->queries) {
     return [along = *along](const PartCall& call) {
@@ -124,6 +59,8 @@ std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
 
 void Builder::table_bias(const AnyMap& map, const Source& table,
                          const std::optional<Along>& along) {
+  check_numbers(table, {2}, "bias", "a table [H, M] or [1, M]");
+  check_map(map, "bias");
   const SourceReader numbers(table);
   recipe_.add(
       &Terms::biases, &TermGradients::biases,
@@ -145,6 +82,7 @@ void Builder::table_bias(const AnyMap& map, const Source& table,
 }
 
 void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
+  check_perceptron(perceptron);
   const std::vector<int64_t>& first = recipe_.specs[perceptron.first_weight.index_].shape;
   const std::vector<int64_t>& second = recipe_.specs[perceptron.second_weight.index_].shape;
   const PerceptronTable table(perceptron, first.at(1), first.at(0), second.at(0), map.classes());
@@ -157,8 +95,11 @@ void Builder::bias(const ClassMap& map, const Perceptron& perceptron) {
 }
 
 void Builder::formula_bias(DistanceFormula formula, const std::vector<Source>& numbers) {
-  const int64_t heads = size_of(numbers.at(0));
+  require(!numbers.empty(), "bias: a formula needs a source with one number for each head");
+  check_numbers(numbers[0], {}, "bias", "numbers of a formula");
+  const int64_t heads = size_of(numbers[0]);
   for (const Source& source : numbers) {
+    check_numbers(source, {}, "bias", "numbers of a formula");
     require(size_of(source) == heads, "a formula's parameters have one number for each head");
   }
   const FormulaTable table(scheme(), std::move(formula), heads, numbers);
@@ -194,6 +135,7 @@ DistanceFormula Builder::sum_of(DistanceFormula one, int64_t count, size_t numbe
 }
 
 void Builder::bias(int64_t heads, Network network) {
+  check_network(network);
   recipe_.has_reach = recipe_.has_reach || network.check_reach != nullptr;
   recipe_.reads_distances = true;
   std::vector<int64_t> widths{1};
@@ -211,6 +153,9 @@ void Builder::bias(int64_t heads, Network network) {
 
 void Builder::slopes(const std::optional<Source>& past, const std::optional<Source>& future) {
   require(past || future, "slopes: expected one side or both");
+  for (const std::optional<Source>* side : {&past, &future}) {
+    if (*side) check_numbers(**side, {1}, "slopes", "numbers [H]");
+  }
   const std::array<SourceReader, 2> sides{SourceReader(past), SourceReader(future)};
   const SourceReader& either = sides[past ? 0 : 1];
   recipe_.add(
@@ -245,6 +190,10 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
 }
 
 void Builder::rows(const AnyMap& map, const Source& table, const RowOptions& options) {
+  check_numbers(table, {2, 3}, "rows", "a table [M, r] or [H, M, r]");
+  if (options.factor) check_numbers(*options.factor, {4}, "rows", "a factor [B, H, Lq, r]");
+  if (options.added) check_numbers(*options.added, {2}, "rows", "added vectors [H, r]");
+  check_map(map, "rows");
   const SourceReader numbers(table), factor(options.factor), added(options.added);
   recipe_.add(
       &Terms::row_tables, &TermGradients::row_tables,
@@ -282,6 +231,8 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
 
 void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
                            const std::optional<Source>& adds) {
+  check_numbers(weight, {2, 3}, "projected_rows", "weights [H D, width] or [H, D, width]");
+  if (adds) check_numbers(*adds, {2}, "projected_rows", "added vectors [H, D]");
   const SourceReader numbers(weight), added(adds);
   const int64_t width =
       recipe_.specs[weight.index_].shape.at(static_cast<size_t>(weight.axes_.back()));
@@ -318,6 +269,9 @@ void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf
 }
 
 void Builder::columns(const AnyMap& map, const Source& table, const ColumnOptions& options) {
+  check_numbers(table, {2, 3}, "columns", "a table [M, r] or [H, M, r]");
+  if (options.factor) check_numbers(*options.factor, {4}, "columns", "a factor [B, Hk, Lk, r]");
+  check_map(map, "columns");
   const SourceReader numbers(table), factor(options.factor);
   recipe_.add(
       &Terms::column_tables, &TermGradients::column_tables,
@@ -332,16 +286,20 @@ void Builder::columns(const AnyMap& map, const Source& table, const ColumnOption
 }
 
 void Builder::query_added(const Source& added) {
+  check_numbers(added, {2}, "query_added", "vectors [H, D]");
   add_numbers(recipe_, added, &Terms::query_added, &TermGradients::query_added);
   ++recipe_.positionless;
 }
 
 void Builder::sink(const Source& scores) {
+  check_numbers(scores, {1, 3}, "sink", "scores [H] or [B, H, Lq]");
   add_numbers(recipe_, scores, &Terms::sinks, &TermGradients::sinks);
   ++recipe_.positionless;
 }
 
 void Builder::values(const AnyMap& map, const Source& table) {
+  check_numbers(table, {2, 3}, "values", "a table [M, Dv] or [H, M, Dv]");
+  check_map(map, "values");
   const SourceReader numbers(table);
   recipe_.add(
       &Terms::value_tables, &TermGradients::value_tables,
@@ -355,6 +313,7 @@ void Builder::values(const AnyMap& map, const Source& table) {
 }
 
 void Builder::key_bias(const Source& values, bool up_to_query) {
+  check_numbers(values, {2, 3}, "key_bias", "values [H, Lk] or [B, H, Lk]");
   if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
   if (!up_to_query) ++recipe_.positionless;
   const SourceReader numbers(values);
@@ -365,14 +324,5 @@ void Builder::key_bias(const Source& values, bool up_to_query) {
         numbers.add_gradient(call, own.table, sums);
       });
 }
-
-void Builder::place(std::function<int64_t(int64_t)> place) { recipe_.place = std::move(place); }
-
-void Builder::place(std::function<int64_t(int64_t)> query, std::function<int64_t(int64_t)> key) {
-  recipe_.place = std::move(query);
-  recipe_.place_key = std::move(key);
-}
-
-void Builder::ends() { recipe_.has_reach = true; }
 
 }  // namespace relpos

@@ -111,11 +111,35 @@ BoundAngles bound(const Rotation::ByPosition&, const TurnBy::Tables& by) {
 
 }  // namespace
 
+void Builder::check_turn(const TurnBy::Any& by) const {
+  const auto refuse_none = [&](bool given) {
+    require(given, "rotation: expected a function, of the coordinate or of the length");
+  };
+  if (const auto* own = std::get_if<TurnBy::Coordinates>(&by))
+    refuse_none(own->coordinate != nullptr);
+  if (const auto* own = std::get_if<TurnBy::Length>(&by)) refuse_none(own->frequency != nullptr);
+  if (const auto* own = std::get_if<TurnBy::HeadFrequencies>(&by)) {
+    refuse_none(own->coordinate != nullptr);
+    check_numbers(own->frequency, {3}, "rotation", "frequencies [axes, Hk or 1, pairs]");
+  }
+  if (const auto* own = std::get_if<TurnBy::GivenCoordinates>(&by)) {
+    check_integers(own->queries, {3}, "rotation", "coordinates of queries [B, axes, Lq]");
+    check_integers(own->keys, {3}, "rotation", "coordinates of keys [B, axes, Lk]");
+  }
+  if (const auto* own = std::get_if<TurnBy::Tables>(&by)) {
+    for (const Source* table : {&own->q_cos, &own->q_sin, &own->k_cos, &own->k_sin}) {
+      check_numbers(*table, {3}, "rotation", "cosines and sines [B, L, pairs]");
+    }
+  }
+}
+
 void Builder::rotation(const Rotation& rotation, const TurnBy::Any& by) {
   const auto* length = std::get_if<TurnBy::Length>(&by);
   if (length != nullptr && !length->length) recipe_.reads_length = true;
-  const auto& turn = std::get<Rotation::ByPosition>(rotation.angles);
-  const BoundAngles angles = std::visit([&](const auto& own) { return bound(turn, own); }, by);
+  const auto* turn = rotation.by<Rotation::ByPosition>();
+  require(turn != nullptr, "rotation: expected angles by position; TurnBy says what replaces them");
+  check_turn(by);
+  const BoundAngles angles = std::visit([&](const auto& own) { return bound(*turn, own); }, by);
   recipe_.add(
       &Terms::rotations, &TermGradients::rotations,
       [=, bind = angles.bind](const PartCall& call) {

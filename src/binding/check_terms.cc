@@ -106,7 +106,8 @@ void check_bias(const DistanceBias& bias, const CallShape& call, const std::stri
     check_value(bias.table.view.rank == 2 && bias.table.view.shape[0] == call.heads &&
                     bias.table.view.shape[1] >= bias.map->classes(),
                 who, ": its bias table is ", Shape{bias.table.view},
-                " ([heads, classes]) but query has ", call.heads, " heads");
+                " ([heads, classes]) but query has ", call.heads, " heads, and distances have ",
+                bias.map->classes(), " classes");
   }
   check_coordinates(bias, call, who);
   check_value(bias.coordinates == nullptr || !bias.slopes.view.given(), who,

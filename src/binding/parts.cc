@@ -92,17 +92,9 @@ void check_parameters(const Part& part, const CallSizes& sizes) {
   const InputSizes of_call{sizes.batch, heads, sizes.queries, sizes.keys, sizes.head_dim};
   for (size_t n = 0; n < specs.size(); ++n) {
     const TensorView& view = part.parameters[n];
-    bool fits = view.given() && view.rank == static_cast<int>(specs[n].shape.size());
-    for (size_t axis = 0; fits && axis < specs[n].shape.size(); ++axis) {
-      const int64_t size = of_call.size(specs[n].shape[axis]);
-      const int64_t said = specs[n].shape[axis];
-      const bool unknown = said < 0 && size == 0;
-      const bool shared = said == kBatch && specs[n].integers() && view.shape[axis] == 1;
-      fits = unknown || shared || size == kAny || view.shape[axis] == size;
-    }
-    if (!fits) {
+    if (!view.given() || !of_call.fits(specs[n], view.dims())) {
       throw_error(ErrorKind::kValue, who, ": ", specs[n].name, ": expected ",
-                  sizes_text(of_call.shape(specs[n])), ", got ", Shape{view});
+                  of_call.text(specs[n]), ", got ", Shape{view});
     }
     if (specs[n].integers() ? view.dtype != specs[n].integer : !is_floating(view.dtype)) {
       throw_error(ErrorKind::kType, who, ": ", specs[n].name, ": expected ",

@@ -54,7 +54,7 @@ class Recipe {
     int64_t expected;
   };
 
-  const Scheme* scheme = nullptr;
+  std::shared_ptr<const Scheme> scheme;  // never null
   OptionMap options;
   std::vector<ParameterSpec> specs;
   std::vector<RecipeTerm> terms;

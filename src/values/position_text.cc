@@ -97,6 +97,8 @@ class Parser {
     if (scheme == nullptr) {
       std::vector<std::string> names;
       for (const Scheme& known : schemes()) names.push_back(known.name);
+      for (const Scheme& known : term_schemes()) names.push_back(known.name);
+      for (const Scheme* known : registered_schemes()) names.push_back(known->name);
       throw_error(ErrorKind::kValue, "position: no scheme '", name, "' at character ", begin + 1,
                   " of \"", text_, "\"", suggestion(name, names));
     }
