@@ -49,7 +49,7 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
     double value = 0.0;
     switch (spec.init.kind) {
       case Init::Kind::kValues:
-        value = values.size() == 1 ? values[0] : values[static_cast<size_t>(n)];
+        value = values.empty() ? 0.0 : values[static_cast<size_t>(n) % values.size()];
         break;
       case Init::Kind::kUniform:
         value = spec.init.low + random.uniform() * (spec.init.high - spec.init.low);
@@ -66,12 +66,10 @@ Tensor initialise(const ParameterSpec& spec, DType dtype, Random random) {
 }
 
 void check_fits(const std::string& file, const std::string& name, const ParameterSpec& spec,
-                const TensorView& view) {
+                const InputSizes& sizes, const TensorView& view) {
   const std::string who = file + ": tensor " + io::printable(name);
-  const bool fits = std::ranges::equal(view.dims(), spec.shape, [](int64_t size, int64_t said) {
-    return said == kAny || size == said;
-  });
-  check_value(fits, who, ": expected shape ", sizes_text(spec.shape), ", got ", view.shape_text());
+  check_value(sizes.fits(spec, view.dims()), who, ": expected shape ", sizes.text(spec), ", got ",
+              view.shape_text());
   if (spec.integers() ? view.dtype != spec.integer : !is_floating(view.dtype)) {
     throw_error(ErrorKind::kType, who, ": expected ",
                 spec.integers() ? dtype_name(spec.integer) : "a floating dtype", ", got ",
@@ -130,14 +128,13 @@ std::string held_text(const io::SafetensorsFile& source) {
 
 Parameters::Parameters(Position& position, const std::string& file, uint64_t seed, DType dtype,
                        const InputSizes& sizes, const std::vector<std::string>& inputs)
-    : file_(file), parts_(position.parts.size()) {
+    : file_(file), sizes_(sizes), parts_(position.parts.size()) {
   std::map<std::string, int> uses;
   for (size_t part = 0; part < position.parts.size(); ++part) {
     std::vector<ParameterSpec> specs = position.parts[part].specs();
     for (size_t index = 0; index < specs.size(); ++index) {
       ++uses[specs[index].name];
       specs[index].example = sizes.example(specs[index]);
-      specs[index].shape = sizes.shape(specs[index]);
       items_.push_back({part, index, specs[index].name, std::move(specs[index]), {}, false});
     }
   }
@@ -149,7 +146,11 @@ Parameters::Parameters(Position& position, const std::string& file, uint64_t see
   Random seeds(seed);
   for (Parameter& item : items_) {
     const Random random(seeds.bits());  // drawn for all, so that a file changes no other parameter
-    if (!item.from_file) item.tensor = initialise(item.spec, dtype, random);
+    if (!item.from_file) {
+      item.spec.shape = sizes.shape(item.spec);
+      item.tensor = initialise(item.spec, dtype, random);
+    }
+    item.spec.shape = item.tensor.view().dims();
     position.parts[item.part].parameters.push_back(item.tensor.view());
   }
 }
@@ -160,7 +161,7 @@ void Parameters::load(const std::string& file) {
   check_value(items_.size() == 1, file, ": a .npy file holds one parameter, the position has ",
               items_.size(), ": give .safetensors");
   items_[0].tensor = io::read_npy(file);
-  check_fits(file, items_[0].name, items_[0].spec, items_[0].tensor.view());
+  check_fits(file, items_[0].name, items_[0].spec, sizes_, items_[0].tensor.view());
   items_[0].from_file = true;
 }
 
@@ -176,7 +177,7 @@ void Parameters::load_inputs(const std::vector<std::string>& inputs) {
                 known.empty() ? std::string("it has no inputs") : "it has " + join(known));
     const std::string file = input.substr(equals + 1);
     item->tensor = io::read_npy(file);
-    check_fits(file, name, item->spec, item->tensor.view());
+    check_fits(file, name, item->spec, sizes_, item->tensor.view());
     item->from_file = true;
   }
 }
@@ -189,13 +190,15 @@ void Parameters::load_safetensors(const std::string& file) {
   for (Parameter& item : items_) {
     const Found found = find(source, item);
     if (found.entry == nullptr) continue;
-    const auto expected = found.turned ? last_two_swapped(item.spec.shape) : item.spec.shape;
+    ParameterSpec expected = item.spec;
+    if (found.turned) expected.shape = last_two_swapped(expected.shape);
     const std::string name = io::printable(found.entry->name);
-    check_value(found.entry->shape == expected, file, ": tensor ", name, ": expected shape ",
-                shape_text(expected), ", got ", shape_text(found.entry->shape));
+    check_value(sizes_.fits(expected, found.entry->shape), file, ": tensor ", name,
+                ": expected shape ", sizes_.text(expected), ", got ",
+                shape_text(found.entry->shape));
     item.tensor = source.read(*found.entry);
     if (found.turned) item.tensor = transposed(item.tensor);
-    check_fits(file, found.entry->name, item.spec, item.tensor.view());
+    check_fits(file, found.entry->name, item.spec, sizes_, item.tensor.view());
     item.from_file = any = true;
   }
   check_value(any, file, ": holds none of the position's parameters: ",

@@ -13,8 +13,8 @@ namespace relpos::cli {
 
 struct Parameter {
   size_t part = 0, index = 0;
-  std::string name;  // in files: the dotted name, "PART.name" where two parts share it
-  ParameterSpec spec;
+  std::string name;    // in files: the dotted name, "PART.name" where two parts share it
+  ParameterSpec spec;  // with the shape of the tensor
   Tensor tensor;
   bool from_file = false;
 };
@@ -50,6 +50,7 @@ class Parameters {
   // The names of the items for which `holds` is true.
   std::vector<std::string> names(const std::function<bool(const Parameter&)>& holds) const;
   std::string file_, held_;
+  InputSizes sizes_;
   size_t parts_;
   std::vector<Parameter> items_;
 };

@@ -147,6 +147,37 @@ def test_an_input_of_a_position(tmp_path):
     assert "has no input 'x'; it has log_f" in refusal(*words, "--input", f"x={path}")
 
 
+def test_the_inputs_of_a_term(tmp_path):
+    """A table for any distances and the class map are files; the gradient has the table's name."""
+    q, dout, table = drawn(1, 2, 5, 4), drawn(1, 2, 5, 4), drawn(2, 9)
+    files = {"table": table.numpy(), "first": np.array([-4])}
+    table_file, first_file = save(tmp_path, **files)
+    words = [*inputs(tmp_path, query=q, key=q, value=q, backward=dout), "--position"]
+    words += ["distance_bias(map=clamp)", "--grads", tmp_path / "g"]
+    given = ["--input", f"table={table_file}", "--input", f"first={first_file}"]
+    summary = report(*words, *given)
+    assert summary["parameters"][0] == {
+        "name": "table", "shape": [2, 9], "dtype": "float32", "trainable": True, "from": "file"
+    }  # fmt: skip
+    assert list(summary["gradients"]) == ["dq", "dk", "dv", "table"]
+
+    table.requires_grad_()
+    rows = torch.arange(5)[None] - torch.arange(5)[:, None] + 4
+    scores = (q @ q.mT) / 2 + table[:, rows]
+    out = scores.softmax(-1) @ q
+    (want,) = gradients([out], [dout], [table])
+    close(loaded(tmp_path / "o.npy"), out.detach())
+    close(loaded(tmp_path / "g" / "table.npy"), want, 1e-5)
+
+    missing = "first is missing: the smallest distance of a row; give --input first=FILE.npy"
+    assert missing in refusal(*words, *given[:2])
+    assert "it has table, first" in refusal(*words, "--input", f"tabel={table_file}")
+    wrong, rank = save(tmp_path, wrong=np.array([-4.0]), rank=np.zeros((2, 9, 1)))
+    assert "first: expected int64, got float64" in refusal(*words, "--input", f"first={wrong}")
+    said = refusal(*words, "--input", f"table={rank}")
+    assert "table: expected shape [any, any], got [2, 9, 1]" in said
+
+
 @pytest.mark.parametrize("path", ["fused", "reference"])
 def test_grouped_heads_and_a_cache(tmp_path, path):
     position = relpos.RoPE(16, layout="half") + relpos.T5Bias(4, bidirectional=False)
