@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs build/release into a fresh prefix, then builds and runs examples/cpp against it from
 # outside the tree. Then takes the tree into another project by FetchContent, which must set nothing
-# there; with RELPOS_FULL=1 the example is built in it and run, too.
+# there. With RELPOS_FULL=1 the example is built in that and run, too; examples/own_bias is built
+# against the installed library and must train; and each installed header is compiled alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,12 +12,27 @@ trap 'rm -rf "$out"' EXIT
 for component in dev tool; do
   "$cmake" --install build/release --prefix "$out/prefix" --component "$component" >/dev/null
 done
+# built SOURCE BUILD: against the installed library.
+built() {
+  "$cmake" -S "$1" -B "$2" -DCMAKE_PREFIX_PATH="$out/prefix" -DCMAKE_BUILD_TYPE=Release \
+    >"$out/log" 2>&1 && "$cmake" --build "$2" >>"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+}
 cp -r examples/cpp "$out/source"
-"$cmake" -S "$out/source" -B "$out/build" -DCMAKE_PREFIX_PATH="$out/prefix" \
-  -DCMAKE_BUILD_TYPE=Release >"$out/log" 2>&1 &&
-  "$cmake" --build "$out/build" >>"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+built "$out/source" "$out/build"
 "$out/build/relpos_example"
 "$out/prefix/bin/relpos" --version
+
+if [ -n "${RELPOS_FULL:-}" ]; then
+  cp -r examples/own_bias "$out/own_bias"
+  built "$out/own_bias" "$out/build_own_bias"
+  "$out/build_own_bias/relpos_own_bias" | tee "$out/losses"
+  awk 'NR == 1 { first = $NF } { last = $NF } END { exit !(NR > 1 && last < first / 10) }' \
+    "$out/losses" || { echo "examples/own_bias: expected a loss that falls to a tenth"; exit 1; }
+  for header in "$out"/prefix/include/relpos/*.h; do
+    g++ -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -I"$out/prefix/include" \
+      -include "$header" -x c++ /dev/null
+  done
+fi
 
 sed "s|find_package(relpos .*|include(FetchContent)\nFetchContent_Declare(relpos SOURCE_DIR $PWD)\nFetchContent_MakeAvailable(relpos)|" \
   examples/cpp/CMakeLists.txt >"$out/source/CMakeLists.txt"

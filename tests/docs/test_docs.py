@@ -70,6 +70,11 @@ def test_cpp_compiles_and_runs(page, tmp_path):
         ran([program])
 
 
+def test_the_page_of_cpp_shows_the_example():
+    example = (ROOT / "examples/own_bias/main.cc").read_text()
+    assert example in blocks(ROOT / "docs/cpp.md", "cpp")
+
+
 @with_blocks("sh")
 def test_shell_runs(page, tmp_path):
     """From a folder with what the commands read, the tool on the path."""
