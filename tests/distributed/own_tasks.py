@@ -186,6 +186,10 @@ def trained(wrap, layout, mode):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     if wrap == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
+    if wrap == "fsdp2":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model, mesh=mesh)
     with distributed.context_parallel(
         mesh, layout=layout, mode=mode, buffers=[x], buffer_seq_dims=[1]
     ):
@@ -194,4 +198,9 @@ def trained(wrap, layout, mode):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-    return {n.removeprefix("module."): p.grad.numpy() for n, p in model.named_parameters()}
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        full = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+        found[name.removeprefix("module.")] = full.numpy()
+    return found

@@ -134,7 +134,7 @@ def test_packed_grids_are_refused():
 
 
 @pytest.mark.parametrize("mode", ["ring", "all_gather", "ulysses"])
-@pytest.mark.parametrize("wrap", ["none", "ddp"])
+@pytest.mark.parametrize("wrap", ["none", "ddp", "fsdp2"])
 def test_a_layer_under_context_parallel(wrap, mode):
     x = numbers(8, 2, 24, 32)
     wanted = own_tasks.step_of_model(x)
