@@ -56,6 +56,8 @@ CHOSEN = {
     "shaw": Chosen({"max_distance": 64}, forward=(1.12, 1.08), backward=(1.4, 1.25)),
     "music_transformer": Chosen(causal=True, forward=(1.55, 1.5), backward=(1.7, 1.62)),
     "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
+    "pair_bias": Chosen(forward=(1.06, None), backward=(1.15, None)),
+    "pair_rows": Chosen(forward=(1.06, None), backward=(1.15, None)),
     "xpos": Chosen(forward=(1.4, 1.15), backward=(1.4, 1.15)),
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
     "decomposed": Chosen(shape=(1, 12, 4096, 4096, 64), forward=(1.12, None)),  # SAM
@@ -81,14 +83,17 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) ->
     inputs = [spec for spec in scheme.describe(**options).parameters if spec.input]
     if not inputs:
         return position
-    of_call = dict(zip(("batch", "heads", "queries", "keys"), shape[:4], strict=True))
+    named = ("batch", "heads", "queries", "keys", "head_dim")
+    of_call = dict(zip(named, shape[:5], strict=True)) | {"any": 3}
     drawn = []
     for spec in inputs:
-        tensor = torch.empty([of_call.get(n, n) for n in spec.shape])
+        tensor = torch.empty([of_call.get(n, n) for n in spec.example])
         if spec.trainable:
             drawn.append(tensor.uniform_(spec.low, spec.high))
         elif page:
             drawn.append(torch.randint(0, page, tensor.shape))
+        elif spec.integer == "uint8":  # classes of pairs
+            drawn.append(torch.randint(0, int(spec.high) + 1, tensor.shape, dtype=torch.uint8))
         else:
             of_tokens = torch.arange(tensor.shape[-1]) % int(spec.high + 1)
             drawn.append(of_tokens.expand(tensor.shape).contiguous())

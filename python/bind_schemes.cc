@@ -117,6 +117,8 @@ void add_initial(const ParameterSpec& spec, nb::dict& parameter) {
   parameter["deviation"] = init.deviation;
   parameter["input"] = spec.input;
   parameter["cumulative"] = spec.cumulative;
+  parameter["example"] = to_python(spec.example.empty() ? spec.shape : spec.example);
+  parameter["integer"] = spec.integers() ? dtype_name(spec.integer) : "";
 }
 
 // The canonical text, the complete options, the parameters and the rotated size of a scheme.

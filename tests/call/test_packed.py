@@ -13,15 +13,15 @@ from relpos.distributed._geometry import Side, placing
 from relpos.distributed._layout import Run
 
 from tests.support import ring_case
-from tests.support.oracle import configs_of, exclusive, oracle_of, reads_length, registry
+from tests.support.oracle import configs_of, exclusive, oracle_of, reads_length
 from tests.support.ranks import shared
 from tests.support.ring_case import HEAD_DIM, HEADS, VALUE_DIM, Case, joined
-from tests.support.sample import configurations, summed
+from tests.support.sample import BY_TOKENS, configurations, summed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SCHEMES = {name: [] for name in registry()}
-for scheme, configuration in configurations(HEADS, HEAD_DIM, VALUE_DIM, registry()):
+SCHEMES = {name: [] for name in BY_TOKENS}
+for scheme, configuration in configurations(HEADS, HEAD_DIM, VALUE_DIM, BY_TOKENS):
     SCHEMES[scheme].append(configuration)
 PLACING = [name for name in SCHEMES if "places" in exclusive(name)]
 EXACT = 1e-10  # of float64

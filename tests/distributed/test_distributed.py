@@ -8,10 +8,9 @@ from relpos.distributed._geometry import HALVED_FROM
 
 from tests.distributed.ring_promise import expected, shares_of_bounds, times_alone
 from tests.support import ring_case
-from tests.support.oracle import registry
 from tests.support.ranks import shared
 from tests.support.ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
-from tests.support.sample import configurations
+from tests.support.sample import BY_TOKENS, configurations
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 SIZES = (2, 3, 4) if FULL else (2, 3)
@@ -21,7 +20,7 @@ ROWS = 20  # of queries and heads, from which on two errors are compared
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-CONFIGURATIONS = configurations(HEADS, HEAD_DIM, VALUE_DIM, registry())
+CONFIGURATIONS = configurations(HEADS, HEAD_DIM, VALUE_DIM, BY_TOKENS)
 FOUND = {"bounds": {}, "times": {}}  # {kind of result: numbers of all cases}
 
 

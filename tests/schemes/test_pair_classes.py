@@ -147,6 +147,22 @@ def test_bfloat16_and_sums():
     torch.testing.assert_close(out.double(), expected, rtol=0.03, atol=0.03)
 
 
+def test_packed_sequences_have_classes_of_all_their_tokens():
+    lengths = [3, 70, 20]
+    starts = torch.tensor([0, 3, 73, 93])
+    q, k, v, _ = (x[0].transpose(0, 1) for x in tensors(queries=93, keys=93))
+    table, classes = drawn(HEADS, 20, dtype=torch.float32), classes_of(20, 93, 93)
+    out = relpos.attention_varlen(
+        q, k, v, cu_seqlens_q=starts, position=relpos.PairBias()(table, classes)
+    )
+    for first, count in zip(starts.tolist(), lengths, strict=False):
+        own = slice(first, first + count)
+        alone = [x[own].transpose(0, 1)[None] for x in (q, k, v)]
+        position = relpos.PairBias()(table, classes[own, own])
+        expected = relpos.attention(*alone, position=position)[0].transpose(0, 1)
+        torch.testing.assert_close(out[own], expected, rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_refused():
     q, k, v, _ = tensors(queries=6, keys=9)
     table, classes = drawn(HEADS, 5, dtype=torch.float32), classes_of(5, 6, 9)

@@ -8,6 +8,7 @@ from tests.support.oracle import configs_of, exclusive, oracle_of, part_of, regi
 HEADS, HEAD_DIM, VALUE_DIM = 4, 8, 6
 UNBOUND = [name for name in registry() if not hasattr(oracle_of(name), "inputs")]
 PLAIN = [name for name in UNBOUND if "places" not in exclusive(name)]  # tokens at their numbers
+BY_TOKENS = [name for name in registry() if not hasattr(oracle_of(name), "seen")]  # not by pairs
 NAMES = ["none", *PLAIN, "sum"]  # of `position`
 
 

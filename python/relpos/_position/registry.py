@@ -36,7 +36,8 @@ class ParameterSpec:
     """One parameter of a scheme under given options."""
 
     name: str  # dotted, as in the scheme's origin
-    shape: tuple[int | str, ...]  # of an input: "batch", "heads", "queries", "keys" of the call
+    # Of an input: "batch", "heads", "queries", "keys" and "head_dim" are the call's; "any".
+    shape: tuple[int | str, ...]
     init: str  # "values", "uniform", "normal", "turned"
     low: float  # bounds of the uniform
     high: float
@@ -47,6 +48,8 @@ class ParameterSpec:
     origins: tuple[Origin, ...]
     input: bool  # given with each call: position(tensor)
     cumulative: bool  # read as its sums along the last axis
+    example: tuple[int | str, ...]  # the shape of one to draw, where nobody gives it
+    integer: str  # the dtype of an input of integers, "int64" or "uint8"; "": of floating numbers
 
 
 @dataclass(frozen=True)
