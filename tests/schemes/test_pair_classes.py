@@ -3,6 +3,7 @@
 import pytest
 import relpos
 import torch
+from relpos.distributed._pieces import Inputs
 
 from tests.support.oracle import gradients, naive
 from tests.support.sample import tensors
@@ -161,6 +162,13 @@ def test_packed_sequences_have_classes_of_all_their_tokens():
         position = relpos.PairBias()(table, classes[own, own])
         expected = relpos.attention(*alone, position=position)[0].transpose(0, 1)
         torch.testing.assert_close(out[own], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ranks_refuse_what_belongs_to_pairs():
+    with pytest.raises(
+        ValueError, match=r"pair_bias\.classes has an axis of queries"
+    ):
+        Inputs.of("pair_bias()", [torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.uint8)])
 
 
 def test_what_is_refused():
