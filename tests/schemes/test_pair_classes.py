@@ -165,9 +165,7 @@ def test_packed_sequences_have_classes_of_all_their_tokens():
 
 
 def test_ranks_refuse_what_belongs_to_pairs():
-    with pytest.raises(
-        ValueError, match=r"pair_bias\.classes has an axis of queries"
-    ):
+    with pytest.raises(ValueError, match=r"pair_bias\.classes has an axis of queries"):
         Inputs.of("pair_bias()", [torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.uint8)])
 
 
