@@ -29,6 +29,8 @@ from case import (
     speedup,
     with_unit,
 )
+from relpos._position.classes import class_of
+from relpos._position.registry import term_schemes
 from clock import Budget, timer
 from formulas import FULL, LONG, Shape
 from torch import Tensor, nn
@@ -68,7 +70,7 @@ CHOSEN = {
 def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) -> Any:
     """A position of the scheme; sizes that must be given are those of the call, else its length,
     or the side of a square of its tokens. Inputs are drawn as the scheme's example says."""
-    scheme = next((s for s in relpos.schemes() if s.name == name), None)
+    scheme = next((s for s in (*relpos.schemes(), *term_schemes()) if s.name == name), None)
     if scheme is None:
         raise ValueError(f"no scheme {name} in this build's registry")
     sizes = {"heads": shape[1], "head_dim": shape[4]}
@@ -79,7 +81,7 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) ->
         return math.isqrt(shape[3]) if option.type == "values" else sizes.get(option.name, shape[3])
 
     options = {o.name: required(o) for o in scheme.options if o.required} | chosen
-    position = getattr(relpos, scheme.class_name)(**options)
+    position = class_of(scheme)(**options)
     inputs = [spec for spec in scheme.describe(**options).parameters if spec.input]
     if not inputs:
         return position

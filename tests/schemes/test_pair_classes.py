@@ -5,13 +5,14 @@ import relpos
 import torch
 from relpos.distributed._pieces import Inputs
 
-from tests.support.oracle import gradients, naive
+from tests.support.oracle import gradients, naive, registry
 from tests.support.sample import tensors
 from tests.support.steps import same_bits, step
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HEADS, DIM = 4, 8
+PairBias, PairRows = registry()["pair_bias"], registry()["pair_rows"]
 
 
 def drawn(*shape, seed=1, dtype=torch.float64):
@@ -54,16 +55,16 @@ def test_equals_the_formula(count, close):
     shared, own = classes_of(count, 37, 135), classes_of(count, 2, 37, 135)
     for heads in (1, HEADS):
         table = drawn(heads, count, dtype=dtype)
-        position = relpos.PairBias()(table, shared)
+        position = PairBias()(table, shared)
         compared(inputs, position, [table], lambda t, q: t[:, shared.long()], **close)
     table = drawn(count, DIM, dtype=dtype)
-    position = relpos.PairRows(batched=True)(table, own)
+    position = PairRows(batched=True)(table, own)
     rows = own.long()[:, None]  # [B, 1, Lq, Lk]
     compared(inputs, position, [table], lambda t, q: by_head(t[rows], q, DIM**-0.5), **close)
     table, factor = drawn(HEADS, count, 3, dtype=dtype), drawn(2, HEADS, 37, 3, dtype=dtype)
     given = {"table": table, "classes": shared, "factor": factor}
     for scale in (None, 0.3):
-        position = relpos.PairRows(per_head=True, factor=True, scale=scale)(**given)
+        position = PairRows(per_head=True, factor=True, scale=scale)(**given)
         by = DIM**-0.5 if scale is None else scale
         compared(
             inputs,
@@ -84,13 +85,13 @@ def test_bytes_may_lie_anywhere(count):
     wide[1:, 3:] = classes
     found = []
     for view in (classes, apart[:, ::2], classes.T.contiguous().T, wide[1:, 3:]):
-        position = relpos.PairBias()(table, view)
+        position = PairBias()(table, view)
         found.append(step(*inputs, position, also=[table]))
         same_bits(found[-1][:1], found[0][:1])
     for each in found:
         torch.testing.assert_close(each, found[0], rtol=1e-5, atol=1e-5)
     one = classes[:1].expand(70, 128)
-    given = [relpos.PairBias()(table, x) for x in (one, one.contiguous())]
+    given = [PairBias()(table, x) for x in (one, one.contiguous())]
     same_bits(*(step(*inputs, position, also=[table]) for position in given))
 
 
@@ -109,8 +110,7 @@ def test_a_hidden_class_is_a_mask(hidden, queries, keys):
     with torch.no_grad():
         for x in inputs[1:3]:
             x[:, :, 5] = torch.nan
-    for kind, own in (("PairBias", table), ("PairRows", rows)):
-        made = getattr(relpos, kind)
+    for made, own in ((PairBias, table), (PairRows, rows)):
         masked = step(*inputs, made()(own, shown), also=[own], attn_mask=seen)
         found = step(*inputs, made(hidden=hidden)(own, classes), also=[own])
         same_bits(found, masked)
@@ -120,14 +120,14 @@ def test_a_hidden_class_is_a_mask(hidden, queries, keys):
         assert torch.equal(scores == -torch.inf, ~seen.expand(scores.shape))
     with torch.no_grad():
         table[:, 3] = torch.nan  # which no visible pair reads
-    out = relpos.attention(*inputs[:3], position=relpos.PairBias(hidden=hidden)(table, classes))
+    out = relpos.attention(*inputs[:3], position=PairBias(hidden=hidden)(table, classes))
     assert not out.isnan().any()
 
 
 def test_few_queries_are_rows_of_many():
     q, k, v, _ = tensors(batch=2, queries=40, keys=300)
     table, classes = drawn(HEADS, 50, dtype=torch.float32), classes_of(50, 2, 40, 300)
-    bias = relpos.PairBias(batched=True)
+    bias = PairBias(batched=True)
     whole = relpos.attention(q, k, v, position=bias(table, classes))
     for n in (0, 17, 39):
         row = slice(n, n + 1)
@@ -139,7 +139,7 @@ def test_bfloat16_and_sums():
     inputs = [x.bfloat16() for x in tensors(queries=100, keys=100)]
     table, rows = drawn(HEADS, 30, dtype=torch.float32), drawn(30, DIM, dtype=torch.float32)
     classes, rope = classes_of(30, 100, 100), relpos.RoPE(DIM, layout="half")
-    both = [rope, relpos.PairBias()(table, classes), relpos.PairRows()(rows, classes)]
+    both = [rope, PairBias()(table, classes), PairRows()(rows, classes)]
     out = relpos.attention(*inputs[:3], position=both)
     q, k, v = (x.double() for x in inputs[:3])
     at = classes.long()
@@ -153,13 +153,11 @@ def test_packed_sequences_have_classes_of_all_their_tokens():
     starts = torch.tensor([0, 3, 73, 93])
     q, k, v, _ = (x[0].transpose(0, 1) for x in tensors(queries=93, keys=93))
     table, classes = drawn(HEADS, 20, dtype=torch.float32), classes_of(20, 93, 93)
-    out = relpos.attention_varlen(
-        q, k, v, cu_seqlens_q=starts, position=relpos.PairBias()(table, classes)
-    )
+    out = relpos.attention_varlen(q, k, v, cu_seqlens_q=starts, position=PairBias()(table, classes))
     for first, count in zip(starts.tolist(), lengths, strict=False):
         own = slice(first, first + count)
         alone = [x[own].transpose(0, 1)[None] for x in (q, k, v)]
-        position = relpos.PairBias()(table, classes[own, own])
+        position = PairBias()(table, classes[own, own])
         expected = relpos.attention(*alone, position=position)[0].transpose(0, 1)
         torch.testing.assert_close(out[own], expected, rtol=1e-5, atol=1e-5)
 
@@ -172,7 +170,7 @@ def test_ranks_refuse_what_belongs_to_pairs():
 def test_what_is_refused():
     q, k, v, _ = tensors(queries=6, keys=9)
     table, classes = drawn(HEADS, 5, dtype=torch.float32), classes_of(5, 6, 9)
-    bias, rows = relpos.PairBias(), relpos.PairRows()
+    bias, rows = PairBias(), PairRows()
 
     def run(position):
         return relpos.attention(q, k, v, position=position)
@@ -188,9 +186,7 @@ def test_what_is_refused():
         (bias(table, classes[None]), r"classes: expected \[6, 9\]"),
         (rows(drawn(5, 3, dtype=torch.float32), classes), r"table: expected \[any, 8\]"),
         (
-            relpos.PairRows(factor=True)(
-                drawn(5, 3, dtype=torch.float32), classes, drawn(1, HEADS, 6, 4)
-            ),
+            PairRows(factor=True)(drawn(5, 3, dtype=torch.float32), classes, drawn(1, HEADS, 6, 4)),
             r"expected a table \[classes, 4\] or \[4, classes, 4\], got \[5, 3\]",
         ),
     ):
@@ -200,6 +196,6 @@ def test_what_is_refused():
         with pytest.raises(TypeError, match="classes: expected uint8"):
             run(bias(table, wrong))
     with pytest.raises(ValueError, match="hidden"):
-        relpos.PairBias(hidden=256)
+        PairBias(hidden=256)
     with pytest.raises(ValueError, match="hidden"):
-        relpos.PairBias(hidden=-1)
+        PairBias(hidden=-1)
