@@ -173,9 +173,11 @@ def test_the_inputs_of_a_term(tmp_path):
     assert missing in refusal(*words, *given[:2])
     assert "it has table, first" in refusal(*words, "--input", f"tabel={table_file}")
     wrong, rank = save(tmp_path, wrong=np.array([-4.0]), rank=np.zeros((2, 9, 1)))
-    assert "first: expected int64, got float64" in refusal(*words, "--input", f"first={wrong}")
+    assert "tensor 'first': expected int64, got float64" in refusal(
+        *words, "--input", f"first={wrong}"
+    )
     said = refusal(*words, "--input", f"table={rank}")
-    assert "table: expected shape [any, any], got [2, 9, 1]" in said
+    assert "tensor 'table': expected shape [any, any], got [2, 9, 1]" in said
 
 
 @pytest.mark.parametrize("path", ["fused", "reference"])

@@ -49,13 +49,13 @@ std::function<int64_t(int64_t)> grid_place(const Builder& b, const std::vector<d
   b.require(!sides.empty() && sides.size() <= 3, "grid: expected one to three sides, got ",
             sides.size());
   return [sides](int64_t token) {
-    int64_t place = 0, step = 1;
+    int64_t place = 0, stride = 1;
     for (size_t axis = sides.size(); axis-- > 0;) {
       const int64_t side = sides[axis];
       const int64_t at = axis == 0 ? token : (token % side + side) % side;
       token = (token - at) / side;
-      place += at * step;
-      step *= 2 * side - 1;
+      place += at * stride;
+      stride *= 2 * side - 1;
     }
     return place;
   };
