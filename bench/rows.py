@@ -29,10 +29,10 @@ from case import (
     speedup,
     with_unit,
 )
-from relpos._position.classes import class_of
-from relpos._position.registry import term_schemes
 from clock import Budget, timer
 from formulas import FULL, LONG, Shape
+from relpos._position.classes import class_of
+from relpos._position.registry import term_schemes
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PAGE = (ROOT / "docs/compositions.md").read_text()
 RECIPES = PAGE[PAGE.index("\n## Recipes\n") :]
-FUNCTION = re.compile(r"^def (\w+)\(.*?(?=^\S)", re.M | re.S)
+FUNCTION = re.compile(r"^(?:def|class) (\w+)\(.*?(?=^\S)", re.M | re.S)
 B, H, HK, L, D, DV = 2, 4, 2, 13, 8, 6
 DOUBLE = torch.float64
 
@@ -82,7 +82,7 @@ def test_recipes_are_short_and_have_a_test():
     for name, source in functions().items():
         assert len(source.strip().splitlines()) <= 15, name
         assert f"test_{name}" in globals(), name
-    assert len(functions()) == len(re.findall(r"^def ", RECIPES, re.M)) == 10
+    assert len(functions()) == len(re.findall(r"^(?:def|class) ", RECIPES, re.M)) == 15
 
 
 def test_bam():
@@ -224,3 +224,72 @@ def test_path():
             scores = scores + score * (row * k[:, :, j]).sum(-1)[..., None, None]
             row = (row[..., None, :] @ reflections[:, :, j])[..., 0, :]
     agree(found, attended(scores / D**0.5, v), [q, k, v, w, beta])
+
+
+def test_wavelets():
+    q, k, v = inputs()
+    found = relpos.attention(q, k, v, position=recipe("wavelets")(D, scales=2), is_causal=True)
+    score = torch.zeros(B, H, L, L, dtype=DOUBLE)
+    for d in range(D):
+        t = (DELTA - d % 4) / 2 ** (d // 4)
+        score = score + q[..., d, None] * (1 - t**2) * torch.exp(-(t**2) / 2)
+    agree(found, attended((products(q, k) + score) / D**0.5, v), [q, k, v])
+
+
+def test_GatedSlope():
+    q, k, v = inputs()
+    position = recipe("GatedSlope")(H, D).double()
+    found = relpos.attention(q, k, v, position=position, is_causal=True)
+    slope = torch.log1p(torch.exp(torch.einsum("bhid,hd->bhi", q, position.u[:, 0])))
+    scores = products(q, k) / D**0.5 - slope[..., None] * DELTA.abs()
+    agree(found, attended(scores, v), [q, k, v, position.u])
+
+
+def test_graphormer():
+    q, k, v = inputs()
+    spatial, tables = drawn((H, 6), (3, H, 5), seed=4)
+    draw = torch.Generator().manual_seed(5)
+    paths = torch.randint(0, 6, (B, L, L), generator=draw)
+    edges = torch.randint(0, 5, (3, B, L, L), generator=draw)
+    found = recipe("graphormer")(q, k, v, paths.byte(), spatial, edges.byte(), tables)
+    bias = spatial[:, paths] + sum(table[:, hop] for table, hop in zip(tables, edges, strict=True))
+    scores = products(q, k) / D**0.5 + bias.transpose(0, 1)
+    agree(found, attended(scores, v, causal=False), [q, k, v, spatial, tables])
+
+
+def test_natten():
+    height, width, reach = 5, 7, 1
+    q, k, v = inputs(length=height * width)
+    bias = relpos.SwinBias(H, window=(height, width)).double()
+    table = next(bias.parameters())
+    found = recipe("natten")(q, k, v, (height, width), 2 * reach + 1, bias)
+    scores = products(q, k) / D**0.5
+    rows = []
+    for i in range(height * width):
+        at = [i // width, i % width]
+        centre = [
+            min(max(x, reach), n - 1 - reach) for x, n in zip(at, (height, width), strict=True)
+        ]
+        row = []
+        for j in range(height * width):
+            to = [j // width, j % width]
+            near = all(abs(a - b) <= reach for a, b in zip(to, centre, strict=True))
+            offset = (at[0] - to[0] + height - 1) * (2 * width - 1) + at[1] - to[1] + width - 1
+            row.append(scores[..., i, j] + table[offset] if near else scores[..., i, j] - torch.inf)
+        rows.append(torch.stack(row, -1))
+    agree(found, attended(torch.stack(rows, -2), v, causal=False), [q, k, v, table])
+
+
+def test_timestamps():
+    q, k, v = inputs()
+    (table,) = drawn((H, 9), seed=6)
+    seconds = torch.randint(0, 5000, (B, L), generator=torch.Generator().manual_seed(7))
+    found = recipe("timestamps")(q, k, v, seconds, table)
+    bucket = torch.zeros(B, L, L, dtype=torch.int64)
+    for b in range(B):
+        for i in range(L):
+            for j in range(L):
+                apart = 1 + abs(int(seconds[b, i] - seconds[b, j]))
+                bucket[b, i, j] = min(apart.bit_length() - 1, 8)
+    scores = products(q, k) / D**0.5 + table[:, bucket].transpose(0, 1)
+    agree(found, attended(scores, v), [q, k, v, table])
