@@ -78,7 +78,7 @@ RowTables::RowTables(const Plan& plan, Workspace& memory) : Term(plan) {
     own.gate_lanes = memory.take<float>(plan.backward ? kRows * kLanes : 0);
     own.gate_sums = memory.take<double>(plan.backward ? kRows : 0);
     std::fill_n(own.cell_gradients.get(), own.cell_gradients.size(), 0.0f);
-    std::fill_n(own.factor.get(), factors, 0.0f);
+    std::fill_n(own.factor.get(), own.factor.size(), 0.0f);
     own.panel.lo = table.window.lo;
     own.panel.width = table.window.width;
     own.panel.cells = table.gated.get();
