@@ -156,6 +156,7 @@ const std::vector<Case>& cases() {
 
 TEST(GivenTerms, CasesAreOfAll) {
   for (const Scheme& scheme : term_schemes()) {
+    if (scheme.name.starts_with("pair_")) continue;  // of bytes; random_terms.h draws such terms
     bool tried = false;
     for (const Case& c : cases()) {
       tried = tried || &parse_position(c.text).parts[0].scheme() == &scheme;
@@ -340,17 +341,17 @@ TEST(GivenTerms, Refusals) {
           "its bias table is [4, 2] ([heads, classes]) but query has 4 heads, and distances have 3 "
           "classes");
   refusal("slopes", {{4}, {3}}, "slopes: future: expected [4], got [3]");
-  refusal("row_table", {{6, 7}}, "row_table: a table has shape [6, 7], but this call needs [6, 8]");
+  refusal("row_table", {{6, 7}}, "row_table: table: expected [any, 8], got [6, 7]");
   refusal("row_table(by_head=true)", {{2, 6, 8}}, "needs [6, 8] or [4, 6, 8]");
   refusal("row_table(factor=true)", {{6, 3}, {2, 4, 5, 3}},
           "row_table: factor: expected [2, 4, 3, any], got [2, 4, 5, 3]");
-  refusal("row_table(added=true)", {{6, 8}, {4, 7}}, "row_table: added vector: expected [4, 8]");
+  refusal("row_table(added=true)", {{6, 8}, {4, 7}}, "row_table: added: expected [4, 8], got [4, 7]");
   refusal("column_table(factor=true)", {{6, 3}, {2, 4, 5, 3}},
           "column_table: column factor: expected [2, 2, 5, 3] for this call, got [2, 4, 5, 3]");
   refusal("value_table", {{6, 9}}, "value_table: a table has shape [6, 9]");
   refusal("key_bias", {{4, 6}}, "key_bias: values: expected [any, 5], got [4, 6]");
   refusal("key_bias", {{1, 5}}, "key_bias: key bias: expected [4, 5] for this call, got [1, 5]");
-  refusal("query_added", {{4, 7}}, "vector added to the query: expected [4, 8]");
+  refusal("query_added", {{4, 7}}, "query_added: added: expected [any, 8], got [4, 7]");
   refusal("turn(dims=6, layout=half)", {{1, 2, 4}}, "frequency: expected [1, any, 3]");
   refusal("turn(dims=6, layout=half)", {{1, 3, 3}}, "frequencies [axes, 2 or 1, 3]");
   refusal("turn(dims=10, layout=half)", {{1, 1, 5}}, "rotates dims 0 to 10");
