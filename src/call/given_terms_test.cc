@@ -345,7 +345,8 @@ TEST(GivenTerms, Refusals) {
   refusal("row_table(by_head=true)", {{2, 6, 8}}, "needs [6, 8] or [4, 6, 8]");
   refusal("row_table(factor=true)", {{6, 3}, {2, 4, 5, 3}},
           "row_table: factor: expected [2, 4, 3, any], got [2, 4, 5, 3]");
-  refusal("row_table(added=true)", {{6, 8}, {4, 7}}, "row_table: added: expected [4, 8], got [4, 7]");
+  refusal("row_table(added=true)", {{6, 8}, {4, 7}},
+          "row_table: added: expected [4, 8], got [4, 7]");
   refusal("column_table(factor=true)", {{6, 3}, {2, 4, 5, 3}},
           "column_table: column factor: expected [2, 2, 5, 3] for this call, got [2, 4, 5, 3]");
   refusal("value_table", {{6, 9}}, "value_table: a table has shape [6, 9]");
