@@ -201,8 +201,12 @@ def main(text: str, write: Callable[[str], None]) -> None:
     write(json.dumps(reply))
 
 
-if __name__ == "__main__":
-    # What positions print, at import and later, goes to stderr.
+def _answer_apart() -> None:
+    """Answers on stdout; what positions print, at import and later, goes to stderr."""
     with os.fdopen(os.dup(1), "w") as stdout:
         os.dup2(2, 1)
         main(sys.argv[1], stdout.write)
+
+
+if __name__ == "__main__":
+    _answer_apart()

@@ -128,7 +128,7 @@ void Builder::check_turn(const TurnBy::Any& by) const {
   }
   if (const auto* own = std::get_if<TurnBy::Tables>(&by)) {
     for (const Source* table : {&own->q_cos, &own->q_sin, &own->k_cos, &own->k_sin}) {
-      check_numbers(*table, {3}, "rotation", "cosines and sines [B, L, pairs]");
+      check_numbers(*table, {3, 4}, "rotation", "cosines and sines [B, (Hk,) L, pairs]");
     }
   }
 }

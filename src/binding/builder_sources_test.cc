@@ -179,7 +179,7 @@ TEST(Builder, RefusesRotations) {
         const Source all = table(b);
         b.rotation({}, TurnBy::Tables{all, all, all, all});
       },
-      "toy: rotation: expected cosines and sines [B, L, pairs]");
+      "toy: rotation: expected cosines and sines [B, (Hk,) L, pairs]");
 }
 
 }  // namespace

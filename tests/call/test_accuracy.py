@@ -86,7 +86,8 @@ class Hard(Call):
         if name != "none":
             module, part = trained(name, 0, HEADS, DIM, DIM)
             self.chosen, self.modules = [(name, part.options)], [module]
-            sizes = {"batch": 1, "queries": LENGTH, "keys": LENGTH, "tables": "own", "wants": "all"}
+            sizes = {"batch": 1, "queries": LENGTH, "keys": LENGTH, "head_dim": DIM}
+            sizes |= {"tables": "own", "wants": "all"}
             self.given = inputs_of(self.case | sizes, self.chosen, Draw(5), self.dtype)
         if kind is hidden_by_bias:
             hidden = torch.rand(LENGTH, LENGTH, generator=draw) < 0.3

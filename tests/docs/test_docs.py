@@ -141,7 +141,7 @@ def test_named_files_exist(page):
 
 def public():
     """(name, object) of all that relpos, relpos.nn, relpos.hf and relpos.compose offer, with its
-    methods."""
+    methods and properties."""
     for module in (relpos, relpos.nn, relpos.hf, relpos.compose):
         for name in module.__all__:
             item = getattr(module, name)
@@ -149,7 +149,9 @@ def public():
                 yield f"{module.__name__}.{name}", item
             if inspect.isclass(item):
                 for method in [name for name in vars(item) if not name.startswith("_")]:
-                    yield f"{module.__name__}.{name}.{method}", getattr(item, method)
+                    found = getattr(item, method)
+                    if callable(found) or isinstance(found, property):  # no plain attributes
+                        yield f"{module.__name__}.{name}.{method}", found
 
 
 def test_every_public_name_has_its_docstring():

@@ -24,7 +24,7 @@ from tests.support.own_positions import (
     plain,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.peers]
 
 WIDTH = HEADS * DIM
 SIZES = {"vocab_size": 53, "bos_token_id": 1, "eos_token_id": 2}

@@ -49,7 +49,7 @@ FUSED = {"dtype": torch.float32, "rtol": 1e-4, "atol": 1e-4}
 
 @pytest.mark.parametrize("close", [EXACT, FUSED], ids=["float64", "float32"])
 @pytest.mark.parametrize("count", [1, 8, 32, 33, 64, 65, 128, 129, 255, 256])
-def test_equals_the_formula(count, close):
+def test_every_number_of_classes(count, close):
     sizes = {"batch": 2, "queries": 37, "keys": 135, "key_heads": 2, "value_dim": 5}
     inputs, dtype = tensors(**sizes, dtype=torch.float64), close["dtype"]
     shared, own = classes_of(count, 37, 135), classes_of(count, 2, 37, 135)

@@ -47,7 +47,7 @@ class Inputs:
                 found.query_axis[n] = axes.index("queries")
             if axes[1:2] == ("heads",):
                 found.of_heads.add(n)
-            if axes == ("batch", "", "keys", ""):
+            if axes == ("batch", "any", "keys", "any"):
                 found.of_key_heads.add(n)
             if axes == ("heads",):
                 found.by_head.add(n)

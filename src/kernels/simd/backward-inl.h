@@ -240,13 +240,11 @@ HWY_INLINE void finish_group(const TileView& view, Block& block, const BackwardS
                              const float* slopes) {
   const int rows = std::min(kGroup, block.rows - group);
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
-  if (finishes_rows(block, state)) {
-    const bool capped = block.problem->softcap != 0.0;
-    for (int r = 0; r < rows; ++r) {
-      finish_row(view, block, state, group + r, sight.visible[r],
-                 factors == nullptr ? nullptr : factors + r * kTile,
-                 capped ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
-    }
+  const bool capped = block.problem->softcap != 0.0;
+  for (int r = 0; finishes_rows(block, state) && r < rows; ++r) {
+    finish_row(view, block, state, group + r, sight.visible[r],
+               factors == nullptr ? nullptr : factors + r * kTile,
+               capped ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
   }
   add_to_gradients(view, block.scores, group, rows, ds, sight.first(), sight.end());
   add_to_gradients(view, block.values, group, rows, p, sight.first(), sight.end());
