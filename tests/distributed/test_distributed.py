@@ -8,6 +8,7 @@ from relpos.distributed._geometry import HALVED_FROM
 
 from tests.distributed.ring_promise import expected, shares_of_bounds, times_alone
 from tests.support import ring_case
+from tests.support.oracle import configs_of
 from tests.support.ranks import shared
 from tests.support.ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
 from tests.support.sample import BY_TOKENS, configurations
@@ -189,6 +190,8 @@ def test_ulysses(size):
     """Heads dealt over the ranks, with the position's parameters of all of them."""
     heads = 2 * size
     for n, (name, number) in enumerate(CONFIGURATIONS):
+        if configs_of(name, 4, 8, 6)[number].get("kv_heads"):
+            continue  # refused: each rank would need other heads of the tables
         if FULL or number == 0 or n % 4 == size - 2:
             case = {
                 "schemes": [(name, number)],

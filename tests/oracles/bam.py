@@ -2,6 +2,7 @@
 each head, as the authors' code has it."""
 
 NONLINEAR = SPANS = True
+EXPONENTS = True  # two of its numbers are exponents: those of 20 overflow float64
 
 
 def configs(heads, head_dim, value_dim):
