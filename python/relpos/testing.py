@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,10 +97,7 @@ def check(
     wide = copy.deepcopy(position).double()
     case = _Case(wide, heads, head_dim, inputs)
     if wide.grid is not None:
-        tokens = 1
-        for side in wide.grid:
-            tokens *= int(side)
-        lengths = [(tokens, tokens)]
+        lengths = [(math.prod(wide.grid),) * 2]
     torch.manual_seed(0)
     with _default(torch.float64), _Wide():
         if wide.grid is None:
@@ -239,11 +237,7 @@ def _packed(report: Report, case: _Case) -> None:
 
 def _gradcheck(report: Report, case: _Case) -> None:
     """torch's numerical gradients of every parameter, in random directions."""
-    tokens = 5
-    if case.position.grid is not None:
-        tokens = 1
-        for side in case.position.grid:
-            tokens *= int(side)
+    tokens = 5 if case.position.grid is None else math.prod(case.position.grid)
     tensors, given = case.tensors(1, tokens, tokens), case.given(1, tokens, tokens)
     parameters = [p for p in case.position.parameters() if p.requires_grad]
     leaves = [x.requires_grad_() for x in tensors] + parameters

@@ -191,11 +191,11 @@ class Counted(relpos.Position):
         super().__init__()
         self.slope = torch.nn.Parameter(torch.rand(HEADS, 1))
         self.register_buffer("base", torch.tensor(1.5))
-        self.power, self.calls = 0.5, []
+        self.power, self.factors = 0.5, [1.0]
 
     def bias(self, distance):
         type(self).seen.append(len(distance))
-        return -self.slope * (self.base + distance.abs()) ** self.power
+        return -self.factors[0] * self.slope * (self.base + distance.abs()) ** self.power
 
 
 @pytest.fixture
@@ -232,11 +232,15 @@ def _attribute(p):
     p.power = 0.25
 
 
+def _in_a_list(p):
+    p.factors[0] = 3.0
+
+
 def _loaded(p):
     p.load_state_dict({"slope": torch.full((HEADS, 1), 7.0), "base": torch.tensor(2.0)})
 
 
-@pytest.mark.parametrize("change", [_data, _buffer, _attribute, _loaded])
+@pytest.mark.parametrize("change", [_data, _buffer, _attribute, _in_a_list, _loaded])
 def test_no_change_of_a_position_is_missed(counted, change):
     q, k, v = (x.detach() for x in drawn(1, 30, 30))
     cache = relpos.KVCache()
@@ -322,6 +326,22 @@ def test_layers_share_one_evaluation(page):
     shared = position.lower(-10, 10)
     a, b = (relpos.attention(q, k, v, position=p) for p in (shared, position))
     assert torch.equal(a, b)
+
+
+def test_what_gates_is_not_shared(page):
+    with pytest.raises(ValueError, match=r"Gated.lower: expected a class without gates"):
+        page["Gated"](HEADS, DIM).lower(-3, 3)
+
+
+def test_frozen_numbers_serve_a_call_with_gradients(counted):
+    """Tables that were kept under inference_mode are not those of a call that autograd records."""
+    counted.requires_grad_(False)
+    q, k, v = drawn(1, 8, 8)
+    with torch.inference_mode():
+        kept = relpos.attention(q, k, v, position=counted)
+    out = relpos.attention(q, k, v, position=counted)
+    out.sum().backward()
+    torch.testing.assert_close(out, kept.clone())
 
 
 def test_it_shows_itself(page):

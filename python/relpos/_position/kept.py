@@ -1,10 +1,18 @@
 """What a position of one's own keeps from one call of few queries to the next."""
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class _Held(NamedTuple):
+    tables: dict[str, Any]
+    first: int
+    last: int
+    state: list[tuple[Any, ...]]  # copies of what the tables were made from
 
 
 class Kept:
@@ -12,9 +20,7 @@ class Kept:
     they were made. Values are compared, since a version counter does not see p.data.mul_()."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Any] | None = None
-        self._first = self._last = 0
-        self._state: list[tuple[Any, ...]] = []
+        self._held: _Held | None = None  # replaced as a whole, since threads may share a position
 
     def tables(
         self,
@@ -26,24 +32,23 @@ class Kept:
         """Tables that hold these distances, and their first and last distance. bounds: none are
         made beyond them."""
         first, last = of
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in position.parameters())
-        if trains or torch._C._are_functorch_transforms_active():
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
             return evaluate(first, last), first, last
-        state = _state_of(position)
-        if self._tables is None or not _same(state, self._state):
+        state, held = _state_of(position), self._held
+        if held is None or not _same(state, held.state):
             return self._keep(evaluate(first, last), first, last, state)
-        if self._first <= first and last <= self._last:
-            return self._tables, self._first, self._last
-        grown = max(last, self._last) - min(first, self._first) + 1
-        lo = self._first if self._first <= first else first - grown
-        hi = self._last if last <= self._last else last + grown
+        if held.first <= first and last <= held.last:
+            return held.tables, held.first, held.last
+        grown = max(last, held.last) - min(first, held.first) + 1
+        lo = held.first if held.first <= first else first - grown
+        hi = held.last if last <= held.last else last + grown
         if bounds is not None:
             lo, hi = max(lo, bounds[0]), min(hi, bounds[1])
         try:
             tables = evaluate(lo, hi)
         except Exception:  # it may know no distance beyond those of its calls
             return evaluate(first, last), first, last
-        self._check(type(position).__name__, tables, lo)
+        _check(type(position).__name__, held, tables, lo)
         return self._keep(tables, lo, hi, state)
 
     def _keep(
@@ -54,28 +59,29 @@ class Kept:
             for table in tables.values()
             for t in ([table] if isinstance(table, Tensor) else table_tensors(table))
         ]
-        if not any(t.requires_grad or t.is_meta for t in tensors):
-            self._tables, self._first, self._last = tables, first, last
-            self._state = [(owner, name, _copy(value)) for owner, name, value in state]
+        if not any(t.is_meta for t in tensors):
+            copies = [(owner, name, _copy(value)) for owner, name, value in state]
+            self._held = _Held(tables, first, last, copies)
         return tables, first, last
 
-    def _check(self, who: str, tables: dict[str, Any], first: int) -> None:
-        """Raises where a table for more distances says something else of those kept before."""
-        for name, old in (self._tables or {}).items():
-            new = tables[name]
-            if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-                continue
-            axis = 1 if name == "bias" else -2
-            at = self._first - first
-            part = new.narrow(axis, at, old.shape[axis])
-            if part.shape != old.shape or not torch.allclose(
-                part, old, rtol=1e-3, atol=1e-5, equal_nan=True
-            ):
-                raise ValueError(
-                    f"{who}.{name}: expected each distance by itself, got other numbers for "
-                    f"distances {self._first} to {self._last} among more: a result may not depend "
-                    "on the other distances, as a softmax or a mean over them does"
-                )
+
+def _check(who: str, held: _Held, tables: dict[str, Any], first: int) -> None:
+    """Raises where a table for more distances says something else of those kept before."""
+    for name, old in held.tables.items():
+        new = tables[name]
+        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
+            continue
+        axis = 1 if name == "bias" else -2
+        at = held.first - first
+        part = new.narrow(axis, at, old.shape[axis])
+        if part.shape != old.shape or not torch.allclose(
+            part, old, rtol=1e-3, atol=1e-5, equal_nan=True
+        ):
+            raise ValueError(
+                f"{who}.{name}: expected each distance by itself, got other numbers for "
+                f"distances {held.first} to {held.last} among more: a result may not depend "
+                "on the other distances, as a softmax or a mean over them does"
+            )
 
 
 def table_tensors(terms: Any) -> list[Tensor]:
@@ -102,7 +108,12 @@ def _state_of(position: Any) -> list[tuple[Any, ...]]:
 
 
 def _copy(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # what cannot be copied equals nothing, and so may have changed
+        return object()
 
 
 def _same(now: list[tuple[Any, ...]], then: list[tuple[Any, ...]]) -> bool:
@@ -112,15 +123,15 @@ def _same(now: list[tuple[Any, ...]], then: list[tuple[Any, ...]]) -> bool:
     )
 
 
-def _equal(value: Any, copy: Any) -> bool:
+def _equal(value: Any, before: Any) -> bool:
     if isinstance(value, Tensor):
         return (
-            isinstance(copy, Tensor)
-            and value.dtype == copy.dtype
-            and value.device == copy.device
-            and torch.equal(value, copy)
+            isinstance(before, Tensor)
+            and value.dtype == before.dtype
+            and value.device == before.device
+            and torch.equal(value, before)
         )
     try:
-        return value is copy or bool(value == copy)
+        return value is before or bool(value == before)
     except Exception:  # what cannot be compared may have changed
         return False

@@ -1,6 +1,7 @@
 """How a position of one's own becomes terms: its methods evaluated for the distances of a call."""
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ class Methods(NamedTuple):
     inputs: tuple[str, ...]
 
 
-class Rank(NamedTuple):
+class Fit(NamedTuple):
     """What a method must fit."""
 
     query: Tensor | None
@@ -98,7 +99,7 @@ def lower(
     who, methods = type(position).__name__, position._methods
     if "_parameters" not in position.__dict__:
         raise wrong_type(who, "super().__init__() in its __init__", "none")
-    if methods is None or not any(name in methods.names for name in _TABLES):
+    if not any(name in methods.names for name in _TABLES):
         raise wrong_type(who, f"a method of {', '.join(_TABLES)}", "none of them")
     for gate, rows in GATES.items():
         if gate in methods.names and rows not in methods.names:
@@ -107,7 +108,7 @@ def lower(
     if missing and query is not None and gates:
         names = ", ".join(methods.inputs)
         raise wrong_value("position", f"{who} called with {names}", f"no {', '.join(missing)}")
-    fits = Rank(query, key, gates, of.tokens)
+    fits = Fit(query, key, gates, of.tokens)
     of = _reached(position, of)
     tables, of = _tables(position, of, inputs, fits)
     return _terms(position, tables, of, inputs, fits)
@@ -140,7 +141,7 @@ def _reached(position: Any, of: Distances) -> Distances:
 
 
 def _tables(
-    position: Any, of: Distances, inputs: Mapping[str, Any], fits: Rank
+    position: Any, of: Distances, inputs: Mapping[str, Any], fits: Fit
 ) -> tuple[dict[str, Any], Distances]:
     """What the methods return, for these distances or for more, which are kept."""
     asked = [name for name in position._methods.names if name in _TABLES]
@@ -161,7 +162,7 @@ def _tables(
 
 
 def _evaluated(
-    position: Any, asked: Sequence[str], of: Distances, inputs: Mapping[str, Any], fits: Rank
+    position: Any, asked: Sequence[str], of: Distances, inputs: Mapping[str, Any], fits: Fit
 ) -> dict[str, Any]:
     count = of.last - of.first + 1
     who = type(position).__name__
@@ -189,7 +190,7 @@ def _run(position: Any, name: str, given: Sequence[Any], inputs: Mapping[str, An
         return getattr(position, name)(*given, **named)
 
 
-def _shapes(name: str, count: int, position: Any, fits: Rank) -> list[tuple[Any, ...]]:
+def _shapes(name: str, count: int, position: Any, fits: Fit) -> list[tuple[Any, ...]]:
     """What a table may be; None: any size."""
     heads = fits.heads
     if name == "bias":
@@ -201,7 +202,7 @@ def _shapes(name: str, count: int, position: Any, fits: Rank) -> list[tuple[Any,
     return [(count, width), (heads, count, width)]
 
 
-def _check(who: str, value: Any, shapes: Any, of: Distances, fits: Rank) -> None:
+def _check(who: str, value: Any, shapes: Any, of: Distances, fits: Fit) -> None:
     if not isinstance(value, Tensor) or value.dtype not in FLOATING:
         raise wrong_type(who, "a floating-point tensor", dtype_of(value))
     if value.device != fits.device:
@@ -222,14 +223,12 @@ def _check(who: str, value: Any, shapes: Any, of: Distances, fits: Rank) -> None
     raise wrong_value(who, expected.replace("'", ""), shape_of(value), then)
 
 
-def _of_grid(position: Any, asked: Sequence[str], inputs: Mapping[str, Any], fits: Rank) -> Tensor:
+def _of_grid(position: Any, asked: Sequence[str], inputs: Mapping[str, Any], fits: Fit) -> Tensor:
     """The bias [H or 1, M] of the offsets of a grid, in the order of their places."""
     who, sides = type(position).__name__, [int(side) for side in position.grid]
     if list(asked) != ["bias"] or not 2 <= len(sides) <= 3 or min(sides) < 1:
         raise wrong_value(f"{who}.grid", "two or three sides from 1 on, and the method bias", sides)
-    tokens = 1
-    for side in sides:
-        tokens *= side
+    tokens = math.prod(sides)
     for name, length in fits.lengths.items():
         if length != tokens:
             raise wrong_value(f"{who}: {name}", f"{tokens} tokens of its grid", length)
@@ -246,7 +245,7 @@ def _of_grid(position: Any, asked: Sequence[str], inputs: Mapping[str, Any], fit
 
 
 def _terms(
-    position: Any, tables: dict[str, Any], of: Distances, inputs: Mapping[str, Any], fits: Rank
+    position: Any, tables: dict[str, Any], of: Distances, inputs: Mapping[str, Any], fits: Fit
 ) -> list[Any]:
     names, at = position._methods.names, OfCall(of.first, position.outside == "none")
     made: list[Any] = []
