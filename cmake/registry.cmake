@@ -10,21 +10,22 @@ function(relpos_names names folder)
 endfunction()
 
 # Writes OUTPUT, which defines what the library knows by the names of files: one scheme for each
-# src/schemes/NAME.cc, a term that is given with the call for each src/schemes/terms/NAME.cc, and the conventions and the steps that src/conventions/NAME.cc and
-# src/notebooks/NAME.cc may have for it.
+# src/schemes/NAME.cc, one term that is given with the call for each src/schemes/terms/NAME.cc, and
+# the conventions and the steps that src/conventions/NAME.cc and src/notebooks/NAME.cc may have for a
+# scheme.
 function(relpos_registry output)
   relpos_names(schemes schemes ${ARGN})
   relpos_names(terms schemes/terms ${ARGN})
-  foreach(name IN LISTS terms)
-    string(APPEND declarations "Scheme ${name}();\n")
-    string(APPEND term_calls "      schemes_impl::${name}(),\n")
-  endforeach()
-  foreach(name IN LISTS schemes)
+  foreach(name IN LISTS schemes terms)
     if(NOT name MATCHES "^[a-z][a-z0-9_]*$")
-      message(FATAL_ERROR "src/schemes/${name}.cc: the file's name is the scheme's public name and its function's, so it must match [a-z][a-z0-9_]*")
+      message(FATAL_ERROR "${name}.cc below src/schemes: the file's name is the scheme's public name and its function's, so it must match [a-z][a-z0-9_]*")
     endif()
     string(APPEND declarations "Scheme ${name}();\n")
-    string(APPEND calls "      schemes_impl::${name}(),\n")
+    if(name IN_LIST terms)
+      string(APPEND term_calls "      schemes_impl::${name}(),\n")
+    else()
+      string(APPEND calls "      schemes_impl::${name}(),\n")
+    endif()
   endforeach()
   foreach(folder IN ITEMS conventions notebooks)
     relpos_names(names ${folder} ${ARGN})

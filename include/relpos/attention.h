@@ -30,20 +30,20 @@ struct Offset {
 // sees. int64, `entries` and `words` without gaps. Time and memory are those of the tiles, so R = 96, the
 // rows that the kernels take at a time, or Lq where that is less, is best; any R from 1 on is right.
 struct TileMask {
-  TensorView
-      ranges{};  // [B or 1, H or 1, ceil(Lq / R), 2]: of each block, its entries [first, end)
-  TensorView entries{};  // [n, 2]: a tile, ascending in a block, and the row of its words, or -1
-  TensorView words{};    // [m, R]: bit c of word r: query r of the block sees key c of the tile
+  // [B or 1, H or 1, ceil(Lq / R), 2]: of each block, its entries [first, end).
+  TensorView ranges{};
+  // [n, 2]: a tile, ascending in a block, and the row of its words, or -1: all R see all 64 keys.
+  TensorView entries{};
+  TensorView words{};  // [m, R]: bit c of word r: query r of the block sees key c of the tile
   int64_t queries = 0, keys = 0;  // what it was made for
 };
 
 enum class Path { kAuto, kFused, kReference };
 
 struct Options {
-  TensorView
-      attn_mask{};  // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk]
-  TileMask
-      tile_mask{};  // beside attn_mask, too: a key must pass both. An entry of -1: all R see all 64
+  // bool (true = attend) or floating (added), broadcastable to [B, H, Lq, Lk].
+  TensorView attn_mask{};
+  TileMask tile_mask{};           // beside attn_mask, too: a key must pass both
   TensorView key_padding_mask{};  // bool [B, Lk], true = padding
   double dropout_p = 0.0;
   bool is_causal = false;           // pos_k <= pos_q

@@ -7,17 +7,17 @@ CLASSES = 7
 
 
 def configs(heads, head_dim, value_dim):
-    return [{}, {"batched": True, "hidden": 2}, {"hidden": 255}, {"batched": True}]
+    return [{}, {"by_row": True, "hidden": 2}, {"hidden": 255}, {"by_row": True}]
 
 
 def batched(options):
     """The inputs that have a batch axis in front."""
-    return ("classes",) if options.get("batched") else ()
+    return ("classes",) if options.get("by_row") else ()
 
 
 def drawn_classes(options, batch, queries, keys, normal, classes=CLASSES):
     """uint8, a fifth of them the hidden class, where there is one."""
-    shape = (batch, queries, keys) if options.get("batched") else (queries, keys)
+    shape = (batch, queries, keys) if options.get("by_row") else (queries, keys)
     found = (1e3 * normal(*shape)).long() % classes
     hidden = options.get("hidden")
     if hidden is not None:
@@ -33,7 +33,7 @@ def inputs(options, batch, heads, queries, keys, normal):
 
 def seen(options, given):
     """bool [B or 1, Lq, Lk]: the pairs that are no hidden ones."""
-    classes = given["classes"] if options.get("batched") else given["classes"][None]
+    classes = given["classes"] if options.get("by_row") else given["classes"][None]
     return classes.long() != options.get("hidden", -1)
 
 

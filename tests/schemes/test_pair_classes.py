@@ -58,13 +58,13 @@ def test_every_number_of_classes(count, close):
         position = PairBias()(table, shared)
         compared(inputs, position, [table], lambda t, q: t[:, shared.long()], **close)
     table = drawn(count, DIM, dtype=dtype)
-    position = PairRows(batched=True)(table, own)
+    position = PairRows(by_row=True)(table, own)
     rows = own.long()[:, None]  # [B, 1, Lq, Lk]
     compared(inputs, position, [table], lambda t, q: by_head(t[rows], q, DIM**-0.5), **close)
     table, factor = drawn(HEADS, count, 3, dtype=dtype), drawn(2, HEADS, 37, 3, dtype=dtype)
     given = {"table": table, "classes": shared, "factor": factor}
     for scale in (None, 0.3):
-        position = PairRows(per_head=True, factor=True, scale=scale)(**given)
+        position = PairRows(by_head=True, factor=True, scale=scale)(**given)
         by = DIM**-0.5 if scale is None else scale
         compared(
             inputs,
@@ -127,7 +127,7 @@ def test_a_hidden_class_is_a_mask(hidden, queries, keys):
 def test_few_queries_are_rows_of_many():
     q, k, v, _ = tensors(batch=2, queries=40, keys=300)
     table, classes = drawn(HEADS, 50, dtype=torch.float32), classes_of(50, 2, 40, 300)
-    bias = PairBias(batched=True)
+    bias = PairBias(by_row=True)
     whole = relpos.attention(q, k, v, position=bias(table, classes))
     for n in (0, 17, 39):
         row = slice(n, n + 1)

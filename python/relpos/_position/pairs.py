@@ -51,7 +51,7 @@ class _PairTerm(Term):
         if not 1 <= table.shape[axis] <= _MOST:
             raise wrong_value(f"{name}: table", "1 to 256 classes", shape_of(table))
         hidden = [] if classes.hidden is None else [f"hidden={classes.hidden}"]
-        return [*said({"batched": classes.classes.dim() == 3}), *hidden]
+        return [*said({"by_row": classes.classes.dim() == 3}), *hidden]
 
 
 class PairBias(_PairTerm):
@@ -86,7 +86,7 @@ class PairRows(_PairTerm):
     ) -> None:
         self.table, self.classes, self.factor, self.scale = table, classes, factor, scale
         table = self._tensor("table", table, "[C, r]", "[H, C, r]")
-        flags = {"per_head": table.dim() == 3, "factor": factor}
+        flags = {"by_head": table.dim() == 3, "factor": factor}
         options = [*self._classes(table, classes, -2), *said(flags), *scale_of(scale)]
         tensors = [table, classes.classes, *self._factor(factor, "Lq", table.shape[-1])]
         super().__init__("pair_rows", options, tensors)

@@ -3,6 +3,28 @@
 #include <cmath>
 
 namespace relpos::common {
+
+Source given_table(Builder& b, bool by_head, int64_t columns, int64_t example) {
+  std::vector<int64_t> shape{kAny, columns}, sizes{kExampleRows, example};
+  if (by_head) {
+    shape.insert(shape.begin(), kAny);
+    sizes.insert(sizes.begin(), kHeads);
+  }
+  return b.input("table", shape, Init::normal(1.0), "the rows", std::move(sizes));
+}
+
+void GivenProduct::options(OptionList& o, const char* met) {
+  o.flag("by_head", by_head, "each head has a table of its own");
+  o.flag("factor", factor, met);
+  o.number("scale", scale, "multiplies the products; None: the scale of the scores");
+}
+
+std::optional<Source> GivenProduct::given_factor(Builder& b, int64_t heads, int64_t tokens) const {
+  if (!factor) return std::nullopt;
+  return b.input("factor", {kBatch, heads, tokens, kAny}, Init::normal(1.0), "what meets the rows",
+                 {kBatch, kHeads, tokens, example_rank()});
+}
+
 void GivenRows::options(OptionList& o) {
   o.choice("map", map, {"clamp", "window", "runs"},
            "the rows of other distances than the table's: the nearest (clamp) or none (window); or "

@@ -7,34 +7,18 @@ namespace {
 
 struct GivenColumnTable {
   common::GivenRows rows;
-  bool by_head = false, factor = false;
-  std::optional<double> scale;
+  common::GivenProduct product;
 
   void options(OptionList& o) {
     o.keyword_only();
     rows.options(o);
-    o.flag("by_head", by_head, "each head has a table of its own");
-    o.flag("factor", factor, "a tensor of the call meets the rows, not the key");
-    o.number("scale", scale, "multiplies the products; None: the scale of the scores");
+    product.options(o, "a tensor of the call meets the rows, not the key");
   }
 
   void terms(Builder& b) const {
-    constexpr int64_t kRows = 5, kRank = 3;
-    std::vector<int64_t> shape{kAny, factor ? kAny : kHeadDim};
-    std::vector<int64_t> example{kRows, factor ? kRank : kHeadDim};
-    if (by_head) {
-      shape.insert(shape.begin(), kAny);
-      example.insert(example.begin(), kHeads);
-    }
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
-    ColumnOptions more;
-    more.scale = scale;
-    if (factor) {
-      more.factor = b.input("factor", {kBatch, kAny, kKeys, kAny}, Init::normal(1.0),
-                            "what meets the rows", {kBatch, kHeads, kKeys, kRank});
-    }
-    const GivenMap map = rows.given(b);
-    b.columns(map, table, more);
+    const Source table = product.table(b);
+    const ColumnOptions more{product.given_factor(b, kAny, kKeys), product.scale};
+    b.columns(rows.given(b), table, more);
   }
 };
 

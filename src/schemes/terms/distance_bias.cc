@@ -20,8 +20,9 @@ struct GivenDistanceBias {
   }
 
   void terms(Builder& b) const {
-    const Source table = b.input("table", {kAny, kAny}, Init::normal(1.0),
-                                 "a number for each head, or for all, and row", {kHeads, 5});
+    const Source table =
+        b.input("table", {kAny, kAny}, Init::normal(1.0),
+                "a number for each head, or for all, and row", {kHeads, common::kExampleRows});
     const GivenMap map = rows.given(b);
     b.bias(map, table, rows.coordinates(b));
     if (grid) b.place(common::grid_place(b, *grid));

@@ -4,7 +4,6 @@
 //   score[h,i,j] += table[h, classes[i,j]]
 //
 // Both are inputs of each call.
-#include "relpos/scheme.h"
 #include "schemes/common/pair_classes.h"
 
 namespace relpos {
@@ -14,12 +13,15 @@ namespace {
 struct PairBiases {
   common::PairInput classes;
 
-  void options(OptionList& o) { classes.options(o); }
+  void options(OptionList& o) {
+    o.keyword_only();
+    classes.options(o);
+  }
 
   void terms(Builder& b) const {
     const Source table = b.input("table", {kAny, kAny}, Init::normal(1.0),
                                  "a number for each head, or one row for all, and class",
-                                 {kHeads, common::PairInput::kExampleClasses});
+                                 {kHeads, common::kExampleRows});
     b.pair_bias(table, classes.input(b), classes.hidden_class());
   }
 };

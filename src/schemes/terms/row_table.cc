@@ -7,37 +7,23 @@ namespace {
 
 struct GivenRowTable {
   common::GivenRows rows;
-  bool by_head = false, factor = false, added = false;
-  std::optional<double> scale;
+  common::GivenProduct product;
+  bool added = false;
 
   void options(OptionList& o) {
     o.keyword_only();
     rows.options(o);
     rows.along_option(o);
-    o.flag("by_head", by_head, "each head has a table of its own");
-    o.flag("factor", factor, "a tensor of the call meets the rows, not the query");
+    product.options(o, "a tensor of the call meets the rows, not the query");
     o.flag("added", added, "a vector of each head is added to what meets the rows");
-    o.number("scale", scale, "multiplies the products; None: the scale of the scores");
   }
 
   void terms(Builder& b) const {
-    constexpr int64_t kRows = 5, kRank = 3;
-    std::vector<int64_t> shape{kAny, factor ? kAny : kHeadDim};
-    std::vector<int64_t> example{kRows, factor ? kRank : kHeadDim};
-    if (by_head) {
-      shape.insert(shape.begin(), kAny);
-      example.insert(example.begin(), kHeads);
-    }
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
-    RowOptions more;
-    more.scale = scale;
-    if (factor) {
-      more.factor = b.input("factor", {kBatch, kHeads, kQueries, kAny}, Init::normal(1.0),
-                            "what meets the rows", {kBatch, kHeads, kQueries, kRank});
-    }
+    const Source table = product.table(b);
+    RowOptions more{.factor = product.given_factor(b, kHeads, kQueries), .scale = product.scale};
     if (added) {
-      more.added = b.input("added", {kHeads, factor ? kAny : kHeadDim}, Init::normal(1.0),
-                           "of each head", {kHeads, factor ? kRank : kHeadDim});
+      more.added = b.input("added", {kHeads, product.rank()}, Init::normal(1.0), "of each head",
+                           {kHeads, product.example_rank()});
     }
     const GivenMap map = rows.given(b);
     more.along = rows.coordinates(b);

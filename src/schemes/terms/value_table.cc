@@ -16,12 +16,7 @@ struct GivenValueTable {
   }
 
   void terms(Builder& b) const {
-    std::vector<int64_t> shape{kAny, kAny}, example{5, kHeadDim};
-    if (by_head) {
-      shape.insert(shape.begin(), kAny);
-      example.insert(example.begin(), kHeads);
-    }
-    const Source table = b.input("table", shape, Init::normal(1.0), "the rows", std::move(example));
+    const Source table = common::given_table(b, by_head, kAny, kHeadDim);
     b.values(rows.given(b), table);
   }
 };
