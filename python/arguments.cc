@@ -245,9 +245,8 @@ std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const
   return views;
 }
 
-TensorView blank_view(const std::vector<int64_t>& shape, bool integers) {
+TensorView blank_view(const std::vector<int64_t>& shape, DType dtype) {
   static double zero = 0.0;  // whose bits are those of the integer 0
-  const DType dtype = integers ? DType::kInt64 : DType::kFloat64;
   return TensorView(&zero, dtype, shape, std::vector<int64_t>(shape.size()));
 }
 
@@ -304,7 +303,8 @@ Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& s
   check_value(shapes.size() == part.parameters.size(), "parameters: expected ",
               part.parameters.size(), " for ", text, ", got ", shapes.size());
   for (size_t n = 0; n < shapes.size(); ++n) {
-    part.parameters[n] = blank_view(shapes[n], part.specs()[n].integers());
+    const ParameterSpec& spec = part.specs()[n];
+    part.parameters[n] = blank_view(shapes[n], spec.integers() ? spec.integer : DType::kFloat64);
   }
   return part;
 }

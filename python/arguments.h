@@ -36,8 +36,8 @@ bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tu
 TensorView to_view(nb::handle tensor, const char* name);
 std::vector<TensorView> to_views(nb::handle tensors, const char* name);
 std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const char*> names);
-// Zeros of float64, of no memory: for what depends on shapes alone.
-TensorView blank_view(const std::vector<int64_t>& shape, bool integers = false);
+// Zeros of no memory: for what depends on shapes alone.
+TensorView blank_view(const std::vector<int64_t>& shape, DType dtype = DType::kFloat64);
 // Fills in the parameters of `text`, parsed once; an error names the parameter. Needs the GIL.
 Position to_position(const std::string& text, nb::handle tensors);
 Part to_part(const std::string& text, nb::handle tensors);

@@ -8,13 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos._base.errors import kind_of, wrong_type
 from relpos._position.buckets import Buckets
+from relpos._position.pairs import PairBias, PairRows
 from relpos._position.sum import flatten
 from relpos._position.terms import (
     ColumnTable,
     DistanceBias,
     KeyBias,
+    OfCall,
     QueryAdded,
+    RotaryTables,
     Rotation,
     RowTable,
     Sink,
@@ -32,6 +36,7 @@ class _Pairs:
         self.key = key.repeat_interleave(group, 1)
         self.added = torch.zeros(())  # to the query, for its product with the key
         self.turns: list[Any] = []
+        self.hidden: list[Tensor] = []
         self.scale, self.group = scale, group
         self.q_at = offset + torch.arange(query.shape[2])
         self.k_at = torch.arange(key.shape[2])
@@ -52,7 +57,7 @@ class _Pairs:
     def turned(self) -> tuple[Tensor, Tensor]:
         query, key = self.query + self.added, self.key
         for turn in self.turns:
-            query, key = turn(query, self.q_at), turn(key, self.k_at)
+            query, key = turn(query, False), turn(key, True)
         return query, key
 
     def classes(self, at: Any, rows: int, along: Any = None) -> Tensor:
@@ -60,10 +65,11 @@ class _Pairs:
         distance = self.distance if along is None else along[1][..., None, :] - along[0][..., None]
         if isinstance(at, Buckets):
             return at(distance)
-        first = int(at.first if hasattr(at, "first") else at)
+        first = int(at.first if isinstance(at, OfCall) else at)
         inside = distance.clamp(first, first + rows - 1)
         found = inside - first
-        return found.where(inside == distance, -1) if getattr(at, "ends", False) else found
+        ends = isinstance(at, OfCall) and at.ends
+        return found.where(inside == distance, -1) if ends else found
 
     def bias(self, table: Tensor, classes: Tensor) -> None:
         """table [H, M] at [Lq, Lk], or at [B, Lq, Lk]."""
@@ -134,22 +140,58 @@ def _sink(pairs: _Pairs, term: Sink) -> None:
     pairs.sinks.append(logit[:, None] if logit.dim() == 1 else logit)
 
 
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, start: int, layout: str) -> Tensor:
+    """x [B, H, L, D] whose pairs from `start` on turn by cosines and sines [..., L, pairs]."""
+    end = start + 2 * cos.shape[-1]
+    part, half = x[..., start:end], layout == "half"
+    a, b = part.chunk(2, -1) if half else (part[..., ::2], part[..., 1::2])
+    both = (a * cos - b * sin, b * cos + a * sin)
+    made = torch.cat(both, -1) if half else torch.stack(both, -1).flatten(-2)
+    return torch.cat([x[..., :start], made, x[..., end:]], -1)
+
+
 def _rotation(pairs: _Pairs, term: Rotation) -> None:
     frequency = term.frequency.reshape(-1, term.frequency.shape[-1])
     frequency = frequency.repeat_interleave(pairs.group if len(frequency) > 1 else 1, 0)
 
-    def turned(x: Tensor, at: Tensor) -> Tensor:
+    def turn(x: Tensor, keys: bool) -> Tensor:
+        at = pairs.k_at if keys else pairs.q_at
         angle = at.to(frequency.dtype)[:, None] * frequency[:, None]
-        dims = 2 * frequency.shape[-1]
-        part = x[..., term.start : term.start + dims]
-        half = term.layout == "half"
-        a, b = part.chunk(2, -1) if half else (part[..., ::2], part[..., 1::2])
         cos, sin = term.magnitude * angle.cos(), term.magnitude * angle.sin()
-        both = (a * cos - b * sin, b * cos + a * sin)
-        made = torch.cat(both, -1) if half else torch.stack(both, -1).flatten(-2)
-        return torch.cat([x[..., : term.start], made, x[..., term.start + dims :]], -1)
+        return _turned(x, cos, sin, term.start, term.layout)
 
-    pairs.turns.append(turned)
+    pairs.turns.append(turn)
+
+
+def _rotary_tables(pairs: _Pairs, term: RotaryTables) -> None:
+    def turn(x: Tensor, keys: bool) -> Tensor:
+        both = term._values()[2:] if keys else term._values()[:2]
+        cos, sin = (
+            t.unsqueeze(1) if t.dim() == 3 else t.repeat_interleave(x.shape[1] // t.shape[1], 1)
+            for t in both
+        )
+        return _turned(x, cos, sin, term.start, term.layout)
+
+    pairs.turns.append(turn)
+
+
+def _hide(pairs: _Pairs, term: PairBias | PairRows) -> Tensor:
+    """The classes [Lq, Lk] or [B, Lq, Lk] of a term; pairs of its hidden class are not seen."""
+    classes = term.classes.classes.long()
+    if term.classes.hidden is not None:
+        hidden = classes == term.classes.hidden
+        pairs.hidden.append(hidden if classes.dim() == 2 else hidden.unsqueeze(1))
+        classes = classes.masked_fill(hidden, 0)
+    return classes
+
+
+def _pair_bias(pairs: _Pairs, term: PairBias) -> None:
+    pairs.bias(term.table, _hide(pairs, term))
+
+
+def _pair_rows(pairs: _Pairs, term: PairRows) -> None:
+    factor = pairs.query if term.factor is None else term.factor
+    pairs.products(factor, term.table, _hide(pairs, term), term.scale)
 
 
 _FORMULAS: dict[type, Any] = {
@@ -162,7 +204,18 @@ _FORMULAS: dict[type, Any] = {
     QueryAdded: _query_added,
     Sink: _sink,
     Rotation: _rotation,
+    RotaryTables: _rotary_tables,
+    PairBias: _pair_bias,
+    PairRows: _pair_rows,
 }
+
+
+def _join(pairs: _Pairs, terms: Any) -> None:
+    for term in flatten(terms):
+        if type(term) not in _FORMULAS:
+            known = ", ".join(kind.__name__ for kind in _FORMULAS)
+            raise wrong_type("position", f"terms that relpos.testing knows: {known}", kind_of(term))
+        _FORMULAS[type(term)](pairs, term)
 
 
 def plain_attention(
@@ -181,8 +234,7 @@ def plain_attention(
     if hasattr(position, "_methods"):
         _apply(pairs, position, inputs)
     else:
-        for term in flatten(position):
-            _FORMULAS[type(term)](pairs, term)
+        _join(pairs, position)
     hidden = torch.zeros(pairs.distance.shape, dtype=torch.bool)
     left, right = options.get("window", (-1, -1))
     if options.get("is_causal", False):
@@ -191,6 +243,8 @@ def plain_attention(
         hidden |= pairs.distance < -left
     if right >= 0:
         hidden |= pairs.distance > right
+    for more in pairs.hidden:
+        hidden = hidden | more
     padding = options.get("key_padding_mask")
     if padding is not None:
         hidden = hidden | padding[:, None, None]
@@ -253,8 +307,7 @@ def _apply(pairs: _Pairs, position: Any, inputs: Mapping[str, Any]) -> None:
             table = run(name, distance)
             pairs.values.append(table[..., classes.clamp(min=0), :] * (classes >= 0)[..., None])
         elif name == "terms":
-            for term in flatten(run(name, distance)):
-                _FORMULAS[type(term)](pairs, term)
+            _join(pairs, run(name, distance))
 
 
 def _of_grid(pairs: _Pairs, position: Any, run: Any) -> None:

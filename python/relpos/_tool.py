@@ -91,7 +91,7 @@ class _Side:
         if what == "bias":
             return [("bias", self.bias(grid))]
         found: Matrices = []
-        for term in _terms(part, grid):
+        for term in part._terms(*grid):
             name = _TABLES.get(type(term))
             if name is not None:
                 found.append((name, term.dense(*grid)))
@@ -121,7 +121,7 @@ class _Side:
                     raise self._lacks("bias", "bias")
                 found.append(part.dense(*grid))
                 continue
-            biases = [term for term in _terms(part, grid) if isinstance(term, _BIASES)]
+            biases = [term for term in part._terms(*grid) if isinstance(term, _BIASES)]
             if not biases:
                 raise self._lacks("bias", "bias")
             found += [term.dense(*grid) for term in biases]
@@ -141,7 +141,7 @@ class _Side:
         for part in self.parts:
             heads = max(heads, getattr(part, "heads", None) or 1)
             dim = getattr(part, "head_dim", None) or dim
-            for term in _terms(part, grid) if isinstance(part, Position) else ():
+            for term in part._terms(*grid) if isinstance(part, Position) else ():
                 table = getattr(term, "table", None)
                 if isinstance(term, terms.DistanceBias) or (table is not None and table.dim() == 3):
                     heads = max(heads, table.shape[0])
@@ -154,17 +154,10 @@ class _Side:
         return ValueError(f"--what {what}: {self.text} adds no {name}: try --what index")
 
 
-def _terms(part: Any, grid: Grid) -> list[Any]:
-    queries, keys, offset = grid
-    if not queries or not keys:
-        return part.lower(0, 0)
-    return part.lower(1 - queries - offset, keys - 1 - offset)
-
-
 def _family(part: Any) -> str:
     if not isinstance(part, Position):
         return part.scheme.family
-    kinds = [type(term) for term in part.lower(-1, 1)]
+    kinds = [type(term) for term in part._terms(2, 2, 0)]
     if all(issubclass(kind, _BIASES) for kind in kinds):
         return "bias"
     tables = (*_TABLES, terms.ValueTable)

@@ -38,6 +38,12 @@ def check_rank(name: str, tensor: Any, rank: int, layout: str, *, or_more: bool 
         raise wrong_value(name, f"{expected}, {layout}", shape_of(tensor))
 
 
+def check_heads(**tensors: Any) -> None:
+    """Raises unless query, and key and value where given, are of rank 4."""
+    for name, tensor in tensors.items():
+        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
+
+
 def check_shape(name: str, tensor: Any, *shapes: Sequence[int]) -> None:
     """Raises unless `tensor` is one of these shapes."""
     if not isinstance(tensor, Tensor):

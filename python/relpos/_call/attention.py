@@ -1,6 +1,6 @@
 """relpos.attention and relpos.scores: arguments checked and laid out for the operators."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 from relpos import _core
 from relpos._base.arguments import flag
 from relpos._base.errors import wrong_type
-from relpos._base.tensors import FLOATING, check_memory, check_rank
+from relpos._base.tensors import FLOATING, check_heads, check_memory
 from relpos._call import autograd, ops
 from relpos._call.call import Call
 from relpos._call.options import OfPairs, Options, takes
@@ -129,7 +129,8 @@ def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
         text_of([part for part in parts if not part._lowers]), heads, kv_heads, head_dim
     )
     for part in (part for part in parts if part._lowers):
-        device = next(iter(_tensors_of(part)), torch.empty(0, device="cpu")).device
+        held = chain(part._module.parameters(), part._module.buffers())
+        device = next(held, torch.empty(0, device="cpu")).device
         query, key = (torch.zeros(1, n, 1, head_dim, device=device) for n in (heads, kv_heads))
         with torch.no_grad():
             terms = part._near(query, key)
@@ -143,16 +144,11 @@ def check_fits(position: Any, heads: int, kv_heads: int, head_dim: int) -> None:
 _OF_ANY_CALL = (DistanceBias, Slopes, ValueTable, QueryAdded, Rotation)
 
 
-def _tensors_of(part: Any) -> Iterator[Tensor]:
-    module = getattr(part, "_position", part)
-    return chain(module.parameters(), module.buffers())
-
-
 def same_kind(**tensors: Tensor) -> list[Tensor]:
     """Checks type, rank, memory and dtype; casts as autocast asks."""
     dtype, first = None, None
+    check_heads(**tensors)
     for name, tensor in tensors.items():
-        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
         check_memory(name, tensor, first)
         first = tensor if first is None else first
         if tensor.dtype not in FLOATING:

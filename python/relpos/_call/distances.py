@@ -8,16 +8,17 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._base.arguments import flag
-from relpos._base.tensors import check_rank
+from relpos._base.tensors import check_heads
 from relpos._call.packing import bounds_of
 from relpos._position.lowering import Distances
-from relpos._position.sum import flatten
+from relpos._position.sum import flatten, lowers
 
 
-def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> list[Any]:
-    """The parts of the position of a call, each with its tensors."""
-    for name, tensor in (("query", query), ("key", key)):
-        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
+def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Any:
+    """The position of a call: parts that are terms already stay, the others become terms."""
+    if not lowers(options["position"]):
+        return options["position"]
+    check_heads(query=query, key=key)
     of = distances_of(query.shape[2], key.shape[2], options)
     parts: list[Any] = []
     for part in flatten(options["position"]):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from relpos._base.arguments import flag, number
 from relpos._base.errors import wrong_value
-from relpos._base.tensors import check_rank
+from relpos._base.tensors import check_heads
 from relpos._call.attention import attention
 from relpos._flex.block_mask import seen_by
 from relpos._flex.known import lowered
@@ -50,8 +50,7 @@ def flex_attention(
 
     Source: Dong et al. 2024, Flex Attention.
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
+    check_heads(query=query, key=key, value=value)
     return_lse = flag("return_lse", return_lse)
     if return_aux is not None and (return_lse or return_aux.max_scores):
         wanted = "AuxRequest(lse=...) without return_lse, for relpos has no maximum of scores"

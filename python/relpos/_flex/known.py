@@ -70,7 +70,7 @@ def _fingerprint(value: Any, path: tuple[int, ...] = ()) -> Hashable:
     if kind in (tuple, list):
         return kind, tuple(_fingerprint(each, path) for each in value)
     if kind is dict:
-        return kind, _fingerprint(sorted(value.items()), path)
+        return kind, _fingerprint(list(value.items()), path)
     if isinstance(value, torch.nn.Module) and _of_torch(kind):
         if value._forward_hooks or value._forward_pre_hooks:
             raise _Unknown

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from relpos._base.errors import wrong_type
 from relpos._flex.pieces import Pieces, over, total
 from relpos._flex.plan import DISTANCE, KEY, PAIR, Plan
 from relpos._flex.sources import B, H
@@ -108,7 +109,9 @@ class ScoreModKeys(Composed):
     def _parts(self) -> list[Any]:
         return [self]
 
-    def _lowered(self, of: Any, query: Tensor, key: Tensor) -> list[Any]:
+    def _lowered(self, of: Any, query: Tensor | None, key: Tensor | None) -> list[Any]:
+        if query is None or key is None:
+            raise wrong_type("ScoreModKeys", "a call, which says how many keys there are", "none")
         return [self._term(query.shape[0], key.shape[2], key.device)]
 
     def _term(self, batch: int, keys: int, device: Any = None) -> KeyBias:

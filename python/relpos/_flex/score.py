@@ -169,12 +169,13 @@ def _tanh(score: Score) -> Record:
 
 
 def _where(*given: Any, **named: Any) -> Record:
-    first, second, third = (*given, *named.values())
-    condition, taken, other = (
-        (second, first, third) if isinstance(first, Score) else (first, second, third)
-    )
+    names = ["condition", "input", "other"]
+    if given and isinstance(given[0], Score):  # the method, score.where(condition, other)
+        names = ["input", "condition", "other"]
+    parts = {**dict(zip(names, given, strict=False)), **named}
+    condition, taken, other = parts["condition"], parts["input"], parts["other"]
     if isinstance(taken, Score) and isinstance(other, Score):
-        return _either(condition, taken.record, other.record)
+        return _either(condition, taken.record, other.record, taken.dtype)
     score, value = (taken, other) if isinstance(taken, Score) else (other, taken)
     condition = condition if isinstance(taken, Score) else torch.logical_not(condition)
     return _hidden(score.record, condition, value)
@@ -188,8 +189,8 @@ def _hidden(record: Record, condition: Tensor, value: Any) -> Record:
     return record._replace(seen=(*record.seen, condition))
 
 
-def _either(condition: Tensor, a: Record, b: Record) -> Record:
-    """One of two records that differ in what was added or seen last."""
+def _either(condition: Tensor, a: Record, b: Record, dtype: torch.dtype) -> Record:
+    """One of two records that differ in what was added or seen last; dtype: of the score."""
     capped = a.cap is not None
     if (a.factor, a.cap) != (b.factor, b.cap) or (
         capped and (a.constant != b.constant or not _same(a.bias, b.bias))
@@ -199,7 +200,10 @@ def _either(condition: Tensor, a: Record, b: Record) -> Record:
     common, rest_a, rest_b = _split(getattr(a, added), getattr(b, added))
     if rest_a or rest_b or a.constant != b.constant:
         totals = [
-            sum((float(by) * tensor for by, tensor in rest), float(record.constant - a.constant))
+            sum(
+                (float(by) * tensor for by, tensor in rest),
+                torch.full((), float(record.constant - a.constant), dtype=dtype),
+            )
             for rest, record in ((rest_a, a), (rest_b, b))
         ]
         common += ((Fraction(1), torch.where(condition, *totals)),)
@@ -242,8 +246,7 @@ _STRUCTURE: dict[str, Callable[..., Record]] = {
     **dict.fromkeys(
         ("sub", "subtract", "__sub__", "__isub__"), lambda a, b, **k: _add(a, b, sign=-1, **k)
     ),
-    **dict.fromkeys(("__rsub__",), lambda a, b: _plus(_times(a.record, -1), b, Fraction(1))),
-    **dict.fromkeys(("rsub",), lambda a, b: _plus(_times(a.record, -1), b, Fraction(1))),
+    **dict.fromkeys(("__rsub__", "rsub"), lambda a, b: _plus(_times(a.record, -1), b, Fraction(1))),
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__", "__imul__"), _multiply),
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__", "__itruediv__"), _divide),
     **dict.fromkeys(("neg", "negative", "__neg__"), lambda a: _times(a.record, -1)),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from relpos import _core
 from relpos._base.arguments import flag, integer, one_of
-from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
+from relpos._base.errors import dtype_of, shape_of, wrong_type, wrong_value
 
 
 class Buckets:
@@ -31,12 +31,12 @@ class Buckets:
     @staticmethod
     def clamp(lo: int, hi: int, reversed: bool = False) -> "Buckets":
         """Class clamp(distance, lo, hi) - lo; with `reversed`, class 0 is that of hi."""
-        return Buckets("clamp", _interval(lo, hi, reversed))
+        return Buckets("clamp", (*interval(lo, hi), flag("reversed", reversed)))
 
     @staticmethod
     def window(lo: int, hi: int, reversed: bool = False) -> "Buckets":
         """As clamp, but distances outside lo ... hi have no class."""
-        return Buckets("window", _interval(lo, hi, reversed))
+        return Buckets("window", (*interval(lo, hi), flag("reversed", reversed)))
 
     @staticmethod
     def runs(starts: Sequence[int], classes: Sequence[int]) -> "Buckets":
@@ -60,13 +60,14 @@ class Buckets:
         -1 for none. outside: the class of other distances: that of the nearest ("clamp") or none
         ("none").
         """
-        lo, hi, _ = _interval(lo, hi, False)
+        lo, hi = interval(lo, hi)
         one_of("outside", outside, ("clamp", "none"))
         found = function(torch.arange(lo, hi + 1, device="cpu"))
         if not isinstance(found, Tensor) or found.dtype != torch.int64:
-            got = found.dtype if isinstance(found, Tensor) else kind_of(found)
             then = "round it, and convert it with .long()"
-            raise wrong_type("Buckets.of: function", "an int64 tensor of classes", got, then)
+            raise wrong_type(
+                "Buckets.of: function", "an int64 tensor of classes", dtype_of(found), then
+            )
         if found.shape != (hi - lo + 1,):
             wanted = f"[{hi - lo + 1}], a class of each distance"
             raise wrong_value("Buckets.of: function", wanted, shape_of(found))
@@ -81,7 +82,7 @@ class Buckets:
     def t5(buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> "Buckets":
         """T5's: exact up to a half (a quarter) of the buckets, then logarithmic up to max_distance
         (Raffel et al. 2020, section 2.1). The options are those of relpos.T5Bias."""
-        far = integer("max_distance", max_distance, 1)
+        buckets, far = integer("buckets", buckets, 1), integer("max_distance", max_distance, 1)
         sides = str(flag("bidirectional", bidirectional)).lower()
         text = f"t5(heads=1, buckets={buckets}, max_distance={far}, bidirectional={sides})"
 
@@ -101,8 +102,7 @@ class Buckets:
     def __call__(self, distance: Tensor) -> Tensor:
         """int64, the class of each distance (key - query), -1 where it has none."""
         if not isinstance(distance, Tensor) or distance.dtype != torch.int64:
-            got = distance.dtype if isinstance(distance, Tensor) else kind_of(distance)
-            raise wrong_type("distance", "an int64 tensor", got)
+            raise wrong_type("distance", "an int64 tensor", dtype_of(distance))
         kind, *numbers = self._numbers
         if kind == "runs":
             starts, classes = (t.to(distance.device) for t in self._tensors)
@@ -137,8 +137,9 @@ class Buckets:
         return f"Buckets.{kind}({numbers[0]}, {numbers[1]}{reverse})"
 
 
-def _interval(lo: Any, hi: Any, reverse: Any) -> tuple[int, int, bool]:
-    lo, hi = integer("lo", lo), integer("hi", hi)
+def interval(lo: Any, hi: Any, *, of: str = "") -> tuple[int, int]:
+    """Two distances, the second not before the first; of: in front of their names in errors."""
+    lo, hi = integer(f"{of}lo", lo), integer(f"{of}hi", hi)
     if hi < lo:
-        raise wrong_value("hi", f"a distance from lo = {lo} on", hi)
-    return lo, hi, flag("reversed", reverse)
+        raise wrong_value(f"{of}hi", f"a distance from lo = {lo} on", hi)
+    return lo, hi

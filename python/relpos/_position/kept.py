@@ -54,6 +54,8 @@ class Kept:
     def _keep(
         self, tables: dict[str, Any], first: int, last: int, state: list[tuple[Any, ...]]
     ) -> tuple[dict[str, Any], int, int]:
+        # The kernels read a long table of rows that are not contiguous number by number.
+        tables = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in tables.items()}
         tensors = [
             t
             for table in tables.values()
@@ -94,13 +96,14 @@ _OWN = set(torch.nn.Module().__dict__) - {"training"}
 
 
 def _state_of(position: Any) -> list[tuple[Any, ...]]:
-    """(module, name, value) of everything that a method may read from the position."""
+    """(class of the module, name, value) of everything that a method may read from the position:
+    the module itself would hold the position that keeps this."""
     found: list[tuple[Any, ...]] = []
     for module in position.modules():
         for held in (module._parameters, module._buffers):
-            found += [(module, name, value) for name, value in held.items()]
+            found += [(type(module), name, value) for name, value in held.items()]
         found += [
-            (module, name, value)
+            (type(module), name, value)
             for name, value in module.__dict__.items()
             if name not in _OWN and name != "_kept"
         ]

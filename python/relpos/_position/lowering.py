@@ -11,6 +11,7 @@ from torch import Tensor
 from relpos._base.arguments import one_of, two_of
 from relpos._base.errors import dtype_of, shape_of, wrong_type, wrong_value
 from relpos._base.tensors import FLOATING
+from relpos._position.buckets import interval
 from relpos._position.kept import Kept
 from relpos._position.sum import flatten
 from relpos._position.terms import ColumnTable, DistanceBias, OfCall, RowTable, Term, ValueTable
@@ -35,6 +36,7 @@ class Methods(NamedTuple):
     names: tuple[str, ...]
     takes: Mapping[str, tuple[str, ...]]
     inputs: tuple[str, ...]
+    required: frozenset[str]  # of the inputs, those without a default
 
 
 class Fit(NamedTuple):
@@ -65,13 +67,18 @@ class Fit(NamedTuple):
 def methods_of(cls: type, offsets: int) -> Methods:
     """What a subclass of relpos.Position defines, whose bias gets so many tensors of offsets."""
     names = tuple(name for name in (*_TABLES, *GATES) if callable(getattr(cls, name, None)))
-    takes = {}
+    takes, required = {}, set()
     for name in names:
         given = list(inspect.signature(getattr(cls, name)).parameters.values())[1:]
-        own = [each.name for each in given if each.kind is not each.VAR_POSITIONAL]
-        takes[name] = tuple(own[offsets if name == "bias" else 1 :])
+        placed = offsets if name == "bias" else 1
+        kinds = [each.kind for each in given[:placed]]
+        if inspect.Parameter.VAR_POSITIONAL in kinds:  # takes all of the rest
+            placed = kinds.index(inspect.Parameter.VAR_POSITIONAL) + 1
+        own = [each for each in given[placed:] if each.kind is not each.VAR_KEYWORD]
+        takes[name] = tuple(each.name for each in own)
+        required |= {each.name for each in own if each.default is each.empty}
     inputs = tuple(dict.fromkeys(x for taken in takes.values() for x in taken))
-    return Methods(names, takes, inputs)
+    return Methods(names, takes, inputs, frozenset(required))
 
 
 def inputs_of(position: Any, placed: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +111,10 @@ def lower(
     for gate, rows in GATES.items():
         if gate in methods.names and rows not in methods.names:
             raise wrong_type(f"{who}.{gate}", f"it beside the method {rows}", "it alone")
-    missing = [name for name in methods.inputs if name not in inputs]
-    if missing and query is not None and gates:
+    asked = methods.names if query is not None and gates else _TABLES
+    needed = {x for name in asked for x in methods.takes.get(name, ())} & methods.required
+    missing = [name for name in methods.inputs if name in needed and name not in inputs]
+    if missing:
         names = ", ".join(methods.inputs)
         raise wrong_value("position", f"{who} called with {names}", f"no {', '.join(missing)}")
     fits = Fit(query, key, gates, of.tokens)
@@ -117,14 +126,17 @@ def lower(
 def near(position: Any, inputs: Mapping[str, Any], query: Tensor, key: Tensor) -> list[Any]:
     """The terms for distances near 0, checked against these heads, without gates; none where a
     table needs an input that is not given."""
-    takes = position._methods.takes
-    if any(each not in inputs for name in _TABLES for each in takes.get(name, ())):
+    methods = position._methods
+    takes = {each for name in _TABLES for each in methods.takes.get(name, ())}
+    if takes & methods.required - inputs.keys():
         return []
-    of = Distances(-1, 1)
-    if position.reach is not None:
-        who = type(position).__name__
-        of = Distances(*two_of(f"{who}.reach", position.reach, "(lo, hi)"))
+    of = Distances(-1, 1) if position.reach is None else _reach_of(position)
     return lower(position, of, inputs, query, key, gates=False)
+
+
+def _reach_of(position: Any) -> Distances:
+    name = f"{type(position).__name__}.reach"
+    return Distances(*interval(*two_of(name, position.reach, "(lo, hi)"), of=f"{name}: "))
 
 
 def _reached(position: Any, of: Distances) -> Distances:
@@ -133,7 +145,7 @@ def _reached(position: Any, of: Distances) -> Distances:
     one_of(f"{who}.outside", position.outside, ("clamp", "none", "error"))
     if position.reach is None:
         return of
-    lo, hi = two_of(f"{who}.reach", position.reach, "(lo, hi)")
+    lo, hi, _ = _reach_of(position)
     if position.outside == "error" and not (lo <= of.first and of.last <= hi):
         out = of.first if of.first < lo else of.last
         raise wrong_value(f"{who}: distance", f"{lo} to {hi}, which are its reach", out)

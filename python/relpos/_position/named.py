@@ -84,14 +84,13 @@ def make_named(text: str, sizes: Mapping[str, int]) -> Any:
 def options_of(text: str) -> dict[str, Any]:
     """What stands in the brackets."""
     match = _TEXT.fullmatch(text)
-    assert match is not None
-    said = match[3] or ""
+    said = (match and match[3]) or ""
     try:
         call = ast.parse(f"f({said})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not call.args
+        if not isinstance(call, ast.Call) or call.args or any(k.arg is None for k in call.keywords):
+            raise ValueError
         return {str(given.arg): ast.literal_eval(given.value) for given in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
+    except (SyntaxError, ValueError):
         raise wrong_value(text, "options as name=value, with plain values", said) from None
 
 

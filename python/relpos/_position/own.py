@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos._base.errors import wrong_value
+from relpos._base.errors import wrong_type, wrong_value
 from relpos._position.kept import Kept
 from relpos._position.lowering import (
     GATES,
@@ -21,7 +21,9 @@ from relpos._position.lowering import (
 )
 from relpos._position.part import grid_of
 from relpos._position.sum import Composed, PositionModule, Steps
-from relpos._position.terms import ValueTable
+from relpos._position.terms import QueryAdded, RotaryTables, Rotation, ValueTable
+
+_WITHOUT_FORM = (QueryAdded, Rotation, RotaryTables)  # which add nothing that a pair alone decides
 
 
 class _Input(NamedTuple):
@@ -42,6 +44,10 @@ class _Own(Composed):
     @property
     def _places_tokens(self) -> bool:
         return self._position.grid is not None
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        return self._position
 
     @property
     def _text(self) -> str:
@@ -73,7 +79,10 @@ class _Own(Composed):
     ) -> Any:
         queries, keys, offset = grid_of(queries, keys, q_offset)
         terms = self._terms(queries, keys, offset)
-        chosen = [t for t in terms if isinstance(t, ValueTable) == (which == "value")]
+        if which == "key":
+            chosen = [t for t in terms if not isinstance(t, (ValueTable, *_WITHOUT_FORM))]
+        else:
+            chosen = [t for t in terms if isinstance(t, ValueTable)]
         if which not in ("key", "value") or not chosen:
             raise wrong_value("which", "'key' or 'value', of which there is a term", repr(which))
         found = [term.dense(queries, keys, offset, which) for term in chosen]
@@ -95,7 +104,7 @@ class _Own(Composed):
         buckets = buckets_of(terms)
         if buckets is not None:
             found.append(("bucket", buckets(found[0][1])))
-        for term in terms:
+        for term in (t for t in terms if not isinstance(t, _WITHOUT_FORM)):
             which = "value" if isinstance(term, ValueTable) else "key"
             found.append((type(term).__name__, term.dense(queries, keys, offset, which).detach()))
         return found
@@ -120,7 +129,7 @@ class Position(_Own, PositionModule):
     a method are inputs of a call: with `def gate(self, query, hidden)` give position(hidden) or
     position(hidden=hidden) to the call.
 
-    Attributes, of the class or of an instance:
+    Attributes:
       reach: (lo, hi): `distance` is always lo ... hi.
       outside: what distances beyond reach have: the row of the nearest ("clamp"), nothing ("none"),
         or an error ("error").
@@ -133,7 +142,7 @@ class Position(_Own, PositionModule):
     A method treats each distance by itself: what looks at the others, as a mean over them, would
     depend on the length of the call. The methods run without autocast, once in every call; for
     calls of at most 16 queries without gradients the result is kept as long as all parameters,
-    buffers and attributes keep their values. docs/own-schemes.md has examples.
+    buffers and attributes of the instance keep their values. docs/own-schemes.md has examples.
     """
 
     reach: tuple[int, int] | None = None
@@ -142,7 +151,9 @@ class Position(_Own, PositionModule):
     rows_scale: float | None = None
     columns_scale: float | None = None
 
-    _by_axes: ClassVar[Sequence[Methods]] = (Methods((), {}, ()),) * 4  # of the grid, 0: without
+    _by_axes: ClassVar[Sequence[Methods]] = (
+        Methods((), {}, (), frozenset()),
+    ) * 4  # of the grid, 0: without
 
     def __init_subclass__(cls, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -150,6 +161,8 @@ class Position(_Own, PositionModule):
 
     @property
     def _methods(self) -> Methods:
+        if self.grid is not None and not isinstance(self.grid, (tuple, list)):
+            raise wrong_type(f"{self._text}.grid", "a tuple of two or three sides", self.grid)
         return self._by_axes[0 if self.grid is None else min(len(self.grid), 3)]
 
     @property

@@ -87,6 +87,6 @@ class PairRows(_PairTerm):
         self.table, self.classes, self.factor, self.scale = table, classes, factor, scale
         table = self._tensor("table", table, "[C, r]", "[H, C, r]")
         flags = {"by_head": table.dim() == 3, "factor": factor}
-        options = [*self._classes(table, classes, -2), *said(flags), *scale_of(scale)]
+        options = [*self._classes(table, classes, -2), *said(flags), *scale_of("PairRows", scale)]
         tensors = [table, classes.classes, *self._factor(factor, "Lq", table.shape[-1])]
         super().__init__("pair_rows", options, tensors)

@@ -15,8 +15,21 @@ Steps = list[tuple[str, Tensor]]
 class Composed:
     """What can be added to other positions and given to relpos.attention(position=...)."""
 
-    # Whether its terms follow from the distances of a call, by its method _lowered.
-    _lowers = False
+    _lowers = False  # whether its terms follow from a call, by _lowered
+    _has_gates = False  # whether these depend on what the query or the key holds
+
+    def _lowered(self, of: Any, query: Tensor | None, key: Tensor | None) -> list[Any]:
+        """The terms of a call for these distances; without query and key, without gates."""
+        raise NotImplementedError
+
+    def _near(self, query: Tensor, key: Tensor) -> list[Any]:
+        """Terms for a few distances, which calls with such heads can use; none where unknown."""
+        return []
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        """That whose parameters it has."""
+        return torch.nn.Module()
 
     def __add__(self, other: "Composed") -> "Composed":
         return GivenSum(self, other) if isinstance(other, Composed) else NotImplemented
@@ -59,6 +72,10 @@ class PositionModule(Composed, torch.nn.Module):
     def __add__(self, other: Composed) -> Composed: ...
     def __add__(self, other: Any) -> Any:
         return Sum(self, other) if isinstance(other, PositionModule) else super().__add__(other)
+
+    @property
+    def _module(self) -> torch.nn.Module:
+        return self
 
 
 class Several(Composed):

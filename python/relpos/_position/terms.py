@@ -167,7 +167,9 @@ class RowTable(Term):
             tensors.append(self._tensor("added", added, "[H, r]"))
         given = {"by_head": table.dim() == 3, "factor": factor, "added": added, "along": along}
         super().__init__(
-            "row_table", [text, *said(given), *scale_of(scale)], [*tensors, *numbers, *both]
+            "row_table",
+            [text, *said(given), *scale_of("RowTable", scale)],
+            [*tensors, *numbers, *both],
         )
 
 
@@ -192,7 +194,9 @@ class ColumnTable(Term):
         tensors = [table, *self._factor(factor, "Lk", table.shape[-1])]
         given = {"by_head": table.dim() == 3, "factor": factor}
         super().__init__(
-            "column_table", [text, *said(given), *scale_of(scale)], [*tensors, *numbers]
+            "column_table",
+            [text, *said(given), *scale_of("ColumnTable", scale)],
+            [*tensors, *numbers],
         )
 
 
@@ -309,7 +313,9 @@ class RotaryTables(Term):
             *heads,
         ]
 
-    def _lowered(self, of: Any, query: Tensor, key: Tensor) -> list[Given]:
+    def _lowered(self, of: Any, query: Tensor | None, key: Tensor | None) -> list[Given]:
+        if query is None:
+            return [self]
         options = ", ".join(self._options(query.shape[3]))
         return [Given(f"rotary_tables({options})", self._tensors, self)]
 
@@ -321,5 +327,5 @@ def said(given: dict[str, Any]) -> list[str]:
     ]
 
 
-def scale_of(scale: float | None) -> list[str]:
-    return [] if scale is None else [f"scale={number('scale', scale)!r}"]
+def scale_of(term: str, scale: float | None) -> list[str]:
+    return [] if scale is None else [f"scale={number(f'{term}: scale', scale)!r}"]

@@ -13,7 +13,7 @@ from relpos._base.arguments import flag
 from relpos._call.attention import attention
 from relpos._call.distances import lowered
 from relpos._position.part import Part, text_of, values_of, with_values
-from relpos._position.sum import flatten, lowers
+from relpos._position.sum import flatten
 from relpos.compose._calls import count, places
 
 _MOST = 1 << 20  # numbers in one tensor of a block, unless one row has more
@@ -93,10 +93,8 @@ def by_rows(
     with_lse = flag("return_lse", options.pop("return_lse", False))
     sinks = options.pop("sinks", None)
     position = options.pop("position", None)
-    if lowers(position):
-        given = {**options, **at.options(slice(0, None)), "position": position}
-        position = lowered(query, key, given)
-    parts = flatten(position)
+    given = {**options, **at.options(slice(0, None)), "position": position}
+    parts = flatten(lowered(query, key, given))
     held = [values_of(part) for part in parts]
     # What may need a gradient goes through the Function: parameters, sinks, the other parts' own.
     tensors = [key, value, *parameters, *([] if sinks is None else [sinks])]

@@ -9,7 +9,7 @@ from torch import Tensor
 from relpos import _core
 from relpos._base.arguments import flag, integer
 from relpos._base.errors import wrong_type
-from relpos._base.tensors import check_device, check_rank, check_shape
+from relpos._base.tensors import check_device, check_heads, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
 from relpos._call.distances import lowered
 from relpos._call.merge import merge
@@ -61,8 +61,8 @@ def refuse(name: str, options: Mapping[str, Any], reasons: Mapping[str, str]) ->
 
 def check_call(name: str, query: Tensor, key: Tensor, value: Tensor) -> None:
     refuse_elsewhere(f"compose.{name}", "it counts the tokens of whole sequences")
-    for which, tensor in (("query", query), ("key", key), ("value", value)):
-        check_rank(which, tensor, 4, "[B, H, Lq, D]" if which == "query" else "[B, Hk, Lk, D]")
+    check_heads(query=query, key=key, value=value)
+    for which, tensor in (("key", key), ("value", value)):
         check_device(which, tensor, query)
 
 

@@ -16,7 +16,7 @@ from relpos._call.attention import attention
 from relpos._call.distances import lowered
 from relpos._position.classes import CLASSES
 from relpos._position.part import text_of, values_of
-from relpos._position.sum import Composed, flatten, lowers
+from relpos._position.sum import Composed, flatten
 from relpos.compose._blocks import Places, by_rows, of_rows, position_of_rows
 from relpos.compose._calls import check_call, offsets, refuse, refuse_placing
 
@@ -123,8 +123,7 @@ def fire(
     with_lse = flag("return_lse", options.get("return_lse", False))
     module, others = _fire_of(position)
     refuse_placing("fire", others)
-    if lowers(others):
-        others = lowered(query, key, {**options, "position": others})
+    others = lowered(query, key, {**options, "position": others})
     starts = offsets(query, key, options.pop("q_offset", None), options.pop("k_offset", 0))
     at = Places.after(starts, query, key)
     reach = float(module.L_multiplier.detach().double().abs()) * module.init_L

@@ -16,7 +16,7 @@ from relpos._call.packing import placing_text
 from relpos._position import operators
 from relpos._position.classes import Rotary
 from relpos._position.part import Given, refuse_length, text_of, values_of
-from relpos._position.sum import Composed, flatten, lowers
+from relpos._position.sum import Composed, flatten
 from relpos.compose._calls import (
     Piece,
     check_call,
@@ -108,8 +108,7 @@ def rotate_values(
     check_call("rotate_values", query, key, value)
     undo = flag("undo", undo)
     rotation = _rotation_of(position)
-    if lowers(position):
-        position = lowered(query, key, {**options, "position": position})
+    position = lowered(query, key, {**options, "position": position})
     if value.shape[3] != rotation.head_dim:
         wanted = f"{rotation.head_dim} columns, since its rows turn by {text_of(rotation)}"
         raise wrong_value("value", wanted, value.shape[3])

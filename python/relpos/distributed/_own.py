@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relpos._base.arguments import flag
-from relpos._base.tensors import check_rank
+from relpos._base.tensors import check_heads
 from relpos._call.distances import distances_of, refuse_grid
 from relpos._call.packing import bounds_of, pack
 from relpos._position.lowering import Distances
@@ -49,8 +49,7 @@ def agree_on_spans(
     keys, as far as they are given one by one. Raises on every rank where one's call differs."""
     call, numbers, failure = {}, [0] * 6, None
     try:
-        for name, tensor in zip(("query", "key"), tensors, strict=False):
-            check_rank(name, tensor, 4, "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]")
+        check_heads(**dict(zip(("query", "key"), tensors, strict=False)))
         call = _description(options["position"])
         numbers = [tensors[0].shape[2], tensors[1].shape[2]]
         for side in "qk":
@@ -81,7 +80,7 @@ def _description(position: Any) -> dict[str, Any]:
         "parameters of position": [
             (name, list(p.shape), str(p.dtype), p.requires_grad)
             for part in own
-            for name, p in _module(part).named_parameters()
+            for name, p in part._module.named_parameters()
         ],
     }
 
@@ -120,10 +119,6 @@ def _ends_of_packed(
     return {"q_positions": q_ends, "k_positions": torch.stack([longest * 0, longest - 1])}
 
 
-def _module(part: Any) -> torch.nn.Module:
-    return getattr(part, "_position", part)
-
-
 class _Holding(torch.nn.Module):
     """A position, whose parameters functional_call replaces while its terms are made."""
 
@@ -138,12 +133,12 @@ class _Holding(torch.nn.Module):
 def _lowered(
     part: Any, of: Distances, query: Tensor, key: Tensor, summed_by: Sequence[Team]
 ) -> list[Any]:
-    trained = {n: p for n, p in _module(part).named_parameters() if p.requires_grad}
+    trained = {n: p for n, p in part._module.named_parameters() if p.requires_grad}
     if not trained or not summed_by or not torch.is_grad_enabled():
         return part._lowered(of, query, key)
     summed = _Summed.apply([team.group for team in summed_by], *trained.values())
     named = {f"position.{n}": p for n, p in zip(trained, summed, strict=True)}
-    holding = _Holding(_module(part))
+    holding = _Holding(part._module)
     return torch.func.functional_call(holding, named, (part, of, query, key))
 
 

@@ -49,7 +49,7 @@ class Inputs:
                 found.of_heads.add(n)
             if axes == ("batch", "any", "keys", "any"):
                 found.of_key_heads.add(n)
-            if axes == ("heads",):
+            if axes[:1] == ("heads",):
                 found.by_head.add(n)
             if cumulative:
                 found.cumulative.add(n)
