@@ -18,6 +18,7 @@ Sides = dict[str, Callable[[], Any]]
 Target = tuple[float | None, float | None]  # floor and stretch
 NO_TARGET = None, None
 PEAK = "% of peak"
+PLAIN = "x of plain"
 STATUS = Path("/proc/self/status")
 
 
@@ -86,8 +87,12 @@ class Call:
     """One call of relpos.attention: forward without gradients, or backward alone, which gives the
     gradients of query, key, value and the position's parameters."""
 
-    def __init__(self, shape: Shape, position: Any = None, dtype=torch.float32, **options: Any):
-        self.qkv = formulas.inputs(shape, dtype)
+    def __init__(
+        self, shape: Shape, position: Any = None, dtype=torch.float32, kv_heads=None, **options: Any
+    ):
+        self.qkv = formulas.inputs(shape, dtype, kv_heads)
+        if kv_heads is not None:
+            options["enable_gqa"] = True
         self.attend = functools.partial(relpos.attention, *self.qkv, position=position, **options)
         own = flat(position)[1]
         self.leaves = [*self.qkv, *(x for x in own if x.requires_grad)]
@@ -107,6 +112,20 @@ class Call:
 
     def side(self, backward: bool) -> Callable[[], Any]:
         return self.backward if backward else self.forward
+
+
+def against_plain(
+    name: str, make: Callable[[], Any], shape: Shape, target: Target, *,
+    backward: bool = False, is_causal: bool = False, kv_heads: int | None = None, **options: Any,
+) -> Case:  # fmt: skip
+    """A call with a position and other options against the same without."""
+
+    def sides() -> Sides:
+        ours = Call(shape, make(), is_causal=is_causal, kv_heads=kv_heads, **options)
+        plain = Call(shape, is_causal=is_causal, kv_heads=kv_heads)
+        return {"relpos": ours.side(backward), "plain": plain.side(backward)}
+
+    return Case(name, PLAIN, target, compare(sides, ratio), better="lower")
 
 
 def growth(run: Callable[[], Any]) -> int:

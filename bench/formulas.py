@@ -28,11 +28,13 @@ class Match:
     causal: bool = False
 
 
-def inputs(shape: Shape, dtype: torch.dtype) -> list[Tensor]:
+def inputs(shape: Shape, dtype: torch.dtype, kv_heads: int | None = None) -> list[Tensor]:
+    """Query, key and value; kv_heads: of key and value, those of the query by default."""
     batch, heads, queries, keys, dim = shape
+    of_keys = (heads if kv_heads is None else kv_heads, keys)
     return [
-        torch.randn(batch, heads, n, dim, dtype=dtype, requires_grad=True)
-        for n in (queries, keys, keys)
+        torch.randn(batch, *sizes, dim, dtype=dtype, requires_grad=True)
+        for sizes in ((heads, queries), of_keys, of_keys)
     ]
 
 
@@ -77,6 +79,25 @@ def trained_bias(shape: Shape, dtype: torch.dtype) -> Match:
     return Match(
         [*qkv, weight],
         lambda: relpos.attention(*qkv, position=position, q_offset=0),
+        lambda: functional.scaled_dot_product_attention(*qkv, attn_mask=bias()),
+        bias,
+    )
+
+
+def pair_bias(shape: Shape, dtype: torch.dtype) -> Match:
+    """A number for each class of pairs, gathered to a mask in torch."""
+    qkv = inputs(shape, dtype)
+    table = torch.randn(shape[1], 32, dtype=dtype, requires_grad=True)
+    classes = torch.randint(0, 32, shape[2:4]).to(torch.uint8)
+    position = relpos.terms.PairBias(table, relpos.PairClasses(classes))
+    index = classes.long()
+
+    def bias():
+        return table[:, index][None]
+
+    return Match(
+        [*qkv, table],
+        lambda: relpos.attention(*qkv, position=position),
         lambda: functional.scaled_dot_product_attention(*qkv, attn_mask=bias()),
         bias,
     )

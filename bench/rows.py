@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import contests
+import own
 import relpos
 import ring
 import scaling
@@ -23,6 +24,7 @@ from case import (
     Row,
     Sides,
     Target,
+    against_plain,
     compare,
     growth,
     ratio,
@@ -32,13 +34,11 @@ from case import (
 from clock import Budget, timer
 from formulas import FULL, LONG, Shape
 from relpos._position.classes import class_of
-from relpos._position.registry import term_schemes
 from torch import Tensor, nn
 from torch.nn import functional
 
 TINY = (1, 1, 12, 12, 64)
 CACHE = (1, 32, 1, 32768, 128)
-PLAIN = "x of plain"
 
 
 @dataclass
@@ -58,8 +58,6 @@ CHOSEN = {
     "shaw": Chosen({"max_distance": 64}, forward=(1.12, 1.08), backward=(1.4, 1.25)),
     "music_transformer": Chosen(causal=True, forward=(1.55, 1.5), backward=(1.7, 1.62)),
     "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
-    "pair_bias": Chosen(forward=(1.06, None), backward=(1.15, None)),
-    "pair_rows": Chosen(forward=(1.06, None), backward=(1.15, None)),
     "xpos": Chosen(forward=(1.4, 1.15), backward=(1.4, 1.15)),
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
     "decomposed": Chosen(shape=(1, 12, 4096, 4096, 64), forward=(1.12, None)),  # SAM
@@ -70,7 +68,7 @@ CHOSEN = {
 def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) -> Any:
     """A position of the scheme; sizes that must be given are those of the call, else its length,
     or the side of a square of its tokens. Inputs are drawn as the scheme's example says."""
-    scheme = next((s for s in (*relpos.schemes(), *term_schemes()) if s.name == name), None)
+    scheme = next((s for s in relpos.schemes() if s.name == name), None)
     if scheme is None:
         raise ValueError(f"no scheme {name} in this build's registry")
     sizes = {"heads": shape[1], "head_dim": shape[4]}
@@ -86,7 +84,7 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) ->
     if not inputs:
         return position
     named = ("batch", "heads", "queries", "keys", "head_dim")
-    of_call = dict(zip(named, shape[:5], strict=True)) | {"any": 3}
+    of_call = dict(zip(named, shape[:5], strict=True))
     drawn = []
     for spec in inputs:
         tensor = torch.empty([of_call.get(n, n) for n in spec.example])
@@ -94,24 +92,10 @@ def construct(name: str, shape: Shape, chosen: dict[str, Any], page: int = 0) ->
             drawn.append(tensor.uniform_(spec.low, spec.high))
         elif page:
             drawn.append(torch.randint(0, page, tensor.shape))
-        elif spec.integer == "uint8":  # classes of pairs
-            drawn.append(torch.randint(0, int(spec.high) + 1, tensor.shape, dtype=torch.uint8))
         else:
             of_tokens = torch.arange(tensor.shape[-1]) % int(spec.high + 1)
             drawn.append(of_tokens.expand(tensor.shape).contiguous())
     return position(*drawn)
-
-
-def against_plain(
-    name: str, make: Callable[[], Any], shape: Shape, target: Target, *,
-    backward: bool = False, is_causal: bool = False, **options: Any,
-) -> Case:  # fmt: skip
-    def sides() -> Sides:
-        ours = Call(shape, make(), is_causal=is_causal, **options)
-        plain = Call(shape, is_causal=is_causal)
-        return {"relpos": ours.side(backward), "plain": plain.side(backward)}
-
-    return Case(name, PLAIN, target, compare(sides, ratio), better="lower")
 
 
 def scheme_cases() -> list[Case]:
@@ -419,7 +403,7 @@ def call_cases() -> list[Case]:
 def all_cases() -> list[Case]:
     return [
         *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
-        *neighborhood_cases(),
+        *neighborhood_cases(), *own.cases(),
         *call_cases(), *unit_cases(),
         *scaling.cases(), *ring.cases(), *contests.cases(),
     ]  # fmt: skip

@@ -19,7 +19,8 @@ Arguments& add_arguments(CLI::App& app, Run& run, int (*call)(const Arguments&))
 
 void add_list(CLI::App& tool, Run& run);
 void add_show(CLI::App& tool, Run& run);
-inline constexpr const char* kShowOwn = "own";  // of show, before module:Class
+// The word that the tool puts before module:Class, for a command of its own.
+inline constexpr const char* kShowOwn = "own";
 void add_compare(CLI::App& tool, Run& run);
 void add_attend(CLI::App& tool, Run& run);
 void add_check(CLI::App& tool, Run& run);

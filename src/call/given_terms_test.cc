@@ -154,7 +154,7 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-TEST(GivenTerms, CasesAreOfAll) {
+TEST(GivenTerms, EveryTermHasACase) {
   for (const Scheme& scheme : term_schemes()) {
     if (scheme.name.starts_with("pair_")) continue;  // of bytes; random_terms.h draws such terms
     bool tried = false;

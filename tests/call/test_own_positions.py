@@ -2,9 +2,11 @@
 
 import ast
 import copy
+import gc
 import math
 import pickle
 import re
+import weakref
 
 import pytest
 import relpos
@@ -12,6 +14,7 @@ import torch
 from relpos import Buckets, terms
 
 from tests import ROOT
+from tests.support.own_positions import t5_bucket
 
 HEADS, DIM = 3, 8
 
@@ -52,16 +55,6 @@ def softmax(q, k, v, bias, rows=0.0, values=None, hidden=None):
     return out if values is None else out + (weights[..., None] * values).sum(-2)
 
 
-def t5_bucket(distance, buckets, far):
-    """Raffel et al. 2020, pair by pair."""
-    side = buckets // 2
-    base, n = (side, distance) if distance > 0 else (0, -distance)
-    if n < side // 2:
-        return base + n
-    grown = math.log(n / (side // 2)) / math.log(far / (side // 2)) * (side - side // 2)
-    return base + min(side - 1, side // 2 + int(grown + 1e-9))
-
-
 def kerple(p, d, q, hidden):
     return {"bias": -p.p[:, :, None] * torch.log(1 + p.a[:, :, None] * d.abs())}
 
@@ -71,7 +64,7 @@ def cpb(p, d, q, hidden):
 
 
 def t5(p, d, q, hidden):
-    bucket = torch.tensor([[t5_bucket(int(x), 32, 128) for x in row] for row in d])
+    bucket = t5_bucket(d, 32, 128)
     return {"bias": p.weight[bucket].movedim(-1, 0)}
 
 
@@ -85,7 +78,7 @@ def shaw(p, d, q, hidden):
 
 
 def gated(p, d, q, hidden):
-    bucket = torch.tensor([[t5_bucket(int(x), 320, 800) for x in row] for row in d])
+    bucket = t5_bucket(d, 320, 800)
     return {"bias": p.weight[bucket].movedim(-1, 0) * (1 + p.linear(hidden).sigmoid())}
 
 
@@ -305,7 +298,7 @@ def test_explicit_positions_offsets_and_sums(page):
     both = {"q_positions": at_q, "k_positions": at_k}
     out = relpos.attention(q, k, v, position=kerple + t5, **both)
     d = at_k - at_q[:, None]
-    bucket = torch.tensor([[t5_bucket(int(x), 32, 128) for x in row] for row in d])
+    bucket = t5_bucket(d, 32, 128)
     of_t5 = next(t5.parameters())[bucket].movedim(-1, 0)
     plain = softmax(q, k, v, CASES["KERPLE"][1](kerple, d, q, None)["bias"] + of_t5)
     torch.testing.assert_close(out, plain, rtol=0, atol=1e-10)
@@ -318,6 +311,85 @@ def test_explicit_positions_offsets_and_sums(page):
         torch.testing.assert_close(out[row : row + 1], alone, rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="q_offset: not given"):
         relpos.attention(q, k, v, position=kerple)
+
+
+def test_kept_tables_are_dense_and_freed_with_their_position(page):
+    position = page["CPB"](HEADS)
+    q, k, v = (x.detach() for x in drawn(1, 8, 8))
+    gc.disable()
+    try:
+        with torch.no_grad():
+            relpos.attention(q, k, v, position=position)
+        assert position._kept._held.tables["bias"].is_contiguous()
+        watched = weakref.ref(position)
+        del position
+        assert watched() is None
+    finally:
+        gc.enable()
+
+
+class Steep(relpos.Position):
+    """With an input that has a default, and offsets taken as one."""
+
+    grid = (2, 3)
+
+    def bias(self, *offsets, steepness=1.0):
+        return (steepness * torch.stack(torch.broadcast_tensors(*offsets)).sum(0)).double()[None]
+
+
+def test_inputs_may_have_defaults():
+    q, k, v = drawn(1, 6, 6)
+    one, three = (relpos.attention(q, k, v, position=p) for p in (Steep(), Steep()(steepness=3.0)))
+    assert not torch.equal(one, three)
+    assert torch.equal(Steep()(steepness=3.0).dense(6, 6), 3 * Steep().dense(6, 6))
+
+
+class Turned(relpos.Position):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(HEADS, 1))
+        self.frequency = torch.nn.Parameter(torch.rand(DIM // 2))
+        self.added = torch.nn.Parameter(torch.randn(HEADS, DIM))
+        self.kinds = torch.nn.Parameter(torch.randn(HEADS, 5))
+
+    def bias(self, distance):
+        return self.weight * distance / 10
+
+    def terms(self, distance, classes):
+        return [
+            terms.Rotation(self.frequency, layout="half"),
+            terms.QueryAdded(self.added),
+            terms.PairBias(self.kinds, relpos.PairClasses(classes, hidden=4)),
+        ]
+
+
+def test_terms_of_every_kind_are_checked_and_shown():
+    def classes(queries, keys):
+        return ((7 * torch.arange(queries)[:, None] + torch.arange(keys) ** 2) % 5).to(torch.uint8)
+
+    report = relpos.testing.check(
+        Turned().float(),
+        heads=HEADS,
+        head_dim=DIM,
+        inputs=lambda b, q, k: {"classes": classes(q, k)},
+    )
+    assert len(report.checks) > 30
+
+    class Plain(Turned):
+        def terms(self, distance):
+            return super().terms(distance, classes(3, 3))[:2]
+
+    assert [name for name, _ in Plain().steps(3, 3)] == ["distance", "DistanceBias"]
+    assert Plain().dense(3, 3).shape == (HEADS, 3, 3)
+
+
+def test_the_check_names_what_it_does_not_know():
+    class Strange(relpos.Position):
+        def terms(self, distance):
+            return relpos.ALiBi(HEADS)
+
+    with pytest.raises(TypeError, match=r"terms that relpos.testing knows: .* got ALiBi"):
+        relpos.testing.check(Strange(), heads=HEADS)
 
 
 def test_layers_share_one_evaluation(page):
@@ -442,6 +514,16 @@ REFUSED = {
         _of(outside="wrap", bias=lambda self, d: torch.zeros(1, len(d))),
         ValueError,
         "Own.outside: expected one of clamp, none, error",
+    ),
+    "an empty reach": (
+        _of(reach=(3, -3), bias=lambda self, d: torch.zeros(1, len(d))),
+        ValueError,
+        "Own.reach: hi: expected a distance from lo = 3 on, got -3",
+    ),
+    "a grid of one number": (
+        _of(grid=5, bias=lambda self, d: torch.zeros(1, len(d))),
+        TypeError,
+        "Own.grid: expected a tuple of two or three sides, got 5",
     ),
     "a class": (lambda: Near, TypeError, "expected a relpos position, got the class Near"),
     "a missing input": (

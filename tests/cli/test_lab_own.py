@@ -104,7 +104,7 @@ def test_positions_of_ones_own_are_trained(folder):
         ("mine:Absent", "expected a class of mine, got no Absent in it"),
         ("absent:KERPLE", "expected a module that Python finds, or one in"),
         ("mine:Odd", "write mine:Odd(colour=...)"),
-        ("mine:KERPLE(heads=3)", "Kerple.bias: expected [4".replace("Kerple", "KERPLE")),
+        ("mine:KERPLE(heads=3)", "KERPLE.bias: expected [4"),
         ("mine:KERPLE(heads)", "expected options as name=value"),
         ("mine:Broken", "IndexError"),
         ("mine:Other", "expected a class of positions"),

@@ -8,6 +8,7 @@ from relpos import distributed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from tests.distributed import ring_tasks
 from tests.support.own_positions import (
     DIM,
     HEADS,
@@ -198,9 +199,4 @@ def trained(wrap, layout, mode):
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-    found = {}
-    for name, parameter in model.named_parameters():
-        gradient = parameter.grad
-        full = gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
-        found[name.removeprefix("module.")] = full.numpy()
-    return found
+    return ring_tasks.gradients(model)

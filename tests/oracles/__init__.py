@@ -1,4 +1,5 @@
-"""One oracle per scheme: `tests/oracles/NAME.py`, NAME as in `relpos.schemes()`.
+"""One oracle per scheme: `tests/oracles/NAME.py`, NAME as in `relpos.schemes()`. A term that is
+given with the call (`src/schemes/terms/NAME.cc`) may have one, too.
 
 The conformance tests loop over the registry, so a new scheme is tested the day its oracle stands
 here; a scheme without one fails. An oracle is the paper's formula written plainly in torch over
@@ -33,12 +34,18 @@ dense [Lq, Lk] grids. It never calls relpos. It has two functions:
         Index the parameters with differentiable operations (`table[index]`), so that autograd gives
         the parameters' gradients. Keep angles and bucket edges in double or in integers.
 
-Two more functions where a scheme has what they stand for:
+More functions where a scheme has what they stand for:
 
     def inputs(options, batch, heads, queries, keys, normal) -> dict
         What the position takes by call: tensors with a batch axis by name, in the order in which
         they are given. `normal(*shape)` draws numbers. `terms` finds those of one batch row among
         its parameters.
+
+    def batched(options) -> names
+        The inputs that have a batch axis in front; without it, all have.
+
+    def seen(options, given) -> bool [B or 1, Lq, Lk]
+        Pairs that no hidden class hides. Such schemes stay out of packed calls and rings.
 
     def place(options, tokens) -> positions
         The positions of tokens by number, int64 of any shape, where the call gives none. Where keys
@@ -53,6 +60,8 @@ What else the tests must know of a scheme, as attributes of the module:
                visible key on when the sizes of the addends are summed (`tests/support/promise.py`).
     NONLINEAR  True where its parameters enter by a formula that is not linear in them: sizes are
                those of the formula's values and derivatives.
+    EXPONENTS  True where parameters are exponents: tests draw small ones.
+    HEAD_DIM   True where `inputs` takes the head size as a last argument.
     READS_LENGTH  True where terms depend on the length of the call: options["call_length"] is one
                more than the last position of all its batch rows. The first configuration does not:
                it gives the length.

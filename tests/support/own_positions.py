@@ -6,6 +6,8 @@ import relpos
 import torch
 from torch import nn
 
+from tests.oracles import t5
+
 HEADS, DIM = 4, 8
 
 
@@ -116,6 +118,13 @@ def parts_of(position):
     return list(position.parts) if isinstance(position, relpos.Sum) else [position]
 
 
+def t5_bucket(distance, buckets, max_distance, bidirectional=True):
+    """int64 [Lq, Lk], by the oracle of T5."""
+    options = {"buckets": buckets, "max_distance": max_distance, "bidirectional": bidirectional}
+    found = t5.bucket(options, distance.new_zeros(1), distance.flatten())
+    return found[0].unflatten(0, distance.shape)
+
+
 def plain(position, query, key, value, distance, visible=None, hidden=None, scale=None):
     """(out, lse) of attention with a position, or with a sum of them, by its own methods at every
     pair. distance: int64 [Lq, Lk]; visible: bool, broadcastable to [B, H, Lq, Lk]."""
@@ -126,9 +135,8 @@ def plain(position, query, key, value, distance, visible=None, hidden=None, scal
     added = torch.zeros((), dtype=value.dtype)
     for part in parts_of(position):
         if isinstance(part, relpos.T5Bias):
-            buckets = relpos.Buckets.t5(part.buckets, part.max_distance, part.bidirectional)
-            table = part.relative_attention_bias.weight
-            scores = scores + table[buckets(distance)].movedim(-1, 0)
+            bucket = t5_bucket(distance, part.buckets, part.max_distance, part.bidirectional)
+            scores = scores + part.relative_attention_bias.weight[bucket].movedim(-1, 0)
             continue
         more, rows = _of_part(part, query, keys, groups, key, distance, hidden, scale)
         scores = scores + more

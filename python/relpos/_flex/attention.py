@@ -78,6 +78,8 @@ def _options(
     options: dict[str, Any] = {"q_offset": 0}
     if scale is not None:
         options["scale"] = number("scale", scale)
+    if not (query.shape[2] and key.shape[2]):  # there is no pair of which they could speak
+        return options
     if score_mod is not None:
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         options |= lowered(score_mod, query.shape[1], dtype).options_for(query, key, scale)

@@ -70,7 +70,8 @@ class Description:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One scheme of the registry; its class is relpos.<class_name>."""
+    """One scheme of the registry, whose class is relpos.<class_name>; or a term of its own, which
+    relpos.terms.<class_name> makes."""
 
     name: str
     class_name: str

@@ -11,8 +11,8 @@
 
 namespace relpos::common {
 
-// In examples of a call.
-inline constexpr int64_t kExampleRows = 8;
+// Rows of a table in an example of a call, and columns of one that has a factor.
+inline constexpr int64_t kExampleRows = 8, kExampleRank = 3;
 
 // A table [M, columns], or with by_head [H, M, columns]. `example`: columns in an example.
 Source given_table(Builder& b, bool by_head, int64_t columns, int64_t example);
@@ -28,7 +28,7 @@ struct GivenProduct {
   // [B, heads, tokens, r], where the option asks for it.
   std::optional<Source> given_factor(Builder& b, int64_t heads, int64_t tokens) const;
   int64_t rank() const { return factor ? kAny : kHeadDim; }
-  int64_t example_rank() const { return factor ? int64_t{3} : kHeadDim; }
+  int64_t example_rank() const { return factor ? kExampleRank : kHeadDim; }
 };
 
 // The rows of a table for distances: their number is that of the table, never an option, so that one

@@ -1,5 +1,5 @@
 // key_bias[h, j], or key_bias[b, h, j] with by_row.
-#include "schemes/common/given.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 

@@ -10,7 +10,7 @@ namespace relpos {
 
 namespace {
 
-struct PairBiases {
+struct GivenPairBias {
   common::PairInput classes;
 
   void options(OptionList& o) {
@@ -29,7 +29,7 @@ struct PairBiases {
 }  // namespace
 
 RELPOS_SCHEME(
-    pair_bias, PairBiases, "PairBias",
+    pair_bias, GivenPairBias, "PairBias",
     "numbers of heads for classes of pairs, both inputs of the call",
     "Ying et al. 2021, Do Transformers Really Perform Bad for Graph Representation?, 3.1.2")
 

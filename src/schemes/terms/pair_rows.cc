@@ -11,7 +11,7 @@ namespace relpos {
 
 namespace {
 
-struct PairTable {
+struct GivenPairRows {
   common::PairInput classes;
   common::GivenProduct product;
 
@@ -30,7 +30,7 @@ struct PairTable {
 
 }  // namespace
 
-RELPOS_SCHEME(pair_rows, PairTable, "PairRows",
+RELPOS_SCHEME(pair_rows, GivenPairRows, "PairRows",
               "queries meet a row for the class of each pair, all of them inputs of the call",
               "Shaw et al. 2018, Self-Attention with Relative Position Representations, 3.3; Wang "
               "et al. 2020, RAT-SQL, 3.2")

@@ -1,5 +1,5 @@
 // u[h], added to the query for its product with the key.
-#include "schemes/common/given.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 

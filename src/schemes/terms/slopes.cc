@@ -1,5 +1,5 @@
 // past[h] min(delta, 0) + future[h] max(delta, 0).
-#include "schemes/common/given.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 

@@ -5,7 +5,7 @@ namespace relpos {
 
 namespace {
 
-struct Turn {
+struct GivenRotation {
   int64_t dims = 0, start = 0;
   std::string layout;
   double magnitude = 1.0;
@@ -37,7 +37,7 @@ struct Turn {
 
 }  // namespace
 
-RELPOS_SCHEME(turn, Turn, "Rotation", "pairs turn by the position times given frequencies",
+RELPOS_SCHEME(turn, GivenRotation, "Rotation", "pairs turn by the position times given frequencies",
               "terms.h, Rotation")
 
 }  // namespace relpos
