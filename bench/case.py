@@ -1,7 +1,7 @@
 """A case of the bench: sides that take turns, and the value of each round."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from clock import Budget, Turns, take_turns
 from formulas import Shape
 from relpos._position.part import flat
+from relpos._position.sum import flatten, lowers
 
 Row = dict[str, Any]
 Sides = dict[str, Callable[[], Any]]
@@ -83,6 +84,14 @@ def speedup(ours: float, other: float) -> float:
     return other / ours
 
 
+def tensors_of(position: Any) -> Sequence[torch.Tensor]:
+    """Parameters and inputs of a position; the parameters alone of one written in Python."""
+    if not lowers(position):
+        return flat(position)[1]
+    modules = [getattr(part, "_position", part) for part in flatten(position)]
+    return [parameter for module in modules for parameter in module.parameters()]
+
+
 class Call:
     """One call of relpos.attention: forward without gradients, or backward alone, which gives the
     gradients of query, key, value and the position's parameters."""
@@ -94,8 +103,7 @@ class Call:
         if kv_heads is not None:
             options["enable_gqa"] = True
         self.attend = functools.partial(relpos.attention, *self.qkv, position=position, **options)
-        own = flat(position)[1]
-        self.leaves = [*self.qkv, *(x for x in own if x.requires_grad)]
+        self.leaves = [*self.qkv, *(x for x in tensors_of(position) if x.requires_grad)]
 
     def forward(self) -> torch.Tensor:
         with torch.no_grad():

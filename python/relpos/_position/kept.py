@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 
 
+class Tables(dict[str, Any]):
+    """What the methods returned, by name, and the terms made of it, once they are."""
+
+    terms: list[Any] | None = None
+
+
 class _Held(NamedTuple):
-    tables: dict[str, Any]
+    tables: Tables
     first: int
     last: int
     state: list[tuple[Any, ...]]  # copies of what the tables were made from
@@ -55,7 +61,9 @@ class Kept:
         self, tables: dict[str, Any], first: int, last: int, state: list[tuple[Any, ...]]
     ) -> tuple[dict[str, Any], int, int]:
         # The kernels read a long table of rows that are not contiguous number by number.
-        tables = {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in tables.items()}
+        tables = Tables(
+            {n: t.contiguous() if isinstance(t, Tensor) else t for n, t in tables.items()}
+        )
         tensors = [
             t
             for table in tables.values()

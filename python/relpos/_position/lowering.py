@@ -12,7 +12,7 @@ from relpos._base.arguments import one_of, two_of
 from relpos._base.errors import dtype_of, shape_of, wrong_type, wrong_value
 from relpos._base.tensors import FLOATING
 from relpos._position.buckets import interval
-from relpos._position.kept import Kept
+from relpos._position.kept import Kept, Tables
 from relpos._position.sum import flatten
 from relpos._position.terms import ColumnTable, DistanceBias, OfCall, RowTable, Term, ValueTable
 
@@ -259,6 +259,9 @@ def _of_grid(position: Any, asked: Sequence[str], inputs: Mapping[str, Any], fit
 def _terms(
     position: Any, tables: dict[str, Any], of: Distances, inputs: Mapping[str, Any], fits: Fit
 ) -> list[Any]:
+    kept = isinstance(tables, Tables)
+    if kept and tables.terms is not None:
+        return tables.terms.copy()
     names, at = position._methods.names, OfCall(of.first, position.outside == "none")
     made: list[Any] = []
     if "bias" in tables:
@@ -284,8 +287,11 @@ def _terms(
         made.append(ValueTable(tables["values"], at))
     if "terms" in tables:
         for part in flatten(tables["terms"]):
+            kept = kept and not part._lowers
             given = (fits.query, fits.key) if fits.gates else (None, None)
             made += part._lowered(of, *given) if part._lowers else [part]
+    if kept and not any(gate in names for gate in GATES):
+        tables.terms = made.copy()
     return made
 
 

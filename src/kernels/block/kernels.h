@@ -78,6 +78,8 @@ struct ConversionKernels {
   // False, and some of `to` not so, where a finite product with the multiplier exceeds kLinear (log2.h).
   bool (*scale_in_double)(const float* from, int64_t step, int64_t n, double multiplier,
                           double unit, float* to);
+  // Whether no finite one of x[n], times the multiplier, exceeds kLinear; may be false where one is near it.
+  bool (*linear)(const float* x, int64_t n, double multiplier);
   // Bits of the `count` keys, up to kTile, that a row of a mask shows from element `at` on.
   uint64_t (*mask_bits)(const TensorView& mask, int64_t at, int64_t count);
 };

@@ -185,9 +185,10 @@ TEST(Edges, CellsOfWideRowTablesSlide) {
   }
 }
 
-// A distance bias too wide to be written out for a few queries: its cells are written with the tiles, and
-// are those of the same table in double, which is read number by number.
-TEST(Edges, CellsOfAWideBiasAreWrittenWithTheTiles) {
+// A distance bias too wide to be written out for a few queries. Cells inside a row of floats are read there,
+// the others are written with the tiles, and are those of the same table in double, which is read number by
+// number. So are those beside a number so large that log2 units squeeze it.
+TEST(Edges, CellsOfAWideBiasAreReadInPlaceOrWrittenWithTheTiles) {
   constexpr int64_t kKeys = Wide::kKeys;
   const std::vector<ClassMap> maps = {
       ClassMap::clamp(-1200, 30), ClassMap::clamp(-1690, 450, true),
@@ -195,8 +196,9 @@ TEST(Edges, CellsOfAWideBiasAreWrittenWithTheTiles) {
       ClassMap::thresholds({-1400, -900, -40, -39, 3}, {-1, 2, 0, 3, 1, 4})};
   for (const ClassMap& map : maps) {
     for (const int64_t queries : {1, 7}) {
-      for (const bool transposed : {false, true}) {
-        SCOPED_TRACE(testing::Message() << map.first_distance() << ", " << queries << transposed);
+      for (const int form : {0, 1, 2}) {
+        const bool transposed = form == 1, squeezed = form == 2;
+        SCOPED_TRACE(testing::Message() << map.first_distance() << ", " << queries << ", " << form);
         Plain a(queries, kKeys, 8, 2, 4, 2);
         a.p.threads = 2;
         a.p.positions.q = {kKeys - queries, kKeys - queries - 333};
@@ -215,18 +217,22 @@ TEST(Edges, CellsOfAWideBiasAreWrittenWithTheTiles) {
         }
         table.view.store(table.view.offset({1, map.classes() / 2}), -INFINITY);
         table.view.store(table.view.offset({2, map.classes() / 2}), 3e38);
-        table.multiplier = 0.5;
+        table.multiplier = squeezed ? 1.0 : 0.5;
         for (int64_t n = 0; n < std::ssize(numbers); ++n) {
           numbers[n] = table.view.at({n / map.classes(), n % map.classes()});
         }
         add_term(a.p.terms.biases, map, table);
         const std::vector<double> got = a.results(fast_forward);
         expect_near(got, a.results(reference_forward), 1e-5);
-        a.p.terms.biases[0].table = TermData::computed(numbers, shape, false);
-        a.p.terms.biases[0].table.multiplier = 0.5;
-        EXPECT_EQ(got, a.results(fast_forward));
         a.p.threads = 1;
         EXPECT_EQ(got, a.results(fast_forward));
+        a.p.terms.biases[0].table = TermData::computed(numbers, shape, false);
+        a.p.terms.biases[0].table.multiplier = table.multiplier;
+        if (transposed) {
+          EXPECT_EQ(got, a.results(fast_forward));
+        } else {
+          expect_near(got, a.results(fast_forward), 1e-6);
+        }
       }
     }
   }

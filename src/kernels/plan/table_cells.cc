@@ -8,9 +8,10 @@
 namespace relpos {
 namespace {
 
-// Where the cells of a window lie one after another in a row of floats: the first of them, else null.
-const float* cells_in_place(const ClassWindow& window, const TermData& table, int64_t head,
-                            int64_t cell) {
+// Where the cells of a window lie one after another in a row of floats, forwards or backwards: the first of
+// them, else null.
+const float* neighbours(const ClassWindow& window, const TermData& table, int64_t head,
+                        int64_t cell) {
   const TensorView& view = table.view;
   const int64_t stride = view.strides[1] * window.step;
   if (view.dtype != DType::kFloat32 || (stride != 1 && stride != -1)) return nullptr;
@@ -21,6 +22,12 @@ const float* cells_in_place(const ClassWindow& window, const TermData& table, in
 }
 
 }  // namespace
+
+const float* cells_in_place(const ClassWindow& window, const TermData& table, int64_t head,
+                            int64_t first) {
+  return table.view.strides[1] * window.step == 1 ? neighbours(window, table, head, first)
+                                                  : nullptr;
+}
 
 void write_cells(const ClassWindow& window, const TermData& table, int64_t head, int64_t first,
                  int64_t count, CellUnit unit, float* cells) {
@@ -45,7 +52,7 @@ void write_cells(const ClassWindow& window, const TermData& table, int64_t head,
   const int64_t to = std::clamp(window.width, from, end);
   write(first, from);
   write(to, end);
-  const float* inside = from < to ? cells_in_place(window, table, head, from) : nullptr;
+  const float* inside = from < to ? neighbours(window, table, head, from) : nullptr;
   if (inside == nullptr || !tile_kernels().scale_in_double(
                                inside, table.view.strides[1] * window.step, to - from,
                                table.multiplier, log2 ? kLog2e : 1.0, cells + (from - first))) {

@@ -15,4 +15,9 @@ enum class CellUnit { kLog2, kNatural };
 void write_cells(const ClassWindow& window, const TermData& table, int64_t head, int64_t first,
                  int64_t count, CellUnit unit, float* cells);
 
+// The numbers of the same cells before their multiplier, where they lie one after another in a row of floats
+// of the table, in ascending order; else null. No cell lies outside of the window.
+const float* cells_in_place(const ClassWindow& window, const TermData& table, int64_t head,
+                            int64_t first);
+
 }  // namespace relpos

@@ -98,16 +98,39 @@ void narrow_float16(const float* row, int64_t n, void* half) {
   for (; i < n; ++i) write(half, i, relpos::round_float16(row[i]));
 }
 
+// No larger number times the multiplier is at most kLinear, but the next one maybe.
+HWY_INLINE float largest_linear(double multiplier) {
+  const double most = std::min(kLinear / std::fabs(multiplier), double{FLT_MAX});
+  return std::nextafter(static_cast<float>(most), 0.0f);
+}
+
+HWY_INLINE bool too_large(float x, float limit) { return std::fabs(x) > limit && std::isfinite(x); }
+
+// The larger of `largest` and the sizes of x, but of those that are finite.
+HWY_INLINE hn::VFromD<F> largest_finite(hn::VFromD<F> largest, hn::VFromD<F> x) {
+  const auto size = hn::Abs(x);
+  const auto infinite = hn::Set(F(), std::numeric_limits<float>::infinity());
+  return hn::Max(largest, hn::IfThenElseZero(hn::Lt(size, infinite), size));
+}
+
+bool linear(const float* x, int64_t n, double multiplier) {
+  const F f;
+  const float limit = largest_linear(multiplier);
+  auto largest = hn::Zero(f);
+  int64_t i = 0;
+  for (; i + kN <= n; i += kN) largest = largest_finite(largest, hn::LoadU(f, x + i));
+  bool fits = hn::AllTrue(f, hn::Le(largest, hn::Set(f, limit)));
+  for (; i < n; ++i) fits = fits && !too_large(x[i], limit);
+  return fits;
+}
+
 bool scale_in_double(const float* from, int64_t step, int64_t n, double multiplier, double unit,
                      float* to) {
   const F f;
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> part;
   constexpr auto kPart = static_cast<int64_t>(hn::MaxLanes(part));
-  // No larger number times the multiplier is at most kLinear, but the next one maybe.
-  const double most = std::min(kLinear / std::fabs(multiplier), double{FLT_MAX});
-  const float limit = std::nextafter(static_cast<float>(most), 0.0f);
-  const auto infinite = hn::Set(f, std::numeric_limits<float>::infinity());
+  const float limit = largest_linear(multiplier);
   const auto by = hn::Set(d, multiplier), last = hn::Set(d, unit);
   auto largest = hn::Zero(f);
   alignas(64) float numbers[kN];
@@ -117,8 +140,7 @@ bool scale_in_double(const float* from, int64_t step, int64_t n, double multipli
     for (; kN > 1 && i + kN <= n; i += kN) {
       const auto x =
           step == 1 ? hn::LoadU(f, from + i) : hn::Reverse(f, hn::LoadU(f, from - i - (kN - 1)));
-      const auto size = hn::Abs(x);
-      largest = hn::Max(largest, hn::IfThenElseZero(hn::Lt(size, infinite), size));
+      largest = largest_finite(largest, x);
       hn::Store(x, f, numbers);
       for (int64_t c = 0; c < kN; c += kPart) {
         auto y = hn::PromoteTo(d, hn::Load(part, numbers + c));
@@ -132,7 +154,7 @@ bool scale_in_double(const float* from, int64_t step, int64_t n, double multipli
   bool fits = hn::AllTrue(f, hn::Le(largest, hn::Set(f, limit)));
   for (int64_t i = whole; i < n; ++i) {
     const float x = from[i * step];
-    fits = fits && !(std::fabs(x) > limit && std::isfinite(x));
+    fits = fits && !too_large(x, limit);
     to[i] = static_cast<float>(static_cast<double>(x) * multiplier * unit);
   }
   return fits;

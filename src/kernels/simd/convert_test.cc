@@ -80,6 +80,9 @@ TEST(Convert, RowsScaledInDoubleAreTheirNumbersInLog2Units) {
           const bool found =
               kernels.scale_in_double(from, step, count, multiplier, kLog2e, row.data());
           ASSERT_TRUE(fits || !found) << first;
+          if (step == 1) {
+            ASSERT_EQ(kernels.linear(from, count, multiplier), found);
+          }
           ASSERT_TRUE(found || !fits || multiplier != 1.0) << first;
           for (int64_t i = 0; found && i < count; ++i) {
             const double product = static_cast<double>(from[i * step]) * multiplier;

@@ -98,6 +98,7 @@ void narrow_bfloat16(const float* row, int64_t n, void* half);
 void narrow_float16(const float* row, int64_t n, void* half);
 bool scale_in_double(const float* from, int64_t step, int64_t n, double multiplier, double unit,
                      float* to);
+bool linear(const float* x, int64_t n, double multiplier);
 void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
 void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
                     float* o, int64_t ldo);
@@ -120,6 +121,7 @@ Kernels kernels(const char* name) {
                             .narrow_bfloat16 = narrow_bfloat16,
                             .narrow_float16 = narrow_float16,
                             .scale_in_double = scale_in_double,
+                            .linear = linear,
                             .mask_bits = mask_bits},
           DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
           TileKernels{.weigh = weigh,

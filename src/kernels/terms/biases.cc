@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "kernels/block/log2.h"
 #include "kernels/plan/table_cells.h"
 
 namespace relpos {
@@ -43,7 +44,9 @@ int64_t Biases::bytes(const Plan& plan) {
 
 Biases::Biases(const Plan& plan, Workspace& memory) : Term(plan) {
   for (const BiasPlan& bias : plan.biases) {
-    own_.push_back({memory.take<float>(bias.by_tiles ? plan.p.group() * kOwnStride : 0), {}});
+    own_.push_back({memory.take<float>(bias.by_tiles ? plan.p.group() * kOwnStride : 0), {}, {}});
+    const double unit = plan.p.terms.biases[bias.term].table.multiplier * kLog2e;
+    std::fill_n(own_.back().unit, kRows, static_cast<float>(unit));
   }
   for (const BiasPlan& bias : plan.biases) {
     if (!plan.backward) break;
@@ -100,6 +103,10 @@ void Biases::before(Block& block, int64_t t, int64_t count) {
     Panel& panel = block.scores[n];
     panel.lo = bias.window.lo + to.first;
     panel.width = to.width;
+    if (read_in_place(block, n, to, panel)) continue;
+    panel.cells = own_[n].cells.get();
+    panel.stride = kOwnStride;
+    panel.gate = nullptr;
     // A pad inside the window is read by no visible pair.
     const int64_t left = to.first == 0 ? kPad : 0;
     const int64_t right = to.end() == bias.window.width ? kPad : 0;
@@ -109,6 +116,26 @@ void Biases::before(Block& block, int64_t t, int64_t count) {
                   left + to.width + right, CellUnit::kLog2, cells);
     });
   }
+}
+
+// Where the cells and their pads lie in the table, since the first and the last tiles of keys may read beyond
+// it, and hold no number so large that log2 units squeeze it.
+bool Biases::read_in_place(const Block& block, size_t n, const Cut& to, Panel& panel) {
+  const BiasPlan& bias = plan_.biases[n];
+  if (to.first < kPad || to.end() + kPad > bias.window.width) return false;
+  const TermData& table = plan_.p.terms.biases[bias.term].table;
+  const float* cells = cells_in_place(bias.window, table, block.head[0], to.first - kPad);
+  if (cells == nullptr || !std::isnormal(own_[n].unit[0])) return false;
+  bool linear = true;
+  for_each_head(block, [&](int64_t, int row, int) {
+    const float* read = cells + own_head_[row] * table.view.strides[0];
+    linear = linear && plan_.kernels.linear(read, to.width + 2 * kPad, table.multiplier);
+  });
+  if (!linear) return false;
+  panel.cells = cells;
+  panel.stride = table.view.strides[0];
+  panel.gate = own_[n].unit;
+  return true;
 }
 
 void Biases::start(const BlockGradients& rows, const Sums& sums, const TermSums&) {

@@ -33,11 +33,14 @@ class Biases : public Term {
  private:
   static constexpr int64_t kOwnStride = kSlidingCells + 2 * kPad;
 
-  // Of a bias that is written by tiles, for the heads of a block.
+  // Of a bias of few queries, for the heads of a block: what the next tiles read of it, in cells of a
+  // worker's own, or inside the table, whose numbers the rows multiply.
   struct OwnCells {
     Buffer<float> cells;  // [group, kOwnStride]
     Cut cut;              // of the window
+    float unit[kRows];    // the table's multiplier times log2(e)
   };
+  bool read_in_place(const Block& block, size_t n, const Cut& to, Panel& panel);
   std::vector<OwnCells> own_;         // of each bias, of others none
   int64_t own_head_[kRows];           // of a row: its head, counted from the block's first
   std::vector<Buffer<float>> cells_;  // of each bias [kGroup, row_size], in the backward pass
