@@ -28,6 +28,15 @@ class Kept:
     def __init__(self) -> None:
         self._held: _Held | None = None  # replaced as a whole, since threads may share a position
 
+    def terms(self, position: Any, first: int, last: int) -> list[Any] | None:
+        """Those that were made of kept tables which hold these distances."""
+        held = self._held
+        if held is None or held.tables.terms is None or _evaluates():
+            return None
+        if first < held.first or last > held.last or not _same(_state_of(position), held.state):
+            return None
+        return held.tables.terms.copy()
+
     def tables(
         self,
         position: Any,
@@ -38,7 +47,7 @@ class Kept:
         """Tables that hold these distances, and their first and last distance. bounds: none are
         made beyond them."""
         first, last = of
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+        if _evaluates():
             return evaluate(first, last), first, last
         state, held = _state_of(position), self._held
         if held is None or not _same(state, held.state):
@@ -73,6 +82,11 @@ class Kept:
             copies = [(owner, name, _copy(value)) for owner, name, value in state]
             self._held = _Held(tables, first, last, copies)
         return tables, first, last
+
+
+def _evaluates() -> bool:
+    """Whether each call is to evaluate the methods anew."""
+    return torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
 
 
 def _check(who: str, held: _Held, tables: dict[str, Any], first: int) -> None:

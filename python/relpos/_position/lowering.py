@@ -103,6 +103,10 @@ def lower(
     gates: bool = True,
 ) -> list[Any]:
     """The terms of a position for these distances. Without query and key, gates are left out."""
+    if _keeps(of, inputs, query):
+        made = position._keeps().terms(position, of.first, of.last)
+        if made is not None:
+            return made
     who, methods = type(position).__name__, position._methods
     if "_parameters" not in position.__dict__:
         raise wrong_type(who, "super().__init__() in its __init__", "none")
@@ -121,6 +125,13 @@ def lower(
     of = _reached(position, of)
     tables, of = _tables(position, of, inputs, fits)
     return _terms(position, tables, of, inputs, fits)
+
+
+def _keeps(of: Distances, inputs: Mapping[str, Any], query: Tensor | None) -> bool:
+    """Whether tables may be kept. Ranks must have the same, and what they have kept may differ."""
+    if inputs or query is None or of.tokens is not None or torch.compiler.is_compiling():
+        return False
+    return query.shape[2] <= _FEW
 
 
 def near(position: Any, inputs: Mapping[str, Any], query: Tensor, key: Tensor) -> list[Any]:
@@ -157,10 +168,7 @@ def _tables(
 ) -> tuple[dict[str, Any], Distances]:
     """What the methods return, for these distances or for more, which are kept."""
     asked = [name for name in position._methods.names if name in _TABLES]
-    # Ranks must have the same tables, and what they have kept may differ.
-    many_ranks, unknown = fits.tokens is not None, "query" not in fits.lengths
-    once = inputs or many_ranks or unknown or position.grid is not None
-    if once or torch.compiler.is_compiling() or fits.lengths["query"] > _FEW:
+    if position.grid is not None or not fits.gates or not _keeps(of, inputs, fits.query):
         return _evaluated(position, asked, of, inputs, fits), of
     kept: Kept = position._keeps()
 
@@ -260,8 +268,6 @@ def _terms(
     position: Any, tables: dict[str, Any], of: Distances, inputs: Mapping[str, Any], fits: Fit
 ) -> list[Any]:
     kept = isinstance(tables, Tables)
-    if kept and tables.terms is not None:
-        return tables.terms.copy()
     names, at = position._methods.names, OfCall(of.first, position.outside == "none")
     made: list[Any] = []
     if "bias" in tables:
