@@ -18,6 +18,7 @@ SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 SINGLE = {(name, 0): lengths for name, lengths in LENGTHS.items()}
 PACKED = {("t5", 128): LENGTHS["t5"][1:]}
+OWN = {(name, 0): [256, 16384] for name in ("Kerple", "Network")}
 COMPOSED = {("self_extend", 0): [4096, 8192], ("cope", 0): [1024, 2048]}
 
 
@@ -27,7 +28,7 @@ def measured():
     runs: a system that reclaims idle memory meanwhile makes one look smaller, never larger."""
     wanted = [
         (*what, length)
-        for what, lengths in (SINGLE | PACKED | COMPOSED).items()
+        for what, lengths in (SINGLE | PACKED | COMPOSED | OWN).items()
         for length in lengths
     ]
     found = {}
@@ -74,6 +75,13 @@ def test_packed_sequences_are_linear_too(measured, what):
     half, whole = (found["peak"] for found in measured[what].values())
     assert whole <= 2.2 * half + SLACK, (half, whole)
     assert whole < max(PACKED[what]) ** 2, whole
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_positions_in_python_hold_no_pairs(measured, what):
+    few, many = (found["peak"] for found in measured[what].values())
+    assert many - few <= 64 << 20, (few, many)
+    assert many > few
 
 
 @pytest.mark.parametrize("what", COMPOSED)

@@ -3,7 +3,8 @@
 python -m tests.support.memory_probe SCHEME,SEQUENCE,LENGTH ... prints a JSON list, in bytes:
 `peak` is the growth of the resident set beyond inputs and outputs, `formula` what relpos says it
 needs. Where SEQUENCE is not 0, LENGTH rows are packed sequences of that length. SCHEME may be a
-function of relpos.compose, of which `formula` is 0.
+function of relpos.compose, of which `formula` is 0, or a class of tests.support.own_positions, of
+which there is one head.
 """
 
 import gc
@@ -63,11 +64,15 @@ def step(inputs, dout, call, sequence):
 def measure(name, sequence, length):
     from relpos._call.attention import workspace_bytes
 
+    from tests.support import own_positions
     from tests.support.sample import position, tensors
 
-    sizes = {"heads": HEADS, "head_dim": SIZE, "value_dim": SIZE}
-    composes = name in ("self_extend", "cope")
-    call = {} if composes else {"position": position(name, **sizes)[0], "is_causal": True}
+    composes, own = name in ("self_extend", "cope"), name in ("Kerple", "Network")
+    sizes = {"heads": 1 if own else HEADS, "head_dim": SIZE, "value_dim": SIZE}
+    if own:
+        call = {"position": getattr(own_positions, name)(1)}
+    else:
+        call = {} if composes else {"position": position(name, **sizes)[0], "is_causal": True}
     formula = 0
     for count in (256, length):
         *inputs, dout = tensors(**sizes, queries=count, keys=count)

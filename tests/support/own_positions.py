@@ -22,6 +22,17 @@ class Kerple(relpos.Position):
         return -self.p * torch.log1p(self.a * distance.abs())
 
 
+class Network(relpos.Position):
+    """A network of the logarithmic distance."""
+
+    def __init__(self, heads=HEADS):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(1, 64), nn.ReLU(), nn.Linear(64, heads))
+
+    def bias(self, distance):
+        return self.net((distance.sign() * distance.abs().log1p())[:, None]).mT
+
+
 class Shaw(relpos.Position):
     """Rows that meet the query, and rows that join the value, of near distances."""
 
