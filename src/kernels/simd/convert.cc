@@ -116,9 +116,16 @@ HWY_INLINE hn::VFromD<F> largest_finite(hn::VFromD<F> largest, hn::VFromD<F> x) 
 bool linear(const float* x, int64_t n, double multiplier) {
   const F f;
   const float limit = largest_linear(multiplier);
-  auto largest = hn::Zero(f);
+  constexpr int64_t kChains = 4;  // a chain of maxima takes four times as long as what it reads
+  hn::VFromD<F> chains[kChains];
+  for (auto& chain : chains) chain = hn::Zero(f);
   int64_t i = 0;
-  for (; i + kN <= n; i += kN) largest = largest_finite(largest, hn::LoadU(f, x + i));
+  for (; i + kChains * kN <= n; i += kChains * kN) {
+    for (int64_t c = 0; c < kChains; ++c) {
+      chains[c] = largest_finite(chains[c], hn::LoadU(f, x + i + c * kN));
+    }
+  }
+  const auto largest = hn::Max(hn::Max(chains[0], chains[1]), hn::Max(chains[2], chains[3]));
   bool fits = hn::AllTrue(f, hn::Le(largest, hn::Set(f, limit)));
   for (; i < n; ++i) fits = fits && !too_large(x[i], limit);
   return fits;
