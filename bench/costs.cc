@@ -20,6 +20,7 @@ struct Costs {
   double start;   // of a block
   double tile;    // of a block in a tile, what is its own
   double shared;  // of a block in a tile, what it adds to the keys in its turn
+  double mask;    // and to the gradient of a mask
   double finish;  // of a block
   double write;   // of a tile's gradients
   double reduce;  // of the sums of a chunk
@@ -41,13 +42,17 @@ double seconds(int repeats, F&& f) {
 constexpr int kRepeats = 7;
 
 struct Call : random_terms::PlainCall {
-  Tensor softmax;
+  Tensor softmax, mask;
 
-  Call(const int64_t* shape, bool biased)
+  Call(const int64_t* shape, bool biased, bool masked)
       : PlainCall(1, shape[2], shape[3], shape[4], 1, shape[0], shape[1]),
         softmax(DType::kFloat32, {1, shape[0], shape[2], 2}) {
     p.threads = 1;
     p.scale = 1.0 / std::sqrt(static_cast<double>(p.head_dim));
+    if (masked) {
+      mask = Tensor(DType::kFloat32, {1, p.heads, p.queries, p.keys});
+      p.visible.mask = mask.view();
+    }
     if (!biased) return;
     const int64_t far = std::max(p.queries, p.keys) - 1;
     random_terms::add_term(p.terms.biases, ClassMap::clamp(-far, far),
@@ -105,6 +110,25 @@ void measure_forward(Call& call, Costs& to) {
   to.finish = seconds(kRepeats, [&] { chunks.take(x, 0, 0, 0, {call.out.view(), {}, {}}); });
 }
 
+// A block adds to rows of a gradient that others have left: in the third-level cache, at best.
+double seconds_of_mask(const Plan& plan, BackwardBlock& x) {
+  const Problem& p = plan.p;
+  std::vector<double> gradient(static_cast<size_t>(p.heads * p.queries * p.keys));
+  const TensorView index(nullptr, DType::kFloat32, {1, p.heads, p.queries, p.keys});
+  x.state.mask_gradient = &gradient;
+  x.state.mask_index = &index;
+  const int64_t blocks = p.heads * blocks_of_head(p);
+  const double all = seconds(kRepeats, [&] {
+    for (int64_t block = 0; block < blocks; ++block) {
+      x.begin(0);
+      const int64_t first = block % blocks_of_head(p) * kRows;
+      x.add_rows(block / blocks_of_head(p), first, std::min(p.queries, first + kRows));
+      for (int64_t t = 0; t < plan.tiles; ++t) plan.kernels.add_mask_gradients(x.block, x.state, t);
+    }
+  });
+  return all / static_cast<double>(blocks * plan.tiles);
+}
+
 void measure_backward(Call& call, Costs& to) {
   fused_forward(call.p, {call.out.view(), {}, call.softmax.view()}, true);
   const ProblemGradients gradients = call.gradients();
@@ -126,7 +150,7 @@ void measure_backward(Call& call, Costs& to) {
   keys.emplace_back(plan, *gradients.terms, 1, memory);
   Stopper stopper(nullptr);
   keys.front().clear();
-  BlockSums sums{0, terms.front(), keys.front(), BlockTurn(keys.front().order, 0, stopper, 0)};
+  BlockSums sums{0, terms.front(), keys.front(), BlockTurn(keys.front().order, 0, stopper, 0), {}};
   to.start = seconds(kRepeats, [&] {
     add_rows(x);
     x.start(sums, from, gradients);
@@ -149,6 +173,7 @@ void measure_backward(Call& call, Costs& to) {
   });
   to.reduce = seconds(
       kRepeats, [&] { reduce_terms(plan, terms, keys, 0, 1, 1, 1, stopper, *gradients.terms); });
+  to.mask = plan.p.visible.mask.given() ? seconds_of_mask(plan, x) : 0.0;
 }
 
 }  // namespace
@@ -157,13 +182,13 @@ void measure_backward(Call& call, Costs& to) {
 extern "C" {
 
 // shape: heads, key heads, queries, keys, head size. `costs`: those of Costs, in its order.
-void relpos_bench_costs(const int64_t* shape, int biased, int backward, double* costs) {
+void relpos_bench_costs(const int64_t* shape, int biased, int masked, int backward, double* costs) {
   const FloatMode mode(kFlushDenormals);
-  Call call(shape, biased != 0);
+  Call call(shape, biased != 0, masked != 0);
   Costs found{};
   backward != 0 ? measure_backward(call, found) : measure_forward(call, found);
-  for (double one : {found.setup, found.pack, found.start, found.tile, found.shared, found.finish,
-                     found.write, found.reduce}) {
+  for (double one : {found.setup, found.pack, found.start, found.tile, found.shared, found.mask,
+                     found.finish, found.write, found.reduce}) {
     *costs++ = one;
   }
 }

@@ -2,10 +2,10 @@
 
 `python bench/scaling.py` measures here what the parts of a call cost one thread, and replays how
 the library deals them (src/kernels/drive: schedule, backward, decode) on 1 to 128 threads: who
-packs a tile and who waits for it, whose turn it is to add to the gradients of a tile's keys, and
-what one thread does alone. Efficiency is the time of one thread over that of all of them together.
-The model knows no limits of memory and no clock that falls with cores; it is measured against real
-calls of 1 and 2 threads.
+packs a tile and who waits for it, whose turn it is to add to the gradients of a tile's keys or of
+a mask that batch rows share, and what one thread does alone. Efficiency is the time of one thread
+over that of all of them together. The model knows no limits of memory and no clock that falls with
+cores; it is measured against real calls of 1 and 2 threads.
 """
 
 import argparse
@@ -36,11 +36,13 @@ class Shape(NamedTuple):
     dim: int = 64
     causal: bool = False
     biased: bool = False  # a trained distance bias
+    masked: bool = False  # a mask with a gradient, which batch rows share
 
     def __str__(self) -> str:
         heads = f"H {self.heads}" + (f"/{self.kv_heads}" if self.kv_heads != self.heads else "")
         length = f"L {self.keys}" if self.queries == self.keys else f"{self.queries} x {self.keys}"
         said = ", causal" * self.causal + ", trained bias" * self.biased
+        said += ", trained mask of all batch rows" * self.masked
         return f"B {self.batch} {heads} {length} D {self.dim}{said}"
 
     @property
@@ -68,6 +70,7 @@ class Costs(NamedTuple):
     start: float
     tile: float
     shared: float
+    mask: float
     finish: float
     write: float
     reduce: float
@@ -76,8 +79,8 @@ class Costs(NamedTuple):
 
 def measured_costs(shape: Shape, backward: bool) -> Costs:
     sizes = (ctypes.c_int64 * 5)(*shape[1:6])
-    found = (ctypes.c_double * 8)()
-    timer().relpos_bench_costs(sizes, int(shape.biased), int(backward), found)
+    found = (ctypes.c_double * 9)()
+    timer().relpos_bench_costs(sizes, int(shape.biased), int(shape.masked), int(backward), found)
     return Costs(*found, call=seconds_of(Shape(1, 1, 1, 12, 12), backward, 1, 200))
 
 
@@ -94,11 +97,16 @@ def seconds_of(shape: Shape, backward: bool, threads: int, repeats: int = 5) -> 
         reach = max(shape.queries, shape.keys) - 1
         position = relpos.BiasRPE(shape.heads, reach) if shape.biased else None
         leaves = [q, k, v, *(position.parameters() if position else [])]
+        mask = None
+        if shape.masked:
+            mask = torch.randn(1, shape.heads, shape.queries, shape.keys, requires_grad=backward)
+            leaves.append(mask)
 
         def forward() -> torch.Tensor:
             return relpos.attention(
-                q, k, v, position=position, is_causal=shape.causal, enable_gqa=True, q_offset=0
-            )
+                q, k, v, attn_mask=mask, position=position, is_causal=shape.causal, enable_gqa=True,
+                q_offset=0,
+            )  # fmt: skip
 
         with torch.set_grad_enabled(backward):
             run: Callable[[], object] = forward
@@ -179,6 +187,8 @@ class Blocks:
         self.sums = sums
         per_tile = (3 if adds else 2) * TILE * shape.dim * 4
         self.keeps = shape.tiles * per_tile <= KEPT_BYTES
+        # For each key head and block of a mask: the tiles that its batch rows have left.
+        self.rows: dict[tuple[int, int], list[float]] = {}
 
     def head(self, pair: int) -> Head:
         return Head(pair, ["none"] * self.shape.tiles, [0.0] * self.shape.blocks_of_pair)
@@ -223,6 +233,9 @@ class Blocks:
                 yield from self.tile(head, number, self.share(block, rows, t), t)
         yield costs.finish * rows / ROWS
         head.left[number] = math.inf
+        if shape.masked:
+            left, row = self.left_of_mask(head, number)
+            left[row] = math.inf
         if self.writes and min(head.left) == math.inf:
             yield costs.write * shape.tiles
 
@@ -250,6 +263,26 @@ class Blocks:
             yield lambda: all(left > t for left in head.left[:number])
             yield self.costs.shared * share
             head.left[number] = t + 1
+        if self.shape.masked:
+            yield from self.turn_of_mask(head, number, share, t)
+
+    def left_of_mask(self, head: Head, number: int) -> tuple[list[float], int]:
+        row, key_head = divmod(head.pair, self.shape.kv_heads)
+        return self.rows.setdefault((key_head, number), [0.0] * self.shape.batch), row
+
+    def turn_of_mask(self, head: Head, number: int, share: float, t: int) -> Iterator[Step]:
+        left, row = self.left_of_mask(head, number)
+        first = 0  # rows before it have left all
+
+        def holds() -> bool:
+            nonlocal first
+            while first < row and left[first] == math.inf:
+                first += 1
+            return all(one > t for one in left[first:row])
+
+        yield holds
+        yield self.costs.mask * share
+        left[row] = t + 1
 
 
 # ---- What the library does.
@@ -316,6 +349,7 @@ def efficiency(model: Model, threads: int) -> float:
 
 
 FULL = Shape(1, 8, 8, 2048, 2048)
+SHARED_MASK = Shape(384, 4, 4, 384, 384, 32, masked=True)
 SHAPES = [
     (FULL, False),
     (FULL, True),
@@ -325,6 +359,7 @@ SHAPES = [
     (Shape(1, 8, 8, 1024, 1024), False),
     (Shape(1, 8, 8, 1024, 1024), True),
     (Shape(4, 32, 8, 1024, 1024, 128, causal=True), True),
+    (SHARED_MASK, True),
     (Shape(1, 32, 8, 128, 16384, 128), False),
     (Shape(1, 32, 8, 1, 4096, 128), False),
 ]
@@ -334,16 +369,18 @@ THREADS = (8, 32, 64, 128)
 def cases() -> list[Case]:
     """64 threads, from costs that are measured three times."""
 
-    def case(backward: bool, target: Target) -> Case:
-        end = "backward" if backward else "forward"
-
+    def case(name: str, shape: Shape, backward: bool, target: Target) -> Case:
         def run(case: Case, _: Budget) -> list[Row]:
-            values = [100 * efficiency(model_of(FULL, backward), 64) for _ in range(3)]
+            values = [100 * efficiency(model_of(shape, backward), 64) for _ in range(3)]
             return [case.row(values=values, rates=[], seconds={}, note="bench/scaling.py")]
 
-        return Case(f"modelled on 64 threads, {end}, L 2048", "% efficient", target, run)
+        return Case(f"modelled on 64 threads, {name}", "% efficient", target, run)
 
-    return [case(False, (85, 92)), case(True, (75, 92))]
+    return [
+        case("forward, L 2048", FULL, False, (85, 92)),
+        case("backward, L 2048", FULL, True, (75, 92)),
+        case("backward, mask of 384 batch rows", SHARED_MASK, True, (70, None)),
+    ]
 
 
 def main() -> None:

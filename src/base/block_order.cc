@@ -1,11 +1,12 @@
 #include "base/block_order.h"
 
+#include <algorithm>
 #include <thread>
 
 namespace relpos {
 
 void BlockOrder::clear() noexcept {
-  for (int64_t n = 0; n <= blocks_; ++n) left_[n].store(0, std::memory_order_relaxed);
+  for (int64_t n = 0; n < blocks_ + 2; ++n) left_[n].store(0, std::memory_order_relaxed);
 }
 
 bool BlockTurn::await(int64_t block, int64_t more_than) {
@@ -18,12 +19,15 @@ bool BlockTurn::await(int64_t block, int64_t more_than) {
 }
 
 bool BlockTurn::await_tile(int64_t t) {
+  const int64_t known = order_.unfinished().load(std::memory_order_acquire);
+  unfinished_ = std::max(unfinished_, known);
   for (int64_t block = unfinished_; block < block_; ++block) {
     if (!await(block, t)) return false;
     const bool finished =
         order_.left_[block].load(std::memory_order_acquire) == BlockOrder::kFinished;
     if (finished && block == unfinished_) ++unfinished_;
   }
+  if (unfinished_ > known) order_.unfinished().store(unfinished_, std::memory_order_release);
   return true;
 }
 
@@ -37,7 +41,7 @@ void BlockTurn::leave_before(int64_t t) noexcept {
 
 bool BlockTurn::finish() noexcept {
   leave_before(BlockOrder::kFinished);
-  return order_.left_[order_.blocks_].fetch_add(1, std::memory_order_acq_rel) + 1 == order_.blocks_;
+  return order_.finished().fetch_add(1, std::memory_order_acq_rel) + 1 == order_.blocks_;
 }
 
 }  // namespace relpos

@@ -10,17 +10,23 @@
 
 namespace relpos {
 
-// How far the blocks of one (b, kv head) pair are in its tiles.
+// How far the blocks that share sums are in their tiles.
 class BlockOrder {
  public:
   explicit BlockOrder(int64_t blocks)
-      : left_(new std::atomic<int64_t>[blocks + 1]), blocks_(blocks) {}
+      : left_(new std::atomic<int64_t>[blocks + 2]), blocks_(blocks) {
+    clear();
+  }
   void clear() noexcept;
 
  private:
   static constexpr int64_t kFinished = INT64_MAX;
 
-  // A block has left the tiles before this one; behind the last block: how many have finished.
+  std::atomic<int64_t>& finished() noexcept { return left_[blocks_]; }
+  std::atomic<int64_t>& unfinished() noexcept { return left_[blocks_ + 1]; }
+
+  // A block has left the tiles before this one. Behind the last block: how many have finished, and a
+  // number below which all have, so that a block of many need not ask each of them.
   std::unique_ptr<std::atomic<int64_t>[]> left_;
   int64_t blocks_;
   friend class BlockTurn;
@@ -32,9 +38,10 @@ class BlockTurn {
   BlockTurn(BlockOrder& order, int64_t block, Stopper& stopper, int worker)
       : order_(order), block_(block), stopper_(stopper), worker_(worker) {}
 
-  // Wait until every earlier block has left tile t, or until one has finished. False: the call is
-  // stopped, and nothing may be added.
+  // Wait until every earlier block has left tile t, or all tiles, or until one has finished. False: the
+  // call is stopped, and nothing may be added.
   bool await_tile(int64_t t);
+  bool await_all() { return await_tile(BlockOrder::kFinished - 1); }
   bool await_block(int64_t block);
   // This block adds no more to the tiles before `t`, or to any. True: nor does any other of the order, and
   // what they all have added is visible here.

@@ -108,6 +108,8 @@ struct TileKernels {
                           int first, int last);
   // Adds the dscores of a block's rows to state.key_bias, where it is wanted, in the block's turn.
   void (*add_key_bias_gradients)(const Block& block, const BackwardState& state, int64_t t);
+  // Adds state.mask_ds of a block's rows to the sums of the mask's gradient, in the block's turn.
+  void (*add_mask_gradients)(const Block& block, const BackwardState& state, int64_t t);
   // Advances the state of a block over tiles [first, first + count).
   void (*forward)(Block& block, ForwardState& state, const KeyTile* tiles, int64_t first,
                   int64_t count);

@@ -43,7 +43,8 @@ struct BackwardState {
   void* sums = nullptr;  // its first argument
   std::vector<double>* mask_gradient = nullptr;
   const TensorView* mask_index = nullptr;
-  const TensorView* mask_rows = nullptr;  // in place of the two; null: not wanted
+  float* mask_ds = nullptr;  // [kRows, kTile], what it takes: ds, or a copy from before a softcap
+  const TensorView* mask_rows = nullptr;  // in place of the three; null: not wanted
 };
 
 }  // namespace relpos

@@ -3,6 +3,7 @@
 // are cut by shape and summed in order: the same bits at any thread count. Where there are as many pairs
 // as threads, whoever ends a pair's last block writes the gradients of its keys: a call whose pairs are
 // many and short is one parallel region, and beside busy programs each region waits for the scheduler.
+// What batch rows, heads or queries share of a mask's gradient they add to in turns, too (mask_order.h).
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -43,14 +44,12 @@ int64_t chunk_count(const Plan& plan) {
 // How the pairs of a call are computed, besides in order. No sum depends on it.
 struct Schedule {
   int threads;
-  bool one_pair;     // at a time
   bool writes_keys;  // those of a pair, whose sums are its slot's, when its last block ends
   bool keeps_keys;   // sums of keys hold gradients of terms
 
-  Schedule(const Problem& p, const TermGradients& wants, int of_threads, bool in_turns)
+  Schedule(const Problem& p, const TermGradients& wants, int of_threads)
       : threads(of_threads),
-        one_pair(in_turns),
-        writes_keys(p.queries > 0 && !in_turns && p.batch * p.kv_heads >= of_threads &&
+        writes_keys(p.queries > 0 && p.batch * p.kv_heads >= of_threads &&
                     !KeySums::of_terms(wants)),
         keeps_keys(KeySums::of_terms(wants)) {}
 };
@@ -58,7 +57,6 @@ struct Schedule {
 // Pairs of one wave, at least one for each thread. `sums`: terms are summed.
 int64_t wave_of(const Plan& plan, const Schedule& how, bool sums) {
   const int64_t pairs = std::max<int64_t>(1, plan.p.batch * plan.p.kv_heads);
-  if (how.one_pair) return 1;
   if (how.writes_keys && !sums) return pairs;
   const int64_t bytes = chunk_count(plan) * ChunkSums::bytes(plan) +
                         (how.writes_keys ? int64_t{0} : key_sum_bytes(plan));
@@ -110,19 +108,6 @@ struct Backward {
   }
 };
 
-// What shares an element of a mask's gradient: nothing, or heads and batch rows, whose tasks then run
-// one key head after another, or rows, too. One thread runs the tasks of the last, and those of key heads
-// of one task. The order stays the same.
-enum class MaskSums { kNone, kOfHeads, kOfRows };
-MaskSums mask_sums(const Problem& p, const ProblemGradients& gradients) {
-  if (gradients.mask == nullptr) return MaskSums::kNone;
-  const auto shared = [&](size_t axis, int64_t size) {
-    return size > 1 && gradients.mask_index.strides[axis] == 0;
-  };
-  if (shared(2, p.queries)) return MaskSums::kOfRows;
-  return shared(0, p.batch) || shared(1, p.heads) ? MaskSums::kOfHeads : MaskSums::kNone;
-}
-
 // The output and the softmax of few rows, found anew.
 struct Again {
   Buffer<std::byte> out;
@@ -157,13 +142,6 @@ class Modes {
   std::unique_ptr<std::atomic<int64_t>[]> modes_;
 };
 
-Schedule schedule_of(const Problem& p, const ProblemGradients& gradients) {
-  const MaskSums mask = mask_sums(p, gradients);
-  const bool in_turns = mask == MaskSums::kOfHeads && blocks_of_pair(p) > 1;
-  const bool any_order = mask == MaskSums::kNone || in_turns;
-  return {p, *gradients.terms, any_order ? useful_threads(p) : 1, in_turns};
-}
-
 // The pass of one call over tiles.
 class TiledBackward {
  public:
@@ -171,9 +149,9 @@ class TiledBackward {
       : p_(p),
         from_(from),
         gradients_(gradients),
-        how_(schedule_of(p, gradients)),
-        shares_(how_.one_pair || plan_.rotations.trains()),
+        how_(p, *gradients.terms, useful_threads(p)),
         stopper_(p.cancel),
+        mask_order_(p, gradients),
         scratch_(plan_, how_, *gradients.terms, memory_),
         modes_(heads_at_work(p, how_.threads)) {}
 
@@ -217,13 +195,15 @@ class TiledBackward {
     KeySums& keys = keys_of(at.slot, at.pair);
     ChunkSums& sums = scratch_.sums_of(at.pair - first_, at.number % scratch_.chunks);
     BlockSums own{at.head % p_.group(), sums, keys,
-                  BlockTurn(keys.order, at.number, stopper_, worker)};
+                  BlockTurn(keys.order, at.number, stopper_, worker),
+                  mask_order_.turn(at, stopper_, worker)};
     const int64_t before = at.number - scratch_.chunks;
-    if (shares_ && !own.turn.await_block(at.number - blocks_of_head(p_))) return;
+    // Heads of a group add to the same angles, each head after the one before it.
+    if (plan_.rotations.trains() && !own.turn.await_block(at.number - blocks_of_head(p_))) return;
     if (scratch_.sums_terms && !own.turn.await_block(before)) return;
     if (before < 0) sums.clear();
     compute(at, worker, own);
-    if (!own.turn.finish() || !how_.writes_keys) return;
+    if (!own.finish() || !how_.writes_keys) return;
     for (int64_t t = 0; t < plan_.tiles; ++t) {
       scratch_.writer.write(keys, at.pair, t, worker, gradients_);
     }
@@ -238,7 +218,7 @@ class TiledBackward {
     x.start(own, from_, gradients_);
     const auto [begin, end] = x.tile_range();
     x.over_seen(begin, end, [&](int64_t from, int64_t until) {
-      own.turn.leave_before(from);
+      own.leave_before(from);
       scratch_.cache.read(at.slot, at.pair, from, until, stopper_, worker,
                           [&](const KeyTile* tiles, int64_t t, int64_t some) {
                             x.backward(tiles, t, some, own, *gradients_.terms);
@@ -260,9 +240,8 @@ class TiledBackward {
   Workspace memory_;
   const Plan plan_{p_, true, memory_};
   const Schedule how_;
-  // Heads of a group add to the same numbers, each head after the one before it.
-  const bool shares_;
   Stopper stopper_;
+  MaskOrder mask_order_;
   Backward scratch_;
   Modes modes_;
   int64_t first_ = 0;  // pair of the wave
@@ -277,7 +256,7 @@ void tiled_backward(const Problem& p, const Outputs& from, const ProblemGradient
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory) {
   [[maybe_unused]] const Again counted(plan.p, memory);
   const TermGradients wants = TermGradients::zeros(plan.p.terms);
-  Backward(plan, Schedule(plan.p, wants, threads, false), wants, memory);
+  Backward(plan, Schedule(plan.p, wants, threads), wants, memory);
 }
 
 void fused_backward(const Problem& p, const TensorView& out, const TensorView& softmax,

@@ -7,6 +7,11 @@
 #include "kernels/block/softmax_state.h"
 
 namespace relpos {
+namespace {
+
+bool caps_under_mask(const Problem& p) { return p.softcap != 0.0 && p.visible.floating_mask(); }
+
+}  // namespace
 
 BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
     : QueryBlock(plan, memory),
@@ -16,7 +21,8 @@ BackwardBlock::BackwardBlock(const Plan& plan, Workspace& memory)
       p_(memory.take<float>(kRows * kTile)),
       ds_(memory.take<float>(kRows * kTile)),
       narrow_dout_(plan, plan.Dv, plan.pairs.Dvq(), memory),
-      tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)) {
+      tile_dq_(memory.take<float>(plan.rotations.decays() ? kRows * plan.Dp : 0)),
+      mask_ds_(memory.take<float>(caps_under_mask(plan.p) ? kRows * kTile : 0)) {
   state.dout = dout_.get();
   state.dq = dq_.get();
   state.p = p_.get();
@@ -47,6 +53,7 @@ void BackwardBlock::start(BlockSums& sums, const Outputs& from, const ProblemGra
   state.take_turn = [](void* own, int64_t t) { return static_cast<BlockSums*>(own)->take(t); };
   state.mask_gradient = gradients.mask;
   state.mask_index = &gradients.mask_index;
+  state.mask_ds = gradients.mask != nullptr && mask_ds_.size() > 0 ? mask_ds_.get() : state.ds;
   state.mask_rows = gradients.mask_rows.given() ? &gradients.mask_rows : nullptr;
   terms_.for_each([&]<typename Kind>(Kind& kind) {
     kind.start(rows, sums.terms.of<Kind>(), keys.of<Kind>());
@@ -120,18 +127,24 @@ void BackwardBlock::backward(const KeyTile* tiles, int64_t t, int64_t count, Blo
                }
                for (int64_t tile = 0; tile < n; ++tile) {
                  const KeyTile* next = tile + 1 < n ? some + tile + 1 : nullptr;
+                 if (state.mask_ds != state.ds) std::fill_n(state.mask_ds, kRows * kTile, 0.0f);
                  plan_.kernels.backward(block, state, some[tile], first + tile, next);
+                 send_to_mask(first + tile, sums);
                  if (sums_rows_) sum_rows();
                  terms_.for_each([&]<typename Kind>(Kind& kind) {
                    kind.after_tile(rows, some[tile], first + tile, sums.terms.of<Kind>(),
                                    sums.keys.of<Kind>());
                  });
-                 sums.turn.leave_before(first + tile + 1);
+                 sums.leave_before(first + tile + 1);
                }
                if (!decays) return;
                plan_.kernels.scale_columns(block.rows, plan_.Dp, tile_dq_.get(), decay_.get(),
                                            dq_.get(), true);
              });
+}
+
+void BackwardBlock::send_to_mask(int64_t t, BlockSums& sums) {
+  if (sums.mask && sums.mask->take(t)) plan_.kernels.add_mask_gradients(block, state, t);
 }
 
 void BackwardBlock::finish(const BlockSums& sums, const ProblemGradients& gradients) {

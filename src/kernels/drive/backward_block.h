@@ -1,6 +1,9 @@
 // A block of the backward pass: its rows' outputs, and the gradients that they send on.
 #pragma once
 
+#include <optional>
+
+#include "kernels/drive/mask_order.h"
 #include "kernels/drive/query_block.h"
 #include "kernels/drive/schedule.h"
 #include "kernels/terms/gradient_sums.h"
@@ -12,18 +15,29 @@ struct Outputs {
   TensorView out, softmax, dout, dlse;
 };
 
-// Where a block of head g of a group adds: the sums of its chunk, and in its turn those of its keys.
+// Where a block of head g of a group adds: the sums of its chunk, and in its turns those of its keys and
+// of the mask's gradient.
 struct BlockSums {
   int64_t g;
   const ChunkSums& terms;
   KeySums& keys;
   BlockTurn turn;
+  std::optional<MaskTurn> mask;  // empty: not wanted
 
   // Waits for the turn of tile t; false: nothing may be added.
   bool take(int64_t t) {
     if (!turn.await_tile(t)) return false;
     keys.open(t);
     return true;
+  }
+  // As of BlockTurn; true: of the keys' order.
+  void leave_before(int64_t t) noexcept {
+    turn.leave_before(t);
+    if (mask) mask->leave_before(t);
+  }
+  bool finish() noexcept {
+    if (mask) mask->finish();
+    return turn.finish();
   }
 };
 
@@ -46,6 +60,8 @@ class BackwardBlock : public QueryBlock {
   void load_state(int row, const float* dout, const BlockSums& sums, const Outputs& from,
                   const BlockGradients& rows);
   void sum_rows();
+  // The gradients of tile t go to the mask, in the block's turn.
+  void send_to_mask(int64_t t, BlockSums& sums);
   BlockGradients rows_of(const BlockSums& sums, TermGradients& to) {
     return {block, state, sums.g, raw_.get(), dq_.get(), row_sums_, to};
   }
@@ -57,6 +73,7 @@ class BackwardBlock : public QueryBlock {
   bool sums_rows_ = false;
   double row_sums_[kRows] = {};
   Buffer<float> tile_dq_;  // where a rotation decays: dq of the queries scaled for a tile
+  Buffer<float> mask_ds_;  // where a softcap follows the mask: ds before it
 };
 
 void lay_out_backward(const Plan& plan, int threads, Workspace& memory);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 #include <vector>
 
 #include "kernels/drive/tile_cache.h"
@@ -36,6 +37,8 @@ struct PackedBlock {
 // each of `chunks` chunks of its keys. A worker takes a head of its own, whose packs stay in its caches;
 // when no head is left it helps with those of others. A pair has a slot, of heads_at_work(), to itself:
 // start(slot, pair) is called before its first block, and after all blocks of the slot's pair before.
+// A block may wait for any of lower pairs, and for those of lower numbers of its own: however few threads
+// the system grants, a pair is begun after all lower ones are, and who has begun it deals all its blocks.
 template <typename Start, typename F>
 void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, int64_t chunks,
                            int threads, Stopper& stopper, Start&& start, F&& body) {
@@ -49,12 +52,13 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
     std::atomic<int64_t> state;
   };
   std::vector<Slot> slot_of(slots);
+  for (Slot& slot : slot_of) slot.state.store(tasks, std::memory_order_relaxed);
+  std::atomic<int64_t> next_pair{first_pair}, opened{0};
   const auto open = [&](int64_t slot, int64_t pair) {
     start(slot, pair);
     slot_of[slot].state.store(pair << kTaskBits, std::memory_order_release);
+    opened.fetch_add(1, std::memory_order_release);
   };
-  for (int64_t slot = 0; slot < slots; ++slot) open(slot, first_pair + slot);
-  std::atomic<int64_t> next_pair{first_pair + slots};
   const auto work = [&](int64_t slot, int worker) {
     while (!stopper.stopped(worker)) {
       const int64_t taken = slot_of[slot].state.fetch_add(1, std::memory_order_acq_rel);
@@ -68,14 +72,17 @@ void for_each_packed_block(const Problem& p, int64_t first_pair, int64_t count, 
           worker);
     }
   };
+  // The first `slots` of the tasks have one each; the others are dealt after them, and help.
   parallel_for(threads, threads, stopper, [&](int64_t first, int worker) {
     while (first < slots && !stopper.stopped(worker)) {
-      work(first, worker);
-      // Whoever finds no pair left sees what those who took the last ones did before: a slot that it
-      // helps with is not opened again while it does.
-      const int64_t pair = next_pair.fetch_add(1, std::memory_order_acq_rel);
+      const int64_t pair = next_pair.fetch_add(1, std::memory_order_relaxed);
       if (pair >= pairs) break;
       open(first, pair);
+      work(first, worker);
+    }
+    // From then on no slot is opened again, whose pair somebody helps with.
+    while (opened.load(std::memory_order_acquire) < count && !stopper.stopped(worker)) {
+      std::this_thread::yield();
     }
     for (int64_t other = 1; other <= slots; ++other) work((first + other) % slots, worker);
   });

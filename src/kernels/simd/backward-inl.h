@@ -106,13 +106,14 @@ struct ScoreGradients {
 
 // The gradient of the mask of one row, from its dscore, which a softcap's slopes then multiply; and, with
 // dropout, p becomes what v met.
-HWY_INLINE void finish_row(const TileView& view, Block& block, const BackwardState& state, int row,
+HWY_INLINE void finish_row(const Block& block, const BackwardState& state, int row, int64_t t,
                            uint64_t visible, const float* factors, const float* slopes, float* p,
                            float* ds) {
   if (factors != nullptr) multiply(p, factors);
-  add_mask_gradient(view, block, state, row, ds);
+  if (state.mask_rows != nullptr) store_mask_gradient(block, state, row, t, ds);
   if (slopes == nullptr) return;
   const F d;
+  if (state.mask_ds != state.ds) std::copy_n(ds, kTile, state.mask_ds + row * kTile);
   for (int64_t c = 0; c < kTile; c += kN) {  // a hidden slope may be NaN
     const V product = hn::Mul(hn::Load(d, ds + c), hn::Load(d, slopes + c));
     hn::Store(hn::IfThenElseZero(lanes_of(visible, c), product), d, ds + c);
@@ -172,10 +173,10 @@ void add_key_bias_gradients(const Block& block, const BackwardState& state, int6
   }
 }
 
-// Whether the rows of a group change after their strips, or masks take their gradients.
+// Whether the rows of a group change after their strips, or a mask's rows take their gradients.
 HWY_INLINE bool finishes_rows(const Block& block, const BackwardState& state) {
-  return block.problem->dropout.active() || state.mask_gradient != nullptr ||
-         state.mask_rows != nullptr || block.problem->softcap != 0.0;
+  return block.problem->dropout.active() || state.mask_rows != nullptr ||
+         block.problem->softcap != 0.0;
 }
 
 // The panels that add to the gradients of weights.
@@ -242,7 +243,7 @@ HWY_INLINE void finish_group(const TileView& view, Block& block, const BackwardS
   float *p = state.p + group * kTile, *ds = state.ds + group * kTile;
   const bool capped = block.problem->softcap != 0.0;
   for (int r = 0; finishes_rows(block, state) && r < rows; ++r) {
-    finish_row(view, block, state, group + r, sight.visible[r],
+    finish_row(block, state, group + r, view.t, sight.visible[r],
                factors == nullptr ? nullptr : factors + r * kTile,
                capped ? slopes + r * kTile : nullptr, p + r * kTile, ds + r * kTile);
   }

@@ -8,6 +8,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -226,23 +227,44 @@ HWY_INLINE void add_ramp_gradients(const TileView& view, Block& block, int row, 
   }
 }
 
-// Adds ds[kTile], 0 where hidden, to the gradient of the mask.
-HWY_INLINE void add_mask_gradient(const TileView& view, const Block& block,
-                                  const BackwardState& state, int row, const float* ds) {
-  const int64_t first = view.t * kTile, keys = std::min(kTile, block.problem->keys - first);
-  if (state.mask_rows != nullptr) {
-    store_row(*state.mask_rows, block.batch, block.head[row], block.index[row], keys, ds, first);
-    return;
+// Keys of a mask in tile t.
+HWY_INLINE int64_t mask_keys(const Block& block, int64_t t) {
+  return std::min(kTile, block.problem->keys - t * kTile);
+}
+
+// Writes ds[kTile] of a row, 0 where hidden, as the gradient of the mask's row.
+HWY_INLINE void store_mask_gradient(const Block& block, const BackwardState& state, int row,
+                                    int64_t t, const float* ds) {
+  store_row(*state.mask_rows, block.batch, block.head[row], block.index[row], mask_keys(block, t),
+            ds, t * kTile);
+}
+
+// to[n] += x[n]
+HWY_INLINE void add_in_double(const float* x, int64_t n, double* to) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t c = 0;
+  for (; c + lanes <= n; c += lanes) {
+    const auto own = hn::PromoteTo(d, hn::LoadU(half, x + c));
+    hn::StoreU(hn::Add(hn::LoadU(d, to + c), own), d, to + c);
   }
-  if (state.mask_gradient == nullptr) return;
-  const int64_t stride = state.mask_index->strides[3];
-  double* to = state.mask_gradient->data() +
-               state.mask_index->offset({block.batch, block.head[row], block.index[row], first});
-  if (stride == 1) {
-    for (int64_t c = 0; c < keys; ++c) to[c] += static_cast<double>(ds[c]);
-    return;
+  for (; c < n; ++c) to[c] += static_cast<double>(x[c]);
+}
+
+void add_mask_gradients(const Block& block, const BackwardState& state, int64_t t) {
+  const int64_t keys = mask_keys(block, t);
+  const TensorView& index = *state.mask_index;
+  for (int row = 0; row < block.rows; ++row) {
+    const float* ds = state.mask_ds + row * kTile;
+    double* to = state.mask_gradient->data() +
+                 index.offset({block.batch, block.head[row], block.index[row], t * kTile});
+    if (index.strides[3] == 1) {
+      add_in_double(ds, keys, to);
+    } else {
+      for (int64_t c = 0; c < keys; ++c) to[c * index.strides[3]] += static_cast<double>(ds[c]);
+    }
   }
-  for (int64_t c = 0; c < keys; ++c) to[c * stride] += static_cast<double>(ds[c]);
 }
 
 }  // namespace

@@ -128,6 +128,7 @@ Kernels kernels(const char* name) {
                       .weigh_narrow = weigh_narrow,
                       .weigh_gradients = weigh_gradients,
                       .add_key_bias_gradients = add_key_bias_gradients,
+                      .add_mask_gradients = add_mask_gradients,
                       .forward = forward,
                       .backward = backward,
                       .emit = emit,
