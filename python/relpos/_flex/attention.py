@@ -82,7 +82,7 @@ def _options(
         return options
     if score_mod is not None:
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-        options |= lowered(score_mod, query.shape[1], dtype).options_for(query, key, scale)
+        options |= lowered(score_mod, query.shape[1], dtype)._options_of(query, key, scale)
     if block_mask is not None:
         window, mask = seen_by(block_mask, query, key)
         options["window"] = both_windows(options.get("window"), window)

@@ -10,10 +10,11 @@ from relpos._base.arguments import integer, number
 from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
 from relpos._flex.masks import both_masks, both_windows, mask_of, window_of
 from relpos._flex.pieces import ScoreMod
-from relpos._flex.plan import DISTANCE, KEY, PAIR, plan_of
+from relpos._flex.plan import CLASS, DISTANCE, KEY, PAIR, plan_of
 from relpos._flex.positions import Lowering, ScoreModBias, ScoreModKeys
 from relpos._flex.sources import B, D, H
 from relpos._position.sum import Composed
+from relpos._position.terms import Term
 
 
 def from_score_mod(
@@ -22,9 +23,10 @@ def from_score_mod(
     """FlexAttention's score_mod as position, softcap, scale and mask of relpos.attention.
 
     Results are those of torch's flex_attention, with gradients to every tensor that the function
-    captures. No matrix of queries and keys is made, unless the function captures one. On what it
-    depends is proved, by the flow of data through its graph. The function itself is called in every
-    attention, so that its tensors are read as they are then.
+    captures. No matrix of queries and keys is made, unless the function captures one; classes of
+    pairs by which it reads a table are bytes. On what it depends is proved, by the flow of data
+    through its graph. The function itself is called in every attention, so that its tensors are
+    read as they are then.
 
     Args:
       score_mod: score_mod(score, b, h, q_idx, kv_idx) -> the changed score; tensors without axes.
@@ -65,6 +67,8 @@ class LoweredScoreMod:
         plan = self._plan
         needed = ["scale"] if plan.scale != 1.0 else []
         hides = self._hides()
+        if plan.of(CLASS):
+            needed.append("classes of the pairs")
         if plan.of(PAIR) or len(hides) < len(plan.masks):
             needed.append("attn_mask")
         if needed:
@@ -81,11 +85,16 @@ class LoweredScoreMod:
         scale multiplies the products before the function gets them; None means 1 / sqrt(D). With
         them comes q_offset=0, for q_idx and kv_idx are the rows of query and key.
         """
-        plan, lowering = self._plan, self._lowering
+        lowering = self._lowering
         if query.dim() != 4 or query.shape[1] != lowering.heads:
             wanted = f"[B, {lowering.heads}, Lq, D], with the heads of from_score_mod"
             raise wrong_value("query", wanted, shape_of(query))
         lowering.check()
+        return self._options_of(query, key, scale)
+
+    def _options_of(self, query: Tensor, key: Tensor, scale: float | None) -> dict[str, Any]:
+        """options_for of a function that does as it did when it was traced."""
+        plan, lowering = self._plan, self._lowering
         batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
         window, hides, mask = None, [], None
         for place, sources in plan.masks:
@@ -98,14 +107,14 @@ class LoweredScoreMod:
             else:
                 axes = batch if B in sources else 1, lowering.heads if H in sources else 1
                 mask = both_masks(mask, mask_of(condition, *axes, queries, keys))
-        options = self._options(hides)
+        terms, dense = lowering.pairs(batch, queries, keys)
+        options = self._options(hides, terms)
         if window is not None:
             options["window"] = window
         if scale is not None or plan.scale != 1.0:
             given = query.shape[3] ** -0.5 if scale is None else number("scale", scale)
             options["scale"] = given * plan.scale
-        if plan.of(PAIR):
-            mask = both_masks(lowering.pairs(batch, queries, keys), mask)
+        mask = both_masks(dense, mask)
         if mask is not None:
             options["attn_mask"] = mask
         return {**options, "q_offset": 0}
@@ -121,7 +130,11 @@ class LoweredScoreMod:
             lines.append(f"  {plan.constant:g} added: relpos.Position")
         becomes = {DISTANCE: "relpos.Position", KEY: "relpos.terms.KeyBias", PAIR: "attn_mask"}
         for piece in plan.pieces:
-            lines.append(f"  bias of {_listed(piece.sources)}: {becomes[piece.kind]}")
+            if piece.kind in becomes:
+                lines.append(f"  bias of {_listed(piece.sources)}: {becomes[piece.kind]}")
+        by_class = "relpos.terms.PairBias, or attn_mask beyond 256 classes"
+        for chosen in plan.groups().values():
+            lines.append(f"  classes of pairs, of {_listed(plan.sources(chosen))}: {by_class}")
         if plan.softcap is not None:
             lines.append(f"  {plan.softcap:g} tanh(. / {plan.softcap:g}): softcap")
         for place, sources in plan.masks:
@@ -136,13 +149,14 @@ class LoweredScoreMod:
             return []
         return [place for place, sources in self._plan.masks if sources <= {H, D}]
 
-    def _options(self, hides: Sequence[int]) -> dict[str, Any]:
+    def _options(self, hides: Sequence[int], terms: Sequence[Term] = ()) -> dict[str, Any]:
         plan = self._plan
         parts: list[Composed] = []
         if plan.of(DISTANCE) or plan.constant or hides:
             parts.append(ScoreModBias(self._lowering, hides))
         if plan.of(KEY):
             parts.append(ScoreModKeys(self._lowering))
+        parts += terms
         options: dict[str, Any] = {}
         if parts:
             options["position"] = parts[0] if len(parts) == 1 else parts

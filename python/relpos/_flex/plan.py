@@ -11,7 +11,7 @@ from relpos._flex.pieces import Pieces, Structure
 from relpos._flex.score import Unfit
 from relpos._flex.sources import B, D, H, Indexing, K, Q, Value, apart, trace
 
-DISTANCE, KEY, PAIR = "distance", "key", "pair"
+DISTANCE, KEY, CLASS, PAIR = "distance", "key", "class", "pair"
 _CHECKED = 64  # random pairs, which check the tracer
 
 
@@ -22,12 +22,14 @@ class Piece(NamedTuple):
     factor: float
     sources: frozenset[str]
     kind: str
+    codes: tuple[int, ...] = ()  # of CLASS: the places of those of which it is a function
 
 
 class Plan(NamedTuple):
     """What a score_mod becomes; holds none of its tensors."""
 
     structure: Structure
+    noted: tuple[int, ...]
     scale: float
     softcap: float | None
     constant: float
@@ -37,17 +39,30 @@ class Plan(NamedTuple):
     def of(self, kind: str) -> list[Piece]:
         return [piece for piece in self.pieces if piece.kind == kind]
 
-    def sources(self, kind: str, hides: Sequence[int] = ()) -> frozenset[str]:
-        """Those of the pieces of one kind, and of some masks."""
+    @property
+    def count(self) -> int:
+        """Of the tensors that Pieces returns without notes."""
+        _, _, bias, _, after, seen = self.structure
+        return len(bias) + len(after) + seen
+
+    def sources(self, pieces: Sequence[Piece], hides: Sequence[int] = ()) -> frozenset[str]:
+        """Those of some pieces, and of some masks."""
         masks = dict(self.masks)
-        found = [*(piece.sources for piece in self.of(kind)), *(masks[place] for place in hides)]
+        found = [*(piece.sources for piece in pieces), *(masks[place] for place in hides)]
         return frozenset().union(*found)
+
+    def groups(self) -> dict[tuple[int, ...], list[Piece]]:
+        """The pieces of each tuple of codes."""
+        found: dict[tuple[int, ...], list[Piece]] = {}
+        for piece in self.of(CLASS):
+            found.setdefault(piece.codes, []).append(piece)
+        return found
 
 
 def plan_of(score_mod: Callable[..., Any], heads: int, dtype: torch.dtype) -> Plan:
     """Raises ValueError with the reason where something fits no term."""
     with apart():
-        return _plan(Pieces(score_mod, dtype), heads)
+        return _plan(Pieces(score_mod, dtype, notes=True), heads)
 
 
 def _plan(pieces: Pieces, heads: int) -> Plan:
@@ -56,22 +71,29 @@ def _plan(pieces: Pieces, heads: int) -> Plan:
     # o tanh(x) is c tanh(o x / c) for c = |o|.
     outer = 1 if record.cap is None else record.cap
     cap = None if record.cap is None else float(abs(record.cap))
-    count = len(record.bias)
-    added = (*record.bias, *record.after)
-    factors = [float(by if n >= count else by * outer) for n, (by, _) in enumerate(added)]
-    kinds = _kinds(values[:count], factors[:count]) + [_kind(x) for x in values[count : len(added)]]
-    if any(kind != PAIR for kind in kinds[count:]):
-        got = "a bias after a softcap"
-        raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
-    if cap is not None and PAIR in kinds[:count]:
+    count, capped = len(record.bias), len(record.bias) + len(record.after)
+    masks = tuple((n, values[n].sources) for n in range(capped, capped + len(record.seen)))
+    first = capped + len(masks) + pieces.noted[0]  # the place of the first summand
+    factors = [float(by * outer) for by, _ in record.bias]
+    found: list[Piece] = []
+    for n, kind in enumerate(_kinds(values[:count], factors)):
+        summands = range(first, first + pieces.noted[1 + n])
+        first = summands.stop
+        parts = _parts(values, n, summands) if kind in (CLASS, PAIR) else []
+        found += [
+            Piece(place, factors[n], values[place].sources, of, tuple(sorted(values[place].codes)))
+            for place, of in parts or [(n, kind)]
+        ]
+    for n, (by, _) in enumerate(record.after, count):
+        if _kind(values[n]) not in (CLASS, PAIR):
+            got = "a bias after a softcap"
+            raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
+        found.append(Piece(n, float(by), values[n].sources, PAIR))
+    if cap is not None and any(piece.kind == PAIR and piece.place < count for piece in found):
         raise Unfit("a tensor of pairs within a softcap", "attn_mask is added after the softcap")
-    found = [
-        Piece(n, factor, value.sources, kind)
-        for n, (factor, value, kind) in enumerate(zip(factors, values, kinds, strict=False))
-    ]
-    masks = tuple((n, values[n].sources) for n in range(len(found), len(values)))
     plan = Plan(
         pieces.structure,
+        pieces.noted,
         float(record.factor * outer),
         cap,
         float(record.constant * outer),
@@ -103,8 +125,24 @@ def _kind(value: Value) -> str:
     if sources <= {B, H, K}:
         return KEY
     if value.of_pairs:
-        return PAIR
+        return CLASS if value.codes and value.free <= {H} else PAIR
     raise Unfit(*_reason(value))
+
+
+def _parts(values: list[Value], whole: int, places: range) -> list[tuple[int, str]]:
+    """The summands of a sum, with their kinds; none where they are no easier than the sum: where
+    all need a number of each pair, or one as many codes as the sum."""
+    try:
+        kinds = [_kind(values[place]) for place in places]
+    except Unfit:
+        return []
+    found = list(zip(places, kinds, strict=True))
+    by_class = [len(values[place].codes) for place, kind in found if kind == CLASS]
+    if _kind(values[whole]) == CLASS:
+        easier = PAIR not in kinds and max(by_class) < len(values[whole].codes)
+    else:
+        easier = not set(kinds) <= {PAIR}
+    return found if easier else []
 
 
 def _reason(value: Value) -> tuple[str, str]:
@@ -146,7 +184,11 @@ def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
     the rounding of indices, or by a mistake of the tracer. Looks as far as captured tensors reach.
     """
     groups = [
-        ([(piece.place, piece.factor) for piece in plan.of(kind)], plan.sources(kind), kind)
+        (
+            [(piece.place, piece.factor) for piece in plan.of(kind)],
+            plan.sources(plan.of(kind)),
+            kind,
+        )
         for kind in (DISTANCE, KEY, PAIR)
     ]
     for place, sources in plan.masks:
@@ -171,12 +213,21 @@ def _check(pieces: Pieces, plan: Plan, heads: int) -> None:
                         sum((by * x[n].double() for n, by in parts), torch.zeros(()))
                         for x in (found, other)
                     )
-                    if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
-                        then = "subtract the indices before anything else"
-                        raise Unfit("other numbers at pairs of one distance or key", then)
+                    _alike(a, b)
+                for codes, chosen in plan.groups().items():
+                    each = torch.stack([h, *(found[place].long() for place in codes)])
+                    first = (each[:, :, None] == each[:, None]).all(0).int().argmax(1)
+                    for piece in chosen:
+                        _alike(found[piece.place], found[piece.place][first])
         except (IndexError, RuntimeError):
             continue
         return
+
+
+def _alike(a: Tensor, b: Tensor) -> None:
+    if not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+        then = "subtract the indices before anything else"
+        raise Unfit("other numbers at pairs of one distance, key or class", then)
 
 
 def _at(pieces: Pieces, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Any:

@@ -1,5 +1,6 @@
 """The positions of which a score_mod's biases become a part."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,14 +8,29 @@ import torch
 from torch import Tensor
 
 from relpos._base.errors import wrong_type
+from relpos._flex.classes import classes_of
 from relpos._flex.pieces import Pieces, over, total
-from relpos._flex.plan import DISTANCE, KEY, PAIR, Plan
+from relpos._flex.plan import DISTANCE, KEY, PAIR, Piece, Plan
+from relpos._flex.score import Unfit
 from relpos._flex.sources import B, H
 from relpos._position.kept import Kept
 from relpos._position.own import Position
+from relpos._position.pairs import PairBias, PairClasses
 from relpos._position.part import grid_of
 from relpos._position.sum import Composed, Steps
 from relpos._position.terms import KeyBias
+
+
+def _eager(method: Any) -> Any:
+    """A method that runs a function of pairs, which Dynamo cannot trace."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return torch.compiler.disable(method)(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return run
 
 
 class Lowering:
@@ -26,33 +42,79 @@ class Lowering:
     def at(self, kind: str, hides: Sequence[int], b: int, *index: Tensor, paired: bool) -> Tensor:
         """The sum of the pieces of one kind, -inf where hidden, [b or 1, H or 1, ...]: an axis of 1
         where nothing depends on the batch row or the head."""
-        evaluate = self._at
-        if torch.compiler.is_compiling():  # it runs a function of pairs, which Dynamo cannot trace
-            evaluate = torch.compiler.disable(evaluate)
-        return evaluate(kind, hides, b, *index, paired=paired)
+        return self.sum(self.plan.of(kind), hides, b, *index, paired=paired, kind=kind)
 
-    def _at(
+    @_eager
+    def sum(
         self,
-        kind: str,
+        chosen: Sequence[Piece],
         hides: Sequence[int],
         b: int,
         q_idx: Tensor,
         kv_idx: Tensor,
         *,
         paired: bool,
+        kind: str = PAIR,
     ) -> Tensor:
+        """The same for some pieces."""
+        sources = self.plan.sources(chosen, hides)
+        function = self._total(chosen, self.plan.constant if kind == DISTANCE else 0.0, hides)
+        rows = torch.arange(b if B in sources else 1, device=q_idx.device)
+        return over(function, rows, self._heads(sources, q_idx), q_idx, kv_idx, paired=paired)
+
+    @_eager
+    def by_class(
+        self, codes: Sequence[int], chosen: Sequence[Piece], batch: int, queries: int, keys: int
+    ) -> PairBias | None:
+        """The sum of some pieces that are functions of these codes; None: there are too many."""
+        sources = self.plan.sources(chosen)
+        rows = torch.arange(batch if B in sources else 1)
+        kv_idx, zero = torch.arange(keys), torch.zeros((), dtype=torch.int64)
+        pieces = Pieces(self.score_mod, self.dtype, notes=True)
+
+        def one(*index: Tensor) -> tuple[Tensor, ...]:
+            found = pieces(*index)
+            pieces.check(self.plan.structure, self.plan.noted)
+            return tuple(found[place] for place in codes)
+
+        with torch.no_grad():
+            found = classes_of(
+                lambda q_idx: over(one, rows, zero, q_idx, kv_idx), len(rows), queries, keys
+            )
+        if found is None:
+            return None
+        function, at = self._total(chosen), found.at
+        number = torch.arange(len(at[0]))
+        table = over(
+            lambda _, h, n, __: function(at[0][n], h, at[1][n], at[2][n]),
+            zero,
+            self._heads(sources, zero),
+            number,
+            number,
+            paired=True,
+        )
+        return PairBias(table, PairClasses(found.bytes if len(rows) > 1 else found.bytes[0]))
+
+    def _total(
+        self,
+        chosen: Sequence[Piece],
+        constant: float = 0.0,
+        hides: Sequence[int] = (),
+        notes: bool = False,
+    ) -> Any:
         plan = self.plan
-        sources = plan.sources(kind, hides)
-        function = total(
-            Pieces(self.score_mod, self.dtype),
+        notes = notes or any(piece.place >= plan.count for piece in chosen)
+        return total(
+            Pieces(self.score_mod, self.dtype, notes),
             plan.structure,
-            [(piece.place, piece.factor) for piece in plan.of(kind)],
-            plan.constant if kind == DISTANCE else 0.0,
+            plan.noted,
+            [(piece.place, piece.factor) for piece in chosen],
+            constant,
             hides,
         )
-        rows = torch.arange(b if B in sources else 1, device=q_idx.device)
-        heads = torch.arange(self.heads if H in sources else 1, device=q_idx.device)
-        return over(function, rows, heads, q_idx, kv_idx, paired=paired)
+
+    def _heads(self, sources: frozenset[str], like: Tensor) -> Tensor:
+        return torch.arange(self.heads if H in sources else 1, device=like.device)
 
     def condition(self, place: int) -> Any:
         """One condition, as a function of a pair."""
@@ -62,15 +124,28 @@ class Lowering:
     def check(self) -> None:
         """Raises Changed where the function does otherwise than when it was traced."""
         zero = torch.zeros((), dtype=torch.int64)
+        notes = any(piece.codes or piece.place >= self.plan.count for piece in self.plan.pieces)
         with torch.no_grad():
-            over(total(Pieces(self.score_mod, self.dtype), self.plan.structure, []), *[zero] * 4)
+            over(self._total([], notes=notes), *[zero] * 4)
 
-    def pairs(self, batch: int, queries: int, keys: int) -> Tensor:
-        """[batch or 1, H or 1, queries, keys]: what is added at each pair."""
+    def pairs(self, batch: int, queries: int, keys: int) -> tuple[list[PairBias], Tensor | None]:
+        """What is added at each pair: by classes, and [batch or 1, H or 1, queries, keys]."""
+        dense, by_class = self.plan.of(PAIR), []
         if not (queries and keys):
-            return torch.zeros(1, 1, queries, keys, dtype=self.dtype)
+            return [], torch.zeros(1, 1, queries, keys, dtype=self.dtype) if dense else None
+        for codes, chosen in self.plan.groups().items():
+            term = self.by_class(codes, chosen, batch, queries, keys)
+            if term is not None:
+                by_class.append(term)
+                continue
+            if self.plan.softcap is not None:
+                got = "more than 256 classes of pairs within a softcap"
+                raise Unfit(got, "attn_mask is added after the softcap")
+            dense = [*dense, *chosen]
+        if not dense:
+            return by_class, None
         index = torch.arange(queries), torch.arange(keys)
-        return self.at(PAIR, (), batch, *index, paired=False)
+        return by_class, self.sum(dense, (), batch, *index, paired=False)
 
 
 class _Anew(Kept):

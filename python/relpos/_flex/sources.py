@@ -30,6 +30,8 @@ class Value(NamedTuple):
     by_k: bool = False
     of_pairs: bool = False  # holds a number of a captured tensor that has one for each pair
     marks: frozenset[str] = frozenset()  # what may be the reason why it fits no term
+    codes: frozenset[int] = frozenset()  # the integers of pairs, by place, through which it depends
+    free: frozenset[str] = frozenset()  # the indices on which it depends in another way, too
 
     @property
     def sources(self) -> frozenset[str]:
@@ -103,7 +105,8 @@ def apart() -> Iterator[None]:
 
 
 def trace(function: Function) -> list[Value]:
-    """What is known of each of the tensors that it returns.
+    """What is known of each of the tensors that it returns. A code is one of them: an integer or a
+    bool that is a function of b, q_idx and kv_idx, by numbers of a captured tensor of pairs.
 
     Raises ValueError where a number of Python depends on an index or a captured tensor, and where
     the function draws numbers or changes a captured tensor.
@@ -128,21 +131,31 @@ def _reads_data(error: BaseException) -> bool:
 def _flow(graph: torch.fx.Graph) -> list[Value]:
     known: dict[Node, Value] = {}
     names = iter(INDICES)
+    returned = next(node for node in graph.nodes if node.op == "output").args[0]
+    places = {node: place for place, node in reversed(list(enumerate(returned)))}
     for node in graph.nodes:
         if node.op == "placeholder":
             name = next(names)
-            known[node] = (
-                Value(q=float(name == Q), k=float(name == K))
-                if name in (Q, K)
-                else (Value(rest=frozenset({name})))
+            known[node] = Value(
+                q=float(name == Q),
+                k=float(name == K),
+                rest=frozenset({name} - {Q, K}),
+                free=frozenset({name}),
             )
         elif node.op == "get_attr":
             known[node] = Value(captured=True)
         elif node.op == "call_function":
-            known[node] = _called(node, known)
-        elif node.op == "output":
-            return [known[each] for each in node.args[0]]
-    raise AssertionError("a graph without an output")
+            value = _called(node, known)
+            if node in places and _is_code(node, value):
+                value = value._replace(codes=frozenset({places[node]}), free=frozenset())
+            known[node] = value
+    return [known[each] for each in returned]
+
+
+def _is_code(node: Node, value: Value) -> bool:
+    dtype = node.meta["val"].dtype
+    whole = not dtype.is_floating_point and not dtype.is_complex
+    return whole and value.of_pairs and H not in value.sources
 
 
 def _called(node: Node, known: dict[Node, Value]) -> Value:
@@ -179,6 +192,8 @@ def _joined(values: Iterable[Value]) -> Value:
         captured=any(value.captured for value in values),
         of_pairs=any(value.of_pairs for value in values),
         marks=frozenset().union(*(value.marks for value in values)),
+        codes=frozenset().union(*(value.codes for value in values)),
+        free=frozenset().union(*(value.free for value in values)),
     )
 
 
