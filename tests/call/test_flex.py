@@ -179,6 +179,26 @@ def test_windows_are_windows_and_distances_need_no_mask():
     assert options(lambda s, b, h, q, k: s) == {}
 
 
+@pytest.mark.parametrize("function", SCORES, ids=named)
+def test_options_for_are_what_flex_attention_gives(function):
+    """Beside options of the caller's: a scale, grouped heads and padding."""
+    scene = Scene(21, 26, kv_heads=2)
+    score_mod, options, trained = function(scene)
+    lowered = relpos.from_score_mod(score_mod, H, dtype=DOUBLE)
+    scale = 0.3 * options.pop("scale", 1.0) / (D**-0.5 if function is capped_bias else 1.0)
+    padding = torch.zeros(B, 26, dtype=torch.bool)
+    padding[1, 20:] = True
+    options["mask"] = options.get("mask", 0.0) + plus(~padding)[:, None, None]
+    want = naive(scene.query, scene.key, scene.value, scale=scale, **options).out
+    got = relpos.attention(
+        *leaves_of(scene),
+        key_padding_mask=padding,
+        enable_gqa=True,
+        **lowered.options_for(scene.query, scene.key, scale=0.3),
+    )
+    close_with_gradients(got, want, [*leaves_of(scene), *trained])
+
+
 def test_scale_and_softcap_of_options():
     doubled = relpos.from_score_mod(lambda s, b, h, q, k: 2 * s, H)
     with pytest.raises(ValueError, match=r"needs scale of a call: give \*\*options_for"):
@@ -227,6 +247,81 @@ def test_one_batch_row_of_keys_and_no_pairs():
             out = flex_attention(*leaves_of(empty), function(empty)[0])
             assert out.shape == (B, H, queries, 6), function
             assert not out.any()
+
+
+def test_where_by_places_keywords_and_as_a_method():
+    """A mask, its opposite, and one of two scores, however torch.where is called."""
+    scene = Scene(17, 23)
+    inf, near = float("inf"), scene.distance.abs() <= 6
+    slope = scene.trained(H)
+
+    def bias(score, h, q_idx, kv_idx):
+        return score + slope[h] * (kv_idx - q_idx)
+
+    ways = [
+        lambda cond, a, b: torch.where(cond, a, b),
+        lambda cond, a, b: torch.where(cond, input=a, other=b),
+        lambda cond, a, b: torch.where(other=b, condition=cond, input=a),
+        lambda cond, a, b: torch.where(cond, a, other=b),
+        lambda cond, a, b: a.where(cond, b),
+        lambda cond, a, b: a.where(other=b, condition=cond),
+    ]
+    far = slope[:, None, None] * scene.distance
+    for way in ways:
+
+        def masked(score, b, h, q_idx, kv_idx, way=way):
+            return way((q_idx - kv_idx).abs() <= 6, bias(score, h, q_idx, kv_idx), -inf)
+
+        def either(score, b, h, q_idx, kv_idx, way=way):
+            return way((q_idx - kv_idx).abs() <= 6, bias(score, h, q_idx, kv_idx), score + 0.1)
+
+        cases = [(masked, far.masked_fill(~near, -inf)), (either, torch.where(near, far, 0.1))]
+        for score_mod, wanted in cases:
+            want = naive(*leaves_of(scene), wanted).out
+            got = flex_attention(*leaves_of(scene), score_mod)
+            close_with_gradients(got, want, [*leaves_of(scene), slope])
+
+    def opposite(score, b, h, q_idx, kv_idx):
+        return torch.where(condition=(q_idx - kv_idx).abs() > 6, self=-inf, other=score)
+
+    close(flex_attention(*leaves_of(scene), opposite), naive(*leaves_of(scene), plus(near)).out)
+
+
+def test_numbers_of_python_are_of_the_scores_dtype():
+    """In float64 they are not rounded to float32: added to one of two scores, before a softcap and
+    after it. In float32 they make nothing float64."""
+    scene = Scene(14, 18)
+    near = scene.drawn(2, B, 14, 18).bool()
+
+    def before(score, b, h, q_idx, kv_idx):
+        return torch.where(near[b, q_idx, kv_idx], score + 0.1, score - 0.7)
+
+    def after(score, b, h, q_idx, kv_idx):
+        score = 2 * torch.tanh(score / 2)
+        return torch.where(near[b, q_idx, kv_idx], score + 0.1, 0.7 + 0.1 * (-3.0) + score)
+
+    def distances(score, b, h, q_idx, kv_idx):
+        return torch.where(q_idx > kv_idx, 0.1 + score, score - 0.7) + 0.3
+
+    def either(seen, a, b):
+        return torch.where(seen, *torch.tensor([a, b], dtype=DOUBLE))
+
+    for score_mod, wanted in (
+        (before, {"bias": either(near, 0.1, -0.7)[:, None]}),
+        (after, {"softcap": 2.0, "mask": either(near, 0.1, 0.7 + 0.1 * -3.0)[:, None]}),
+        (distances, {"bias": either(scene.distance < 0, 0.4, -0.4)}),
+    ):
+        want = naive(*leaves_of(scene), **wanted)[:2]
+        got = flex_attention(*leaves_of(scene), score_mod, return_lse=True)
+        close_with_gradients(got, want, leaves_of(scene))
+        narrow = [x.detach().float() for x in leaves_of(scene)]
+        options = relpos.from_score_mod(score_mod, H).options_for(*narrow[:2])
+        parts = options.get("position", [])
+        parts = parts if isinstance(parts, list) else [parts]
+        made = [x.dense(14, 18, q_offset=0) for x in parts if isinstance(x, relpos.Position)]
+        made += [x.table for x in parts if isinstance(x, relpos.terms.PairBias)]
+        made += [options["attn_mask"]] if "attn_mask" in options else []
+        assert {x.dtype for x in made} == {torch.float32}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -89,12 +89,13 @@ def _number(value: Any) -> Fraction | None:
     return Fraction(float(value)) if math.isfinite(value) else None
 
 
-def _plus(record: Record, other: Any, by: Fraction) -> Record:
+def _plus(record: Record, other: Any, by: Fraction, dtype: torch.dtype) -> Record:
+    """The record with by times another number added; dtype: of the score."""
     if isinstance(other, Score):
         raise Unfit("the score combined with itself")
     number = _number(other)
     if record.cap is not None:
-        other = torch.full((), float(other)) if number is not None else other
+        other = torch.full((), float(number), dtype=dtype) if number is not None else other
         return record._replace(after=(*record.after, (by, _tensor(other))))
     if number is not None:
         return record._replace(constant=record.constant + by * number)
@@ -146,8 +147,8 @@ def _add(a: Any, b: Any, *, alpha: Any = 1, sign: int = 1) -> Record:
     if by is None:
         raise Unfit("a tensor as alpha")
     if isinstance(a, Score):
-        return _plus(a.record, b, sign * by)
-    return _plus(_times(b.record, float(sign * by)), a, Fraction(1))
+        return _plus(a.record, b, sign * by, a.dtype)
+    return _plus(_times(b.record, float(sign * by)), a, Fraction(1), b.dtype)
 
 
 def _divide(a: Any, b: Any, *, rounding_mode: Any = None) -> Record:
@@ -173,6 +174,7 @@ def _where(*given: Any, **named: Any) -> Record:
     if given and isinstance(given[0], Score):  # the method, score.where(condition, other)
         names = ["input", "condition", "other"]
     parts = {**dict(zip(names, given, strict=False)), **named}
+    parts.setdefault("input", parts.get("self"))  # as torch calls a number
     condition, taken, other = parts["condition"], parts["input"], parts["other"]
     if isinstance(taken, Score) and isinstance(other, Score):
         return _either(condition, taken.record, other.record, taken.dtype)
@@ -246,7 +248,9 @@ _STRUCTURE: dict[str, Callable[..., Record]] = {
     **dict.fromkeys(
         ("sub", "subtract", "__sub__", "__isub__"), lambda a, b, **k: _add(a, b, sign=-1, **k)
     ),
-    **dict.fromkeys(("__rsub__", "rsub"), lambda a, b: _plus(_times(a.record, -1), b, Fraction(1))),
+    **dict.fromkeys(
+        ("__rsub__", "rsub"), lambda a, b: _plus(_times(a.record, -1), b, Fraction(1), a.dtype)
+    ),
     **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__", "__imul__"), _multiply),
     **dict.fromkeys(("div", "divide", "true_divide", "__truediv__", "__itruediv__"), _divide),
     **dict.fromkeys(("neg", "negative", "__neg__"), lambda a: _times(a.record, -1)),
