@@ -143,6 +143,38 @@ def test_polar(call):
     scene.agree(partial(compose.polar, phase=phase), formula, [phase])
 
 
+def tables_of_key_heads(queries, keys, pairs):
+    """terms.RotaryTables of each key head, its tensors, and how rows [B, heads, L, D] turn by them:
+    at their first dimensions."""
+    angles = [torch.randn(B, HK, n, pairs, dtype=DOUBLE) for n in (queries, keys)]
+    given = [f(x).requires_grad_() for x in angles for f in (torch.cos, torch.sin)]
+
+    def turned_by(x, cos, sin):
+        cos, sin = (t.repeat_interleave(x.shape[1] // HK, 1) for t in (cos, sin))
+        one, two, rest = x.split([pairs, pairs, x.shape[3] - 2 * pairs], -1)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin, rest], -1)
+
+    return relpos.terms.RotaryTables(*given, layout="half"), given, turned_by
+
+
+def test_rotary_tables_of_key_heads():
+    """PoPE turns all dimensions itself; beside TUPE, the words turn by the tables."""
+    scene = Scene(9, 9, kv_heads=HK, is_causal=True)
+    term, given, turned_by = tables_of_key_heads(9, 9, D // 2)
+    with pytest.raises(ValueError, match="two rotations turn the same dims of a head"):
+        compose.polar(scene.q, scene.k, scene.v, position=term, enable_gqa=True)
+    of_q = torch.randn(H, 9, 3, dtype=DOUBLE, requires_grad=True)
+    of_k = torch.randn(HK, 9, 3, dtype=DOUBLE, requires_grad=True)
+
+    def formula(q, k, v):
+        q, k = turned_by(q, *given[:2]), turned_by(k, *given[2:])
+        scores = q @ spread(k).mT + of_q @ of_k.repeat_interleave(H // HK, 0).mT
+        return scene.attended(scores / math.sqrt(D + 3), v)
+
+    run = partial(compose.tupe, query_position=of_q, key_position=of_k, position=term)
+    scene.agree(run, formula, [of_q, of_k, *given])
+
+
 # TUPE
 
 

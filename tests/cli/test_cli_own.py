@@ -242,6 +242,43 @@ def test_compare_scores(here):
     np.testing.assert_allclose(difference, 2.0, atol=1e-12)
 
 
+def test_show_a_class_with_gates(here):
+    """Without a query: what the gates do not decide, which its other methods say."""
+    at = np.arange(3) - np.arange(3)[:, None]
+    assert asked("mine:Gated")["what"] == asked("mine:Hidden")["what"] == "index"
+    assert stack(asked("mine:Gated")["sides"][0]["grids"][0][0]).tolist() == at.tolist()
+    for name in ("mine:Gated", "mine:Hidden"):
+        (bias,) = asked(name, what="bias")["sides"][0]["grids"][0]
+        np.testing.assert_allclose(stack(bias), of_log(at), atol=1e-12)
+        (rows,) = asked(name, what="rows")["sides"][0]["grids"][0]
+        assert (rows["name"], stack(rows).tolist()) == ("key rows", np.ones((3, 3, 2)).tolist())
+        steps = asked(name, what="steps")["sides"][0]["grids"][0]
+        assert [step["name"] for step in steps] == ["distance", "DistanceBias", "RowTable"]
+        np.testing.assert_allclose(stack(steps[1]), of_log(at), atol=1e-12)
+
+
+def test_classes_with_gates_from_the_shell(folder):
+    """show prints the bias beside the gate; compare meets the gate with queries of ones."""
+    found = report(folder, "show", "mine:Gated(heads=2)", "--query", 3, "--what", "bias")
+    assert [matrix["name"] for matrix in found["matrices"]] == ["bias, head 0", "bias, head 1"]
+    want = of_log(np.arange(3) - np.arange(3)[:, None], heads=2)
+    for h, matrix in enumerate(found["matrices"]):
+        np.testing.assert_allclose(values(matrix), want[h], atol=1e-12)
+    sides = "mine:Gated(heads=2)", "mine:Log(heads=2)"
+    found = report(folder, "compare", *sides, "--reach", 4)
+    assert found["what"] == "score"
+    for h, head in enumerate(found["heads"]):
+        apart = np.subtract(head["curve_a"], head["curve_b"])
+        np.testing.assert_allclose(apart, 2.0, atol=1e-6)
+        want = 1 + of_log(np.arange(-4, 5), heads=2)[h]
+        np.testing.assert_allclose(head["curve_b"], want, atol=1e-6)
+    done = tool(folder, "compare", "mine:Hidden", "mine:Log", "--what", "score")
+    assert done.returncode == 2
+    assert "expected Hidden called with hidden" in done.stderr
+    biases = report(folder, "compare", "mine:Hidden(heads=2)", sides[1], "--what", "bias")
+    assert all(head["equal_pairs"] == head["pairs"] for head in biases["heads"])
+
+
 @pytest.mark.parametrize(
     ("position", "options", "said"),
     [

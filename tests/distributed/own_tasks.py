@@ -28,8 +28,10 @@ MORE = {
     "picture": lambda: drawn(Picture),
     "sum": lambda: drawn(relpos.T5Bias, heads=HEADS, buckets=8, max_distance=20) + drawn(Gated),
     "terms": lambda: drawn(Terms),
+    "added": lambda: drawn(Added),
 }
 NAMES = [*MADE, *MORE]
+MORE["turned"] = lambda: drawn(Turned)  # which has heads of keys, so that it fits no other number
 
 
 class Terms(relpos.Position):
@@ -50,6 +52,35 @@ class Terms(relpos.Position):
             relpos.terms.QueryAdded(self.added),
             relpos.terms.KeyBias(self.of_hidden(hidden).transpose(1, 2)),
         ]
+
+
+class Added(relpos.Position):
+    """Rows that the query meets with a vector of each head added."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(HEADS, 9, DIM))
+        self.added = nn.Parameter(torch.randn(HEADS, DIM))
+        self.shared = nn.Parameter(torch.randn(5, DIM))
+
+    def terms(self, distance):
+        return [
+            relpos.terms.RowTable(self.table, -6, added=self.added, scale=0.4),
+            relpos.terms.RowTable(self.shared, relpos.Buckets.window(-3, 1), added=2 * self.added),
+        ]
+
+
+class Turned(relpos.Position):
+    """Angles of each of 2 key heads, from the hidden states of the tokens."""
+
+    def __init__(self, kv_heads=2):
+        super().__init__()
+        self.angles = nn.Linear(16, kv_heads * DIM // 2)
+
+    def terms(self, distance, hidden):
+        angle = self.angles(hidden).unflatten(-1, (-1, DIM // 2)).transpose(1, 2)
+        both = angle.cos(), angle.sin()
+        return relpos.terms.RotaryTables(*both, *both, layout="half")
 
 
 def made(name):

@@ -21,7 +21,7 @@ def check(ranks, wanted, **task):
 
 
 def wanted_of(sizes, at=None, causal=True):
-    if sizes["name"] == "terms":
+    if sizes["name"] in ("terms", "added", "turned"):  # whose formulas tests/call/test_terms.py has
         case = Case(**sizes)
         return case.plain(None, only={"is_causal": causal})
     return Case(**sizes).plain(lambda at: at <= 0 if causal else at < 99, at)
@@ -50,6 +50,17 @@ def test_ulysses(name, heads_of_keys):
     wanted = wanted_of(sizes, causal=causal)
     task = {"function": "ulysses_attention", "layout": LAYOUTS[heads_of_keys % 3], "sizes": sizes}
     check(2, wanted, is_causal=causal, reduce_position=heads_of_keys == 2, **task)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rotary_tables_of_key_heads(layout, causal):
+    """They go round a ring with the keys; Ulysses, which divides heads of keys, refuses them."""
+    sizes = sizes_of("turned")
+    check(3, wanted_of(sizes, causal=causal), layout=layout, sizes=sizes, is_causal=causal)
+    if causal:
+        with pytest.raises(Failed, match="ring_attention takes it"):
+            shared(2).results(own_tasks.attend, function="ulysses_attention", sizes=sizes)
 
 
 @pytest.mark.parametrize("reduce", [False, True])

@@ -9,6 +9,8 @@ import relpos
 import torch
 from torch import nn
 
+from tests.support.near import close_with_gradients
+from tests.support.oracle import naive
 from tests.support.own_positions import (
     DIM,
     HEADS,
@@ -188,6 +190,83 @@ def test_heads_of_terms_are_checked():
     relpos.nn.MultiheadAttention(WIDTH, HEADS, position=Terms(HEADS))
     with pytest.raises(ValueError, match=r"expected \[4\], got \[2\]"):
         relpos.nn.MultiheadAttention(WIDTH, HEADS, position=Terms(2))
+
+
+def projected(layer, x):
+    widths = (WIDTH, *2 * [layer.num_kv_heads * DIM])
+    both = zip(layer.in_proj_weight.split(widths), layer.in_proj_bias.split(widths), strict=True)
+    return [(x @ w.mT + b).unflatten(-1, (-1, DIM)).transpose(1, 2) for w, b in both]
+
+
+def agrees(layer, x, own, q, k, v, bias=0.0, **call):
+    """The layer, with gradients of its parameters and of `own`, is softmax over these q and k."""
+    out = naive(q, k, v, bias).out.transpose(1, 2).flatten(2)
+    want, got = layer.out_proj(out), layer(x, x, x, **call)[0]
+    close_with_gradients(got, want, [x, *layer.parameters(), *own])
+
+
+@pytest.mark.parametrize("kv_heads", [HEADS, 2])
+@pytest.mark.parametrize("where", ["layer", "call"])
+def test_rotary_tables_of_each_key_head(where, kv_heads):
+    """A term that asks for the head size of a call, in the layer and with a call."""
+    x = numbers(1, 2, 7, WIDTH).requires_grad_()
+    tables = [numbers(n, 2, kv_heads, 7, DIM // 2).requires_grad_() for n in range(4)]
+    term = relpos.terms.RotaryTables(*tables, layout="half")
+    torch.manual_seed(4)
+    sizes = {"num_kv_heads": kv_heads, "batch_first": True, "dtype": torch.float64}
+    if where == "layer":
+        sizes["position"] = term
+    layer = relpos.nn.MultiheadAttention(WIDTH, HEADS, **sizes)
+
+    def turned(x, cos, sin):
+        cos, sin = (t.repeat_interleave(x.shape[1] // kv_heads, 1) for t in (cos, sin))
+        one, two = x.chunk(2, -1)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1)
+
+    q, k, v = projected(layer, x)
+    call = {} if where == "layer" else {"position": term}
+    agrees(layer, x, tables, turned(q, *tables[:2]), turned(k, *tables[2:]), v, **call)
+    # Beside a position of distances, in one call.
+    distance = distances(7, 7, 0)
+    slopes = numbers(8, HEADS).requires_grad_()
+    call = {"position": term + relpos.terms.Slopes(slopes, -slopes)}
+    bias = slopes[:, None, None] * (distance.clamp(max=0) - distance.clamp(min=0))
+    q, k = turned(q, *tables[:2]), turned(k, *tables[2:])
+    agrees(layer, x, [*tables, slopes], q, k, v, bias, **call)
+    other = relpos.nn.MultiheadAttention(
+        WIDTH, HEADS, **sizes | {"num_kv_heads": 1, "position": None}
+    )
+    with pytest.raises(ValueError, match=f"made with kv_heads={kv_heads}, the call has 1"):
+        other(x, x, x, position=term)
+
+
+def test_biases_of_keys_of_a_score_mod():
+    """Which become a KeyBias of the keys of each call; alone in the layer, and with a call."""
+    of_keys, by_distance = (numbers(n, HEADS, 30).requires_grad_() for n in (1, 2))
+
+    def keys(score, b, h, q_idx, kv_idx):
+        return score + of_keys[h, kv_idx]
+
+    def both(score, b, h, q_idx, kv_idx):
+        return keys(score, b, h, q_idx, kv_idx) + by_distance[h, kv_idx - q_idx + 15]
+
+    torch.manual_seed(4)
+    sizes = {"batch_first": True, "dtype": torch.float64}
+    position, summed = (
+        relpos.from_score_mod(score_mod, HEADS, dtype=torch.float64).options["position"]
+        for score_mod in (keys, both)
+    )
+    for length in (7, 11):
+        x = numbers(3, 2, length, WIDTH).requires_grad_()
+        layer = relpos.nn.MultiheadAttention(WIDTH, HEADS, position=position, **sizes)
+        bias = of_keys[:, None, :length]
+        agrees(layer, x, [of_keys], *projected(layer, x), bias)
+        bias = bias + by_distance[:, distances(length, length, 0) + 15]
+        agrees(layer, x, [of_keys, by_distance], *projected(layer, x), bias, position=summed)
+    with pytest.raises(ValueError, match=r"key_bias: .*expected \[2, 11\].*got \[4, 11\]"):
+        relpos.nn.MultiheadAttention(WIDTH, 2, position=position, **sizes)(x, x, x)
+    with pytest.raises(TypeError, match="positions that are modules, got ScoreModKeys: add it by"):
+        relpos.nn.MultiheadAttention(WIDTH, HEADS, position=summed, **sizes)
 
 
 def test_a_layer_on_the_meta_device():

@@ -128,7 +128,12 @@ class Sum(Several, PositionModule):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__()
-        self.parts = torch.nn.ModuleList(flatten(parts))
+        found = flatten(parts)
+        for part in found:
+            if not isinstance(part, torch.nn.Module):
+                then = "add it by +, and give the sum to each call"
+                raise wrong_type("position", "positions that are modules", kind_of(part), then)
+        self.parts = torch.nn.ModuleList(found)
 
     def forward(self, *inputs: Tensor) -> GivenSum:
         """The position of one call. Give the inputs of all parts that have some, in their order."""
