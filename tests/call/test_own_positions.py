@@ -274,6 +274,54 @@ def test_a_function_that_looks_at_other_distances_is_refused():
         decoded(position, relpos.KVCache(), q, k, v, 0, 30)
 
 
+class OfTerms(relpos.Position):
+    """What terms(distance) may return of each distance by itself, but for the one that is mixed."""
+
+    def __init__(self, mixed=None):
+        super().__init__()
+        self.rate, self.mixed = torch.nn.Parameter(torch.rand(HEADS, 1)), mixed
+
+    def of(self, name, distance, *shape):
+        numbers = torch.cos(self.rate * distance).mT.reshape(-1, HEADS, *[1] * len(shape))
+        if self.mixed == name:
+            numbers = numbers.softmax(0)
+        return numbers.expand(-1, HEADS, *shape).transpose(0, 1)
+
+    def terms(self, distance):
+        first = int(distance[0])
+        steepest = len(distance) if self.mixed == "slopes" else 5
+        frequency = len(distance) if self.mixed == "rotation" else 3
+        found = [
+            terms.DistanceBias(self.of("bias", distance), first),
+            terms.RowTable(self.of("rows", distance, DIM), first),
+            terms.ColumnTable(self.of("columns", distance, DIM), first),
+            terms.ValueTable(self.of("values", distance, DIM), first),
+            terms.Slopes(torch.linspace(0, steepest, HEADS)),
+            terms.Rotation(torch.ones(DIM // 2) / frequency, layout="half"),
+            terms.DistanceBias(self.rate.repeat(1, 32), relpos.Buckets.t5()),
+        ]
+        return found[: 3 if self.mixed == "number" and len(distance) > 1 else 7]
+
+
+def test_terms_of_each_distance_are_kept():
+    position = OfTerms()
+    q, k, v = (x.detach() for x in drawn(1, 30, 30))
+    with torch.no_grad():
+        rows = decoded(position, relpos.KVCache(), q, k, v, 0, 30)
+        assert len(position._kept._held.tables["terms"]) == 7
+        whole = relpos.attention(q, k, v, position=copy.deepcopy(position), is_causal=True)
+    torch.testing.assert_close(torch.cat(rows, 2), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "mixed", ["bias", "rows", "columns", "values", "slopes", "rotation", "number"]
+)
+def test_terms_that_look_at_other_distances_are_refused(mixed):
+    q, k, v = (x.detach() for x in drawn(1, 30, 30))
+    with torch.no_grad(), pytest.raises(ValueError, match=r"OfTerms.terms: expected each distance"):
+        decoded(OfTerms(mixed), relpos.KVCache(), q, k, v, 0, 30)
+
+
 def test_a_function_that_knows_no_other_distances_is_asked_for_no_others():
     class Limited(relpos.Position):
         def __init__(self):

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from relpos._position.sum import flatten
+from relpos._position.terms import BY_DISTANCE, ValueTable
+
 
 class Tables(dict[str, Any]):
     """What the methods returned, by name, and the terms made of it, once they are."""
@@ -90,22 +93,43 @@ def _evaluates() -> bool:
 
 
 def _check(who: str, held: _Held, tables: dict[str, Any], first: int) -> None:
-    """Raises where a table for more distances says something else of those kept before."""
+    """Raises where tables for more distances say something else of those kept before."""
     for name, old in held.tables.items():
-        new = tables[name]
-        if not isinstance(old, Tensor) or not isinstance(new, Tensor):
-            continue
-        axis = 1 if name == "bias" else -2
-        at = held.first - first
-        part = new.narrow(axis, at, old.shape[axis])
-        if part.shape != old.shape or not torch.allclose(
-            part, old, rtol=1e-3, atol=1e-5, equal_nan=True
-        ):
+        if name == "terms":
+            same = _same_terms(flatten(old), flatten(tables[name]), held)
+        else:
+            axis = 1 if name == "bias" else -2
+            part = tables[name].narrow(axis, held.first - first, old.shape[axis])
+            same = _close(part, old)
+        if not same:
             raise ValueError(
                 f"{who}.{name}: expected each distance by itself, got other numbers for "
                 f"distances {held.first} to {held.last} among more: a result may not depend "
                 "on the other distances, as a softmax or a mean over them does"
             )
+
+
+def _same_terms(old: list[Any], new: list[Any], held: _Held) -> bool:
+    """Whether terms say the same of the distances that are held. What has no numbers by distance,
+    as a rotation or a sink, has them in its tensors."""
+    if [type(term) for term in old] != [type(term) for term in new]:
+        return False
+    grid = 1, held.last - held.first + 1, -held.first
+    for before, after in zip(old, new, strict=True):
+        by_distance = isinstance(before, BY_DISTANCE) and getattr(before, "along", None) is None
+        if by_distance:
+            which = "value" if isinstance(before, ValueTable) else "key"
+            same = _close(after.dense(*grid, which), before.dense(*grid, which))
+        else:
+            both = [getattr(part, "_tensors", ()) for part in (after, before)]
+            same = len(both[0]) == len(both[1]) and all(map(_close, *both))
+        if not same:
+            return False
+    return True
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def table_tensors(terms: Any) -> list[Tensor]:

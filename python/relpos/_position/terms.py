@@ -212,6 +212,10 @@ class ValueTable(Term):
         super().__init__("value_table", options, [table, *numbers])
 
 
+# Those that say something of each distance.
+BY_DISTANCE = (DistanceBias, Slopes, RowTable, ColumnTable, ValueTable)
+
+
 class KeyBias(Term):
     """A number of each key, added to its scores after the scale. values: [H, Lk] or [B, H, Lk]."""
 
