@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 import relpos
-from relpos import _core, terms
+from relpos import terms
 from relpos._base.errors import wrong_value
-from relpos._position.named import is_named, make_named, options_of, parts_of
+from relpos._position.named import is_named, made_of, options_of
 from relpos._position.own import Position
 
 _BIASES = (terms.DistanceBias, terms.Slopes, terms.KeyBias)
@@ -59,20 +59,13 @@ class _Side:
     def __init__(self, request: Mapping[str, Any], side: Mapping[str, Any]) -> None:
         self.text, self.sizes = side["position"], request["sizes"]
         torch.manual_seed(request["seed"])
-        self.parts = [part for text in parts_of(self.text) for part in self._made(text)]
+        given = {name: self.sizes[name] for name in ("heads", "head_dim")}
+        self.parts = [part for _, part in made_of(self.text, self.sizes, given)]
         self.options = options_of(self.text) if is_named(self.text) else {}
         self.position = self.parts[0] if len(self.parts) == 1 else relpos.Sum(*self.parts)
         if side["params"]:
             self.position.load_state_dict(_state_dict(side["params"]))
         self.position.double()
-
-    def _made(self, text: str) -> list[Any]:
-        if is_named(text):
-            return [make_named(text, self.sizes)]
-        schemes = {scheme.name: scheme.class_name for scheme in relpos.schemes()}
-        given = {name: self.sizes[name] for name in ("heads", "head_dim")}
-        parsed = _core.parse(text, given)
-        return [getattr(relpos, schemes[name])(**options) for name, options in parsed]
 
     @property
     def family(self) -> str:

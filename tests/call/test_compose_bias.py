@@ -74,6 +74,26 @@ def test_a_bias_of_query_key_and_positions(call, rows):
     scene.agree(run, formula, [*parameters, alibi.slopes])
 
 
+def test_each_block_is_computed_once_in_each_pass():
+    """Also the first, whose graph is read for what it depends on."""
+    seen = []
+
+    def bias(q, k, pos_q, pos_k, slope):
+        seen.append(pos_q.tolist())
+        return slope * (pos_k - pos_q[:, None])[None, None].to(slope.dtype)
+
+    scene, (slope,) = Scene(9, 9, is_causal=True), leaves(())
+    run = partial(compose.bias_by_rows, bias=bias, parameters=[slope], rows=4, is_causal=True)
+    blocks = [[0, 1, 2, 3], [4, 5, 6, 7], [8]]
+    out = run(scene.q.requires_grad_(), scene.k, scene.v)
+    assert seen == blocks
+    out.sum().backward()
+    assert seen == 2 * blocks
+    with torch.no_grad():
+        run(scene.q, scene.k, scene.v)
+    assert seen == 3 * blocks
+
+
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (B, 1), (1, H)])
 def test_axes_that_all_share(batch, heads):
     scene = Scene(9, 9, is_causal=True)

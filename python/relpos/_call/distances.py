@@ -26,6 +26,15 @@ def lowered(query: Tensor, key: Tensor, options: Mapping[str, Any]) -> Any:
     return parts
 
 
+def lowered_within(
+    query: Tensor, key: Tensor, options: Mapping[str, Any], bounds: tuple[Any, Any]
+) -> Any:
+    """As lowered, for a call whose keys key_range says: bounds are how far before and after its own
+    position a query sees any of them, None without a bound."""
+    window = tuple(-1 if bound is None else bound for bound in bounds)
+    return lowered(query, key, {**options, "window": window})
+
+
 def refuse_grid(position: Any, why: str, then: str) -> None:
     """Raises ValueError for a position of one's own that has a grid."""
     for part in flatten(position):

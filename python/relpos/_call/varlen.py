@@ -9,12 +9,11 @@ from typing_extensions import Unpack
 from relpos._base.arguments import flag
 from relpos._base.tensors import check_device, check_rank, check_shape
 from relpos._call.attention import attention, refuse_elsewhere
-from relpos._call.distances import lowered, refuse_grid
+from relpos._call.distances import lowered_within, refuse_grid
 from relpos._call.options import OfSoftmax, check_names
 from relpos._call.packing import bounds_of, pack
 from relpos._call.typed import attending_packed
 from relpos._position.part import reads_positions
-from relpos._position.sum import lowers
 
 
 @attending_packed
@@ -67,9 +66,7 @@ def attention_varlen(
     if reads_positions(position):
         positions = {"q_positions": packing.queries(rows), "k_positions": packing.keys(columns)}
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
-    if lowers(position):  # key_range says the bounds, which cut the distances
-        seen = {"window": tuple(-1 if bound is None else bound for bound in bounds)}
-        position = lowered(q, k, {"position": position, **positions, **seen})
+    position = lowered_within(q, k, {"position": position, **positions}, bounds)
     results = attention(
         q,
         k,

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from relpos import _core
 from relpos._base.errors import kind_of, wrong_type, wrong_value
+from relpos._position.classes import CLASSES
+from relpos._position.registry import schemes
 from relpos._position.sum import PositionModule
 
 _TEXT = re.compile(r"\s*([\w.]+):([A-Za-z_][\w.]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -78,6 +81,21 @@ def make_named(text: str, sizes: Mapping[str, int]) -> Any:
             made = made(**options, **_filled(text, made, options, sizes))
     if not isinstance(made, PositionModule):
         raise wrong_type(text, "a class of positions, such as relpos.Position", kind_of(made))
+    return made
+
+
+def made_of(
+    text: str, sizes: Mapping[str, int], options: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """The positions that a text, or a sum of texts, makes, each with what it is called. sizes: as
+    in make_named; options: what the text of a scheme may leave out."""
+    classes = {scheme.name: CLASSES[scheme.class_name] for scheme in schemes()}
+    made: list[tuple[str, Any]] = []
+    for part in parts_of(text):
+        if is_named(part):
+            made.append((part, make_named(part, sizes)))
+            continue
+        made += [(name, classes[name](**given)) for name, given in _core.parse(part, options)]
     return made
 
 

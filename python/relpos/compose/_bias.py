@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos._base.errors import dtype_of, kind_of, shape_of, wrong_type, wrong_value
+from relpos._base.modules import Reading
 from relpos._base.tensors import FLOATING, check_device, integers
 from relpos._call.attention import same_kind, workspace_bytes
 from relpos._call.options import check_names
@@ -100,17 +101,6 @@ def bias_by_rows(
 _Call = Callable[[Mapping[str, Tensor], tuple[Any, ...]], Any]
 
 
-class _Method(torch.nn.Module):
-    """A bound method of a Module as a Module."""
-
-    def __init__(self, method: Any) -> None:
-        super().__init__()
-        self.owner, self.method = method.__self__, method
-
-    def forward(self, *args: Any, **keywords: Any) -> Any:
-        return self.method(*args, **keywords)
-
-
 def _function_of(bias: Any) -> tuple[_Call, dict[str, Tensor], dict[str, Tensor]]:
     """How bias is called, what its Module trains, by name, and what else it holds."""
     if not callable(bias):
@@ -122,7 +112,7 @@ def _function_of(bias: Any) -> tuple[_Call, dict[str, Tensor], dict[str, Tensor]
     if isinstance(function, functools.partial):
         first, keywords, function = function.args, function.keywords, function.func
     if inspect.ismethod(function) and isinstance(function.__self__, torch.nn.Module):
-        function = _Method(function)
+        function = Reading(function.__self__, function)
     if not isinstance(function, torch.nn.Module):
         return lambda _, arguments: bias(*arguments), {}, {}
     module = function

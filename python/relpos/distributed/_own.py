@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from relpos._base.arguments import flag
+from relpos._base.modules import Reading
 from relpos._base.tensors import check_heads
 from relpos._call.distances import distances_of, refuse_grid
 from relpos._call.packing import bounds_of, pack
@@ -119,17 +120,6 @@ def _ends_of_packed(
     return {"q_positions": q_ends, "k_positions": torch.stack([longest * 0, longest - 1])}
 
 
-class _Holding(torch.nn.Module):
-    """A position, whose parameters functional_call replaces while its terms are made."""
-
-    def __init__(self, position: torch.nn.Module) -> None:
-        super().__init__()
-        self.position = position
-
-    def forward(self, part: Any, *given: Any) -> list[Any]:
-        return part._lowered(*given)
-
-
 def _lowered(
     part: Any, of: Distances, query: Tensor, key: Tensor, summed_by: Sequence[Team]
 ) -> list[Any]:
@@ -137,9 +127,9 @@ def _lowered(
     if not trained or not summed_by or not torch.is_grad_enabled():
         return part._lowered(of, query, key)
     summed = _Summed.apply([team.group for team in summed_by], *trained.values())
-    named = {f"position.{n}": p for n, p in zip(trained, summed, strict=True)}
-    holding = _Holding(part._module)
-    return torch.func.functional_call(holding, named, (part, of, query, key))
+    named = {f"owner.{n}": p for n, p in zip(trained, summed, strict=True)}
+    reading = Reading(part._module, part._lowered)
+    return torch.func.functional_call(reading, named, (of, query, key))
 
 
 class _Summed(torch.autograd.Function):

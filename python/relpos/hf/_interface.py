@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._call.attention import attention
-from relpos._call.distances import lowered
+from relpos._call.distances import lowered_within
 from relpos._call.options import OPTIONS
 from relpos._mask.tile_mask import TileMask
 from relpos._position.sum import Composed, flatten, lowers
@@ -269,12 +269,11 @@ def attend(
 def _terms(query: Tensor, key: Tensor, position: Any, options: dict[str, Any]) -> list[Any]:
     """The terms of a position for the distances of the keys that are seen, which the kernel is told
     by key_range. options: q_offset and key_range."""
-    said: dict[str, Any] = {"position": position, "q_offset": options["q_offset"]}
-    seen = options.get("key_range")
+    start, seen = options["q_offset"], options.get("key_range")
+    bounds = None, None
     if seen is not None and query.shape[2] and not torch.compiler.is_compiling():
-        start = options["q_offset"]
         first = start[:, None] if isinstance(start, Tensor) and start.dim() else start
         at = torch.arange(query.shape[2], device=query.device) + first
         left, right = (at - seen[0]).max(), (seen[1] - 1 - at).max()
-        said["window"] = tuple(max(int(bound), 0) for bound in (left, right))
-    return lowered(query, key, said)
+        bounds = tuple(max(int(bound), 0) for bound in (left, right))
+    return lowered_within(query, key, {"position": position, "q_offset": start}, bounds)

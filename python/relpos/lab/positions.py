@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 import relpos
-from relpos import _core
-from relpos._position.named import is_named, make_named, named_class, parts_of, summary_of
+from relpos._position.named import is_named, made_of, named_class, parts_of, summary_of
 
 
 @dataclass(frozen=True)
@@ -111,22 +110,15 @@ def _summary(text: str) -> str:
 def _make(text: str, heads: int, head_dim: int, length: int) -> object:
     """What a text leaves out: the sizes of the model, layout half, and for other required sizes the
     training length."""
-    schemes = {scheme.name: scheme for scheme in relpos.schemes()}
     sizes = {"heads": heads, "head_dim": head_dim, "layout": "half"}
-    for option in [o for scheme in schemes.values() for o in scheme.options]:
+    for option in [o for scheme in relpos.schemes() for o in scheme.options]:
         if option.required and option.type == "int":
             sizes.setdefault(option.name, length)
+    of_model = {"heads": heads, "head_dim": head_dim, "length": length}
     parts = []
-    for part in parts_of(text):
-        if is_named(part):
-            of_model = {"heads": heads, "head_dim": head_dim, "length": length}
-            parts.append(make_named(part, of_model))
-            _refuse_inputs(part, [given.name for given in parts[-1]._inputs])
-            continue
-        for name, options in _core.parse(part, sizes):
-            inputs = [p.name for p in schemes[name].describe(**options).parameters if p.input]
-            _refuse_inputs(name, inputs)
-            parts.append(getattr(relpos, schemes[name].class_name)(**options))
+    for name, part in made_of(text, of_model, sizes):
+        _refuse_inputs(name, [given.name for given in part._inputs])
+        parts.append(part)
     return parts[0] if len(parts) == 1 else relpos.Sum(*parts)
 
 
