@@ -165,3 +165,44 @@ def test_without_positions_no_offset_is_asked():
     query, key, value, _ = packed([3, 4], [5, 2])
     relpos.attention_varlen(query, key, value, starts([3, 4]), starts([5, 2]))
     relpos.attention_varlen(query, key, value, starts([3, 4]), starts([3, 4]), is_causal=True)
+
+
+MASK = torch.ones(7, 7, dtype=torch.bool)
+NO_OPTIONS = {
+    "attn_mask": (MASK, r"'attn_mask': cu_seqlens_q .* by itself, .* with attn_mask or key_range"),
+    "key_range": ((Q, Q), "'key_range': cu_seqlens_q .* with key_range, q_positions and"),
+    "key_padding_mask": (MASK[:1], "'key_padding_mask': leave out the rows of padding"),
+    "k_offset": (3, "'k_offset': positions start at 0 again in each sequence; q_offset says"),
+    "q_positions": (torch.arange(7), "'q_positions': positions start at 0"),
+    "return_weights": (True, "unexpected keyword argument 'return_weights'$"),
+}
+
+
+@pytest.mark.parametrize("name", NO_OPTIONS)
+def test_options_that_it_lacks_name_a_way_out(name):
+    value, text = NO_OPTIONS[name]
+    with pytest.raises(TypeError, match=rf"^attention_varlen\(\) got an .*{text}"):
+        relpos.attention_varlen(Q, K, V, starts([3, 4]), **{name: value})
+
+
+def test_the_way_out_for_masks():
+    """All rows at once, with positions that start again, are each sequence by itself."""
+    lengths = [9, 1, 14]
+    query, key, value, _ = packed(lengths, lengths)
+    mask = torch.rand(24, 24, generator=torch.Generator().manual_seed(1)) < 0.7
+    ids = torch.arange(3).repeat_interleave(torch.tensor(lengths))
+    at = torch.cat([torch.arange(n) for n in lengths])
+    alibi, rows = relpos.ALiBi(HEADS), [x.transpose(0, 1)[None] for x in (query, key, value)]
+    documents = relpos.TileMask.documents(ids)
+    seen = documents & relpos.from_mask_mod(lambda b, h, q, k: mask[q, k], 24, 24)
+    both = {"position": alibi, "q_positions": at, "k_positions": at}
+    whole = relpos.attention(*rows, attn_mask=seen, **both)
+    dense = relpos.attention(*rows, attn_mask=documents.dense() & mask, **both)
+    first = 0
+    for n in lengths:
+        own = [x[:, :, first : first + n] for x in rows]
+        within = mask[first : first + n, first : first + n]
+        alone = relpos.attention(*own, position=alibi, attn_mask=within)
+        for found in (whole, dense):
+            torch.testing.assert_close(found[:, :, first : first + n], alone, rtol=0, atol=1e-12)
+        first += n

@@ -8,6 +8,7 @@ default, how it is checked and by which fields it reaches the operators.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar
 
 import torch
@@ -206,16 +207,20 @@ OPTIONS = _listed()
 PLACES = ("q_offset", "k_offset", "q_positions", "k_positions")  # where queries and keys stand
 
 
-def check_names(function: str, options: Mapping[str, Any]) -> None:
-    """Raises TypeError unless the function takes options of these names."""
+def check_names(
+    function: str, options: Mapping[str, Any], instead: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Raises TypeError unless the function takes options of these names. instead: what to give in
+    place of some that it does not take."""
     for name in options:
         option = OPTIONS.get(name)
         if option is None or function in option.not_of:
-            refuse(function, name)
+            refuse(function, name, instead.get(name, ""))
 
 
-def refuse(function: str, name: str) -> NoReturn:
-    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+def refuse(function: str, name: str, instead: str = "") -> NoReturn:
+    then = f": {instead}" if instead else ""
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{then}")
 
 
 def takes(

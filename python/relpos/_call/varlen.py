@@ -15,6 +15,19 @@ from relpos._call.packing import bounds_of, pack
 from relpos._call.typed import attending_packed
 from relpos._position.part import reads_positions
 
+_PLACED = "positions start at 0 again in each sequence; q_offset says where its queries start"
+_SEEN = (
+    "cu_seqlens_q and cu_seqlens_k say which keys queries see, with is_causal and window; for "
+    "other keys call relpos.attention on each sequence by itself, or on all rows at once, "
+    "[1, H, Tq, D], with {name}, q_positions and k_positions"
+)
+_INSTEAD = {
+    "attn_mask": _SEEN.format(name="attn_mask or key_range"),
+    "key_range": _SEEN.format(name="key_range"),
+    "key_padding_mask": "leave out the rows of padding, and give cu_seqlens_k without them",
+    **dict.fromkeys(("k_offset", "q_positions", "k_positions"), _PLACED),
+}
+
 
 @attending_packed
 def attention_varlen(
@@ -47,7 +60,7 @@ def attention_varlen(
     Returns:
       out [Tq, H, Dv], or (out, lse [H, Tq]).
     """
-    check_names("attention_varlen", options)
+    check_names("attention_varlen", options, _INSTEAD)
     refuse_elsewhere("attention_varlen", "give ring_attention cu_seqlens")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         check_rank(name, tensor, 3, "[Tq, H, D]" if name == "query" else "[Tk, Hk, D]")
