@@ -118,9 +118,11 @@ bool linear(const float* x, int64_t n, double multiplier) {
   const float limit = largest_linear(multiplier);
   constexpr int64_t kChains = 4;  // a chain of maxima takes four times as long as what it reads
   hn::VFromD<F> chains[kChains];
-  for (auto& chain : chains) chain = hn::Zero(f);
+#pragma GCC unroll 4
+  for (int64_t c = 0; c < kChains; ++c) chains[c] = hn::Zero(f);
   int64_t i = 0;
   for (; i + kChains * kN <= n; i += kChains * kN) {
+#pragma GCC unroll 4
     for (int64_t c = 0; c < kChains; ++c) {
       chains[c] = largest_finite(chains[c], hn::LoadU(f, x + i + c * kN));
     }
