@@ -166,10 +166,14 @@ def _copy(value: Any) -> Any:
 
 
 def _same(now: list[tuple[Any, ...]], then: list[tuple[Any, ...]]) -> bool:
-    return len(now) == len(then) and all(
-        owner is before and name == called and _equal(value, copy)
-        for (owner, name, value), (before, called, copy) in zip(now, then, strict=True)
-    )
+    if len(now) != len(then):
+        return False
+    for (owner, name, value), (before, called, kept) in zip(now, then, strict=True):
+        if owner is not before or name != called:
+            return False
+        if value is not kept and not _equal(value, kept):
+            return False
+    return True
 
 
 def _equal(value: Any, before: Any) -> bool:
