@@ -11,7 +11,7 @@ from typing import Any
 import formulas
 import relpos
 import torch
-from case import Case, Row, Target, against_plain, growth
+from case import Case, Row, Sides, Target, against_plain, compare, growth, ratio
 from clock import Budget
 from contests import against_formula, difference, peer_case
 from formulas import FULL, Shape
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 ENDS = ("forward", "backward")
 NARROW = (*FULL[:4], 32)
 DECODED = (1, 8, 1, 32768, 64)
+PAIR_REPRESENTATION = (64, 4, 384, 384, 32)
 Targets = tuple[float | None, float | None]  # forward and backward, times plain
 
 
@@ -158,5 +159,26 @@ def memory(case: Case, _: Budget) -> list[Row]:
     return [case.row(values=[value], seconds={}, rates=[], note=note)]
 
 
+def shared_mask_cases() -> list[Case]:
+    """A pair bias that batch rows share, with its gradient, against a mask of each row's own."""
+
+    def sides() -> Sides:
+        batch, heads, length, _, _ = PAIR_REPRESENTATION
+        shared = torch.randn(1, heads, length, length)
+        own = shared.repeat(batch, 1, 1, 1)
+        return {"shared": trained(shared), "own masks": trained(own)}
+
+    def trained(mask: Tensor) -> Callable[[], object]:
+        leaves = [*formulas.inputs(PAIR_REPRESENTATION, torch.float32), mask.requires_grad_()]
+        out = relpos.attention(*leaves[:3], attn_mask=mask)
+        dout = torch.randn_like(out)
+        return lambda: torch.autograd.grad(out, leaves, dout, retain_graph=True)
+
+    name = "pair bias and its gradient, shared by 64 rows, [64, 4, 384, 32], backward"
+    return [Case(name, "x of own masks", (1, None), compare(sides, ratio), better="lower")]
+
+
 def cases() -> list[Case]:
-    return [*position_cases(), *decoding_cases(), *pair_cases(), *dense_cases()]
+    return [
+        *position_cases(), *decoding_cases(), *pair_cases(), *dense_cases(), *shared_mask_cases(),
+    ]  # fmt: skip

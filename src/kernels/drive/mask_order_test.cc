@@ -111,7 +111,7 @@ bool is_divided(const Case& c) {
 // sees, dropout, softcaps, trained terms; on units, too.
 TEST(MaskOrder, IsTheSameAtAnyNumberOfThreads) {
   int kind = 0;
-  for_cases(kSanitized ? 16 : cases(48), drawn({2, 2, 3}), is_divided, [&](Case& c, uint64_t seed) {
+  for_cases(kSanitized ? 16 : cases(32), drawn({2, 2, 3}), is_divided, [&](Case& c, uint64_t seed) {
     const int of = ++kind % 16;
     const Shared shared{(of & 1) != 0, (of & 2) != 0, (of & 4) != 0, (of & 8) != 0};
     if (kind % 3 == 0) {
