@@ -82,7 +82,7 @@ def test_recipes_are_short_and_have_a_test():
     for name, source in functions().items():
         assert len(source.strip().splitlines()) <= 15, name
         assert f"test_{name}" in globals(), name
-    assert len(functions()) == len(re.findall(r"^(?:def|class) ", RECIPES, re.M)) == 15
+    assert len(functions()) == len(re.findall(r"^(?:def|class) ", RECIPES, re.M)) == 16
 
 
 def test_bam():
@@ -255,6 +255,33 @@ def test_graphormer():
     bias = spatial[:, paths] + sum(table[:, hop] for table, hop in zip(tables, edges, strict=True))
     scores = products(q, k) / D**0.5 + bias.transpose(0, 1)
     agree(found, attended(scores, v, causal=False), [q, k, v, spatial, tables])
+
+
+@pytest.mark.parametrize("rows", [128, 5])
+def test_relations(rows):
+    q, k, v = inputs()
+    keys, values = drawn((7, D), (7, DV), seed=4)
+    classes = torch.randint(0, 7, (B, L, L), generator=torch.Generator().manual_seed(5))
+    found = recipe("relations")(q, k, v, keys, values, classes.byte(), rows)
+    scores = (products(q, k) + torch.einsum("bhid,bijd->bhij", q, keys[classes])) / D**0.5
+    weights = scores.softmax(-1)
+    wanted = weights @ v + torch.einsum("bhij,bijd->bhid", weights, values[classes])
+    agree(found, wanted, [q, k, v, keys, values])
+
+
+def test_weights_by_class_are_a_gradient():
+    """As the page says: that of the log-sum-exp for the factor of PairRows."""
+    q, k, v = inputs()
+    classes = torch.randint(0, 7, (B, L, L), generator=torch.Generator().manual_seed(5))
+    factor = torch.zeros(B, H, L, 7, dtype=DOUBLE, requires_grad=True)
+    one_hot = torch.eye(7, dtype=DOUBLE)
+    pairs = relpos.PairClasses(classes.byte())
+    term = relpos.terms.PairRows(one_hot, pairs, factor=factor, scale=1.0)
+    _, lse = relpos.attention(q.detach(), k.detach(), v.detach(), position=term, return_lse=True)
+    (found,) = torch.autograd.grad(lse.sum(), factor)
+    weights = (products(q, k) / D**0.5).softmax(-1)
+    wanted = torch.einsum("bhij,bijc->bhic", weights, one_hot[classes])
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_natten():
