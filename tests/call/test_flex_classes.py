@@ -4,7 +4,7 @@ head, against dense formulas in float64 with every gradient."""
 import pytest
 import relpos
 import torch
-from relpos._flex.classes import _AT_ONCE
+from relpos._flex import classes
 from relpos.compat import flex_attention
 from relpos.terms import PairBias
 from torch.nn.attention.flex_attention import create_block_mask
@@ -260,6 +260,39 @@ def test_what_else_is_done_to_a_pair_is_a_mask(name):
     close_with_gradients(got, want, [scene.query, table, numbers][: 3 if "number" in name else 2])
 
 
+@pytest.mark.parametrize("function", [of_far_numbers, graphormer, of_clamped, of_bools])
+def test_classes_of_many_blocks_of_queries(function, monkeypatch):
+    """Of one query, where a later block may have classes that no earlier one had."""
+    monkeypatch.setattr(classes, "_AT_ONCE", 1)
+    scene = Scene(23, 9)
+    score_mod, options, trained, count = function(scene)
+    _, found, terms = options_of(scene, score_mod)
+    assert len(terms) == count
+    want = naive(scene.query, scene.key, scene.value, **options).out
+    got = relpos.attention(scene.query, scene.key, scene.value, **found)
+    close_with_gradients(got, want, [scene.query, scene.key, scene.value, *trained])
+
+
+def test_many_codes_are_one_class_or_a_mask():
+    """Seven bools of a pair are 128 classes; eight codes are more than are looked at."""
+    scene = Scene(40, 40)
+    bits, table = scene.drawn(2, 8, 40, 40).bool(), scene.trained(H, 8)
+    for count in (7, 8):
+
+        def score_mod(score, b, h, q_idx, kv_idx, count=count):
+            product = torch.ones((), dtype=score.dtype)
+            for n in range(count):
+                product = product * torch.where(bits[n, q_idx, kv_idx], table[h, n], 1.0)
+            return score + product
+
+        _, found, terms = options_of(scene, score_mod)
+        assert (len(terms), "attn_mask" in found) == (count == 7, count == 8)
+        bias = torch.where(bits[:count, None], table.mT[:count, :, None, None], 1.0).prod(0)
+        want = naive(scene.query, scene.key, scene.value, bias).out
+        got = relpos.attention(scene.query, scene.key, scene.value, **found)
+        close_with_gradients(got, want, [scene.query, scene.key, scene.value, table])
+
+
 class Floats(TorchDispatchMode):
     """The largest tensor of floats that is made."""
 
@@ -285,7 +318,7 @@ def test_no_floats_of_all_pairs(function):
     with Floats() as made:
         out = flex_attention(scene.query, scene.key, scene.value, score_mod)
         torch.autograd.grad(out.sum(), leaves)
-    assert made.most <= _AT_ONCE < 512 * 600
+    assert made.most <= classes._AT_ONCE < 512 * 600
 
 
 def test_what_describe_says():
