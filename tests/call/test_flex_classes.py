@@ -123,6 +123,28 @@ def sum_of_kinds(scene):
     return score_mod, {"bias": bias / 2 * slope.detach()[:, None, None]}, [table, slope], 1
 
 
+def of_the_class_itself(scene):
+    """Narrow integers, which would wrap if a sum of them were not taken apart in its own dtype, and
+    a sum that is rounded as a whole."""
+    shape = (B, scene.queries, scene.keys)
+    classes, table = scene.drawn(100, *shape), scene.trained(H, 4)
+    others, small = scene.drawn(4, *shape), scene.drawn(2, *shape).bool()
+    classes = classes + 156
+    narrow = classes.to(torch.uint8)
+
+    def score_mod(score, b, h, q_idx, kv_idx):
+        at = b, q_idx, kv_idx
+        total = 3 * (table[h, others[at]] - (narrow[at] + 0.5)) - (small[at] + table[h, 0])
+        rounded = (narrow[at] * 7 + 0.25 + small[at]).half().to(score.dtype)
+        return score + 0.01 * total + 0.001 * rounded - narrow[at]
+
+    looked = table[:, others].transpose(0, 1) - classes[:, None] - 0.5
+    total = 3 * looked - small[:, None].double() - table[:, 0, None, None]
+    wrapped = (7 * classes % 256 + small)[:, None] + 0.25
+    bias = 0.01 * total + 0.001 * wrapped.half().double() - classes[:, None]
+    return score_mod, {"bias": bias}, [table], 5
+
+
 def within_a_cap(scene):
     """Before a softcap, where no mask of numbers could stand."""
     classes, table = scene.drawn(6, B, scene.queries, scene.keys), scene.trained(H, 6)
@@ -144,6 +166,7 @@ def means_of_edges(scene):
 
 FUNCTIONS = [paths_and_edges, means_of_edges, of_all_rows, of_all_heads, of_the_looked_up]
 FUNCTIONS += [of_clamped, of_far_numbers, of_bools, graphormer, sum_of_kinds, within_a_cap]
+FUNCTIONS += [of_the_class_itself]
 
 
 def options_of(scene, score_mod):

@@ -8,6 +8,7 @@ from relpos.compat import flex_attention
 from tests.call.flex_functions import B, D, H, Scene
 
 NUMBERS, TABLE, ROWS = torch.zeros(40), torch.zeros(H, 80), torch.zeros(B, H, 40, D)
+PAIRS = torch.zeros(40, 40, dtype=torch.int64)
 COORDINATES = torch.zeros(B, 40, dtype=torch.int64)
 
 
@@ -38,6 +39,10 @@ REFUSED = {
     ),
     "pairs before cap": (
         lambda s, b, h, q, k: 5 * torch.tanh((s + ROWS[0, 0][q, k]) / 5),
+        "pairs within a softcap: attn_mask is added after",
+    ),
+    "pairs in a sum before cap": (
+        lambda s, b, h, q, k: 5 * torch.tanh((s + (ROWS[0, 0][q, k] + TABLE[h, PAIRS[q, k]])) / 5),
         "pairs within a softcap: attn_mask is added after",
     ),
     "mask before cap": (

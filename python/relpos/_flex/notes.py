@@ -54,14 +54,16 @@ class Notes(torch.overrides.TorchFunctionMode):
         if name in _SUMS and len(args) == 2 and not kwargs:
             a, b = args
 
-            def of_both() -> list[Tensor]:
-                first, second = (self.summands(x, result.dtype) for x in (a, b))
+            def of_both() -> list[Tensor]:  # in the precision in which they are added
+                first, second = (
+                    [x.to(result.dtype) for x in self.summands(of, result.dtype)] for of in (a, b)
+                )
                 return first + (list(map(torch.neg, second)) if name in _DIFFERENCES else second)
 
             self._keep(result, args, of_both)
         elif name in _LINEAR and "rounding_mode" not in kwargs:
             at = 1 if name in _PRODUCTS and len(args) == 2 and id(args[0]) not in self._sums else 0
-            if id(args[at]) in self._sums:
+            if id(args[at]) in self._sums and _keeps_numbers(args[at].dtype, result.dtype):
 
                 def of_one() -> list[Tensor]:
                     parts = self.summands(args[at], result.dtype)
@@ -79,3 +81,7 @@ class Notes(torch.overrides.TorchFunctionMode):
         if not isinstance(of, Tensor):
             return [torch.full((), of, dtype=dtype)] if of else []
         return self._sums[id(of)][2]() if id(of) in self._sums else [of]
+
+
+def _keeps_numbers(dtype: torch.dtype, other: torch.dtype) -> bool:
+    return torch.promote_types(dtype, other) == other

@@ -80,17 +80,17 @@ def _plan(pieces: Pieces, heads: int) -> Plan:
         summands = range(first, first + pieces.noted[1 + n])
         first = summands.stop
         parts = _parts(values, n, summands) if kind in (CLASS, PAIR) else []
-        found += [
-            Piece(place, factors[n], values[place].sources, of, tuple(sorted(values[place].codes)))
-            for place, of in parts or [(n, kind)]
-        ]
+        for place, of in parts or [(n, kind)]:
+            if cap is not None and of == PAIR:
+                got = "a tensor of pairs within a softcap"
+                raise Unfit(got, "attn_mask is added after the softcap")
+            value = values[place]
+            found.append(Piece(place, factors[n], value.sources, of, tuple(sorted(value.codes))))
     for n, (by, _) in enumerate(record.after, count):
         if _kind(values[n]) not in (CLASS, PAIR):
             got = "a bias after a softcap"
             raise Unfit(got, "relpos caps scores with their position: add it before the softcap")
         found.append(Piece(n, float(by), values[n].sources, PAIR))
-    if cap is not None and any(piece.kind == PAIR and piece.place < count for piece in found):
-        raise Unfit("a tensor of pairs within a softcap", "attn_mask is added after the softcap")
     plan = Plan(
         pieces.structure,
         pieces.noted,
