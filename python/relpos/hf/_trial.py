@@ -243,10 +243,15 @@ def prove(
         _adapter.apply(dataclasses.replace(plan, also=()), ours)
     with quick(theirs):
         errors = [
-            difference(ours(**call.ours)[0], theirs(**call.theirs)[0], call.seen) for call in calls
+            difference(_first(ours(**call.ours)), _first(theirs(**call.theirs)), call.seen)
+            for call in calls
         ]
     for error in errors:
         agree(error, "its eager one" if plan is None else plan.what, attention=False)
+
+
+def _first(result: Tensor | tuple) -> Tensor:
+    return result if isinstance(result, Tensor) else result[0]
 
 
 def agree(error: float, what: str, *, attention: bool) -> None:

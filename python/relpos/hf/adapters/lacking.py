@@ -3,12 +3,6 @@ stay as they are, and report says why."""
 
 _SCHEMES = {
     "DisentangledSelfAttention": "DeBERTa",
-    "Wav2Vec2ConformerSelfAttention": "ConformerRelative",
-    "Wav2Vec2BertSelfAttention": "Shaw",
-    "SeamlessM4TConformerSelfAttention": "ConformerRelative",
-    "SeamlessM4Tv2ConformerSelfAttention": "Shaw",
-    "FastSpeech2ConformerAttention": "ConformerRelative",
-    "ParakeetEncoderAttention": "ConformerRelative",
     "SpeechT5Attention": "Shaw",
     "VitsAttention": "VITS",
     "XLNetRelativeAttention": "XLNet",
