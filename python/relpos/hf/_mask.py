@@ -18,6 +18,7 @@ class _Rules:
     left, right: bounds of key - query, None for no bound. chunks: (size, left padding [B]).
     packed: the number of each token's sequence [B, L], not decreasing. unions: other rules, and the
     number of each token's block [B, L], -1 for none; the tokens of a block see each other, too.
+    asked: functions of a model's own file, which are asked for every pair.
     """
 
     left: int | None = None
@@ -25,6 +26,7 @@ class _Rules:
     chunks: list[tuple[int, Tensor]] = field(default_factory=list)
     packed: list[Tensor] = field(default_factory=list)
     unions: list[tuple["_Rules", Tensor]] = field(default_factory=list)
+    asked: list[Callable] = field(default_factory=list)
 
 
 def mask_function(
@@ -105,6 +107,9 @@ def _bounds(
         numbers = numbers.contiguous()
         lo = torch.maximum(lo, torch.searchsorted(numbers, numbers))
         hi = torch.minimum(hi, torch.searchsorted(numbers, numbers, right=True))
+    for function in rules.asked:
+        first, stop = _asked_bounds(function, at + dropped, keys, dropped)
+        lo, hi = torch.maximum(lo, first), torch.minimum(hi, stop)
     for inner, blocks in rules.unions:  # a query is in its block: the union is an interval, too
         ends = _block_ends(blocks, seen)
         first, last = (end.index_select(1, at + dropped) - dropped for end in ends)
@@ -112,6 +117,23 @@ def _bounds(
         lo = torch.maximum(lo, torch.minimum(before, first))
         hi = torch.minimum(hi, torch.maximum(after, last + 1))
     return lo, hi
+
+
+def _asked_bounds(function: Callable, at: Tensor, keys: int, dropped: int) -> tuple[Tensor, Tensor]:
+    """Bounds of the keys that a function of batch row, head, query and key shows. Raises
+    NotImplementedError where some query sees no interval of them."""
+    key = torch.arange(keys, device=at.device)
+    zero = torch.zeros((), dtype=torch.int64, device=at.device)
+    lo, hi = [], []
+    for queries in at.split(64):  # never all pairs at once
+        seen = function(zero, zero, queries[:, None], key + dropped).expand(len(queries), keys)
+        first = torch.where(seen, key, keys).amin(-1) if keys else torch.zeros_like(queries)
+        stop = torch.where(seen, key + 1, 0).amax(-1) if keys else torch.zeros_like(queries)
+        if not torch.equal((stop - first).clamp(min=0), seen.sum(-1)):
+            _refuse(getattr(function, "__qualname__", repr(function)))
+        lo.append(first)
+        hi.append(stop)
+    return torch.cat(lo), torch.cat(hi)
 
 
 def _block_ends(blocks: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -175,12 +197,26 @@ def _read(function: Callable, rules: _Rules) -> None:
         return
     kind, held = _kind(function), _held(function)
     reader = _READERS.get(kind)
+    if reader is None and _of_a_model(function) and not _reads_tensors(held):
+        rules.asked.append(function)
+        return
     if reader is None:
         _refuse(kind or getattr(function, "__qualname__", repr(function)))
     try:
         reader(rules, **held)
     except TypeError as error:
         _refuse(f"{kind}, which holds {sorted(held)} ({error})")
+
+
+def _of_a_model(function: Callable) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("transformers.models.")
+
+
+def _reads_tensors(held: Any) -> bool:
+    """Whether what a function holds may differ between batch rows: anything but plain numbers."""
+    plain = (bool, int, float, type(None))
+    flat = [x for each in held.values() for x in (each if isinstance(each, tuple) else (each,))]
+    return not all(isinstance(each, plain) for each in flat)
 
 
 def _refuse(kind: str) -> None:
@@ -234,7 +270,7 @@ def _read_remapped(rules: _Rules, mask_function: Callable, position_ids: Tensor)
     chunks this is not so."""
     inner = _Rules()
     _read(mask_function, inner)
-    if inner.chunks or inner.packed or inner.unions:
+    if inner.chunks or inner.packed or inner.unions or inner.asked:
         _refuse("chunks or blocks in packed sequences")
     _narrow(rules, inner.left, inner.right)
 
