@@ -3,11 +3,8 @@ stay as they are, and report says why."""
 
 _SCHEMES = {
     "DisentangledSelfAttention": "DeBERTa",
-    "SpeechT5Attention": "Shaw",
-    "VitsAttention": "VITS",
     "XLNetRelativeAttention": "XLNet",
     "FunnelRelMultiheadAttention": "Funnel",
-    "WavLMAttention": "GatedBuckets",
     "SwinAttention": "SwinBias",
     "Swinv2SelfAttention": "SwinV2Bias",
     "BeitAttention": "BeitBias",

@@ -38,7 +38,7 @@ class _Attention:
             position=position,
             dropout=self.dropout if self.training else 0.0,
             scale=self.scaling,
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
         return self.out_proj(out), weights
 
