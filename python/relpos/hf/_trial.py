@@ -58,7 +58,9 @@ def twin(module: nn.Module) -> nn.Module:
     for held in module.buffers():
         if held.is_floating_point():
             memo[id(held)] = _random(held, draw) if held.is_meta else held.detach().float().clone()
-    return _copied(module, memo).eval()
+    found = _copied(module, memo)
+    found.eval()  # not every class returns itself
+    return found
 
 
 def again(module: nn.Module) -> nn.Module:
