@@ -5,9 +5,6 @@ _SCHEMES = {
     "DisentangledSelfAttention": "DeBERTa",
     "XLNetRelativeAttention": "XLNet",
     "FunnelRelMultiheadAttention": "Funnel",
-    "SwinAttention": "SwinBias",
-    "Swinv2SelfAttention": "SwinV2Bias",
-    "BeitAttention": "BeitBias",
 }
 LACKING = {
     name: f"its positions are relpos.{scheme}; fuse has no adapter to it"
