@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 import relpos
-from relpos._position.part import Given, with_values
+from relpos._position.part import with_values
+from relpos._position.sum import Composed
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
 from relpos.hf._trial import Compared, copied, draw, prove
+from relpos.terms import DistanceBias
 
 
 class _Attention:
@@ -24,12 +26,14 @@ class _Attention:
         query, key, value = by_head(
             hidden_states, self.head_dim, self.q_proj, self.k_proj, self.v_proj
         )
+        table = self.relative_position_bias.relative_position_bias_table
+        mask, position = _terms(self, table, attention_mask, query)
         out, weights = attended(
             query,
             key,
             value,
-            _of_windows(attention_mask, len(query)),
-            position=_bias(self, self.relative_position_bias.relative_position_bias_table, query),
+            mask,
+            position=position,
             dropout=self.attention_dropout if self.training else 0.0,
             scale=self.scaling,
             weights=wants_weights(kwargs),
@@ -49,12 +53,13 @@ class _SelfAttention:
         query, key, value = by_head(
             hidden_states, self.attention_head_size, self.query, self.key, self.value
         )
+        mask, position = _terms(self, self.relative_position_bias_table, attention_mask, query)
         out, *weights = attended(
             query,
             key,
             value,
-            _of_windows(attention_mask, len(query)),
-            position=_bias(self, self.relative_position_bias_table, query),
+            mask,
+            position=position,
             dropout=self.dropout.p if self.training else 0.0,
             weights=bool(output_attentions),
         )
@@ -79,12 +84,13 @@ class _CosineAttention:
         scale = self.logit_scale.clamp(max=math.log(1.0 / 0.01)).exp()
         network = self.continuous_position_bias_mlp(self.relative_coords_table)
         table = 16 * network.view(-1, self.num_attention_heads).sigmoid()
+        mask, position = _terms(self, table, attention_mask, query)
         out, *weights = attended(
             nn.functional.normalize(query, dim=-1) * scale,
             nn.functional.normalize(key, dim=-1),
             value,
-            _of_windows(attention_mask, len(query)),
-            position=_bias(self, table, query),
+            mask,
+            position=position,
             dropout=self.dropout.p if self.training else 0.0,
             scale=1.0,
             weights=bool(output_attentions),
@@ -92,22 +98,43 @@ class _CosineAttention:
         return (out, *weights) if output_attentions else (out,)
 
 
-def _of_windows(mask: Tensor | None, rows: int) -> Tensor | None:
-    """A mask [windows, L, L] of one image, for the windows of all images."""
-    if mask is None:
-        return None
-    return mask.repeat(rows // len(mask), 1, 1)[:, None]
-
-
-def _bias(module: nn.Module, table: Tensor, query: Tensor) -> Given:
-    """The position of a call. Raises ValueError for tokens that are not those of the window."""
+def _terms(
+    module: nn.Module, table: Tensor, mask: Tensor | None, query: Tensor
+) -> tuple[Tensor | None, list[Composed]]:
+    """The mask and the position of a call, for the windows of all images; mask: [windows, L, L] of
+    one image. Raises ValueError for tokens that are not those of the window."""
     height, width = module._relpos_window
     if query.shape[2] != height * width:
         raise ValueError(
             f"hidden_states: expected the {height * width} tokens of a window of {height} x "
             f"{width}, got {query.shape[2]}"
         )
-    return with_values(module._relpos_position, [table])
+    position: list[Composed] = [with_values(module._relpos_position, [table])]
+    if mask is None:
+        return None, position
+    images = len(query) // len(mask)
+    regions = _regions(mask)
+    if regions is None:
+        return mask.repeat(images, 1, 1)[:, None], position
+    numbers, apart = regions
+    numbers = numbers.repeat(images, 1)
+    return None, [*position, DistanceBias(apart, 1 - query.shape[2], along=(numbers, numbers))]
+
+
+def _regions(mask: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Of a mask of shifted windows, which adds one number to the pairs of two regions: the number
+    of each token's region [windows, L], and the table [1, 2 L - 1] by their difference. None for
+    another mask. A mask of numbers takes the kernel twice as long, one of regions no longer."""
+    if torch.compiler.is_compiling() or mask.requires_grad or not mask.is_floating_point():
+        return None
+    numbers = (mask == 0).to(torch.uint8).argmax(-1)  # the first token that is in it
+    value = mask.amin()
+    if not torch.equal(mask, torch.where(numbers[:, :, None] == numbers[:, None], 0.0, value)):
+        return None
+    tokens = mask.shape[-1]
+    apart = value.expand(1, 2 * tokens - 1).clone()
+    apart[0, tokens - 1] = 0.0
+    return numbers, apart
 
 
 def _planned(mixin: type, module: nn.Module, window: Any, **state: Any) -> Plan:
@@ -151,11 +178,13 @@ def _with_indices(module: nn.Module) -> nn.Module:
 
 
 def _calls(module: nn.Module, tokens: int) -> Iterator[Compared]:
-    """One window, and two images of three windows with masks."""
+    """One window, and two images of three windows, with a mask of numbers and one of regions."""
     width = module.num_attention_heads * (
         module.head_dim if hasattr(module, "head_dim") else module.attention_head_size
     )
-    for rows, mask in ((1, None), (6, draw(3, tokens, tokens))):
+    numbers = torch.arange(3)[:, None] * torch.arange(tokens) // max(tokens, 3)
+    regions = torch.where(numbers[:, :, None] == numbers[:, None], 0.0, -1.5)
+    for rows, mask in ((1, None), (6, draw(3, tokens, tokens)), (6, regions)):
         given = {"hidden_states": draw(rows, tokens, width), "attention_mask": mask}
         yield Compared(given, given)
 
