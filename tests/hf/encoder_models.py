@@ -1,62 +1,131 @@
 """Small random-weight models of speech and of images that relpos.hf fuses."""
 
+import copy
+import importlib
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import relpos
 import torch
+import transformers
 
-from tests.hf.hf_models import Family
+from tests.hf.hf_models import FLOAT32_MODEL, Family
+from tests.hf.test_hf_models import largest_of_modules
+from tests.support.near import within
+from tests.support.peer_modes import Float64
 
-_WIDE = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
-_NO_DROPOUT = {
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "layerdrop": 0.0,
-}
-_WAV2VEC2 = {
-    **_WIDE,
-    **_NO_DROPOUT,
-    "num_attention_heads": 4,
-    "conv_dim": (16, 16),
-    "conv_stride": (5, 2),
-    "conv_kernel": (8, 3),
-    "num_feat_extract_layers": 2,
-    "num_conv_pos_embeddings": 8,
-    "num_conv_pos_embedding_groups": 2,
-    "feat_proj_dropout": 0.0,
-    "final_dropout": 0.0,
-    "apply_spec_augment": False,
-    "max_source_positions": 30,
-}
-_W2V_BERT = {
-    **_WIDE,
-    **_NO_DROPOUT,
-    "num_attention_heads": 4,
-    "feature_projection_input_dim": 20,
-    "feat_proj_dropout": 0.0,
-    "conformer_conv_dropout": 0.0,
-    "apply_spec_augment": False,
-    "left_max_position_embeddings": 6,
-    "right_max_position_embeddings": 3,
-    "max_source_positions": 30,
-}
-_PARAKEET = {
-    **_WIDE,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "subsampling_conv_channels": 8,
-    "num_mel_bins": 16,
-    "dropout": 0.0,
-    "dropout_positions": 0.0,
-    "layerdrop": 0.0,
-    "attention_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "conv_kernel_size": 5,
-}
+FLOAT64_MODEL = 1e-10
+
+# Parameters that stand for positions; transformers draws them small or as zeros.
+_POSITIONS = (
+    *("bias_u", "bias_v", "rel_pos", "distance_embedding", "relative_position_bias_table"),
+    *("rel_attn_embed", "attention_biases", "emb_rel", "pe_k", "gru_rel_pos_const"),
+)
 
 
-def waves(tokens: int, rows: int = 2, seen: torch.Tensor | None = None) -> dict:
-    """For ten samples a token."""
-    return {"input_values": torch.randn(rows, 10 * tokens + 8)}
+@dataclass(frozen=True)
+class Encoder(Family):
+    """A model, what it reads, and where its outputs count.
+
+    given(length, mask): the inputs, with "padded" rows or "none" of them. seen(outputs, given):
+    which outputs [B, L] are of no padding; None: all count. folder: of the model, where
+    transformers does not show its class. part: the submodule that is called.
+    """
+
+    given: Callable[[int, str], dict] | None = None
+    seen: Callable[[torch.nn.Module, dict], torch.Tensor] | None = None
+    folder: str = ""
+    part: str = ""
+
+    def configured(self, **more) -> torch.nn.Module:
+        name = self.model
+        where = transformers
+        if self.folder:
+            folder = self.folder.removesuffix("_swin").removesuffix("_vision")
+            where = importlib.import_module(
+                f"transformers.models.{folder}.modeling_{self.folder}"
+            )
+        config = getattr(transformers, self.config)(**{**self.options, **more})
+        return getattr(where, name)(config)
+
+    def make(self, **more) -> torch.nn.Module:
+        model = super().make(**more)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if any(each in name for each in _POSITIONS):
+                    parameter.normal_()
+            norms = [p for p in model.modules() if isinstance(p, torch.nn.BatchNorm1d)]
+            for norm in norms:  # numbers as large as those of the other layers
+                norm.momentum = 1.0
+                torch.nn.init.ones_(norm.weight)
+            if norms:
+                self.called(model.train(), self.given(24, "none"))
+        model.train(False)
+        return model
+
+    def called(self, model, given):
+        """The first output."""
+        dtype = next(model.parameters()).dtype
+        given = {
+            name: x.clone().to(dtype) if x.is_floating_point() else x.clone()
+            for name, x in given.items()
+        }
+        called = operator.attrgetter(self.part)(model) if self.part else model
+        return called(**given)[0]
 
 
-def speech(model: str, options: dict, config: str = "", **more) -> Family:
-    return Family(model, {**options, **more}, "encoder", config)
+def outputs(family, model, given):
+    """The first output where it counts, and the gradient of every parameter."""
+    model.zero_grad(set_to_none=True)
+    out = family.called(model, given)
+    if family.seen is not None:
+        seen = family.seen(model, given).to(out.dtype)
+        out = out * seen.view(*seen.shape, *[1] * (out.dim() - seen.dim()))
+    steps = torch.arange(out.numel(), dtype=torch.float64)
+    weights = torch.sin(steps * 0.37).to(torch.float32).view_as(out).to(out.dtype)
+    (out * weights).sum().backward()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return out.detach(), gradients
+
+
+def compared(family, model, fused, given):
+    """Outputs and gradients against transformers' own in float64, within the bounds of float32
+    and of float64. Returns the errors in float32."""
+    with Float64():
+        exact = outputs(family, copy.deepcopy(model).double(), given)
+        wide = outputs(family, copy.deepcopy(fused).double(), given)
+    _within(wide, exact, FLOAT64_MODEL)
+    return _within(outputs(family, fused, given), exact, FLOAT32_MODEL)
+
+
+def _within(ours, exact, bound):
+    (out, gradients), (wanted, exact_gradients) = ours, exact
+    forward = ((out - wanted).abs().max() / wanted.abs().max()).item()
+    within(forward, bound, "result")
+    assert gradients.keys() == exact_gradients.keys()
+    backward, scales = 0.0, largest_of_modules(exact_gradients)
+    for name, gradient in gradients.items():
+        if scales[name]:
+            error = (gradient - exact_gradients[name]).abs().max().item() / scales[name]
+            within(error, bound, name)
+            backward = max(backward, error)
+    return forward, backward
+
+
+def pair(family, **more):
+    """A model, and a fused copy of it."""
+    model = family.make(**more)
+    return model, relpos.hf.fuse(copy.deepcopy(model))
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def shown(length, mask):
+    """int64 [2, length], 0 for what is padded; the second row's last part."""
+    seen = torch.ones(2, length, dtype=torch.int64)
+    if mask == "padded":
+        seen[1, length * 3 // 5 :] = 0
+    return seen
