@@ -66,13 +66,17 @@ class Encoder(Family):
 
     def called(self, model, given):
         """The first output."""
-        dtype = next(model.parameters()).dtype
-        given = {
-            name: x.clone().to(dtype) if x.is_floating_point() else x.clone()
-            for name, x in given.items()
-        }
         called = operator.attrgetter(self.part)(model) if self.part else model
-        return called(**given)[0]
+        return called(**cast(model, given))[0]
+
+
+def cast(model, given):
+    """Inputs of the model's dtype; copies, since some models write into theirs."""
+    dtype = next(model.parameters()).dtype
+    return {
+        name: x.clone().to(dtype) if x.is_floating_point() else x.clone()
+        for name, x in given.items()
+    }
 
 
 def outputs(family, model, given):
@@ -80,7 +84,7 @@ def outputs(family, model, given):
     model.zero_grad(set_to_none=True)
     out = family.called(model, given)
     if family.seen is not None:
-        seen = family.seen(model, given).to(out.dtype)
+        seen = family.seen(model, cast(model, given)).to(out.dtype)
         out = out * seen.view(*seen.shape, *[1] * (out.dim() - seen.dim()))
     steps = torch.arange(out.numel(), dtype=torch.float64)
     weights = torch.sin(steps * 0.37).to(torch.float32).view_as(out).to(out.dtype)
