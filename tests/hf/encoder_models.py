@@ -55,13 +55,11 @@ class Encoder(Family):
             for name, parameter in model.named_parameters():
                 if any(each in name for each in _POSITIONS):
                     parameter.normal_()
-            norms = [p for p in model.modules() if isinstance(p, torch.nn.BatchNorm1d)]
-            for norm in norms:  # numbers as large as those of the other layers
-                norm.momentum = 1.0
-                torch.nn.init.ones_(norm.weight)
-            if norms:
-                self.called(model.train(), self.given(24, "none"))
-        model.train(False)
+                elif parameter.dim() > 2:  # convolutions: numbers stay as large as they come
+                    parameter.normal_(0.0, parameter[0].numel() ** -0.5)
+            for part in model.modules():
+                if isinstance(part, torch.nn.modules.batchnorm._BatchNorm):
+                    torch.nn.init.constant_(part.weight, 0.5)
         return model
 
     def called(self, model, given):

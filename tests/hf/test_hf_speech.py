@@ -28,7 +28,7 @@ def test_hidden_states_and_gradients_are_theirs(name, mask, summary):
 @pytest.mark.parametrize("name", SPEECH)
 def test_nothing_of_lq_times_lk_is_built(name):
     """Beside Parakeet's own mask of bools, a byte a pair."""
-    family, length = SPEECH[name], 600
+    family, length = SPEECH[name], 1000
     model = relpos.hf.fuse(family.make())
     with Largest() as largest:
         outputs(family, model, family.given(length, "padded"))
