@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from relpos._position.sum import Composed
@@ -64,7 +63,6 @@ class Mask(NotATensor):
         self.newest = newest
 
     ndim = 1  # models that edit a dense mask ask whether it has 4 axes
-    dtype = torch.bool
 
     @property
     def shape(self) -> tuple[int]:
@@ -77,32 +75,6 @@ class Mask(NotATensor):
         return self
 
     contiguous = to
-
-    def __invert__(self) -> "_Hidden":
-        return _Hidden(self)
-
-    def dense(self) -> Tensor:
-        """bool [B or 1, 1, Lq, Lk], True where a query sees a key."""
-        keys = torch.arange(self.kv_length)
-        seen = torch.ones(1, self.q_length, self.kv_length, dtype=torch.bool)
-        if self.key_range is not None:
-            lo, hi = (bound.to("cpu")[..., None] for bound in self.key_range)
-            seen = seen & (keys >= lo) & (keys < hi)
-        if self.padding is not None:
-            seen = seen & ~self.padding[:, None]
-        return seen[:, None]
-
-    def blind(self) -> Tensor:
-        """bool [B or 1, 1, Lq], True for a query that sees no key."""
-        shown = torch.ones(1, self.kv_length) if self.padding is None else ~self.padding
-        before = torch.nn.functional.pad(shown.to(torch.int64).cumsum(-1), (1, 0))
-        lo, hi = self.key_range or (
-            torch.full((self.q_length,), end, dtype=torch.int64) for end in (0, self.kv_length)
-        )
-        rows = max(len(before), len(lo) if lo.dim() == 2 else 1)
-        before = before.expand(rows, -1)
-        first, last = (before.gather(1, each.expand(rows, -1)) for each in (lo, hi))
-        return (last <= first)[:, None]
 
     def fit(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the mask is about. Raises an error if the sizes do not fit."""
@@ -117,20 +89,6 @@ class Mask(NotATensor):
             f"relpos.hf: the mask was made for {self.q_length} queries and {self.kv_length} "
             f"keys, and attention was called with {queries} and {keys}"
         )
-
-
-class _Hidden(NotATensor):
-    """~mask, which a model asks for the queries that see no key."""
-
-    def __init__(self, mask: Mask) -> None:
-        super().__init__("its attention mask")
-        self._mask = mask
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        if function is torch.all and len(args) == 1 and kwargs == {"dim": -1}:
-            return args[0]._mask.blind()
-        return super().__torch_function__(function, types, args, kwargs)
 
 
 class Bias(NotATensor):

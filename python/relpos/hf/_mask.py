@@ -38,14 +38,20 @@ def mask_function(
     mask_function: Callable | None = None,
     attention_mask: Tensor | Mask | None = None,
     device: torch.device | str = "cpu",
-    **_: Any,
-) -> Mask:
+    **others: Any,
+) -> Mask | Tensor:
     """The function that transformers calls to build a mask, with the arguments of its sdpa_mask.
 
     Raises NotImplementedError for a mask that does not give each query an interval of keys.
     """
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
+    if _asks_the_matrix(mask_function):
+        from transformers.masking_utils import sdpa_mask
+
+        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        return sdpa_mask(*sizes, mask_function, attention_mask, device=device, **others)
     rules = _rules(mask_function)
     q_start = q_offset - kv_offset
     padding = None
@@ -206,6 +212,13 @@ def _read(function: Callable, rules: _Rules) -> None:
         reader(rules, **held)
     except TypeError as error:
         _refuse(f"{kind}, which holds {sorted(held)} ({error})")
+
+
+def _asks_the_matrix(function: Callable | None) -> bool:
+    """Whether a model asks its mask which queries see no key: Nemotron's does, of a bool tensor."""
+    parts = _held(function).get("mask_functions", ()) if function is not None else ()
+    names = (getattr(each, "__qualname__", "") for each in (function, *parts))
+    return any(name.startswith("chunked_limited_mask_function.") for name in names)
 
 
 def _of_a_model(function: Callable) -> bool:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from relpos.hf._adapter import Adapter, Plan
 from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
-from relpos.hf._lazy import Mask
 from relpos.hf._trial import Compared, draw, filled, padded, prove, repeated
 from relpos.hf.adapters.conformer import rows_of_features, trial_lengths
 
@@ -22,7 +21,7 @@ class _Attention:
         self,
         hidden_states: Tensor,
         position_embeddings: Tensor,
-        attention_mask: Mask | Tensor | None = None,
+        attention_mask: Tensor | None = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
@@ -30,8 +29,6 @@ class _Attention:
         if features is None:  # dropout has made those of each batch row others
             if past_key_values is not None:
                 kwargs["past_key_values"] = past_key_values
-            if isinstance(attention_mask, Mask):
-                attention_mask = attention_mask.dense()
             return super().forward(hidden_states, position_embeddings, attention_mask, **kwargs)
         query, key, value = by_head(
             hidden_states, self.head_dim, self.q_proj, self.k_proj, self.v_proj
