@@ -43,9 +43,7 @@ class Encoder(Family):
         where = transformers
         if self.folder:
             folder = self.folder.removesuffix("_swin").removesuffix("_vision")
-            where = importlib.import_module(
-                f"transformers.models.{folder}.modeling_{self.folder}"
-            )
+            where = importlib.import_module(f"transformers.models.{folder}.modeling_{self.folder}")
         config = getattr(transformers, self.config)(**{**self.options, **more})
         return getattr(where, name)(config)
 

@@ -223,7 +223,10 @@ SPEECH = {
     "w2v-BERT, relative": _speech(
         "Wav2Vec2BertModel",
         {
-            **{**_WIDE, **_HEADS, **_NO_DROPOUT, **_FEATURES},
+            **_WIDE,
+            **_HEADS,
+            **_NO_DROPOUT,
+            **_FEATURES,
             "position_embeddings_type": "relative",
         },
         "Wav2Vec2BertConfig",
@@ -295,8 +298,12 @@ SPEECH = {
     "WavLM": _speech(
         "WavLMModel",
         {
-            **{**_WIDE, **_HEADS, **_NO_DROPOUT, **_WAVES},
-            **{"num_buckets": 12, "max_bucket_distance": 20},
+            **_WIDE,
+            **_HEADS,
+            **_NO_DROPOUT,
+            **_WAVES,
+            "num_buckets": 12,
+            "max_bucket_distance": 20,
         },
         "WavLMConfig",
         _waves,

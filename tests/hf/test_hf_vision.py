@@ -76,9 +76,7 @@ def test_restore_gives_back_every_bit(name):
     family = VISION[name]
     model, fused = pair(family)
     given = family.given(0, "none")
-    assert torch.equal(
-        family.called(relpos.hf.restore(fused), given), family.called(model, given)
-    )
+    assert torch.equal(family.called(relpos.hf.restore(fused), given), family.called(model, given))
 
 
 @pytest.mark.peers

@@ -44,9 +44,7 @@ def _attended(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, places: tuple | None
 ) -> Tensor:
     position = with_values(module._relpos_position, [module.attention_biases])
-    out = attend(
-        query, key, value, None, position=position, positions=places, scale=module.scale
-    )
+    out = attend(query, key, value, None, position=position, positions=places, scale=module.scale)
     return module.projection(module.activation(out.transpose(1, 2).flatten(2)))
 
 
