@@ -264,7 +264,6 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     same(again(**given).logits, fused(**given).logits)
 
 
-_DEBERTA = FAMILIES["Phi"].options | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
 _SPEECH = {
     "hidden_size": 32,
     "num_hidden_layers": 1,
@@ -282,8 +281,6 @@ _VITS = _SPEECH | {
 }
 # Another scheme of positions, or a mask relpos does not serve: untouched, and report says why.
 LEFT_ALONE = {
-    "DebertaV2Model": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
-    "DebertaModel": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
     "BertModel": (FAMILIES["Phi"].options, "no adapter"),
     "Wav2Vec2ConformerModel": (
         _SPEECH | {"position_embeddings_type": "relative"},

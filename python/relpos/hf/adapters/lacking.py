@@ -2,7 +2,6 @@
 stay as they are, and report says why."""
 
 _SCHEMES = {
-    "DisentangledSelfAttention": "DeBERTa",
     "Wav2Vec2ConformerSelfAttention": "ConformerRelative",
     "Wav2Vec2BertSelfAttention": "Shaw",
     "SeamlessM4TConformerSelfAttention": "ConformerRelative",
