@@ -3,7 +3,7 @@ speech kin."""
 
 import torch
 
-from tests.hf.hf_models import _DECODER, Family
+from tests.hf.hf_models import _DECODER, _GROUPED, Family
 
 _ENCODER = {**_DECODER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DEBERTA = {
@@ -19,6 +19,22 @@ _DEBERTA_V3 = {
     "max_position_embeddings": 12,
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
+}
+_INKLING = {
+    **_GROUPED,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 1,
+    "swa_head_dim": 8,
+    "sliding_window_size": 6,
+    "rel_extent": 9,
+    "d_rel": 4,
+    "log_scaling_n_floor": 5,
+    "layer_types": ["hybrid_sliding", "hybrid"],
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 2,  # a choice of some has no gradient
+    "unpadded_vocab_size": 53,
+    "experts_implementation": "eager",  # the others have no float64
 }
 
 
@@ -62,4 +78,17 @@ FAMILIES = {
         "encoder",
         prompt=_waves,
     ),
+    "Inkling": Family(
+        "InklingForCausalLM",
+        {**_INKLING, "n_shared_experts": 1, "logits_mup_width_multiplier": 1.0},
+        "decoder",
+        "InklingTextConfig",
+    ),
+    "Inkling, no temperature": Family(
+        "InklingForCausalLM",
+        {**_INKLING, "n_shared_experts": 1, "log_scaling_n_floor": None},
+        "decoder",
+        "InklingTextConfig",
+    ),
+    "Inkling 2": Family("Inkling2ForCausalLM", _INKLING, "decoder", "Inkling2TextConfig"),
 }
