@@ -3,7 +3,7 @@ speech kin."""
 
 import torch
 
-from tests.hf.hf_models import _DECODER, _GROUPED, Family
+from tests.hf.hf_models import _DECODER, _GROUPED, _TOKENS, Family, inputs
 
 _ENCODER = {**_DECODER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DEBERTA = {
@@ -36,6 +36,15 @@ _INKLING = {
     "unpadded_vocab_size": 53,
     "experts_implementation": "eager",  # the others have no float64
 }
+_XLNET = {
+    **_TOKENS,
+    "d_model": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "d_inner": 40,
+    "dropout": 0.0,
+    "summary_last_dropout": 0.0,
+}
 
 
 def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -46,6 +55,14 @@ def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
     if mask == "padded":
         seen[1:, 5 * length :] = 0
     return {"input_values": sound} | ({} if mask == "none" else {"attention_mask": seen})
+
+
+def _segmented(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """Tokens of two segments after [CLS], which is of a third; padding as in inputs()."""
+    plain = inputs(Family("", {}, "encoder"), length, rows, mask)
+    types = (torch.arange(length) > length // 3).long()
+    types[0] = 2
+    return {**plain, "token_type_ids": types.expand(rows, -1)}
 
 
 def _encoder(model: str, options: dict, **more) -> Family:
@@ -91,4 +108,7 @@ FAMILIES = {
         "InklingTextConfig",
     ),
     "Inkling 2": Family("Inkling2ForCausalLM", _INKLING, "decoder", "Inkling2TextConfig"),
+    "XLNet": Family("XLNetModel", _XLNET, "encoder"),
+    "XLNet, segments": Family("XLNetModel", _XLNET, "encoder", prompt=_segmented),
+    "XLNet, clamped": Family("XLNetModel", {**_XLNET, "clamp_len": 5}, "encoder", prompt=_segmented),
 }

@@ -10,7 +10,6 @@ _SCHEMES = {
     "ParakeetEncoderAttention": "ConformerRelative",
     "SpeechT5Attention": "Shaw",
     "VitsAttention": "VITS",
-    "XLNetRelativeAttention": "XLNet",
     "FunnelRelMultiheadAttention": "Funnel",
     "WavLMAttention": "GatedBuckets",
     "SwinAttention": "SwinBias",
