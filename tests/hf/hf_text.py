@@ -45,6 +45,18 @@ _XLNET = {
     "dropout": 0.0,
     "summary_last_dropout": 0.0,
 }
+_FUNNEL = {
+    **_TOKENS,
+    "d_model": 32,
+    "block_sizes": [1, 2, 1],
+    "n_head": 4,
+    "d_head": 8,
+    "d_inner": 40,
+    "num_decoder_layers": 1,
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+}
 
 
 def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -111,4 +123,15 @@ FAMILIES = {
     "XLNet": Family("XLNetModel", _XLNET, "encoder"),
     "XLNet, segments": Family("XLNetModel", _XLNET, "encoder", prompt=_segmented),
     "XLNet, clamped": Family("XLNetModel", {**_XLNET, "clamp_len": 5}, "encoder", prompt=_segmented),
+    "Funnel": Family("FunnelModel", _FUNNEL, "encoder", prompt=_segmented),
+    "Funnel, factorized": Family(
+        "FunnelModel", {**_FUNNEL, "attention_type": "factorized"}, "encoder", prompt=_segmented
+    ),
+    "Funnel, all pooled": Family(
+        "FunnelModel",
+        {**_FUNNEL, "pool_q_only": False, "separate_cls": False},
+        "encoder",
+        prompt=_segmented,
+    ),
+    "Funnel, not truncated": Family("FunnelBaseModel", {**_FUNNEL, "truncate_seq": False}, "encoder", "FunnelConfig"),
 }

@@ -10,7 +10,6 @@ _SCHEMES = {
     "ParakeetEncoderAttention": "ConformerRelative",
     "SpeechT5Attention": "Shaw",
     "VitsAttention": "VITS",
-    "FunnelRelMultiheadAttention": "Funnel",
     "WavLMAttention": "GatedBuckets",
     "SwinAttention": "SwinBias",
     "Swinv2SelfAttention": "SwinV2Bias",
