@@ -57,6 +57,21 @@ _FUNNEL = {
     "attention_dropout": 0.0,
     "activation_dropout": 0.0,
 }
+_CPM_ANT = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "dim_head": 8,
+    "dim_ff": 40,
+    "num_hidden_layers": 2,
+    "position_bias_num_buckets": 8,
+    "position_bias_max_distance": 12,
+    "prompt_types": 4,
+    "prompt_length": 5,
+    "segment_types": 4,
+    "init_std": 0.2,
+    "use_cache": True,
+}
 
 
 def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -75,6 +90,14 @@ def _segmented(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
     types = (torch.arange(length) > length // 3).long()
     types[0] = 2
     return {**plain, "token_type_ids": types.expand(rows, -1)}
+
+
+def _left_padded(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """CPM-Ant takes a mask from the padding's number, 0, which is on the left."""
+    ids = inputs(Family("", {}, "encoder"), length, rows, mask)["input_ids"]
+    if mask == "padded":
+        ids[0, : length // 4] = 0
+    return {"input_ids": ids}
 
 
 def _encoder(model: str, options: dict, **more) -> Family:
@@ -134,4 +157,5 @@ FAMILIES = {
         prompt=_segmented,
     ),
     "Funnel, not truncated": Family("FunnelBaseModel", {**_FUNNEL, "truncate_seq": False}, "encoder", "FunnelConfig"),
+    "CPM-Ant": Family("CpmAntForCausalLM", _CPM_ANT, "decoder", "CpmAntConfig", prompt=_left_padded),
 }
