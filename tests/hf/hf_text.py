@@ -72,6 +72,31 @@ _CPM_ANT = {
     "init_std": 0.2,
     "use_cache": True,
 }
+_PIX2STRUCT = {
+    **_TOKENS,
+    "hidden_size": 32,
+    "d_kv": 8,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "dropout_rate": 0.0,
+    "is_decoder": True,
+    "initializer_range": 0.02,  # which its init reads and its config lacks
+}
+_LAYOUT = {
+    **_ENCODER,
+    "vocab_size": 53,
+    "coordinate_size": 5,
+    "shape_size": 6,
+    "input_size": 16,
+    "rel_pos_bins": 8,
+    "max_rel_pos": 12,
+    "rel_2d_pos_bins": 8,
+    "max_rel_2d_pos": 200,
+    "visual_embed": False,
+}
 
 
 def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -100,8 +125,26 @@ def _left_padded(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids}
 
 
-def _encoder(model: str, options: dict, **more) -> Family:
-    return Family(model, {**options, **more}, "encoder")
+def _beside_an_encoder(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """A decoder's tokens, and states of an encoder, some of them padding."""
+    plain = inputs(Family("", {}, "encoder"), length, rows, mask)
+    states = torch.randn(rows, 9, 32, generator=torch.Generator().manual_seed(2))
+    seen = torch.ones(rows, 9, dtype=torch.int64)
+    seen[0, 6:] = 0
+    return {**plain, "encoder_hidden_states": states, "encoder_attention_mask": seen}
+
+
+def _on_a_page(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """Tokens in boxes of thousandths."""
+    plain = inputs(Family("", {}, "encoder"), length, rows, mask)
+    draw = torch.Generator().manual_seed(3)
+    first = torch.randint(0, 900, (rows, length, 2), generator=draw)
+    sides = torch.randint(0, 100, (rows, length, 2), generator=draw)
+    return {**plain, "bbox": torch.cat([first, first + sides], -1)}
+
+
+def _encoder(model: str, options: dict, prompt="ids", **more) -> Family:
+    return Family(model, {**options, **more}, "encoder", prompt=prompt)
 
 
 FAMILIES = {
@@ -158,4 +201,11 @@ FAMILIES = {
     ),
     "Funnel, not truncated": Family("FunnelBaseModel", {**_FUNNEL, "truncate_seq": False}, "encoder", "FunnelConfig"),
     "CPM-Ant": Family("CpmAntForCausalLM", _CPM_ANT, "decoder", "CpmAntConfig", prompt=_left_padded),
+    "Pix2Struct, text": Family(
+        "Pix2StructTextModel", _PIX2STRUCT, "decoder", prompt=_beside_an_encoder
+    ),
+    "LayoutLM v3": _encoder("LayoutLMv3Model", _LAYOUT, prompt=_on_a_page),
+    "LayoutLM v3, text": _encoder(
+        "LayoutLMv3Model", _LAYOUT, has_spatial_attention_bias=False, prompt=_on_a_page
+    ),
 }
