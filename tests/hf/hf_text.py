@@ -143,6 +143,12 @@ def _on_a_page(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
     return {**plain, "bbox": torch.cat([first, first + sides], -1)}
 
 
+def _with_an_image(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """The same, and an image of 16 patches."""
+    image = torch.randn(rows, 3, 16, 16, generator=torch.Generator().manual_seed(4))
+    return {**_on_a_page(length, rows, mask), "pixel_values": image}
+
+
 def _encoder(model: str, options: dict, prompt="ids", **more) -> Family:
     return Family(model, {**options, **more}, "encoder", prompt=prompt)
 
@@ -188,7 +194,9 @@ FAMILIES = {
     "Inkling 2": Family("Inkling2ForCausalLM", _INKLING, "decoder", "Inkling2TextConfig"),
     "XLNet": Family("XLNetModel", _XLNET, "encoder"),
     "XLNet, segments": Family("XLNetModel", _XLNET, "encoder", prompt=_segmented),
-    "XLNet, clamped": Family("XLNetModel", {**_XLNET, "clamp_len": 5}, "encoder", prompt=_segmented),
+    "XLNet, clamped": Family(
+        "XLNetModel", {**_XLNET, "clamp_len": 5}, "encoder", prompt=_segmented
+    ),
     "Funnel": Family("FunnelModel", _FUNNEL, "encoder", prompt=_segmented),
     "Funnel, factorized": Family(
         "FunnelModel", {**_FUNNEL, "attention_type": "factorized"}, "encoder", prompt=_segmented
@@ -199,12 +207,21 @@ FAMILIES = {
         "encoder",
         prompt=_segmented,
     ),
-    "Funnel, not truncated": Family("FunnelBaseModel", {**_FUNNEL, "truncate_seq": False}, "encoder", "FunnelConfig"),
-    "CPM-Ant": Family("CpmAntForCausalLM", _CPM_ANT, "decoder", "CpmAntConfig", prompt=_left_padded),
+    "Funnel, not truncated": Family(
+        "FunnelBaseModel", {**_FUNNEL, "truncate_seq": False}, "encoder", "FunnelConfig"
+    ),
+    "CPM-Ant": Family(
+        "CpmAntForCausalLM", _CPM_ANT, "decoder", "CpmAntConfig", prompt=_left_padded
+    ),
     "Pix2Struct, text": Family(
         "Pix2StructTextModel", _PIX2STRUCT, "decoder", prompt=_beside_an_encoder
     ),
     "LayoutLM v3": _encoder("LayoutLMv3Model", _LAYOUT, prompt=_on_a_page),
+    "LayoutLM v3, image": _encoder(
+        "LayoutLMv3Model",
+        {**_LAYOUT, "visual_embed": True, "patch_size": 4},
+        prompt=_with_an_image,
+    ),
     "LayoutLM v3, text": _encoder(
         "LayoutLMv3Model", _LAYOUT, has_spatial_attention_bias=False, prompt=_on_a_page
     ),

@@ -101,7 +101,9 @@ def test_generation_with_a_cache_is_the_same(name, mask):
     family = MODELS[name]
     given = inputs(family, mask=mask)
     given.pop("decoder_input_ids", None)
-    if family.kind == "decoder" and "attention_mask" in given:  # generation goes on from the last token
+    if (
+        family.kind == "decoder" and "attention_mask" in given
+    ):  # generation goes on from the last token
         given["attention_mask"][1:] = 1
     model, fused = pair(family)
     same_generation(fused, model, 12, **given)

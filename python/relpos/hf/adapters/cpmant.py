@@ -45,7 +45,7 @@ class _Seen(_Rows):
 
 
 class _Segments(_Rows):
-    """In place of the model's bias. table: [segments^2 + buckets, heads]; of_tokens: int64 [B, L]."""
+    """In place of the model's bias. module: what makes it; the segments of tokens are [B, L]."""
 
     def __init__(
         self, module: nn.Module, q_segments: Tensor, k_segments: Tensor, start: int = 0
@@ -186,7 +186,10 @@ def _calls(module: nn.Module, owner: nn.Module, bias: nn.Module) -> Iterator[Com
             }
             for _ in range(2)
         )
-        theirs |= {"attention_mask": dense[:, before:], "position_bias": own(*places)[:, :, before:]}
+        theirs |= {
+            "attention_mask": dense[:, before:],
+            "position_bias": own(*places)[:, :, before:],
+        }
         ours |= {
             "attention_mask": _Seen(hidden, before),
             "position_bias": _lazy_bias(own, *places)._from(before),

@@ -1,5 +1,5 @@
-"""Funnel-Transformer: sinusoids of the distance and rows of segments, which [CLS] does not meet; queries
-of a pooled layer stand at the tokens that they begin with."""
+"""Funnel-Transformer: sinusoids of the distance and rows of segments, which [CLS] does not meet.
+Queries of a pooled layer stand at the tokens that they begin with."""
 
 from __future__ import annotations
 

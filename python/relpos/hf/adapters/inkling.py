@@ -1,5 +1,5 @@
-"""Inkling and Inkling 2: profiles over the distance, which each query mixes. Temperature, sinks, clips
-and convolutions are the model's own code."""
+"""Inkling and Inkling 2: profiles over the distance, which each query mixes. Temperature, sinks,
+clips and convolutions are the model's own code."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from relpos.hf._trial import Compared, copied, draw, masks, padded, prove, sizes
 
 
 class _Mixed(Bias):
-    """What the module's profiles give, in place of [B, H, Lq, Lk]: states [B, H, Lq, rank], which the
-    temperature of the queries may multiply."""
+    """What the module's profiles give, in place of [B, H, Lq, Lk]: states [B, H, Lq, rank], which
+    the temperature of the queries may multiply."""
 
     def __init__(self, bound: Callable[[Tensor], Given], states: Tensor, q_start: Any) -> None:
         super().__init__(lambda: bound(states), q_start)
@@ -114,7 +114,7 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
 
 
 def _filled(module: nn.Module, length: int) -> Any:
-    """A cache that holds `length` random tokens of the layer, and what its convolutions saw last."""
+    """A cache of `length` random tokens of the layer, and what its convolutions saw last."""
     from transformers import DynamicCache
 
     if length == 0:

@@ -1,5 +1,5 @@
-"""LayoutLM, versions 2 and 3: T5's buckets of the distance in the text and of two on the page. Their
-tables get no gradients, as in transformers."""
+"""LayoutLM, versions 2 and 3: T5's buckets of distances in the text and on the page. Their tables
+get no gradients, as in transformers."""
 
 from __future__ import annotations
 
@@ -171,9 +171,7 @@ def _agree_on_buckets(encoder: nn.Module) -> None:
         distances = torch.arange(-4 * most, 4 * most + 1)
         theirs = number(distances, num_buckets=count, max_distance=most)
         if not torch.equal(Buckets.t5(count, most)(distances), theirs):
-            raise Unfused(
-                f"its {count} buckets up to {most} are not those of T5", attention=False
-            )
+            raise Unfused(f"its {count} buckets up to {most} are not those of T5", attention=False)
 
 
 def _calls(

@@ -20,7 +20,7 @@ _SEGMENTS = Buckets.runs([0, 1], [1, 0, 1])  # row 0: one segment, row 1: two
 
 
 class _Waves:
-    """The sinusoids of a call [M, 1, width], from the distance klen of query and key down, with what
+    """The sinusoids of a call [M, 1, width], from the distance klen of query and key down, and what
     the model keeps as Lq x Lk tensors: padding [B, Lk], True = hidden, and segments [B, Lq] and
     [B, Lk], or None."""
 
@@ -184,9 +184,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
             attention=False,
         )
     what = "sinusoids of the distance and rows of segments in the kernel"
-    plan = Plan(
-        what, _Attention, also=((owner, {"forward": functools.partial(_forward, owner)}),)
-    )
+    plan = Plan(what, _Attention, also=((owner, {"forward": functools.partial(_forward, owner)}),))
     prove(module, plan, _calls(module, owner), implementation=NAME)
     return plan
 
