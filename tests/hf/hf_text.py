@@ -3,7 +3,7 @@ speech kin."""
 
 import torch
 
-from tests.hf.hf_models import _DECODER, _GROUPED, _TOKENS, Family, inputs
+from tests.hf.hf_models import _DECODER, _GROUPED, _T5, _TOKENS, Family, inputs
 
 _ENCODER = {**_DECODER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _DEBERTA = {
@@ -97,6 +97,17 @@ _LAYOUT = {
     "max_rel_2d_pos": 200,
     "visual_embed": False,
 }
+_UDOP = {
+    "num_layers": 2,
+    "image_size": 16,
+    "patch_size": 4,
+    "max_2d_position_embeddings": 64,
+    "relative_bias_args": [
+        {"type": "1d", "relative_attention_num_buckets": 8, "max_distance": 12},
+        {"type": "horizontal"},
+        {"type": "vertical"},
+    ],
+}
 
 
 def _waves(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -141,6 +152,15 @@ def _on_a_page(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
     first = torch.randint(0, 900, (rows, length, 2), generator=draw)
     sides = torch.randint(0, 100, (rows, length, 2), generator=draw)
     return {**plain, "bbox": torch.cat([first, first + sides], -1)}
+
+
+def _of_a_page(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
+    """Boxes of which none are whole hundredths apart, where float32 counts otherwise than float64;
+    and what a decoder begins with."""
+    page = _on_a_page(length, rows, mask)
+    boxes = page["bbox"] / 1000
+    boxes += 1e-3 * torch.rand(boxes.shape, generator=torch.Generator().manual_seed(5))
+    return {**page, "bbox": boxes, "decoder_input_ids": page["input_ids"][:, :9]}
 
 
 def _with_an_image(length: int, rows: int, mask: str) -> dict[str, torch.Tensor]:
@@ -215,6 +235,9 @@ FAMILIES = {
     ),
     "Pix2Struct, text": Family(
         "Pix2StructTextModel", _PIX2STRUCT, "decoder", prompt=_beside_an_encoder
+    ),
+    "UDOP": Family(
+        "UdopForConditionalGeneration", {**_T5, **_UDOP}, "encoder-decoder", prompt=_of_a_page
     ),
     "LayoutLM v3": _encoder("LayoutLMv3Model", _LAYOUT, prompt=_on_a_page),
     "LayoutLM v3, image": _encoder(

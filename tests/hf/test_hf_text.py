@@ -100,6 +100,17 @@ def test_weights_are_returned_where_they_are_asked_for(name):
         same(mine.where(rows, 0.0), other.where(rows, 0.0))
 
 
+def test_udop_counts_whole_hundredths_as_its_own_float32():
+    family = FAMILIES["UDOP"]
+    own, fused = pair(family)
+    given = inputs(family, 60)
+    given["bbox"] = given["bbox"].mul(100).round().div(100)  # every pair is whole hundredths apart
+    image = torch.randn(2, 3, 16, 16)
+    for more in ({}, {"pixel_values": image}):  # with an image, boxes are float64
+        given |= more
+        same(fused(**given)[0], own(**given)[0])
+
+
 def test_a_deberta_of_other_buckets_stays_as_it_is(monkeypatch):
     from transformers.models.deberta_v2 import modeling_deberta_v2 as module
 

@@ -67,7 +67,7 @@ def _their_buckets(module: nn.Module, distances: Tensor, bidirectional: bool) ->
     return find(distances, bidirectional=bidirectional, num_buckets=count, max_distance=reach)
 
 
-def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+def plan(module: nn.Module, owner: nn.Module) -> Plan:
     position = None
     what = "no table of its own: the first layer's T5 bias, or none (cross-attention)"
     if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
@@ -77,9 +77,9 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
             prove(module, None, _calls(module, owner), implementation=NAME)
             raise
         what = f"T5 bias, {module.relative_attention_num_buckets} buckets, read in the kernel"
-    plan = Plan(what, _BucketBias, {"_relpos_position": position})
-    prove(module, plan, _calls(module, owner), implementation=NAME)
-    return plan
+    made = Plan(what, _BucketBias, {"_relpos_position": position})
+    prove(module, made, _calls(module, owner), implementation=NAME)
+    return made
 
 
 def _decodes(module: nn.Module) -> bool:
@@ -131,6 +131,6 @@ ADAPTERS = [
             "Pop2PianoAttention",
             "Pix2StructTextAttention",
         ),
-        _plan,
+        plan,
     )
 ]
