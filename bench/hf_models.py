@@ -1,12 +1,12 @@
-"""A T5-base-shaped encoder of Hugging Face: eager, sdpa and relpos, time and peak memory.
+"""Models of Hugging Face on eager, sdpa and relpos: time and peak memory.
 
-    .venv/bin/python bench/hf_models.py [--length 2048] [--batch 2] [--layers 4] [--rounds 5]
+    .venv/bin/python bench/hf_models.py [NAME ...] [--all] [--dtypes float32 bfloat16] [--rounds 5]
 
-Random weights (768 wide, 12 heads of 64, 3072 in between, 32 buckets), float32, row 0 padded by an
-eighth. First the three are proved equal, forward and backward. Then each runs in a process of its
-own: a forward pass without gradients, and a training step (forward, backward, AdamW). Times are
-medians of the rounds; CPU time, of all threads together, says something on a busy machine, too.
-Memory is the peak of resident bytes above what was resident before.
+Without a name it measures the first entry of bench/hf_entries.py. First all ways are proved equal
+on a small model, forward and backward. Then each runs in a process of its own: a forward pass
+without gradients, a training step (forward, backward, AdamW), and generation with a cache where the
+model generates. Times are medians of the rounds; CPU time, of all threads together, says something
+on a busy machine, too. Memory is the peak of resident bytes above what was resident before.
 """
 
 import argparse
@@ -15,71 +15,104 @@ import os
 import statistics
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import relpos
 import torch
-from case import growth
-from transformers import T5Config, T5EncoderModel
+import transformers
+from case import first_line, growth
+from hf_entries import ENTRIES, Entry
+from torch import Tensor, nn
 
-WAYS = ("eager", "sdpa", "relpos")
+NEW_TOKENS = 32
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def encoder(layers: int, way: str, width: int = 768, heads: int = 12) -> T5EncoderModel:
-    torch.manual_seed(0)
-    sizes = {"d_model": width, "d_kv": 64, "d_ff": 4 * width, "num_heads": heads}
-    config = T5Config(
-        vocab_size=1000, num_layers=layers, dropout_rate=0.0, use_cache=False, **sizes,
-        attn_implementation="eager" if way == "relpos" else way,
-    )  # fmt: skip
-    model = T5EncoderModel(config)
-    table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-    torch.nn.init.normal_(table)
+def model_of(entry: Entry, way: str, dtype: str, *, small: bool = False) -> nn.Module:
+    model = entry.make(way, small=small)
+    for parameter in model.parameters():  # frequencies of rotations stay float32, as when loaded
+        parameter.data = parameter.data.to(DTYPES[dtype])
+    parts = (part for part in model.modules() if isinstance(part, transformers.PreTrainedModel))
+    runs = {part.config._attn_implementation for part in parts}
+    assert runs == {"eager" if way == "relpos" else way}, runs
     if way == "relpos":
         relpos.hf.fuse(model)
-    assert model.encoder.config._attn_implementation == way
+        states = [layer.state for layer in relpos.hf.report(model).layers]
+        assert "fused" in states, relpos.hf.report(model)
     return model
 
 
-def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
-    ids = torch.randint(1, 1000, (rows, length), generator=torch.Generator().manual_seed(1))
-    seen = torch.ones_like(ids)
-    seen[0, length - length // 8 :] = 0
-    return {"input_ids": ids, "attention_mask": seen}
+def converted(given: dict[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    wanted = DTYPES[dtype]
+    return {
+        name: x.to(wanted) if isinstance(x, Tensor) and x.is_floating_point() else x
+        for name, x in given.items()
+    }
 
 
-def hidden_states(model: T5EncoderModel, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    return model(**given).last_hidden_state * given["attention_mask"][..., None]
+def result(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    """The first output, 0 where a token is padding."""
+    out = model(**given)[0]
+    seen = given.get("attention_mask")
+    if seen is not None and seen.shape == out.shape[:2]:
+        out = out * seen[..., None]
+    return out
 
 
-def loss(model: T5EncoderModel, given: dict[str, torch.Tensor]) -> torch.Tensor:
-    hidden = hidden_states(model, given)
-    return (hidden * torch.linspace(-1, 1, hidden.shape[2])).mean()
+def loss(model: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    out = result(model, given).float()
+    return (out * torch.linspace(-1, 1, out.shape[-1])).mean()
 
 
-def prove() -> str:
-    """The largest difference to eager, hidden states and gradients, at a small length."""
-    given, found = batch(2, 150), {}
-    for way in WAYS:
-        model = encoder(2, way, width=128, heads=2)
-        loss(model, given).backward()
-        found[way] = [hidden_states(model, given).detach(), *(p.grad for p in model.parameters())]
-    lines = []
-    for way in WAYS[1:]:
-        pairs = zip(found[way], found["eager"], strict=True)
-        errors = [((a - b).abs().max() / b.abs().max()).item() for a, b in pairs]
-        assert max(errors) < 1e-5, (way, errors)
-        lines.append(f"{way} is eager to {errors[0]:.1e}, gradients {max(errors[1:]):.1e}")
+def found(entry: Entry, way: str, dtype: str) -> dict[str, Tensor]:
+    """The small model's result and gradients, by name."""
+    given = converted(entry.inputs(small=True), dtype)
+    model = model_of(entry, way, dtype, small=True).eval()
+    loss(model, given).backward()
+    named = {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
+    return {"result": result(model, given).detach().float(), **named}
+
+
+def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, float]:
+    """Of the result and of gradients, as parts of the largest of the module."""
+    assert ours.keys() == theirs.keys()
+    largest: dict[str, float] = defaultdict(float)
+    for name, x in theirs.items():
+        module = name.rpartition(".")[0]
+        largest[module] = max(largest[module], x.abs().max().item())
+    each = {
+        name: (ours[name] - x).abs().max().item() / (largest[name.rpartition(".")[0]] or 1.0)
+        for name, x in theirs.items()
+    }
+    return each.pop("result"), max(each.values())
+
+
+def prove(entry: Entry, dtype: str) -> str:
+    """How far all ways are from eager in float32. In bfloat16, relpos may be as far as eager is."""
+    exact = found(entry, "eager", "float32")
+    lines, limits = [], (1e-5, 1e-5)
+    for way in (*entry.ways, "relpos"):
+        if (way, dtype) == ("eager", "float32"):
+            continue
+        off = errors(found(entry, way, dtype), exact)
+        if way == "eager":
+            limits = tuple(2 * error for error in off)
+        if way == "relpos":
+            assert all(e <= most for e, most in zip(off, limits, strict=True)), (off, limits)
+        lines.append(f"{way} {off[0]:.1e}, gradients {off[1]:.1e}")
     return "; ".join(lines)
 
 
-def measure(way: str, step: str, arguments: argparse.Namespace) -> str:
-    """A row of the table, measured in this process alone."""
-    model = encoder(arguments.layers, way)
-    given = batch(arguments.batch, arguments.length)
+def measure(name: str, way: str, what: str, dtype: str, rounds: int) -> tuple[float, float, float]:
+    """Seconds, CPU seconds and bytes, measured in this process alone."""
+    transformers.logging.set_verbosity_error()
+    entry = ENTRIES[name]
+    model, given = model_of(entry, way, dtype), converted(entry.inputs(), dtype)
     optimizer = torch.optim.AdamW(model.parameters())
+    prompt = entry.before() if entry.prompt else {}
 
     def forward() -> None:
         with torch.no_grad():
@@ -90,35 +123,54 @@ def measure(way: str, step: str, arguments: argparse.Namespace) -> str:
         loss(model.train(), given).backward()
         optimizer.step()
 
-    run = {"forward": forward, "training step": train}[step]
-    if step == "training step":  # the optimizer's state and the gradients stand in all three ways
-        loss(model, batch(1, 8)).backward()
+    def generate() -> None:
+        more = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False}
+        model.eval().generate(**prompt, **more)
+
+    run = {"forward": forward, "training step": train, "generate": generate}[what]
+    if what == "training step":  # the optimizer's state and the gradients stand in all ways
+        loss(model, converted(entry.given(1, entry.few[1]), dtype)).backward()
         optimizer.step()
     peak, times, busy = growth(run), [], []
-    for _ in range(arguments.rounds):
+    for _ in range(rounds):
         start, cpu = time.perf_counter(), time.process_time()
         run()
         times.append(time.perf_counter() - start)
         busy.append(time.process_time() - cpu)
-    seconds, cpu_seconds = statistics.median(times), statistics.median(busy)
-    return f"| {step} | {way} | {seconds:.2f} s | {cpu_seconds:.2f} s | {peak / 2**20:.0f} MiB |"
+    return statistics.median(times), statistics.median(busy), peak
+
+
+def table(name: str, dtype: str, rounds: int) -> None:
+    entry = ENTRIES[name]
+    rows, length = entry.sizes
+    print(f"\n{name}, B {rows}, L {length}, {dtype}, {torch.get_num_threads()} threads\n")
+    print("| | way | time | CPU time | peak memory |\n|---|---|---|---|---|")
+    for what in ("forward", "training step", *(["generate"] if entry.prompt else [])):
+        for way in (*entry.ways, "relpos"):
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                try:
+                    wall, cpu, peak = pool.submit(measure, name, way, what, dtype, rounds).result()
+                    line = f"{wall:.2f} s | {cpu:.2f} s | {peak / 2**20:.0f} MiB"
+                except Exception as error:
+                    line = f"{first_line(error)} | | "
+            print(f"| {what} | {way} | {line} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, default in (("length", 2048), ("batch", 2), ("layers", 4), ("rounds", 5)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENTRIES))
+    parser.add_argument("--all", action="store_true", help="every entry")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    print(prove(), file=sys.stderr)
-    print(
-        f"T5-base encoder, {arguments.layers} layers, B {arguments.batch}, L {arguments.length}, "
-        f"float32, {torch.get_num_threads()} threads\n"
-    )
-    print("| | way | time | CPU time | peak memory |\n|---|---|---|---|---|")
-    for step in ("forward", "training step"):
-        for way in WAYS:
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                print(pool.submit(measure, way, step, arguments).result(), flush=True)
+    names = list(ENTRIES) if arguments.all else arguments.names or list(ENTRIES)[:1]
+    unknown = [name for name in names if name not in ENTRIES]
+    if unknown:
+        parser.error(f"NAME: expected one of {', '.join(ENTRIES)}, got {', '.join(unknown)}")
+    for name in names:
+        for dtype in arguments.dtypes:
+            print(f"{name}, {dtype}: {prove(ENTRIES[name], dtype)}", file=sys.stderr)
+            table(name, dtype, arguments.rounds)
 
 
 if __name__ == "__main__":

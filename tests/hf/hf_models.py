@@ -1,6 +1,7 @@
 """Small random-weight models of every family that relpos.hf fuses."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import relpos
@@ -51,7 +52,7 @@ class Family:
     """A model class of transformers, small options, and what kind of model it is.
 
     oracle: the implementation of transformers to compare with. prompt: what goes in, "ids" or
-    "embeddings".
+    "embeddings", or a function (length, rows, mask) that makes it, with a mask as in inputs().
     """
 
     model: str
@@ -59,7 +60,7 @@ class Family:
     kind: str  # "encoder-decoder", "decoder", "encoder"
     config: str = ""
     oracle: str = "eager"
-    prompt: str = "ids"
+    prompt: str | Callable[[int, int, str], dict] = "ids"
 
     def configured(self, **more) -> torch.nn.Module:
         """The model with the weights that transformers gives it."""
@@ -191,6 +192,8 @@ def inputs(family: Family, length: int = 21, rows: int = 2, mask: str = "padded"
 
     mask: "padded" so, "ones" for nothing padded, or "none", left out.
     """
+    if callable(family.prompt):
+        return family.prompt(length, rows, mask)
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(3, 53, (rows, length), generator=draw)
     seen = torch.ones_like(ids)

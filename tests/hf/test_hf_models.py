@@ -6,9 +6,11 @@ from collections import defaultdict
 import pytest
 import relpos
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tests.hf import hf_text
 from tests.hf.hf_models import (
     FAMILIES,
     FLOAT32_MODEL,
@@ -22,6 +24,9 @@ from tests.support.near import within
 from tests.support.peer_modes import Float64
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+# Ours and theirs in double; the bound is FLOAT32_MODEL's by the ratio of the roundings, and more.
+FLOAT64_MODEL = 1e-10
+MODELS = {**FAMILIES, **hf_text.FAMILIES}
 
 
 def largest_of_modules(gradients):
@@ -45,26 +50,45 @@ def in_float64(family, model, given):
         return outputs(family, wide, given)
 
 
+def errors(found, exact, exact_gradients):
+    """The largest of the result and that of the gradients, as parts of the largest numbers."""
+    out, gradients = found
+    assert gradients.keys() == exact_gradients.keys()
+    scales = largest_of_modules(exact_gradients)
+    backward = max(
+        (gradient - exact_gradients[name]).abs().max().item() / scales[name]
+        for name, gradient in gradients.items()
+    )
+    return ((out - exact).abs().max() / exact.abs().max()).item(), backward
+
+
+def generates(family):
+    """Whether a model of it can go on from tokens."""
+    able = issubclass(getattr(transformers, family.model), transformers.GenerationMixin)
+    return able and family.kind != "encoder" and family.prompt != "embeddings"
+
+
+def rotates(fused):
+    """Whether the model's frequencies are a buffer of float32 numbers; relpos' are not rounded."""
+    return any("rope" in layer.why for layer in relpos.hf.report(fused).layers)
+
+
 @pytest.mark.peers
 @pytest.mark.parametrize("mask", ["padded", "ones", "none"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MODELS)
 def test_hidden_states_and_gradients_are_eager_s(name, mask, summary):
-    family = FAMILIES[name]
-    (model, fused), given = pair(name), inputs(family, mask=mask)
+    family = MODELS[name]
+    (model, fused), given = pair(family), inputs(family, mask=mask)
     assert states(fused) == {"fused"}
     assert list(fused.state_dict()) == list(model.state_dict())
 
     exact, exact_gradients = in_float64(family, model, given)
-    out, gradients = outputs(family, fused, given)
-
-    forward = ((out - exact).abs().max() / exact.abs().max()).item()
-    within(forward, FLOAT32_MODEL, "result")
-    assert gradients.keys() == exact_gradients.keys()
-    backward, scales = 0.0, largest_of_modules(exact_gradients)
-    for name_of, gradient in gradients.items():
-        error = (gradient - exact_gradients[name_of]).abs().max().item() / scales[name_of]
-        within(error, FLOAT32_MODEL, name_of)
-        backward = max(backward, error)
+    forward, backward = errors(outputs(family, fused, given), exact, exact_gradients)
+    within(max(forward, backward), FLOAT32_MODEL)
+    if not rotates(fused):
+        with Float64():
+            found = outputs(family, copy.deepcopy(fused).double(), given)
+        within(max(errors(found, exact, exact_gradients)), FLOAT64_MODEL)
     line = f"hf | {name} | fused | {forward:.1e} | {backward:.1e} |"
     if mask == "padded":
         summary.append(line)
@@ -72,16 +96,16 @@ def test_hidden_states_and_gradients_are_eager_s(name, mask, summary):
 
 @pytest.mark.peers
 @pytest.mark.parametrize("mask", ["padded", "none"])
-@pytest.mark.parametrize(
-    "name", [n for n, f in FAMILIES.items() if f.kind != "encoder" and f.prompt == "ids"]
-)
+@pytest.mark.parametrize("name", [name for name, family in MODELS.items() if generates(family)])
 def test_generation_with_a_cache_is_the_same(name, mask):
-    family = FAMILIES[name]
+    family = MODELS[name]
     given = inputs(family, mask=mask)
     given.pop("decoder_input_ids", None)
-    if family.kind == "decoder" and mask == "padded":  # generation goes on from the last token
+    if (
+        family.kind == "decoder" and "attention_mask" in given
+    ):  # generation goes on from the last token
         given["attention_mask"][1:] = 1
-    model, fused = pair(name)
+    model, fused = pair(family)
     same_generation(fused, model, 12, **given)
 
 
@@ -100,9 +124,9 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MODELS)
 def test_nothing_of_lq_times_lk_is_built(name):
-    family = FAMILIES[name]
+    family = MODELS[name]
     length = 768
     given = inputs(family, length)
     for linear in (True, False) if name in ("T5", "Llama", "BLOOM") else (True,):
@@ -111,4 +135,6 @@ def test_nothing_of_lq_times_lk_is_built(name):
             model = relpos.hf.fuse(model)
         with Largest() as largest:
             outputs(family, model, given)
-        assert (largest.elements < length * length // 2) == linear
+        # On its page UDOP has a byte for each pair of a row, in place of a number for each head.
+        most = length * length // 2 + (name == "UDOP")
+        assert (largest.elements < most) == linear

@@ -60,6 +60,12 @@ def lacking(module: nn.Module) -> str | None:
     return _lacking().get(type(module).__name__)
 
 
+def no_attention() -> set[str]:
+    """Classes that compute no attention, though their names say so, as files of relpos.hf.adapters
+    list them."""
+    return {name for file in _files() for name in getattr(file, "NO_ATTENTION", ())}
+
+
 def _files() -> list[Any]:
     from relpos.hf import adapters
 

@@ -186,17 +186,18 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
     are found by the name of their class; of nested ones the innermost counts."""
     from transformers import PreTrainedModel
 
-    named = dict(model.named_modules())
+    named, others = dict(model.named_modules()), _adapter.no_attention()
+
+    def attends(module: nn.Module) -> bool:
+        kind = type(module).__name__
+        return "Attention" in kind and kind not in others
+
     for name, module in named.items():
-        if "Attention" not in _kind(module) or isinstance(module, PreTrainedModel):
+        if not attends(module) or isinstance(module, PreTrainedModel):
             continue
-        inner = any("Attention" in _kind(m) for m in module.modules() if m is not module)
+        inner = any(attends(m) for m in module.modules() if m is not module)
         if not inner:
             yield name, module, _owner(named, name)
-
-
-def _kind(module: nn.Module) -> str:
-    return type(module).__name__
 
 
 def _owner(named: dict[str, nn.Module], name: str) -> Any:

@@ -67,19 +67,24 @@ def _their_buckets(module: nn.Module, distances: Tensor, bidirectional: bool) ->
     return find(distances, bidirectional=bidirectional, num_buckets=count, max_distance=reach)
 
 
-def _plan(module: nn.Module, owner: nn.Module) -> Plan:
+def plan(module: nn.Module, owner: nn.Module) -> Plan:
     position = None
     what = "no table of its own: the first layer's T5 bias, or none (cross-attention)"
     if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
         try:
-            position = buckets(module, not module.is_decoder)
+            position = buckets(module, not _decodes(module))
         except Unfused:
             prove(module, None, _calls(module, owner), implementation=NAME)
             raise
         what = f"T5 bias, {module.relative_attention_num_buckets} buckets, read in the kernel"
-    plan = Plan(what, _BucketBias, {"_relpos_position": position})
-    prove(module, plan, _calls(module, owner), implementation=NAME)
-    return plan
+    made = Plan(what, _BucketBias, {"_relpos_position": position})
+    prove(module, made, _calls(module, owner), implementation=NAME)
+    return made
+
+
+def _decodes(module: nn.Module) -> bool:
+    """Whether its keys end with the query; a text model of Pix2Struct is always a decoder."""
+    return getattr(module, "is_decoder", True)
 
 
 def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
@@ -90,13 +95,14 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
     mask_name = "mask" if "mask" in names else "attention_mask"
     source = "key_value_states" if "key_value_states" in names else "encoder_hidden_states"
     both = masking_utils.bidirectional_mask_function
-    own = masking_utils.causal_mask_function if module.is_decoder else both
+    own = masking_utils.causal_mask_function if _decodes(module) else both
     with_table = isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding)
+    width = module.d_model if hasattr(module, "d_model") else module.hidden_size
     for queries, before in (*sizes(module, owner), (2, 300)):
-        if before and not module.is_decoder:
+        if before and not _decodes(module):
             continue
         keys = before + queries
-        given = {"hidden_states": draw(2, queries, module.d_model)}
+        given = {"hidden_states": draw(2, queries, width)}
         dense, mask = masks(queries, keys, own)
         theirs, ours = (
             {
@@ -109,7 +115,7 @@ def _calls(module: nn.Module, owner: nn.Module) -> Iterator[Compared]:
         )
         yield Compared({**theirs, mask_name: dense}, {**ours, mask_name: mask})
         if not with_table and before:
-            given[source] = draw(2, keys, module.d_model)
+            given[source] = draw(2, keys, width)
             dense, mask = masks(queries, keys, both)
             yield Compared({**given, mask_name: dense}, {**given, mask_name: mask})
 
@@ -123,7 +129,8 @@ ADAPTERS = [
             "LongT5Attention",
             "SwitchTransformersAttention",
             "Pop2PianoAttention",
+            "Pix2StructTextAttention",
         ),
-        _plan,
+        plan,
     )
 ]
