@@ -1,8 +1,10 @@
 """attn_implementation="relpos" for the attention interface of transformers."""
 
+import contextvars
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +29,20 @@ _FOREIGN = {
     "cache": "a paged cache",
     "cu_seq_lens_q": "sequence lengths in place of position_ids that restart",
 }
+
+
+# What is told of each call; set in trials alone.
+_WATCHER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watcher: Callable) -> Iterator[None]:
+    """Calls watcher() in every call of attention_function within."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
 
 # The positions of attention implementations that have one, by name.
@@ -113,7 +129,6 @@ def attention_function(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     relpos_rotation: Composed | None = None,
-    position_ids: Tensor | None = None,
     relpos_position: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -122,9 +137,10 @@ def attention_function(
 
     softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
-    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L]. relpos_position:
-    what register was given. Of the others, options of relpos.attention apply, too.
+    relpos_rotation: a rotation to be applied here. relpos_position: what register was given. Of the others, options of relpos.attention apply, too.
     """
+    if not torch.compiler.is_compiling() and (watcher := _WATCHER.get()) is not None:
+        watcher()
     for name, what in _FOREIGN.items():
         if others.get(name) is not None:
             raise NotImplementedError(
@@ -139,12 +155,12 @@ def attention_function(
             attention_mask = mask_function(
                 query.shape[0], query.shape[2], key.shape[2], device=query.device
             )
-    position = positions = None
-    if relpos_rotation is not None:
-        position, positions = relpos_rotation, both_at(position_ids)
+    position, positions = relpos_rotation, None
     q_start: int | Tensor | None = None
     if isinstance(position_bias, Bias):
-        position, positions = position_bias.make(), position_bias.positions
+        bias = position_bias.make()
+        position = [*flatten(position), *flatten(bias)] if position is not None else bias
+        positions = position_bias.positions
         q_start, position_bias = position_bias.q_start, None
     if relpos_position is not None:
         own = flatten(_position_of(relpos_position, module))

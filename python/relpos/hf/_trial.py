@@ -66,6 +66,17 @@ def again(module: nn.Module) -> nn.Module:
     return _copied(module, {id(each): each for each in module.parameters()})
 
 
+def sharing(module: nn.Module, of: nn.Module) -> nn.Module:
+    """A copy with the parameters and the buffers of a twin of the same module."""
+    memo: dict[int, Any] = {}
+    for held in (nn.Module.named_parameters, nn.Module.named_buffers):
+        numbers_of = dict(held(of, remove_duplicate=False))
+        for name, own in held(module, remove_duplicate=False):
+            mine = numbers_of[name]
+            memo[id(own)] = mine if isinstance(mine, nn.Parameter) else mine.clone()
+    return _copied(module, memo).eval()
+
+
 def quick(module: nn.Module) -> Any:
     """The mode in which a twin is called; with small weights there is nothing to save."""
     rank_one = any(each.stride(-1) == 0 for each in module.parameters() if each.dim())

@@ -21,41 +21,6 @@ from relpos.hf._rotation import Trial, gives, unrotated
 from relpos.hf._trial import copied, numbers, repeated
 
 
-class _FusedRotation:
-    """The class's own forward. The kernel rotates where there is no cache and the tables that the
-    model passes are those of the rotation."""
-
-    @staticmethod
-    def _relpos_methods(base: type) -> dict[str, Callable]:
-        return {"_relpos_unrotated": unrotated(base.forward)}
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cached = any(kwargs.get(name) is not None for name in ("past_key_values", "layer_past"))
-        positions, tables = kwargs.get("position_ids"), kwargs.get("position_embeddings")
-        rotation = self._relpos_rotation
-        if (
-            args
-            or cached
-            or positions is None
-            or tables is None
-            or not isinstance(kwargs.get("attention_mask"), Mask)
-            or self.config._attn_implementation != NAME
-            or not gives(rotation, positions, *tables)
-        ):
-            return super().forward(hidden_states, *args, **kwargs)
-        return self._relpos_unrotated(hidden_states, relpos_rotation=rotation, **kwargs)
-
-
-def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    rotate = tables_of(module, owner)
-    trial = Trial(module, rotate, short=repeated(module, owner))
-    trial.attention()
-    found = rotation_of(module, owner, rotate)
-    trial.rotation(found)
-    what = f"{text_of(found)} in the kernel; with a cache keys are stored rotated"
-    return Plan(what, _FusedRotation, {"_relpos_rotation": found})
-
-
 def tables_of(module: nn.Module, owner: nn.Module) -> Callable:
     """A function of position_ids: the cosines and sines of the model. It calls a copy of the
     model's rotary module, since some of them keep the longest length that they have seen."""
@@ -94,23 +59,3 @@ def rotation_of(module: nn.Module, owner: nn.Module, rotate: Callable) -> Scheme
         if all(gives(found, *each) for each in tables):
             return found
     raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
-
-
-ADAPTERS = [
-    Adapter(
-        (
-            "LlamaAttention",
-            "MistralAttention",
-            "Qwen2Attention",
-            "Qwen3Attention",
-            "GemmaAttention",
-            "Gemma2Attention",
-            "Gemma3Attention",
-            "PhiAttention",
-            "Phi3Attention",
-            "GPTNeoXAttention",
-            "GptOssAttention",
-        ),
-        _plan,
-    )
-]

@@ -1,0 +1,162 @@
+"""Small models of every type of transformers, from configurations that are made small by rules."""
+
+import copy
+import functools
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+# What a number in a configuration becomes; the first pattern that its whole name matches counts.
+_HIDDEN, _HEADS, _HEAD_DIM, _VOCAB = 64, 4, 16, 99
+_RULES: tuple[tuple[str, int], ...] = (
+    (r"(vocab_size|.*_vocab_size|vocab_size_.*|codebook_size|n_vocab|num_embeddings)", _VOCAB),
+    (r"(num_kv_heads|num_key_value_heads|.*_num_key_value_heads|num_kv_attention_heads)", 2),
+    (r"(.*num_attention_heads|.*attention_heads|n_heads?|num_heads|num_global_heads)", _HEADS),
+    (r"(head_dim|.*_head_dim|d_kv|attention_head_dim|kv_channels|attention_head_size)", _HEAD_DIM),
+    (r"(q_lora_rank|kv_lora_rank|.*lora_rank|.*_rank)", 16),
+    (r"(.*num_.*experts_per_tok|top_k|num_selected_experts|moe_topk|moe_k|.*experts_per_tok)", 2),
+    (r"(num_.*experts|n_routed_experts|.*num_experts|moe_num_experts)", 4),
+    (r"(n_group|topk_group|num_expert_group|n_shared_experts|moe_num_shared_experts)", 1),
+    (r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|first_k_dense.*)", 1),
+    (r"(.*intermediate_size.*|.*ffn_.*dim|d_ff|n_inner|.*ffn_hidden_size|.*mlp_dim|feed_forward.*)", 96),
+    (r"(.*hidden_layers.*|num_layers|.*_layers|n_layers?|num_blocks|depth|.*_depth|num_.*layers)", 2),
+    (r"(.*hidden_size|.*hidden_dim|d_model|n_embd|.*embed_dim|dim|width|emb_dim|.*_hidden)", _HIDDEN),
+    (r"(embedding_size|word_embed_proj_dim|projection_dim|d_embed|model_dim|embed_size|.*_channels_out)", _HIDDEN),
+    (r"(proj_dim|out_dim|output_dim|projector_dim|projection_size|query_dim|out_hidden_size)", _HIDDEN),
+    (r"(sliding_window|attention_window|local_attention|window_size|chunk_size|attention_chunk_size)", 6),
+    (r"(image_size|img_size|input_size|crop_size|resolution)", 32),
+    (r"(patch_size|.*_patch_size)", 8),
+)  # fmt: skip
+_LAYERWISE = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
+
+
+def shrunk(name: str, value: Any) -> Any:
+    """The entry of a small configuration in the place of a number or a list of numbers."""
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        return value
+    for pattern, small in _RULES:
+        if re.fullmatch(pattern, name):
+            return min(value, small)
+    if name.endswith(("_token_id", "_token_index", "_id", "_token")) and value >= _VOCAB - 10:
+        return 3 + sum(map(ord, name)) % (_VOCAB - 10)
+    return value
+
+
+def options(kind: type) -> dict[str, Any]:
+    """Keywords that make a small configuration of a class."""
+    whole = kind()
+    parts = getattr(kind, "sub_configs", None) or {}
+    made: dict[str, Any] = {}
+    for name, value in vars(whole).items():
+        if name.startswith("_") or name in ("transformers_version", "architectures"):
+            continue
+        if name in parts:
+            if value is not None:
+                made[name] = options(type(value)) | {"model_type": type(value).model_type}
+            continue
+        small = shrunk(name, value)
+        if small != value:
+            made[name] = small
+    made |= _lists(whole)
+    return made
+
+
+def _lists(whole: Any) -> dict[str, Any]:
+    made = {}
+    for name, value in vars(whole).items():
+        if not isinstance(value, (list, tuple)) or not value or not all(
+            isinstance(each, int) and not isinstance(each, bool) for each in value
+        ):
+            continue
+        if name in ("depths", "num_blocks"):
+            made[name] = [1] * len(value)
+        elif name in ("num_heads", "num_attention_heads"):
+            made[name] = [min(each, 2 + 2 * (i > 1)) for i, each in enumerate(value)]
+        elif name in ("hidden_sizes", "embed_dims", "embed_dim", "dims", "neck_hidden_sizes"):
+            made[name] = [16 * (1 + i) for i in range(len(value))]
+        elif name in ("image_size", "img_size"):
+            made[name] = [32] * len(value)
+        elif name == "mrope_section":
+            made[name] = [4, 2, 2]
+    return made
+
+
+_MOST = 20_000_000  # parameters
+_HEADS_OF = (
+    *("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MULTIMODAL_LM"),
+    *("IMAGE_TEXT_TO_TEXT",),
+)
+
+
+@functools.cache
+def _classes() -> dict[str, str]:
+    """The model class of every type: with a head that generates where there is one."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, str] = {}
+    first = [f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _HEADS_OF]
+    every = [name for name in vars(modeling_auto) if name.endswith("_MAPPING_NAMES")]
+    for name in (*first, "MODEL_MAPPING_NAMES", *sorted(every)):
+        if name.startswith("MODEL_"):
+            for kind, made in getattr(modeling_auto, name).items():
+                found.setdefault(kind, made if isinstance(made, str) else made[0])
+    return found
+
+
+def types() -> list[str]:
+    """The model types of the installed transformers."""
+    return sorted(_classes())
+
+
+def model(model_type: str) -> nn.Module:
+    """A small model of a type, with random weights. Raises what transformers raises."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    made = options(CONFIG_MAPPING[model_type])
+    kind = getattr(transformers, _classes()[model_type])
+
+    def tried(config: Any) -> nn.Module:
+        with torch.device("meta"):
+            size = sum(each.numel() for each in kind(copy.deepcopy(config)).parameters())
+        if size > _MOST:
+            raise ValueError(f"its smallest model found has {size} parameters")
+        torch.manual_seed(0)
+        return kind(config)
+
+    return _repaired(lambda given: tried(CONFIG_MAPPING[model_type](**given)), made)
+
+
+def _repaired(make: Callable, made: dict[str, Any]) -> Any:
+    """make(made), or without the one entry, or two, at which a configuration fails."""
+    try:
+        return make(made)
+    except Exception as error:
+        first = error
+    for without in _entries(made):
+        try:
+            return make(_less(made, without))
+        except ImportError:
+            raise
+        except Exception:
+            continue
+    raise first
+
+
+def _entries(made: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, value in made.items():
+        yield (name,)
+        if isinstance(value, dict):
+            for inner in value:
+                if inner != "model_type":
+                    yield (name, inner)
+
+
+def _less(made: dict[str, Any], without: tuple[str, ...]) -> dict[str, Any]:
+    name, *inner = without
+    if not inner:
+        return {key: value for key, value in made.items() if key != name}
+    return made | {name: _less(made[name], tuple(inner))}
