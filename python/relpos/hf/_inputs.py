@@ -35,7 +35,7 @@ def calls(model: nn.Module, length: int) -> Iterator[dict[str, Any]]:
     for name, ways in _WAYS.items():
         if name in names:
             seen[name] = [{name: way} for way in ways(config, length)]
-    for name in needed - {*text, *seen}:
+    for name in (needed | {"bbox"}) & {*names} - {*text, *seen}:
         way = _BY_NAME.get(name)
         if way is not None:
             text[name] = way(config, length)
@@ -95,7 +95,25 @@ def _videos(config: Any, length: int) -> Iterator[Tensor]:
         yield image[:, None].expand(-1, frames, -1, -1, -1).contiguous()
 
 
+def _patches(config: Any, length: int) -> Iterator[Tensor]:
+    """Rows of pixels, one a patch of the grid that _grid gives."""
+    patches = int(_grid(config, length).prod(1).sum())
+    channels = [*_all(config, _CHANNELS), 3][0]
+    frames = [*_all(config, ("temporal_patch_size",)), 1][0]
+    for patch in (*_all(config, ("patch_size",)), 14):
+        yield draw(patches, channels * frames * patch * patch)
+        yield draw(patches, channels, patch, patch)
+        yield draw(1, patches, channels * frames * patch * patch)
+
+
+def _hidden(config: Any, length: int) -> Iterator[Tensor]:
+    if any(hasattr(config, name) for name in ("spatial_merge_size", "patch_size")):
+        yield from _patches(config, length)
+
+
 def _pixels(config: Any, length: int) -> Iterator[Tensor]:
+    if hasattr(config, "spatial_merge_size") or hasattr(config, "merge_kernel_size"):
+        yield from _patches(config, length)
     parts = [config, *(v for k, v in vars(config).items() if k.endswith("config"))]
     flat = any(hasattr(part, "num_patches") or hasattr(part, "spatial_merge_size") for part in parts)
     frames = any(hasattr(part, name) for part in parts for name in ("num_frames", "frames_per_clip"))
@@ -105,6 +123,9 @@ def _pixels(config: Any, length: int) -> Iterator[Tensor]:
     if flat:
         for patch in _all(config, ("patch_size",)):
             yield draw(1, 16, 3 * patch * patch)
+    for image in _images(config, length):
+        yield image[:, None].expand(-1, 2, -1, -1, -1).contiguous()
+        break
     if not frames:
         yield from _videos(config, length)
 
@@ -125,6 +146,7 @@ def _waves(config: Any, length: int) -> Iterator[Tensor]:
 
 
 _WAYS = {
+    "hidden_states": _hidden,
     "pixel_values": _pixels,
     "pixel_values_videos": _videos,
     "input_features": _features,
@@ -143,7 +165,21 @@ def _boxes(config: Any, length: int) -> Tensor:
     return torch.cat([corner, corner, corner + 9, corner + 5], dim=-1)
 
 
+def _steps(config: Any, length: int) -> Tensor:
+    return torch.ones(1, 8 * length, dtype=torch.int64)
+
+
 _BY_NAME = {
+    "image_grid_hws": lambda config, length: _grid(config, length)[:, 1:],
+    "grid_hws": lambda config, length: _grid(config, length)[:, 1:],
+    "merge_sizes": lambda *_: torch.tensor([1, 1]),
+    "input_features_mask": _steps,
+    "audio_mel_mask": _steps,
+    "pixel_attention_mask": lambda *_: torch.ones(1, 16, dtype=torch.int64),
+    "spatial_shapes": lambda *_: torch.tensor([[4, 4]]),
+    "pixel_position_ids": lambda *_: torch.stack(
+        [torch.arange(16) % 4, torch.arange(16) // 4], dim=-1
+    )[None],
     "attention_mask": lambda config, length: torch.ones(2, length, dtype=torch.int64),
     "bbox": _boxes,
     "position_ids": lambda config, length: torch.arange(length)[None],

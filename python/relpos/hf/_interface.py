@@ -179,7 +179,7 @@ def attention_function(
         scale=scaling,
         softcap=softcap,
         sinks=_sinks(s_aux if sinks is None else sinks),
-        weights=output_attentions,
+        weights=bool(output_attentions),
         **{name: others[name] for name in OPTIONS if name in others},
     )
     out, weights = out if output_attentions else (out, None)
@@ -244,6 +244,8 @@ def attend(
             f"relpos.hf: expected an attention mask made by relpos or of rank 4, got "
             f"{list(mask.shape)}: register the mask function, too (relpos.hf.register())"
         )
+    if isinstance(mask, Tensor) and mask.shape[2] == 1 < query.shape[2]:  # one query for all
+        mask = mask.expand(-1, -1, query.shape[2], -1)
     if bias is not None:
         if softcap is not None:
             raise NotImplementedError(

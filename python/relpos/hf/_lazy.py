@@ -73,15 +73,21 @@ class Mask(NotATensor):
         self.key_range = key_range
         self.padding = padding
         self.newest = newest
+        self.rows = 1 if padding is None else padding.shape[0]  # of the batch
         self._matrix: Tensor | None = None
 
-    ndim = 1  # models that edit a dense mask ask whether it has 4 axes
+    ndim = 4
+
+    def dim(self) -> int:
+        return self.ndim
 
     @property
-    def shape(self) -> tuple[int]:
-        """A model that made its mask before reads the number of keys from it where there is no
-        cache."""
-        return (self.kv_length,)
+    def shape(self) -> torch.Size:
+        """Models ask how many axes and keys a mask has; those of transformers have [B, 1, Lq, Lk]."""
+        return torch.Size((self.rows, 1, self.q_length, self.kv_length))
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
 
     def to(self, *_: Any, **__: Any) -> "Mask":
         """Returns itself; models convert a mask before they pass it along."""
@@ -90,7 +96,7 @@ class Mask(NotATensor):
     contiguous = to
 
     def dense(self) -> Tensor:
-        """What is added to the scores, [B or 1, 1, Lq, Lk]: 0 where a query sees a key, else the
+        """What is added to the scores, [rows, 1, Lq, Lk]: 0 where a query sees a key, else the
         lowest number of the default dtype."""
         if self._matrix is None:
             keys = torch.arange(self.kv_length)
@@ -102,7 +108,8 @@ class Mask(NotATensor):
                 seen = seen & ~self.padding[:, None]
             dtype = torch.get_default_dtype()
             hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
-            self._matrix = torch.where(seen, torch.zeros((), dtype=dtype), hidden)[:, None]
+            whole = torch.where(seen, torch.zeros((), dtype=dtype), hidden)[:, None]
+            self._matrix = whole.expand(self.rows, -1, -1, -1)
         return self._matrix
 
     @classmethod
@@ -132,20 +139,52 @@ class Mask(NotATensor):
     __rmul__ = __mul__
 
     def __getitem__(self, index: Any) -> Any:
-        return self.dense()[index]
+        return self if self._is_whole(index) else self.dense()[index]
+
+    def _is_whole(self, index: Any) -> bool:
+        """Whether an index leaves nothing out, as [:, :, :, : keys] does."""
+        axes = index if isinstance(index, tuple) else (index,)
+        return all(each is Ellipsis or isinstance(each, slice) for each in axes) and (
+            Ellipsis not in axes or len(axes) == 1
+        ) and all(
+            each.indices(size) == (0, size, 1)
+            for each, size in zip(axes, self.shape, strict=False)
+            if each is not Ellipsis
+        )
 
     def __lt__(self, other: Any) -> Any:
         return self.dense() < _dense(other)
 
-    def __invert__(self) -> Any:
-        return ~self.dense()
+    def __le__(self, other: Any) -> Any:
+        return self.dense() <= _dense(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self.dense() > _dense(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self.dense() >= _dense(other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self is other if other is None else self.dense() == _dense(other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self is not other if other is None else self.dense() != _dense(other)
+
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Any:
+        return -self.dense()
+
+    def __bool__(self) -> bool:
+        return bool(self.dense())
 
     def fit(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the mask is about. Raises an error if the sizes do not fit."""
         queries, keys = query.shape[2], key.shape[2]
         every = self.key_range is None and self.padding is None
         more = self.newest and keys > self.kv_length
-        if queries == self.q_length and (every or more or keys == self.kv_length):
+        one = self.q_length == 1 and self.key_range is None  # for every query
+        if (one or queries == self.q_length) and (every or more or keys == self.kv_length):
             if more:
                 key, value = key[:, :, -self.kv_length :], value[:, :, -self.kv_length :]
             return key, value

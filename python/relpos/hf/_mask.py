@@ -36,15 +36,45 @@ def mask_function(
     mask_function: Callable | None = None,
     attention_mask: Tensor | Mask | None = None,
     device: torch.device | str = "cpu",
-    **_: Any,
-) -> Mask:
+    **others: Any,
+) -> Mask | Tensor:
     """The function that transformers calls to build a mask, with the arguments of its sdpa_mask.
 
-    Raises NotImplementedError for a mask that does not give each query an interval of keys.
+    Where the keys that a query sees are no interval, as in a prefix beside a window, it is the
+    tensor [B, 1, Lq, Lk] of transformers, True = attend.
     """
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
-    rules = _rules(mask_function)
+    try:
+        rules = _rules(mask_function)
+        made = _lazy(rules, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
+        made.rows = batch_size
+        return made
+    except _NoInterval:
+        from transformers import masking_utils
+
+        return masking_utils.sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            device=device,
+            **others | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+        )
+
+
+def _lazy(
+    rules: "_Rules",
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    attention_mask: Tensor | None,
+    device: torch.device | str,
+) -> Mask:
     q_start = q_offset - kv_offset
     padding = None
     if attention_mask is not None:
@@ -116,7 +146,7 @@ def _bounds(
 
 def _block_ends(blocks: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     """The first and the last token of each token's block [B, L]; itself, of padding and of a token
-    in no block. Raises NotImplementedError for a block whose tokens do not follow one another."""
+    in no block. Raises _NoInterval for a block whose tokens do not follow one another."""
     first = torch.arange(blocks.shape[1], device=blocks.device).repeat(len(blocks), 1)
     last = first.clone()
     for row, numbers in enumerate(blocks):
@@ -183,12 +213,12 @@ def _read(function: Callable, rules: _Rules) -> None:
         _refuse(f"{kind}, which holds {sorted(held)} ({error})")
 
 
+class _NoInterval(Exception):
+    """The keys that some query sees are no interval."""
+
+
 def _refuse(kind: str) -> None:
-    raise NotImplementedError(
-        f"relpos.hf: this model's mask ({kind}) is neither causal, windowed, chunked, packed nor "
-        'padded, so its visible keys are no interval for each query: use attn_implementation="sdpa"'
-        ' or "eager" here, or give the model a 4-D attention_mask'
-    )
+    raise _NoInterval(kind)
 
 
 def _narrow(rules: _Rules, left: int | None, right: int | None) -> None:

@@ -9,10 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from relpos.hf._inputs import calls
+
 # What a number in a configuration becomes; the first pattern that its whole name matches counts.
 _HIDDEN, _HEADS, _HEAD_DIM, _VOCAB = 64, 4, 16, 99
 _RULES: tuple[tuple[str, int], ...] = (
-    (r"(vocab_size|.*_vocab_size|vocab_size_.*|codebook_size|n_vocab|num_embeddings)", _VOCAB),
+    (r"(codebook_size)", 64),
+    (r"(rotary_dim)", 8),
+    (r"(num_feat_extract_layers|num_kv_shared_layers|conv_.*)", 2**30),
+    (r"(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|num_embeddings)", _VOCAB),
     (r"(num_kv_heads|num_key_value_heads|.*_num_key_value_heads|num_kv_attention_heads)", 2),
     (r"(.*num_attention_heads|.*attention_heads|n_heads?|num_heads|num_global_heads)", _HEADS),
     (r"(head_dim|.*_head_dim|d_kv|attention_head_dim|kv_channels|attention_head_size)", _HEAD_DIM),
@@ -45,6 +50,19 @@ def shrunk(name: str, value: Any) -> Any:
     return value
 
 
+# What a number becomes that a configuration leaves open.
+_OPEN = {
+    "num_key_value_heads": _HEADS,
+    "head_dim": _HEAD_DIM,
+    "vocab_size": _VOCAB,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "prediction_length": 4,
+    "pad_token_id": 0,
+}
+
+
 def options(kind: type) -> dict[str, Any]:
     """Keywords that make a small configuration of a class."""
     whole = kind()
@@ -57,11 +75,37 @@ def options(kind: type) -> dict[str, Any]:
             if value is not None:
                 made[name] = options(type(value)) | {"model_type": type(value).model_type}
             continue
-        small = shrunk(name, value)
-        if small != value:
+        small = _OPEN.get(name) if value is None else shrunk(name, value)
+        if small is not None and small != value:
             made[name] = small
     made |= _lists(whole)
-    return made
+    heads = [getattr(whole, name, None) for name in ("num_key_value_heads", "num_attention_heads")]
+    if heads[0] == heads[1] and isinstance(heads[0], int):
+        made["num_key_value_heads"] = made.get("num_attention_heads", heads[0])
+    if getattr(whole, "num_kv_shared_layers", None):
+        made["num_kv_shared_layers"] = 0
+    return made | _by_layer(whole)
+
+
+def _by_layer(whole: Any) -> dict[str, Any]:
+    """Entries with one value for each layer: one layer of each type, two at least."""
+    layers = getattr(whole, "num_hidden_layers", None)
+    types = getattr(whole, "layer_types", None)
+    lists = {
+        name: list(value)
+        for name, value in vars(whole).items()
+        if isinstance(value, (list, tuple)) and layers and len(value) == layers > 2
+    }
+    if not lists:
+        return {}
+    kinds = list(types) if isinstance(types, (list, tuple)) and len(types) == layers else None
+    first = [kinds.index(each) for each in dict.fromkeys(kinds)] if kinds else [0, layers - 1]
+    at = sorted(first if len(first) > 1 else [0, layers - 1])
+    made = {name: [value[n] for n in at] for name, value in lists.items()}
+    for name, values in made.items():
+        if all(isinstance(each, int) and not isinstance(each, bool) for each in values):
+            made[name] = [shrunk(name, each) for each in values]
+    return made | {"num_hidden_layers": len(at)}
 
 
 def _lists(whole: Any) -> dict[str, Any]:
@@ -119,7 +163,8 @@ def model(model_type: str) -> nn.Module:
     made = options(CONFIG_MAPPING[model_type])
     kind = getattr(transformers, _classes()[model_type])
 
-    def tried(config: Any) -> nn.Module:
+    def tried(given: dict[str, Any]) -> nn.Module:
+        config = CONFIG_MAPPING[model_type](**copy.deepcopy(given))
         with torch.device("meta"):
             size = sum(each.numel() for each in kind(copy.deepcopy(config)).parameters())
         if size > _MOST:
@@ -127,7 +172,43 @@ def model(model_type: str) -> nn.Module:
         torch.manual_seed(0)
         return kind(config)
 
-    return _repaired(lambda given: tried(CONFIG_MAPPING[model_type](**given)), made)
+    found = None
+    for variant in _variants(made):
+        try:
+            built = _repaired(tried, variant)
+        except Exception:
+            if found is None and variant is made:
+                raise
+            continue
+        found = built if found is None else found
+        if callable_so(built):
+            return built
+    return found
+
+
+def callable_so(built: nn.Module) -> bool:
+    """Whether some call of a model runs."""
+    tried = built.eval()
+    with torch.no_grad():
+        for given in calls(tried, 7):
+            try:
+                tried(**given)
+            except Exception:
+                continue
+            return True
+    return False
+
+
+def _variants(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The entries, and others for models whose code has defaults for large heads."""
+    yield made
+    for section in ([4, 2, 2], [2, 1, 1]):
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section}
+        if len(section) and sum(section) == 4:
+            rope["partial_rotary_factor"] = 0.5
+        yield made | {"rope_parameters": rope}
+        if isinstance(made.get("text_config"), dict):
+            yield made | {"text_config": made["text_config"] | {"rope_parameters": rope}}
 
 
 def _repaired(make: Callable, made: dict[str, Any]) -> Any:

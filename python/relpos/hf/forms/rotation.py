@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from relpos.hf import _trial
 from relpos.hf._adapter import Unfused
+from relpos.hf._lazy import Mask
 from relpos.hf._passes import Call
 from relpos.hf._rotation import with_globals
 from relpos.hf.forms.resized import resized
@@ -338,6 +339,8 @@ def turned_by(x: Tensor, turn: Turn, cos: Tensor, sin: Tensor) -> Tensor:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two arguments are equal."""
+    if isinstance(a, Mask) or isinstance(b, Mask):
+        return a is b
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         both = isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape
         return both and bool(torch.equal(a, b))
