@@ -76,7 +76,9 @@ class Mask(NotATensor):
         self.rows = 1 if padding is None else padding.shape[0]  # of the batch
         self._matrix: Tensor | None = None
 
-    ndim = 4
+    # Models that edit a dense mask ask whether it has 4 axes, and those that make one from another
+    # whether it has fewer.
+    ndim = 5
 
     def dim(self) -> int:
         return self.ndim
