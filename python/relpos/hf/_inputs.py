@@ -115,14 +115,12 @@ def _pixels(config: Any, length: int) -> Iterator[Tensor]:
     if hasattr(config, "spatial_merge_size") or hasattr(config, "merge_kernel_size"):
         yield from _patches(config, length)
     parts = [config, *(v for k, v in vars(config).items() if k.endswith("config"))]
-    flat = any(hasattr(part, "num_patches") or hasattr(part, "spatial_merge_size") for part in parts)
     frames = any(hasattr(part, name) for part in parts for name in ("num_frames", "frames_per_clip"))
     if frames:
         yield from _videos(config, length)
     yield from _images(config, length)
-    if flat:
-        for patch in _all(config, ("patch_size",)):
-            yield draw(1, 16, 3 * patch * patch)
+    for patch in _all(config, ("patch_size",)):
+        yield draw(1, 16, 3 * patch * patch)
     for image in _images(config, length):
         yield image[:, None].expand(-1, 2, -1, -1, -1).contiguous()
         break

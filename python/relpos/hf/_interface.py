@@ -24,7 +24,6 @@ NAME = "relpos"
 
 # Keywords by which a model requests more than softmax attention over an interval of keys.
 _FOREIGN = {
-    "indices": "a choice of keys for each query",
     "block_indices": "a choice of key blocks for each query",
     "cache": "a paged cache",
     "cu_seq_lens_q": "sequence lengths in place of position_ids that restart",
@@ -147,6 +146,7 @@ def attention_function(
                 f"relpos.hf: {type(module).__name__} asks for {what} ({name}), which relpos does "
                 'not have: use attn_implementation="sdpa" or "eager" for this model'
             )
+    chosen = others.get("indices")
     if attention_mask is None:
         # The rule of the interface: a model that passes no mask relies on is_causal, whose
         # queries and keys both start at 0.
@@ -155,6 +155,8 @@ def attention_function(
             attention_mask = mask_function(
                 query.shape[0], query.shape[2], key.shape[2], device=query.device
             )
+    if chosen is not None:
+        attention_mask = _chosen(chosen, attention_mask, query, key)
     position, positions = relpos_rotation, None
     q_start: int | Tensor | None = None
     if isinstance(position_bias, Bias):
@@ -184,6 +186,19 @@ def attention_function(
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _chosen(
+    indices: Tensor, mask: Mask | Tensor | None, query: Tensor, key: Tensor
+) -> Tensor:
+    """The mask of a choice of keys [B, Lq, count] among those that a mask shows."""
+    shape = query.shape[0], 1, query.shape[2], key.shape[2]
+    seen = torch.zeros(shape, dtype=torch.bool).scatter(-1, indices[:, None].long(), True)
+    if isinstance(mask, Mask):
+        return seen & (mask.dense() == 0)
+    if mask is None or mask.dtype == torch.bool:
+        return seen if mask is None else seen & mask
+    return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
 def _check_place(

@@ -22,7 +22,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(.*num_attention_heads|.*attention_heads|n_heads?|num_heads|num_global_heads)", _HEADS),
     (r"(head_dim|.*_head_dim|d_kv|attention_head_dim|kv_channels|attention_head_size)", _HEAD_DIM),
     (r"(q_lora_rank|kv_lora_rank|.*lora_rank|.*_rank)", 16),
-    (r"(.*num_.*experts_per_tok|top_k|num_selected_experts|moe_topk|moe_k|.*experts_per_tok)", 2),
+    (r"(.*num_.*experts_per_to.*|top_k|num_selected_experts|moe_topk|moe_k|.*experts_per_tok)", 2),
     (r"(num_.*experts|n_routed_experts|.*num_experts|moe_num_experts)", 4),
     (r"(n_group|topk_group|num_expert_group|n_shared_experts|moe_num_shared_experts)", 1),
     (r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|first_k_dense.*)", 1),
@@ -58,6 +58,7 @@ _OPEN = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "n_shared_experts": 1,
+    "image_size": 32,
     "prediction_length": 4,
     "pad_token_id": 0,
 }
@@ -79,18 +80,24 @@ def options(kind: type) -> dict[str, Any]:
         if small is not None and small != value:
             made[name] = small
     made |= _lists(whole)
-    heads = [getattr(whole, name, None) for name in ("num_key_value_heads", "num_attention_heads")]
+    heads = [vars(whole).get(name) for name in ("num_key_value_heads", "num_attention_heads")]
     if heads[0] == heads[1] and isinstance(heads[0], int):
         made["num_key_value_heads"] = made.get("num_attention_heads", heads[0])
-    if getattr(whole, "num_kv_shared_layers", None):
+    if vars(whole).get("num_kv_shared_layers"):
         made["num_kv_shared_layers"] = 0
-    return made | _by_layer(whole)
+    made |= _by_layer(whole)
+    if vars(whole).get("rope_parameters") == {}:
+        kinds = dict.fromkeys(made.get("layer_types") or whole.layer_types)
+        made["rope_parameters"] = {
+            kind: {"rope_type": "default", "rope_theta": 1e4} for kind in kinds
+        }
+    return made
 
 
 def _by_layer(whole: Any) -> dict[str, Any]:
     """Entries with one value for each layer: one layer of each type, two at least."""
-    layers = getattr(whole, "num_hidden_layers", None)
-    types = getattr(whole, "layer_types", None)
+    layers = vars(whole).get("num_hidden_layers")
+    types = vars(whole).get("layer_types")
     lists = {
         name: list(value)
         for name, value in vars(whole).items()
