@@ -1,4 +1,4 @@
-"""Copies of an attention class with one deviation each: relpos.hf is right, or leaves them alone."""
+"""Copies of an attention class with one deviation each: fused rightly, or left alone."""
 
 import copy
 import inspect
@@ -68,7 +68,8 @@ DEVIATIONS = {
     "magnitude": (_ROTATES, "cos, sin = 1.3 * cos, 1.3 * sin\n        " + _ROTATES, {"fused"}),
     "offset": (
         _ROTATES,
-        "query_states, _ = apply_rotary_pos_emb(query_states, query_states, *shifted(cos, sin, 0.7))\n"
+        "query_states, _ = apply_rotary_pos_emb(query_states, key_states, *shifted(cos, sin, 0.7))"
+        "\n"
         "        _, key_states = apply_rotary_pos_emb(key_states, key_states, cos, sin)",
         {"attention"},
     ),
@@ -132,7 +133,7 @@ def deviant(what, name):
     )
     if what == "softcap":
         space["eager_attention_forward"] = capped
-    exec(f"class {name}(LlamaAttention):\n{text}", space)  # noqa: S102
+    exec(f"class {name}(LlamaAttention):\n{text}", space)
     space[name].__module__ = "transformers.models.llama.modeling_llama" if "Llama" in name else name
     return space[name]
 

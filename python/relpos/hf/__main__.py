@@ -10,7 +10,9 @@ _COMMANDS = {"coverage": coverage.main}
 def main() -> int:
     name, *arguments = sys.argv[1:] or [""]
     if name not in _COMMANDS:
-        print(f"python -m relpos.hf: expected {', '.join(_COMMANDS)}, got {name!r}", file=sys.stderr)
+        print(
+            f"python -m relpos.hf: expected {', '.join(_COMMANDS)}, got {name!r}", file=sys.stderr
+        )
         return 2
     return _COMMANDS[name](arguments)
 

@@ -1,7 +1,6 @@
 """relpos.hf.fuse: relpos computes the attention of a model, and its positions."""
 
 import warnings
-from typing import Any
 
 from torch import nn
 

@@ -1,4 +1,4 @@
-"""Inputs with which a model of transformers can be called, from its forward's names and its config."""
+"""Inputs with which a model can be called, from its forward's names and its config."""
 
 import inspect
 from collections.abc import Iterator
@@ -50,9 +50,11 @@ def calls(model: nn.Module, length: int) -> Iterator[dict[str, Any]]:
                 yield {k: v for k, v in text.items() if k != "input_ids"} | way
     if "inputs_embeds" in names:
         for width in _all(config, _WIDTHS):
-            yield {**text, "input_ids": None, "inputs_embeds": draw(2, length, width)} if (
-                "input_ids" in text
-            ) else {**text, "inputs_embeds": draw(2, length, width)}
+            yield (
+                {**text, "input_ids": None, "inputs_embeds": draw(2, length, width)}
+                if ("input_ids" in text)
+                else {**text, "inputs_embeds": draw(2, length, width)}
+            )
     if "hidden_states" in names:
         for width in _all(config, _WIDTHS):
             yield {**text, "hidden_states": draw(2, length, width)}
@@ -115,7 +117,9 @@ def _pixels(config: Any, length: int) -> Iterator[Tensor]:
     if hasattr(config, "spatial_merge_size") or hasattr(config, "merge_kernel_size"):
         yield from _patches(config, length)
     parts = [config, *(v for k, v in vars(config).items() if k.endswith("config"))]
-    frames = any(hasattr(part, name) for part in parts for name in ("num_frames", "frames_per_clip"))
+    frames = any(
+        hasattr(part, name) for part in parts for name in ("num_frames", "frames_per_clip")
+    )
     if frames:
         yield from _videos(config, length)
     yield from _images(config, length)

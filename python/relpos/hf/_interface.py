@@ -136,7 +136,8 @@ def attention_function(
 
     softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
-    relpos_rotation: a rotation to be applied here. relpos_position: what register was given. Of the others, options of relpos.attention apply, too.
+    relpos_rotation: a rotation to be applied here. relpos_position: what register was given. Of
+    the others, options of relpos.attention apply, too.
     """
     if not torch.compiler.is_compiling() and (watcher := _WATCHER.get()) is not None:
         watcher()
@@ -188,9 +189,7 @@ def attention_function(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def _chosen(
-    indices: Tensor, mask: Mask | Tensor | None, query: Tensor, key: Tensor
-) -> Tensor:
+def _chosen(indices: Tensor, mask: Mask | Tensor | None, query: Tensor, key: Tensor) -> Tensor:
     """The mask of a choice of keys [B, Lq, count] among those that a mask shows."""
     shape = query.shape[0], 1, query.shape[2], key.shape[2]
     seen = torch.zeros(shape, dtype=torch.bool).scatter(-1, indices[:, None].long(), True)

@@ -85,7 +85,7 @@ class Mask(NotATensor):
 
     @property
     def shape(self) -> torch.Size:
-        """Models ask how many axes and keys a mask has; those of transformers have [B, 1, Lq, Lk]."""
+        """That of a dense mask, [B, 1, Lq, Lk]: models ask how many keys a mask has."""
         return torch.Size((self.rows, 1, self.q_length, self.kv_length))
 
     def size(self, axis: int | None = None) -> Any:
@@ -146,12 +146,14 @@ class Mask(NotATensor):
     def _is_whole(self, index: Any) -> bool:
         """Whether an index leaves nothing out, as [:, :, :, : keys] does."""
         axes = index if isinstance(index, tuple) else (index,)
-        return all(each is Ellipsis or isinstance(each, slice) for each in axes) and (
-            Ellipsis not in axes or len(axes) == 1
-        ) and all(
-            each.indices(size) == (0, size, 1)
-            for each, size in zip(axes, self.shape, strict=False)
-            if each is not Ellipsis
+        return (
+            all(each is Ellipsis or isinstance(each, slice) for each in axes)
+            and (Ellipsis not in axes or len(axes) == 1)
+            and all(
+                each.indices(size) == (0, size, 1)
+                for each, size in zip(axes, self.shape, strict=False)
+                if each is not Ellipsis
+            )
         )
 
     def __lt__(self, other: Any) -> Any:

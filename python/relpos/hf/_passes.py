@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from relpos.hf import _interface
@@ -13,6 +12,7 @@ from relpos.hf._inputs import calls
 from relpos.hf._lazy import Mask
 from relpos.hf._trial import numbers, padded, quick
 
+_LARGE = 2**30  # parameters
 _LONG = 150, 2**17  # tokens, and tokens x width, of the long pass
 Way = Callable[[nn.Module], Any]
 
@@ -184,10 +184,15 @@ def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     if more:
         yield "7 tokens without a cache", lambda each: each(**given, **more)
     width = max((p.shape[-1] for p in model.parameters() if p.dim() == 2), default=1)
-    most = max((n for n in numbers(model.config) if n <= _LONG[0] and n * width <= _LONG[1]), default=0)
+    most = max(
+        (n for n in numbers(model.config) if n <= _LONG[0] and n * width <= _LONG[1]), default=0
+    )
     seen = padded(2, 37)
     seen[0] = True
-    for length, mask in ((37, {"attention_mask": seen.long()}), (max(40, most + 3), {})):
+    lengths = [(37, {"attention_mask": seen.long()}), (max(40, most + 3), {})]
+    if sum(each.numel() for each in model.parameters()) > _LARGE:
+        lengths = lengths[:1]
+    for length, mask in lengths:
         if not mask or "attention_mask" in names:
             given_so = next(calls(model, length), {}) | mask | more
             yield f"{length} tokens", lambda each, g=given_so: each(**g)

@@ -1,24 +1,19 @@
-"""The Llama family: attention classes that rotate query and key by apply_rotary_pos_emb.
-
-Without a cache the kernel rotates. With a cache, keys are stored rotated, as in every cache of
-transformers, so that a step of decoding rotates one key and not all of them.
+"""Rotations of the catalogue with the cosines and sines of a model: for adapters whose classes do
+not call the attention interface. Other classes that rotate are judged by their form.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relpos._position.classes import CLASSES
-from relpos._position.part import text_of
 from relpos._position.position import SchemePosition
 from relpos._position.rope_config import STATIC, rotation
-from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME
-from relpos.hf._lazy import Mask
-from relpos.hf._rotation import Trial, gives, unrotated
-from relpos.hf._trial import copied, numbers, repeated
+from relpos.hf._adapter import Unfused
+from relpos.hf._rotation import gives
+from relpos.hf._trial import copied, numbers
 
 
 def tables_of(module: nn.Module, owner: nn.Module) -> Callable:

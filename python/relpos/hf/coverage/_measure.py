@@ -90,7 +90,9 @@ def _classes(model: nn.Module) -> list[dict[str, str]]:
 
 
 _ROTATES = re.compile(r"rotary|rope|rotate_|apply_rot|freqs_cis", re.IGNORECASE)
-_OTHER = re.compile(r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb|attention_bias", re.I)
+_OTHER = re.compile(
+    r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb|attention_bias", re.I
+)
 
 
 def position(kind: type) -> str:

@@ -26,12 +26,16 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(num_.*experts|n_routed_experts|.*num_experts|moe_num_experts)", 4),
     (r"(n_group|topk_group|num_expert_group|n_shared_experts|moe_num_shared_experts)", 1),
     (r"(first_k_dense_replace|num_dense_layers|moe_layer_start_index|first_k_dense.*)", 1),
-    (r"(.*intermediate_size.*|.*ffn_.*dim|d_ff|n_inner|.*ffn_hidden_size|.*mlp_dim|feed_forward.*)", 96),
-    (r"(.*hidden_layers.*|num_layers|.*_layers|n_layers?|num_blocks|depth|.*_depth|num_.*layers)", 2),
-    (r"(.*hidden_size|.*hidden_dim|d_model|n_embd|.*embed_dim|dim|width|emb_dim|.*_hidden)", _HIDDEN),
-    (r"(embedding_size|word_embed_proj_dim|projection_dim|d_embed|model_dim|embed_size|.*_channels_out)", _HIDDEN),
-    (r"(proj_dim|out_dim|output_dim|projector_dim|projection_size|query_dim|out_hidden_size)", _HIDDEN),
-    (r"(sliding_window|attention_window|local_attention|window_size|chunk_size|attention_chunk_size)", 6),
+    (r"(.*intermediate_size.*|.*ffn_.*dim|d_ff|n_inner)", 96),
+    (r"(.*ffn_hidden_size|.*mlp_dim|feed_forward.*)", 96),
+    (r"(.*hidden_layers.*|.*_layers|n_layers?|num_blocks|depth|.*_depth|num_.*layers)", 2),
+    (r"(.*hidden_size|.*hidden_dim|d_model|n_embd|.*embed_dim)", _HIDDEN),
+    (r"(dim|width|emb_dim|.*_hidden)", _HIDDEN),
+    (r"(embedding_size|word_embed_proj_dim|projection_dim|d_embed|model_dim)", _HIDDEN),
+    (r"(embed_size|.*_channels_out|proj_dim|out_dim|output_dim|projector_dim)", _HIDDEN),
+    (r"(projection_size|query_dim|out_hidden_size)", _HIDDEN),
+    (r"(sliding_window|attention_window|local_attention|window_size)", 6),
+    (r"(chunk_size|attention_chunk_size)", 6),
     (r"(image_size|img_size|input_size|crop_size|resolution)", 32),
     (r"(patch_size|.*_patch_size)", 8),
 )  # fmt: skip
@@ -118,8 +122,10 @@ def _by_layer(whole: Any) -> dict[str, Any]:
 def _lists(whole: Any) -> dict[str, Any]:
     made = {}
     for name, value in vars(whole).items():
-        if not isinstance(value, (list, tuple)) or not value or not all(
-            isinstance(each, int) and not isinstance(each, bool) for each in value
+        if (
+            not isinstance(value, (list, tuple))
+            or not value
+            or not all(isinstance(each, int) and not isinstance(each, bool) for each in value)
         ):
             continue
         if name in ("depths", "num_blocks"):

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import nn
 
@@ -108,6 +107,7 @@ class _Trial:
         for part in theirs.modules():
             if isinstance(part, PreTrainedModel):
                 part.config._attn_implementation = "eager"
+        _simple_experts(theirs)
         # Passes may change buffers; each comparison begins with those of `pristine`.
         self.parts, self.pristine, self.theirs = parts, theirs, _trial.again(theirs)
         held = dict(self.theirs.named_modules())
@@ -144,6 +144,7 @@ class _Trial:
     def ours(self, verdict: Verdict) -> nn.Module:
         made = _trial.sharing(self.parts.model, self.pristine)
         set_up(made, self.parts, verdict)
+        _simple_experts(made)
         held = dict(made.named_modules())
         for name, turn in verdict.turns.items():
             _adapter.apply(plan_of(turn), held[name])
@@ -262,6 +263,13 @@ class _Trial:
             for name, why in bad.items():
                 if verdict.turns.pop(_joined(root, name), None) is not None:
                     verdict.why[_joined(root, name)] = f"with the rotation in the kernel {why}"
+
+
+def _simple_experts(model: nn.Module) -> None:
+    """Experts one after another: the products of a twin's weights are then of rank 1."""
+    for part in model.modules():
+        if getattr(getattr(part, "config", None), "_experts_implementation", None) is not None:
+            part.config._experts_implementation = "eager"
 
 
 def plan_of(turn: Turn) -> _adapter.Plan:

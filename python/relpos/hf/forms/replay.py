@@ -87,9 +87,7 @@ def _bare(call: Call) -> Call:
     return Call(*(mapped(drop, each) for each in (call.args, call.kwargs)))
 
 
-def _in_pieces(
-    theirs: nn.Module, ours: nn.Module, masked: Call, call: Call, length: int
-) -> None:
+def _in_pieces(theirs: nn.Module, ours: nn.Module, masked: Call, call: Call, length: int) -> None:
     """With a cache: many tokens, then one, then three."""
     from transformers import DynamicCache
 

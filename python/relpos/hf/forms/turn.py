@@ -35,8 +35,8 @@ class Turn:
     name: the global of its forward. joint: whether one call turns queries and keys. heads: the axis
     of heads in the tensors that the function gets. rows: their axes are [tokens, heads, dim] or
     [heads, tokens, dim], without a batch. size: of their last axis. layout, start, pairs: which of
-    its dimensions turn. first: where the function puts the two members of each pair. at: where these
-    dimensions begin in the heads that reach the interface.
+    its dimensions turn. first: where the function puts the two members of each pair. at: where
+    these dimensions begin in the heads that reach the interface.
     """
 
     name: str
@@ -181,9 +181,7 @@ class Kernel:
                 given.append(part.expand(x.shape[0], -1, -1))
         at = turn.at + turn.start
         dims = 2 * turn.pairs
-        whole = relpos.RotaryTables(
-            query.shape[-1], layout=turn.layout, start=at, rotary_dim=dims
-        )
+        whole = relpos.RotaryTables(query.shape[-1], layout=turn.layout, start=at, rotary_dim=dims)
         return whole(*given)
 
 
