@@ -172,3 +172,50 @@ def test_a_deviation_is_right_or_left_alone(what, name):
     assert [type(part) for part in fused.modules()] == [type(part) for part in model.modules()]
     given = inputs(family)
     assert torch.equal(outputs(family, fused, given)[0], outputs(family, model, given)[0])
+
+
+class ForeignAttention(modeling_llama.LlamaAttention):
+    """Computes attention by itself."""
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+        shape = (*hidden_states.shape[:-1], -1, self.head_dim)
+        query, key, value = (
+            project(hidden_states).view(shape).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = modeling_llama.apply_rotary_pos_emb(query, key, *position_embeddings)
+        cache = kwargs.get("past_key_values")
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
+        key, value = (modeling_llama.repeat_kv(x, self.num_key_value_groups) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * self.scaling
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        out = scores.softmax(-1) @ value
+        return self.o_proj(out.transpose(1, 2).flatten(2)), None
+
+
+@pytest.mark.parametrize(
+    ("kind", "runs"),
+    [("by itself", "eager"), ("by itself", "sdpa"), ("dropping its softcap", "eager")],
+)
+def test_a_foreign_layer_leaves_itself_alone(kind, runs):
+    family = FAMILIES["Llama"]
+    model = family.make()
+    itself, what = kind == "by itself", "a softcap that eager attention drops"
+    other = ForeignAttention if itself else deviant(what, "OtherAttention")
+    model.model.layers[0].self_attn.__class__ = other
+    model.set_attn_implementation(runs)
+    fused = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="1 (Foreign|Other)Attention "):
+        relpos.hf.fuse(fused)
+    layers = relpos.hf.report(fused).layers
+    assert [layer.state for layer in layers] == ["untouched", "fused"]
+    for mask in ("ones", "padded"):
+        same_outputs(family, fused, model, inputs(family, 21, mask=mask))
+    same_generation(fused, model, 6, input_ids=inputs(family, 13)["input_ids"])
+    with pytest.raises(ValueError, match="would keep layers untouched: 1 "):
+        relpos.hf.fuse(copy.deepcopy(model), strict=True)
+    relpos.hf.restore(fused)
+    given = inputs(family)
+    assert torch.equal(outputs(family, fused, given)[0], outputs(family, model, given)[0])

@@ -116,7 +116,10 @@ class Mask(NotATensor):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-        args, kwargs = (mapped(_dense, each) for each in (tuple(args), kwargs or {}))
+        change = _dense
+        if function is torch.nn.functional.scaled_dot_product_attention:  # of any dtype
+            change = _seen
+        args, kwargs = (mapped(change, each) for each in (tuple(args), kwargs or {}))
         return function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -200,6 +203,10 @@ class Mask(NotATensor):
 
 def _dense(value: Any) -> Any:
     return value.dense() if isinstance(value, Mask) else value
+
+
+def _seen(value: Any) -> Any:
+    return value.dense() == 0 if isinstance(value, Mask) else value
 
 
 class Bias(NotATensor):

@@ -6,6 +6,7 @@ cosines and sines of each token and pair, and one with fixed numbers, which show
 it does. The kernel turns by these tables.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 import relpos
+from relpos._position.position import SchemePosition
 from relpos._position.sum import Composed
 from relpos.hf._interface import NAME, attention_function
 from relpos.hf._rotation import with_globals
@@ -95,7 +97,8 @@ def read(given: Tensor, turned: Tensor, turn: Turn) -> Tables:
         raise Otherwise
     if turn.rows:
         cos, sin = cos[None], sin[None]
-    return cos.float(), sin.float()
+    exact = cos.dtype if cos.dtype == torch.float64 else torch.float32
+    return cos.to(exact), sin.to(exact)
 
 
 _memo: Any = WeakIdKeyDictionary()
@@ -180,9 +183,12 @@ class Kernel:
                     raise Otherwise
                 given.append(part.expand(x.shape[0], -1, -1))
         at = turn.at + turn.start
-        dims = 2 * turn.pairs
-        whole = relpos.RotaryTables(query.shape[-1], layout=turn.layout, start=at, rotary_dim=dims)
-        return whole(*given)
+        return _rotation(query.shape[-1], turn.layout, at, 2 * turn.pairs)(*given)
+
+
+@functools.cache
+def _rotation(head_dim: int, layout: str, start: int, rotary_dim: int) -> SchemePosition:
+    return relpos.RotaryTables(head_dim, layout=layout, start=start, rotary_dim=rotary_dim)
 
 
 class FusedTurn:
