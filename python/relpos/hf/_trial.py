@@ -285,7 +285,8 @@ def numbers(*holders: Any) -> list[int]:
     found = set()
     for holder in itertools.chain(holders, _rope_parameters(*holders)):
         for name in names:
-            value = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+            # A config that says it of each layer alone raises another error than AttributeError.
+            value = (holder if isinstance(holder, dict) else vars(holder)).get(name)
             if isinstance(value, int) and value > 0:
                 found.add(value)
     return sorted(found)
@@ -293,7 +294,7 @@ def numbers(*holders: Any) -> list[int]:
 
 def _rope_parameters(*holders: Any) -> Iterator[dict]:
     for holder in holders:
-        whole = getattr(holder, "rope_parameters", None)
+        whole = vars(holder).get("rope_parameters")
         if isinstance(whole, dict):
             yield whole
             yield from (each for each in whole.values() if isinstance(each, dict))

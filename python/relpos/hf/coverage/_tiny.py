@@ -212,9 +212,20 @@ def callable_so(built: nn.Module) -> bool:
     return False
 
 
+def _each(made: dict[str, Any], change: Callable) -> dict[str, Any]:
+    """The entries, also those of parts, changed one by one."""
+    return {
+        key: _each(value, change) if isinstance(value, dict) else change(key, value)
+        for key, value in made.items()
+    }
+
+
 def _variants(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The entries, and others for models whose code has defaults for large heads."""
     yield made
+    yield {key: value for key, value in made.items() if key != "head_dim"}
+    yield _each(made, lambda key, value: _HEADS if key.endswith("key_value_heads") else value)
+    yield _each(made, lambda key, value: 32 if key == "window_size" else value)
     for section in ([4, 2, 2], [2, 1, 1]):
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section}
         if len(section) and sum(section) == 4:

@@ -91,6 +91,7 @@ def judge(parts: Parts, pristine: nn.Module, kept: dict[str, str]) -> Verdict:
         for name in set(parts.owner.values()):
             verdict.kept[name] = "no choice of its layers ran on relpos in a trial"
         return verdict
+    trial.foreign(verdict)
     trial.rotations(verdict)
     return verdict
 
@@ -202,6 +203,32 @@ class _Trial:
                     self._own(verdict, name, str(error))
                 except Exception as error:
                     self._own(verdict, name, _raised(error))
+
+    def foreign(self, verdict: Verdict) -> None:
+        """Keeps the models in which a layer with its own attention gives something else than on
+        the implementation that it has: that one may make masks of another form."""
+        mixed = {
+            self.parts.owner[name]
+            for name in verdict.own
+            if name in self.calls and self.parts.before[self.parts.owner[name]] != "eager"
+        } - {*verdict.kept}
+        if not any(n not in verdict.own for n, o in self.parts.owner.items() if o in mixed):
+            return
+        theirs, ours = _trial.again(self.pristine), self.ours(verdict)
+        nothing = Verdict(kept=dict.fromkeys(self.parts.before, ""))
+        set_up(theirs, self.parts, nothing)
+        both = [dict(each.named_modules()) for each in (theirs, ours)]
+        for label, way, root, _ in self.passes:
+            found = [self._below({n: h[n] for n in self.attention}, root) for h in both]
+            before = _passes.run(theirs.get_submodule(root), way, found[0])
+            now = _passes.run(ours.get_submodule(root), way, found[1], before)
+            for name, error in now.errors.items():
+                whole = _joined(root, name)
+                owner = self.parts.owner[whole]
+                if whole in verdict.own and owner in mixed and not error <= _NEAR:
+                    verdict.kept.setdefault(
+                        owner, f"a layer of it, {whole}: {_differs(error, label)}"
+                    )
 
     def _named_below(self, root: str) -> bool:
         return any(_within(name, root) for name in self.parts.named)
