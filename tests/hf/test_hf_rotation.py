@@ -3,12 +3,10 @@
 import contextlib
 import copy
 import sys
-import textwrap
 
 import pytest
 import relpos
 import torch
-from relpos.hf import adapters
 
 from tests.hf.hf_models import FAMILIES, Family, inputs, outputs, pair, same, same_outputs, states
 
@@ -21,31 +19,23 @@ ROTARY += ["Llama", "Gemma 3", "Phi", "Phi-3", "GPT-NeoX", "GPT-J", "Falcon, rot
 # What a class brings along is its own choice: neighbouring pairs (GLM, Ernie, Helium, Cohere),
 # the other direction and a norm after it (NanoChat), halves (Olmo), only some layers (SmolLM3).
 ROTATIONS = {  # options, states of the layers, and why some are not fused
-    "Glm": ({"pad_token_id": 0}, ["attention", "attention"], "differs by"),
-    "Ernie4_5": ({}, ["attention", "attention"], "differs by"),
-    "Helium": ({}, ["attention", "attention"], "differs by"),
-    "NanoChat": ({}, ["attention", "attention"], "differs by"),
+    "Glm": ({"pad_token_id": 0}, ["fused", "fused"], None),
+    "Ernie4_5": ({}, ["fused", "fused"], None),
+    "Helium": ({}, ["fused", "fused"], None),
+    "NanoChat": ({}, ["fused", "fused"], None),
     "Olmo": ({}, ["fused", "fused"], None),
-    "Cohere2": ({}, ["attention", "attention"], "its angles are not those of relpos.RoPE"),
+    "Cohere2": ({}, ["fused", "fused"], None),
     "SmolLM3": (
         {"no_rope_layers": [1, 0], "sliding_window": 6},
         ["fused", "attention"],
-        "its attention does not show a rotation",
+        "it does not rotate",
     ),
+    "HunYuanDenseV1": ({}, ["attention", "attention"], "go on otherwise after the rotation"),
 }
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)
-def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, tmp_path, monkeypatch):
-    """Where the adapter of Llama's kin claims it, by name alone."""
-    text = f"""
-        from relpos.hf._adapter import Adapter
-        from relpos.hf.adapters.rotary import _plan
-
-        ADAPTERS = [Adapter(("{kind}Attention",), _plan)]
-        """
-    (tmp_path / f"claims_{kind}.py").write_text(textwrap.dedent(text))
-    monkeypatch.setattr(adapters, "__path__", [*adapters.__path__, str(tmp_path)])
+def test_a_class_is_fused_where_the_kernel_can_rotate(kind):
     options, expected, reason = ROTATIONS[kind]
     family = Family(f"{kind}ForCausalLM", FAMILIES["Llama"].options | options, "decoder")
     model, fused = pair(family)
@@ -67,12 +57,20 @@ def test_a_class_is_fused_where_it_rotates_as_relpos_does(kind, tmp_path, monkey
     ],
 )
 def test_without_a_cache_the_model_does_not_rotate(name, dtype, monkeypatch):
+    """Its function is called once a pass, with two heads, which show the cosines and sines."""
     family = FAMILIES[name]
     fused = relpos.hf.fuse(family.make()).to(dtype)
-    expected, _ = outputs(family, fused, inputs(family))
-    assert expected.isfinite().all()
-    monkeypatch.delattr(sys.modules[type(fused).__module__], "apply_rotary_pos_emb")
-    assert torch.equal(outputs(family, fused, inputs(family))[0], expected)
+    code = sys.modules[type(fused).__module__]
+    own, heads = code.apply_rotary_pos_emb, []
+
+    def watched(query, key, *args, **kwargs):
+        heads.append((query.shape[1], key.shape[1]))
+        return own(query, key, *args, **kwargs)
+
+    monkeypatch.setattr(code, "apply_rotary_pos_emb", watched)
+    out, _ = outputs(family, fused, inputs(family))
+    assert out.isfinite().all()
+    assert heads == [(2, 2)] * (2 if name == "Gemma 3" else 1)  # a rotation for each type of layer
 
 
 def edited(model, how):

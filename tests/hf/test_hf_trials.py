@@ -118,7 +118,8 @@ def test_a_rotation_by_length_beyond_its_original_one(name, kind):
     model = by_length(name, kind)
     fused = relpos.hf.fuse(copy.deepcopy(model))
     for layer in relpos.hf.report(fused).layers:
-        assert f"got '{kind}': the model rotates" in layer.why
+        assert layer.state == "fused"
+        assert "Falcon" not in name or f"got '{kind}': the model rotates" in layer.why
     for length in (20, 9, 40, 15, 17, 90, 12):
         given = inputs(family, length, mask="ones")
         (ours, gradients), (theirs, expected) = (outputs(family, m, given) for m in (fused, model))
@@ -257,9 +258,9 @@ MASK_READERS = {  # of which keys the class reads a dense mask
 
 
 @pytest.mark.parametrize("kind", MASK_READERS)
-def test_a_class_that_computes_with_its_mask_stays_as_it_is(kind, monkeypatch):
-    """At some lengths alone it does not raise: only its own eager attention, over these keys or
-    with a cache, differs."""
+def test_a_class_that_computes_with_its_mask(kind, monkeypatch):
+    """It gets the matrix. Where it asks first whether the mask is a tensor, at some lengths alone,
+    its own eager attention, over these keys or with a cache, differs: it stays as it is."""
     own, when = modeling_llama.LlamaAttention.forward, MASK_READERS[kind]
 
     def forward(self, hidden_states, position_embeddings=None, attention_mask=None, **kwargs):
@@ -272,13 +273,10 @@ def test_a_class_that_computes_with_its_mask_stays_as_it_is(kind, monkeypatch):
         return own(self, hidden_states, position_embeddings, mask, **kwargs)
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
-    assert states(compare("Llama", 21)) == {"untouched"}
-    if when is None:
-        report = str(relpos.hf.report(relpos.hf.fuse(FAMILIES["Llama"].make())))
-        assert "raised TypeError: relpos.hf: this model computes with its attention mask" in report
+    assert states(compare("Llama", 21)) == {"attention" if when is None else "untouched"}
 
 
-def test_a_layer_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
+def test_a_layer_that_computes_with_its_mask_gets_the_matrix(monkeypatch):
     own = modeling_llama.LlamaDecoderLayer.forward
 
     def forward(self, hidden_states, attention_mask=None, **kwargs):
@@ -286,18 +284,38 @@ def test_a_layer_that_computes_with_its_mask_stays_as_it_is(monkeypatch):
 
     monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
     family = FAMILIES["Llama"]
+    model, fused = pair("Llama")
+    assert states(fused) == {"fused"}
+    same_outputs(family, fused, model)
+
+
+def test_a_model_that_raises_on_relpos_stays_as_it_is(monkeypatch):
+    own = modeling_llama.LlamaDecoderLayer.forward
+
+    def forward(self, hidden_states, attention_mask=None, **kwargs):
+        if not isinstance(attention_mask, torch.Tensor):
+            raise TypeError("expected a tensor")
+        return own(self, hidden_states, attention_mask, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "forward", forward)
+    family = FAMILIES["Llama"]
     model = family.make()
     before = {name: (type(part), set(vars(part))) for name, part in model.named_modules()}
-    fused = relpos.hf.fuse(copy.deepcopy(model))
+    fused = copy.deepcopy(model)
+    with pytest.warns(UserWarning, match="keeps layers untouched: 2 LlamaAttention .*expected a"):
+        relpos.hf.fuse(fused)
     for layer in relpos.hf.report(fused).layers:
         assert layer.state == "untouched"
-        assert "LlamaForCausalLM on relpos: a trial with random weights raised" in layer.why
+        assert "LlamaModel on relpos: a trial with random weights raised TypeError" in layer.why
     for name, part in fused.named_modules():
         kind, attributes = before[name]
         assert type(part) is kind
         assert set(vars(part)) - attributes <= {"_relpos_status"}
     given = inputs(family)
     assert torch.equal(outputs(family, fused, given)[0], outputs(family, model, given)[0])
+    with pytest.raises(ValueError, match="would keep layers untouched"):
+        relpos.hf.fuse(model, strict=True)
+    assert all("_relpos" not in str(set(vars(part))) for part in model.modules())
 
 
 def test_an_object_with_a_forward_of_its_own_stays_as_it_is():
@@ -357,7 +375,7 @@ COMPOSITES = {
 def test_models_of_images_and_text(name):
     model, fused = pair(COMPOSITES[name])
     found = {layer.kind: layer.state for layer in relpos.hf.report(fused).layers}
-    assert found["SiglipAttention"] == "untouched"
+    assert found["SiglipAttention"] == "attention"
     assert "fused" in found.values()
     ids = torch.randint(3, 49, (2, 20), generator=torch.Generator().manual_seed(1))
     seen = torch.ones_like(ids)

@@ -1,31 +1,36 @@
-"""relpos.hf.fuse: relpos computes the positions of a model."""
+"""relpos.hf.fuse: relpos computes the attention of a model, and its positions."""
 
-import copy
-from collections.abc import Iterator
-from typing import Any
+import warnings
 
 from torch import nn
 
 from relpos.hf import _adapter, _interface, _trial
+from relpos.hf._discover import attention_modules, implementation, outermost, own_configs
+from relpos.hf._state import STATUS, State, remember, set_state, state_of, undo
+from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up
 
-STATUS = "_relpos_status"  # of an attention module: (fused, text)
-# Of each module: it, its class, its attributes, the attention implementation of its config.
-State = list[tuple[nn.Module, type, dict[str, Any], str | None]]
-BEFORE = "_relpos_before"  # of a module that fuse has changed: what restore gives back
+__all__ = ["attention_modules", "fuse", "implementation", "linearize", "restore"]
 
 
-def fuse(model: nn.Module) -> nn.Module:
-    """Lets relpos compute the positions of a transformers model; returns the same model.
+def fuse(model: nn.Module, *, strict: bool = False) -> nn.Module:
+    """Lets relpos compute the attention of a transformers model, and its positions; returns the
+    same model.
 
     No Lq x Lk bias or mask is built any more, in training and in generate(). Parameters, names
     and state dict stay the same. Attention modules change their class, and configs are copied, so
-    that other models that share them are not changed. Layers with a scheme that relpos does not
-    have stay as they are; relpos.hf.report(model) lists them with the reason.
+    that other models that share them are not changed. Every attention module is then fused (the
+    kernel computes attention and positions), on relpos for attention only (the model computes its
+    positions, if it has any), or untouched; relpos.hf.report(model) says which, and why. A warning
+    names what is untouched.
+
+    Args:
+      strict: raise in place of the warning, and change nothing.
 
     Raises:
       ImportError: transformers is not installed, or lacks an interface that relpos needs.
       TypeError: model is not a transformers model.
-      ValueError: it runs with a position that relpos.hf.register(name, position=...) was given.
+      ValueError: it runs with a position that relpos.hf.register(name, position=...) was given; or
+        strict, and a module would stay untouched.
     """
     _interface.register()
     from transformers import PreTrainedModel
@@ -38,15 +43,34 @@ def fuse(model: nn.Module) -> nn.Module:
             f"{type(model).__name__}"
         )
     _refuse_named(model)
+    whole = state_of(model)
     own_configs(model)
     with _trial.undisturbed():
-        for part in _outermost(model):
-            before = _state(part)
-            _fuse_all(part)
-            if any(a[1::2] != b[1::2] for a, b in zip(before, _state(part), strict=True)):
-                _keep_if_it_runs(part, before)
-            _remember(before)
+        for part in outermost(model):
+            before = state_of(part)
+            if any(STATUS not in vars(module) for _, module, _ in attention_modules(part)):
+                _fuse(part, before)
+            remember(before)
+    left = _untouched(model)
+    if left and strict:
+        set_state(whole)
+        raise ValueError(f"model: {type(model).__name__} would keep layers untouched: {left}")
+    if left:
+        warnings.warn(
+            f"relpos.hf.fuse: {type(model).__name__} keeps layers untouched: {left}", stacklevel=2
+        )
     return model
+
+
+def _untouched(model: nn.Module) -> str:
+    """The classes of attention modules that stay as they are, each with the reasons; or nothing."""
+    found: dict[tuple[str, str], int] = {}
+    for _, module, _ in attention_modules(model):
+        state, why = vars(module).get(STATUS, ("untouched", ""))
+        if state == "untouched":
+            key = (type(module).__name__, why)
+            found[key] = found.get(key, 0) + 1
+    return "; ".join(f"{count} {name} ({why})" for (name, why), count in found.items())
 
 
 def _refuse_named(model: nn.Module) -> None:
@@ -69,16 +93,7 @@ def restore(model: nn.Module) -> nn.Module:
     is.
     """
     for part in model.modules():
-        vars(part).pop(STATUS, None)
-        if BEFORE not in vars(part):
-            continue
-        kind, attributes, added, runs = vars(part).pop(BEFORE)
-        part.__class__ = kind
-        for name in added:
-            vars(part).pop(name, None)
-        vars(part).update(attributes)
-        if runs is not None:
-            part.config._attn_implementation = runs
+        undo(part)
     return model
 
 
@@ -87,170 +102,125 @@ def linearize(model: nn.Module) -> nn.Module:
 
     Elsewhere the word means an approximation in linear time; fuse approximates nothing.
     """
-    return fuse(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fuse(model)
 
 
-def _outermost(model: nn.Module) -> list[nn.Module]:
-    """The models of transformers that are in no other one."""
-    from transformers import PreTrainedModel
-
-    named = dict(model.named_modules())
-    return [
-        part
-        for name, part in named.items()
-        if isinstance(part, PreTrainedModel) and _owner(named, name) is None
-    ]
-
-
-def _fuse_all(model: nn.Module) -> None:
-    from transformers import PreTrainedModel
-
-    owned: dict[Any, list[nn.Module]] = {}
-    for _, module, owner in attention_modules(model):
-        owned.setdefault(owner, []).append(module)
-    for owner, modules in owned.items():
-        _fuse(owner, modules)
-    for part in model.modules():  # a head reads its own config when it generates
-        if isinstance(part, PreTrainedModel):
-            owners = [owner for _, _, owner in attention_modules(part)]
-            if owners and all(implementation(owner) == _interface.NAME for owner in owners):
-                part.config._attn_implementation = _interface.NAME
-
-
-def _state(model: nn.Module) -> State:
-    """Of each module, what fuse may change."""
-    configs = (getattr(part, "config", None) for part in model.modules())
-    runs = (getattr(config, "_attn_implementation", None) for config in configs)
-    return [
-        (part, type(part), dict(vars(part)), name)
-        for part, name in zip(model.modules(), runs, strict=True)
-    ]
+def _fuse(model: nn.Module, before: State) -> None:
+    """Fuses a model of transformers: first by adapters for classes, then by form."""
+    parts, named = _parts(model), _Named()
+    owners = {name: model.get_submodule(name) for name in dict.fromkeys(parts.owner.values())}
+    for name, owner in owners.items():
+        named.plan(owner, {n: parts.attention[n] for n in parts.of(name)}, name)
+    parts.named = {*named.plans, *named.alone}
+    forms = any(
+        name not in parts.named and parts.owner[name] not in named.kept for name in parts.attention
+    )
+    pristine = _trial.twin(model) if forms else None
+    for name, plan in named.plans.items():
+        _adapter.apply(plan, parts.attention[name])
+    if pristine is None:
+        verdict = Verdict(kept=dict(named.kept))
+        set_up(model, parts, verdict)
+        _keep_if_it_runs(model, before, parts, verdict)
+    else:
+        verdict = judge(parts, pristine, dict(named.kept))
+        _keep(before, parts, verdict)
+        set_up(model, parts, verdict)
+    for name, turn in verdict.turns.items():
+        _adapter.apply(plan_of(turn), parts.attention[name])
+    for name, module in parts.attention.items():
+        vars(module)[STATUS] = _status(name, module, parts, verdict, named)
 
 
-def _set_state(state: State) -> None:
-    for part, kind, attributes, runs in state:
-        part.__class__ = kind
-        vars(part).clear()
-        vars(part).update(attributes)
-        if runs is not None:
-            part.config._attn_implementation = runs
+def _parts(model: nn.Module) -> Parts:
+    names = {id(part): name for name, part in model.named_modules()}
+    found = list(attention_modules(model))
+    owner = {name: names[id(above if above is not None else model)] for name, _, above in found}
+    runs = {name: implementation(model.get_submodule(name)) for name in set(owner.values())}
+    return Parts(model, {name: module for name, module, _ in found}, owner, runs, set())
 
 
-def _remember(before: State) -> None:
-    """Leaves in each module that fuse has changed what it was before."""
-    for part, kind, attributes, runs in before:
-        own = vars(part)
-        added = [name for name in own if name not in attributes and name != STATUS]
-        changed = {
-            name: old
-            for name, old in attributes.items()
-            if own.get(name) is not old and name != STATUS
-        }
-        now = None if runs is None else part.config._attn_implementation
-        same = type(part) is kind and not added and not changed and now == runs
-        if BEFORE not in own and not same:
-            own[BEFORE] = (kind, changed, added, runs)
+class _Named:
+    """What the adapters for classes make of a model: plans by module, reasons why others run on
+    relpos for attention alone, and models that are kept, with the reason."""
+
+    def __init__(self) -> None:
+        self.plans: dict[str, _adapter.Plan] = {}
+        self.alone: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
+
+    def plan(self, owner: nn.Module, modules: dict[str, nn.Module], owner_name: str) -> None:
+        plans: dict[str, _adapter.Plan] = {}
+        alone: dict[str, str] = {}
+        for name, module in modules.items():
+            adapter = _adapter.find(module)
+            if adapter is None:
+                continue
+            same = (w for n, w in alone.items() if _trial.alike(modules[n], module))
+            refused = next(same, None)  # its trial was the longer one
+            if refused is not None:
+                alone[name] = refused
+                continue
+            try:
+                if "forward" in vars(module):
+                    raise _adapter.Unfused("the object has a forward of its own", attention=False)
+                plans[name] = adapter.plan(module, owner)
+            except Exception as error:
+                expected = isinstance(error, _adapter.Unfused)
+                why = str(error) if expected else _raised(error)
+                if not expected or not error.attention:
+                    self.kept[owner_name] = why
+                    return
+                alone[name] = why
+        self.plans |= plans
+        self.alone |= alone
 
 
-def _keep_if_it_runs(model: nn.Module, before: State) -> None:
+def _status(
+    name: str, module: nn.Module, parts: Parts, verdict: Verdict, named: _Named
+) -> tuple[str, str]:
+    kept = verdict.kept.get(parts.owner[name])
+    if kept is not None or name in verdict.own:
+        return "untouched", _adapter.lacking(module) or kept or verdict.own[name]
+    if name in verdict.turns:
+        return "fused", plan_of(verdict.turns[name]).what
+    if name in named.plans:
+        return "fused", named.plans[name].what
+    return "attention", named.alone.get(name) or _adapter.lacking(module) or verdict.why[name]
+
+
+def _keep(before: State, parts: Parts, verdict: Verdict) -> None:
+    """Undoes the plans of the modules in the models that are kept, and of these models."""
+    kept = {
+        id(part)
+        for name in verdict.kept
+        for part in parts.model.get_submodule(name).modules()
+        if not any(part is parts.attention[n] for n, o in parts.owner.items() if o != name)
+    }
+    set_state([each for each in before if id(each[0]) in kept])
+
+
+def _keep_if_it_runs(model: nn.Module, before: State, parts: Parts, verdict: Verdict) -> None:
     """Undoes everything where the model raises now and did not raise before: some part of it
     outside of its attention modules computes with a mask or a bias itself."""
+    if all(name in verdict.kept for name in parts.owner.values()):
+        return
     now = _trial.runs(model)
     if not any(now):
         return
-    after = _state(model)
-    _set_state(before)
+    after = state_of(model)
+    set_state(before)
     ran = _trial.runs(model)
     new = [error for error, earlier in zip(now, ran, strict=False) if error and not earlier]
     if not new:
-        _set_state(after)
+        set_state(after)
         return
     why = f"{type(model).__name__} on relpos: {_raised(new[0])}"
-    for part, *_ in after:
-        if STATUS in vars(part) or _adapter.find(part) is not None:
-            vars(part)[STATUS] = (False, why)
+    verdict.kept |= dict.fromkeys(parts.owner.values(), why)
 
 
 def _raised(error: Exception) -> str:
     text = " ".join(str(error).split())
     return f"a trial with random weights raised {type(error).__name__}: {text}"
-
-
-def implementation(owner: Any) -> str | None:
-    """The attention implementation of a model, None where there is no model."""
-    return None if owner is None else owner.config._attn_implementation
-
-
-def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any]]:
-    """(name, module, nearest PreTrainedModel above it) of the modules that compute attention. They
-    are found by the name of their class; of nested ones the innermost counts."""
-    from transformers import PreTrainedModel
-
-    named, others = dict(model.named_modules()), _adapter.no_attention()
-
-    def attends(module: nn.Module) -> bool:
-        kind = type(module).__name__
-        return "Attention" in kind and kind not in others
-
-    for name, module in named.items():
-        if not attends(module) or isinstance(module, PreTrainedModel):
-            continue
-        inner = any(attends(m) for m in module.modules() if m is not module)
-        if not inner:
-            yield name, module, _owner(named, name)
-
-
-def _owner(named: dict[str, nn.Module], name: str) -> Any:
-    """The nearest PreTrainedModel above a module, None where there is none."""
-    from transformers import PreTrainedModel
-
-    while name:
-        name = name.rpartition(".")[0]
-        if isinstance(named[name], PreTrainedModel):
-            return named[name]
-    return None
-
-
-def own_configs(model: nn.Module) -> None:
-    """Copies every config in the model, so that a change does not reach other models."""
-    from transformers import PretrainedConfig
-
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        for name, value in list(module.__dict__.items()):
-            if isinstance(value, PretrainedConfig):
-                module.__dict__[name] = copy.deepcopy(value, memo)
-
-
-def _fuse(owner: Any, modules: list[nn.Module]) -> None:
-    """Fuses the attention modules of one model. They share its mask, so either all of them run on
-    relpos or none."""
-    found = [(module, _adapter.find(module)) for module in modules if STATUS not in vars(module)]
-    if not found or not all(adapter for _, adapter in found):
-        return
-    plans: list[tuple[nn.Module, _adapter.Plan | str]] = []
-    for module, adapter in found:
-        before = (why for each, why in plans if isinstance(why, str) and _trial.alike(each, module))
-        refused = next(before, None)  # its trial was the longer one
-        if refused is not None:
-            plans.append((module, refused))
-            continue
-        try:
-            if "forward" in vars(module):
-                raise _adapter.Unfused("the object has a forward of its own", attention=False)
-            plans.append((module, adapter.plan(module, owner)))
-        except Exception as error:
-            expected = isinstance(error, _adapter.Unfused)
-            why = str(error) if expected else _raised(error)
-            if not expected or not error.attention:
-                for each in modules:
-                    vars(each)[STATUS] = (False, why)
-                return
-            plans.append((module, why))
-    for module, plan in plans:
-        if isinstance(plan, str):
-            vars(module)[STATUS] = (False, plan)
-        else:
-            _adapter.apply(plan, module)
-            vars(module)[STATUS] = (True, plan.what)
-    owner.config._attn_implementation = _interface.NAME

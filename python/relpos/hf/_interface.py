@@ -1,8 +1,10 @@
 """attn_implementation="relpos" for the attention interface of transformers."""
 
+import contextvars
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,11 +24,24 @@ NAME = "relpos"
 
 # Keywords by which a model requests more than softmax attention over an interval of keys.
 _FOREIGN = {
-    "indices": "a choice of keys for each query",
     "block_indices": "a choice of key blocks for each query",
     "cache": "a paged cache",
     "cu_seq_lens_q": "sequence lengths in place of position_ids that restart",
 }
+
+
+# What is told of each call; set in trials alone.
+_WATCHER: contextvars.ContextVar[Callable | None] = contextvars.ContextVar("watch", default=None)
+
+
+@contextmanager
+def watched(watcher: Callable) -> Iterator[None]:
+    """Calls watcher() in every call of attention_function within."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
 
 # The positions of attention implementations that have one, by name.
@@ -113,7 +128,6 @@ def attention_function(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     relpos_rotation: Composed | None = None,
-    position_ids: Tensor | None = None,
     relpos_position: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -122,15 +136,18 @@ def attention_function(
 
     softcap: as in relpos.attention. s_aux: its sinks, [H]; sinks: the same, or [B, H, Lq, 1].
 
-    relpos_rotation: a rotation to be applied here, at position_ids [B or 1, L]. relpos_position:
-    what register was given. Of the others, options of relpos.attention apply, too.
+    relpos_rotation: a rotation to be applied here. relpos_position: what register was given. Of
+    the others, options of relpos.attention apply, too.
     """
+    if not torch.compiler.is_compiling() and (watcher := _WATCHER.get()) is not None:
+        watcher()
     for name, what in _FOREIGN.items():
         if others.get(name) is not None:
             raise NotImplementedError(
                 f"relpos.hf: {type(module).__name__} asks for {what} ({name}), which relpos does "
                 'not have: use attn_implementation="sdpa" or "eager" for this model'
             )
+    chosen = others.get("indices")
     if attention_mask is None:
         # The rule of the interface: a model that passes no mask relies on is_causal, whose
         # queries and keys both start at 0.
@@ -139,12 +156,14 @@ def attention_function(
             attention_mask = mask_function(
                 query.shape[0], query.shape[2], key.shape[2], device=query.device
             )
-    position = positions = None
-    if relpos_rotation is not None:
-        position, positions = relpos_rotation, both_at(position_ids)
+    if chosen is not None:
+        attention_mask = _chosen(chosen, attention_mask, query, key)
+    position, positions = relpos_rotation, None
     q_start: int | Tensor | None = None
     if isinstance(position_bias, Bias):
-        position, positions = position_bias.make(), position_bias.positions
+        bias = position_bias.make()
+        position = [*flatten(position), *flatten(bias)] if position is not None else bias
+        positions = position_bias.positions
         q_start, position_bias = position_bias.q_start, None
     if relpos_position is not None:
         own = flatten(_position_of(relpos_position, module))
@@ -163,11 +182,22 @@ def attention_function(
         scale=scaling,
         softcap=softcap,
         sinks=_sinks(s_aux if sinks is None else sinks),
-        weights=output_attentions,
+        weights=bool(output_attentions),
         **{name: others[name] for name in OPTIONS if name in others},
     )
     out, weights = out if output_attentions else (out, None)
     return out.transpose(1, 2).contiguous(), weights
+
+
+def _chosen(indices: Tensor, mask: Mask | Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+    """The mask of a choice of keys [B, Lq, count] among those that a mask shows."""
+    shape = query.shape[0], 1, query.shape[2], key.shape[2]
+    seen = torch.zeros(shape, dtype=torch.bool).scatter(-1, indices[:, None].long(), True)
+    if isinstance(mask, Mask):
+        return seen & (mask.dense() == 0)
+    if mask is None or mask.dtype == torch.bool:
+        return seen if mask is None else seen & mask
+    return mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
 
 
 def _check_place(
@@ -228,6 +258,8 @@ def attend(
             f"relpos.hf: expected an attention mask made by relpos or of rank 4, got "
             f"{list(mask.shape)}: register the mask function, too (relpos.hf.register())"
         )
+    if isinstance(mask, Tensor) and mask.shape[2] == 1 < query.shape[2]:  # one query for all
+        mask = mask.expand(-1, -1, query.shape[2], -1)
     if bias is not None:
         if softcap is not None:
             raise NotImplementedError(

@@ -3,9 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from relpos._position.sum import Composed
+
+
+def mapped(change: Callable, tree: Any) -> Any:
+    """The arguments of a call with each leaf changed, within tuples, lists and dicts."""
+    if isinstance(tree, (tuple, list)) and type(tree) in (tuple, list):
+        return type(tree)(mapped(change, each) for each in tree)
+    if type(tree) is dict:
+        return {key: mapped(change, each) for key, each in tree.items()}
+    return change(tree)
 
 
 class NotATensor:
@@ -42,6 +52,8 @@ class Mask(NotATensor):
     Query i is at q_start + i, counted from the first key. key_range is (lo, hi), int64 [Lq] or
     [B, Lq], or None for all keys; padding is bool [B, Lk], True = hidden, or None. newest: a cache
     may hold more keys than the mask covers; the mask is then about the last ones.
+
+    A module that computes with its mask gets the matrix of eager attention in its place.
     """
 
     def __init__(
@@ -61,14 +73,23 @@ class Mask(NotATensor):
         self.key_range = key_range
         self.padding = padding
         self.newest = newest
+        self.rows = 1 if padding is None else padding.shape[0]  # of the batch
+        self._matrix: Tensor | None = None
 
-    ndim = 1  # models that edit a dense mask ask whether it has 4 axes
+    # Models that edit a dense mask ask whether it has 4 axes, and those that make one from another
+    # whether it has fewer.
+    ndim = 5
+
+    def dim(self) -> int:
+        return self.ndim
 
     @property
-    def shape(self) -> tuple[int]:
-        """A model that made its mask before reads the number of keys from it where there is no
-        cache."""
-        return (self.kv_length,)
+    def shape(self) -> torch.Size:
+        """That of a dense mask, [B, 1, Lq, Lk]: models ask how many keys a mask has."""
+        return torch.Size((self.rows, 1, self.q_length, self.kv_length))
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
 
     def to(self, *_: Any, **__: Any) -> "Mask":
         """Returns itself; models convert a mask before they pass it along."""
@@ -76,12 +97,101 @@ class Mask(NotATensor):
 
     contiguous = to
 
+    def dense(self) -> Tensor:
+        """What is added to the scores, [rows, 1, Lq, Lk]: 0 where a query sees a key, else the
+        lowest number of the default dtype."""
+        if self._matrix is None:
+            keys = torch.arange(self.kv_length)
+            seen = torch.ones(1, self.q_length, self.kv_length, dtype=torch.bool)
+            if self.key_range is not None:
+                lo, hi = (end.reshape(-1, self.q_length, 1) for end in self.key_range)
+                seen = (keys >= lo) & (keys < hi)
+            if self.padding is not None:
+                seen = seen & ~self.padding[:, None]
+            dtype = torch.get_default_dtype()
+            hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
+            whole = torch.where(seen, torch.zeros((), dtype=dtype), hidden)[:, None]
+            self._matrix = whole.expand(self.rows, -1, -1, -1)
+        return self._matrix
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        change = _dense
+        if function is torch.nn.functional.scaled_dot_product_attention:  # of any dtype
+            change = _seen
+        args, kwargs = (mapped(change, each) for each in (tuple(args), kwargs or {}))
+        return function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.dense(), name)
+
+    def __add__(self, other: Any) -> Any:
+        return self.dense() + _dense(other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self.dense() - _dense(other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return _dense(other) - self.dense()
+
+    def __mul__(self, other: Any) -> Any:
+        return self.dense() * _dense(other)
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, index: Any) -> Any:
+        return self if self._is_whole(index) else self.dense()[index]
+
+    def _is_whole(self, index: Any) -> bool:
+        """Whether an index leaves nothing out, as [:, :, :, : keys] does."""
+        axes = index if isinstance(index, tuple) else (index,)
+        return (
+            all(each is Ellipsis or isinstance(each, slice) for each in axes)
+            and (Ellipsis not in axes or len(axes) == 1)
+            and all(
+                each.indices(size) == (0, size, 1)
+                for each, size in zip(axes, self.shape, strict=False)
+                if each is not Ellipsis
+            )
+        )
+
+    def __lt__(self, other: Any) -> Any:
+        return self.dense() < _dense(other)
+
+    def __le__(self, other: Any) -> Any:
+        return self.dense() <= _dense(other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self.dense() > _dense(other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self.dense() >= _dense(other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self is other if other is None else self.dense() == _dense(other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self is not other if other is None else self.dense() != _dense(other)
+
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> Any:
+        return -self.dense()
+
+    def __bool__(self) -> bool:
+        return bool(self.dense())
+
     def fit(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values that the mask is about. Raises an error if the sizes do not fit."""
         queries, keys = query.shape[2], key.shape[2]
         every = self.key_range is None and self.padding is None
         more = self.newest and keys > self.kv_length
-        if queries == self.q_length and (every or more or keys == self.kv_length):
+        one = self.q_length == 1 and self.key_range is None  # for every query
+        if (one or queries == self.q_length) and (every or more or keys == self.kv_length):
             if more:
                 key, value = key[:, :, -self.kv_length :], value[:, :, -self.kv_length :]
             return key, value
@@ -89,6 +199,14 @@ class Mask(NotATensor):
             f"relpos.hf: the mask was made for {self.q_length} queries and {self.kv_length} "
             f"keys, and attention was called with {queries} and {keys}"
         )
+
+
+def _dense(value: Any) -> Any:
+    return value.dense() if isinstance(value, Mask) else value
+
+
+def _seen(value: Any) -> Any:
+    return value.dense() == 0 if isinstance(value, Mask) else value
 
 
 class Bias(NotATensor):

@@ -42,17 +42,43 @@ def mask_function(
 ) -> Mask | Tensor:
     """The function that transformers calls to build a mask, with the arguments of its sdpa_mask.
 
-    Raises NotImplementedError for a mask that does not give each query an interval of keys.
+    Where the keys that a query sees are no interval, as in a prefix beside a window, it is the
+    tensor [B, 1, Lq, Lk] of transformers, True = attend.
     """
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
-    if _asks_the_matrix(mask_function):
-        from transformers.masking_utils import sdpa_mask
+    try:
+        if _asks_the_matrix(mask_function):
+            _refuse("a mask that its model reads")
+        rules = _rules(mask_function)
+        made = _lazy(rules, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
+        made.rows = batch_size
+        return made
+    except _NoInterval:
+        from transformers import masking_utils
 
-        sizes = (batch_size, q_length, kv_length, q_offset, kv_offset)
-        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        return sdpa_mask(*sizes, mask_function, attention_mask, device=device, **others)
-    rules = _rules(mask_function)
+        return masking_utils.sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            device=device,
+            **others | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False},
+        )
+
+
+def _lazy(
+    rules: "_Rules",
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor,
+    kv_offset: int,
+    attention_mask: Tensor | None,
+    device: torch.device | str,
+) -> Mask:
     q_start = q_offset - kv_offset
     padding = None
     if attention_mask is not None:
@@ -127,7 +153,7 @@ def _bounds(
 
 def _asked_bounds(function: Callable, at: Tensor, keys: int, dropped: int) -> tuple[Tensor, Tensor]:
     """Bounds of the keys that a function of batch row, head, query and key shows. Raises
-    NotImplementedError where some query sees no interval of them."""
+    _NoInterval where some query sees no interval of them."""
     key = torch.arange(keys, device=at.device)
     zero = torch.zeros((), dtype=torch.int64, device=at.device)
     lo, hi = [], []
@@ -144,7 +170,7 @@ def _asked_bounds(function: Callable, at: Tensor, keys: int, dropped: int) -> tu
 
 def _block_ends(blocks: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
     """The first and the last token of each token's block [B, L]; itself, of padding and of a token
-    in no block. Raises NotImplementedError for a block whose tokens do not follow one another."""
+    in no block. Raises _NoInterval for a block whose tokens do not follow one another."""
     first = torch.arange(blocks.shape[1], device=blocks.device).repeat(len(blocks), 1)
     last = first.clone()
     for row, numbers in enumerate(blocks):
@@ -232,12 +258,12 @@ def _reads_tensors(held: Any) -> bool:
     return not all(isinstance(each, plain) for each in flat)
 
 
+class _NoInterval(Exception):
+    """The keys that some query sees are no interval."""
+
+
 def _refuse(kind: str) -> None:
-    raise NotImplementedError(
-        f"relpos.hf: this model's mask ({kind}) is neither causal, windowed, chunked, packed nor "
-        'padded, so its visible keys are no interval for each query: use attn_implementation="sdpa"'
-        ' or "eager" here, or give the model a 4-D attention_mask'
-    )
+    raise _NoInterval(kind)
 
 
 def _narrow(rules: _Rules, left: int | None, right: int | None) -> None:

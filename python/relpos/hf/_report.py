@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from relpos.hf import _adapter, _fuse, _interface
+from relpos.hf import _interface
+from relpos.hf._discover import attention_modules, implementation
+from relpos.hf._state import STATUS
 from relpos.hf._transformers import interfaces
 
 
@@ -55,27 +57,21 @@ def report(model: nn.Module) -> Report:
     interfaces()
     layers = [
         LayerReport(name, type(module).__name__, *_state(module, owner))
-        for name, module, owner in _fuse.attention_modules(model)
+        for name, module, owner in attention_modules(model)
     ]
     return Report(type(model).__name__, tuple(layers))
 
 
 def _state(module: nn.Module, owner: nn.Module | None) -> tuple[str, str]:
-    runs = _fuse.implementation(owner)
+    runs = implementation(owner)
     if runs in _interface.POSITIONS:
         return "attention", f"with the position of {runs!r}; others are computed by the model"
     on_relpos = runs == _interface.NAME
-    fused, why = vars(module).get(_fuse.STATUS, (False, ""))
-    if fused and on_relpos:
-        return "fused", why
-    if fused:
-        return "untouched", f"fused, but attn_implementation is now {runs!r}"
-    if why:
-        return ("attention" if on_relpos else "untouched"), why
-    if _adapter.find(module) is not None:
-        how = "position term as the model computes it" if on_relpos else f"runs on {runs!r}"
-        return ("attention" if on_relpos else "untouched"), f"{how}; call relpos.hf.fuse"
-    why = _adapter.lacking(module) or f"no adapter for {type(module).__name__}"
+    state, why = vars(module).get(STATUS, ("", ""))
+    if state in ("fused", "attention") and not on_relpos:
+        return "untouched", f"{state}, but attn_implementation is now {runs!r}"
+    if state:
+        return state, why
     if on_relpos and owner._can_set_attn_implementation():
-        return "attention", f"{why}; any position term is computed by the model"
-    return "untouched", f"{why}; runs on {runs!r}"
+        return "attention", "position term as the model computes it; call relpos.hf.fuse"
+    return "untouched", f"runs on {runs!r}; call relpos.hf.fuse"

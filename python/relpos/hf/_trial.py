@@ -68,6 +68,17 @@ def again(module: nn.Module) -> nn.Module:
     return _copied(module, {id(each): each for each in module.parameters()})
 
 
+def sharing(module: nn.Module, of: nn.Module) -> nn.Module:
+    """A copy with the parameters and the buffers of a twin of the same module."""
+    memo: dict[int, Any] = {}
+    for held in (nn.Module.named_parameters, nn.Module.named_buffers):
+        numbers_of = dict(held(of, remove_duplicate=False))
+        for name, own in held(module, remove_duplicate=False):
+            mine = numbers_of[name]
+            memo[id(own)] = mine if isinstance(mine, nn.Parameter) else mine.clone()
+    return _copied(module, memo).eval()
+
+
 def quick(module: nn.Module) -> Any:
     """The mode in which a twin is called; with small weights there is nothing to save."""
     rank_one = any(each.stride(-1) == 0 for each in module.parameters() if each.dim())
@@ -281,7 +292,8 @@ def numbers(*holders: Any) -> list[int]:
     found = set()
     for holder in itertools.chain(holders, _rope_parameters(*holders)):
         for name in names:
-            value = holder.get(name) if isinstance(holder, dict) else getattr(holder, name, None)
+            # A config that says it of each layer alone raises another error than AttributeError.
+            value = (holder if isinstance(holder, dict) else vars(holder)).get(name)
             if isinstance(value, int) and value > 0:
                 found.add(value)
     return sorted(found)
@@ -289,7 +301,8 @@ def numbers(*holders: Any) -> list[int]:
 
 def _rope_parameters(*holders: Any) -> Iterator[dict]:
     for holder in holders:
-        whole = getattr(holder, "rope_parameters", None)
+        held = holder if isinstance(holder, dict) else vars(holder)
+        whole = held.get("rope_parameters")
         if isinstance(whole, dict):
             yield whole
             yield from (each for each in whole.values() if isinstance(each, dict))

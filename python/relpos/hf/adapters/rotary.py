@@ -1,59 +1,19 @@
-"""The Llama family: attention classes that rotate query and key by apply_rotary_pos_emb.
-
-Without a cache the kernel rotates. With a cache, keys are stored rotated, as in every cache of
-transformers, so that a step of decoding rotates one key and not all of them.
+"""Rotations of the catalogue with the cosines and sines of a model: for adapters whose classes do
+not call the attention interface. Other classes that rotate are judged by their form.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relpos._position.classes import CLASSES
-from relpos._position.part import text_of
 from relpos._position.position import SchemePosition
 from relpos._position.rope_config import STATIC, rotation
-from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME
-from relpos.hf._lazy import Mask
-from relpos.hf._rotation import Trial, gives, unrotated
-from relpos.hf._trial import copied, numbers, repeated
-
-
-class _FusedRotation:
-    """The class's own forward. The kernel rotates where there is no cache and the tables that the
-    model passes are those of the rotation."""
-
-    @staticmethod
-    def _relpos_methods(base: type) -> dict[str, Callable]:
-        return {"_relpos_unrotated": unrotated(base.forward)}
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cached = any(kwargs.get(name) is not None for name in ("past_key_values", "layer_past"))
-        positions, tables = kwargs.get("position_ids"), kwargs.get("position_embeddings")
-        rotation = self._relpos_rotation
-        if (
-            args
-            or cached
-            or positions is None
-            or tables is None
-            or not isinstance(kwargs.get("attention_mask"), Mask)
-            or self.config._attn_implementation != NAME
-            or not gives(rotation, positions, *tables)
-        ):
-            return super().forward(hidden_states, *args, **kwargs)
-        return self._relpos_unrotated(hidden_states, relpos_rotation=rotation, **kwargs)
-
-
-def _plan(module: nn.Module, owner: nn.Module) -> Plan:
-    rotate = tables_of(module, owner)
-    trial = Trial(module, rotate, short=repeated(module, owner))
-    trial.attention()
-    found = rotation_of(module, owner, rotate)
-    trial.rotation(found)
-    what = f"{text_of(found)} in the kernel; with a cache keys are stored rotated"
-    return Plan(what, _FusedRotation, {"_relpos_rotation": found})
+from relpos.hf._adapter import Unfused
+from relpos.hf._rotation import gives
+from relpos.hf._trial import copied, numbers
 
 
 def tables_of(module: nn.Module, owner: nn.Module) -> Callable:
@@ -94,23 +54,3 @@ def rotation_of(module: nn.Module, owner: nn.Module, rotate: Callable) -> Scheme
         if all(gives(found, *each) for each in tables):
             return found
     raise Unfused("its angles are not those of relpos.RoPE: the model rotates", attention=True)
-
-
-ADAPTERS = [
-    Adapter(
-        (
-            "LlamaAttention",
-            "MistralAttention",
-            "Qwen2Attention",
-            "Qwen3Attention",
-            "GemmaAttention",
-            "Gemma2Attention",
-            "Gemma3Attention",
-            "PhiAttention",
-            "Phi3Attention",
-            "GPTNeoXAttention",
-            "GptOssAttention",
-        ),
-        _plan,
-    )
-]

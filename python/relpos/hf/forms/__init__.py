@@ -1,0 +1,1 @@
+"""Attention classes judged by what they do and not by their names."""

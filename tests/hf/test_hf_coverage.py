@@ -1,0 +1,72 @@
+"""What python -m relpos.hf coverage finds: nothing wrong, nothing that raises.
+
+RELPOS_FULL=1 goes through every model type of transformers, which takes a quarter of an hour on two
+idle cores; otherwise every tenth.
+"""
+
+import json
+import os
+import sys
+
+import pytest
+from relpos.hf import coverage
+from relpos.hf.coverage._table import classes, table
+from relpos.hf.coverage._tiny import types
+
+from tests import ROOT
+from tests.support.cli_tool import ran
+
+pytestmark = pytest.mark.peers
+
+FULL = os.environ.get("RELPOS_FULL") == "1"
+# Of the attention classes that rotate, and of all that run on relpos, how many at least.
+FUSED, SERVED = 165, 300
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    chosen = types() if FULL else types()[3::10]
+    return list(
+        coverage.run(chosen, 2 if FULL else 1, tmp_path_factory.mktemp("coverage") / "kept")
+    )
+
+
+def test_nothing_is_wrong_and_nothing_raises(results):
+    assert [each for each in results if each["wrong"]] == []
+    passed = [each for each in results if "forward" in each["passed"]]
+    assert len(passed) > len(results) // 2
+
+
+def test_most_classes_are_served(results):
+    found = list(classes(results).values())
+    rotating = [each for each in found if each["position"] == "rotates"]
+    fused = [each for each in rotating if each["state"] == "fused"]
+    served = [each for each in found if each["state"] != "untouched"]
+    assert len(fused) > 0.6 * len(rotating)
+    assert all(each["why"] for each in found)
+    assert not FULL or (len(fused) >= FUSED and len(served) >= SERVED)
+
+
+def test_the_command(tmp_path):
+    kept = tmp_path / "kept"
+    command = [sys.executable, "-m", "relpos.hf", "coverage", "--model", "llama", "--model", "bart"]
+    line, *others = sorted(ran([*command, "--json", "--resume", kept]).splitlines())
+    bart, llama = json.loads(line), json.loads(others[0])
+    assert (bart["type"], llama["type"]) == ("bart", "llama")
+    checks = ["forward", "padding", "generate", "beams", "static cache"]
+    assert llama["passed"] == bart["passed"] == checks
+    assert {each["state"] for each in llama["classes"]} == {"fused"}
+    assert {each["state"] for each in bart["classes"]} == {"attention"}
+    printed = ran([*command, "--resume", kept])  # from what was kept
+    assert "| LlamaAttention | llama | rotates | fused |" in printed
+    assert "| BartAttention | bart | plain | attention only |" in printed
+    assert "0 wrong, 0 raising" in printed
+
+
+def test_the_page_has_the_form_of_its_output(results):
+    page = (ROOT / "docs/coverage.md").read_text()
+    for line in table(results).splitlines():
+        if line.startswith(("| position", "| class")):
+            assert line in page
+    assert "**wrong**" not in page
+    assert "**raises**" not in page
