@@ -148,3 +148,13 @@ def test_checkpoints_of_wavlm():
     same(out, wanted)
     for name, gradient in gradients.items():
         same(gradient, expected[name], name)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["w2v-BERT 2.0", "Parakeet", "SpeechT5"])
+def test_one_graph(name):
+    family = SPEECH[name]
+    _, model = pair(family)
+    given = family.given(35, "padded")
+    graph = torch.compile(model, fullgraph=True, backend="aot_eager")
+    same(family.called(graph, given), family.called(model, given))

@@ -48,7 +48,7 @@ def mask_function(
     if isinstance(attention_mask, Mask):  # generate() prepares it for a static cache
         return attention_mask
     try:
-        if _asks_the_matrix(mask_function):
+        if not torch.compiler.is_compiling() and _asks_the_matrix(mask_function):
             _refuse("a mask that its model reads")
         rules = _rules(mask_function)
         made = _lazy(rules, q_length, kv_length, q_offset, kv_offset, attention_mask, device)

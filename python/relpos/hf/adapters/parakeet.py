@@ -25,7 +25,7 @@ class _Attention:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        features = _of_all_rows(position_embeddings)
+        features = _of_all_rows(position_embeddings, self.training)
         if features is None:  # dropout has made those of each batch row others
             if past_key_values is not None:
                 kwargs["past_key_values"] = past_key_values
@@ -50,14 +50,15 @@ class _Attention:
         return self.o_proj(out), weights
 
 
-def _of_all_rows(features: Tensor) -> Tensor | None:
-    """[1, M, d] of features [B, M, d] that are equal in all batch rows, None where they are not."""
+def _of_all_rows(features: Tensor, training: bool) -> Tensor | None:
+    """[1, M, d] of features [B, M, d] that are equal in all batch rows, None where they are not, or
+    where a graph cannot ask: the model computes them from distances, and drops some in training."""
     first = features[:1]
     if features.shape[0] == 1 or features.stride(0) == 0:
         return first
-    if not torch.compiler.is_compiling() and torch.equal(features, first.expand_as(features)):
-        return first
-    return None
+    if torch.compiler.is_compiling():
+        return None if training else first
+    return first if torch.equal(features, first.expand_as(features)) else None
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:
