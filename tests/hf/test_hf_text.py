@@ -111,6 +111,17 @@ def test_udop_counts_whole_hundredths_as_its_own_float32():
         same(fused(**given)[0], own(**given)[0])
 
 
+@pytest.mark.parametrize("name", ["DeBERTa v3", "XLNet, segments", "Funnel", "UDOP", "CPM-Ant"])
+def test_a_fused_model_is_one_graph(name):
+    family = FAMILIES[name]
+    own, fused = pair(family)
+    given = inputs(family, mask="ones")
+    given |= {} if family.kind == "encoder" else {"use_cache": False}
+    torch._dynamo.reset()
+    compiled = torch.compile(fused, fullgraph=True, backend="aot_eager")
+    same(compiled(**given)[0], own(**given)[0])
+
+
 def test_a_deberta_of_other_buckets_stays_as_it_is(monkeypatch):
     from transformers.models.deberta_v2 import modeling_deberta_v2 as module
 

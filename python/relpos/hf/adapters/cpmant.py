@@ -19,6 +19,7 @@ from relpos.hf._lazy import Mask, NotATensor
 from relpos.hf._trial import Compared, draw, filled, padded, prove, sizes, twin
 
 _LONGEST = 2**16  # of relpos.CPMAntBias
+_COMPILED = 2**12  # tokens of a graph for all lengths
 
 
 class _Rows(NotATensor):
@@ -58,10 +59,19 @@ class _Segments(_Rows):
 
     def position(self) -> Given:
         of, keys = self.module, self.k_segments.shape[1]
-        longest = max(256, of.max_distance // 2 + 1, 1 << keys.bit_length())
-        scheme = _scheme(of.num_heads, of.num_segments, of.num_buckets, of.max_distance, longest)
+        if torch.compiler.is_compiling():
+            scheme = of._relpos_scheme
+        else:
+            scheme = _scheme_of(of, 1 << keys.bit_length())
         of_q = self.q_segments[:, self.start :].long()
         return with_values(scheme, [of.relative_attention_bias, of_q, self.k_segments.long()])
+
+
+def _scheme_of(bias: nn.Module, longest: int) -> SchemePosition:
+    """The scheme for calls of up to `longest` tokens."""
+    longest = max(256, bias.max_distance // 2 + 1, longest)
+    sizes = (bias.num_heads, bias.num_segments, bias.num_buckets, bias.max_distance)
+    return _scheme(*sizes, min(longest, _LONGEST))
 
 
 @functools.lru_cache(maxsize=64)
@@ -69,7 +79,7 @@ def _scheme(heads: int, segments: int, buckets: int, reach: int, longest: int) -
     """Its table is given with each call; that of its own takes no memory and no random number."""
     sizes = {"segments": segments, "buckets": buckets, "max_distance": reach}
     with torch.device("meta"):
-        return relpos.CPMAntBias(heads, **sizes, max_length=min(longest, _LONGEST))
+        return relpos.CPMAntBias(heads, **sizes, max_length=longest)
 
 
 class _Attention:
@@ -145,10 +155,14 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
         raise Unfused("no position_bias with a table in its model", attention=False)
     _agree_on_buckets(bias)
     lazy = {"_prepare_attention_mask": functools.partial(_lazy_mask, owner)}
+    of_bias = {
+        "forward": functools.partial(_lazy_bias, bias),
+        "_relpos_scheme": _scheme_of(bias, _COMPILED),
+    }
     plan = Plan(
         f"{bias.num_buckets} buckets within a segment and pairs of segments in the kernel",
         _Attention,
-        also=((owner, lazy), (bias, {"forward": functools.partial(_lazy_bias, bias)})),
+        also=((owner, lazy), (bias, of_bias)),
     )
     prove(module, plan, _calls(module, owner, bias), implementation=NAME)
     return plan
@@ -160,7 +174,7 @@ def _agree_on_buckets(bias: nn.Module) -> None:
     far = 2 * reach
     try:
         position = relpos.T5Bias(bias.num_heads, buckets=count, max_distance=reach)
-        _scheme(bias.num_heads, bias.num_segments, count, reach, far)
+        _scheme_of(bias, far)
     except ValueError as error:
         raise Unfused(str(error), attention=False) from None
     theirs = bias._position_bucket(torch.arange(-far, far + 1), count, reach)

@@ -63,18 +63,19 @@ class _Disentangled:
 
     def _relpos_position(self, length: int, rel_embeddings: Tensor) -> Given:
         """The rows that distances below `length` reach, projected."""
-        options = dict(self._relpos_options)
+        options, scheme = dict(self._relpos_options), self._relpos_scheme
         span = options["buckets"] or options["max_distance"]
         each = options["buckets"] // 2 or span  # up to it, every distance has its own row
         if length <= each and not torch.compiler.is_compiling():
             reach = max(length, 2)
             rows = rel_embeddings[span - reach : span + reach]
             options |= {"buckets": 0, "max_distance": reach}
+            scheme = _scheme(tuple(options.items()))
         else:
             rows = rel_embeddings[: 2 * span]
         tables = self._relpos_tables(self.pos_dropout(rows))
         wanted = {"both": (0, 1), "c2p": (0,), "p2c": (1,)}[options["terms"]]
-        return with_values(_scheme(tuple(options.items())), [tables[i] for i in wanted])
+        return with_values(scheme, [tables[i] for i in wanted])
 
 
 class _First(_Disentangled):
@@ -162,6 +163,7 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     averages = encoder.get_attention_mask(torch.ones(1, 2)).shape[-2] != 1
     state = {
         "_relpos_options": found,
+        "_relpos_scheme": found and _scheme(found),
         "_relpos_terms": 1 + (len(module.pos_att_type) if first else sum(kinds)),
         "_relpos_averages": averages,
     }

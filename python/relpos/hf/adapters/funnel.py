@@ -30,7 +30,7 @@ class _Tokens(NamedTuple):
 
     queries, keys: int64 [L], which tokens they are. segments: of these, [B, L], or None. seen:
     [B, Lk], 1 = attend. waves: sinusoids [2 length - 1, width] of all distances, the first token's
-    to the last first.
+    to the last first. unit: how far keys are apart.
     """
 
     queries: Tensor
@@ -39,6 +39,7 @@ class _Tokens(NamedTuple):
     k_segments: Tensor | None
     seen: Tensor | None
     waves: Tensor
+    unit: int = 1
 
 
 class _Attention:
@@ -84,9 +85,7 @@ class _Attention:
 
     def _relpos_distances(self, of: _Tokens) -> tuple[list[Any], tuple[Tensor, Tensor]]:
         """The terms of distances, in units of the keys' own, and where queries and keys stand."""
-        apart = self.config.separate_cls
-        first = 1 if apart and len(of.keys) > 1 else 0  # what [CLS] is not
-        unit = 1 if len(of.keys) < first + 2 else int(of.keys[first + 1] - of.keys[first])
+        apart, unit = self.config.separate_cls, of.unit
         middle = len(of.waves) // 2
         far = middle // unit
         waves = of.waves[middle - far * unit :: unit][: 2 * far + 1]
@@ -155,6 +154,7 @@ def _queries_pooled(structure: nn.Module, of: _Tokens) -> _Tokens:
 def _keys_pooled(structure: nn.Module, of: _Tokens) -> _Tokens:
     return of._replace(
         keys=structure.stride_pool(of.keys, 0),
+        unit=2 * of.unit,
         k_segments=structure.stride_pool(of.k_segments, 1),
         seen=structure.pool_tensor(of.seen, mode="min"),
     )

@@ -61,9 +61,10 @@ def _lazy_bias(
     key_positions: Tensor,
 ) -> _Mixed:
     bound = functools.partial(_bound, position, profiles)
-    start = query_positions[0] - key_positions[0]
-    if not torch.compiler.is_compiling():
-        start = int(start)
+    start: int | Tensor = 0
+    if len(query_positions) != len(key_positions):  # a cache has more keys
+        start = query_positions[0] - key_positions[0]
+        start = start if torch.compiler.is_compiling() else int(start)
     return _Mixed(bound, relative_states.transpose(1, 2), start)
 
 

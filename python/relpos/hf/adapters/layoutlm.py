@@ -107,22 +107,22 @@ class _Third(_Attention):
         return mask
 
 
-def _in_text(encoder: nn.Module, position_ids: Tensor) -> _Places:
-    return _Places(functools.partial(_text_terms, encoder, position_ids))
+def _in_text(encoder: nn.Module, buckets: Buckets, position_ids: Tensor) -> _Places:
+    return _Places(functools.partial(_text_terms, encoder, buckets, position_ids))
 
 
-def _text_terms(encoder: nn.Module, position_ids: Tensor, scale: float) -> list[Any]:
-    buckets = Buckets.t5(encoder.rel_pos_bins, encoder.max_rel_pos)
+def _text_terms(
+    encoder: nn.Module, buckets: Buckets, position_ids: Tensor, scale: float
+) -> list[Any]:
     return [_term(encoder.rel_pos_bias, buckets, position_ids, scale)]
 
 
-def _on_page(encoder: nn.Module, bbox: Tensor) -> _Places:
-    return _Places(functools.partial(_page_terms, encoder, bbox))
+def _on_page(encoder: nn.Module, buckets: Buckets, bbox: Tensor) -> _Places:
+    return _Places(functools.partial(_page_terms, encoder, buckets, bbox))
 
 
-def _page_terms(encoder: nn.Module, bbox: Tensor, scale: float) -> list[Any]:
+def _page_terms(encoder: nn.Module, buckets: Buckets, bbox: Tensor, scale: float) -> list[Any]:
     """Of left edges, and of lower ones."""
-    buckets = Buckets.t5(encoder.rel_2d_pos_bins, encoder.max_rel_2d_pos)
     tables = (encoder.rel_pos_x_bias, encoder.rel_pos_y_bias)
     return [
         _term(table, buckets, bbox[:, :, edge], scale)
@@ -137,16 +137,17 @@ def _term(table: nn.Linear, buckets: Buckets, at: Tensor, scale: float) -> Any:
 
 def _plan(mixin: type, module: nn.Module, owner: nn.Module) -> Plan:
     encoder, names = _encoder(module, owner)
-    _agree_on_buckets(encoder)
+    buckets = _buckets(encoder)
     lazy = {
-        name: functools.partial(made, encoder)
-        for name, made in zip(names, (_in_text, _on_page), strict=True)
+        name: functools.partial(made, encoder, found)
+        for name, made, found in zip(names, (_in_text, _on_page), buckets, strict=True)
+        if found is not None
     }
     what = "T5's buckets of distances in the text and on the page, read in the kernel"
     if not (module.has_relative_attention_bias or module.has_spatial_attention_bias):
         what = "no position"
     plan = Plan(what, mixin, also=((encoder, lazy),))
-    calls = _calls(module, owner, encoder, names, mixin is _Second)
+    calls = _calls(module, owner, encoder, names, buckets, mixin is _Second)
     prove(module, plan, calls, implementation=NAME)
     return plan
 
@@ -159,23 +160,33 @@ def _encoder(module: nn.Module, owner: nn.Module) -> tuple[nn.Module, tuple[str,
     raise Unfused("no encoder above it that computes its biases", attention=False)
 
 
-def _agree_on_buckets(encoder: nn.Module) -> None:
-    """Raises Unfused unless each distance has the bucket that the model's own code gives it."""
+def _buckets(encoder: nn.Module) -> list[Buckets | None]:
+    """Those in the text and on the page. Raises Unfused unless each distance has the bucket that
+    the model's own code gives it."""
     number = getattr(encoder, _BUCKET, None) or getattr(
         sys.modules[type(encoder).__module__], _BUCKET, None
     )
+    made: list[Buckets | None] = []
     for bins, reach in (("rel_pos_bins", "max_rel_pos"), ("rel_2d_pos_bins", "max_rel_2d_pos")):
         if not hasattr(encoder, bins):
+            made.append(None)
             continue
         count, most = getattr(encoder, bins), getattr(encoder, reach)
         distances = torch.arange(-4 * most, 4 * most + 1)
         theirs = number(distances, num_buckets=count, max_distance=most)
-        if not torch.equal(Buckets.t5(count, most)(distances), theirs):
+        made.append(Buckets.t5(count, most))
+        if not torch.equal(made[-1](distances), theirs):
             raise Unfused(f"its {count} buckets up to {most} are not those of T5", attention=False)
+    return made
 
 
 def _calls(
-    module: nn.Module, owner: nn.Module, encoder: nn.Module, names: tuple[str, str], second: bool
+    module: nn.Module,
+    owner: nn.Module,
+    encoder: nn.Module,
+    names: tuple[str, str],
+    buckets: list[Buckets | None],
+    second: bool,
 ) -> Iterator[Compared]:
     own = copied(encoder, children=False)
     for name in ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias"):
@@ -189,13 +200,12 @@ def _calls(
         boxes = (at[:, None] * torch.tensor([37, 11, 53, 29]) % 1001).expand(2, -1, -1)
         given = {"hidden_states": draw(2, length, width)}
         theirs, ours = dict(given), dict(given)
-        for name, key, made, arguments, wanted in (
-            (names[0], "rel_pos", _in_text, ids, module.has_relative_attention_bias),
-            (names[1], "rel_2d_pos", _on_page, boxes, module.has_spatial_attention_bias),
+        for name, key, made, of, found in (
+            (names[0], "rel_pos", _in_text, ids, buckets[0]),
+            (names[1], "rel_2d_pos", _on_page, boxes, buckets[1]),
         ):
-            if wanted:
-                theirs[key] = getattr(own, name)(arguments)
-                ours[key] = made(own, arguments)
+            if found is not None:
+                theirs[key], ours[key] = getattr(own, name)(of), made(own, found, of)
         tokens = padded(2, length)
         hidden = ~tokens[:, None, None]
         theirs["attention_mask"] = hidden if second else hidden * torch.finfo(torch.float32).min

@@ -26,37 +26,35 @@ _ROWS = 64  # of pairs that are counted at once
 
 
 def _lazy_bias(
-    biases: nn.Module, attention_mask: Tensor | None = None, bbox: Tensor | None = None
+    biases: nn.Module,
+    buckets: list[Buckets],
+    attention_mask: Tensor | None = None,
+    bbox: Tensor | None = None,
 ) -> Bias:
     """Replaces the forward of relative_bias."""
-    kinds = [_EDGES.get(type(each).__name__) for each in biases.biases]
-    pairs = [
-        edges and _classes(each, bbox[:, :, edges].mean(dim=-1))
-        for each, edges in zip(biases.biases, kinds, strict=True)
+    by = [
+        _classes(each, found, bbox) if type(each).__name__ in _EDGES else found
+        for each, found in zip(biases.biases, buckets, strict=True)
     ]
-    return Bias(functools.partial(_terms, biases, pairs))
+    return Bias(functools.partial(_terms, biases, by))
 
 
-def _terms(biases: nn.Module, pairs: list[relpos.PairClasses | None]) -> list[Any]:
+def _terms(biases: nn.Module, by: list[Buckets | relpos.PairClasses]) -> list[Any]:
+    tables = [each.relative_attention_bias.weight.t() for each in biases.biases]
     return [
-        terms.DistanceBias(table, Buckets.t5(rows, each.max_distance))
-        if classes is None
-        else terms.PairBias(table, classes)
-        for each, classes in zip(biases.biases, pairs, strict=True)
-        for table, rows in [
-            (each.relative_attention_bias.weight.t(), each.relative_attention_num_buckets)
-        ]
+        (terms.DistanceBias if isinstance(found, Buckets) else terms.PairBias)(table, found)
+        for table, found in zip(tables, by, strict=True)
     ]
 
 
-def _classes(bias: nn.Module, at: Tensor) -> relpos.PairClasses:
-    """The bucket of each pair of places [B, L], a byte for all heads and layers.
+def _classes(bias: nn.Module, buckets: Buckets, bbox: Tensor) -> relpos.PairClasses:
+    """The bucket of each pair of tokens, a byte for all heads and layers.
 
     The model counts whole hundredths of a difference of floating-point numbers: of tokens that are
     a whole number of hundredths apart, rounding decides which. So no whole number for each token
     gives the same buckets by differences, unless it is so fine that a table would have 2^30 rows.
     """
-    buckets = Buckets.t5(bias.relative_attention_num_buckets, bias.max_distance)
+    at = bbox[:, :, _EDGES[type(bias).__name__]].mean(dim=-1)
     rows, length = at.shape
     found = torch.empty(rows, length, length, dtype=torch.uint8, device=at.device)
     for start in range(0, length, _ROWS):
@@ -71,16 +69,15 @@ def _plan(module: nn.Module, owner: nn.Module) -> Plan:
     if owner.is_decoder:
         return found
     biases = getattr(owner, "relative_bias", None)
-    for each in getattr(biases, "biases", [None]):
-        _check(each)
-    lazy = {"forward": functools.partial(_lazy_bias, biases)}
+    buckets = [_buckets(each) for each in getattr(biases, "biases", [None])]
+    lazy = {"forward": functools.partial(_lazy_bias, biases, buckets)}
     what = "T5's buckets of distances in the text and on the page, read in the kernel"
     found = dataclasses.replace(found, what=what, also=((biases, lazy),))
-    prove(module, found, _calls(module, owner, biases), implementation=NAME)
+    prove(module, found, _calls(module, owner, biases, buckets), implementation=NAME)
     return found
 
 
-def _check(bias: nn.Module | None) -> None:
+def _buckets(bias: nn.Module | None) -> Buckets:
     kind = type(bias).__name__
     if (kind != _IN_TEXT and kind not in _EDGES) or bias.relative_attention_num_buckets > 256:
         raise Unfused(f"its relative_bias has {kind}", attention=False)
@@ -89,9 +86,12 @@ def _check(bias: nn.Module | None) -> None:
             "its relative_bias has prefix_bucket or augmentation, or is not bidirectional",
             attention=False,
         )
+    return Buckets.t5(bias.relative_attention_num_buckets, bias.max_distance)
 
 
-def _calls(module: nn.Module, owner: nn.Module, biases: nn.Module) -> Iterator[Compared]:
+def _calls(
+    module: nn.Module, owner: nn.Module, biases: nn.Module, buckets: list[Buckets]
+) -> Iterator[Compared]:
     from transformers import masking_utils
 
     own = twin(biases)
@@ -101,13 +101,11 @@ def _calls(module: nn.Module, owner: nn.Module, biases: nn.Module) -> Iterator[C
         numbers = torch.arange(2 * length * 4).view(2, length, 4) * 377 % 1001
         boxes = numbers / 1000
         dense, mask = masks(length, length, masking_utils.bidirectional_mask_function, tokens)
+        theirs, ours = own(tokens, boxes), _lazy_bias(own, buckets, tokens, boxes)
+        given = {"hidden_states": states}
         yield Compared(
-            {"hidden_states": states, "mask": dense, "position_bias": own(tokens, boxes)},
-            {
-                "hidden_states": states,
-                "mask": mask,
-                "position_bias": _lazy_bias(own, tokens, boxes),
-            },
+            {**given, "mask": dense, "position_bias": theirs},
+            {**given, "mask": mask, "position_bias": ours},
         )
 
 

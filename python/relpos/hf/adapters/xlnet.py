@@ -106,7 +106,7 @@ class _Attention:
         score = score + met(self.r_r_bias, rows[:, start + query.shape[2], None])
         if r.segments is not None:
             score = score + met(self.r_s_bias, self.seg_embed[0, :, None])
-        share = torch.sigmoid(score * self.scale - lse)[..., None]
+        share = torch.sigmoid(score * self.scale - lse)[..., None].to(value.dtype)
         hidden = r.padding[:, None, start:, None]
         return torch.where(hidden, out + share * (value - out), out)
 
