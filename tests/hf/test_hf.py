@@ -293,10 +293,6 @@ _VITS = _SPEECH | {
 LEFT_ALONE = {
     "DebertaV2Model": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
     "DebertaModel": (_DEBERTA, "relpos.DeBERTa; fuse has no adapter"),
-    "Wav2Vec2ConformerModel": (
-        _SPEECH | {"position_embeddings_type": "relative"},
-        "relpos.Conformer",
-    ),
     "VitsModel": (_VITS, ""),
 }
 
@@ -306,8 +302,6 @@ def test_models_without_an_adapter_stay_as_they_are(name):
     options, reason = LEFT_ALONE[name]
     model = Family(name, options, "encoder").configured().eval()
     given = inputs(FAMILIES["Llama"])["input_ids"]
-    if name.startswith("Wav2Vec2"):
-        given = torch.sin(torch.arange(800.0))[None]
 
     def run():
         torch.manual_seed(0)
@@ -352,7 +346,7 @@ def test_every_adapter_names_classes_that_exist():
     adapters = itertools.chain(*(getattr(file, "ADAPTERS", []) for file in files))
     names = [name for adapter in adapters for name in adapter.classes]
     names += [name for file in files for name in getattr(file, "LACKING", {})]
-    assert len(names) > 30
+    assert len(names) > 20
     assert len(names) == len(set(names))
     assert [name for name in names if f"class {name}(" not in text] == []
 

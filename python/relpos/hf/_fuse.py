@@ -7,7 +7,7 @@ from torch import nn
 from relpos.hf import _adapter, _interface, _trial
 from relpos.hf._discover import attention_modules, implementation, outermost, own_configs
 from relpos.hf._state import STATUS, State, remember, set_state, state_of, undo
-from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up
+from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up, without_interface
 
 __all__ = ["attention_modules", "fuse", "implementation", "linearize", "restore"]
 
@@ -114,14 +114,16 @@ def _fuse(model: nn.Module, before: State) -> None:
     for name, owner in owners.items():
         named.plan(owner, {n: parts.attention[n] for n in parts.of(name)}, name)
     parts.named = {*named.plans, *named.alone}
+    outside = without_interface(parts)
     forms = any(
-        name not in parts.named and parts.owner[name] not in named.kept for name in parts.attention
+        name not in parts.named | {*outside} and parts.owner[name] not in named.kept
+        for name in parts.attention
     )
     pristine = _trial.twin(model) if forms else None
     for name, plan in named.plans.items():
         _adapter.apply(plan, parts.attention[name])
     if pristine is None:
-        verdict = Verdict(kept=dict(named.kept))
+        verdict = Verdict(own=outside, kept=dict(named.kept))
         set_up(model, parts, verdict)
         _keep_if_it_runs(model, before, parts, verdict)
     else:
