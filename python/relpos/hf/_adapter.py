@@ -55,11 +55,6 @@ def find(module: nn.Module) -> Adapter | None:
     return _by_class().get(type(module).__name__)
 
 
-def lacking(module: nn.Module) -> str | None:
-    """Why no adapter exists, where a file of relpos.hf.adapters says so."""
-    return _lacking().get(type(module).__name__)
-
-
 def no_attention() -> set[str]:
     """Classes that compute no attention, though their names say so, as files of relpos.hf.adapters
     list them."""
@@ -80,10 +75,6 @@ def _by_class() -> dict[str, Adapter]:
         for adapter in getattr(file, "ADAPTERS", ())
         for name in adapter.classes
     }
-
-
-def _lacking() -> dict[str, str]:
-    return {name: why for file in _files() for name, why in getattr(file, "LACKING", {}).items()}
 
 
 @functools.cache

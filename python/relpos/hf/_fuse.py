@@ -7,7 +7,7 @@ from torch import nn
 from relpos.hf import _adapter, _interface, _trial
 from relpos.hf._discover import attention_modules, implementation, outermost, own_configs
 from relpos.hf._state import STATUS, State, remember, set_state, state_of, undo
-from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up
+from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up, without_interface
 
 __all__ = ["attention_modules", "fuse", "implementation", "linearize", "restore"]
 
@@ -114,14 +114,16 @@ def _fuse(model: nn.Module, before: State) -> None:
     for name, owner in owners.items():
         named.plan(owner, {n: parts.attention[n] for n in parts.of(name)}, name)
     parts.named = {*named.plans, *named.alone}
+    outside = without_interface(parts)
     forms = any(
-        name not in parts.named and parts.owner[name] not in named.kept for name in parts.attention
+        name not in parts.named | {*outside} and parts.owner[name] not in named.kept
+        for name in parts.attention
     )
     pristine = _trial.twin(model) if forms else None
     for name, plan in named.plans.items():
         _adapter.apply(plan, parts.attention[name])
     if pristine is None:
-        verdict = Verdict(kept=dict(named.kept))
+        verdict = Verdict(own=outside, kept=dict(named.kept))
         set_up(model, parts, verdict)
         _keep_if_it_runs(model, before, parts, verdict)
     else:
@@ -183,12 +185,12 @@ def _status(
 ) -> tuple[str, str]:
     kept = verdict.kept.get(parts.owner[name])
     if kept is not None or name in verdict.own:
-        return "untouched", _adapter.lacking(module) or kept or verdict.own[name]
+        return "untouched", kept or verdict.own[name]
     if name in verdict.turns:
         return "fused", plan_of(verdict.turns[name]).what
     if name in named.plans:
         return "fused", named.plans[name].what
-    return "attention", named.alone.get(name) or _adapter.lacking(module) or verdict.why[name]
+    return "attention", named.alone.get(name) or verdict.why[name]
 
 
 def _keep(before: State, parts: Parts, verdict: Verdict) -> None:

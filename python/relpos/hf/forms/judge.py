@@ -79,10 +79,7 @@ def judge(parts: Parts, pristine: nn.Module, kept: dict[str, str]) -> Verdict:
     """Which modules of a model run on relpos. parts.model has the named adapters applied; pristine
     is a twin of the model as it was. kept: models that stay as they are. Nothing of parts.model is
     changed."""
-    verdict = Verdict(kept=kept)
-    for name in parts.attention:
-        if name not in parts.named and not _may(parts, name):
-            verdict.own[name] = "its model does not use the attention interface"
+    verdict = Verdict(own=without_interface(parts), kept=kept)
     trial = _Trial(parts, pristine)
     for _ in range(12):
         if not trial.settles(verdict):
@@ -96,9 +93,15 @@ def judge(parts: Parts, pristine: nn.Module, kept: dict[str, str]) -> Verdict:
     return verdict
 
 
-def _may(parts: Parts, name: str) -> bool:
-    owner = parts.model.get_submodule(parts.owner[name])
-    return owner._can_set_attn_implementation()
+def without_interface(parts: Parts) -> dict[str, str]:
+    """The modules, of those that no adapter has changed, whose model never calls relpos."""
+    why = "its model does not use the attention interface"
+    owners = {name: parts.model.get_submodule(name) for name in parts.before}
+    return {
+        name: why
+        for name, owner in parts.owner.items()
+        if name not in parts.named and not owners[owner]._can_set_attn_implementation()
+    }
 
 
 class _Trial:
