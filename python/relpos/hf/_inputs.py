@@ -141,7 +141,7 @@ def _features(config: Any, length: int) -> Iterator[Tensor]:
 
 
 def _waves(config: Any, length: int) -> Iterator[Tensor]:
-    yield draw(1, 800 * length)
+    yield draw(2, 800 * length)
     yield draw(1, 1, 800 * length)
     yield from _features(config, length)
     yield from _images(config, length)

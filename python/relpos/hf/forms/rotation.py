@@ -61,7 +61,7 @@ def turn_of(module: nn.Module, calls: list[Call]) -> Turn:
         if _TURNS.search(name) and callable(own.__globals__.get(name)) and _is_function(own, name)
     ]
     if not turning:
-        _refuse("no function in its forward rotates")
+        _refuse("its forward rotates nothing")
     usable = [call for call in calls if not _cached(call)]
     if not usable:
         _refuse("it was tried with a cache alone")
