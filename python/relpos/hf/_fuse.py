@@ -207,7 +207,7 @@ def _keep(before: State, parts: Parts, verdict: Verdict) -> None:
 def _keep_if_it_runs(model: nn.Module, before: State, parts: Parts, verdict: Verdict) -> None:
     """Undoes everything where the model raises now and did not raise before: some part of it
     outside of its attention modules computes with a mask or a bias itself."""
-    if all(name in verdict.kept for name in parts.owner.values()):
+    if all(o in verdict.kept or n in verdict.own for n, o in parts.owner.items()):
         return
     now = _trial.runs(model)
     if not any(now):
