@@ -143,7 +143,7 @@ def _lists(whole: Any) -> dict[str, Any]:
 
 _MOST = 20_000_000  # parameters
 _HEADS_OF = (
-    *("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "MULTIMODAL_LM"),
+    *("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "CAUSAL_LM", "MULTIMODAL_LM"),
     *("IMAGE_TEXT_TO_TEXT",),
 )
 
