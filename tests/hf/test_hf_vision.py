@@ -89,6 +89,23 @@ def test_models_of_meta_tensors_are_fused(name):
     assert states(relpos.hf.fuse(model)) == {"fused"}
 
 
+def test_biases_that_levit_keeps_are_not_those_of_its_weights():
+    """In evaluation mode it keeps them, and reads them after its weights have changed."""
+    family = VISION["LeViT"]
+    model, _ = pair(family)
+    given = family.given(0, "none")
+    with torch.no_grad():
+        family.called(model.eval(), given)
+        for name, weights in model.named_parameters():
+            if name.endswith("attention_biases"):
+                weights.normal_()
+    fused = relpos.hf.fuse(copy.deepcopy(model))
+    assert states(fused) == {"fused"}
+    model.train()
+    model.eval()
+    same(family.called(fused, given), family.called(model, given))
+
+
 def test_a_mask_of_regions_is_none_of_numbers():
     numbers = torch.tensor([[0, 0, 1, 1, 2, 0], [3, 3, 3, 3, 3, 3]])
     mask = torch.where(numbers[:, :, None] == numbers[:, None], 0.0, -100.0)

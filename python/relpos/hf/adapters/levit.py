@@ -77,10 +77,12 @@ def _what(side: int) -> str:
 
 
 def _with_indices(module: nn.Module) -> nn.Module:
-    """The module, or a copy of one of meta tensors with the numbers that its class computes."""
-    if not any(buffer.is_meta for buffer in module.buffers()):
-        return module
+    """A copy without the biases that the module keeps of passes in evaluation mode; of meta
+    tensors, with the numbers that its class computes."""
     found = copied(module)
+    found.attention_bias_cache = {}
+    if not any(buffer.is_meta for buffer in module.buffers()):
+        return found
     found.attention_bias_idxs = torch.tensor(found.indices).view(-1, found.len_points)
     for part in found.modules():
         if isinstance(part, nn.BatchNorm1d):

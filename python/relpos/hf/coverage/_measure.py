@@ -35,6 +35,8 @@ def measured(model_type: str) -> dict[str, Any]:
         return found
     found["model"] = type(model).__name__
     _drawn(model)
+    model.train()
+    model.eval()  # LeViT keeps biases of earlier passes in evaluation mode
     found["passed"], found["wrong"] = [], []
     fused = copy.deepcopy(model)
     try:
