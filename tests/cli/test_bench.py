@@ -425,7 +425,9 @@ def test_program_ends_at_an_interrupt(tmp_path):
 
 # ---- the model of many threads
 
-ONES = scaling.Costs(setup=0, pack=1, start=0, tile=1, shared=1, finish=0, write=0, reduce=0)
+ONES = scaling.Costs(
+    setup=0, pack=1, start=0, tile=1, shared=1, mask=0, finish=0, write=0, reduce=0
+)
 
 
 def test_workers_wait_for_each_other():
