@@ -273,6 +273,19 @@ def test_what_is_saved_is_a_model_of_transformers(tmp_path):
     same(again(**given).logits, fused(**given).logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_module_that_computes_with_its_mask_stays_in_its_dtype(dtype):
+    """As transformers' eager mask, which has the dtype of the model."""
+    given = {"batch_size": 2, "q_length": 5, "kv_length": 5, "dtype": dtype}
+    given["attention_mask"] = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()
+    mask = _mask.mask_function(**given, mask_function=masking_utils.causal_mask_function)
+    theirs = masking_utils.eager_mask(**given, mask_function=masking_utils.causal_mask_function)
+    scores = torch.randn(2, 3, 5, 5, dtype=dtype)
+    found = scores + mask
+    assert found.dtype == dtype
+    assert torch.equal(found, scores + theirs)
+
+
 # Classes that compute attention by themselves: untouched, and report says why.
 LEFT_ALONE = {
     "ConvBertModel": (FAMILIES["Phi"].options, "does not use the attention interface"),

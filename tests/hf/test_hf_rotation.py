@@ -7,6 +7,7 @@ import sys
 import pytest
 import relpos
 import torch
+from relpos.hf.forms import turn
 
 from tests.hf.hf_models import FAMILIES, Family, inputs, outputs, pair, same, same_outputs, states
 
@@ -32,6 +33,23 @@ ROTATIONS = {  # options, states of the layers, and why some are not fused
     ),
     "HunYuanDenseV1": ({}, ["attention", "attention"], "go on otherwise after the rotation"),
 }
+
+
+def test_tables_are_those_of_every_argument():
+    """Layers may share cosines and sines and turn otherwise by another argument."""
+
+    def rotate(x, cos, sin, direction=1.0):
+        a, b = x.chunk(2, dim=-1)
+        cos, sin = cos[:, None], direction * sin[:, None]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+    x, angle = torch.randn(1, 3, 5, 4), torch.rand(1, 5, 2)
+    cos, sin = angle.cos(), angle.sin()
+    how = turn.Turn("rotate", False, 1, False, 4, "half", 0, 2, ((0, 1), (2, 3)), 0)
+    for direction in (1.0, -1.0, 1.0):
+        ((one, two),) = turn.tables(rotate, (x,), (cos, sin), {"direction": direction}, how)
+        assert torch.equal(one, cos)
+        assert torch.equal(two, direction * sin)
 
 
 @pytest.mark.parametrize("kind", ROTATIONS)

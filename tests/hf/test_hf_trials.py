@@ -234,7 +234,7 @@ DIFFERENT = {  # a model and its options, a length, a function whose result chan
 def test_code_of_the_same_name_that_does_more(what, monkeypatch):
     name, options, length, owner, function, change, state = DIFFERENT[what]
     if owner is None:
-        modules = relpos.hf._fuse.attention_modules(FAMILIES[name].make())
+        modules = relpos.hf._discover.attention_modules(FAMILIES[name].make())
         owner = type(next(iter(modules))[1])
     own = getattr(owner, function)
 

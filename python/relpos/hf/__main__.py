@@ -9,6 +9,9 @@ _COMMANDS = {"coverage": coverage.main}
 
 def main() -> int:
     name, *arguments = sys.argv[1:] or [""]
+    if name in ("-h", "--help"):
+        print(f"usage: python -m relpos.hf {{{','.join(_COMMANDS)}}} [--help]")
+        return 0
     if name not in _COMMANDS:
         print(
             f"python -m relpos.hf: expected {', '.join(_COMMANDS)}, got {name!r}", file=sys.stderr

@@ -9,8 +9,6 @@ from relpos.hf._discover import attention_modules, implementation, outermost, ow
 from relpos.hf._state import STATUS, State, remember, set_state, state_of, undo
 from relpos.hf.forms.judge import Parts, Verdict, judge, plan_of, set_up, without_interface
 
-__all__ = ["attention_modules", "fuse", "implementation", "linearize", "restore"]
-
 
 def fuse(model: nn.Module, *, strict: bool = False) -> nn.Module:
     """Lets relpos compute the attention of a transformers model, and its positions; returns the
@@ -171,7 +169,7 @@ class _Named:
                 plans[name] = adapter.plan(module, owner)
             except Exception as error:
                 expected = isinstance(error, _adapter.Unfused)
-                why = str(error) if expected else _raised(error)
+                why = str(error) if expected else _trial.raised(error)
                 if not expected or not error.attention:
                     self.kept[owner_name] = why
                     return
@@ -219,10 +217,5 @@ def _keep_if_it_runs(model: nn.Module, before: State, parts: Parts, verdict: Ver
     if not new:
         set_state(after)
         return
-    why = f"{type(model).__name__} on relpos: {_raised(new[0])}"
+    why = f"{type(model).__name__} on relpos: {_trial.raised(new[0])}"
     verdict.kept |= dict.fromkeys(parts.owner.values(), why)
-
-
-def _raised(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"a trial with random weights raised {type(error).__name__}: {text}"

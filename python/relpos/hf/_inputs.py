@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from relpos.hf._trial import draw
+
 _SIZES = ("image_size", "img_size", "input_size")
 _CHANNELS = ("num_channels", "in_channels", "in_chans", "num_input_channels")
 _BANDS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "input_dim")
@@ -49,19 +51,12 @@ def calls(model: nn.Module, length: int) -> Iterator[dict[str, Any]]:
             if "input_ids" in text:
                 yield {k: v for k, v in text.items() if k != "input_ids"} | way
     if "inputs_embeds" in names:
+        no_ids = {"input_ids": None} if "input_ids" in text else {}
         for width in _all(config, _WIDTHS):
-            yield (
-                {**text, "input_ids": None, "inputs_embeds": draw(2, length, width)}
-                if ("input_ids" in text)
-                else {**text, "inputs_embeds": draw(2, length, width)}
-            )
+            yield {**text, **no_ids, "inputs_embeds": draw(2, length, width)}
     if "hidden_states" in names:
         for width in _all(config, _WIDTHS):
             yield {**text, "hidden_states": draw(2, length, width)}
-
-
-def draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(2))
 
 
 def _all(config: Any, names: tuple[str, ...]) -> list[int]:

@@ -74,6 +74,7 @@ class Mask(NotATensor):
         self.padding = padding
         self.newest = newest
         self.rows = 1 if padding is None else padding.shape[0]  # of the batch
+        self.dtype = torch.get_default_dtype()  # of the matrix
         self._matrix: Tensor | None = None
 
     # Models that edit a dense mask ask whether it has 4 axes, and those that make one from another
@@ -99,7 +100,7 @@ class Mask(NotATensor):
 
     def dense(self) -> Tensor:
         """What is added to the scores, [rows, 1, Lq, Lk]: 0 where a query sees a key, else the
-        lowest number of the default dtype."""
+        lowest number of its dtype."""
         if self._matrix is None:
             keys = torch.arange(self.kv_length)
             seen = torch.ones(1, self.q_length, self.kv_length, dtype=torch.bool)
@@ -108,9 +109,8 @@ class Mask(NotATensor):
                 seen = (keys >= lo) & (keys < hi)
             if self.padding is not None:
                 seen = seen & ~self.padding[:, None]
-            dtype = torch.get_default_dtype()
-            hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype)
-            whole = torch.where(seen, torch.zeros((), dtype=dtype), hidden)[:, None]
+            hidden = torch.full((), torch.finfo(self.dtype).min, dtype=self.dtype)
+            whole = torch.where(seen, torch.zeros((), dtype=self.dtype), hidden)[:, None]
             self._matrix = whole.expand(self.rows, -1, -1, -1)
         return self._matrix
 

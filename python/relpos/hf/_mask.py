@@ -52,7 +52,7 @@ def mask_function(
             _refuse("a mask that its model reads")
         rules = _rules(mask_function)
         made = _lazy(rules, q_length, kv_length, q_offset, kv_offset, attention_mask, device)
-        made.rows = batch_size
+        made.rows, made.dtype = batch_size, others.get("dtype") or made.dtype
         return made
     except _NoInterval:
         from transformers import masking_utils

@@ -173,14 +173,14 @@ def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     names = inspect.signature(model.forward).parameters
     open_ended = any(each.kind == each.VAR_KEYWORD for each in names.values())
     bare = {"use_cache": False} if "use_cache" in names or open_ended else {}
-    given = _first_that_runs(model, 7)
+    given = _first_thatcan_run(model, 7)
     if given is None:
         return
     yield "7 tokens", lambda each: each(**given)
     text = isinstance(given.get("input_ids"), Tensor)
     if not text:
         return
-    more = bare if bare and _runs(model, given | bare) else {}
+    more = bare if bare and can_run(model, given | bare) else {}
     if more:
         yield "7 tokens without a cache", lambda each: each(**given, **more)
     width = max((p.shape[-1] for p in model.parameters() if p.dim() == 2), default=1)
@@ -211,7 +211,8 @@ def _cached(model: nn.Module, given: dict[str, Any]) -> Any:
     return [*tensors(first), *tensors(then)]
 
 
-def _runs(model: nn.Module, given: dict[str, Any]) -> bool:
+def can_run(model: nn.Module, given: dict[str, Any]) -> bool:
+    """Whether a call raises nothing."""
     try:
         with quick(model):
             model(**given)
@@ -220,5 +221,5 @@ def _runs(model: nn.Module, given: dict[str, Any]) -> bool:
     return True
 
 
-def _first_that_runs(model: nn.Module, length: int) -> dict[str, Any] | None:
-    return next((given for given in calls(model, length) if _runs(model, given)), None)
+def _first_thatcan_run(model: nn.Module, length: int) -> dict[str, Any] | None:
+    return next((given for given in calls(model, length) if can_run(model, given)), None)

@@ -278,6 +278,12 @@ def agree(error: float, what: str, *, attention: bool) -> None:
         )
 
 
+def raised(error: Exception) -> str:
+    """What a report says of an error in a trial."""
+    text = " ".join(str(error).split())
+    return f"a trial with random weights raised {type(error).__name__}: {text}"
+
+
 def numbers(*holders: Any) -> list[int]:
     """Lengths at which a module may change what it does: windows, chunks and lengths of training
     that it or its config names."""

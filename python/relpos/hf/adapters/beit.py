@@ -11,9 +11,9 @@ import relpos
 from relpos._position.part import Given, with_values
 from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask, NotATensor
+from relpos.hf._module import attended, by_head, wants_weights
 from relpos.hf._trial import Compared, draw, masks, padded, prove, repeated, twin
 
 

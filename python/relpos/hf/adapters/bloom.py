@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._alibi import alibi_plan, first_query
-from relpos.hf._interface import NAME, attend
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._module import attended
 from relpos.hf._trial import Compared, copied, draw, filled, masks, padded, prove, sizes
 
 
@@ -34,7 +35,7 @@ class _Attention:
         positions = alibi.positions if isinstance(alibi, Bias) else None
         if positions is not None:
             positions = (positions[0][:, -query.shape[2] :], positions[1])
-        out = attend(
+        out, weights = attended(
             query,
             key,
             value,
@@ -44,10 +45,9 @@ class _Attention:
             q_start=first_query(attention_mask, query, key),
             dropout=self.attention_dropout.p if self.training else 0.0,
             scale=self.inv_norm_factor,
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
-        out = self.dense(out.transpose(1, 2).flatten(2))
+        out = self.dense(out)
         return residual + nn.functional.dropout(out, self.hidden_dropout, self.training), weights
 
 

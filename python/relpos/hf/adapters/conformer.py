@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from relpos._position.sum import Composed
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
+from relpos.hf._module import attended, by_head, wants_weights
 from relpos.hf._trial import Compared, draw, masks, padded, prove, repeated
 from relpos.terms import QueryAdded, RowTable
 

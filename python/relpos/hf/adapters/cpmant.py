@@ -14,8 +14,9 @@ import relpos
 from relpos._position.part import Given, with_values
 from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME, attend
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask, NotATensor
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, draw, filled, padded, prove, sizes, twin
 
 _LONGEST = 2**16  # of relpos.CPMAntBias
@@ -96,20 +97,14 @@ class _Attention:
         use_cache: bool | None = None,
         **_: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        query, key, value = (
-            project(states).unflatten(-1, (self.num_heads, self.dim_head)).transpose(1, 2)
-            for project, states in (
-                (self.project_q, hidden_q),
-                (self.project_k, hidden_kv),
-                (self.project_v, hidden_kv),
-            )
-        )
+        (query,) = by_head(hidden_q, self.dim_head, self.project_q)
+        key, value = by_head(hidden_kv, self.dim_head, self.project_k, self.project_v)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         hidden, start = attention_mask.hidden, attention_mask.start
         if not torch.compiler.is_compiling() and not bool(hidden.any()):
             hidden = None
-        out = attend(
+        out, weights = attended(
             query,
             key,
             value,
@@ -120,12 +115,11 @@ class _Attention:
             scale=1.0 / math.sqrt(self.dim_head),
             weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
         if hidden is not None:  # padding sees nothing, as a query, too
-            rows = hidden[:, None, start:, None]
+            rows = hidden[:, start:, None]
             out = out.masked_fill(rows, 0.0)
-            weights = None if weights is None else weights.masked_fill(rows, 0.0)
-        return self.attention_out(out.transpose(1, 2).flatten(2)), weights
+            weights = None if weights is None else weights.masked_fill(rows[:, None], 0.0)
+        return self.attention_out(out), weights
 
 
 def _lazy_mask(

@@ -14,8 +14,9 @@ import relpos
 from relpos._position.part import Given, with_values
 from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME, attend
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, copied, draw, lengths, padded, prove, repeated
 
 _BUCKET = "make_log_bucket_position"
@@ -44,7 +45,7 @@ class _Disentangled:
         position = None
         if self._relpos_options is not None and rel_embeddings is not None:
             position = self._relpos_position(hidden_states.shape[1], rel_embeddings)
-        out = attend(
+        out, weights = attended(
             query,
             key,
             value,
@@ -52,14 +53,13 @@ class _Disentangled:
             position=position,
             dropout=_rate(self.dropout) if self.training else 0.0,
             scale=1.0 / math.sqrt(query.shape[-1] * self._relpos_terms),
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
         hidden = attention_mask.padding if isinstance(attention_mask, Mask) else None
         if self._relpos_averages and hidden is not None:
             # Padding as a query sees no key; the model's softmax is then even over all keys.
-            out = torch.where(hidden[:, None, :, None], value.mean(2, keepdim=True), out)
-        return out.transpose(1, 2).flatten(2), weights
+            out = torch.where(hidden[..., None], value.mean(2).flatten(1)[:, None], out)
+        return out, weights
 
     def _relpos_position(self, length: int, rel_embeddings: Tensor) -> Given:
         """The rows that distances below `length` reach, projected."""
@@ -98,10 +98,9 @@ class _Later(_Disentangled):
     """Versions 2 and 3, and SEW-D; share_att_key: positions are projected as tokens are."""
 
     def _relpos_projected(self, states: Tensor) -> list[Tensor]:
-        return [
-            project(states).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-            for project in (self.query_proj, self.key_proj, self.value_proj)
-        ]
+        return by_head(
+            states, self.attention_head_size, self.query_proj, self.key_proj, self.value_proj
+        )
 
     def _relpos_tables(self, rows: Tensor) -> list[Tensor | None]:
         own = ("key_proj", "query_proj")

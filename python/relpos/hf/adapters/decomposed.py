@@ -10,8 +10,8 @@ import relpos
 from relpos._position.part import Given, with_values
 from relpos._position.position import SchemePosition
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._encoder import attended, wants_weights
 from relpos.hf._interface import NAME
+from relpos.hf._module import attended, wants_weights
 from relpos.hf._trial import Compared, draw, prove, repeated
 
 

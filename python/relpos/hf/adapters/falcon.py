@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from relpos._position.part import text_of
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME, attend, both_at
+from relpos.hf._interface import NAME, both_at
 from relpos.hf._lazy import Mask
-from relpos.hf._rotation import ROTATE, gives
+from relpos.hf._module import attended
+from relpos.hf._rotation import ROTATE, gives, rotation_of, tables_of
 from relpos.hf._trial import Compared, draw, masks, prove
-from relpos.hf.adapters.rotary import rotation_of, tables_of
 
 
 class _Attention:
@@ -54,7 +54,7 @@ class _Attention:
             key, value = layer_past.update(key, value, self.layer_idx)
         # As in the model, only ALiBi has dropout.
         drops = self.training and alibi is not None
-        out = attend(
+        out, weights = attended(
             query,
             key,
             value,
@@ -64,10 +64,9 @@ class _Attention:
             bias=bias,
             dropout=self.attention_dropout.p if drops else 0.0,
             scale=self.inv_norm_factor,
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
-        return self.dense(out.transpose(1, 2).flatten(2)), weights
+        return self.dense(out), weights
 
 
 def _plan(module: nn.Module, owner: nn.Module) -> Plan:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from relpos import terms
 from relpos._position.buckets import Buckets
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME, attend
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, copied, draw, lengths, padded, prove, repeated
 
 _SEGMENTS = 64  # their numbers are below it
@@ -53,9 +54,9 @@ class _Attention:
         attention_inputs: _Tokens,
         output_attentions: bool = False,
     ) -> tuple[Tensor, ...]:
-        of, heads = attention_inputs, (self.config.n_head, self.config.d_head)
-        q, k, v = (
-            project(states).unflatten(-1, heads).transpose(1, 2)
+        of, head_dim = attention_inputs, self.config.d_head
+        (q,), (k,), (v,) = (
+            by_head(states, head_dim, project)
             for project, states in ((self.q_head, query), (self.k_head, key), (self.v_head, value))
         )
         position, places = self._relpos_distances(of)
@@ -68,7 +69,7 @@ class _Attention:
             hidden = of.seen == 0
             if torch.compiler.is_compiling() or bool(hidden.any()):
                 mask = Mask(q.shape[2], k.shape[2], 0, None, hidden)
-        out = attend(
+        out, weights = attended(
             q,
             k,
             v,
@@ -77,11 +78,10 @@ class _Attention:
             positions=places,
             dropout=self.attention_dropout.p if self.training else 0.0,
             scale=self.scale,
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
-        out, *weights = out if output_attentions else (out,)
-        out = self.hidden_dropout(self.post_proj(out.transpose(1, 2).flatten(2)))
-        return self.layer_norm(query + out), *weights
+        out = self.layer_norm(query + self.hidden_dropout(self.post_proj(out)))
+        return (out, weights) if output_attentions else (out,)
 
     def _relpos_distances(self, of: _Tokens) -> tuple[list[Any], tuple[Tensor, Tensor]]:
         """The terms of distances, in units of the keys' own, and where queries and keys stand."""

@@ -12,6 +12,7 @@ from relpos._position.part import text_of
 from relpos.hf._adapter import Adapter, Plan, Unfused
 from relpos.hf._interface import NAME, attend, both_at
 from relpos.hf._lazy import Mask
+from relpos.hf._module import attended, by_head
 from relpos.hf._rotation import gives
 from relpos.hf._trial import Compared, draw, filled, masks, prove, sizes
 
@@ -31,12 +32,10 @@ class _Attention:
     ) -> tuple[Tensor, Tensor | None]:
         if layer_past is not None or not self._relpos_rotates(position_ids):  # comes back to _attn
             return super().forward(hidden_states, layer_past, attention_mask, position_ids)
-        heads = (self.num_attention_heads, self.head_dim)
-        query, key, value = (
-            project(hidden_states).unflatten(-1, heads).transpose(1, 2)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+        query, key, value = by_head(
+            hidden_states, self.head_dim, self.q_proj, self.k_proj, self.v_proj
         )
-        out = attend(
+        out, weights = attended(
             query,
             key,
             value,
@@ -47,8 +46,7 @@ class _Attention:
             scale=1.0 / self.scale_attn,
             weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
-        return self.resid_dropout(self.out_proj(out.transpose(1, 2).flatten(2))), weights
+        return self.resid_dropout(self.out_proj(out)), weights
 
     def _relpos_rotates(self, position_ids: Tensor) -> bool:
         sin, cos = self.embed_positions[position_ids].chunk(2, dim=-1)

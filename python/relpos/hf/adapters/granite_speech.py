@@ -8,8 +8,8 @@ from torch import Tensor, nn
 import relpos
 from relpos._position.part import with_values
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._encoder import attended, by_head
 from relpos.hf._interface import NAME
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, draw, prove
 
 

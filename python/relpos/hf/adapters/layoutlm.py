@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from relpos import terms
 from relpos._position.buckets import Buckets
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._interface import NAME, attend
+from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._module import attended
 from relpos.hf._trial import Compared, copied, draw, lengths, padded, prove, repeated, twin
 
 _METHODS = (
@@ -54,7 +55,7 @@ class _Attention:
         position = []
         for given in self._relpos_added(rel_pos, rel_2d_pos):
             position += given.terms(scale if self._relpos_scaled else 1.0)
-        out = attend(
+        return attended(
             query,
             key,
             value,
@@ -62,10 +63,8 @@ class _Attention:
             position=position or None,
             dropout=self.dropout.p if self.training else 0.0,
             scale=scale,
-            weights=output_attentions,
+            weights=bool(output_attentions),
         )
-        out, weights = out if output_attentions else (out, None)
-        return out.transpose(1, 2).flatten(2), weights
 
 
 class _Second(_Attention):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
+from relpos.hf._module import attended, by_head, wants_weights
 from relpos.hf._trial import Compared, draw, filled, padded, prove, repeated
 from relpos.hf.adapters.conformer import rows_of_features, trial_lengths
 

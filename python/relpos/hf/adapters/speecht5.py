@@ -10,9 +10,9 @@ from torch import Tensor, nn
 import relpos
 from relpos._position.part import Given, with_values
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._encoder import attended, by_head
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias, Mask
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, copied, draw, filled, masks, padded, prove, sizes, twin
 
 

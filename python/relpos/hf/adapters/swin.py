@@ -11,8 +11,8 @@ import relpos
 from relpos._position.part import with_values
 from relpos._position.sum import Composed
 from relpos.hf._adapter import Adapter, Plan, Unfused
-from relpos.hf._encoder import attended, by_head, wants_weights
 from relpos.hf._interface import NAME
+from relpos.hf._module import attended, by_head, wants_weights
 from relpos.hf._trial import Compared, copied, draw, prove
 from relpos.terms import DistanceBias
 

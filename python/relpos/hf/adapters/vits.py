@@ -7,9 +7,9 @@ from torch import Tensor, nn
 import relpos
 from relpos._position.part import with_values
 from relpos.hf._adapter import Adapter, Plan
-from relpos.hf._encoder import attended, by_head
 from relpos.hf._interface import NAME
 from relpos.hf._lazy import Mask
+from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, draw, masks, padded, prove
 from relpos.hf.adapters.conformer import trial_lengths
 

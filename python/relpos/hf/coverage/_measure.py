@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from relpos.hf import _passes
 from relpos.hf._discover import attention_modules
-from relpos.hf._fuse import fuse, restore
+from relpos.hf._fuse import fuse
 from relpos.hf._inputs import calls
 from relpos.hf._report import report
 from relpos.hf.coverage import _tiny
@@ -125,7 +125,7 @@ def _roots(model: nn.Module) -> list[str]:
 
 def _compared(root: str, model: nn.Module, fused: nn.Module, found: dict[str, Any]) -> bool:
     theirs, ours = model.get_submodule(root), fused.get_submodule(root)
-    given = next((each for each in calls(theirs, 9) if _passes._runs(theirs, each)), None)
+    given = next((each for each in calls(theirs, 9) if _passes.can_run(theirs, each)), None)
     if given is None:
         return False
     where = f" of {root}" if root else ""
@@ -263,10 +263,3 @@ def _generated(theirs: nn.Module, ours: nn.Module, given: dict[str, Any], more: 
         return ""
     error = _passes.apart(found.logits[0], expected.logits[0])
     return f"other tokens; the first logits differ by {error:.0e}"
-
-
-def undone(model: nn.Module, fused: nn.Module, given: dict[str, Any]) -> bool:
-    """Whether restore gives back the results to the bit."""
-    restore(fused)
-    ours, theirs = (list(_passes.tensors(each(**given))) for each in (fused, model))
-    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))

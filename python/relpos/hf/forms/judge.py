@@ -35,7 +35,8 @@ class Verdict:
 @dataclass
 class Parts:
     """The attention modules of a model by name, and the name of the model that each belongs to.
-    named: the modules that adapters have changed, which were tried already."""
+    before: the attention implementation of these models. named: the modules that adapters have
+    changed, which were tried already."""
 
     model: nn.Module
     attention: dict[str, nn.Module]
@@ -167,7 +168,7 @@ class _Trial:
             now = _passes.run(model, way, self._below(attention, root), before)
             served |= {_joined(root, name) for name in now.served}
             if now.error is not None:
-                self._blame(verdict, _joined(root, now.inside), _raised(now.error))
+                self._blame(verdict, _joined(root, now.inside), _trial.raised(now.error))
                 if verdict.own != own or verdict.kept != kept:
                     return True
                 continue  # it raises on its own implementation, too
@@ -205,7 +206,7 @@ class _Trial:
                 except _adapter.Unfused as error:
                     self._own(verdict, name, str(error))
                 except Exception as error:
-                    self._own(verdict, name, _raised(error))
+                    self._own(verdict, name, _trial.raised(error))
 
     def foreign(self, verdict: Verdict) -> None:
         """Keeps the models in which a layer with its own attention gives something else than on
@@ -245,9 +246,8 @@ class _Trial:
 
     def _blame(self, verdict: Verdict, inside: str, why: str) -> None:
         """Of an error in a module, that module; else the model in which it was raised."""
-        if inside in self.parts.attention and inside not in verdict.own | dict.fromkeys(
-            self.parts.named
-        ):
+        free = inside not in verdict.own and inside not in self.parts.named
+        if inside in self.parts.attention and free:
             self._own(verdict, inside, why)
             return
         owner = self.parts.owner.get(inside, inside)
@@ -275,7 +275,7 @@ class _Trial:
                         turn = turn_of(module, self.calls[name])
                 except Exception as error:
                     known = isinstance(error, _adapter.Unfused)
-                    turn = str(error) if known else _raised(error)
+                    turn = str(error) if known else _trial.raised(error)
                 found.append((module, turn))
             if isinstance(turn, Turn):
                 verdict.turns[name] = turn
@@ -291,7 +291,7 @@ class _Trial:
             now = _passes.run(made.get_submodule(root), way, below, before)
             bad = {n: _differs(e, label) for n, e in now.errors.items() if not e <= _NEAR}
             if now.error is not None:
-                bad = dict.fromkeys(below, _raised(now.error))
+                bad = dict.fromkeys(below, _trial.raised(now.error))
             for name, why in bad.items():
                 if verdict.turns.pop(_joined(root, name), None) is not None:
                     verdict.why[_joined(root, name)] = f"with the rotation in the kernel {why}"
@@ -312,11 +312,6 @@ def plan_of(turn: Turn) -> _adapter.Plan:
 
 def _joined(root: str, name: str) -> str:
     return f"{root}.{name}" if root and name else root or name
-
-
-def _raised(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"a trial with random weights raised {type(error).__name__}: {text}"
 
 
 def _differs(error: float, label: str) -> str:

@@ -12,7 +12,6 @@ from relpos.hf._passes import Call, apart, tensors
 from relpos.hf.forms.resized import length_of, resized
 
 _LENGTHS = (1, 2, 6, 33, 35, 130)
-_MOST = 2**16  # tokens x tokens x heads
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
@@ -22,15 +21,15 @@ def replayed(theirs: nn.Module, ours: nn.Module, call: Call, served: Call) -> No
     length = length_of(call)
     if length is None:
         return
-    masked = _with_masks(call, served, length)
-    for made in _pairs(masked, call, length):
+    masked = _with_masks(served, length)
+    for made in _pairs(masked):
         try:
             expected = theirs(*made[0].args, **made[0].kwargs)
         except Exception:  # a call of this length is none that a model makes
             continue
         error = apart(_first(ours(*made[1].args, **made[1].kwargs)), _first(expected))
         _trial.agree(error, "its eager one", attention=False)
-    _in_pieces(theirs, ours, masked, call, length)
+    _in_pieces(theirs, ours, masked)
 
 
 def _first(out: Any) -> Tensor | None:
@@ -44,8 +43,8 @@ class _Place:
         self.function = function
 
 
-def _with_masks(call: Call, served: Call, length: int) -> Call | None:
-    """The call with a place for each mask; None where relpos made none of the same length."""
+def _with_masks(served: Call, length: int) -> Call:
+    """The call with a place for each mask of its length."""
     from transformers import masking_utils
 
     def place(leaf: Any) -> Any:
@@ -71,10 +70,9 @@ def _filled(call: Call, queries: int, keys: int, lazy: bool) -> Call:
     return Call(*(mapped(fill, each) for each in (call.args, call.kwargs)))
 
 
-def _pairs(masked: Call, call: Call, length: int) -> Iterator[tuple[Call, Call]]:
-    heads = 16
-    lengths = [each for each in _LENGTHS if each * each * heads <= 32 * _MOST]
-    for made, size in zip(resized(_bare(masked), lengths), lengths, strict=False):
+def _pairs(masked: Call) -> Iterator[tuple[Call, Call]]:
+    """The call of other lengths, with transformers' masks and with those of relpos."""
+    for made, size in zip(resized(_bare(masked), _LENGTHS), _LENGTHS, strict=False):
         yield _filled(made, size, size, False), _filled(made, size, size, True)
 
 
@@ -87,7 +85,7 @@ def _bare(call: Call) -> Call:
     return Call(*(mapped(drop, each) for each in (call.args, call.kwargs)))
 
 
-def _in_pieces(theirs: nn.Module, ours: nn.Module, masked: Call, call: Call, length: int) -> None:
+def _in_pieces(theirs: nn.Module, ours: nn.Module, masked: Call) -> None:
     """With a cache: many tokens, then one, then three."""
     from transformers import DynamicCache
 

@@ -104,14 +104,17 @@ def read(given: Tensor, turned: Tensor, turn: Turn) -> Tables:
 _memo: Any = WeakIdKeyDictionary()
 
 
-def tables(function: Callable, xs: tuple[Tensor, ...], others: tuple, named: dict, turn: Turn):
+def tables(
+    function: Callable, xs: tuple[Tensor, ...], others: tuple, named: dict[str, Any], turn: Turn
+) -> list[Tables]:
     """Tables of each x. All layers of a pass share the arguments, so that the answer is kept with
     the first tensor among them."""
-    held = [each for each in (*others, *named.values()) if isinstance(each, Tensor)]
+    given = (*others, *named.values())
+    held = [each for each in given if isinstance(each, Tensor)]
     if any(each.requires_grad or each.is_meta for each in held):
         raise Otherwise
     shapes = [(x.shape[: turn.heads] + x.shape[turn.heads + 1 :], x.dtype) for x in xs]
-    plain = [each for each in others if not isinstance(each, Tensor)]
+    plain = [each for each in given if not isinstance(each, Tensor)]
     versions = [None if each.is_inference() else each._version for each in held]
     asked = (turn, function, shapes, plain, list(named), versions)
     if held:
@@ -120,10 +123,10 @@ def tables(function: Callable, xs: tuple[Tensor, ...], others: tuple, named: dic
         if same and all(ref() is each for ref, each in zip(refs, held[1:], strict=True)):
             return answer
     with torch.no_grad():
-        given = [probe(x.detach(), turn) for x in xs]
-        turned = function(*given, *others, **named)
+        probes = [probe(x.detach(), turn) for x in xs]
+        turned = function(*probes, *others, **named)
         turned = turned if isinstance(turned, (tuple, list)) else (turned,)
-        answer = [read(a, b, turn) for a, b in zip(given, turned, strict=False)]
+        answer = [read(a, b, turn) for a, b in zip(probes, turned, strict=False)]
     if held:
         _memo[held[0]] = (asked, tuple(weakref.ref(each) for each in held[1:]), answer)
     return answer

@@ -1,4 +1,4 @@
-"""What attention modules of speech and of images share."""
+"""What the forward of an attention module on relpos consists of, whatever its class."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def by_head(states: Tensor, head_dim: int, *projections: nn.Module) -> list[Tens
     ]
 
 
-def attended(*given: Any, weights: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
+def attended(*given: Any, weights: bool = False, **options: Any) -> tuple[Tensor, Tensor | None]:
     """attend's output as [B, Lq, H Dv], and the weights if they are requested."""
     out = attend(*given, weights=weights, **options)
     out, found = out if weights else (out, None)
