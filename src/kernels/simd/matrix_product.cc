@@ -8,10 +8,11 @@
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/highway.h>
 
+#include <hwy/contrib/math/math-inl.h>
+
 #include <algorithm>
 
 #include "base/parallel.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "kernels/block/long_product.h"
 
 HWY_BEFORE_NAMESPACE();
