@@ -74,6 +74,29 @@ def translated(rows: int, length: int) -> dict[str, Tensor]:
     return {**tokens(rows, length), "decoder_input_ids": tokens(rows, length // 4)["input_ids"]}
 
 
+def image(rows: int, side: int) -> dict[str, Tensor]:
+    """Square images."""
+    return {"pixel_values": _noise(rows, 3, side, side)}
+
+
+def sound(rows: int, samples: int) -> dict[str, Tensor]:
+    return {"input_values": _noise(rows, samples)}
+
+
+def frames(bins: int) -> Callable[[int, int], dict[str, Tensor]]:
+    """Spectra of so many bins, without padding."""
+
+    def given(rows: int, length: int) -> dict[str, Tensor]:
+        seen = torch.ones(rows, length, dtype=torch.long)
+        return {"input_features": _noise(rows, length, bins), "attention_mask": seen}
+
+    return given
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
 _T5 = {
     "vocab_size": VOCABULARY,
     "d_model": 768,
@@ -90,6 +113,13 @@ _SMALL = {
     "intermediate_size": 256,
     "num_attention_heads": 2,
     "num_hidden_layers": 2,
+}
+_NO_DROPOUT = {
+    "hidden_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "layerdrop": 0.0,
 }
 _DECODER = {
     "vocab_size": VOCABULARY,
@@ -184,5 +214,83 @@ ENTRIES = {
         decoded,
         (1, 2048),
         prompt=1024,
+    ),
+    "Parakeet-like, 4 of 24 layers": Entry(
+        "ParakeetEncoder",
+        "ParakeetEncoderConfig",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "intermediate_size": 4096,
+            "num_mel_bins": 80,
+            "subsampling_conv_channels": 256,
+            "initializer_range": 0.1,
+            **_NO_DROPOUT,
+            "dropout_positions": 0.0,
+        },
+        {**_SMALL, "subsampling_conv_channels": 32},
+        frames(80),
+        (1, 12000),
+        (2, 400),
+    ),
+    "w2v-BERT 2.0, 6 of 24 layers": Entry(
+        "Wav2Vec2BertModel",
+        "Wav2Vec2BertConfig",
+        {
+            "num_hidden_layers": 6,
+            **_NO_DROPOUT,
+            "conformer_conv_dropout": 0.0,
+            "apply_spec_augment": False,
+        },
+        _SMALL,
+        frames(160),
+        (1, 1000),
+        tables=("distance_embedding.weight",),
+    ),
+    "WavLM-base, 4 of 12 layers": Entry(
+        "WavLMModel",
+        "WavLMConfig",
+        {"num_hidden_layers": 4, **_NO_DROPOUT, "apply_spec_augment": False},
+        {**_SMALL, "conv_dim": [32] * 7},
+        sound,
+        (1, 320400),
+        (2, 16000),
+        ways=("eager",),
+        tables=("rel_attn_embed.weight",),
+    ),
+    "SAM-B, 3 of 12 layers": Entry(
+        "SamVisionModel",
+        "SamVisionConfig",
+        {"num_hidden_layers": 3, "global_attn_indexes": [2], "initializer_range": 0.02},
+        {
+            **_SMALL,
+            "num_hidden_layers": 2,
+            "image_size": 160,
+            "window_size": 4,
+            "global_attn_indexes": [1],
+            "output_channels": 16,
+            "mlp_dim": 256,
+        },
+        image,
+        (1, 1024),
+        (2, 160),
+        tables=("rel_pos_h", "rel_pos_w"),
+    ),
+    "Swin-B": Entry(
+        "SwinModel",
+        "SwinConfig",
+        {
+            "embed_dim": 128,
+            "depths": [2, 2, 18, 2],
+            "num_heads": [4, 8, 16, 32],
+            "window_size": 7,
+            "drop_path_rate": 0.0,
+        },
+        {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "image_size": 112},
+        image,
+        (8, 224),
+        (2, 112),
+        tables=("relative_position_bias_table",),
     ),
 }
