@@ -1,6 +1,7 @@
 """One model type: a small model with random weights, fused, against its own float64."""
 
 import copy
+import functools
 import inspect
 import math
 import re
@@ -50,8 +51,7 @@ def measured(model_type: str) -> dict[str, Any]:
     found["classes"] = _classes(fused)
     if not found["classes"]:
         return found
-    roots = _roots(model)
-    if not any(_compared(root, model, fused, found) for root in roots):
+    if not _Comparison(model, fused, found).all():
         found["not_called"] = "no call of it was found"
     found["seconds"] = round(time.monotonic() - started, 2)
     return found
@@ -123,37 +123,88 @@ def _roots(model: nn.Module) -> list[str]:
     ][:6]
 
 
-def _compared(root: str, model: nn.Module, fused: nn.Module, found: dict[str, Any]) -> bool:
-    theirs, ours = model.get_submodule(root), fused.get_submodule(root)
-    given = next((each for each in calls(theirs, 9) if _passes.can_run(theirs, each)), None)
-    if given is None:
-        return False
-    where = f" of {root}" if root else ""
-    tests: list[tuple[str, Callable]] = [("forward", lambda by: _both(by, ours, given))]
-    names = inspect.signature(theirs.forward).parameters
-    if isinstance(given.get("input_ids"), Tensor):
-        tokens = given["input_ids"]
-        if "attention_mask" in names:
-            seen = torch.ones_like(tokens)
-            seen[1, 2] = seen[1, -1] = 0
-            padded = given | {"attention_mask": seen}
-            tests.append(("padding", lambda by: _both(by, ours, padded, seen)))
-        if not root and hasattr(model, "generate") and model.can_generate():
-            for how, more in _GENERATE.items():
-                tests.append((how, lambda by, more=more: _generated(by, ours, given, more)))
-    for name, test in tests:
-        try:
-            # Some models compute something else on sdpa than on eager attention: either is right.
-            wrong = test(theirs) and test(_eager(theirs))
-        except _Ours as error:
-            wrong = f"raises {error}"
-        except Exception as error:  # the model itself does not do this
-            found.setdefault("skipped", []).append(f"{name}{where}: {_text(error)}"[:160])
-            continue
-        (found["wrong"] if wrong else found["passed"]).append(
-            f"{name}{where}: {wrong}" if wrong else f"{name}{where}"
-        )
-    return True
+class _Comparison:
+    """A model and the same one fused, called in whole and in parts."""
+
+    def __init__(self, model: nn.Module, fused: nn.Module, found: dict[str, Any]) -> None:
+        self.model, self.fused, self.found = model, fused, found
+        self.attention = {name: part for name, part, _ in attention_modules(model)}
+        self.reached: set[str] = set()
+        self.called = False
+
+    def all(self) -> bool:
+        """Whether something could be called."""
+        roots = _roots(self.model)
+        for root in roots:
+            self._usual(root)
+        for root in roots:
+            if any(_within(name, root) for name in {*self.attention} - self.reached):
+                self._others(root)
+        return self.called
+
+    def _usual(self, root: str) -> None:
+        theirs, ours = self.model.get_submodule(root), self.fused.get_submodule(root)
+        given = next((each for each in calls(theirs, 9) if _passes.can_run(theirs, each)), None)
+        if given is None:
+            return
+        self._reach(root, "forward", given)
+        tests: dict[str, Callable] = {"forward": lambda by: _both(by, ours, given)}
+        names = inspect.signature(theirs.forward).parameters
+        if isinstance(given.get("input_ids"), Tensor):
+            tokens = given["input_ids"]
+            if "attention_mask" in names:
+                seen = torch.ones_like(tokens)
+                seen[1, 2] = seen[1, -1] = 0
+                padded = given | {"attention_mask": seen}
+                tests["padding"] = lambda by: _both(by, ours, padded, seen)
+            if not root and hasattr(theirs, "generate") and theirs.can_generate():
+                for how, more in _GENERATE.items():
+                    tests[how] = lambda by, more=more: _generated(by, ours, given, more)
+        self._run(root, tests)
+
+    def _others(self, root: str) -> None:
+        """With other inputs, where these reach more."""
+        theirs, ours = self.model.get_submodule(root), self.fused.get_submodule(root)
+        for method, given in list(_passes.more_calls(theirs, 9)):
+            if self._reach(root, method, given):
+                what = ", ".join(name for name, each in given.items() if each is not None)
+                what = what if method == "forward" else method
+                test = functools.partial(_both, ours=ours, given=given, method=method)
+                self._run(root, {what: test})
+
+    def _reach(self, root: str, method: str, given: dict[str, Any]) -> bool:
+        """Whether a call, which runs, reaches attention that none before has reached."""
+        self.called = True
+        cut = len(root) + 1 if root else 0
+        below = {name[cut:]: part for name, part in self.attention.items() if _within(name, root)}
+        way = functools.partial(_passes.called, method=method, given=given)
+        with torch.no_grad():
+            seen = _passes.run(self.model.get_submodule(root), way, below)
+        new = {f"{root}.{name}" if root else name for name in seen.calls} - self.reached
+        self.reached |= new
+        return bool(new)
+
+    def _run(self, root: str, tests: dict[str, Callable]) -> None:
+        theirs = self.model.get_submodule(root)
+        where = f" of {root}" if root else ""
+        for name, test in tests.items():
+            try:
+                # Some models compute something else on sdpa than on eager attention: either is
+                # right.
+                wrong = test(theirs) and test(_eager(theirs))
+            except _Ours as error:
+                wrong = f"raises {error}"
+            except Exception as error:  # the model itself does not do this
+                skipped = f"{name}{where}: {_text(error)}"[:160]
+                self.found.setdefault("skipped", []).append(skipped)
+                continue
+            (self.found["wrong"] if wrong else self.found["passed"]).append(
+                f"{name}{where}: {wrong}" if wrong else f"{name}{where}"
+            )
+
+
+def _within(name: str, above: str) -> bool:
+    return not above or name.startswith(f"{above}.")
 
 
 def _eager(model: nn.Module) -> nn.Module:
@@ -185,14 +236,18 @@ def _fused(function: Callable) -> Any:
 
 
 def _both(
-    theirs: nn.Module, ours: nn.Module, given: dict[str, Any], seen: Tensor | None = None
+    theirs: nn.Module,
+    ours: nn.Module,
+    given: dict[str, Any],
+    seen: Tensor | None = None,
+    method: str = "forward",
 ) -> str:
     """Forward and gradients, against float64 where the model has it; what is wrong. seen: which
     tokens are no padding, and count."""
-    own, slopes = _run(theirs, given, seen)
-    out, gradients = _fused(lambda: _run(ours, given, seen))
+    own, slopes = _run(theirs, given, seen, method)
+    out, gradients = _fused(lambda: _run(ours, given, seen, method))
     try:
-        truth, expected = _run(copy.deepcopy(theirs).double(), _double(given), seen)
+        truth, expected = _run(copy.deepcopy(theirs).double(), _double(given), seen, method)
     except Exception:
         truth, expected = own, slopes
     error, allowed = _passes.apart(out, truth), _passes.apart(own, truth)
@@ -212,11 +267,11 @@ def _double(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    model: nn.Module, given: dict[str, Any], seen: Tensor | None
+    model: nn.Module, given: dict[str, Any], seen: Tensor | None, method: str
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
-    found = list(_passes.tensors(model(**given)))
+    found = list(_passes.tensors(_passes.called(model, method, given)))
     if seen is not None:
         found = [
             x * seen.view(*seen.shape, *[1] * (x.dim() - 2)) if x.shape[:2] == seen.shape else x

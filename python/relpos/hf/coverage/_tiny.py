@@ -15,6 +15,9 @@ from relpos.hf._inputs import calls
 _HIDDEN, _HEADS, _HEAD_DIM, _VOCAB = 64, 4, 16, 99
 _RULES: tuple[tuple[str, int], ...] = (
     (r"(codebook_size)", 64),
+    (r"(coordinate_size)", 10),
+    (r"(shape_size)", 12),
+    (r"(intra_bottleneck_size)", 64),
     (r"(rotary_dim)", 8),
     (r"(num_feat_extract_layers|num_kv_shared_layers|conv_.*)", 2**30),
     (r"(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|num_embeddings)", _VOCAB),
@@ -65,6 +68,7 @@ _OPEN = {
     "image_size": 32,
     "prediction_length": 4,
     "pad_token_id": 0,
+    "default_language": "en_XX",
 }
 
 

@@ -1,7 +1,7 @@
 """What of a model may run on relpos: found by running a copy with random weights in both ways."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -120,7 +120,9 @@ class _Trial:
         self.passes: list[tuple[str, _passes.Way, str, _passes.Pass]] = []
         self.calls: dict[str, list[_passes.Call]] = {}
         for root in self._roots():
-            self._record(root)
+            self._record(root, _passes.ways)
+        for root in self._roots():
+            self._record(root, _passes.more_ways)
 
     def _roots(self) -> Iterator[str]:
         """Models, from the whole to its parts, in which attention was not reached yet."""
@@ -132,11 +134,12 @@ class _Trial:
                 if any(each not in self.calls for each in inner):
                     yield name
 
-    def _record(self, root: str) -> None:
+    def _record(self, root: str, ways: Callable) -> None:
         model = self.theirs.get_submodule(root)
-        for label, way in list(_passes.ways(_trial.again(self.pristine).get_submodule(root))):
+        for label, way in list(ways(_trial.again(self.pristine).get_submodule(root))):
             seen = _passes.run(model, way, self._below(self.attention, root))
-            if seen.error is None:
+            new = {_joined(root, name) for name in seen.calls} - self.calls.keys()
+            if seen.error is None and (new or ways is _passes.ways):
                 self.passes.append((label, way, root, seen))
                 for name, calls in seen.calls.items():
                     self.calls.setdefault(_joined(root, name), []).extend(calls)
