@@ -17,6 +17,7 @@ _CHANNELS = ("num_channels", "in_channels", "in_chans", "num_input_channels")
 _BANDS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "input_dim")
 _WIDTHS = ("hidden_size", "d_model", "embed_dim", "dim", "n_embd", "hidden_dim", "width")
 _MOST = 150  # calls of one model
+_WIDEST = 4096
 
 
 @dataclass
@@ -65,7 +66,7 @@ class _Asked:
             if isinstance(weight, Tensor) and not isinstance(part, nn.Embedding) and weight.dim():
                 many = weight.dim() > 3
                 width = weight[0].numel() if many else weight.shape[min(1, weight.dim() - 1)]
-                if width > 1 and width not in found:
+                if 1 < width <= _WIDEST and width not in found:
                     found.append(width)
         return found[:4]
 
@@ -111,6 +112,12 @@ def _calls(asked: _Asked) -> Iterator[dict[str, Any]]:
     for name in sorted(first, key=lambda each: each != main):
         for way in _WAYS[name](asked):
             yield from _beside(text | _series(asked, way, names), {name: way}, names, needed)
+    if "input_ids" in text or "decoder_input_ids" in text:
+        for books in asked.numbers("num_codebooks", "num_channels"):
+            yield {
+                name: each[..., None].expand(-1, -1, books) if name == "decoder_input_ids" else each
+                for name, each in text.items()
+            }
     if "encoder_hidden_states" in names and "encoder_hidden_states" not in text and text:
         for width in asked.numbers("encoder_hidden_size", *_WIDTHS):
             yield {**text, "encoder_hidden_states": draw(2, 5, width)}
@@ -130,17 +137,18 @@ def _beside(
     steps."""
     ((main, states),) = way.items()
     masks = [name for name in _MASKS if name in names and name not in text]
-    every: list[dict[str, Any]] = [] if needed & {*masks} else [{}]
-    if masks and states.dim() > 1:
-        shapes = dict.fromkeys((states.shape[:2], states.shape[:: states.dim() - 1], states.shape))
-        every += [{name: _MASKS[name](*shape) for name in masks} for shape in shapes]
-    no_tokens = {k: v for k, v in text.items() if k != "input_ids"}
-    for more in every:
-        yield text | way | more
-        if len(no_tokens) < len(text):
-            if states.shape[0] == 1:
-                yield text | {main: torch.cat([states, states])} | more
-            yield no_tokens | way | more
+    rows = [x for name, x in text.items() if name.endswith(("input_ids", "input_values"))]
+    both = [torch.cat([states, states])] if rows and states.shape[0] == 1 else []
+    for x in (*both, states):
+        every: list[dict[str, Any]] = [] if needed & {*masks} else [{}]
+        if masks and x.dim() > 1:
+            shapes = dict.fromkeys((x.shape[:2], x.shape[:: x.dim() - 1], x.shape))
+            every += [{name: _MASKS[name](*shape) for name in masks} for shape in shapes]
+        for more in every:
+            yield text | {main: x} | more
+    if "input_ids" in text:
+        rest = {name: each for name, each in text.items() if name != "input_ids"}
+        yield from _beside(rest, way, names, needed)
 
 
 def _series(asked: _Asked, past: Tensor, names: Any) -> dict[str, Any]:
