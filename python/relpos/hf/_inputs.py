@@ -144,6 +144,9 @@ def _beside(
         if masks and x.dim() > 1:
             shapes = dict.fromkeys((x.shape[:2], x.shape[:: x.dim() - 1], x.shape))
             every += [{name: _MASKS[name](*shape) for name in masks} for shape in shapes]
+        if "image_attention_mask" in names and "input_ids" in text and x.dim() == 5:
+            shape = *text["input_ids"].shape, x.shape[1]
+            every.append({"image_attention_mask": _seen(*shape)})
         for more in every:
             yield text | {main: x} | more
     if "input_ids" in text:
@@ -201,7 +204,7 @@ def _patches(asked: _Asked) -> Iterator[Tensor]:
 def _hidden(asked: _Asked) -> Iterator[Tensor]:
     if asked.has("spatial_merge_size", "patch_size"):
         yield from _patches(asked)
-    for width in asked.taken:
+    for width in (*asked.numbers("input_size"), *asked.taken):
         yield draw(2, 8 * asked.length, width)
 
 
@@ -318,7 +321,7 @@ _BY_NAME = {
     "encoder_hidden_states": _states,
     "query_embeds": _states,
     "noise_embeds": _states,
-    "image_attention_mask": lambda asked: torch.ones(2, asked.length, 2, dtype=torch.int64),
+    "mask": lambda asked: None,
     "freq": lambda asked: torch.zeros(2, dtype=torch.int64),
     "visual_feats": lambda asked: draw(2, 5, *asked.numbers("visual_feat_dim")[:1]),
     "visual_pos": lambda asked: draw(2, 5, *asked.numbers("visual_pos_dim")[:1]).abs(),

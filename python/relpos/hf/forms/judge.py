@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from relpos.hf import _adapter, _passes, _trial
 from relpos.hf._interface import NAME
+from relpos.hf._state import run_on
 from relpos.hf.forms.replay import replayed
 from relpos.hf.forms.rotation import turn_of
 from relpos.hf.forms.turn import FusedTurn, Turn
@@ -53,23 +55,31 @@ def set_up(model: nn.Module, parts: Parts, verdict: Verdict) -> None:
     from transformers import PreTrainedModel
 
     held = dict(model.named_modules())
+    chosen = []
     for name, part in held.items():
-        if isinstance(part, PreTrainedModel) and name in parts.before:
-            mine = parts.of(name)
-            on = mine and name not in verdict.kept and not all(n in verdict.own for n in mine)
-            if mine:
-                part.config._attn_implementation = NAME if on else parts.before[name]
+        mine = parts.of(name)
+        if isinstance(part, PreTrainedModel) and name in parts.before and mine:
+            on = name not in verdict.kept and not all(n in verdict.own for n in mine)
+            chosen.append((part.config, NAME if on else parts.before[name]))
+    for config, implementation in sorted(chosen, key=lambda each: -_held_by(each[0])):
+        config._attn_implementation = implementation  # and that of the configs in it
     for name, why in verdict.own.items():
         module, owner = held[name], parts.owner[name]
         if why and owner not in verdict.kept and hasattr(module, "config"):
             module.config = copy.copy(module.config)
-            module.config._attn_implementation = parts.before[owner]
+            run_on(module.config, parts.before[owner])
     for name, part in held.items():  # a head reads its own config when it generates
         if isinstance(part, PreTrainedModel):
             inner = [o for n, o in parts.owner.items() if _within(n, name)]
             every = inner and all(held[each].config._attn_implementation == NAME for each in inner)
             if every:
-                part.config._attn_implementation = NAME
+                run_on(part.config, NAME)
+
+
+def _held_by(config: Any) -> int:
+    """How many configs are in one."""
+    inner = (getattr(config, name, None) for name in config.sub_configs)
+    return sum(1 + _held_by(each) for each in inner if each is not None)
 
 
 def _within(name: str, above: str) -> bool:
