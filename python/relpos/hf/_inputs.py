@@ -194,8 +194,9 @@ def _patches(asked: _Asked) -> Iterator[Tensor]:
         yield draw(patches, channels * frames * patch * patch)
         yield draw(patches, channels, patch, patch)
         yield draw(1, patches, channels * frames * patch * patch)
-    for width in asked.taken:
-        yield draw(patches, width)
+    if any("grid" in name for name in asked.names):
+        for width in asked.taken:
+            yield draw(patches, width)
     for patch in asked.numbers("patch_size"):  # pixels of the patches that are merged to a token
         side = patch * [*asked.numbers("spatial_merge_size", "merge_size"), 1][0]
         yield draw(patches, side, side, channels)

@@ -17,7 +17,7 @@ _RULES: tuple[tuple[str, int], ...] = (
     (r"(codebook_size)", 64),
     (r"(coordinate_size)", 10),
     (r"(shape_size)", 12),
-    (r"(intra_bottleneck_size)", 64),
+    (r"(intra_bottleneck_size|output_channels|nemo_conv_channels|.*_out_channel)", _HIDDEN),
     (r"(rotary_dim)", 8),
     (r"(num_feat_extract_layers|num_kv_shared_layers|conv_.*)", 2**30),
     (r"(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|num_embeddings)", _VOCAB),
