@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.hf import _passes
+from relpos.hf import _adapter, _passes
 from relpos.hf._discover import attention_modules
 from relpos.hf._fuse import fuse
 from relpos.hf._inputs import calls
@@ -91,14 +91,17 @@ def _classes(model: nn.Module) -> list[dict[str, str]]:
     return list(found.values())
 
 
-_ROTATES = re.compile(r"rotary|rope|rotate_|apply_rot|freqs_cis", re.IGNORECASE)
+_ROTATES = re.compile(r"[Rr]otary|RoPE|(?<![A-Za-z])rope|rotate_|apply_rot|freqs_cis")
 _OTHER = re.compile(
-    r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb|attention_bias", re.I
+    r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb"
+    r"|(?<!config\.)attention_bias",  # config.attention_bias is about projections
+    re.IGNORECASE,
 )
 
 
 def position(kind: type) -> str:
-    """What the text of an attention class speaks of: "rotates", "other" position or "plain"."""
+    """ "rotates", "other" position or "plain": what the text of an attention class speaks of, or
+    what an adapter for it says, where its model makes the position elsewhere."""
     text = ""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.") or base is object:
@@ -107,9 +110,10 @@ def position(kind: type) -> str:
             text += inspect.getsource(base)
         except (OSError, TypeError):
             continue
+    text = re.sub(r"^\s*@.*$", "", text, flags=re.MULTILINE)  # some copies keep a decorator
     if _ROTATES.search(text):
         return "rotates"
-    return "other" if _OTHER.search(text) else "plain"
+    return "other" if _OTHER.search(text) or kind.__name__ in _adapter.named() else "plain"
 
 
 def _roots(model: nn.Module) -> list[str]:

@@ -45,6 +45,15 @@ _RULES: tuple[tuple[str, int], ...] = (
 _LAYERWISE = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
 
 
+# Positions that a configuration leaves out when it is not asked.
+_ON = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "use_relative_position_bias": True,
+    "use_relative_position_embeddings": True,
+}
+
+
 def shrunk(name: str, value: Any) -> Any:
     """The entry of a small configuration in the place of a number or a list of numbers."""
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -85,6 +94,8 @@ def options(kind: type) -> dict[str, Any]:
                 made[name] = options(type(value)) | {"model_type": type(value).model_type}
             continue
         small = _OPEN.get(name) if value is None else shrunk(name, value)
+        if not value:
+            small = _ON.get(name, small)
         if small is not None and small != value:
             made[name] = small
     made |= _lists(whole)
