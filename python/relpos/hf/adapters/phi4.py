@@ -13,13 +13,13 @@ from relpos.hf._interface import NAME
 from relpos.hf._lazy import Bias
 from relpos.hf._module import attended, by_head
 from relpos.hf._trial import Compared, copied, draw, prove, repeated, twin
-from relpos.terms import DistanceBias
+from relpos.terms import DistanceBias, KeyBias
 
 
 class _Distances(Bias):
-    """The bias, and the mask that the model adds to it."""
+    """The bias, and what the model adds to it: bools [B, 1, L, L]."""
 
-    added: Tensor | None = None
+    added: Tensor
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None):
@@ -37,23 +37,27 @@ class _Attention:
         query, key, value = by_head(
             hidden_states, self.head_dim, self.q_proj, self.k_proj, self.v_proj
         )
+        mask, position = None, [attention_mask.make()]
+        added = attention_mask.added
+        if torch.compiler.is_compiling():
+            mask = added.to(query.dtype)
+        elif not bool(added.all()):  # 1 for every key changes no weight
+            of_keys = added[:, :, :1]
+            if bool((added == of_keys).all()):
+                each = of_keys[:, :, 0].to(query.dtype)
+                position.append(KeyBias(each.expand(query.shape[0], query.shape[1], -1)))
+            else:
+                mask = added.to(query.dtype)
         out, _weights = attended(
             query,
             key,
             value,
-            _unequal(attention_mask.added, query.dtype),
-            position=attention_mask.make(),
+            mask,
+            position=position,
             dropout=self.attention_dropout if self.training else 0.0,
             scale=self.scaling,
         )
         return self.o_proj(out)
-
-
-def _unequal(added: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """What a mask of bools [B, 1, L, L] adds to the scores; None where it adds 1 to all."""
-    if added is None or (not torch.compiler.is_compiling() and bool(added.all())):
-        return None
-    return added.to(dtype)
 
 
 def _lazy(layer: nn.Module, states: Tensor) -> _Distances:
@@ -84,7 +88,7 @@ def _calls(module: nn.Module, owner: nn.Module, layer: nn.Module) -> Iterator[Co
         states = draw(2, length, module.q_proj.in_features)
         theirs, ours = copied(own)(states), _lazy(own, states)
         at = torch.arange(length)
-        for seen in (at >= 0, at <= at[:, None] + 1):
+        for seen in (at >= 0, at <= length // 2, at <= at[:, None] + 1):
             mask = seen.expand(1, 1, length, length)
             yield Compared(
                 {"hidden_states": states, "attention_mask": mask + theirs},
