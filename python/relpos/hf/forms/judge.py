@@ -68,8 +68,9 @@ def set_up(model: nn.Module, parts: Parts, verdict: Verdict) -> None:
         if why and owner not in verdict.kept and hasattr(module, "config"):
             module.config = copy.copy(module.config)
             run_on(module.config, parts.before[owner])
+    decided = {id(config) for config, _ in chosen}
     for name, part in held.items():  # a head reads its own config when it generates
-        if isinstance(part, PreTrainedModel):
+        if isinstance(part, PreTrainedModel) and id(part.config) not in decided:
             inner = [o for n, o in parts.owner.items() if _within(n, name)]
             every = inner and all(held[each].config._attn_implementation == NAME for each in inner)
             if every:
