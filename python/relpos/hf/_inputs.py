@@ -16,7 +16,8 @@ _SIZES = ("image_size", "img_size", "input_size")
 _CHANNELS = ("num_channels", "in_channels", "in_chans", "num_input_channels")
 _BANDS = ("num_mel_bins", "input_feat_per_channel", "feature_size", "n_mels", "input_dim")
 _WIDTHS = ("hidden_size", "d_model", "embed_dim", "dim", "n_embd", "hidden_dim", "width")
-_MOST = 150  # calls of one model
+_MOST, _FEW = 150, 40  # calls of one model, and of one with more parameters than _LARGE
+_LARGE = 2**28
 _WIDEST = 4096
 
 
@@ -83,7 +84,8 @@ def methods(model: nn.Module) -> list[str]:
 def calls(model: nn.Module, length: int, method: str = "forward") -> Iterator[dict[str, Any]]:
     """Keywords for a method of a model that may do, the likeliest first, with about `length` tokens
     where the caller can choose."""
-    return islice(_calls(_Asked(model, length, method)), _MOST)
+    large = sum(each.numel() for each in model.parameters()) > _LARGE
+    return islice(_calls(_Asked(model, length, method)), _FEW if large else _MOST)
 
 
 def _calls(asked: _Asked) -> Iterator[dict[str, Any]]:

@@ -173,18 +173,15 @@ def _with_first(out: Any, first: Tensor) -> Any:
 def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     """Passes to be tried: a few tokens, padded and without a cache, many, and with a cache."""
     names = inspect.signature(model.forward).parameters
-    open_ended = any(each.kind == each.VAR_KEYWORD for each in names.values())
-    bare = {"use_cache": False} if "use_cache" in names or open_ended else {}
     given = _first_thatcan_run(model, 7)
     if given is None:
         return
     yield "7 tokens", lambda each: each(**given)
-    text = isinstance(given.get("input_ids"), Tensor)
-    if not text:
-        return
-    more = bare if bare and can_run(model, given | bare) else {}
+    more = _bare(model, given)
     if more:
         yield "7 tokens without a cache", lambda each: each(**given, **more)
+    if not isinstance(given.get("input_ids"), Tensor):
+        return
     width = max((p.shape[-1] for p in model.parameters() if p.dim() == 2), default=1)
     most = max(
         (n for n in numbers(model.config) if n <= _LONG[0] and n * width <= _LONG[1]), default=0
@@ -207,6 +204,19 @@ def more_ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     for method, given in more_calls(model, 7):
         what = ", ".join(name for name, each in given.items() if each is not None)
         yield what, functools.partial(called, method=method, given=given)
+        more = _bare(model, given) if method == "forward" else {}
+        if more:
+            bare = functools.partial(called, method=method, given=given | more)
+            yield f"{what} without a cache", bare
+
+
+def _bare(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """What makes a call one without a cache; nothing where there is none or it cannot be asked."""
+    names = inspect.signature(model.forward).parameters
+    open_ended = any(each.kind == each.VAR_KEYWORD for each in names.values())
+    caches = "input_ids" in given or hasattr(model.config.get_text_config(), "use_cache")
+    bare = {"use_cache": False} if "use_cache" in names or (open_ended and caches) else {}
+    return bare if bare and can_run(model, given | bare) else {}
 
 
 def called(model: nn.Module, method: str, given: dict[str, Any]) -> Any:

@@ -241,6 +241,7 @@ def _variants(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: value for key, value in made.items() if key != "head_dim"}
     yield _each(made, lambda key, value: _HEADS if key.endswith("key_value_heads") else value)
     yield _each(made, lambda key, value: 32 if key == "window_size" else value)
+    yield _each(made, lambda key, value: 256 if key == "output_channels" else value)
     for section in ([4, 2, 2], [2, 1, 1]):
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section}
         if len(section) and sum(section) == 4:

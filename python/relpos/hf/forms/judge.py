@@ -55,26 +55,28 @@ def set_up(model: nn.Module, parts: Parts, verdict: Verdict) -> None:
     from transformers import PreTrainedModel
 
     held = dict(model.named_modules())
-    chosen = []
-    for name, part in held.items():
-        mine = parts.of(name)
-        if isinstance(part, PreTrainedModel) and name in parts.before and mine:
-            on = name not in verdict.kept and not all(n in verdict.own for n in mine)
-            chosen.append((part.config, NAME if on else parts.before[name]))
-    for config, implementation in sorted(chosen, key=lambda each: -_held_by(each[0])):
-        config._attn_implementation = implementation  # and that of the configs in it
+    models = {name: part for name, part in held.items() if isinstance(part, PreTrainedModel)}
+    on = {
+        name: name not in verdict.kept and not all(n in verdict.own for n in parts.of(name))
+        for name in parts.before
+    }
+    chosen: dict[int, tuple[Any, str]] = {}
+    for name, part in models.items():  # a head reads its own config when it generates
+        inner = [owner for n, owner in parts.owner.items() if _within(n, name)]
+        if inner and all(on[owner] for owner in inner):
+            chosen[id(part.config)] = part.config, NAME
+    for name, runs in on.items():
+        if name in models:
+            config = models[name].config
+            chosen[id(config)] = config, NAME if runs else parts.before[name]
+    # An assignment sets the configs in a config, too: these come after it.
+    for config, implementation in sorted(chosen.values(), key=lambda each: -_held_by(each[0])):
+        config._attn_implementation = implementation
     for name, why in verdict.own.items():
         module, owner = held[name], parts.owner[name]
         if why and owner not in verdict.kept and hasattr(module, "config"):
             module.config = copy.copy(module.config)
             run_on(module.config, parts.before[owner])
-    decided = {id(config) for config, _ in chosen}
-    for name, part in held.items():  # a head reads its own config when it generates
-        if isinstance(part, PreTrainedModel) and id(part.config) not in decided:
-            inner = [o for n, o in parts.owner.items() if _within(n, name)]
-            every = inner and all(held[each].config._attn_implementation == NAME for each in inner)
-            if every:
-                run_on(part.config, NAME)
 
 
 def _held_by(config: Any) -> int:
@@ -146,10 +148,10 @@ class _Trial:
                     yield name
 
     def _record(self, root: str, ways: Callable) -> None:
-        model = self.theirs.get_submodule(root)
+        model, known = self.theirs.get_submodule(root), {*self.calls}
         for label, way in list(ways(_trial.again(self.pristine).get_submodule(root))):
             seen = _passes.run(model, way, self._below(self.attention, root))
-            new = {_joined(root, name) for name in seen.calls} - self.calls.keys()
+            new = {_joined(root, name) for name in seen.calls} - known
             if seen.error is None and (new or ways is _passes.ways):
                 self.passes.append((label, way, root, seen))
                 for name, calls in seen.calls.items():
