@@ -138,12 +138,10 @@ class _Comparison:
 
     def all(self) -> bool:
         """Whether something could be called."""
-        roots = _roots(self.model)
-        for root in roots:
-            self._usual(root)
-        for root in roots:
-            if any(_within(name, root) for name in {*self.attention} - self.reached):
-                self._others(root)
+        for way in (self._usual, self._others):
+            for root in _roots(self.model):
+                if any(_within(name, root) for name in {*self.attention} - self.reached):
+                    way(root)
         return self.called
 
     def _usual(self, root: str) -> None:
