@@ -65,10 +65,11 @@ def set_up(model: nn.Module, parts: Parts, verdict: Verdict) -> None:
         inner = [owner for n, owner in parts.owner.items() if _within(n, name)]
         if inner and all(on[owner] for owner in inner):
             chosen[id(part.config)] = part.config, NAME
-    for name, runs in on.items():
-        if name in models:
-            config = models[name].config
-            chosen[id(config)] = config, NAME if runs else parts.before[name]
+    # Of models that share a config, one that is kept decides, then one that is on relpos.
+    ranks = {name: (name in verdict.kept, runs) for name, runs in on.items() if name in models}
+    for name in sorted(ranks, key=lambda each: ranks[each]):
+        config = models[name].config
+        chosen[id(config)] = config, NAME if on[name] else parts.before[name]
     # An assignment sets the configs in a config, too: these come after it.
     for config, implementation in sorted(chosen.values(), key=lambda each: -_held_by(each[0])):
         config._attn_implementation = implementation
