@@ -87,6 +87,30 @@ _GRANITE = {
     "dropout": 0.0,
     "conv_kernel_size": 5,
 }
+_GRANITE5 = {
+    **_WIDE,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "vocab_size": 12,
+    "num_mel_bins": 5,
+    "context_size": 10,
+    "max_position_embeddings": 16,
+    "conv_kernel_size": 5,
+    "subsample_layers": [1],
+}
+_PHI4 = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_blocks": 2,
+    "num_attention_heads": 4,
+    "ext_pw_out_channel": 32,
+    "depthwise_separable_out_channel": 32,
+    "nemo_conv_channels": 4,
+    "input_size": 16,
+    "bias_max_distance": 9,
+}
 _GEMMA3N = {
     "hidden_size": 32,
     "conf_num_attention_heads": 4,
@@ -167,6 +191,11 @@ def _gemma3n(length, mask):
 
 def _granite(length, mask):
     return {"hidden_states": draw(2, length, 20)}
+
+
+def _phi4(length, mask):
+    frames = shown(8 * length, mask).bool()
+    return {"hidden_states": draw(*frames.shape, 16), "mask": frames}
 
 
 def _text(length, mask):
@@ -281,6 +310,29 @@ SPEECH = {
         "GraniteSpeechPlusEncoderConfig",
         _granite,
         folder="granite_speech_plus",
+    ),
+    "Granite Speech 5": _speech(
+        "GraniteSpeech5Encoder",
+        _GRANITE5,
+        "GraniteSpeech5EncoderConfig",
+        _features(20),
+        folder="granite_speech5",
+        seen=_told,
+    ),
+    # Its mask adds 1 to the scores of what is no padding.
+    "Phi-4 multimodal, audio": _speech(
+        "Phi4MultimodalAudioModel",
+        _PHI4,
+        "Phi4MultimodalAudioConfig",
+        _phi4,
+        folder="phi4_multimodal",
+    ),
+    "Phi-4 multimodal, audio in chunks": _speech(
+        "Phi4MultimodalAudioModel",
+        {**_PHI4, "chunk_size": 9, "left_chunk": 1},
+        "Phi4MultimodalAudioConfig",
+        _phi4,
+        folder="phi4_multimodal",
     ),
     "Gemma 3n, audio": _speech(
         "Gemma3nAudioEncoder", _GEMMA3N, "Gemma3nAudioConfig", _gemma3n, folder="gemma3n"

@@ -9,7 +9,20 @@ import relpos
 import torch
 from relpos.hf.forms import turn
 
-from tests.hf.hf_models import FAMILIES, Family, inputs, outputs, pair, same, same_outputs, states
+from tests.hf.hf_models import (
+    FAMILIES,
+    FLOAT32_MODEL,
+    Family,
+    inputs,
+    outputs,
+    pair,
+    same,
+    same_generation,
+    same_outputs,
+    states,
+)
+from tests.hf.test_hf_models import FLOAT64_MODEL, errors, in_float64
+from tests.support.peer_modes import Float64
 
 pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("one_thread")]
 
@@ -62,6 +75,66 @@ def test_a_class_is_fused_where_the_kernel_can_rotate(kind):
     assert [layer.state for layer in layers] == expected
     for layer in layers:
         assert layer.state == "fused" or reason in layer.why
+
+
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+_LLAMA4 = {
+    "intermediate_size_mlp": 40,
+    "num_local_experts": 1,
+    "attention_chunk_size": 6,
+    "layer_types": ["chunked_attention", "full_attention"],
+    "no_rope_layers": [1, 0],
+}
+_TEMPERATURE = {"attn_temperature_tuning": True, "floor_scale": 4, "attn_scale": 0.3}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 5,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+# Layers without a rotation beside others, and queries whose scale grows with their position. 21
+# tokens are beyond every window, chunk and step of the temperature here.
+SOME_LAYERS = {
+    "SmolLM3": ("", {"no_rope_layers": [1, 0]}),
+    "Cohere2": ("", _LAYERS),
+    "Exaone4": ("", _LAYERS),
+    "Llama4": ("Llama4TextConfig", {**_LLAMA4, "attn_temperature_tuning": False}),
+    "Llama4, temperature": ("Llama4TextConfig", _LLAMA4 | _TEMPERATURE),
+    "Ministral3, temperature": ("", {"rope_parameters": _YARN, "max_position_embeddings": 20}),
+}
+
+
+@pytest.mark.parametrize("mask", ["padded", "none"])
+@pytest.mark.parametrize("name", SOME_LAYERS)
+def test_layers_without_rotation_and_with_temperature(name, mask):
+    config, options = SOME_LAYERS[name]
+    kind = name.split(",")[0]
+    options = FAMILIES["Llama"].options | options
+    family = Family(f"{kind}ForCausalLM", options, "decoder", config)
+    model, fused = pair(family)
+    found = [layer.state for layer in relpos.hf.report(fused).layers]
+    assert found == ["fused", "fused" if kind == "Ministral3" else "attention"]
+
+    given = inputs(family, mask=mask)
+    exact, exact_gradients = in_float64(family, model, given)
+    assert max(errors(outputs(family, fused, given), exact, exact_gradients)) < FLOAT32_MODEL
+    with Float64():
+        wide = outputs(family, copy.deepcopy(fused).double(), given)
+    assert max(errors(wide, exact, exact_gradients)) < FLOAT64_MODEL
+    if mask == "none":
+        same_generation(fused, model, 12, **given)
+    if "temperature" in name:  # which changes the result
+        for layer in fused.model.layers:
+            layer.self_attn.attn_scale = 0.0
+            getattr(layer.self_attn.config, "rope_parameters", {})["llama_4_scaling_beta"] = 0.0
+        with Float64():
+            without, _ = outputs(family, copy.deepcopy(fused).double(), given)
+        assert (without - exact).abs().max() > 1e-3 * exact.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -134,3 +134,11 @@ def test_a_deberta_of_other_buckets_stays_as_it_is(monkeypatch):
     fused = relpos.hf.fuse(FAMILIES["DeBERTa v3"].make())
     assert states(fused) == {"untouched"}
     assert "its rows are not those" in str(relpos.hf.report(fused))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_models_of_meta_tensors_are_fused(name):
+    """Also where buffers hold whole numbers, as LayoutLM v3's positions."""
+    with torch.device("meta"):
+        model = FAMILIES[name].configured()
+    assert states(relpos.hf.fuse(model)) == {"fused"}

@@ -55,6 +55,11 @@ def find(module: nn.Module) -> Adapter | None:
     return _by_class().get(type(module).__name__)
 
 
+def named() -> set[str]:
+    """The attention classes that adapters name."""
+    return {*_by_class()}
+
+
 def no_attention() -> set[str]:
     """Classes that compute no attention, though their names say so, as files of relpos.hf.adapters
     list them."""

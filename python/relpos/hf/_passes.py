@@ -1,6 +1,7 @@
 """Passes of a model over a few tokens, with what each of its attention modules gets and gives."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from relpos.hf import _interface
-from relpos.hf._inputs import calls
+from relpos.hf._inputs import calls, methods
 from relpos.hf._lazy import Mask
 from relpos.hf._trial import numbers, padded, quick
 
 _LARGE = 2**30  # parameters
 _LONG = 150, 2**17  # tokens, and tokens x width, of the long pass
+_OTHERS = 4  # choices of inputs, at most
 Way = Callable[[nn.Module], Any]
 
 
@@ -171,18 +173,15 @@ def _with_first(out: Any, first: Tensor) -> Any:
 def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     """Passes to be tried: a few tokens, padded and without a cache, many, and with a cache."""
     names = inspect.signature(model.forward).parameters
-    open_ended = any(each.kind == each.VAR_KEYWORD for each in names.values())
-    bare = {"use_cache": False} if "use_cache" in names or open_ended else {}
     given = _first_thatcan_run(model, 7)
     if given is None:
         return
     yield "7 tokens", lambda each: each(**given)
-    text = isinstance(given.get("input_ids"), Tensor)
-    if not text:
-        return
-    more = bare if bare and can_run(model, given | bare) else {}
+    more = _bare(model, given)
     if more:
         yield "7 tokens without a cache", lambda each: each(**given, **more)
+    if not isinstance(given.get("input_ids"), Tensor):
+        return
     width = max((p.shape[-1] for p in model.parameters() if p.dim() == 2), default=1)
     most = max(
         (n for n in numbers(model.config) if n <= _LONG[0] and n * width <= _LONG[1]), default=0
@@ -200,6 +199,46 @@ def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
         yield "a cache", lambda each: _cached(each, given)
 
 
+def more_ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
+    """Passes with other inputs than those of `ways`, for modules that these do not reach."""
+    for method, given in more_calls(model, 7):
+        what = ", ".join(name for name, each in given.items() if each is not None)
+        yield what, functools.partial(called, method=method, given=given)
+        more = _bare(model, given) if method == "forward" else {}
+        if more:
+            bare = functools.partial(called, method=method, given=given | more)
+            yield f"{what} without a cache", bare
+
+
+def _bare(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """What makes a call one without a cache; nothing where there is none or it cannot be asked."""
+    names = inspect.signature(model.forward).parameters
+    open_ended = any(each.kind == each.VAR_KEYWORD for each in names.values())
+    caches = "input_ids" in given or hasattr(model.config.get_text_config(), "use_cache")
+    bare = {"use_cache": False} if "use_cache" in names or (open_ended and caches) else {}
+    return bare if bare and can_run(model, given | bare) else {}
+
+
+def called(model: nn.Module, method: str, given: dict[str, Any]) -> Any:
+    return (model if method == "forward" else getattr(model, method))(**given)
+
+
+def more_calls(model: nn.Module, length: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Calls that run, after the first one: one for each other choice of inputs, and one of each
+    method that runs a part. The method, and its keywords."""
+    seen: set[frozenset] = set()
+    for method in ("forward", *methods(model)):
+        for given in calls(model, length, method):
+            chosen = frozenset((method, name) for name, each in given.items() if each is not None)
+            if chosen not in seen and can_run(model, given, method):
+                first = not seen and method == "forward"
+                seen.add(chosen)
+                if not first:
+                    yield method, given
+                if method != "forward" or len(seen) > _OTHERS:
+                    break
+
+
 def _cached(model: nn.Module, given: dict[str, Any]) -> Any:
     tokens = given["input_ids"]
     first = model(**given | {"input_ids": tokens[:, :5]}, use_cache=True)
@@ -211,11 +250,11 @@ def _cached(model: nn.Module, given: dict[str, Any]) -> Any:
     return [*tensors(first), *tensors(then)]
 
 
-def can_run(model: nn.Module, given: dict[str, Any]) -> bool:
-    """Whether a call raises nothing."""
+def can_run(model: nn.Module, given: dict[str, Any], method: str = "forward") -> bool:
+    """Whether a call of a model raises nothing."""
     try:
         with quick(model):
-            model(**given)
+            called(model, method, given)
     except Exception:
         return False
     return True

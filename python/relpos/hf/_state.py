@@ -26,7 +26,13 @@ def set_state(state: State) -> None:
         vars(part).clear()
         vars(part).update(attributes)
         if runs is not None:
-            part.config._attn_implementation = runs
+            run_on(part.config, runs)
+
+
+def run_on(config: Any, implementation: str) -> None:
+    """Sets the attention implementation of a config alone; an assignment sets those in it, too."""
+    alone = hasattr(config, "sub_configs")
+    config._attn_implementation = {"": implementation} if alone else implementation
 
 
 def remember(before: State) -> None:
@@ -56,4 +62,4 @@ def undo(part: nn.Module) -> None:
         vars(part).pop(name, None)
     vars(part).update(attributes)
     if runs is not None:
-        part.config._attn_implementation = runs
+        run_on(part.config, runs)

@@ -55,9 +55,11 @@ def twin(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for held in module.parameters():
         memo[id(held)] = nn.Parameter(_random(held, draw), False) if _drawn(held) else held
-    for held in module.buffers():
+    for name, held in module.named_buffers():
         if held.is_floating_point():
             memo[id(held)] = _random(held, draw) if held.is_meta else held.detach().float().clone()
+        elif held.is_meta:
+            memo[id(held)] = _numbers(name, held)
     found = _copied(module, memo)
     found.eval()  # not every class returns itself
     return found
@@ -91,6 +93,16 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             if "_hooks" in name and isinstance(value, dict):
                 memo[id(value)] = type(value)()
     return copy.deepcopy(module, memo)
+
+
+def _numbers(name: str, held: Tensor) -> Tensor:
+    """For a buffer of meta tensors that holds whole numbers or bools: positions, else those that
+    are an index of every table."""
+    if held.dtype == torch.bool:
+        return torch.ones(held.shape, dtype=torch.bool)
+    if name.endswith("position_ids") and held.dim():
+        return torch.arange(held.shape[-1], dtype=held.dtype).expand(held.shape).clone()
+    return torch.zeros(held.shape, dtype=held.dtype)
 
 
 def _drawn(held: Tensor) -> bool:

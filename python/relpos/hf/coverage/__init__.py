@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-_PATIENCE = 120  # seconds for a model type
+_PATIENCE = 300  # seconds for a model type
 
 
 def main(arguments: list[str] | None = None) -> int:

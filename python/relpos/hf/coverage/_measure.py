@@ -1,6 +1,7 @@
 """One model type: a small model with random weights, fused, against its own float64."""
 
 import copy
+import functools
 import inspect
 import math
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relpos.hf import _passes
+from relpos.hf import _adapter, _passes
 from relpos.hf._discover import attention_modules
 from relpos.hf._fuse import fuse
 from relpos.hf._inputs import calls
@@ -50,8 +51,7 @@ def measured(model_type: str) -> dict[str, Any]:
     found["classes"] = _classes(fused)
     if not found["classes"]:
         return found
-    roots = _roots(model)
-    if not any(_compared(root, model, fused, found) for root in roots):
+    if not _Comparison(model, fused, found).all():
         found["not_called"] = "no call of it was found"
     found["seconds"] = round(time.monotonic() - started, 2)
     return found
@@ -91,14 +91,17 @@ def _classes(model: nn.Module) -> list[dict[str, str]]:
     return list(found.values())
 
 
-_ROTATES = re.compile(r"rotary|rope|rotate_|apply_rot|freqs_cis", re.IGNORECASE)
+_ROTATES = re.compile(r"[Rr]otary|RoPE|(?<![A-Za-z])rope|rotate_|apply_rot|freqs_cis")
 _OTHER = re.compile(
-    r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb|attention_bias", re.I
+    r"relative|position_bias|pos_bias|bias_table|alibi|rel_pos|distance_emb"
+    r"|(?<!config\.)attention_bias",  # config.attention_bias is about projections
+    re.IGNORECASE,
 )
 
 
 def position(kind: type) -> str:
-    """What the text of an attention class speaks of: "rotates", "other" position or "plain"."""
+    """ "rotates", "other" position or "plain": what the text of an attention class speaks of, or
+    what an adapter for it says, where its model makes the position elsewhere."""
     text = ""
     for base in kind.__mro__:
         if base.__module__.startswith("torch.") or base is object:
@@ -107,9 +110,10 @@ def position(kind: type) -> str:
             text += inspect.getsource(base)
         except (OSError, TypeError):
             continue
+    text = re.sub(r"^\s*@.*$", "", text, flags=re.MULTILINE)  # some copies keep a decorator
     if _ROTATES.search(text):
         return "rotates"
-    return "other" if _OTHER.search(text) else "plain"
+    return "other" if _OTHER.search(text) or kind.__name__ in _adapter.named() else "plain"
 
 
 def _roots(model: nn.Module) -> list[str]:
@@ -123,37 +127,86 @@ def _roots(model: nn.Module) -> list[str]:
     ][:6]
 
 
-def _compared(root: str, model: nn.Module, fused: nn.Module, found: dict[str, Any]) -> bool:
-    theirs, ours = model.get_submodule(root), fused.get_submodule(root)
-    given = next((each for each in calls(theirs, 9) if _passes.can_run(theirs, each)), None)
-    if given is None:
-        return False
-    where = f" of {root}" if root else ""
-    tests: list[tuple[str, Callable]] = [("forward", lambda by: _both(by, ours, given))]
-    names = inspect.signature(theirs.forward).parameters
-    if isinstance(given.get("input_ids"), Tensor):
-        tokens = given["input_ids"]
-        if "attention_mask" in names:
-            seen = torch.ones_like(tokens)
-            seen[1, 2] = seen[1, -1] = 0
-            padded = given | {"attention_mask": seen}
-            tests.append(("padding", lambda by: _both(by, ours, padded, seen)))
-        if not root and hasattr(model, "generate") and model.can_generate():
-            for how, more in _GENERATE.items():
-                tests.append((how, lambda by, more=more: _generated(by, ours, given, more)))
-    for name, test in tests:
-        try:
-            # Some models compute something else on sdpa than on eager attention: either is right.
-            wrong = test(theirs) and test(_eager(theirs))
-        except _Ours as error:
-            wrong = f"raises {error}"
-        except Exception as error:  # the model itself does not do this
-            found.setdefault("skipped", []).append(f"{name}{where}: {_text(error)}"[:160])
-            continue
-        (found["wrong"] if wrong else found["passed"]).append(
-            f"{name}{where}: {wrong}" if wrong else f"{name}{where}"
-        )
-    return True
+class _Comparison:
+    """A model and the same one fused, called in whole and in parts."""
+
+    def __init__(self, model: nn.Module, fused: nn.Module, found: dict[str, Any]) -> None:
+        self.model, self.fused, self.found = model, fused, found
+        self.attention = {name: part for name, part, _ in attention_modules(model)}
+        self.reached: set[str] = set()
+        self.called = False
+
+    def all(self) -> bool:
+        """Whether something could be called."""
+        for way in (self._usual, self._others):
+            for root in _roots(self.model):
+                if any(_within(name, root) for name in {*self.attention} - self.reached):
+                    way(root)
+        return self.called
+
+    def _usual(self, root: str) -> None:
+        theirs, ours = self.model.get_submodule(root), self.fused.get_submodule(root)
+        given = next((each for each in calls(theirs, 9) if _passes.can_run(theirs, each)), None)
+        if given is None:
+            return
+        self._reach(root, "forward", given)
+        tests: dict[str, Callable] = {"forward": lambda by: _both(by, ours, given)}
+        names = inspect.signature(theirs.forward).parameters
+        if isinstance(given.get("input_ids"), Tensor):
+            tokens = given["input_ids"]
+            if "attention_mask" in names:
+                seen = torch.ones_like(tokens)
+                seen[1, 2] = seen[1, -1] = 0
+                padded = given | {"attention_mask": seen}
+                tests["padding"] = lambda by: _both(by, ours, padded, seen)
+            if not root and hasattr(theirs, "generate") and theirs.can_generate():
+                for how, more in _GENERATE.items():
+                    tests[how] = lambda by, more=more: _generated(by, ours, given, more)
+        self._run(root, tests)
+
+    def _others(self, root: str) -> None:
+        """With other inputs, where these reach more."""
+        theirs, ours = self.model.get_submodule(root), self.fused.get_submodule(root)
+        for method, given in list(_passes.more_calls(theirs, 9)):
+            if self._reach(root, method, given):
+                what = ", ".join(name for name, each in given.items() if each is not None)
+                what = what if method == "forward" else method
+                test = functools.partial(_both, ours=ours, given=given, method=method)
+                self._run(root, {what: test})
+
+    def _reach(self, root: str, method: str, given: dict[str, Any]) -> bool:
+        """Whether a call, which runs, reaches attention that none before has reached."""
+        self.called = True
+        cut = len(root) + 1 if root else 0
+        below = {name[cut:]: part for name, part in self.attention.items() if _within(name, root)}
+        way = functools.partial(_passes.called, method=method, given=given)
+        with torch.no_grad():
+            seen = _passes.run(self.model.get_submodule(root), way, below)
+        new = {f"{root}.{name}" if root else name for name in seen.calls} - self.reached
+        self.reached |= new
+        return bool(new)
+
+    def _run(self, root: str, tests: dict[str, Callable]) -> None:
+        theirs = self.model.get_submodule(root)
+        where = f" of {root}" if root else ""
+        for name, test in tests.items():
+            try:
+                # Some models compute something else on sdpa than on eager attention: either is
+                # right.
+                wrong = test(theirs) and test(_eager(theirs))
+            except _Ours as error:
+                wrong = f"raises {error}"
+            except Exception as error:  # the model itself does not do this
+                skipped = f"{name}{where}: {_text(error)}"[:160]
+                self.found.setdefault("skipped", []).append(skipped)
+                continue
+            (self.found["wrong"] if wrong else self.found["passed"]).append(
+                f"{name}{where}: {wrong}" if wrong else f"{name}{where}"
+            )
+
+
+def _within(name: str, above: str) -> bool:
+    return not above or name.startswith(f"{above}.")
 
 
 def _eager(model: nn.Module) -> nn.Module:
@@ -185,14 +238,18 @@ def _fused(function: Callable) -> Any:
 
 
 def _both(
-    theirs: nn.Module, ours: nn.Module, given: dict[str, Any], seen: Tensor | None = None
+    theirs: nn.Module,
+    ours: nn.Module,
+    given: dict[str, Any],
+    seen: Tensor | None = None,
+    method: str = "forward",
 ) -> str:
     """Forward and gradients, against float64 where the model has it; what is wrong. seen: which
     tokens are no padding, and count."""
-    own, slopes = _run(theirs, given, seen)
-    out, gradients = _fused(lambda: _run(ours, given, seen))
+    own, slopes = _run(theirs, given, seen, method)
+    out, gradients = _fused(lambda: _run(ours, given, seen, method))
     try:
-        truth, expected = _run(copy.deepcopy(theirs).double(), _double(given), seen)
+        truth, expected = _run(copy.deepcopy(theirs).double(), _double(given), seen, method)
     except Exception:
         truth, expected = own, slopes
     error, allowed = _passes.apart(out, truth), _passes.apart(own, truth)
@@ -212,11 +269,11 @@ def _double(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(
-    model: nn.Module, given: dict[str, Any], seen: Tensor | None
+    model: nn.Module, given: dict[str, Any], seen: Tensor | None, method: str
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     torch.manual_seed(0)
     model.zero_grad(set_to_none=True)
-    found = list(_passes.tensors(model(**given)))
+    found = list(_passes.tensors(_passes.called(model, method, given)))
     if seen is not None:
         found = [
             x * seen.view(*seen.shape, *[1] * (x.dim() - 2)) if x.shape[:2] == seen.shape else x

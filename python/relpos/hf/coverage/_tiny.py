@@ -15,6 +15,9 @@ from relpos.hf._inputs import calls
 _HIDDEN, _HEADS, _HEAD_DIM, _VOCAB = 64, 4, 16, 99
 _RULES: tuple[tuple[str, int], ...] = (
     (r"(codebook_size)", 64),
+    (r"(coordinate_size)", 10),
+    (r"(shape_size)", 12),
+    (r"(intra_bottleneck_size|output_channels|nemo_conv_channels|.*_out_channel)", _HIDDEN),
     (r"(rotary_dim)", 8),
     (r"(num_feat_extract_layers|num_kv_shared_layers|conv_.*)", 2**30),
     (r"(vocab_size|.*_vocab_size|vocab_size_.*|n_vocab|num_embeddings)", _VOCAB),
@@ -42,6 +45,15 @@ _RULES: tuple[tuple[str, int], ...] = (
 _LAYERWISE = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
 
 
+# Positions that a configuration leaves out when it is not asked.
+_ON = {
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "use_relative_position_bias": True,
+    "use_relative_position_embeddings": True,
+}
+
+
 def shrunk(name: str, value: Any) -> Any:
     """The entry of a small configuration in the place of a number or a list of numbers."""
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
@@ -65,6 +77,7 @@ _OPEN = {
     "image_size": 32,
     "prediction_length": 4,
     "pad_token_id": 0,
+    "default_language": "en_XX",
 }
 
 
@@ -81,6 +94,8 @@ def options(kind: type) -> dict[str, Any]:
                 made[name] = options(type(value)) | {"model_type": type(value).model_type}
             continue
         small = _OPEN.get(name) if value is None else shrunk(name, value)
+        if not value:
+            small = _ON.get(name, small)
         if small is not None and small != value:
             made[name] = small
     made |= _lists(whole)
@@ -226,6 +241,7 @@ def _variants(made: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: value for key, value in made.items() if key != "head_dim"}
     yield _each(made, lambda key, value: _HEADS if key.endswith("key_value_heads") else value)
     yield _each(made, lambda key, value: 32 if key == "window_size" else value)
+    yield _each(made, lambda key, value: 256 if key == "output_channels" else value)
     for section in ([4, 2, 2], [2, 1, 1]):
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": section}
         if len(section) and sum(section) == 4:

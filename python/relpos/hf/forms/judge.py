@@ -1,13 +1,15 @@
 """What of a model may run on relpos: found by running a copy with random weights in both ways."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from relpos.hf import _adapter, _passes, _trial
 from relpos.hf._interface import NAME
+from relpos.hf._state import run_on
 from relpos.hf.forms.replay import replayed
 from relpos.hf.forms.rotation import turn_of
 from relpos.hf.forms.turn import FusedTurn, Turn
@@ -53,23 +55,35 @@ def set_up(model: nn.Module, parts: Parts, verdict: Verdict) -> None:
     from transformers import PreTrainedModel
 
     held = dict(model.named_modules())
-    for name, part in held.items():
-        if isinstance(part, PreTrainedModel) and name in parts.before:
-            mine = parts.of(name)
-            on = mine and name not in verdict.kept and not all(n in verdict.own for n in mine)
-            if mine:
-                part.config._attn_implementation = NAME if on else parts.before[name]
+    models = {name: part for name, part in held.items() if isinstance(part, PreTrainedModel)}
+    on = {
+        name: name not in verdict.kept and not all(n in verdict.own for n in parts.of(name))
+        for name in parts.before
+    }
+    chosen: dict[int, tuple[Any, str]] = {}
+    for name, part in models.items():  # a head reads its own config when it generates
+        inner = [owner for n, owner in parts.owner.items() if _within(n, name)]
+        if inner and all(on[owner] for owner in inner):
+            chosen[id(part.config)] = part.config, NAME
+    # Of models that share a config, one that is kept decides, then one that is on relpos.
+    ranks = {name: (name in verdict.kept, runs) for name, runs in on.items() if name in models}
+    for name in sorted(ranks, key=lambda each: ranks[each]):
+        config = models[name].config
+        chosen[id(config)] = config, NAME if on[name] else parts.before[name]
+    # An assignment sets the configs in a config, too: these come after it.
+    for config, implementation in sorted(chosen.values(), key=lambda each: -_held_by(each[0])):
+        config._attn_implementation = implementation
     for name, why in verdict.own.items():
         module, owner = held[name], parts.owner[name]
         if why and owner not in verdict.kept and hasattr(module, "config"):
             module.config = copy.copy(module.config)
-            module.config._attn_implementation = parts.before[owner]
-    for name, part in held.items():  # a head reads its own config when it generates
-        if isinstance(part, PreTrainedModel):
-            inner = [o for n, o in parts.owner.items() if _within(n, name)]
-            every = inner and all(held[each].config._attn_implementation == NAME for each in inner)
-            if every:
-                part.config._attn_implementation = NAME
+            run_on(module.config, parts.before[owner])
+
+
+def _held_by(config: Any) -> int:
+    """How many configs are in one."""
+    inner = (getattr(config, name, None) for name in config.sub_configs)
+    return sum(1 + _held_by(each) for each in inner if each is not None)
 
 
 def _within(name: str, above: str) -> bool:
@@ -120,7 +134,9 @@ class _Trial:
         self.passes: list[tuple[str, _passes.Way, str, _passes.Pass]] = []
         self.calls: dict[str, list[_passes.Call]] = {}
         for root in self._roots():
-            self._record(root)
+            self._record(root, _passes.ways)
+        for root in self._roots():
+            self._record(root, _passes.more_ways)
 
     def _roots(self) -> Iterator[str]:
         """Models, from the whole to its parts, in which attention was not reached yet."""
@@ -132,11 +148,12 @@ class _Trial:
                 if any(each not in self.calls for each in inner):
                     yield name
 
-    def _record(self, root: str) -> None:
-        model = self.theirs.get_submodule(root)
-        for label, way in list(_passes.ways(_trial.again(self.pristine).get_submodule(root))):
+    def _record(self, root: str, ways: Callable) -> None:
+        model, known = self.theirs.get_submodule(root), {*self.calls}
+        for label, way in list(ways(_trial.again(self.pristine).get_submodule(root))):
             seen = _passes.run(model, way, self._below(self.attention, root))
-            if seen.error is None:
+            new = {_joined(root, name) for name in seen.calls} - known
+            if seen.error is None and (new or ways is _passes.ways):
                 self.passes.append((label, way, root, seen))
                 for name, calls in seen.calls.items():
                     self.calls.setdefault(_joined(root, name), []).extend(calls)
