@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build demo test test-full test-tsan accuracy parity bench docs format lint clean
+.PHONY: help build demo test test-full test-tsan accuracy parity bench hub docs format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -43,6 +43,9 @@ parity: build ## every scheme against the packages it comes from, in float32 and
 
 bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
+
+hub: build ## a kernel of Hugging Face's Kernel Hub, in build/hub
+	@$(PY) scripts/hub.py
 
 docs: build ## the API reference of Python and C++, in build/docs
 	@scripts/setup.sh docs

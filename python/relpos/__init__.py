@@ -79,4 +79,4 @@ else:
             raise AttributeError(f"module 'relpos' has no attribute {name!r}")
         import importlib
 
-        return importlib.import_module("relpos.distributed")
+        return importlib.import_module(f"{__name__}.distributed")

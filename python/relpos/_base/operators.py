@@ -9,16 +9,22 @@ from torch import Tensor
 from relpos._base.derivatives import final_kernel
 from relpos._base.tensors import check_device, check_parameters
 
-LIBRARY = torch.library.Library("relpos", "DEF")
+# "relpos", or another where the package has another name, as a kernel of the Kernel Hub.
+NAMESPACE = __name__.removesuffix("._base.operators").replace(".", "_")
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
 def define(name: str, arguments: str, returns: str, run: Any, fake: Any, key: str = "CPU") -> Any:
     """The operator; fake(*arguments) makes results of the right shapes."""
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=torch.Tag.pt2_compliant_tag)
     LIBRARY.impl(name, run, key)
-    torch.library.register_fake(f"relpos::{name}", _on_one_device(name, fake), lib=LIBRARY)
-    torch.library.register_vmap(f"relpos::{name}", _loop(name), lib=LIBRARY)
-    return getattr(torch.ops.relpos, name).default
+    torch.library.register_fake(f"{NAMESPACE}::{name}", _on_one_device(name, fake), lib=LIBRARY)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", _loop(name), lib=LIBRARY)
+    return _operator(name)
+
+
+def _operator(name: str) -> Any:
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def define_gradient(
@@ -67,7 +73,7 @@ def _on_one_device(name: str, fake: Any) -> Any:
     tensors of any device."""
 
     def checked(*args: Any) -> Any:
-        names = [a.name for a in getattr(torch.ops.relpos, name).default._schema.arguments]
+        names = [a.name for a in _operator(name)._schema.arguments]
         given = dict(zip(names, args, strict=False))
         text, parameters = given.pop("position"), given.pop("parameters", ())
         first, of = None, ""
@@ -93,7 +99,7 @@ def _loop(name: str) -> Any:
                 return [slices(v, d, n) for v, d in zip(value, dim, strict=True)]
             return value if dim is None else value.select(dim, n)
 
-        overload = getattr(torch.ops.relpos, name).default
+        overload = _operator(name)
         results = [
             overload(*(slices(a, d, n) for a, d in zip(args, in_dims, strict=True)))
             for n in range(info.batch_size)

@@ -86,7 +86,7 @@ def class_of(scheme: Scheme) -> type[SchemePosition]:
         (Rotary if description.rotary_dims else SchemePosition,),
         {
             "__init__": __init__,
-            "__module__": "relpos",
+            "__module__": __name__.removesuffix("._position.classes"),
             "__doc__": _doc(scheme, [s for s in description.parameters if s.input]),
             "__signature__": signature,
             "scheme": scheme,
