@@ -1,5 +1,6 @@
 """The site, by Sphinx from what scripts/stage_site.py lays into build/site-source."""
 
+import logging
 import os
 import re
 from pathlib import Path
@@ -46,23 +47,30 @@ breathe_default_members = ("members",)
 breathe_show_include = False
 
 _SECTION = re.compile(r"(?:Args|Returns|Raises|Attributes|Options|Yields):$")
+_LISTED = re.compile(r"(?:Args|Attributes|Options):$")
+_ENTRY = re.compile(r"  [^.:]+:")
 
 
 def docstring_as_rest(app, what, name, obj, options, lines):
-    """Plain docstrings as reST reads them: an indented block is code, and no sign is markup but
-    backticks."""
-    made, section, code = [], False, False
+    """Plain docstrings as reST reads them: an indented block is code, a sentence among arguments is
+    a paragraph, and no sign is markup but backticks."""
+    made, section, code = [], "", False
     for n, line in enumerate(lines):
-        indented = line.startswith("    ")
+        indent = len(line) - len(line.lstrip())
         if _SECTION.match(line):
-            section = True
-        elif line and not line.startswith(" "):
-            section = False
-        if line and not section:
-            if indented and not code and (n == 0 or not lines[n - 1]):
+            section = line
+        elif line and not indent:
+            section = ""
+        elif _LISTED.match(section) and indent == 2 and not _ENTRY.match(line):
+            made.append("")
+            section = "a paragraph"
+        if section == "a paragraph":
+            line = line[2:]
+        elif line and not section:
+            if indent >= 4 and not code and (n == 0 or not lines[n - 1]):
                 made += ["::", ""]
                 code = True
-            elif not indented:
+            elif indent < 4:
                 code = False
         made.append(line if code else _escaped(line))
     lines[:] = made
@@ -75,5 +83,12 @@ def _escaped(line):
     return "`".join(parts)
 
 
+def _is_new(record):
+    """Not a word about the namespace, which every header declares again."""
+    return "Declaration is '.. cpp:type:: relpos'." not in record.getMessage()
+
+
 def setup(app):
+    for handler in logging.getLogger("sphinx").handlers:
+        handler.filters.insert(0, _is_new)
     app.connect("autodoc-process-docstring", docstring_as_rest, priority=400)

@@ -52,8 +52,9 @@ def test_every_block_runs_or_says_why_not():
 
 
 @with_blocks("python")
-def test_python_runs(page):
-    """The blocks of a page in order, in one namespace."""
+def test_python_runs(page, tmp_path, monkeypatch):
+    """The blocks of a page in order, in one namespace, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
     names = {}
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), names)
