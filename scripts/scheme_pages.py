@@ -107,8 +107,15 @@ def names_of(description):
     return table(["here", "project", "there", "transposed"], rows) if rows else ""
 
 
+def literal(value):
+    if isinstance(value, list):
+        return "[" + ", ".join(f"{number:g}" for number in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
 def example_of(scheme, description):
-    call = f"relpos.{scheme.class_name}({description.arguments})"
+    given = ", ".join(f"{name}={literal(value)}" for name, value in scheme.example().items())
+    call = f"relpos.{scheme.class_name}({given})"
     lines = ["import relpos", "", f"position = {call}", "print(position.describe())"]
     inputs = [spec.name for spec in description.parameters if spec.input]
     if inputs:
@@ -126,7 +133,7 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
     signature = f"relpos.{scheme.class_name}({scheme.signature})"
     said = scheme.headline.rstrip(".") + "."
     parts = [
-        f"# `{name}`: {scheme.class_name}\n",
+        f"# {name}\n",
         f"{said[:1].upper()}{said[1:]} One of the [{family}](../families/{family}.md).\n",
         f"Source: {scheme.source}.\n",
         f"```{{py:class}} {signature}\n```\n",
