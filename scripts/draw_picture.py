@@ -143,14 +143,17 @@ def line(x1, y1, x2, y2):
     return svg.tag("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke="#c9ced6")
 
 
-def drawing(width, height, content, label):
-    """A white page, so that it can be read on a dark one."""
+def drawing(width, height, content, label, shown=None):
+    """A white page, so that it can be read on a dark one; `shown` times as large, or as wide as its
+    place."""
     style = (
         "text{font-family:system-ui,sans-serif;fill:#2a2f37}.name{font-size:13px;font-weight:600}"
         ".small{font-size:10.5px;fill:#5b6472}"
     )
     page = svg.tag("rect", width=width, height=height, rx=8, fill="#ffffff")
     about = {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria_label": label}
+    if shown:
+        about |= {"width": f"{shown * width:g}", "height": f"{shown * height:g}"}
     content = svg.tag("style", style) + page + content
     return svg.tag("svg", content, xmlns="http://www.w3.org/2000/svg", **about) + "\n"
 
@@ -326,7 +329,8 @@ def of_page(scheme):
     right = 2 * LEFT + SIDE + GAP, TOP + (SIDE - CURVE) / 2
     width = right[0] + SIDE + LEFT
     content = drawn_at(of_scheme(scheme), LEFT, STROKES[0], right)
-    return drawing(width, TOP + SIDE + LEFT, content, f"What {scheme.name} gives to pairs")
+    label = f"What {scheme.name} gives to pairs of positions"
+    return drawing(width, TOP + SIDE + LEFT, content, label, shown=1.25)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,9 @@ def nearest(rows, centres):
 def speech():
     """The sounds are the centres of k-means over all frames that the lab trains on."""
     topics = text().decode("latin-1")[:SPOKEN].split("\n\n")
-    rows = [energies(spoken(words, VOICES[n % 4])) for n, words in enumerate(topics) if words.strip()]
+    rows = [
+        energies(spoken(words, VOICES[n % 4])) for n, words in enumerate(topics) if words.strip()
+    ]
     rows = np.concatenate(rows)
     training = rows[: len(rows) - len(rows) // 8]
     centres = training[np.random.default_rng(0).choice(len(training), SOUNDS, replace=False)]

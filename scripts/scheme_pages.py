@@ -108,29 +108,39 @@ def names_of(description):
 
 
 def literal(value):
+    """A value of an option in Python."""
     if isinstance(value, list):
         return "[" + ", ".join(f"{number:g}" for number in value) + "]"
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def plain(value):
+    """A value of an option on the command line."""
+    return ",".join(f"{n:g}" for n in value) if isinstance(value, list) else str(value)
 
 
 def example_of(scheme, description):
     given = ", ".join(f"{name}={literal(value)}" for name, value in scheme.example().items())
     call = f"relpos.{scheme.class_name}({given})"
     lines = ["import relpos", "", f"position = {call}", "print(position.describe())"]
+    words = [
+        f"--{name.replace('_', '-')} {plain(value)}" for name, value in scheme.example().items()
+    ]
+    command = " ".join(["relpos show", scheme.name, *words, "--query 6 --key 6"])
+    more = ""
     inputs = [spec.name for spec in description.parameters if spec.input]
     if inputs:
         given = f"`position({', '.join(inputs)})`"
-        more = f"Each call gets its inputs: {given}, with gradients to those of floating dtype"
+        more = f"\nEach call gets its inputs: {given}, with gradients to those of floating dtype"
         more += " ([inputs](../python.md#inputs-of-a-call)).\n"
-    else:
-        more = f"The command `relpos list {scheme.name}` prints it, too.\n"
-    return "```python\n" + "\n".join(lines) + "\n```\n\n" + more
+    python = "\n".join(lines)
+    return f"```python\n{python}\n```\n\n```sh\n{command}\n```\n{more}"
 
 
 def page(scheme, row, formula, cost, machine, conditions, compared):
     description = scheme.describe(**scheme.example())
     name, family = scheme.name, FAMILIES[scheme.family]
-    signature = f"relpos.{scheme.class_name}({scheme.signature})"
+    signature = f"relpos.{scheme.class_name}{scheme.signature()}"
     said = scheme.headline.rstrip(".") + "."
     parts = [
         f"# {name}\n",
@@ -209,8 +219,22 @@ def stage(out):
         tree += [f"../schemes/{scheme.name}" for scheme in of_family]
         text = to_pages(text, "../schemes") + "\n" + "\n".join([*tree, "```", ""])
         (out / f"families/{name}.md").write_text(text)
-    listed = (out / "schemes.md").read_text()
+    listed = without_columns((out / "schemes.md").read_text())
     (out / "schemes.md").write_text(to_pages(listed, "schemes"))
+
+
+def without_columns(text):
+    """The tables of docs/schemes.md with the columns that fit; each page has the others."""
+    found, columns = [], []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            columns = []
+        elif not columns:
+            columns = cells(line)
+        if columns[:2] == ["scheme", "class"]:
+            line = "| " + " | ".join(cells(line)[:4]) + " |"
+        found.append(line)
+    return "\n".join(found) + "\n"
 
 
 def to_pages(text, folder):
@@ -228,7 +252,10 @@ def classes_page():
     base = ["forward", "describe", "dense", "indices", "steps", "origin_state_dict"]
     base += ["reset_parameters"]
     lines = ["# Classes of schemes", ""]
-    lines += ["Each class is a `torch.nn.Module`, and a position to give to `relpos.attention`.", ""]
+    lines += [
+        "Each class is a `torch.nn.Module`, and a position to give to `relpos.attention`.",
+        "",
+    ]
     lines += ["## Every class", "", "```{eval-rst}"]
     lines += [f".. automethod:: relpos.T5Bias.{name}" for name in base]
     lines += ["```", "", "## Rotations", "", "```{eval-rst}"]

@@ -30,18 +30,9 @@ NAVIGATION = {
     "Explanation": ["design", "kernels", "accuracy", "memory", "benchmarks", "parity", "notebooks"],
     "Project": ["contributing", "changelog", "security"],
 }
-MODULES = {  # what each page of the Python reference tells
-    "relpos": "attention, positions, masks, checkpoints",
-    "relpos.nn": "modules",
-    "relpos.compat": "the functions of PyTorch and FlashAttention",
-    "relpos.compose": "methods of several calls",
-    "relpos.terms": "terms for positions of one's own",
-    "relpos.testing": "the proof of a position of one's own",
-    "relpos.hf": "Hugging Face transformers",
-    "relpos.distributed": "one sequence on many ranks",
-    "relpos.numpy": "arrays of NumPy",
-    "relpos.jax": "arrays of JAX",
-}
+# Of the Python reference; those that this tree does not have are left out.
+MODULES = ["relpos", "relpos.nn", "relpos.compat", "relpos.compose", "relpos.terms"]
+MODULES += ["relpos.testing", "relpos.hf", "relpos.distributed", "relpos.numpy", "relpos.jax"]
 
 
 def toctree(pages, *, caption="", options=()):
@@ -97,11 +88,11 @@ def stage_python(out):
     out.mkdir(parents=True)
     of_schemes = {scheme.class_name for scheme in relpos.schemes()}
     pages = []
-    for name, about in MODULES.items():
+    for name in MODULES:
         if importlib.util.find_spec(name) is None:
             continue
         module = importlib.import_module(name)
-        made = [f"# {name}", "", f"The module of {about}.", ""]
+        made = [f"# {name}", ""]
         made.append(rest(f".. automodule:: {name}", "   :no-members:"))
         for item in getattr(module, "__all__", None) or ["check"]:
             thing = getattr(module, item)
@@ -111,7 +102,6 @@ def stage_python(out):
                 made.append(f"- {{py:func}}`relpos.{item}`\n")
                 continue
             kind = "class" if inspect.isclass(thing) else "function"
-            made.append(f"## {item}\n")
             members = ["   :members:"] if kind == "class" else []
             made.append(rest(f".. auto{kind}:: {name}.{item}", *members))
         page = name.replace(".", "-")

@@ -73,7 +73,8 @@ def docstring_as_rest(app, what, name, obj, options, lines):
             elif indent < 4:
                 code = False
         made.append(line if code else _escaped(line))
-    lines[:] = made
+    # Of a first line with a colon, napoleon takes what is before it for the type of a property.
+    lines[:] = ["", *made] if what in ("property", "attribute") else made
 
 
 def _escaped(line):

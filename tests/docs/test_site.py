@@ -4,17 +4,17 @@ from its files: its search, its links, and that nothing is cut off and nothing c
 
 import os
 import re
+import shlex
 import sys
 from functools import cache
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urldefrag
 
 import pytest
 import relpos
 
 from tests import ROOT
-from tests.support.cli_tool import ran
+from tests.support.cli_tool import output, ran
 
 SITE = ROOT / "build/site"
 FULL = bool(os.environ.get("RELPOS_FULL"))
@@ -42,11 +42,16 @@ def test_each_scheme_has_its_page(staged):
         assert all(part.strip() for part in parts), name
 
 
-def test_the_example_of_each_page_runs(staged, capsys):
+def test_the_examples_of_each_page_run(staged, capsys):
+    """The others of its blocks are tests/oracles."""
     for name in SCHEMES:
-        code = re.search(r"^## Use\n\n```python\n(.*?)```", text_of(staged, name), re.M | re.S)[1]
+        use = text_of(staged, name).partition("## Use\n")[2].partition("\n## ")[0]
+        found = re.findall(r"^```(\w+)\n(.*?)```", use, re.M | re.S)
+        (_, code), (_, command) = found
+        assert [language for language, _ in found] == ["python", "sh"]
         exec(compile(code, name, "exec"), {})
         assert name in capsys.readouterr().out
+        assert output(*shlex.split(command)[1:])
 
 
 def text_of(staged, name):
@@ -143,15 +148,17 @@ def test_search_finds_a_scheme_without_a_network(site, browser, name):
 
     browser.get((site / "index.html").as_uri())
     box = browser.find_element(By.CSS_SELECTOR, "input[name=q]")
-    browser.execute_script("arguments[0].value = arguments[1]; arguments[0].form.submit()", box, name)
+    browser.execute_script(
+        "arguments[0].value = arguments[1]; arguments[0].form.submit()", box, name
+    )
     wait = WebDriverWait(browser, 60)
-    first = wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a"))[0]
+    wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results p.search-summary"))
     assert browser.current_url.startswith("file://")
-    target = first.get_attribute("href")
-    browser.get(target)
-    title = browser.find_element(By.TAG_NAME, "h1").text
-    assert name.lower() in title.lower()
-    assert Path(unquote(target.removeprefix("file://")).partition("#")[0].partition("?")[0]).exists()
+    links = browser.find_elements(By.CSS_SELECTOR, "#search-results li a")[:2]
+    page = (site / f"schemes/{name.lower()}.html").as_uri()
+    target = next(link for link in links if urldefrag(link.get_attribute("href"))[0] == page)
+    target.click()
+    assert browser.find_element(By.TAG_NAME, "h1").text.startswith(name.lower())
 
 
 # Boxes that lie beyond the page, or in a box that hides what does not fit; what scrolls is reached.
