@@ -1,4 +1,4 @@
-"""Writes a file of bytes for `relpos lab --text`: what docs/which.md trains on, beside the chorales.
+"""Writes a file of bytes for `relpos lab --text`: what docs/which.md trains on beside chorales.
 
 .venv/bin/python scripts/lab_data.py text FILE      the topics of Python's help, English
 .venv/bin/python scripts/lab_data.py images FILE    256 bytes for each patch of 16 x 16 pixels

@@ -85,7 +85,7 @@ def options_of(scheme):
 
 
 def parameters_of(description, told):
-    """The shapes are those of the example; the row of docs/schemes.md says what they are made of."""
+    """The shapes are those of the example; docs/schemes.md says what they are made of."""
     rows = []
     for spec in description.parameters:
         kind = "input of each call" if spec.input else "trained" if spec.trainable else "fixed"
@@ -148,8 +148,8 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
         f"Source: {scheme.source}.\n",
         f"```{{py:class}} {signature}\n```\n",
         f"![What {name} gives to pairs of positions]({name}.svg)\n",
-        "Queries down, keys to the right; beside it the same over the distance of the key, or for one "
-        "patch of an image; grey pairs have no term.\n",
+        "Queries down, keys to the right; beside it the same over the distance of the key, or for "
+        "one patch of an image; grey pairs have no term.\n",
         "## Formula\n",
         moved(formula["formula"]) + "\n",
     ]
@@ -190,9 +190,9 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
         )
     oracle = ROOT / f"tests/oracles/{name}.py"
     parts.append(
-        f"`tests/oracles/{name}.py` is the paper's formula in plain PyTorch. The tests compare every "
-        "element of outputs and gradients with it, for these options and others, with every dtype, "
-        "mask and SIMD target:\n"
+        f"`tests/oracles/{name}.py` is the paper's formula in plain PyTorch. The tests compare "
+        "every element of outputs and gradients with it, for these options and others, with every "
+        "dtype, mask and SIMD target:\n"
     )
     parts.append(f"```python\n{oracle.read_text()}```\n")
     return "\n".join(parts)

@@ -144,13 +144,12 @@ def test_no_link_is_dead_and_nothing_comes_from_elsewhere(site):
 @pytest.mark.parametrize("name", ["kerple_log", "rope_yarn", "t5", "Shaw"])
 def test_search_finds_a_scheme_without_a_network(site, browser, name):
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.get((site / "index.html").as_uri())
     box = browser.find_element(By.CSS_SELECTOR, "input[name=q]")
-    browser.execute_script(
-        "arguments[0].value = arguments[1]; arguments[0].form.submit()", box, name
-    )
+    box.send_keys(name, Keys.ENTER)
     wait = WebDriverWait(browser, 60)
     wait.until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results p.search-summary"))
     assert browser.current_url.startswith("file://")
