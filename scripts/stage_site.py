@@ -91,7 +91,11 @@ def stage_python(out):
     for name in MODULES:
         if importlib.util.find_spec(name) is None:
             continue
-        module = importlib.import_module(name)
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:  # what it needs is optional, such as JAX
+            print(f"docs: no reference of {name}: {error}")
+            continue
         made = [f"# {name}", ""]
         made.append(rest(f".. automodule:: {name}", "   :no-members:"))
         for item in getattr(module, "__all__", None) or ["check"]:
@@ -109,7 +113,8 @@ def stage_python(out):
         pages.append(page)
     (out / "schemes.md").write_text(scheme_pages.classes_page())
     index = "# Python\n\n`help(relpos.NAME)` prints the same in Python.\n\n"
-    (out / "index.md").write_text(index + toctree(["relpos", "schemes", *pages[1:]]))
+    tree = toctree(["relpos", "schemes", *pages[1:]], options=[":maxdepth: 1"])
+    (out / "index.md").write_text(index + tree)
 
 
 def stage_cpp(out):
@@ -122,7 +127,7 @@ def stage_cpp(out):
         lines = [f".. doxygenfile:: {name}.h", "   :project: relpos"]
         (out / f"{name}.md").write_text(f"# {name}.h\n\n{rest(*lines)}")
     index = (DOCS / "site/reference-cpp.md").read_text() + "\n"
-    (out / "index.md").write_text(index + toctree(order))
+    (out / "index.md").write_text(index + toctree(order, options=[":maxdepth: 1"]))
 
 
 def main(out):
