@@ -98,7 +98,8 @@ def stage_python(out):
             continue
         made = [f"# {name}", ""]
         made.append(rest(f".. automodule:: {name}", "   :no-members:"))
-        for item in getattr(module, "__all__", None) or ["check"]:
+        own = [n for n, thing in vars(module).items() if getattr(thing, "__module__", "") == name]
+        for item in getattr(module, "__all__", [n for n in own if not n.startswith("_")]):
             thing = getattr(module, item)
             if item in of_schemes or inspect.ismodule(thing) or isinstance(thing, str):
                 continue
