@@ -267,6 +267,10 @@ class Builder {
   using Features = std::function<void(int64_t delta, double* features)>;
   void projected_rows(int64_t heads, const Source& weight, const Features& features,
                       const std::optional<Source>& added = {});
+  // Features [count, width] of consecutive distances, which cost less than one by one.
+  using FeatureRows = std::function<void(int64_t first, int64_t count, double* features)>;
+  void projected_rows(int64_t heads, const Source& weight, const FeatureRows& features,
+                      const std::optional<Source>& added = {});
   // Features that depend on a length, too; where it is not given, on that of the call: one more than
   // its last position.
   using FeaturesOf = std::function<Features(int64_t length)>;
@@ -300,8 +304,10 @@ class Builder {
   static DistanceFormula sum_of(DistanceFormula one, int64_t count, size_t numbers);
   void table_bias(const AnyMap& map, const Source& table, const std::optional<Along>& along);
   void formula_bias(DistanceFormula formula, const std::vector<Source>& numbers);
-  void project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
+  void project_rows(int64_t heads, const Source& weight,
+                    const std::function<FeatureRows(int64_t length)>& features,
                     const std::optional<Source>& added);
+  int64_t width_of(const Source& weight) const;  // features that the weights multiply
   using Seen = std::pair<std::shared_ptr<const Coordinates>, int>;  // with the axis
   std::function<Seen(const PartCall& call)> coordinates_of(const std::optional<Along>& along) const;
   Source declare(ParameterSpec spec);

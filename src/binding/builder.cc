@@ -35,6 +35,16 @@ void add_numbers(Recipe& recipe, const Source& source, std::vector<TermData> Ter
       });
 }
 
+Builder::FeatureRows one_by_one(int64_t width, const Builder::Features& features) {
+  return [=](int64_t first, int64_t count, double* rows) {
+    CancelTicks tick;
+    for (int64_t m = 0; m < count; ++m) {
+      tick(width);
+      features(first + m, rows + m * width);
+    }
+  };
+}
+
 }  // namespace
 
 // What the bound terms of `along` are read by; null: positions.
@@ -218,6 +228,11 @@ void Builder::rows(const AnyMap& map, const Source& table, const RowOptions& opt
 
 void Builder::projected_rows(int64_t heads, const Source& weight, const Features& features,
                              const std::optional<Source>& added) {
+  projected_rows(heads, weight, one_by_one(width_of(weight), features), added);
+}
+
+void Builder::projected_rows(int64_t heads, const Source& weight, const FeatureRows& features,
+                             const std::optional<Source>& added) {
   project_rows(heads, weight, [features](int64_t) { return features; }, added);
 }
 
@@ -226,16 +241,23 @@ void Builder::projected_rows(int64_t heads, const Source& weight, const Features
                              const std::optional<Source>& added) {
   if (length) return projected_rows(heads, weight, features(*length), added);
   recipe_.reads_length = true;
-  project_rows(heads, weight, features, added);
+  project_rows(
+      heads, weight,
+      [features, width = width_of(weight)](int64_t of) { return one_by_one(width, features(of)); },
+      added);
 }
 
-void Builder::project_rows(int64_t heads, const Source& weight, const FeaturesOf& features,
-                           const std::optional<Source>& adds) {
+int64_t Builder::width_of(const Source& weight) const {
   check_numbers(weight, {2, 3}, "projected_rows", "weights [H D, width] or [H, D, width]");
+  return recipe_.specs[weight.index_].shape.at(static_cast<size_t>(weight.axes_.back()));
+}
+
+void Builder::project_rows(int64_t heads, const Source& weight,
+                           const std::function<FeatureRows(int64_t length)>& features,
+                           const std::optional<Source>& adds) {
   if (adds) check_numbers(*adds, {2}, "projected_rows", "added vectors [H, D]");
   const SourceReader numbers(weight), added(adds);
-  const int64_t width =
-      recipe_.specs[weight.index_].shape.at(static_cast<size_t>(weight.axes_.back()));
+  const int64_t width = width_of(weight);
   const auto projection = [=, who = std::string(scheme()),
                            rows = size_of(weight) / width](const CallSizes& sizes) {
     return Projection{heads,

@@ -4,51 +4,64 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "base/parallel.h"
+#include "base/buffer.h"
 #include "binding/recipe.h"
 #include "binding/source.h"
 #include "relpos/scheme.h"
 
 namespace relpos {
 
-// Linear maps with an activation after each but the last.
+// Linear maps with an activation after each but the last, of the numbers of each entry of a table.
 class Layers {
  public:
-  struct Numbers {
-    std::vector<double> weight, bias;  // [out, in], [out]
-  };
-  // The inputs of each layer, and its sums before the activation.
-  struct State {
-    std::vector<std::vector<double>> inputs, sums;
-  };
   using Activation = Network::Activation;
+  // Writes the widths[0] numbers of an entry.
+  using Inputs = std::function<void(int64_t entry, double* numbers)>;
+  // Adds to `found` what the gradient of the numbers of an entry gives.
+  using InputGradients = std::function<void(int64_t entry, const double* gradient, double* found)>;
 
-  // Layer n maps widths[n] numbers to widths[n + 1].
-  Layers(Activation activation, std::vector<int64_t> widths)
-      : activation_(activation), widths_(std::move(widths)) {}
+  // Layer n maps widths[n] numbers to widths[n + 1]. `sigmoid`: where it is not 0, a result is this times
+  // the sigmoid of what the last layer gives.
+  Layers(Activation activation, std::vector<int64_t> widths, double sigmoid = 0.0)
+      : activation_(activation), widths_(std::move(widths)), sigmoid_(sigmoid) {}
   // Without a bias the layer has zeros.
   void add(const Source& weight, const std::optional<Source>& bias);
 
   const std::vector<int64_t>& widths() const noexcept { return widths_; }
   bool wanted(const PartCall& call) const;
-  std::vector<Numbers> numbers(const PartCall& call) const;
-  std::vector<Numbers> no_gradients() const;
-  State run(const std::vector<Numbers>& numbers, std::vector<double> input,
-            CancelTicks& tick) const;
-  // Adds the gradients of one run, of `upstream` of its results; returns that of its input.
-  std::vector<double> add_gradients(const std::vector<Numbers>& numbers, const State& state,
-                                    std::vector<double> upstream, std::vector<Numbers>& found,
-                                    CancelTicks& tick) const;
-  void write(const PartCall& call, std::vector<Numbers> found, ParameterSums& sums) const;
+  // The results [heads, entries].
+  std::vector<double> results(const PartCall& call, int64_t entries, const Inputs& inputs) const;
+  // `gradient` [heads, entries] of the results. Returns the `count` sums of `input_gradients`, if any.
+  std::vector<double> pull_back(const PartCall& call, const std::vector<double>& gradient,
+                                const Inputs& inputs, ParameterSums& sums, int64_t count = 0,
+                                const InputGradients& input_gradients = {}) const;
 
  private:
-  double activated(double x) const;
-  double slope(double x) const;
+  // A layer's numbers as the products read them, rows padded by zeros to kLanes.
+  struct Weights {
+    Buffer<double> forward, backward, bias;  // [in, out], [out, in], [out]
+  };
+  // Sums of a layer's gradients, padded likewise.
+  struct Gradients {
+    Buffer<double> weight, bias;  // [out, in], [out]
+  };
+  struct Block;
+
+  int64_t at_a_time() const;
+  std::vector<Weights> weights(const PartCall& call) const;
+  std::vector<Gradients> no_gradients() const;
+  void run(const std::vector<Weights>& weights, Block& block) const;
+  void add_gradients(const std::vector<Weights>& weights, Block& block,
+                     std::vector<Gradients>& found) const;
+  void activate(int64_t n, const double* sums, double* to) const;
+  void multiply_slopes(int64_t n, const double* sums, double* gradient, double* scratch) const;
 
   Activation activation_;
   std::vector<int64_t> widths_;
+  double sigmoid_;
   std::vector<std::pair<SourceReader, SourceReader>> readers_;  // weight, bias
 };
 
@@ -66,6 +79,7 @@ class NetworkTable {
  private:
   bool wanted(const PartCall& call) const;
   std::vector<double> feature_numbers(const PartCall& call) const;
+  Layers::Inputs feature(const PartCall& call, const std::vector<double>& numbers) const;
 
   std::string scheme_;
   Network network_;
@@ -85,12 +99,8 @@ class PerceptronTable {
                  ParameterSums& sums) const;
 
  private:
-  Layers::State run(const std::vector<Layers::Numbers>& numbers, int64_t entry,
-                    CancelTicks& tick) const;
-
   Layers layers_;
-  std::function<void(int64_t entry, double* features)> features_;
-  double sigmoid_;
+  Layers::Inputs features_;
   int64_t entries_;
 };
 

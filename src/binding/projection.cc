@@ -16,13 +16,13 @@ constexpr int64_t kPiece = 64;  // distances of one task
 // Features of `count` distances from first + from on, rows of `stride`, zeros past the width.
 template <typename T>
 void fill_features(const Projection& p, int64_t from, int64_t count, int64_t stride, T* rows) {
-  std::vector<double> one(static_cast<size_t>(p.width));
-  CancelTicks tick;
+  const Buffer<double> made(count * p.width);
+  p.features(p.first + from, count, made.get());
   for (int64_t m = 0; m < count; ++m) {
-    tick(p.width);
-    p.features(p.first + from + m, one.data());
+    check_cancelled();
+    const double* one = made.get() + m * p.width;
     T* row = rows + m * stride;
-    for (int64_t w = 0; w < p.width; ++w) row[w] = static_cast<T>(one[static_cast<size_t>(w)]);
+    for (int64_t w = 0; w < p.width; ++w) row[w] = static_cast<T>(one[w]);
     std::fill(row + p.width, row + stride, T{0});
   }
 }

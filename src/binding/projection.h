@@ -14,7 +14,7 @@ struct Projection {
   int64_t heads, head_dim, width, first, span;
   bool in_double;
   int threads;
-  std::function<void(int64_t delta, double* features)> features;
+  std::function<void(int64_t first, int64_t count, double* features)> features;  // [count, width]
 
   // [heads, span, head_dim], owned; `weight` [heads head_dim, width].
   TermData table(const std::vector<double>& weight) const;

@@ -2,10 +2,9 @@
 //
 //   score[h,i,j] = scale (<q_i + u_h, k_j> + <q_i + v_h, W_h R(n)>),   n = pos_q - pos_k
 //   R(n) = [sin(n f_0), cos(n f_0), sin(n f_1), cos(n f_1), ...],   f_p = 10000^(-2 p / width)
-#include <cmath>
-
 #include "schemes/common/frequencies.h"
 #include "schemes/common/projection_sizes.h"
+#include "schemes/common/sinusoids.h"
 
 namespace relpos {
 
@@ -28,17 +27,9 @@ struct ConformerRelative {
     const Source v = b.parameter("pos_bias_v", {sizes.heads, sizes.head_dim}, xavier,
                                  "joins the queries where they meet distances");
     b.query_added(u);
-    b.projected_rows(
-        sizes.heads, weight,
-        [frequencies = common::rotary_frequencies(width, 10000.0)](int64_t delta,
-                                                                   double* features) {
-          for (size_t p = 0; p < frequencies.size(); ++p) {
-            const double angle = static_cast<double>(-delta) * frequencies[p];
-            features[2 * p] = std::sin(angle);
-            features[2 * p + 1] = std::cos(angle);
-          }
-        },
-        v);
+    const auto waves =
+        common::sinusoids(common::rotary_frequencies(width, 10000.0), {.interleaved = true});
+    b.projected_rows(sizes.heads, weight, waves, v);
   }
 };
 

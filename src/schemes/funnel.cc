@@ -52,12 +52,15 @@ struct Funnel {
     const Source q = b.integers("q_segments", {kBatch, kQueries}, 1, "of each query; [CLS]: 2");
     const Source k = b.integers("k_segments", {kBatch, kKeys}, 1, "of each key; [CLS]: 2");
     b.query_added(w);
-    const auto waves = common::sines_then_cosines(common::rotary_frequencies(width, 10000.0));
+    const auto waves = common::sinusoids(common::rotary_frequencies(width, 10000.0));
     b.projected_rows(
         sizes.heads, r.rolled(),
-        [=, apart = separate_cls, most = max_length](int64_t delta, double* features) {
-          waves(delta, features);
-          if (apart && std::abs(delta) >= most) std::fill_n(features, width, 0.0);
+        [=, apart = separate_cls, most = max_length](int64_t first, int64_t count,
+                                                     double* features) {
+          waves(first, count, features);
+          for (int64_t m = 0; apart && m < count; ++m) {
+            if (std::abs(first + m) >= most) std::fill_n(features + m * width, width, 0.0);
+          }
         },
         of_distances);
     // [CLS] as a query stands below the other segments, as a key above.

@@ -31,7 +31,7 @@ struct GemmaAudio {
       const double share = p == 0 ? 0.0 : static_cast<double>(p) / static_cast<double>(last);
       frequencies.push_back(std::pow(10000.0, -share));
     }
-    b.projected_rows(sizes.heads, weight, common::sines_then_cosines(frequencies));
+    b.projected_rows(sizes.heads, weight, common::sinusoids(frequencies));
   }
 };
 

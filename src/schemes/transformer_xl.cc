@@ -33,7 +33,7 @@ struct TransformerXL {
     b.query_added(u);
     b.projected_rows(
         sizes.heads, weight,
-        common::sines_then_cosines(common::rotary_frequencies(width, 10000.0), clamp_len), w);
+        common::sinusoids(common::rotary_frequencies(width, 10000.0), {.farthest = clamp_len}), w);
   }
 };
 

@@ -39,7 +39,7 @@ struct XLNet {
     b.query_added(w);
     b.projected_rows(
         sizes.heads, r.rolled(),
-        common::sines_then_cosines(common::rotary_frequencies(width, 10000.0), clamp_len),
+        common::sinusoids(common::rotary_frequencies(width, 10000.0), {.farthest = clamp_len}),
         of_distances);
     if (!segments) return;
     const Source s = added("r_s_bias", "joins the queries where they meet segments");

@@ -84,6 +84,15 @@ struct ConversionKernels {
   uint64_t (*mask_bits)(const TensorView& mask, int64_t at, int64_t count);
 };
 
+// Numbers of tables, in float64. Row lengths are multiples of kLanes, and rows aligned to them.
+struct WideKernels {
+  // C[M, N] += A B; A at a[m * row_stride + k * k_stride].
+  void (*wide_gemm)(int64_t M, int64_t N, int64_t K, const double* a, int64_t row_stride,
+                    int64_t k_stride, const double* b, int64_t ldb, double* c, int64_t ldc);
+  // y[n] = 1 / (1 + exp(-x[n])); a NaN stays one.
+  void (*logistic)(const double* x, int64_t n, double* y);
+};
+
 // Rows of keys and values that are read in place.
 struct DecodeKernels {
   // s[rows, kTile] = <q[row], k[c]>, where columns past the last key hold its
@@ -126,7 +135,12 @@ struct TileKernels {
 };
 
 // All that a target gives.
-struct Kernels : RowKernels, ColumnKernels, ConversionKernels, DecodeKernels, TileKernels {
+struct Kernels : RowKernels,
+                 ColumnKernels,
+                 ConversionKernels,
+                 WideKernels,
+                 DecodeKernels,
+                 TileKernels {
   const char* name;
   const MatrixUnit* unit = nullptr;  // multiplies queries, keys and values; null: float32 products
   int64_t lanes;                     // floats of a vector

@@ -90,7 +90,7 @@ void dropout(const Block& block, int row, int64_t t, float* factors) {
 
 }  // namespace
 
-// Defined in masks.cc, convert.cc and decode_tiles.cc, for the same target.
+// Defined in masks.cc, convert.cc, matrix_product.cc and decode_tiles.cc, for the same target.
 uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
 void widen_bfloat16(const void* half, int64_t n, float* row);
 void widen_float16(const void* half, int64_t n, float* row);
@@ -99,6 +99,9 @@ void narrow_float16(const float* row, int64_t n, void* half);
 bool scale_in_double(const float* from, int64_t step, int64_t n, double multiplier, double unit,
                      float* to);
 bool linear(const float* x, int64_t n, double multiplier);
+void wide_gemm(int64_t M, int64_t N, int64_t K, const double* a, int64_t row_stride,
+               int64_t k_stride, const double* b, int64_t ldb, double* c, int64_t ldc);
+void logistic(const double* x, int64_t n, double* y);
 void row_scores(const TensorRows& k, int rows, const float* q, int64_t ldq, float* s);
 void add_row_values(const TensorRows& v, int rows, const float* p, const uint8_t* keys, int count,
                     float* o, int64_t ldo);
@@ -123,6 +126,7 @@ Kernels kernels(const char* name) {
                             .scale_in_double = scale_in_double,
                             .linear = linear,
                             .mask_bits = mask_bits},
+          WideKernels{.wide_gemm = wide_gemm, .logistic = logistic},
           DecodeKernels{.row_scores = row_scores, .add_row_values = add_row_values},
           TileKernels{.weigh = weigh,
                       .weigh_narrow = weigh_narrow,
