@@ -19,9 +19,9 @@ ROOT_PAGES |= {"SECURITY.md": "security.md"}
 # The navigation. A page that this tree does not have is left out; one that is not named here is a
 # warning of Sphinx, and so an error.
 NAVIGATION = {
-    "Start": ["install", "which"],
+    "Start": ["In five lines <self>", "install"],
     "How-to": [
-        *["from-flexattention", "from-flash-attn", "checkpoint", "training-a-bias"],
+        *["which", "from-flexattention", "from-flash-attn", "checkpoint", "training-a-bias"],
         *["long-sequences", "distributed", "huggingface", "coverage", "generation"],
         *["own-schemes", "compositions", "python", "numpy", "jax", "c", "cpp", "cli"],
     ],
@@ -68,7 +68,7 @@ def stage_index(out):
     text = linked(without_comments((ROOT / "README.md").read_text()), of_root=True)
     parts = [text]
     for caption, pages in NAVIGATION.items():
-        there = [page for page in pages if (out / f"{page}.md").exists()]
+        there = [page for page in pages if "<self>" in page or (out / f"{page}.md").exists()]
         parts.append(toctree(there, caption=caption, options=[":hidden:"]))
     (out / "index.md").write_text("\n".join(parts))
 
