@@ -33,9 +33,9 @@ def rows_of(text):
 
 
 def costs():
-    """What docs/benchmarks.md measured: the machine, and {scheme: [(case, cells)]}."""
+    """What docs/benchmarks.md measured: where and how, and {scheme: [(case, cells)]}."""
     text = (DOCS / "benchmarks.md").read_text()
-    machine = re.search(r"^1\. (.*?)$", text, re.MULTILINE)[1]
+    day, machine = re.search(r"^1\. (\S+) \S+: (.*?): ", text, re.MULTILINE).groups()
     conditions = re.search(r"^(float32, B 1.*?)(?: %|\n)", text, re.MULTILINE)[1]
     found = {}
     for line in text.splitlines():
@@ -44,7 +44,7 @@ def costs():
             name, _, case = case.partition(", ")
             row = case, measured.removesuffix(" x of plain"), spread, milliseconds
             found.setdefault(name, []).append(row)
-    return machine, conditions, found
+    return f"on an {machine} ({day}). {conditions}", found
 
 
 def peers():
@@ -137,7 +137,7 @@ def example_of(scheme, description):
     return f"```python\n{python}\n```\n\n```sh\n{command}\n```\n{more}"
 
 
-def page(scheme, row, formula, cost, machine, conditions, compared):
+def page(scheme, row, formula, cost, conditions, compared):
     description = scheme.describe(**scheme.example())
     name, family = scheme.name, FAMILIES[scheme.family]
     signature = f"relpos.{scheme.class_name}{scheme.signature()}"
@@ -164,7 +164,7 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
     parts.append(
         names + "\n`load_state_dict` reads them, `origin_state_dict` writes them.\n"
         if names
-        else "The same as here, where other code has them.\n"
+        else "`load_state_dict` reads the names above; with these options it knows no others.\n"
         if description.parameters
         else "It has no parameters.\n"
     )
@@ -175,7 +175,7 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
     parts.append("## Cost\n")
     if cost:
         parts.append(
-            f"Times of a call without a position. {machine} {conditions}\n\n"
+            f"Times of the same call without a position, {conditions}\n\n"
             + table(["case", "x of plain", "spread", "milliseconds"], map(list, cost))
             + "\n[All rows](../benchmarks.md).\n"
         )
@@ -201,7 +201,7 @@ def page(scheme, row, formula, cost, machine, conditions, compared):
 def stage(out):
     schemes = sorted(relpos.schemes(), key=lambda scheme: scheme.name)
     told = rows_of((DOCS / "schemes.md").read_text())
-    machine, conditions, cost = costs()
+    conditions, cost = costs()
     compared = peers()
     (out / "schemes").mkdir()
     for family, name in FAMILIES.items():
@@ -211,7 +211,7 @@ def stage(out):
         for scheme in of_family:
             made = page(
                 *[scheme, told[scheme.name], formulas[scheme.name], cost.get(scheme.name)],
-                *[machine, conditions, compared.get(scheme.name)],
+                *[conditions, compared.get(scheme.name)],
             )
             (out / f"schemes/{scheme.name}.md").write_text(made)
             (out / f"schemes/{scheme.name}.svg").write_text(draw_picture.of_page(scheme))
@@ -252,10 +252,7 @@ def classes_page():
     base = ["forward", "describe", "dense", "indices", "steps", "origin_state_dict"]
     base += ["reset_parameters"]
     lines = ["# Classes of schemes", ""]
-    lines += [
-        "Each class is a `torch.nn.Module`, and a position to give to `relpos.attention`.",
-        "",
-    ]
+    lines += ["Each is a `torch.nn.Module`; `T5Bias` and `RoPE` stand for all of their kind.", ""]
     lines += ["## Every class", "", "```{eval-rst}"]
     lines += [f".. automethod:: relpos.T5Bias.{name}" for name in base]
     lines += ["```", "", "## Rotations", "", "```{eval-rst}"]
