@@ -3,13 +3,20 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
+<<<<<<< HEAD
 .PHONY: help build demo test test-full test-tsan accuracy parity bench hub docs format lint clean
+=======
+.PHONY: help build site-tools demo test test-full test-tsan accuracy parity bench docs format lint clean
+>>>>>>> r/site
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
 build: ## set up the machine, build, install into .venv; the tool is build/relpos
 	@scripts/setup.sh
 	@scripts/build.sh
+
+site-tools:
+	@scripts/setup.sh docs
 
 demo: build ## train a small model per scheme on Bach chorales; ends in build/demo/report.html
 	@$(PY) -m relpos.lab --out build/demo
@@ -29,7 +36,7 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: test ## the same with six times the conformance cases, twenty times the random terms, and torch as on other CPUs; an hour
+test-full: site-tools test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, and the site in Chromium; an hour
 	@$(PY) -m tests.peers.other_cpus
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
@@ -44,11 +51,15 @@ parity: build ## every scheme against the packages it comes from, in float32 and
 bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
 
+<<<<<<< HEAD
 hub: build ## a kernel of Hugging Face's Kernel Hub, in build/hub
 	@$(PY) scripts/hub.py
 
 docs: build ## the API reference of Python and C++, in build/docs
 	@scripts/setup.sh docs
+=======
+docs: site-tools build ## the site: guides, a page for each scheme, the references of Python and C++; build/site/index.html
+>>>>>>> r/site
 	@scripts/docs.sh
 
 format: build ## format C++ and Python in place

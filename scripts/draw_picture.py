@@ -1,11 +1,12 @@
 """Draws docs/schemes.svg and docs/families/*.svg: what relpos gives to every pair of a small grid,
-scheme by scheme.
+scheme by scheme; and the picture of one scheme for its page (scripts/site.py).
 
 .venv/bin/python scripts/draw_picture.py [FOLDER]    FOLDER: docs
 """
 
 import sys
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -134,6 +135,29 @@ PICTURES = {
 }
 
 
+def text(x, y, content, **attributes):
+    return svg.tag("text", escape(content), x=x, y=y, **attributes)
+
+
+def line(x1, y1, x2, y2):
+    return svg.tag("line", x1=x1, y1=y1, x2=x2, y2=y2, stroke="#c9ced6")
+
+
+def drawing(width, height, content, label, shown=None):
+    """A white page, so that it can be read on a dark one; `shown` times as large, or as wide as its
+    place."""
+    style = (
+        "text{font-family:system-ui,sans-serif;fill:#2a2f37}.name{font-size:13px;font-weight:600}"
+        ".small{font-size:10.5px;fill:#5b6472}"
+    )
+    page = svg.tag("rect", width=width, height=height, rx=8, fill="#ffffff")
+    about = {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "aria_label": label}
+    if shown:
+        about |= {"width": f"{shown * width:g}", "height": f"{shown * height:g}"}
+    content = svg.tag("style", style) + page + content
+    return svg.tag("svg", content, xmlns="http://www.w3.org/2000/svg", **about) + "\n"
+
+
 def colour(t):
     place = min(max(t, 0.0), 1.0) * (len(RAMP) - 1)
     n = min(int(place), len(RAMP) - 2)
@@ -165,8 +189,8 @@ def curves(heads, limits, x, y, stroke):
     to_x = svg.scale(1 - LENGTH, LENGTH - 1, x, x + SIDE)
     to_y = svg.scale(low, high, y + CURVE - 4, y + 4)
     parts = [
-        svg.line(to_x(0), y, to_x(0), y + CURVE, stroke="#c9ced6"),
-        svg.line(x, y + CURVE, x + SIDE, y + CURVE, stroke="#c9ced6"),
+        line(to_x(0), y, to_x(0), y + CURVE),
+        line(x, y + CURVE, x + SIDE, y + CURVE),
     ]
     for row in heads.tolist():
         stretch = [
@@ -174,12 +198,13 @@ def curves(heads, limits, x, y, stroke):
             for n, value in enumerate(row)
             if heads.dtype != torch.int64 or value >= 0
         ]
-        parts.append(svg.polyline(stretch, fill="none", stroke=stroke, stroke_width=1.4))
-    for distance, anchor in ((1 - LENGTH, "start"), (0, "middle"), (LENGTH - 1, "end")):
-        text = f"{distance:+d}".replace("+0", "0").replace("-", "−")
+        points = " ".join(f"{px:.1f},{py:.1f}" for px, py in stretch)
         parts.append(
-            svg.text(to_x(distance), y + CURVE + 14, text, text_anchor=anchor, class_="small")
+            svg.tag("polyline", points=points, fill="none", stroke=stroke, stroke_width=1.4)
         )
+    for distance, anchor in ((1 - LENGTH, "start"), (0, "middle"), (LENGTH - 1, "end")):
+        told = f"{distance:+d}".replace("+0", "0").replace("-", "−")
+        parts.append(text(to_x(distance), y + CURVE + 14, told, text_anchor=anchor, class_="small"))
     return "".join(parts)
 
 
@@ -191,24 +216,25 @@ def image(row, x, y):
     at = QUERY // columns, QUERY % columns
     place = {"x": left + at[1] * cell, "y": y + at[0] * cell, "width": cell, "height": cell}
     outline = svg.tag("rect", **place, fill="none", stroke="#ffffff", stroke_width=2)
-    told = svg.text(x + SIDE / 2, y + CURVE + 14, "one patch", text_anchor="middle", class_="small")
+    told = text(x + SIDE / 2, y + CURVE + 14, "one patch", text_anchor="middle", class_="small")
     return matrix(row.view(GRID), None, left, y, cell) + outline + told
 
 
-def drawing(panel, x, stroke):
+def drawn_at(panel, x, stroke, beside=None):
+    """The matrix, and what its rows are: below it, or at `beside`."""
     parts = [
-        svg.text(x, TOP - 26, panel.name, class_="name"),
-        svg.text(x, TOP - 10, panel.about, class_="small"),
+        text(x, TOP - 26, panel.name, class_="name"),
+        text(x, TOP - 10, panel.about, class_="small"),
     ]
     square = panel.values(LENGTH, LENGTH, q_offset=0).detach()
     head = square[len(square) // 3]
     parts.append(matrix(head, panel.limits, x, TOP))
-    below = TOP + SIDE + 12
+    place = beside or (x, TOP + SIDE + 12)
     if panel.image:
-        parts.append(image(head[QUERY], x, below))
+        parts.append(image(head[QUERY], *place))
     else:
         row = panel.values(1, 2 * LENGTH - 1, q_offset=LENGTH - 1)[:, 0].detach()
-        parts.append(curves(row, panel.limits, x, below, stroke))
+        parts.append(curves(row, panel.limits, *place, stroke))
     return "".join(parts)
 
 
@@ -217,25 +243,94 @@ def picture(panels):
         RUNS[panel.name].colour if panel.name in RUNS else STROKES[n % len(STROKES)]
         for n, panel in enumerate(panels)
     ]
-    parts = [drawing(panel, LEFT + n * (SIDE + GAP), colours[n]) for n, panel in enumerate(panels)]
+    parts = [drawn_at(panel, LEFT + n * (SIDE + GAP), colours[n]) for n, panel in enumerate(panels)]
     width = 2 * LEFT + len(panels) * (SIDE + GAP) - GAP
     bottom = TOP + SIDE + 12 + CURVE + 34
     note = (
         "above: queries down, keys to the right, one head   ·   below: the same over "
         "position of the key − position of the query   ·   grey: no term"
     )
-    parts.append(svg.text(width / 2, bottom, note, text_anchor="middle", class_="small"))
-    style = (
-        "text{font-family:system-ui,sans-serif;fill:#2a2f37}.name{font-size:13px;font-weight:600}"
-        ".small{font-size:10.5px;fill:#5b6472}"
-    )
-    height = bottom + 14
-    page = svg.tag("rect", width=width, height=height, rx=8, fill="#ffffff")
+    parts.append(text(width / 2, bottom, note, text_anchor="middle", class_="small"))
     *names, last = (panel.name for panel in panels)
     label = f"What {', '.join(names)} and {last} give to pairs of positions"
-    content = svg.tag("style", style) + page + "".join(parts)
-    made = svg.drawing(width, height, content, label=label)
-    return made.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1) + "\n"
+    return drawing(width, bottom + 14, "".join(parts), label)
+
+
+def inputs_of(scheme, description, queries, keys, q_offset):
+    """Inputs of a call for the picture: one segment and then another, boxes along a line, gates of
+    a tenth, angles of RoPE."""
+    made = []
+    at = {"q": torch.arange(queries) + (q_offset or 0), "k": torch.arange(keys)}
+    sizes = {"batch": 1, "heads": 8, "queries": queries, "keys": keys}
+    for spec in [p for p in description.parameters if p.input]:
+        places = at["k" if "keys" in spec.shape else "q"]
+        if spec.name.endswith("segments"):
+            value = (places >= LENGTH // 2).long()[None]
+        elif spec.name.endswith("coordinates"):
+            value = 10 * places.expand(1, spec.shape[1], -1)
+        elif scheme.name == "rotary_tables":
+            turns = relpos.RoPE(DIM, layout="half").tables(int(places[-1]) + 1)
+            value = turns[spec.name.endswith("sin")][places, : DIM // 2][None]
+        elif spec.name == "log_f":
+            value = torch.full([1, 8, keys], -0.1)
+        else:  # what a query says of each row
+            shape = [sizes.get(size, size) for size in spec.shape]
+            value = torch.linspace(1, 0, shape[-1]).expand(shape)
+        made.append(value)
+    return made
+
+
+DIM = 32
+IMAGES = {"grid": GRID, "window": GRID}
+
+
+def of_scheme(scheme):
+    """The panel of a scheme's page: as in the picture of its family, else what joins the score of a
+    query and a key of ones."""
+    for panel in [panel for panels in PICTURES.values() for panel in panels]:
+        if panel.name == scheme.name:
+            return panel
+    if scheme.family == "sink":
+        return Panel(scheme.name, "causal weights, sink 0", weights(0.0), limits=MASS)
+    given = {name: value for name, value in scheme.example().items() if name not in IMAGES}
+    if "head_dim" in given:
+        given["head_dim"] = DIM
+    if "layout" in given:
+        given["layout"] = "half"
+    names = {option.name for option in scheme.options}
+    of_images = names & IMAGES.keys()
+    if of_images:
+        given |= dict.fromkeys(of_images, GRID)
+    if "prefix" in names:
+        given["prefix"] = 0
+    position = getattr(relpos, scheme.class_name)(**given)
+    description = scheme.describe(**given)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in position.parameters():
+            if parameter.numel() > 1 and parameter.min() == parameter.max():
+                parameter.normal_()
+
+    def values(queries, keys, q_offset=None):
+        rows = [torch.ones(1, 8, n, DIM) for n in (queries, keys)]
+        inputs = inputs_of(scheme, description, queries, keys, q_offset)
+        of_call = position(*inputs) if inputs else position
+        if isinstance(q_offset, int) and (of_images or not description.reads_positions):
+            q_offset = None if queries == keys else q_offset
+        options = {} if q_offset is None else {"q_offset": q_offset}
+        with torch.no_grad():
+            return relpos.scores(*rows, position=of_call, scale=1 / DIM, **options)[0]
+
+    return Panel(scheme.name, "score of vectors of ones", values, image=bool(of_images))
+
+
+def of_page(scheme):
+    """The picture of one scheme: the matrix on the left, its rows on the right."""
+    right = 2 * LEFT + SIDE + GAP, TOP + (SIDE - CURVE) / 2
+    width = right[0] + SIDE + LEFT
+    content = drawn_at(of_scheme(scheme), LEFT, STROKES[0], right)
+    label = f"What {scheme.name} gives to pairs of positions"
+    return drawing(width, TOP + SIDE + LEFT, content, label, shown=1.25)
 
 
 if __name__ == "__main__":

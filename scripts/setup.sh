@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
-# needs besides.
+# and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,11 @@ missing_packages() {
   [ -x .venv/bin/python ] && python=.venv/bin/python
   command -v g++ >/dev/null || echo g++
   command -v nm >/dev/null || echo binutils
-  [ "$purpose" != docs ] || command -v doxygen >/dev/null || echo doxygen
+  if [ "$purpose" = docs ]; then
+    command -v doxygen >/dev/null || echo doxygen
+    command -v chromium >/dev/null || echo chromium
+    command -v chromedriver >/dev/null || echo chromium-driver
+  fi
   for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \
     nlohmann/json.hpp=nlohmann-json3-dev; do
     has_header "$include" "${pair%%=*}" || echo "${pair##*=}"
@@ -65,8 +69,16 @@ if [ "${#missing[@]}" -gt 0 ]; then
   [ "${#missing[@]}" -eq 0 ] || die "still missing after the installation: ${missing[*]}"
 fi
 
-want=$(cat requirements.txt scripts/setup.sh | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$STAMP" 2>/dev/null)" = "$want" ] && .venv/bin/python -c '' 2>/dev/null; then
+stamp_of() { cat scripts/setup.sh "$@" | sha256sum | cut -d' ' -f1; }
+stamps=("$STAMP $(stamp_of requirements.txt)")
+[ "$purpose" != docs ] || stamps+=("$STAMP-site $(stamp_of requirements.txt docs/site/requirements.txt)")
+are_current() {
+  local stamp
+  for stamp in "${stamps[@]}"; do
+    [ "$(cat "${stamp% *}" 2>/dev/null)" = "${stamp#* }" ] || return 1
+  done
+}
+if are_current && .venv/bin/python -c '' 2>/dev/null; then
   say "up to date"
   exit 0
 fi
@@ -84,5 +96,9 @@ pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
 mapfile -t source < <(torch_source)
 "${pip[@]}" "${source[@]}" -r requirements.txt
 "${pip[@]}" --no-deps "$MUSIC21"
-echo "$want" >"$STAMP"
+if [ "$purpose" = docs ]; then
+  say "installing what the site needs into .venv (100 MB)"
+  "${pip[@]}" -r docs/site/requirements.txt
+fi
+for stamp in "${stamps[@]}"; do echo "${stamp#* }" >"${stamp% *}"; done
 say "done"

@@ -177,6 +177,18 @@ def test_batches_depend_on_the_seed_alone():
     assert (draw[0] % COUNTED.align == 0).all()
 
 
+def test_windows_of_a_text_are_aligned(tmp_path):
+    """To images of 100 bytes: the byte says which image, and the first seven eighths are 24."""
+    path = tmp_path / "images"
+    path.write_bytes(np.repeat(np.arange(28, dtype=np.uint8), 100).tobytes())
+    corpus = data.load_text(path, 64, align=100)
+    assert (len(corpus.train), len(corpus.test)) == (2400, 400)
+    starts = data.batch_starts(corpus, steps=5, batch=3, length=100, seed=0).ravel()
+    assert all(len(set(corpus.train[start : start + 100])) == 1 for start in starts)
+    for end in data.window_ends(corpus, longest=200, windows=3):
+        assert len(set(corpus.test[end - 100 : end])) == 1
+
+
 def test_the_unigram_loss_is_that_of_the_frequencies():
     train, test = np.array([0] * 7 + [1]), np.zeros(200, dtype=np.int64)
     corpus = data.Corpus("text", "coins", train, test, 2, 1, test[:1], "coins")

@@ -34,7 +34,7 @@ def from_score_mod(
       dtype: of the score that the function sees: float64 for queries of float64, float32 else.
 
     Raises ValueError for what no term computes, with the reason and what would do instead.
-    docs/python.md lists what becomes what.
+    docs/from-flexattention.md lists what becomes what.
 
     Source: Dong et al. 2024, Flex Attention.
     """

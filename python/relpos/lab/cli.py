@@ -85,6 +85,9 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--text", type=Path, metavar="FILE", help="train on the bytes of FILE, not on the chorales")
+    add("--align", type=_whole(1, _MOST), default=1, metavar="N",
+        help="windows of FILE begin at multiples of N bytes: give a scheme with grid=[16, 16] "
+        "files of images of 256 (default: %(default)s)")  # fmt: skip
     add(
         "--chorales", type=Path, metavar="DIR", help="read .mxl chorales from DIR, not from music21"
     )

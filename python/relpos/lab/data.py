@@ -71,20 +71,21 @@ def load_chorales(folder: Path | None, prompt_steps: int) -> Corpus:
     )
 
 
-def load_text(path: Path, prompt_bytes: int) -> Corpus:
-    """The bytes of a file: the first seven eighths for training, the rest for the test."""
+def load_text(path: Path, prompt_bytes: int, align: int = 1) -> Corpus:
+    """The bytes of a file: the first seven eighths for training, the rest for the test. The test
+    begins at a multiple of `align`."""
     try:
         data = np.frombuffer(path.read_bytes(), dtype=np.uint8).astype(np.int64)
     except OSError as error:
         raise MissingData(f"--text: cannot read {path}: {error.strerror}") from error
-    cut = len(data) - len(data) * HELD_OUT_SHARE // 256
+    cut = (len(data) - len(data) * HELD_OUT_SHARE // 256) // align * align
     return Corpus(
         kind="text",
         name=f"{path.name}, {len(data):,} bytes",
         train=data[:cut],
         test=data[cut:],
         vocabulary=256,
-        align=1,
+        align=align,
         prompt=data[cut : cut + prompt_bytes],
         prompt_name=path.name,
     )

@@ -135,7 +135,7 @@ class Outcome:
 
 def make_plan(options: argparse.Namespace) -> Plan:
     if options.text:
-        corpus = data.load_text(options.text, PROMPT_BYTES)
+        corpus = data.load_text(options.text, PROMPT_BYTES, options.align)
     else:
         corpus = data.load_chorales(options.chorales, PROMPT_STEPS)
     ends = data.window_ends(corpus, longest=max(options.tests), windows=options.windows)
