@@ -74,6 +74,22 @@ def translated(rows: int, length: int) -> dict[str, Tensor]:
     return {**tokens(rows, length), "decoder_input_ids": tokens(rows, length // 4)["input_ids"]}
 
 
+def image(rows: int, side: int) -> dict[str, Tensor]:
+    return {"pixel_values": _floats(rows, 3, side, side)}
+
+
+def sound(rows: int, length: int) -> dict[str, Tensor]:
+    return {"input_values": _floats(rows, length)}
+
+
+def _floats(*sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
+
+
+def features(width: int) -> Callable[[int, int], dict[str, Tensor]]:
+    return lambda rows, length: {"input_features": _floats(rows, length, width)}
+
+
 _T5 = {
     "vocab_size": VOCABULARY,
     "d_model": 768,
@@ -99,6 +115,15 @@ _DECODER = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "pad_token_id": 0,
+}
+_NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
+_SPEECH = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
 }
 ENTRIES = {
     "T5 encoder, 4 layers": Entry(
@@ -184,5 +209,78 @@ ENTRIES = {
         decoded,
         (1, 2048),
         prompt=1024,
+    ),
+    "Parakeet-like, 2 of 24 layers": Entry(
+        "ParakeetEncoder",
+        "ParakeetEncoderConfig",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "intermediate_size": 4096,
+            "num_mel_bins": 80,
+            "subsampling_conv_channels": 256,
+            **_NO_DROPOUT,
+            "dropout_positions": 0.0,
+        },
+        {**_SMALL, "subsampling_conv_channels": 16},
+        features(80),
+        (1, 12000),
+        few=(2, 400),
+        tables=("bias_u", "bias_v"),
+    ),
+    "w2v-BERT 2.0, 6 of 24 layers": Entry(
+        "Wav2Vec2BertModel",
+        "Wav2Vec2BertConfig",
+        {"num_hidden_layers": 6, **_SPEECH, "conformer_conv_dropout": 0.0},
+        _SMALL,
+        features(160),
+        (1, 1000),
+        tables=("distance_embedding.weight",),
+    ),
+    "WavLM-base, 4 of 12 layers": Entry(
+        "WavLMModel",
+        "WavLMConfig",
+        {"num_hidden_layers": 4, **_SPEECH},
+        _SMALL,
+        sound,
+        (1, 320400),
+        few=(2, 16000),
+        ways=("eager",),
+        tables=("rel_attn_embed.weight",),
+    ),
+    "SAM-B, 3 of 12 layers": Entry(
+        "SamVisionModel",
+        "SamVisionConfig",
+        {"num_hidden_layers": 3, "global_attn_indexes": [2]},
+        {
+            "hidden_size": 128,
+            "mlp_dim": 256,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "global_attn_indexes": [1],
+            "image_size": 192,
+            "window_size": 5,
+        },
+        image,
+        (1, 1024),
+        few=(2, 192),
+        tables=("rel_pos_h", "rel_pos_w"),
+    ),
+    "Swin-B": Entry(
+        "SwinModel",
+        "SwinConfig",
+        {
+            "embed_dim": 128,
+            "depths": [2, 2, 18, 2],
+            "num_heads": [4, 8, 16, 32],
+            "window_size": 7,
+            "drop_path_rate": 0.0,
+        },
+        {"embed_dim": 32, "depths": [2, 2], "num_heads": [1, 2], "image_size": 112},
+        image,
+        (1, 224),
+        few=(2, 112),
+        tables=("relative_position_bias_table",),
     ),
 }
