@@ -116,7 +116,12 @@ _DECODER = {
     "head_dim": 64,
     "pad_token_id": 0,
 }
-_NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
+_NO_DROPOUT = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "layerdrop": 0.0,
+}
 _SPEECH = {
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
@@ -252,7 +257,7 @@ ENTRIES = {
     "SAM-B, 3 of 12 layers": Entry(
         "SamVisionModel",
         "SamVisionConfig",
-        {"num_hidden_layers": 3, "global_attn_indexes": [2]},
+        {"num_hidden_layers": 3, "global_attn_indexes": [2], "initializer_range": 0.02},
         {
             "hidden_size": 128,
             "mlp_dim": 256,
