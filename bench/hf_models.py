@@ -110,12 +110,11 @@ def prove(entry: Entry, dtype: str) -> str:
         off = errors(found(entry, way, dtype), exact)
         if way == "eager":
             limits = tuple(2 * error for error in off)
-        if way == "relpos":
-            if not all(e <= most for e, most in zip(off, limits, strict=True)):
-                raise Unequal(
-                    f"not equal: off by {off[0]:.1e}, gradients {off[1]:.1e}; "
-                    f"allowed {limits[0]:.1e} and {limits[1]:.1e}"
-                )
+        if way == "relpos" and not all(e <= most for e, most in zip(off, limits, strict=True)):
+            raise Unequal(
+                f"not equal: off by {off[0]:.1e}, gradients {off[1]:.1e}; "
+                f"allowed {limits[0]:.1e} and {limits[1]:.1e}"
+            )
         lines.append(f"{way} {off[0]:.1e}, gradients {off[1]:.1e}")
     return "; ".join(lines)
 
@@ -165,7 +164,7 @@ def cell(name: str, way: str, what: str, dtype: str, rounds: int) -> tuple[float
 
 
 def lines_of(name: str, dtype: str, rounds: int) -> None:
-    """The lines of an entry. A row is lost where relpos takes more CPU time than the faster other."""
+    """The lines of an entry. One is lost where relpos takes more CPU time than the faster other."""
     entry = ENTRIES[name]
     rows, length = entry.sizes
     title = f"{name}, {rows} x {length}"
