@@ -86,15 +86,23 @@ def found(entry: Entry, way: str, dtype: str) -> dict[str, Tensor]:
 
 
 def errors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> tuple[float, float]:
-    """Of the result and of gradients, as parts of the largest of the layer that holds the module:
-    a key bias has the gradient 0, and what is computed is rounding of the gradients beside it."""
+    """Of the result and of gradients, as parts of the largest of the module. A constant added to
+    every key changes no weight, so that a key bias has the gradient 0 and what is computed is
+    rounding: such a bias alone is held against the layer around its module."""
     assert ours.keys() == theirs.keys()
+
+    def beside(name: str) -> str:
+        return name.rsplit(".", 2)[0] + "." if name.endswith("k_proj.bias") else owner(name)
+
+    def owner(name: str) -> str:
+        return name.rpartition(".")[0]
+
     largest: dict[str, float] = defaultdict(float)
     for name, x in theirs.items():
-        holder = name.rsplit(".", 2)[0]
-        largest[holder] = max(largest[holder], x.abs().max().item())
+        for holder in {owner(name), name.rsplit(".", 2)[0] + "."}:
+            largest[holder] = max(largest[holder], x.abs().max().item())
     each = {
-        name: (ours[name] - x).abs().max().item() / (largest[name.rsplit(".", 2)[0]] or 1.0)
+        name: (ours[name] - x).abs().max().item() / (largest[beside(name)] or 1.0)
         for name, x in theirs.items()
     }
     return each.pop("result"), max(each.values())
