@@ -150,7 +150,8 @@ def measure(name: str, way: str, what: str, dtype: str, rounds: int) -> tuple[fl
 
     run = {"forward": forward, "training step": train, "generate": generate}[what]
     if what == "training step":  # the optimizer's state and the gradients stand in all ways
-        loss(model, converted(entry.given(1, entry.few[1]), dtype)).backward()
+        size = entry.sizes[1] if "pixel_values" in given else entry.few[1]  # images have one size
+        loss(model, converted(entry.given(1, size), dtype)).backward()
         optimizer.step()
     peak, times, busy = growth(run), [], []
     for _ in range(rounds):
