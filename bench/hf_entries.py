@@ -75,26 +75,19 @@ def translated(rows: int, length: int) -> dict[str, Tensor]:
 
 
 def image(rows: int, side: int) -> dict[str, Tensor]:
-    """Square images."""
-    return {"pixel_values": _noise(rows, 3, side, side)}
+    return {"pixel_values": _floats(rows, 3, side, side)}
 
 
-def sound(rows: int, samples: int) -> dict[str, Tensor]:
-    return {"input_values": _noise(rows, samples)}
+def sound(rows: int, length: int) -> dict[str, Tensor]:
+    return {"input_values": _floats(rows, length)}
 
 
-def frames(bins: int) -> Callable[[int, int], dict[str, Tensor]]:
-    """Spectra of so many bins, without padding."""
-
-    def given(rows: int, length: int) -> dict[str, Tensor]:
-        seen = torch.ones(rows, length, dtype=torch.long)
-        return {"input_features": _noise(rows, length, bins), "attention_mask": seen}
-
-    return given
+def _floats(*sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(1))
 
 
-def _noise(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+def features(width: int) -> Callable[[int, int], dict[str, Tensor]]:
+    return lambda rows, length: {"input_features": _floats(rows, length, width)}
 
 
 _T5 = {
@@ -114,13 +107,6 @@ _SMALL = {
     "num_attention_heads": 2,
     "num_hidden_layers": 2,
 }
-_NO_DROPOUT = {
-    "hidden_dropout": 0.0,
-    "activation_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "feat_proj_dropout": 0.0,
-    "layerdrop": 0.0,
-}
 _DECODER = {
     "vocab_size": VOCABULARY,
     "hidden_size": 512,
@@ -129,6 +115,20 @@ _DECODER = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "pad_token_id": 0,
+}
+_NO_DROPOUT = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "layerdrop": 0.0,
+}
+_SPEECH = {
+    "hidden_dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "feat_proj_dropout": 0.0,
+    "layerdrop": 0.0,
+    "apply_spec_augment": False,
 }
 ENTRIES = {
     "T5 encoder, 4 layers": Entry(
@@ -229,33 +229,29 @@ ENTRIES = {
             **_NO_DROPOUT,
             "dropout_positions": 0.0,
         },
-        {**_SMALL, "subsampling_conv_channels": 32},
-        frames(80),
+        {**_SMALL, "subsampling_conv_channels": 16},
+        features(80),
         (1, 12000),
-        (2, 400),
+        few=(2, 400),
+        tables=("bias_u", "bias_v"),
     ),
     "w2v-BERT 2.0, 6 of 24 layers": Entry(
         "Wav2Vec2BertModel",
         "Wav2Vec2BertConfig",
-        {
-            "num_hidden_layers": 6,
-            **_NO_DROPOUT,
-            "conformer_conv_dropout": 0.0,
-            "apply_spec_augment": False,
-        },
+        {"num_hidden_layers": 6, **_SPEECH, "conformer_conv_dropout": 0.0},
         _SMALL,
-        frames(160),
+        features(160),
         (1, 1000),
         tables=("distance_embedding.weight",),
     ),
     "WavLM-base, 4 of 12 layers": Entry(
         "WavLMModel",
         "WavLMConfig",
-        {"num_hidden_layers": 4, **_NO_DROPOUT, "apply_spec_augment": False},
-        {**_SMALL, "conv_dim": [32] * 7},
+        {"num_hidden_layers": 4, **_SPEECH},
+        _SMALL,
         sound,
         (1, 320400),
-        (2, 16000),
+        few=(2, 16000),
         ways=("eager",),
         tables=("rel_attn_embed.weight",),
     ),
@@ -264,17 +260,17 @@ ENTRIES = {
         "SamVisionConfig",
         {"num_hidden_layers": 3, "global_attn_indexes": [2], "initializer_range": 0.02},
         {
-            **_SMALL,
-            "num_hidden_layers": 2,
-            "image_size": 160,
-            "window_size": 4,
-            "global_attn_indexes": [1],
-            "output_channels": 16,
+            "hidden_size": 128,
             "mlp_dim": 256,
+            "num_attention_heads": 2,
+            "num_hidden_layers": 2,
+            "global_attn_indexes": [1],
+            "image_size": 192,
+            "window_size": 5,
         },
         image,
         (1, 1024),
-        (2, 160),
+        few=(2, 192),
         tables=("rel_pos_h", "rel_pos_w"),
     ),
     "Swin-B": Entry(
@@ -287,10 +283,10 @@ ENTRIES = {
             "window_size": 7,
             "drop_path_rate": 0.0,
         },
-        {"embed_dim": 32, "depths": [2, 2], "num_heads": [2, 4], "image_size": 112},
+        {"embed_dim": 32, "depths": [2, 2], "num_heads": [1, 2], "image_size": 112},
         image,
-        (8, 224),
-        (2, 112),
+        (1, 224),
+        few=(2, 112),
         tables=("relative_position_bias_table",),
     ),
 }
