@@ -73,9 +73,9 @@ class _Bound(NamedTuple):
                 raise wrong_value("sinks", wanted, str([*sinks.shape]))
             text = "+".join(filter(None, (text, sinks_text(sinks.shape))))
             held.append(memory_of("sinks", sinks, FLOATING))
-        if options.get("dropout_p") and seed is None:
-            raise wrong_type("seed", "an int where dropout_p is above 0", None)
         call = Call.of(function, query, key, {**options, "position": (text, tuple(held))})
+        if seed is None and call.dropout_p > 0.0:
+            raise wrong_type("seed", "an int where dropout_p is above 0", None)
         if seed is not None:
             number = np.asarray(integer("seed", seed), np.int64)
             call = call._replace(seed=memory_of("seed", number, ("int64",)))
