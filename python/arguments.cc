@@ -39,6 +39,7 @@ bool is_true(PyObject* value) {
 }
 
 bool is_tensor(nb::handle value) {
+  if (torch().types.size() == 0) return false;
   const nb::handle tensor = torch().types[0];
   return PyType_IsSubtype(Py_TYPE(value.ptr()), reinterpret_cast<PyTypeObject*>(tensor.ptr())) != 0;
 }
@@ -89,14 +90,16 @@ std::string attribute_text(nb::handle tensor, const char* name) {
   return nb::str(value).c_str();
 }
 
-DType to_dtype(nb::handle tensor) {
-  const std::string name = attribute_text(tensor, "dtype");
+// `prefix` stands before the name of each dtype.
+DType to_dtype(const std::string& name, const std::string& prefix) {
   for (int code = 0; code <= static_cast<int>(DType::kUInt8); ++code) {
     const auto dtype = static_cast<DType>(code);
-    if (name == std::string("torch.") + dtype_name(dtype)) return dtype;
+    if (name == prefix + dtype_name(dtype)) return dtype;
   }
   throw Error(ErrorKind::kType, "expected a floating, integer or bool tensor, got " + name);
 }
+
+DType to_dtype(nb::handle tensor) { return to_dtype(attribute_text(tensor, "dtype"), "torch."); }
 
 DType to_dtype(nb::handle tensor, nb::dlpack::dtype shown) {
   using Code = nb::dlpack::dtype_code;
@@ -149,6 +152,7 @@ void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* 
 
 TensorView read(nb::handle tensor) {
   if (!is_tensor(tensor)) {
+    if (nb::isinstance<Memory>(tensor)) return nb::inst_ptr<Memory>(tensor)->view;
     throw_error(ErrorKind::kType, "expected a torch.Tensor, got ", Py_TYPE(tensor.ptr())->tp_name);
   }
   nb::dlpack::dltensor shown;
@@ -307,6 +311,19 @@ Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& s
     part.parameters[n] = blank_view(shapes[n], spec.integers() ? spec.integer : DType::kFloat64);
   }
   return part;
+}
+
+void bind_memory(nb::module_& module) {
+  nb::class_<Memory>(module, "Memory")
+      .def(
+          "__init__",
+          [](Memory* self, uintptr_t address, const std::string& dtype,
+             const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
+             nb::object owner) {
+            TensorView view(reinterpret_cast<void*>(address), to_dtype(dtype, ""), shape, strides);
+            new (self) Memory{view, std::move(owner)};
+          },
+          nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
 }
 
 }  // namespace relpos

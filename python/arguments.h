@@ -1,5 +1,5 @@
-// What the bindings share: Python's arguments as those of the C++ API. A tensor is None or a
-// torch.Tensor; a position is its canonical text and a flat list of parameter tensors.
+// What the bindings share: Python's arguments as those of the C++ API. A tensor is None, a
+// torch.Tensor or a Memory; a position is its canonical text and a flat list of parameter tensors.
 #pragma once
 
 #include <Python.h>
@@ -23,6 +23,12 @@
 namespace relpos {
 
 namespace nb = nanobind;
+
+// Memory of the CPU that another library than PyTorch holds; `owner` keeps it.
+struct Memory {
+  TensorView view;
+  nb::object owner;
+};
 
 // What is asked of PyTorch, given once. `exchange` is None or the capsule by which a type of tensors
 // shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
@@ -75,5 +81,6 @@ class Signals {
 
 void bind_attention(nb::module_& module);
 void bind_schemes(nb::module_& module);
+void bind_memory(nb::module_& module);
 
 }  // namespace relpos

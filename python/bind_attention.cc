@@ -1,8 +1,4 @@
 // Attention and scores, forward and backward.
-#include <algorithm>
-#include <iterator>
-#include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "arguments.h"
@@ -13,10 +9,6 @@ namespace {
 Path& forced_path() {
   static Path path = Path::kAuto;
   return path;
-}
-
-Offset& q_offset(Options& options) {
-  return options.q_offset ? *options.q_offset : options.q_offset.emplace();
 }
 
 // One call's options and position, read from a relpos._call.call.Call. No value below is None.
@@ -45,59 +37,36 @@ struct Bound {
   Position position;
 };
 
-using Reader = void (*)(nb::handle value, Bound& to);
+// What a field is read as: the position's text, its parameters, or an option of the call.
+struct Reader {
+  enum class Kind { kPosition, kParameters, kOption } kind;
+  const CallOption* option = nullptr;
 
-constexpr std::pair<std::string_view, Reader> kReaders[] = {
-    {"attn_mask", [](nb::handle v, Bound& to) { to.options.attn_mask = to_view(v, "attn_mask"); }},
-    {"tile_ranges",
-     [](nb::handle v, Bound& to) { to.options.tile_mask.ranges = to_view(v, "attn_mask"); }},
-    {"tile_entries",
-     [](nb::handle v, Bound& to) { to.options.tile_mask.entries = to_view(v, "attn_mask"); }},
-    {"tile_words",
-     [](nb::handle v, Bound& to) { to.options.tile_mask.words = to_view(v, "attn_mask"); }},
-    {"tile_lengths",
-     [](nb::handle v, Bound& to) {
-       TileMask& mask = to.options.tile_mask;
-       std::tie(mask.queries, mask.keys) = nb::cast<std::pair<int64_t, int64_t>>(v);
-     }},
-    {"key_padding_mask",
-     [](nb::handle v, Bound& to) { to.options.key_padding_mask = to_view(v, "key_padding_mask"); }},
-    {"q_offsets",
-     [](nb::handle v, Bound& to) { q_offset(to.options).per_row = to_view(v, "q_offset"); }},
-    {"k_offsets",
-     [](nb::handle v, Bound& to) { to.options.k_offset.per_row = to_view(v, "k_offset"); }},
-    {"q_positions",
-     [](nb::handle v, Bound& to) { to.options.q_positions = to_view(v, "q_positions"); }},
-    {"k_positions",
-     [](nb::handle v, Bound& to) { to.options.k_positions = to_view(v, "k_positions"); }},
-    {"key_lo", [](nb::handle v, Bound& to) { to.options.key_lo = to_view(v, "key_range"); }},
-    {"key_hi", [](nb::handle v, Bound& to) { to.options.key_hi = to_view(v, "key_range"); }},
-    {"seed",
-     [](nb::handle v, Bound& to) {
-       to.options.seed = static_cast<uint64_t>(to_view(v, "seed").load_int(0));
-     }},
-    {"position", [](nb::handle v, Bound& to) { to.text = nb::cast<std::string>(v); }},
-    {"dropout_p", [](nb::handle v, Bound& to) { to.options.dropout_p = nb::cast<double>(v); }},
-    {"is_causal", [](nb::handle v, Bound& to) { to.options.is_causal = nb::cast<bool>(v); }},
-    {"scale", [](nb::handle v, Bound& to) { to.options.scale = nb::cast<double>(v); }},
-    {"softcap", [](nb::handle v, Bound& to) { to.options.softcap = nb::cast<double>(v); }},
-    {"float32_products",
-     [](nb::handle v, Bound& to) { to.options.float32_products = nb::cast<bool>(v); }},
-    {"enable_gqa", [](nb::handle v, Bound& to) { to.options.enable_gqa = nb::cast<bool>(v); }},
-    {"window",
-     [](nb::handle v, Bound& to) { to.options.window = nb::cast<std::pair<int64_t, int64_t>>(v); }},
-    {"q_offset",
-     [](nb::handle v, Bound& to) { q_offset(to.options).value = nb::cast<int64_t>(v); }},
-    {"k_offset", [](nb::handle v, Bound& to) { to.options.k_offset.value = nb::cast<int64_t>(v); }},
-    {"first_head", [](nb::handle v, Bound& to) { to.options.first_head = nb::cast<int64_t>(v); }},
-    {"all_heads", [](nb::handle v, Bound& to) { to.options.all_heads = nb::cast<int64_t>(v); }},
-    {"length", [](nb::handle v, Bound& to) { to.options.length = nb::cast<int64_t>(v); }},
-    {"dropout_rows",
-     [](nb::handle v, Bound& to) { to.options.dropout_rows = to_view(v, "dropout_rows"); }},
-    {"dropout_columns",
-     [](nb::handle v, Bound& to) { to.options.dropout_columns = to_view(v, "dropout_columns"); }},
-    {"adds_sinks", [](nb::handle v, Bound& to) { to.options.adds_sinks = nb::cast<bool>(v); }},
-    {"parameters", [](nb::handle v, Bound& to) { to.parameters = nb::borrow(v); }},
+  void operator()(nb::handle value, Bound& to) const {
+    if (kind == Kind::kPosition) {
+      to.text = nb::cast<std::string>(value);
+    } else if (kind == Kind::kParameters) {
+      to.parameters = nb::borrow(value);
+    } else {
+      option->set(to.options, to_argument(value));
+    }
+  }
+
+  CallArgument to_argument(nb::handle value) const {
+    switch (option->kind) {
+      case CallOption::Kind::kBool:
+        return nb::cast<bool>(value);
+      case CallOption::Kind::kInt:
+        return nb::cast<int64_t>(value);
+      case CallOption::Kind::kReal:
+        return nb::cast<double>(value);
+      case CallOption::Kind::kPair:
+        return nb::cast<std::pair<int64_t, int64_t>>(value);
+      case CallOption::Kind::kTensor:
+        break;
+    }
+    return to_view(value, option->given_as.data());
+  }
 };
 
 // The readers in the order of the fields of relpos._call.call.Call.
@@ -109,20 +78,24 @@ std::vector<Reader>& readers() {
 void read_fields(const std::vector<std::string>& names) {
   readers().clear();
   for (const std::string& name : names) {
-    const auto* found = std::find_if(std::begin(kReaders), std::end(kReaders),
-                                     [&](const auto& entry) { return entry.first == name; });
-    check_value(found != std::end(kReaders), "Call: nothing here reads its field ", name);
-    readers().push_back(found->second);
+    const CallOption* option = find_call_option(name);
+    const bool position = name == "position", parameters = name == "parameters";
+    check_value(option != nullptr || position || parameters, "Call: nothing here reads its field ",
+                name);
+    readers().push_back({position     ? Reader::Kind::kPosition
+                         : parameters ? Reader::Kind::kParameters
+                                      : Reader::Kind::kOption,
+                         option});
   }
-  check_value(names.size() == std::size(kReaders), "Call: expected ", std::size(kReaders),
-              " fields, got ", names.size());
+  const size_t expected = call_options().size() + 2;
+  check_value(names.size() == expected, "Call: expected ", expected, " fields, got ", names.size());
 }
 
 Bound::Bound(const nb::tuple& call) {
   check_value(call.size() == readers().size(), "call: expected relpos._call.call.Call");
   size_t n = 0;
   for (nb::handle value : call) {
-    const Reader read = readers()[n++];
+    const Reader& read = readers()[n++];
     if (!value.is_none()) read(value, *this);
   }
   options.cancel = signals.token();

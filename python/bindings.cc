@@ -188,6 +188,7 @@ NB_MODULE(_core, module) {
   module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
   module.def("unobserved", &relpos::unobserved, nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg());
+  relpos::bind_memory(module);
   relpos::bind_attention(module);
   relpos::bind_schemes(module);
   relpos::bind_positions(module);

@@ -9,7 +9,7 @@ exec 9>build/.lock
 flock 9  # one build at a time
 
 stamp=build/release/.installed
-inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli python bench/timer.cc bench/costs.cc)
+inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli c python bench/timer.cc bench/costs.cc)
 for input in "${!inputs[@]}"; do
   [ -e "${inputs[input]}" ] || unset "inputs[input]"
 done

@@ -94,7 +94,9 @@ def test_shell_runs(page, tmp_path):
     path = os.pathsep.join([str(ROOT / "build"), str(ROOT / ".venv/bin"), os.environ["PATH"]])
     for code in blocks(page, "sh"):
         command = ["bash", "-euo", "pipefail", "-c", code]
-        ran(command, cwd=tmp_path, env=os.environ | {"PATH": path}, seconds=300)
+        ran(
+            command, cwd=tmp_path, env=os.environ | {"PATH": path, "RELPOS": str(ROOT)}, seconds=300
+        )
 
 
 @pytest.mark.parametrize("page", [*PAGES, CONTRIBUTING], ids=lambda page: page.stem)

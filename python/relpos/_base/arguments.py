@@ -5,14 +5,12 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from relpos._base.errors import kind_of, wrong_type, wrong_value
+from relpos._base.optional import SymBool, SymFloat, SymInt, Tensor, is_compiling
 
-_BOOLS = (bool, torch.SymBool)
-_INTS = (int, torch.SymInt)
-_NUMBERS = (float, *_INTS, torch.SymFloat)
+_BOOLS = (bool, SymBool)
+_INTS = (int, SymInt)
+_NUMBERS = (float, *_INTS, SymFloat)
 
 
 def number(name: str, value: Any) -> float:
@@ -43,7 +41,7 @@ def integer(name: str, value: Any, least: int | None = None) -> Any:
             value = operator.index(value)
         except TypeError:
             raise wrong_type(name, "an int", repr(value)) from None
-    if not torch.compiler.is_compiling() and not -(2**63) <= value < 2**63:
+    if not is_compiling() and not -(2**63) <= value < 2**63:
         raise wrong_value(name, "an int of 64 bits", value)
     if least is not None and value < least:
         raise wrong_value(name, f"an int from {least} on", value)

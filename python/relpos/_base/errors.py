@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor
+from relpos._base.optional import Tensor
 
 
 def wrong_type(name: str, expected: str, got: Any, then: str = "") -> TypeError:

@@ -15,6 +15,7 @@ from relpos._base.tensors import FLOATING, check_heads, check_memory
 from relpos._call import autograd, ops
 from relpos._call.call import Call
 from relpos._call.options import OfPairs, Options, takes
+from relpos._call.tensors import check_call
 from relpos._call.typed import Results, attending
 from relpos._position.part import text_of
 from relpos._position.sum import flatten
@@ -86,7 +87,7 @@ def attention(
             return (out, lse) if return_lse else out
     else:
         query, key, value = same_kind(query=query, key=key, value=value)
-        call.check_memory(query)
+        check_call(call, query)
     results = autograd.attention(query, key, value, return_weights, call)
     if return_lse:
         return results
@@ -101,7 +102,7 @@ def scores(query: Tensor, key: Tensor, **options: Unpack[OfPairs]) -> Tensor:
     """
     query, key = same_kind(query=query, key=key)
     call = Call.of("scores", query, key, options)
-    call.check_memory(query)
+    check_call(call, query)
     return autograd.scores(query, key, call)
 
 

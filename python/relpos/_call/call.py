@@ -8,13 +8,8 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
 from relpos import _core
-from relpos._base.tensors import check_memory, check_parameters
-from relpos._call.distances import lowered
-from relpos._call.options import OPTIONS, Field, part_of_sinks, refuse
-from relpos._position.sum import flatten, lowers
+from relpos._call.options import OPTIONS, Field, library_of, refuse
 
 _FIELDS = (
     *(field for option in OPTIONS.values() for field in option.fields),
@@ -33,12 +28,10 @@ _FIELDS = (
 )
 SCHEMA = ", ".join(f"{field.type} {field.name}" for field in _FIELDS)
 RANKS = {field.name: field.rank for field in _FIELDS if field.rank is not None}
-_TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
+TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
 _SINGLE = len(_FIELDS) - 1  # fields besides the parameters
 _INDEX = {field.name: index for index, field in enumerate(_FIELDS)}
 _DEFAULTS = [field.default for field in _FIELDS]
-# Under what option a field's tensor was given.
-_GIVEN_AS = {f.name: name for name, option in OPTIONS.items() for f in option.fields}
 
 
 def _named() -> Any:
@@ -52,16 +45,11 @@ class Call(_named()):
     __slots__ = ()
 
     @classmethod
-    def of(cls, function: str, query: Tensor, key: Tensor, options: Mapping[str, Any]) -> "Call":
+    def of(cls, function: str, query: Any, key: Any, options: Mapping[str, Any]) -> "Call":
         """Checks the options that a function was given, except where their tensors lie; an option
         that is not given costs nothing."""
-        if lowers(options.get("position")):
-            parts = lowered(query, key, options)
-            options = {**options, "position": parts}
-        sinks = options.get("sinks")
-        if sinks is not None:
-            parts = [*flatten(options.get("position")), part_of_sinks(sinks, query)]
-            options = {**options, "position": parts}
+        if options.get("position") is not None or options.get("sinks") is not None:
+            options = library_of(query).prepared(query, key, options)
         values = _DEFAULTS.copy()
         for name, value in options.items():
             option = OPTIONS.get(name)
@@ -86,24 +74,16 @@ class Call(_named()):
         """The inverse of flat, also for other values that there are for each argument."""
         return cls(*flat[:_SINGLE], tuple(flat[_SINGLE:]))
 
-    def tensors(self) -> tuple[Tensor | None, ...]:
+    def tensors(self) -> tuple[Any, ...]:
         """All tensors in order, for with_tensors."""
-        return (*[getattr(self, name) for name in _TENSORS], *self.parameters)
+        return (*[getattr(self, name) for name in TENSORS], *self.parameters)
 
-    def with_tensors(self, tensors: Sequence[Tensor | None]) -> "Call":
-        named = dict(zip(_TENSORS, tensors, strict=False))
-        return self._replace(**named, parameters=tuple(tensors[len(_TENSORS) :]))
+    def with_tensors(self, tensors: Sequence[Any]) -> "Call":
+        named = dict(zip(TENSORS, tensors, strict=False))
+        return self._replace(**named, parameters=tuple(tensors[len(TENSORS) :]))
 
     def without_tensors(self) -> "Call":
-        return self.with_tensors([None] * len(_TENSORS))
-
-    def check_memory(self, query: Tensor) -> None:
-        """Raises unless all tensors are dense and on the device of query."""
-        for field in _TENSORS:
-            tensor = getattr(self, field)
-            if tensor is not None and field != "seed":
-                check_memory(_GIVEN_AS.get(field, field), tensor, query)
-        check_parameters(self.position, self.parameters, query)
+        return self.with_tensors([None] * len(TENSORS))
 
 
 _core.read_fields(Call._fields)

@@ -1,32 +1,27 @@
 """The options of a call: the one list from which attention, scores, attention_varlen, the cache,
-MultiheadAttention, the ring and the functions for Hugging Face take theirs.
+MultiheadAttention, the ring, the functions for Hugging Face, relpos.numpy and relpos.jax take
+theirs.
 
-A new option is three places: an entry here, a reader of its field in python/bind_attention.cc, and
-a member of relpos::Options, which the kernels' side acts on. The entry says its type for users, its
+A new option is three places: an entry here, one of its field in src/call/call_options.cc, and a
+member of relpos::Options, which the kernels' side acts on. The entry says its type for users, its
 default, how it is checked and by which fields it reaches the operators.
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, NamedTuple, NoReturn, TypedDict, TypeVar
-
-import torch
-from torch import Tensor
+from typing import Annotated, Any, NamedTuple, NoReturn, Protocol, TypedDict, TypeVar
 
 from relpos._base.arguments import flag, integer, number, two_of
-from relpos._base.errors import kind_of, wrong_type, wrong_value
-from relpos._base.tensors import (
-    FLOATING,
-    check_memory,
-    check_rank,
-    check_shape,
-    integers,
-    tensor_of,
-)
-from relpos._mask.tile_mask import TileMask
-from relpos._position.part import Given, flat
-from relpos._position.sum import Composed
+from relpos._base.errors import wrong_type, wrong_value
+
+try:
+    from torch import Tensor
+
+    from relpos._mask.tile_mask import TileMask
+    from relpos._position.sum import Composed
+except ModuleNotFoundError:  # torch is; these are said to users of torch alone
+    Tensor = TileMask = Composed = Any  # type: ignore[assignment, misc]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -49,8 +44,43 @@ class Option(NamedTuple):
     # The checked value of its field, from its name and its value, or else
     convert: Callable[[str, Any], Any] | None = None
     # its fields, from its name, its value and the query.
-    spread: Callable[[str, Any, Tensor], Mapping[str, Any]] | None = None
+    spread: Callable[[str, Any, Any], Mapping[str, Any]] | None = None
     not_of: frozenset[str] = frozenset()  # the functions that do not take it
+
+
+class Tensors(Protocol):
+    """What options ask of the tensors of one library. Errors start with the name."""
+
+    def tensor(self, name: str, value: Any, kinds: Sequence[str]) -> Any:
+        """The tensor, if it is of one of these kinds: "bool", "floating"."""
+
+    def integers(self, name: str, value: Any) -> Any:
+        """int64, of a tensor of integers."""
+
+    def rows(self, name: str, value: Any, query: Any) -> Any:
+        """int64 [B], of one number for each batch row or for all; None of what is no tensor."""
+
+    def tiles(self, name: str, value: Any, query: Any) -> tuple[Any, ...] | None:
+        """(ranges, entries, words, lengths) of a TileMask; None of another mask."""
+
+    def seed(self) -> Any:
+        """What a call with dropout draws by; None where it is given."""
+
+    def position(self, value: Any) -> tuple[str, Sequence[Any]]:
+        """The canonical text and the tensors."""
+
+    def prepared(self, query: Any, key: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The options, with positions that are terms, and sinks among them."""
+
+
+# By the type of a call's query. PyTorch's is the first where it is installed.
+LIBRARIES: dict[type, Tensors] = {}
+
+
+def library_of(query: Any) -> Tensors:
+    """Of what is no tensor of any, the first, since the call refuses it."""
+    found = (each for kind, each in LIBRARIES.items() if isinstance(query, kind))
+    return next(found, None) or next(iter(LIBRARIES.values()))
 
 
 def _flag(name: str) -> Option:
@@ -61,8 +91,11 @@ def _number(name: str) -> Option:
     return Option((Field(name, "float?"),), None, "value", number)
 
 
-def _tensor(name: str, rank: int, convert: Callable[[str, Any], Any], compared: str) -> Option:
-    return Option((Field(name, "Tensor?", None, rank),), None, compared, convert)
+def _integers(name: str) -> Option:
+    def spread(name: str, value: Any, query: Any) -> dict[str, Any]:
+        return {name: library_of(query).integers(name, value)}
+
+    return Option((Field(name, "Tensor?", None, 2),), None, "given", spread=spread)
 
 
 def _offset(name: str, type: str, default: int | None) -> Option:
@@ -70,61 +103,55 @@ def _offset(name: str, type: str, default: int | None) -> Option:
     return Option(fields, default, "value", spread=offset_fields)
 
 
-def offset_fields(name: str, offset: Any, query: Tensor) -> dict[str, Any]:
+def offset_fields(name: str, offset: Any, query: Any) -> dict[str, Any]:
     """One offset for each batch row, or one number."""
-    if not isinstance(offset, Tensor):
-        if offset is None:
-            raise wrong_type(name, "an int or an int64 tensor", None)
-        return {name: integer(name, offset)}
-    rows = integers(name, offset)
-    return {f"{name}s": rows if rows.dim() else rows.expand(len(query))}
+    if offset is None:
+        raise wrong_type(name, "an int or an int64 tensor", None)
+    rows = library_of(query).rows(name, offset, query)
+    return {name: integer(name, offset)} if rows is None else {f"{name}s": rows}
 
 
-def _mask(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
-    if not isinstance(value, TileMask):
-        if not isinstance(value, Tensor):
-            wanted = "a bool or floating-point tensor, or a relpos.TileMask"
-            raise wrong_type(name, wanted, kind_of(value))
-        return {name: tensor_of(name, value, (torch.bool, *FLOATING))}
-    parts = (value.ranges, value.entries, value.words)
-    if query.is_meta:
-        parts = tuple(part.to(query.device) for part in parts)
-    held = dict(zip(("tile_ranges", "tile_entries", "tile_words"), parts, strict=True))
-    return {**held, "tile_lengths": list(value.shape[2:])}
+def _mask(name: str, value: Any, query: Any) -> Mapping[str, Any]:
+    library = library_of(query)
+    tiles = library.tiles(name, value, query)
+    if tiles is None:
+        return {name: library.tensor(name, value, ("bool", "floating"))}
+    names = ("tile_ranges", "tile_entries", "tile_words", "tile_lengths")
+    return dict(zip(names, tiles, strict=True))
 
 
-def _dropout(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
+def _padding(name: str, value: Any, query: Any) -> Mapping[str, Any]:
+    return {name: library_of(query).tensor(name, value, ("bool",))}
+
+
+def _dropout(name: str, value: Any, query: Any) -> Mapping[str, Any]:
     probability = number(name, value)
     if not 0.0 <= probability <= 1.0:
         raise wrong_value(name, "0 <= dropout_p <= 1", value)
     if probability == 0.0:
         return {}
-    return {name: probability, "seed": torch.randint(2**63 - 1, (), device="cpu")}
+    return {name: probability, "seed": library_of(query).seed()}
 
 
 def _window(name: str, value: Any) -> list[int]:
     return [integer(name, bound) for bound in two_of(name, value, "(left, right)")]
 
 
-def _key_range(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
-    lo, hi = (integers(name, bound) for bound in two_of(name, value, "(lo, hi)"))
+def _key_range(name: str, value: Any, query: Any) -> Mapping[str, Any]:
+    library = library_of(query)
+    lo, hi = (library.integers(name, bound) for bound in two_of(name, value, "(lo, hi)"))
     return {"key_lo": lo, "key_hi": hi}
 
 
-def _position(name: str, value: Any, query: Tensor) -> Mapping[str, Any]:
-    text, tensors = flat(value)
+def _position(name: str, value: Any, query: Any) -> Mapping[str, Any]:
+    text, tensors = library_of(query).position(value)
     return {name: text, "parameters": tensors}
 
 
-def part_of_sinks(sinks: Any, query: Tensor) -> Given:
-    """Scores [H] or [B, H, Lq] without a value, as a part of the position, which they are."""
-    tensor_of("sinks", sinks, FLOATING)
-    check_rank("query", query, 4, "[B, H, Lq, D]")
-    check_memory("sinks", sinks, query)
-    heads = query.shape[1]
-    check_shape("sinks", sinks, (heads,), query.shape[:3])
-    per_query = "false" if sinks.dim() == 1 else "true"
-    return Given(f"attention_sink(heads={heads}, per_query={per_query})", [sinks])
+def sinks_text(shape: Sequence[int]) -> str:
+    """The part of a position that sinks [H] or [B, H, Lq] are."""
+    per_query, heads = ("false", shape[0]) if len(shape) == 1 else ("true", shape[1])
+    return f"attention_sink(heads={heads}, per_query={per_query})"
 
 
 class Common(TypedDict, total=False):
@@ -163,11 +190,11 @@ class OfPairs(Common, total=False):
     ]
     key_padding_mask: Annotated[
         Tensor | None,
-        _tensor("key_padding_mask", 2, lambda *given: tensor_of(*given, (torch.bool,)), "given"),
+        Option((Field("key_padding_mask", "Tensor?", None, 2),), None, "given", spread=_padding),
     ]
     k_offset: Annotated[int | Tensor, _offset("k_offset", "SymInt", 0)]
-    q_positions: Annotated[Tensor | None, _tensor("q_positions", 2, integers, "given")]
-    k_positions: Annotated[Tensor | None, _tensor("k_positions", 2, integers, "given")]
+    q_positions: Annotated[Tensor | None, _integers("q_positions")]
+    k_positions: Annotated[Tensor | None, _integers("k_positions")]
     key_range: Annotated[
         tuple[Tensor, Tensor] | None,
         Option(

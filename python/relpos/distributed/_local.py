@@ -14,6 +14,7 @@ from relpos._call.attention import same_kind
 from relpos._call.call import Call
 from relpos._call.options import OPTIONS
 from relpos._call.packing import bounds_of, placing_text
+from relpos._call.tensors import check_call
 from relpos._mask.tile_mask import TileMask
 from relpos._position.part import reads_length, reads_positions
 from relpos._position.sum import flatten
@@ -64,7 +65,7 @@ class LocalCall:
         if packed[0] is not None:
             options["q_offset"] = None
         call = Call.of("ring_attention", *tensors[:2], options)
-        call.check_memory(tensors[0])
+        check_call(call, tensors[0])
         check = call
         if call.q_positions is None and call.q_offset is None and call.q_offsets is None:
             check = call._replace(q_offset=0)

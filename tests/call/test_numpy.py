@@ -1,0 +1,211 @@
+"""relpos.numpy: the same bits as through torch, for every scheme and option, and without torch."""
+
+import random
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import relpos
+import relpos.numpy as rn
+import torch
+
+from tests import ROOT
+from tests.support.call import Call
+from tests.support.cases import every_value, factors, positions_to_try
+
+CASES = [
+    case
+    for case in every_value(factors(("any",)), random.Random(5))
+    if case["dtype"] in ("float32", "float64", "float16", "bfloat16")
+]
+
+
+def array(tensor):
+    """The same memory; bfloat16 as ml_dtypes has it."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def arrays(value):
+    if isinstance(value, torch.Tensor):
+        return array(value)
+    return tuple(arrays(x) for x in value) if isinstance(value, tuple) else value
+
+
+def parameters_of(call):
+    """[(name among the results, tensor)] of what relpos.numpy is given, and the position's text."""
+    given, texts = [], []
+    for n, (module, inputs) in enumerate(zip(call.modules, call.given, strict=True)):
+        held = dict(module.named_parameters())
+        specs = rn.parameters(module._text)
+        own = [(spec.name, held.get(spec.name, inputs.get(spec.name))) for spec in specs]
+        given += [(f"gradient of part {n} {name}", tensor) for name, tensor in own]
+        texts.append(module._text)
+    return "+".join(texts) or None, given
+
+
+def same(name, got, want):
+    want = array(want)
+    assert got.dtype == want.dtype, name
+    assert got.shape == want.shape, name
+    assert got.tobytes() == np.ascontiguousarray(want).tobytes(), name
+
+
+@pytest.mark.parametrize("scheme", positions_to_try())
+def test_same_bits_as_through_torch(scheme):
+    of = set(positions_to_try()[scheme])
+    chosen = [case for case in CASES if case["position"] in of][:24]
+    assert chosen
+    for number, case in enumerate(chosen):
+        call = Call(case | {"seed": number, "wants": "all", "tables": "own"})
+        if any(b.dtype != call.dtype for m in call.modules for b in m.buffers()):
+            for module in call.modules:  # relpos.numpy's fixed values are float32 or float64
+                module.to(torch.float64 if call.dtype == torch.float64 else torch.float32)
+        want, *_ = call.computed()
+        torch.manual_seed(call.case["seed"])
+        seed = int(torch.randint(2**63 - 1, ()))
+        text, given = parameters_of(call)
+        options = {n: arrays(x) for n, x in call.keywords().items() if n != "position"}
+        options |= {
+            "position": text,
+            "parameters": [array(tensor) for _, tensor in given],
+            "dropout_p": call.case["dropout"],
+            "seed": seed,
+        }
+        q, k, v = (array(x) for x in call.inputs)
+        for x in (q, k, v):
+            x.flags.writeable = False
+        out, lse, softmax = rn.attention(q, k, v, return_lse=True, return_softmax=True, **options)
+        same("out", out, want["out"])
+        same("lse", lse, want["lse"])
+        dlse = None if call.dlse is None else array(call.dlse.to(want["lse"].dtype))
+        found = rn.attention_backward(
+            array(call.dout), q, k, v,
+            out=out, softmax=softmax, dlse=dlse, wanted=rn.Gradients._fields, **options,
+        )  # fmt: skip
+        for name, got in zip("qkv", found, strict=False):
+            same(name, got, want[f"gradient of {name}"])
+        for (name, tensor), got in zip(given, found.parameters, strict=True):
+            if tensor.is_floating_point():
+                same(name, got, want[name])
+            else:
+                assert got is None
+        if call.added is not None:
+            same("attn_mask", found.attn_mask, want["gradient of attn_mask"])
+
+
+def test_other_results():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 4, 9, 8).unbind()
+    position = relpos.T5Bias(heads=4) + relpos.RoPE(8, layout="half")
+    given = {"position": "t5(heads=4)+rope(head_dim=8,layout=half)"}
+    given["parameters"] = [array(position.parts[0].relative_attention_bias.weight)]
+    sinks = torch.randn(4)
+    shared = {"is_causal": True, "softcap": 3.0, "window": (4, 0)}
+    out, weights = relpos.attention(
+        q, k, v, position=position, sinks=sinks, return_weights=True, **shared
+    )
+    got = rn.attention(
+        *map(array, (q, k, v)), sinks=array(sinks), return_weights=True, **given, **shared
+    )
+    same("out", got[0], out)
+    same("weights", got[1], weights)
+    same(
+        "scores",
+        rn.scores(array(q), array(k), **given, **shared),
+        relpos.scores(q, k, position=position, **shared),
+    )
+    mask = relpos.from_mask_mod(lambda b, h, i, j: j <= i, queries=9, keys=9)
+    same(
+        "tiles",
+        rn.attention(*map(array, (q, k, v)), attn_mask=mask, **given),
+        relpos.attention(q, k, v, attn_mask=mask, position=position),
+    )
+    bias, ((cos, sin), of_keys) = rn.dense(
+        given["position"], 5, 7, 2, parameters=given["parameters"]
+    )
+    wanted = position.dense(5, 7, 2)
+    same("dense", bias, wanted[0])
+    for ours, theirs in zip((cos, sin, *of_keys), (*wanted[1][0], *wanted[1][1]), strict=True):
+        same("tables", ours, theirs)
+    rotation = relpos.RoPE(8, layout="half")
+    turned = rn.rotate(array(q), "rope(head_dim=8,layout=half)", 3)
+    same("rotate", turned, rotation.rotate(q, 3))
+    back = rn.rotate(turned, "rope(head_dim=8,layout=half)", 3, inverse=True)
+    np.testing.assert_allclose(back, array(q), atol=1e-6)
+
+
+def test_arrays_of_other_libraries_and_layouts():
+    x = torch.randn(1, 2, 6, 8)
+    plain = rn.attention(*[array(x)] * 3, is_causal=True)
+    assert rn.attention(x, x, x, is_causal=True).tobytes() == plain.tobytes()  # DLPack
+    shown = memoryview(array(x).copy())
+    assert rn.attention(shown, shown, shown, is_causal=True).tobytes() == plain.tobytes()
+    odd = np.zeros((1, 2, 6, 8), np.dtype([("a", np.int8), ("x", np.float32)]))
+    odd["x"] = array(x)  # strides that are no multiples of four bytes
+    held = odd["x"]
+    assert rn.attention(held, held, held, is_causal=True).tobytes() == plain.tobytes()
+
+
+X = np.zeros((1, 2, 6, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"position": relpos.ALiBi(2)}, TypeError, "position: expected None or a text"),
+        ({"position": "t6(heads=2)"}, ValueError, "t5"),
+        ({"position": "t5(heads=2)"}, ValueError, r"t5.relative_attention_bias.weight \[32, 2\]"),
+        ({"position": "t5(heads=2)", "parameters": [X]}, ValueError, r"relative_attention_bias"),
+        ({"dropout_p": 0.5}, TypeError, "seed: expected an int where dropout_p is above 0"),
+        ({"dropout_p": 2}, ValueError, "0 <= dropout_p <= 1"),
+        ({"key_padding_mask": X}, TypeError, "key_padding_mask: expected bool, got float32"),
+        ({"attn_mask": [1]}, TypeError, "attn_mask: expected an array"),
+        ({"is_causal": 1}, TypeError, "is_causal: expected a bool"),
+        ({"casual": True}, TypeError, r"attention\(\) got an unexpected keyword argument 'casual'"),
+        ({"sinks": X}, ValueError, r"sinks: expected \[2\] or \[1, 2, 6\]"),
+    ],
+)
+def test_errors_name_the_argument(options, error, words):
+    with pytest.raises(error, match=words):
+        rn.attention(X, X, X, **options)
+
+
+def test_errors_of_query_key_and_value():
+    for tensors, words in (
+        ((X[0], X, X), r"query: expected rank 4, \[B, H, Lq, D\], got \[2, 6, 8\]"),
+        ((X, X.astype(np.float64), X), "key: expected float32, as query has, got float64"),
+        ((X.astype(">f4"),) * 3, "byte order"),
+        ((X.astype(np.int32), X, X), "query: expected float32, float64, bfloat16 or float16"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            rn.attention(*tensors)
+
+
+def test_without_torch():
+    """In a process that cannot import it, nor what comes with it."""
+    code = """
+import sys
+for name in ("torch", "typing_extensions", "ml_dtypes", "jax"):
+    sys.modules[name] = None
+import relpos, relpos.numpy as rn, numpy as np
+x = np.random.default_rng(0).standard_normal((1, 2, 6, 8), np.float32)
+table = np.ones((32, 2), np.float32)
+of = {"position": "t5(heads=2)", "parameters": [table], "is_causal": True}
+out = rn.attention(x, x, x, **of)
+found = rn.attention_backward(out, x, x, x, **of)
+assert found.parameters[0].shape == (32, 2)
+print("computed", len(relpos.schemes()) > 40)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "computed True", done.stderr
+
+
+def test_the_example_runs():
+    command = [sys.executable, ROOT / "examples/numpy/attention.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("out (1, 8, 64, 32) gradient of"), done.stderr
