@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build demo test test-full test-tsan accuracy parity bench docs format lint clean
+.PHONY: help build demo test test-full test-tsan accuracy parity bench docs wheels format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -47,6 +47,9 @@ bench: build ## measure against plain attention and other libraries; ARGS="--cas
 docs: build ## the API reference of Python and C++, in build/docs
 	@scripts/setup.sh docs
 	@scripts/docs.sh
+
+wheels: build ## wheels for Linux on x86-64 and ARM in dist/, by clang for every system; SYSTEMS="musl macos"
+	@scripts/wheels.sh $(SYSTEMS)
 
 format: build ## format C++ and Python in place
 	@scripts/lint.sh --fix
