@@ -119,7 +119,7 @@ def test_sdist_is_the_tree(tmp_path):
     for top in ROOT.iterdir():
         if top.is_file():
             tree.add(top.name)
-        elif top.name not in (".git", ".ci") and not ignored.match_file(f"{top.name}/"):
+        elif top.name not in (".git", ".github", ".ci") and not ignored.match_file(f"{top.name}/"):
             tree |= {f"{top.name}/{path}" for path in files(top)}
     assert names == {path for path in tree if path != ".git" and not ignored.match_file(path)}
 
