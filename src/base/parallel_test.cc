@@ -1,6 +1,7 @@
 // Teams of threads: how many there are, what they throw, and the floating-point mode they compute in.
 #include "base/parallel.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/loaded_openmp.h"
 #include "base/pool.h"
 #include "base/sanitized.h"
 #include "base/team.h"
@@ -203,6 +205,23 @@ TEST(OwnPool, HasWorkersWithNumbersOfTheirOwn) {
   };
   run_in_pool(4, see, seen);
   for (const auto& n : seen) EXPECT_EQ(n, 1);
+}
+
+TEST(LoadedOpenMP, IsFoundOnceItIsInTheProcess) {
+  if (kSanitized) GTEST_SKIP() << "ThreadSanitizer cannot see into libgomp";
+  if (dlopen("libgomp.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr) GTEST_SKIP() << dlerror();
+  const LoadedOpenMP* openmp = loaded_openmp();
+  ASSERT_NE(openmp, nullptr);
+  EXPECT_EQ(openmp, loaded_openmp());
+  EXPECT_NE(openmp->title.find("libgomp"), std::string::npos) << openmp->title;
+  EXPECT_GE(openmp->cores, 1);
+  EXPECT_GE(openmp->max_threads(), 1);
+  std::atomic<int> entered{0};
+  const auto enter = [](void* data) { ++*static_cast<std::atomic<int>*>(data); };
+  openmp->parallel(enter, &entered, 3, 0);
+  EXPECT_EQ(entered, 3);
+  EXPECT_TRUE(all_done_once(1000, 2));
+  EXPECT_EQ(std::string(thread_backend()).rfind("OpenMP", 0), 0u) << thread_backend();
 }
 
 // On so many threads.
