@@ -63,6 +63,7 @@ def test_wheel_has_these_files_and_no_others(unpacked):
     package |= {f"relpos/include/{path}" for path in files(ROOT / "include")}
     config = {"Config", "ConfigVersion", "Targets", "Targets-release"}
     package |= {f"relpos/lib/cmake/relpos/relpos{name}.cmake" for name in config}
+    package |= {"relpos/lib/pkgconfig/relpos.pc"}
     name = f"relpos-{relpos.__version__}"
     package |= {f"{name}.data/scripts/relpos"}
     package |= {f"{name}.dist-info/{path}" for path in ("METADATA", "RECORD", "WHEEL")}
