@@ -20,7 +20,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += sorted((ROOT / "docs/families").glob("*.md"))
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"  # its Python and C++ are what test_toy_scheme.py builds
 LIBRARY = ROOT / "build" / "release" / "librelpos.a"
-NOT_RUN = {"README": 2, "CONTRIBUTING": 1, "benchmarks": 1, "distributed": 1, "parity": 1}
+NOT_RUN = {
+    "install": 1,
+    "README": 2,
+    "CONTRIBUTING": 1,
+    "benchmarks": 1,
+    "distributed": 1,
+    "parity": 1,
+}
 BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
