@@ -3,11 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-<<<<<<< HEAD
-.PHONY: help build demo test test-full test-tsan accuracy parity bench hub docs format lint clean
-=======
-.PHONY: help build site-tools demo test test-full test-tsan accuracy parity bench docs format lint clean
->>>>>>> r/site
+.PHONY: help build site-tools demo test test-full test-tsan accuracy parity bench hub docs wheels format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -51,16 +47,14 @@ parity: build ## every scheme against the packages it comes from, in float32 and
 bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
 
-<<<<<<< HEAD
 hub: build ## a kernel of Hugging Face's Kernel Hub, in build/hub
 	@$(PY) scripts/hub.py
 
-docs: build ## the API reference of Python and C++, in build/docs
-	@scripts/setup.sh docs
-=======
 docs: site-tools build ## the site: guides, a page for each scheme, the references of Python and C++; build/site/index.html
->>>>>>> r/site
 	@scripts/docs.sh
+
+wheels: build ## wheels for Linux on x86-64 and ARM in dist/, by clang for every system; SYSTEMS="musl macos"
+	@scripts/wheels.sh $(SYSTEMS)
 
 format: build ## format C++ and Python in place
 	@scripts/lint.sh --fix

@@ -38,6 +38,12 @@ bool is_true(PyObject* value) {
   return truth > 0;
 }
 
+// value.name(), in the stable ABI.
+PyObject* called(nb::handle value, nb::handle name) {
+  PyObject* self = value.ptr();
+  return PyObject_VectorcallMethod(name.ptr(), &self, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+}
+
 bool is_tensor(nb::handle value) {
   if (torch().types.size() == 0) return false;
   const nb::handle tensor = torch().types[0];
@@ -82,7 +88,7 @@ bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
   return known && shows(value, shown) && is_on_cpu(shown) &&
          has_memory(value, data_of(shown), shown.ndim, shown.shape) &&
          !(grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr()))) &&
-         !is_true(PyObject_CallMethodNoArgs(value.ptr(), torch().is_neg.ptr()));
+         !is_true(called(value, torch().is_neg));
 }
 
 std::string attribute_text(nb::handle tensor, const char* name) {

@@ -21,6 +21,12 @@ cp -r examples/cpp "$out/source"
 built "$out/source" "$out/build"
 "$out/build/relpos_example"
 "$out/prefix/bin/relpos" --version
+if command -v pkg-config >/dev/null; then
+  pc=$(dirname "$(find "$out/prefix" -name relpos.pc)")
+  read -ra flags < <(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs relpos)
+  g++ -O2 "$out"/source/*.cc "${flags[@]}" -o "$out/by_pkg_config" && "$out/by_pkg_config" >/dev/null
+  echo "found by pkg-config"
+fi
 
 if [ -n "${RELPOS_FULL:-}" ]; then
   cp -r examples/own_bias "$out/own_bias"

@@ -8,12 +8,12 @@ from relpos import __version__
 
 def cmake_dir() -> Path:
     """The folder of relposConfig.cmake, for `-Drelpos_DIR=`: the package carries the C++ headers
-    and the static library. Raises FileNotFoundError where it does not."""
+    and the static library, unless it is a ready wheel. Raises FileNotFoundError there."""
     folder = Path(__file__).resolve().parent / "lib" / "cmake" / "relpos"
     if not (folder / "relposConfig.cmake").is_file():
         raise FileNotFoundError(
-            f"relposConfig.cmake: expected in {folder}, not found; this copy of relpos is not "
-            "installed: pip install it, and run its Python"
+            f"relposConfig.cmake: expected in {folder}, not found; a ready wheel has no C++ "
+            "library, whose ABI is not your compiler's: build relpos from source, by pip or CMake"
         )
     return folder
 

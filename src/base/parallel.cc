@@ -1,31 +1,18 @@
 #include "base/parallel.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <exception>
-#include <functional>
 #include <limits>
 #include <mutex>
 #include <thread>
-#include <vector>
 
-#include "base/thread_grant.h"
+#include "base/team.h"
 #include "relpos/error.h"
-
-#ifndef RELPOS_STD_THREADS
-#include <omp.h>
-#endif
 
 namespace relpos {
 namespace {
 
-std::atomic<bool> forked{false};
 std::atomic<int64_t> teams{0};
-
-// Registered when the library is loaded, so that a fork between two calls is seen too.
-[[maybe_unused]] const int at_fork_registered =
-    pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
 
 // The innermost call of this thread, which check_cancelled() asks.
 thread_local CallScope* innermost = nullptr;
@@ -118,33 +105,6 @@ void check_cancelled() {
   }
 }
 
-bool in_forked_child() noexcept { return forked.load(std::memory_order_relaxed); }
-
-#ifdef RELPOS_STD_THREADS
-
-const char* thread_backend() noexcept { return "std::thread"; }
-
-namespace {
-int default_threads() { return std::numeric_limits<int>::max(); }
-int usable_cores() { return static_cast<int>(std::thread::hardware_concurrency()); }
-}  // namespace
-
-#else
-
-const char* thread_backend() noexcept { return in_forked_child() ? "std::thread" : "OpenMP"; }
-
-namespace {
-int default_threads() { return omp_get_max_threads(); }
-// Not the affinity of this thread: where threads are bound (OMP_PROC_BIND) that is one core. Asked once,
-// for it is a system call.
-int usable_cores() {
-  static const int cores = omp_get_num_procs();
-  return cores;
-}
-}  // namespace
-
-#endif
-
 int thread_count(int requested) {
   const int wanted = requested > 0 ? requested : default_threads();
   if (wanted <= 1) return 1;
@@ -193,43 +153,6 @@ void poll_while(const std::atomic<int>& helpers, const TaskScope& scope) {
   }
 }
 
-// Threads made for this team alone.
-template <typename F>
-void run_new_team(int workers, const F& work) {
-  std::vector<std::thread> helpers;
-  helpers.reserve(static_cast<size_t>(workers) - 1);
-  bool granted = true;
-  for (int worker = 1; granted && worker < workers; ++worker) {
-    try {
-      helpers.emplace_back(std::cref(work), worker);
-    } catch (const std::exception&) {
-      granted = false;  // these do
-    }
-  }
-  work(0);
-  for (std::thread& helper : helpers) helper.join();
-}
-
-// `workers` have a task, of the `threads` that the call may use.
-#ifdef RELPOS_STD_THREADS
-template <typename F>
-void run_team(int workers, int /*threads*/, const F& work) {
-  run_new_team(workers, work);
-}
-#else
-template <typename F>
-void run_team(int workers, int threads, const F& work) {
-  if (in_forked_child()) {
-    run_new_team(workers, work);
-    return;
-  }
-  // The whole team: libgomp ends the threads that a smaller one leaves out, and the next makes them anew.
-  const int team = granted_threads(threads);
-#pragma omp parallel num_threads(team)
-  work(omp_get_thread_num());
-}
-#endif
-
 }  // namespace
 
 void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction function, void* context) {
@@ -263,7 +186,7 @@ void run_tasks(int64_t tasks, int threads, Stopper& stopper, TaskFunction functi
     work(0);
   } else {
     teams.fetch_add(1, std::memory_order_relaxed);
-    run_team(workers, threads, work);
+    relpos::run_team(workers, threads, work);
   }
   error.rethrow();
 }

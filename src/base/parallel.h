@@ -1,7 +1,5 @@
-// The one place that starts threads: OpenMP through the shared libgomp.so.1, or std::thread in a forked
-// child, where libgomp's pool does not exist and waiting for it would hang, and with
-// -DRELPOS_THREADS=std (ThreadSanitizer cannot see into libgomp). And what holds for a whole call:
-// the floating-point mode of every thread that computes, and the token that ends it.
+// Parallel tasks of a call, and what holds for a whole call: the floating-point mode of every thread that
+// computes, and the token that ends it.
 #pragma once
 
 #include <algorithm>
@@ -89,8 +87,6 @@ void in_pieces(int64_t count, F&& f) {
 // Threads that a call may use: `requested`, else the runtime's default, at most the cores that this
 // process may use.
 int thread_count(int requested);
-bool in_forked_child() noexcept;
-const char* thread_backend() noexcept;
 
 namespace detail {
 using TaskFunction = void (*)(void* context, int64_t task, int worker);

@@ -1,6 +1,7 @@
 // Teams of threads: how many there are, what they throw, and the floating-point mode they compute in.
 #include "base/parallel.h"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -15,7 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/loaded_openmp.h"
+#include "base/pool.h"
 #include "base/sanitized.h"
+#include "base/team.h"
 #include "base/thread_grant.h"
 #include "relpos/error.h"
 
@@ -147,6 +151,77 @@ TEST(ForkedChild, ComputesWhereAThreadOfItsParentDid) {
   done = true;
   parent.join();
   EXPECT_TRUE(good);
+}
+
+// The pool of our own, whatever this build uses.
+TEST(OwnPool, DoesEachTaskOnceAndKeepsItsThreads) {
+  std::atomic<int> wrong{0};
+  for (int round = 0; round < 2000; ++round) {
+    std::atomic<int> sum{0}, next{0};
+    struct Sum {
+      std::atomic<int>&sum, &next;
+    } both{sum, next};
+    const auto add = [](void* data, int) {
+      const Sum& to = *static_cast<Sum*>(data);
+      for (int n = to.next++; n < 100; n = to.next++) to.sum += n;
+    };
+    run_in_pool(1 + round % 4, add, &both);
+    wrong += sum != 4950;
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(OwnPool, ServesSeveralCallersAtATime) {
+  std::atomic<int> done{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&] {
+      for (int round = 0; round < 300; ++round) {
+        const auto count = [](void* data, int worker) {
+          // Alone within a worker.
+          const auto inner = [](void* which, int of) { *static_cast<int*>(which) += of + 1; };
+          int sum = 0;
+          run_in_pool(4, inner, &sum);
+          if (worker == 0 && sum == 1) ++*static_cast<std::atomic<int>*>(data);
+        };
+        run_in_pool(3, count, &done);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(done, 900);
+}
+
+TEST(OwnPool, HasWorkersWithNumbersOfTheirOwn) {
+  std::atomic<int> seen[4] = {};
+  const auto see = [](void* data, int worker) {
+    auto* all = static_cast<std::atomic<int>*>(data);
+    ++all[worker];
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (std::chrono::steady_clock::now() < end &&
+           std::any_of(all, all + 4, [](const auto& n) { return n == 0; })) {
+      std::this_thread::yield();
+    }
+  };
+  run_in_pool(4, see, seen);
+  for (const auto& n : seen) EXPECT_EQ(n, 1);
+}
+
+TEST(LoadedOpenMP, IsFoundOnceItIsInTheProcess) {
+  if (kSanitized) GTEST_SKIP() << "ThreadSanitizer cannot see into libgomp";
+  if (dlopen("libgomp.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr) GTEST_SKIP() << dlerror();
+  const LoadedOpenMP* openmp = loaded_openmp();
+  ASSERT_NE(openmp, nullptr);
+  EXPECT_EQ(openmp, loaded_openmp());
+  EXPECT_NE(openmp->title.find("libgomp"), std::string::npos) << openmp->title;
+  EXPECT_GE(openmp->cores, 1);
+  EXPECT_GE(openmp->max_threads(), 1);
+  std::atomic<int> entered{0};
+  const auto enter = [](void* data) { ++*static_cast<std::atomic<int>*>(data); };
+  openmp->parallel(enter, &entered, 3, 0);
+  EXPECT_EQ(entered, 3);
+  EXPECT_TRUE(all_done_once(1000, 2));
+  EXPECT_EQ(std::string(thread_backend()).rfind("OpenMP", 0), 0u) << thread_backend();
 }
 
 // On so many threads.

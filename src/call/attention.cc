@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "base/parallel.h"
+#include "base/team.h"
 #include "base/zeros.h"
 #include "binding/parts.h"
 #include "call/make_problem.h"
@@ -216,7 +217,7 @@ std::vector<std::pair<std::string, std::string>> show_config() {
       {"RELPOS_BF16", bf16 == nullptr || *bf16 == '\0' ? "not set" : bf16},
       {"threads", std::to_string(thread_count(0))},
       {"thread backend", thread_backend()},
-      {"after fork", in_forked_child() ? "yes: every call starts its own threads" : "no"},
+      {"after fork", in_forked_child() ? "yes: its threads are a pool of its own" : "no"},
       {"fused", "rotation, distance bias, row table, column table, value table, key bias"},
       {"reference path", "decaying rotation at explicit positions, float64, gradient of scores()"},
   };

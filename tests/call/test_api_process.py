@@ -233,7 +233,7 @@ want = run()
 assert relpos.show_config()["after fork"] == "no"
 def works():
     config = relpos.show_config()
-    assert config["after fork"].startswith("yes") and config["thread backend"] == "std::thread"
+    assert config["after fork"].startswith("yes") and config["thread backend"] == "own pool"
     assert int(config["threads"]) == min(2, len(os.sched_getaffinity(0)))
     if len(os.sched_getaffinity(0)) > 1:
         assert threads_at_once() == 2

@@ -45,11 +45,15 @@ struct Seen {
 // their places, then their products for the rows m that see them. So the bits of all others do not
 // depend on what hides behind a zero of A. (gemm comes as an argument, for where it is called by name
 // more often the compiler no longer specialises it: 10 % of a call of 32 tokens.)
-[[maybe_unused]] __attribute__((noipa)) void guarded_gemm(decltype(&gemm) product, int64_t M,
-                                                          int64_t N, int64_t K, const float* a,
-                                                          int64_t row_stride, int64_t k_stride,
-                                                          const float* b, int64_t ldb, float* c,
-                                                          int64_t ldc, const Seen& sees) {
+#ifdef __clang__
+#define RELPOS_APART __attribute__((noinline))
+#else
+#define RELPOS_APART __attribute__((noipa))
+#endif
+[[maybe_unused]] RELPOS_APART void guarded_gemm(decltype(&gemm) product, int64_t M, int64_t N,
+                                                int64_t K, const float* a, int64_t row_stride,
+                                                int64_t k_stride, const float* b, int64_t ldb,
+                                                float* c, int64_t ldc, const Seen& sees) {
   constexpr int64_t kColumns = 2 * kLanes;
   HWY_ALIGN_MAX float clean[kRows * kColumns];
   for (int64_t n = 0; n < N; n += kColumns) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/cpu.h"
 #include "kernels/block/kernels.h"
 #include "relpos/error.h"
 
@@ -10,17 +11,8 @@ namespace relpos {
 namespace {
 
 bool supported(const std::string& name) {
-#if defined(__x86_64__)
-  if (name == "avx512") {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512cd") && supported("avx2");
-  }
-  if (name == "avx2") {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  }
-#endif
+  if (name == "avx512") return this_cpu().avx512;
+  if (name == "avx2") return this_cpu().avx2;
   return name == "baseline" || name == "neon";
 }
 
@@ -42,7 +34,7 @@ std::vector<Kernels> with_units(const std::vector<Kernels>& usable,
 // stored scores cost more: by name alone.
 bool pays(const Kernels& kernels) {
 #if defined(__x86_64__)
-  return kernels.name != std::string("avx512_bf16") || !__builtin_cpu_is("intel");
+  return kernels.name != std::string("avx512_bf16") || !this_cpu().intel;
 #else
   return kernels.unit == nullptr;
 #endif

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/cpu.h"
 #include "base/float_mode.h"
 #include "base/half.h"
 #include "kernels/block/matrix_unit.h"
@@ -265,13 +266,7 @@ TEST(Units, EmulationsAreWhatTheManualSays) {
 }
 
 // Where the order of sums was seen to be the manual's: on Intel's CPUs and on AMD's Zen 4.
-bool is_known() {
-#if defined(__x86_64__)
-  return __builtin_cpu_is("intel") || __builtin_cpu_is("amdfam19h");
-#else
-  return false;
-#endif
-}
+bool is_known() { return this_cpu().intel || this_cpu().zen4_or_3; }
 
 TEST(Units, HaveTheBitsOfTheirEmulations) {
   if (usable_units().empty() || !is_known()) GTEST_SKIP() << "no known unit on this machine";

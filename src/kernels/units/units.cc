@@ -3,15 +3,20 @@
 
 #if defined(__x86_64__)
 
-#include <cpuid.h>
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "kernels/units/tiles.h"
 
+#ifdef __clang__
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx512bf16")
+#endif
 
 namespace relpos {
 namespace {
@@ -91,34 +96,21 @@ bool finite(int64_t n, const uint16_t* from) {
 }  // namespace
 }  // namespace relpos
 
+#ifdef __clang__
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 namespace relpos {
 namespace {
 
 void nothing() {}
 
-// Whether the operating system keeps these parts of a thread's state.
-bool keeps_state(uint32_t parts) {
-  uint32_t low, high;
-  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return (low & parts) == parts;
-}
-
-bool has_avx512_bf16() {
-  uint32_t a, b, c, d;
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 5)) != 0;
-}
-
 // Linux gives the tiles' state to a process that asks for it, unless a signal stack is too small.
 bool has_amx() {
-  constexpr uint32_t kTileState = (1U << 17) | (1U << 18), kBFloat16 = 1U << 22, kTiles = 1U << 24;
   constexpr int kHasPermission = 0x1022, kAskPermission = 0x1023, kTileData = 18;
-  uint32_t a, b, c, d;
-  if (!has_avx512_bf16() || __get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-  if ((d & kBFloat16) == 0 || (d & kTiles) == 0 || !keeps_state(kTileState)) return false;
+  if (!this_cpu().amx_bf16) return false;
   unsigned long permitted = 0;
   return syscall(SYS_arch_prctl, kAskPermission, kTileData) == 0 &&
          syscall(SYS_arch_prctl, kHasPermission, &permitted) == 0 &&
@@ -134,7 +126,7 @@ const std::vector<MatrixUnit>& usable_units() {
       all.push_back({"amx", AmxTiles::configure, AmxTiles::release, tile_gemm<AmxTiles>, narrow,
                      narrow_pairs, pair_rows, finite});
     }
-    if (has_avx512_bf16()) {
+    if (this_cpu().avx512_bf16) {
       all.push_back(
           {"avx512_bf16", nothing, nothing, dot_gemm, narrow, narrow_pairs, pair_rows, finite});
     }

