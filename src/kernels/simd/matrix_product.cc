@@ -5,10 +5,11 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/matrix_product.cc"
+// clang-format off: foreach_target.h comes first
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
-#include <hwy/highway.h>
-
 #include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+// clang-format on
 
 #include <algorithm>
 
