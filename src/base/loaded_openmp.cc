@@ -6,9 +6,9 @@
 #include <link.h>
 
 #include <atomic>
-#include <cstring>
 #include <mutex>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace relpos {
@@ -50,17 +50,15 @@ bool take(const std::string& path, LoadedOpenMP& into) {
   void* handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) return false;
   const auto symbol = [&](auto& function, const char* name) {
-    void* address = dlsym(handle, name);
-    std::memcpy(&function, &address, sizeof address);
-    return address != nullptr;
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+    return function != nullptr;
   };
   int (*processors)() = nullptr;
   if (symbol(into.parallel, "GOMP_parallel") && symbol(into.thread_number, "omp_get_thread_num") &&
       symbol(into.max_threads, "omp_get_max_threads") && symbol(processors, "omp_get_num_procs")) {
     into.cores = processors();
     Dl_info where{};
-    void* address = nullptr;
-    std::memcpy(&address, &into.parallel, sizeof address);
+    auto* address = reinterpret_cast<void*>(into.parallel);
     into.title = "OpenMP: ";
     into.title +=
         dladdr(address, &where) != 0 && where.dli_fname != nullptr ? where.dli_fname : path;

@@ -139,7 +139,7 @@ Idle& idle_pools() {
   return *mine;
 }
 
-int ask_cores() {
+int ask_cores() noexcept {
 #ifdef __linux__
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
