@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/simd/matrix_product.cc"
-// clang-format off: foreach_target.h comes first
+// clang-format off: the header that compiles this file for each target comes first
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
