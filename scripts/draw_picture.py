@@ -1,5 +1,5 @@
 """Draws docs/schemes.svg and docs/families/*.svg: what relpos gives to every pair of a small grid,
-scheme by scheme; and the picture of one scheme for its page (scripts/site.py).
+scheme by scheme; and the picture of one scheme for its page (scripts/scheme_pages.py).
 
 .venv/bin/python scripts/draw_picture.py [FOLDER]    FOLDER: docs
 """

@@ -17,7 +17,7 @@ ruff format --check --quiet .
 # A file is looked at again when it, a header or the checks are newer than its last clean pass.
 # Not the SIMD files: their templates take minutes, and clang has no copy of gcc's intrinsics here.
 mkdir -p build/tidy
-newest=$(find include src cli .clang-tidy -name '*.h' -newer build/tidy/headers -o -name .clang-tidy \
+newest=$(find include src cli c .clang-tidy -name '*.h' -newer build/tidy/headers -o -name .clang-tidy \
   -newer build/tidy/headers 2>/dev/null || echo all)
 [ -n "$newest" ] && rm -f build/tidy/*.ok && touch build/tidy/headers
 gcc_headers=$(g++ -print-file-name=include)
@@ -29,5 +29,5 @@ tidy() {
     "$1" 2> >(grep -vE 'warnings? (generated|treated)|Suppressed|Use -header|Processing file' >&2) && touch "$ok"
 }
 export -f tidy
-grep -LE '"hwy/|<hwy/|-inl\.h"' $(find src cli -name '*.cc' ! -name '*_test.cc' | sort) |
+grep -LE '"hwy/|<hwy/|-inl\.h"' $(find src cli c -name '*.cc' ! -name '*_test.cc' | sort) |
   xargs -P "$(nproc)" -I{} bash -c 'tidy {}'

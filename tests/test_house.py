@@ -71,6 +71,12 @@ def test_the_tool_uses_public_headers():
             assert name.startswith(("cli/", "base/", "io/", "relpos/")), f"{file} includes {name}"
 
 
+def test_the_c_library_uses_the_public_api():
+    for file in (ROOT / "c").glob("*.cc"):
+        for name in INCLUDE.findall(file.read_text()):
+            assert name.startswith(("relpos.h", "relpos/")), f"{file} includes {name}"
+
+
 def test_every_file_of_src_has_a_room():
     files = [path for path in (ROOT / "src").rglob("*") if path.suffix in (".h", ".cc")]
     homeless = [
@@ -106,7 +112,7 @@ def test_folders_are_small():
 
 
 def test_files_of_the_product_are_short():
-    for top in ("src", "include", "cli", "python"):
+    for top in ("src", "include", "cli", "c", "python"):
         for path in (ROOT / top).rglob("*"):
             product = not path.name.endswith("_test.cc") and path.parent.name != "testing"
             if product and path.suffix in (".cc", ".h", ".py"):
@@ -189,7 +195,7 @@ def test_comments_name_files_that_are_there():
     known = below("src", "include", "cli", "python", "tests")
     named = re.compile(r"(?<![\w/.-])((?:[\w-]+/)*[\w-]+\.(?:h|cc|py))\b")
     elsewhere = ("NAME.cc", "hwy/highway.h")
-    for file in below("src", "include", "cli"):
+    for file in below("src", "include", "cli", "c"):
         for line in pathlib.Path(file).read_text().splitlines():
             _, _, comment = line.partition("//")
             for name in named.findall(comment):

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "base/matrix_product.h"
 #include "base/parallel.h"
+#include "base/table_math.h"
 #include "base/zeros.h"
 #include "binding/by_distance.h"
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "base/buffer.h"
-#include "base/matrix_product.h"
+#include "base/table_math.h"
 #include "base/zeros.h"
 #include "binding/by_distance.h"
 

@@ -1,9 +1,10 @@
 // How often calls ask their token while they compute numbers of distances: by counts, not by clocks.
+#include "testing/questions.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,19 +15,6 @@
 
 namespace relpos {
 namespace {
-
-// The questions of a call on one thread: the token is polled at each.
-int64_t questions(const std::function<void(CancelToken*)>& call) {
-  CancelToken token;
-  int64_t asked = 0;
-  token.interval = std::chrono::milliseconds(0);
-  token.poll = [&asked] {
-    ++asked;
-    return false;
-  };
-  call(&token);
-  return asked;
-}
 
 struct Case {
   std::string position;

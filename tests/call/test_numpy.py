@@ -114,6 +114,20 @@ def test_other_results():
     )
     same("out", got[0], out)
     same("weights", got[1], weights)
+    learned = sinks.clone().requires_grad_()
+    dout = torch.randn_like(out)
+    relpos.attention(q, k, v, position=position, sinks=learned, **shared).backward(dout)
+    found = rn.attention_backward(
+        array(dout), *map(array, (q, k, v)), sinks=array(sinks), **given, **shared
+    )
+    same("gradient of sinks", found.sinks, learned.grad)
+    halves = [x.bfloat16() for x in (q, k, v)]
+    for exact in (False, True):
+        same(
+            "float32_products",
+            rn.attention(*map(array, halves), float32_products=exact),
+            relpos.attention(*halves, float32_products=exact),
+        )
     same(
         "scores",
         rn.scores(array(q), array(k), **given, **shared),

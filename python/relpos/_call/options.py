@@ -1,6 +1,5 @@
 """The options of a call: the one list from which attention, scores, attention_varlen, the cache,
-MultiheadAttention, the ring, the functions for Hugging Face, relpos.numpy and relpos.jax take
-theirs.
+MultiheadAttention, the ring, the functions for Hugging Face and relpos.numpy take theirs.
 
 A new option is three places: an entry here, one of its field in src/call/call_options.cc, and a
 member of relpos::Options, which the kernels' side acts on. The entry says its type for users, its

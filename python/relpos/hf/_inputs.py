@@ -334,5 +334,4 @@ _ALWAYS = (
     "visual_feats",
     "visual_pos",
     "target_sizes",
-    "image_attention_mask",
 )  # needed, whatever a forward says

@@ -173,7 +173,7 @@ def _with_first(out: Any, first: Tensor) -> Any:
 def ways(model: nn.Module) -> Iterator[tuple[str, Way]]:
     """Passes to be tried: a few tokens, padded and without a cache, many, and with a cache."""
     names = inspect.signature(model.forward).parameters
-    given = _first_thatcan_run(model, 7)
+    given = _first_that_runs(model, 7)
     if given is None:
         return
     yield "7 tokens", lambda each: each(**given)
@@ -260,5 +260,5 @@ def can_run(model: nn.Module, given: dict[str, Any], method: str = "forward") ->
     return True
 
 
-def _first_thatcan_run(model: nn.Module, length: int) -> dict[str, Any] | None:
+def _first_that_runs(model: nn.Module, length: int) -> dict[str, Any] | None:
     return next((given for given in calls(model, length) if can_run(model, given)), None)

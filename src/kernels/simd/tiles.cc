@@ -90,7 +90,7 @@ void dropout(const Block& block, int row, int64_t t, float* factors) {
 
 }  // namespace
 
-// Defined in masks.cc, convert.cc, matrix_product.cc and decode_tiles.cc, for the same target.
+// Defined in masks.cc, convert.cc, table_math.cc and decode_tiles.cc, for the same target.
 uint64_t mask_bits(const TensorView& mask, int64_t at, int64_t count);
 void widen_bfloat16(const void* half, int64_t n, float* row);
 void widen_float16(const void* half, int64_t n, float* row);

@@ -1,9 +1,8 @@
 // Products and sigmoids in float64, on every target of this machine.
-#include "base/matrix_product.h"
+#include "base/table_math.h"
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "base/parallel.h"
 #include "base/zeros.h"
 #include "kernels/block/kernels.h"
+#include "testing/questions.h"
 
 namespace relpos {
 namespace {
@@ -87,17 +87,10 @@ TEST(Wide, LongProductsAskBetweenPieces) {
   Buffer<double> found(kM * kN), expected(kM * kN);
   fill_zeros(found.get(), found.size());
   fill_zeros(expected.get(), expected.size());
-  CancelToken token;
-  int64_t asked = 0;
-  token.interval = std::chrono::milliseconds(0);
-  token.poll = [&asked] {
-    ++asked;
-    return false;
-  };
-  {
-    const CallScope scope(&token);
+  const int64_t asked = questions([&](CancelToken* token) {
+    const CallScope scope(token);
     add_matrix_product(kM, kN, kK, a.get(), kK, 1, b.get(), kN, found.get(), kN);
-  }
+  });
   EXPECT_GE(asked, kM * kN * kK / (int64_t{1} << 24));
   tile_kernels().wide_gemm(kM, kN, kK, a.get(), kK, 1, b.get(), kN, expected.get(), kN);
   for (int64_t i = 0; i < found.size(); ++i) ASSERT_EQ(found[i], expected[i]) << i;

@@ -1,10 +1,10 @@
 // Products of matrices, and sigmoids: what tables that are computed before a call take of the SIMD target.
-#include "base/matrix_product.h"
+#include "base/table_math.h"
 
 #include "base/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/simd/matrix_product.cc"
+#define HWY_TARGET_INCLUDE "kernels/simd/table_math.cc"
 // clang-format off: the header that compiles this file for each target comes first
 #include <hwy/foreach_target.h>  // IWYU pragma: keep
 #include <hwy/contrib/math/math-inl.h>
