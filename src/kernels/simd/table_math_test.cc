@@ -68,6 +68,9 @@ TEST(Wide, SigmoidsAreThoseOfTheDefinition) {
     x[1] = kInf;
     x[2] = std::nan("");
     x[3] = 0.0;
+    x[4] = -1e4;
+    x[5] = -1e10;
+    x[6] = -1e300;
     target.logistic(x.get(), x.size(), y.get());
     EXPECT_NEAR(y[0], 0.0, kLeast);
     EXPECT_EQ(y[1], 1.0);
