@@ -20,6 +20,14 @@ using relpos::ErrorKind;
 using relpos::ParameterSpec;
 using relpos::TensorView;
 
+// The ABI's numbers stay, whatever order the C++ API has.
+constexpr bool is(DType ours, relpos_dtype theirs) { return static_cast<int>(ours) == theirs; }
+static_assert(is(DType::kFloat32, RELPOS_FLOAT32) && is(DType::kFloat64, RELPOS_FLOAT64) &&
+              is(DType::kBFloat16, RELPOS_BFLOAT16) && is(DType::kFloat16, RELPOS_FLOAT16) &&
+              is(DType::kInt64, RELPOS_INT64) && is(DType::kInt32, RELPOS_INT32) &&
+              is(DType::kBool, RELPOS_BOOL) && is(DType::kUInt8, RELPOS_UINT8));
+static_assert(RELPOS_MAX_RANK == relpos::kMaxRank);
+
 thread_local std::string last_error;  // NOLINT: what relpos_last_error promises
 
 int failed(int status, const char* text) noexcept {
@@ -69,7 +77,7 @@ TensorView view_of(const char* name, const relpos_tensor* tensor, bool optional 
     return {};
   }
   check_value(tensor->rank >= 0 && tensor->rank <= RELPOS_MAX_RANK, name,
-              ": expected a rank from 0 to 6, got ", tensor->rank);
+              ": expected a rank from 0 to ", RELPOS_MAX_RANK, ", got ", tensor->rank);
   check_value(tensor->dtype >= 0 && tensor->dtype <= RELPOS_UINT8, name,
               ": expected a dtype of relpos_dtype, got ", tensor->dtype);
   const auto rank = static_cast<size_t>(tensor->rank);
