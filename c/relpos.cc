@@ -60,14 +60,15 @@ int guarded(F&& run) noexcept {
   try {
     run();
     return RELPOS_OK;
-  } catch (const relpos::Error& error) {
-    return failed(status_of(error.kind()), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(RELPOS_ERROR_MEMORY, "out of memory");
-  } catch (const std::exception& error) {
-    return failed(RELPOS_ERROR_OTHER, error.what());
   } catch (...) {
-    return failed(RELPOS_ERROR_OTHER, "an unknown error");
+    try {
+      const relpos::Error error = relpos::as_error(std::current_exception());
+      return failed(status_of(error.kind()), error.what());
+    } catch (const std::exception& error) {
+      return failed(RELPOS_ERROR_OTHER, error.what());
+    } catch (...) {
+      return failed(RELPOS_ERROR_OTHER, "an unknown error");
+    }
   }
 }
 

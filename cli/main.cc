@@ -4,8 +4,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <new>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -23,6 +21,20 @@ int fail(const std::string& command, std::string text, int code) {
   std::ranges::replace(text, '\n', ' ');
   note(command + ": " + text);
   return code;
+}
+
+// An exception that the library or a command threw.
+int fail_by(const std::string& command, const std::exception_ptr& thrown) {
+  try {
+    const Error error = as_error(thrown);
+    if (error.kind() == ErrorKind::kCancelled) return fail(command, "interrupted", kInterrupted);
+    const bool memory = error.kind() == ErrorKind::kMemory;
+    return fail(command, error.what(), memory ? kOutOfMemory : kBadInput);
+  } catch (const std::exception& error) {
+    return fail(command, error.what(), kBadInput);
+  } catch (...) {
+    return fail(command, "an unknown error", kBadInput);
+  }
 }
 
 // `relpos` alone prints its commands. Examples and exit codes are in `relpos --help`.
@@ -87,16 +99,8 @@ int run_tool(int argc, char** argv) {
     return kOk;
   } catch (const CLI::ParseError& error) {
     return fail(command_name(tool), parse_error_text(tool, error), kBadInput);
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kCancelled) return fail(command, "interrupted", kInterrupted);
-    const bool memory = error.kind() == ErrorKind::kMemory;
-    return fail(command, error.what(), memory ? kOutOfMemory : kBadInput);
-  } catch (const std::bad_alloc&) {
-    return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
-  } catch (const std::length_error&) {
-    return fail(command, "out of memory: give smaller sizes", kOutOfMemory);
-  } catch (const std::exception& error) {
-    return fail(command, error.what(), kBadInput);
+  } catch (...) {
+    return fail_by(command, std::current_exception());
   }
 }
 

@@ -173,16 +173,13 @@ NB_MODULE(_core, module) {
   using relpos::ErrorKind;
   namespace nb = nanobind;
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    try {
-      std::rethrow_exception(pointer);
-    } catch (const relpos::Error& error) {
-      PyObject* kind = error.kind() == ErrorKind::kType        ? PyExc_TypeError
-                       : error.kind() == ErrorKind::kIo        ? PyExc_OSError
-                       : error.kind() == ErrorKind::kCancelled ? PyExc_KeyboardInterrupt
-                       : error.kind() == ErrorKind::kMemory    ? PyExc_MemoryError
-                                                               : PyExc_ValueError;
-      PyErr_SetString(kind, error.what());
-    }
+    const relpos::Error error = relpos::as_error(pointer);
+    PyObject* kind = error.kind() == ErrorKind::kType        ? PyExc_TypeError
+                     : error.kind() == ErrorKind::kIo        ? PyExc_OSError
+                     : error.kind() == ErrorKind::kCancelled ? PyExc_KeyboardInterrupt
+                     : error.kind() == ErrorKind::kMemory    ? PyExc_MemoryError
+                                                             : PyExc_ValueError;
+    PyErr_SetString(kind, error.what());
   });
   module.attr("__version__") = RELPOS_VERSION;
   module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());

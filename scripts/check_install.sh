@@ -2,7 +2,8 @@
 # Installs build/release into a fresh prefix, then builds and runs examples/cpp against it from
 # outside the tree. Then takes the tree into another project by FetchContent, which must set nothing
 # there. With RELPOS_FULL=1 the example is built in that and run, too; examples/own_bias is built
-# against the installed library and must train; and each installed header is compiled alone.
+# against the installed library and must train; each installed header is compiled alone; the examples
+# of C++ and C are built against one shared library; and Conan packs the tree, where it is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,6 +39,27 @@ if [ -n "${RELPOS_FULL:-}" ]; then
     g++ -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -I"$out/prefix/include" \
       -include "$header" -x c++ /dev/null
   done
+fi
+
+if [ -n "${RELPOS_FULL:-}" ]; then
+  # configured and compiled apart: what is shared shows its names to others
+  "$cmake" -S . -B build/shared -G Ninja -DBUILD_SHARED_LIBS=ON -DRELPOS_BUILD_CLI=ON >"$out/log" 2>&1 &&
+    "$cmake" --build build/shared >>"$out/log" 2>&1 || { tail -40 "$out/log"; exit 1; }
+  for component in dev c tool; do
+    "$cmake" --install build/shared --prefix "$out/shared" --component "$component" >/dev/null
+  done
+  "$cmake" -S examples/cpp -B "$out/build_shared" -DCMAKE_PREFIX_PATH="$out/shared" >"$out/log" 2>&1 &&
+    "$cmake" --build "$out/build_shared" >>"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+  cmp <("$out/build/relpos_example") <("$out/build_shared/relpos_example")
+  cmp <("$out/prefix/bin/relpos" list) <("$out/shared/bin/relpos" list)
+  gcc -std=c99 -pedantic -Werror examples/c/main.c -I"$out/shared/include" -L"$out/shared/lib" -lrelpos \
+    -Wl,-rpath,"$out/shared/lib" -o "$out/c_shared" && "$out/c_shared" >/dev/null
+  PKG_CONFIG_PATH=$out/shared/lib/pkgconfig
+  export PKG_CONFIG_PATH
+  read -ra flags < <(pkg-config --cflags --libs relpos)
+  g++ -O2 examples/cpp/main.cc "${flags[@]}" -o "$out/by_pkg_config" &&
+    LD_LIBRARY_PATH=$out/shared/lib "$out/by_pkg_config" >/dev/null
+  echo "BUILD_SHARED_LIBS: C++, C and the tool use one librelpos.so"
 fi
 
 sed "s|find_package(relpos .*|include(FetchContent)\nFetchContent_Declare(relpos SOURCE_DIR $PWD)\nFetchContent_MakeAvailable(relpos)|" \

@@ -54,7 +54,7 @@ build() {
     -N -S . -B "$folder" >/dev/null
   _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
     nice -n "${NICE:-5}" "$tools/bin/python" -m pip wheel -v --disable-pip-version-check --no-build-isolation \
-    --no-deps -w "$raw" "-Cbuild-dir=$folder" -Cinstall.components=python \
+    --no-deps -w "$raw" "-Cbuild-dir=$folder" "-Cinstall.components=python;c" -Ccmake.define.BUILD_SHARED_LIBS=ON \
     "-Ccmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" "-Ccmake.define.RELPOS_ZIG=$zig" \
     "-Ccmake.define.RELPOS_ZIG_TARGET=$target" -Ccmake.define.RELPOS_THREADS=std \
     "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||

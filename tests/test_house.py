@@ -14,8 +14,8 @@ INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 DATA = ["relpos/cancel.h", "relpos/error.h", "relpos/tensor.h", "relpos/terms.h"]
 CONTRACT = ["kernels", "kernels/reference/reference.h", "kernels/simd/targets.h"]
 ROOMS = {
-    "base": ["relpos/cancel.h", "relpos/error.h", "relpos/tensor.h"],
-    "io": ["base", "relpos/error.h", "relpos/tensor.h"],
+    "base": ["relpos/cancel.h", "relpos/error.h", "relpos/export.h", "relpos/tensor.h"],
+    "io": ["base", "relpos/error.h", "relpos/export.h", "relpos/tensor.h"],
     "values": ["base", "relpos/"],
     "kernels": ["base", "values", *DATA],
     "kernels/block": ["base", "values", "kernels", *DATA],

@@ -11,10 +11,11 @@
 #include <vector>
 
 #include "relpos/cancel.h"
+#include "relpos/export.h"
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // An offset of positions: one for all rows, or int64 [B].
 struct Offset {

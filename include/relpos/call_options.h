@@ -8,8 +8,9 @@
 #include <variant>
 
 #include "relpos/attention.h"
+#include "relpos/export.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 using CallArgument = std::variant<bool, int64_t, double, std::pair<int64_t, int64_t>, TensorView>;
 

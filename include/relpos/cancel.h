@@ -5,7 +5,9 @@
 #include <chrono>
 #include <functional>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 // Ends a long call. `requested` may be set from any thread. `poll`, if given, is called on the calling
 // thread about every `interval`; it cancels by returning true, and the call throws what it throws.

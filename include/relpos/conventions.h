@@ -9,11 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "relpos/export.h"
 #include "relpos/options.h"
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // The result of comparing the tensor with one convention.
 struct Comparison {

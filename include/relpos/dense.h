@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "relpos/cancel.h"
+#include "relpos/export.h"
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // Queries at the tokens q_offset + i, keys at the tokens j.
 struct Grid {

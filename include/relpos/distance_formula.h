@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "relpos/dual.h"
+#include "relpos/export.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // A number for each head and distance, from a formula and the head's numbers.
 struct DistanceFormula {

@@ -7,7 +7,9 @@
 #include <cmath>
 #include <cstddef>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 template <size_t N>
 struct Dual {

@@ -1,11 +1,14 @@
 // What every public function of relpos throws on a bad argument or a broken call.
 #pragma once
 
+#include <exception>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 enum class ErrorKind {
   kValue,      // an argument has the right type and a wrong value (Python: ValueError)
@@ -20,10 +23,17 @@ class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
   ErrorKind kind() const noexcept { return kind_; }
+  // Defined in the library, so that there is one type of errors in a process.
+  const char* what() const noexcept override;
 
  private:
   ErrorKind kind_;
 };
+
+// The Error that an exception out of the library stands for: itself, or kMemory where std::bad_alloc or
+// std::length_error came; others are thrown again. A shared library with a C++ library of its own (a
+// wheel's) throws types of std that its callers cannot name.
+Error as_error(const std::exception_ptr& thrown);
 
 // throw_error(ErrorKind::kValue, "key: expected rank 4, got ", rank);
 template <typename... Parts>

@@ -4,9 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "relpos/export.h"
 #include "relpos/position.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // The smallest options that make a part of the scheme: the required ones.
 OptionValues example_options(const Scheme& scheme);

@@ -9,7 +9,9 @@
 #include <variant>
 #include <vector>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 struct Scheme;
 

@@ -8,10 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "relpos/export.h"
 #include "relpos/options.h"
 #include "relpos/tensor.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 class Recipe;  // what a scheme's options decided, once
 

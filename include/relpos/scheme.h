@@ -41,11 +41,12 @@
 
 #include "relpos/distance_formula.h"
 #include "relpos/error.h"
+#include "relpos/export.h"
 #include "relpos/options.h"
 #include "relpos/position.h"
 #include "relpos/terms.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 struct PartCall;  // a call as the terms of one part meet it
 

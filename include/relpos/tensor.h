@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 enum class DType : uint8_t {
   kFloat32,

@@ -15,9 +15,10 @@
 #include <variant>
 #include <vector>
 
+#include "relpos/export.h"
 #include "relpos/tensor.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // m(delta): the class of a distance, which is the row of a table, or none. It is a function of the
 // distance, never a lookup over all distances; outside [first_distance(), last_distance()] it is

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <memory>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 // Blocks of 4 KiB and more are kept for the next call, up to this much in the whole process: fresh
 // pages cost 2 % of a call of 2048 tokens, malloc a quarter of a call of 12.

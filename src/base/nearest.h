@@ -5,7 +5,9 @@
 #include <string_view>
 #include <vector>
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 // The nearest of `names` by edit distance (case and '-' against '_' do not count), or "" where none
 // is near. A prefix of a name is near it.

@@ -10,8 +10,9 @@
 
 #include "base/float_mode.h"
 #include "relpos/cancel.h"
+#include "relpos/export.h"
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 class TaskScope;
 

@@ -1,7 +1,9 @@
 // How many threads the system grants. libgomp ends the process where it cannot make one.
 #pragma once
 
-namespace relpos {
+#include "relpos/export.h"
+
+namespace relpos RELPOS_EXPORT {
 
 // 1 to `wanted`: a team of so many, this thread included, can be made now. Asked anew where a team
 // outgrows those that this thread has had, where limits have changed, and in a limited address space.

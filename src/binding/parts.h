@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "binding/recipe.h"
+#include "relpos/export.h"
 #include "relpos/family.h"  // IWYU pragma: export
 
-namespace relpos {
+namespace relpos RELPOS_EXPORT {
 
 // Whether a part places tokens.
 bool places(const Position& position);

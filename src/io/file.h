@@ -10,16 +10,17 @@
 #include <vector>
 
 #include "relpos/error.h"
+#include "relpos/export.h"
 #include "relpos/tensor.h"
 
 namespace relpos::io {
 
 // Quoted, everything but plain ASCII escaped, about 80 characters: fit for one line of an error.
-std::string printable(std::string_view text);
+RELPOS_EXPORT std::string printable(std::string_view text);
 
 // A regular file, open for reading, or standard input ("-", which is read to its end at once where
 // it is no regular file). Every failure is an Error of kind kIo that starts with the path.
-class InputFile {
+class RELPOS_EXPORT InputFile {
  public:
   explicit InputFile(const std::string& path);
   ~InputFile();
@@ -51,7 +52,7 @@ class InputFile {
 };
 
 // Bytes go one after the other to a descriptor that stays open.
-class Sink {
+class RELPOS_EXPORT Sink {
  public:
   Sink(std::string path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
   Sink(const Sink&) = delete;
@@ -69,6 +70,6 @@ class Sink {
 };
 
 // Copies the elements of `view`, in row-major order, to contiguous bytes.
-void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out);
+RELPOS_EXPORT void gather(const TensorView& view, int64_t first, int64_t count, std::byte* out);
 
 }  // namespace relpos::io

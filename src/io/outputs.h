@@ -7,12 +7,13 @@
 #include <string>
 
 #include "io/file.h"
+#include "relpos/export.h"
 
 namespace relpos::io {
 
 // Writes beside `path` under a temporary name. A replaced file keeps its mode, and its owner where
 // the system allows that. Throws Error (kIo) where `path` is no file that this process may write.
-class OutputFile : public Sink {
+class RELPOS_EXPORT OutputFile : public Sink {
  public:
   explicit OutputFile(const std::string& path);
   ~OutputFile();
@@ -46,7 +47,7 @@ class OutputFile : public Sink {
 
 // Outputs of one command: all are on the disk before the first takes its name, and where one cannot
 // take it, those before it are put back. Without commit() nothing is left behind.
-class OutputSet {
+class RELPOS_EXPORT OutputSet {
  public:
   // Throws Error (kIo) where `path` cannot be written or is the file of an earlier add().
   OutputFile& add(const std::string& path);

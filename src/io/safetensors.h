@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "io/file.h"
+#include "relpos/export.h"
 #include "relpos/tensor.h"
 
 namespace relpos::io {
 
-class SafetensorsFile {
+class RELPOS_EXPORT SafetensorsFile {
  public:
   struct Entry {
     std::string name, dtype;  // dtype as written: "F32"
@@ -36,6 +37,7 @@ class SafetensorsFile {
 };
 
 // Writes tensors of any strides in the given order.
-void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors);
+RELPOS_EXPORT void write_safetensors(
+    Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors);
 
 }  // namespace relpos::io

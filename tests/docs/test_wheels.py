@@ -19,7 +19,7 @@ import relpos
 
 from tests import ROOT
 from tests.docs.test_wheel import SITE, clean, output
-from tests.support.cli_tool import TOOL
+from tests.support.cli_tool import TOOL, run
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("RELPOS_FULL") != "1", reason="the wheels of make wheels: RELPOS_FULL=1"
@@ -77,23 +77,41 @@ class Empty:
 
 @pytest.mark.parametrize("path", WHEELS, ids=[path.stem for path in WHEELS])
 def test_contents(path, tmp_path):
-    """At most 4 MB; numpy alone is required; no library but the system's, none for C++ users."""
+    """At most 4 MB; numpy alone is required; one library of ours and else the system's; nothing for
+    C++ users."""
     assert path.stat().st_size <= MOST
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
     names = {str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file()}
-    assert not [name for name in names if re.search(r"\.a$|\.libs/|cmake|gomp|stdc\+\+", name)]
-    assert "relpos/__init__.pyi" in names
+    assert not [name for name in names if re.search(r"\.a$|\.libs/|gomp|stdc\+\+", name)]
+    assert {name for name in names if re.search(r"cmake|\.h$|/lib/", name)} == {
+        "relpos/include/relpos.h",
+        f"relpos/lib/librelpos.{'dylib' if 'macosx' in path.name else 'so'}",
+        "relpos/lib/cmake/relpos/relposConfig.cmake",
+        "relpos/lib/cmake/relpos/relposConfigVersion.cmake",
+    }
+    assert {"relpos/__init__.pyi", "relpos/bin/relpos"} <= names
     (metadata,) = tmp_path.glob("*.dist-info/METADATA")
     wants = email.message_from_string(metadata.read_text()).get_all("Requires-Dist") or []
     needed = [re.split(r"[^\w]", want)[0] for want in wants if "extra ==" not in want]
     assert needed == ["numpy"]
     if "macosx" in path.name:
         return
-    for binary in [*tmp_path.glob("relpos/_core*.so"), *tmp_path.glob("*.data/scripts/relpos")]:
+    library = tmp_path / "relpos/lib/librelpos.so"
+    for binary in [library, *tmp_path.glob("relpos/_core*.so"), tmp_path / "relpos/bin/relpos"]:
         dynamic = output(["readelf", "--wide", "--dynamic", binary])
         libraries = set(re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic))
-        assert {name for name in libraries if not name.startswith(("ld-", "libc.musl"))} <= SYSTEM
+        assert ("librelpos.so" in libraries) == (binary != library)
+        libraries = {name for name in libraries if not name.startswith(("ld-", "libc.musl"))}
+        assert libraries <= {*SYSTEM, "librelpos.so"}
+    shown = output(["nm", "-D", "--defined-only", library]).splitlines()
+    symbols = [line.split()[-1] for line in shown]
+    promised = {name for name in symbols if name.endswith("@@RELPOS_1")}
+    listed = re.findall(r"^    (relpos_\w+);", (ROOT / "c/relpos.map").read_text(), re.M)
+    assert promised == {f"{name}@@RELPOS_1" for name in listed}
+    private = f"RELPOS_CXX_{relpos.__version__}"
+    others = {*symbols} - promised - {"RELPOS_1", private}
+    assert not [name for name in others if not name.endswith(f"@@{private}")]
 
 
 @pytest.mark.parametrize("path", WHEELS, ids=[path.stem for path in WHEELS])
@@ -103,6 +121,38 @@ def test_auditors_accept_it(path):
         assert re.search(r"(many|musl)linux_\d+_\d+_\w+", said), said
     if "abi3" in path.name:
         output([TOOLS / "abi3audit", "--strict", path])
+
+
+def numpy_beside(empty):
+    """NumPy from the package index, for a Python that need not be this one."""
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        empty.bin / "python",
+    ]
+    output([*pip, "install", "--quiet", "--only-binary", ":all:", "numpy"])
+
+
+def first_lines():
+    """README's first lines of Python, and what they print."""
+    text = (ROOT / "README.md").read_text()
+    code, printed = re.search(
+        r"```python\n(.*?)```\n\nThis prints `(.*?)`", text, re.DOTALL
+    ).groups()
+    assert "relpos.numpy" in code
+    return code, printed
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_the_first_lines_of_the_readme(version, tmp_path):
+    """They run with NumPy alone and print what README says."""
+    empty = Empty(tmp_path / "env", version, wheel(version))
+    numpy_beside(empty)
+    code, printed = first_lines()
+    assert empty.run(code).strip() == printed
 
 
 CONFIG = """
@@ -174,3 +224,59 @@ def test_beside_torch_there_is_one_openmp(imports, tmp_path):
             (beside / entry.name).symlink_to(entry)
     (empty.site / "beside.pth").write_text(f"{beside}\n")
     assert len(empty.run(BESIDE_TORCH.format(imports=imports)).split()) == 1
+
+
+ERRORS = """
+import numpy as np, relpos, relpos.numpy as rn
+q = np.zeros((1, 2, 4, 8), np.float32)
+for call, kind, words in (
+    (lambda: rn.attention(q, q, q, position="alibi(heads=3)"), ValueError, "alibi"),
+    (lambda: rn.attention(q, q.astype(np.int32), q), TypeError, "k"),
+    (lambda: rn.dense("alibi(heads=2)", 1 << 40, 1 << 40, 0), (MemoryError, ValueError), ""),
+):
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+"""
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+def test_errors_cross_from_the_library(version, tmp_path):
+    """The library and the extension have a C++ library each; their errors are of one type."""
+    empty = Empty(tmp_path / "env", version, wheel(version))
+    numpy_beside(empty)
+    empty.run(ERRORS)
+    said = run([empty.bin / "relpos", "show", "alibi"], cwd=empty.bin)
+    assert (said.returncode, "heads" in said.stderr) == (2, True), said.stderr
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_c_programs_use_it(compiler, tmp_path):
+    """--cmake-dir gives the C library, and says that it has none for C++."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    empty = Empty(tmp_path / "env", "3.11", wheel("3.11"))
+    folder = output([empty.bin / "python", "-m", "relpos", "--cmake-dir"], cwd=empty.bin).strip()
+    package = empty.site / "relpos"
+    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    paths = [f"-I{package / 'include'}", f"-L{package / 'lib'}", f"-Wl,-rpath,{package / 'lib'}"]
+    program = tmp_path / "example"
+    output([compiler, *strict, ROOT / "examples/c/main.c", *paths, "-lrelpos", "-o", program])
+    assert f"relpos {relpos.__version__}" in output([program])
+    cmake = Path(sys.executable).with_name("cmake")
+    (tmp_path / "CMakeLists.txt").write_text(f"""
+cmake_minimum_required(VERSION 3.24)
+project(example LANGUAGES C)
+find_package(relpos REQUIRED COMPONENTS C)
+add_executable(example {ROOT}/examples/c/main.c)
+target_link_libraries(example relpos::c)
+""")
+    configured = [cmake, "-S", tmp_path, "-B", tmp_path / "build", f"-Drelpos_DIR={folder}"]
+    output([*configured, f"-DCMAKE_C_COMPILER={compiler}"])
+    output([cmake, "--build", tmp_path / "build"])
+    assert output([tmp_path / "build/example"]) == output([program])
+    wrong = [cmake, "-S", ROOT / "examples/cpp", "-B", tmp_path / "cpp", f"-Drelpos_DIR={folder}"]
+    assert "has the C library alone" in run(wrong).stderr

@@ -1,0 +1,90 @@
+"""vcpkg's port and Conan's recipe: they say what the tree is, and Conan packs it.
+
+What Conan builds is proved with RELPOS_FULL=1, with Debian's Highway and nlohmann/json in the place
+of ConanCenter's. vcpkg is not on the package index: its port is read, not run.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import relpos
+
+from tests import ROOT
+from tests.docs.test_wheel import clean, files, output
+from tests.support.cli_tool import ran
+
+PORT = ROOT / "packaging/vcpkg/relpos"
+CONAN = "conan==2.34.0"
+PROFILE = """
+[settings]
+os=Linux
+arch=x86_64
+compiler=gcc
+compiler.version=12
+compiler.libcxx=libstdc++11
+compiler.cppstd=20
+build_type=Release
+[platform_requires]
+highway/1.2.0
+nlohmann_json/3.11.3
+"""
+
+
+def test_the_port_of_vcpkg_says_what_the_tree_is():
+    port = json.loads((PORT / "vcpkg.json").read_text())
+    assert port["version"] == relpos.__version__
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    text = (PORT / "portfile.cmake").read_text()
+    options = re.findall(r"\b(RELPOS_[A-Z_]+)\b", text)
+    assert options
+    assert [name for name in options if f"option({name} " not in cmake] == []
+    assert port["features"].keys() == {"tool"}
+    assert "FEATURES tool RELPOS_BUILD_CLI" in text
+    config = re.search(r"CONFIG_PATH (\S+)\)", text)[1]
+    assert config == "lib/cmake/relpos"
+    assert (PORT / "../../..").resolve() == ROOT
+
+
+@pytest.mark.skipif(os.environ.get("RELPOS_FULL") != "1", reason="builds the tree: RELPOS_FULL=1")
+def test_conan_packs_the_tree(tmp_path):
+    """The package has the library of C++ and that of C; examples/cpp is built against it."""
+    environment = tmp_path / "env"
+    output([sys.executable, "-m", "venv", environment])
+    output([environment / "bin/python", "-m", "pip", "install", "--quiet", CONAN])
+    profile = tmp_path / "profile"
+    profile.write_text(PROFILE)
+    variables = {**clean(), "CONAN_HOME": str(tmp_path / "conan")}
+    variables["PATH"] = f"{Path(sys.executable).parent}:{variables['PATH']}"  # CMake
+    options = ["--no-remote", "--profile:all", profile]
+
+    def conan(*words):
+        command = [environment / "bin/conan", *words, *options]
+        return ran(command, env=variables, seconds=1800, cwd=tmp_path)
+
+    conan("create", ROOT)
+    version = f"relpos/{relpos.__version__}"
+    conan("install", "--requires", version, "--deployer=full_deploy")
+    (package,) = (tmp_path / "full_deploy/host/relpos").glob("*/Release/x86_64")
+    packed = files(package)
+    headers = {f"include/{path}" for path in files(ROOT / "include")}
+    assert headers <= packed
+    assert {"lib/librelpos.a", "lib/librelpos.so", "licenses/LICENSE", "licenses/NOTICE"} <= packed
+    build, cmake = tmp_path / "build", Path(sys.executable).with_name("cmake")
+    output([cmake, "-S", ROOT / "examples/cpp", "-B", build, f"-DCMAKE_PREFIX_PATH={package}"])
+    output([cmake, "--build", build])
+    assert relpos.__version__ in output([build / "relpos_example"])
+
+
+def test_the_recipe_of_conan_names_what_it_needs():
+    """Every folder that CMake reads is exported; the options exist."""
+    recipe = (ROOT / "conanfile.py").read_text()
+    exported = set(re.findall(r'"([\w.]+)(?:/\*)?"', recipe.split("exports_sources")[1][:300]))
+    assert {"CMakeLists.txt", "c", "cli", "cmake", "include", "src"} <= exported
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    options = re.findall(r'"(RELPOS_[A-Z_]+)"', recipe)
+    assert options
+    assert [name for name in options if f"option({name} " not in cmake] == []
