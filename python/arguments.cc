@@ -159,7 +159,8 @@ void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* 
 TensorView read(nb::handle tensor) {
   if (!is_tensor(tensor)) {
     if (nb::isinstance<Memory>(tensor)) return nb::inst_ptr<Memory>(tensor)->view;
-    throw_error(ErrorKind::kType, "expected a torch.Tensor, got ", Py_TYPE(tensor.ptr())->tp_name);
+    throw_error(ErrorKind::kType, "expected a torch.Tensor, got ",
+                nb::type_name(tensor.type()).c_str());
   }
   nb::dlpack::dltensor shown;
   if (shows(tensor, shown)) {

@@ -25,16 +25,9 @@ python_of() {
   return 1
 }
 
-# tools VERSION PYTHON: build/wheels/tools-VERSION, with what builds.
-tools() {
-  local folder=build/wheels/tools-$1
-  [ -x "$folder/bin/python" ] || "$2" -m venv "$folder"
-  "$folder/bin/python" -m pip --disable-pip-version-check install -q "${TOOLS[@]}" "${@:3}"
-}
-
 # build SYSTEM VERSION: one wheel, into build/wheels/raw/SYSTEM-VERSION and from there into dist.
 build() {
-  local target platform tag api tools=$root/build/wheels/tools-$2 raw=build/wheels/raw/$1-$2 folder more=()
+  local target platform tag api raw=build/wheels/raw/$1-$2 folder more=()
   case $1 in
     x86_64) target=x86_64-linux-gnu.2.28 platform=linux-x86_64 tag=manylinux_2_28_x86_64 ;;
     aarch64) target=aarch64-linux-gnu.2.28 platform=linux-aarch64 tag=manylinux_2_28_aarch64 ;;
@@ -44,7 +37,7 @@ build() {
   esac
   case $2 in
     3.11) api=cp311 more+=("-Ccmake.define.SKBUILD_SOABI=$(soabi "$1")") ;;
-    *) api=cp312 more+=("-Cwheel.py-api=cp312") ;;
+    *) api=cp312 ;;
   esac
   folder=build/wheels/$target
   say "$1, $api (log: $folder-$2.log)"
@@ -52,15 +45,15 @@ build() {
   # In the folder of another Python only the binding is compiled anew.
   [ ! -e "$folder/CMakeCache.txt" ] || "$cmake" -U 'Python*' -U '_Python*' -U 'NB_*' -U 'nanobind*' -U 'PYTHON*' \
     -N -S . -B "$folder" >/dev/null
-  _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
-    nice -n "${NICE:-5}" "$tools/bin/python" -m pip wheel -v --disable-pip-version-check --no-build-isolation \
-    --no-deps -w "$raw" "-Cbuild-dir=$folder" "-Cinstall.components=python;c" -Ccmake.define.BUILD_SHARED_LIBS=ON \
+  # Every Python takes what builds from one place: elsewhere it would compile all anew.
+  RELPOS_WHEEL=1 _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
+    PYTHONPATH=$packages nice -n "${NICE:-5}" "$(python_of "$2")" -m pip wheel -v --disable-pip-version-check \
+    --no-build-isolation --no-deps -w "$raw" "-Cbuild-dir=$folder" \
     "-Ccmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" "-Ccmake.define.RELPOS_ZIG=$zig" \
-    "-Ccmake.define.RELPOS_ZIG_TARGET=$target" -Ccmake.define.RELPOS_THREADS=std \
-    "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
+    "-Ccmake.define.RELPOS_ZIG_TARGET=$target" "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
     { tail -40 "$folder-$2.log"; return 1; }
   if [ -n "$tag" ]; then
-    PATH=$checkers/bin:$PATH "$checkers/bin/auditwheel" repair --plat "$tag" --only-plat -w dist "$raw"/relpos-*.whl
+    PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$tag" --only-plat -w dist "$raw"/relpos-*.whl
   else
     cp "$raw"/relpos-*.whl dist/
   fi
@@ -82,18 +75,18 @@ export ZIG_GLOBAL_CACHE_DIR=$root/build/wheels/zig-cache
 unset CMAKE_CXX_COMPILER_LAUNCHER
 versions=()
 for version in 3.12 3.11; do
-  if python=$(python_of $version); then
-    tools $version "$python"
+  if python_of $version >/dev/null; then
     versions+=($version)
   else
     say "Python $version is missing, or has no headers: no wheel for it"
   fi
 done
 [ ${#versions[@]} -gt 0 ] || exit 1
-checkers=$root/build/wheels/tools-${versions[0]}
-tools "${versions[0]}" "" "$ZIG" "${CHECKERS[@]}"
-cmake=$checkers/bin/cmake
-zig=$("$checkers/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
+tools=$root/build/wheels/tools cmake=$root/build/wheels/tools/bin/cmake
+[ -x "$tools/bin/python" ] || "$(python_of "${versions[0]}")" -m venv "$tools"
+"$tools/bin/python" -m pip --disable-pip-version-check install -q "${TOOLS[@]}" "$ZIG" "${CHECKERS[@]}"
+packages=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+zig=$("$tools/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
 
 failed=()
 systems=("$@")
@@ -104,7 +97,7 @@ for system in "${systems[@]}"; do
   done
 done
 if compgen -G 'dist/relpos-*abi3*.whl' >/dev/null; then
-  "$checkers/bin/abi3audit" dist/relpos-*abi3*.whl || failed+=("abi3audit")
+  "$tools/bin/abi3audit" dist/relpos-*abi3*.whl || failed+=("abi3audit")
 fi
 ls -l dist
 for each in "${failed[@]}"; do say "FAILED: $each"; done

@@ -15,7 +15,8 @@
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // An offset of positions: one for all rows, or int64 [B].
 struct Offset {
@@ -117,3 +118,4 @@ int64_t workspace_bytes(const TensorView& query, const TensorView& key, const Te
 std::vector<std::pair<std::string, std::string>> show_config();
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -10,7 +10,8 @@
 #include "relpos/attention.h"
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 using CallArgument = std::variant<bool, int64_t, double, std::pair<int64_t, int64_t>, TensorView>;
 
@@ -29,3 +30,4 @@ std::span<const CallOption> call_options();
 const CallOption* find_call_option(std::string_view name);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -7,7 +7,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // Ends a long call. `requested` may be set from any thread. `poll`, if given, is called on the calling
 // thread about every `interval`; it cancels by returning true, and the call throws what it throws.
@@ -18,3 +19,4 @@ struct CancelToken {
 };
 
 }  // namespace relpos
+RELPOS_EXPORT_END

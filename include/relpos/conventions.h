@@ -14,7 +14,8 @@
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // The result of comparing the tensor with one convention.
 struct Comparison {
@@ -104,3 +105,4 @@ struct Conventions {
 const Conventions* conventions_of(const Scheme& scheme);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

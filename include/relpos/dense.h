@@ -12,7 +12,8 @@
 #include "relpos/position.h"
 #include "relpos/tensor.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // Queries at the tokens q_offset + i, keys at the tokens j.
 struct Grid {
@@ -64,3 +65,4 @@ void rotate_backward(const Part& part, const TensorView& x, int64_t offset,
 Grid make_grid(int64_t queries, int64_t keys, std::optional<int64_t> q_offset);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

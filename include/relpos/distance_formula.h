@@ -11,7 +11,8 @@
 #include "relpos/dual.h"
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // A number for each head and distance, from a formula and the head's numbers.
 struct DistanceFormula {
@@ -51,3 +52,4 @@ DistanceFormula distance_formula(F formula) {
 }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -9,7 +9,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 template <size_t N>
 struct Dual {
@@ -78,3 +79,4 @@ Dual<N> pow(double base, const Dual<N>& exponent) {
 }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -8,7 +8,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 enum class ErrorKind {
   kValue,      // an argument has the right type and a wrong value (Python: ValueError)
@@ -49,3 +50,4 @@ void check_value(bool holds, const Parts&... parts) {
 }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -7,7 +7,8 @@
 #include "relpos/export.h"
 #include "relpos/position.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // The smallest options that make a part of the scheme: the required ones.
 OptionValues example_options(const Scheme& scheme);
@@ -35,3 +36,4 @@ const Family& family(const Part& part);
 const Family& family(const Scheme& scheme);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

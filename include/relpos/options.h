@@ -11,7 +11,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 struct Scheme;
 
@@ -100,3 +101,4 @@ class OptionList {
 };
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -12,7 +12,8 @@
 #include "relpos/options.h"
 #include "relpos/tensor.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 class Recipe;  // what a scheme's options decided, once
 
@@ -149,3 +150,4 @@ Position parse_position(std::string_view text, const OptionValues& defaults = {}
 std::string position_text(const Position& position);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -46,7 +46,8 @@
 #include "relpos/position.h"
 #include "relpos/terms.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 struct PartCall;  // a call as the terms of one part meet it
 
@@ -391,3 +392,4 @@ const Scheme& register_scheme(std::string name, std::string class_name, std::str
   }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -10,7 +10,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 enum class DType : uint8_t {
   kFloat32,
@@ -91,3 +92,4 @@ class Tensor {
 int64_t checked_numel(const std::vector<int64_t>& shape, const char* what);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

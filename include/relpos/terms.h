@@ -18,7 +18,8 @@
 #include "relpos/export.h"
 #include "relpos/tensor.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // m(delta): the class of a distance, which is the row of a table, or none. It is a function of the
 // distance, never a lookup over all distances; outside [first_distance(), last_distance()] it is
@@ -251,3 +252,4 @@ struct TermGradients {
 };
 
 }  // namespace relpos
+RELPOS_EXPORT_END

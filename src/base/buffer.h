@@ -7,7 +7,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // Blocks of 4 KiB and more are kept for the next call, up to this much in the whole process: fresh
 // pages cost 2 % of a call of 2048 tokens, malloc a quarter of a call of 12.
@@ -56,3 +57,4 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) noexcept {
 }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -7,7 +7,8 @@
 
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // The nearest of `names` by edit distance (case and '-' against '_' do not count), or "" where none
 // is near. A prefix of a name is near it.
@@ -20,3 +21,4 @@ std::string suggestion(std::string_view given, const std::vector<std::string>& n
 std::string quoted_list(const std::vector<std::string>& names);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

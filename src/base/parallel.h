@@ -12,7 +12,8 @@
 #include "relpos/cancel.h"
 #include "relpos/export.h"
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 class TaskScope;
 
@@ -111,3 +112,4 @@ void parallel_for(int64_t tasks, int threads, Stopper& stopper, F&& function) {
 }
 
 }  // namespace relpos
+RELPOS_EXPORT_END

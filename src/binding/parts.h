@@ -8,7 +8,8 @@
 #include "relpos/export.h"
 #include "relpos/family.h"  // IWYU pragma: export
 
-namespace relpos RELPOS_EXPORT {
+RELPOS_EXPORT_BEGIN
+namespace relpos {
 
 // Whether a part places tokens.
 bool places(const Position& position);
@@ -29,3 +30,4 @@ void pull_back_parts(const Position& position, const CallSizes& sizes,
                      const std::vector<std::vector<TensorView>>& parameters);
 
 }  // namespace relpos
+RELPOS_EXPORT_END

@@ -30,7 +30,7 @@ NATIVE = "manylinux_2_28_x86_64"
 WHEELS = sorted(DIST.glob(f"relpos-{relpos.__version__}-*.whl"))
 # Of a C library that any Linux has; OpenMP and the C++ library are not among them.
 SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libc.so"}
-TOOLS = ROOT / "build/wheels/tools-3.12/bin"
+TOOLS = ROOT / "build/wheels/tools/bin"
 
 
 def wheel(python, platform=NATIVE):
