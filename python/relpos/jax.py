@@ -243,7 +243,10 @@ def _attention_backward(of: _Static, kept: Any, cotangents: Any) -> Any:
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
 _compiled = jax.jit(_attention, static_argnums=0)
-_ZERO = np.zeros(1, np.int64)
+# What stands for a number, by its dtype: of learned ones those that reach as far as any can.
+_NUMBERS = {"bool": np.zeros(1, np.bool_), "int64": np.zeros(1, np.int64)}
+_NUMBERS |= {"uint8": np.zeros(1, np.uint8)}
+_NUMBERS |= {name: np.full(1, 6e4 if name == "float16" else 1e30, name) for name in FLOATING}
 
 
 @lru_cache(maxsize=1024)
@@ -256,7 +259,7 @@ def _check(of: _Static, shown: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
                 name == "seed" and shape[-1:] == (2,)
             )
             dtype, shape = "int64", shape[:-1] if in_halves else shape
-        address = _ZERO.__array_interface__["data"][0]
+        address = _NUMBERS[dtype].__array_interface__["data"][0]
         return _core.Memory(address, dtype, shape, [0] * len(shape), None)
 
     names = (*_OF_HEADS, *of.operands)
