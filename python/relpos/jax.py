@@ -17,7 +17,7 @@ from jax.custom_derivatives import SymbolicZero
 from relpos import _core
 from relpos._base.arguments import flag, integer
 from relpos._base.errors import kind_of, wrong_type
-from relpos._call.arrays import FLOATING, KINDS, TileMask, array_of, check_heads
+from relpos._call.arrays import FLOATING, KINDS, TileMask, array_of, check_heads, memory_of
 from relpos._call.call import RANKS, TENSORS, Call
 from relpos._call.options import LIBRARIES, Options, Tensors, takes, with_sinks
 from relpos._position.texts import dealt, read_position
@@ -259,6 +259,8 @@ def _check(of: _Static, shown: tuple[tuple[str, tuple[int, ...]], ...]) -> None:
                 name == "seed" and shape[-1:] == (2,)
             )
             dtype, shape = "int64", shape[:-1] if in_halves else shape
+        if name.startswith("tile_"):  # must have no gaps
+            return memory_of(name, np.zeros(shape, np.int64), ("int64",))
         address = _NUMBERS[dtype].__array_interface__["data"][0]
         return _core.Memory(address, dtype, shape, [0] * len(shape), None)
 
