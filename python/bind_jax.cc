@@ -14,12 +14,14 @@ XLA_FFI_Error* failed(const XLA_FFI_CallFrame& frame, XLA_FFI_Error_Code code, c
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks each handler for its version before the first call.
+// XLA asks each handler for its version before the first call. Until its version 0.2 it asks without an
+// api.
 bool answers_metadata(const XLA_FFI_CallFrame& frame) {
   const XLA_FFI_Extension_Base* base = frame.extension_start;
   if (base == nullptr || base->type != XLA_FFI_Extension_Metadata) return false;
   XLA_FFI_Metadata& to = *reinterpret_cast<const XLA_FFI_Metadata_Extension*>(base)->metadata;
-  const int minor = std::min(XLA_FFI_API_MINOR, frame.api->api_version.minor_version);
+  const int asked = frame.api == nullptr ? 1 : frame.api->api_version.minor_version;
+  const int minor = std::min(XLA_FFI_API_MINOR, asked);
   to.api_version = {XLA_FFI_Api_Version_STRUCT_SIZE, nullptr, XLA_FFI_API_MAJOR, minor};
   to.traits = 0;
   if (to.struct_size >= sizeof(XLA_FFI_Metadata)) to.state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;
