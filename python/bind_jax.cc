@@ -14,7 +14,7 @@ XLA_FFI_Error* failed(const XLA_FFI_CallFrame& frame, XLA_FFI_Error_Code code, c
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 
-// XLA asks each handler for its version before the first call. Until its version 0.2 it asks without an
+// XLA asks each handler for its version before the first call; where its own is 0.1 it does so without an
 // api.
 bool answers_metadata(const XLA_FFI_CallFrame& frame) {
   const XLA_FFI_Extension_Base* base = frame.extension_start;

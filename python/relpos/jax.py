@@ -210,7 +210,7 @@ def _attention_forward(of: _Static, primals: Any) -> Any:
     wanted = _Wanted(
         n
         for n, (name, primal) in enumerate(zip(names, primals, strict=True))
-        if name in trained and primal.perturbed and jnp.issubdtype(primal.value, jnp.floating)
+        if name in trained and primal.perturbed and jnp.issubdtype(primal.value.dtype, jnp.floating)
     )
     found = _forward(of, operands, (*of.results, "softmax"))
     shown = tuple(found[name] for name in of.results)
@@ -242,6 +242,8 @@ def _attention_backward(of: _Static, kept: Any, cotangents: Any) -> Any:
 
 
 _attention.defvjp(_attention_forward, _attention_backward, symbolic_zeros=True)
+# For calls outside of JAX's transformations alone: JAX 0.7 and 0.8 fail where they differentiate a
+# function that was compiled before.
 _compiled = jax.jit(_attention, static_argnums=0)
 # What stands for a number, by its dtype: of learned ones those that reach as far as any can.
 _NUMBERS = {"bool": np.zeros(1, np.bool_), "int64": np.zeros(1, np.int64)}
@@ -321,5 +323,6 @@ def attention(
     static, rest = _Static.of(call, results)
     operands = (*arrays.values(), *rest)
     _check(static, tuple((x.dtype.name, tuple(x.shape)) for x in operands))
-    found = _compiled(static, operands)
+    traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+    found = (_attention if traced else _compiled)(static, operands)
     return found if len(found) > 1 else found[0]
