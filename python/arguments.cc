@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -261,11 +262,15 @@ TensorView blank_view(const std::vector<int64_t>& shape, DType dtype) {
   return TensorView(&zero, dtype, shape, std::vector<int64_t>(shape.size()));
 }
 
-namespace {
+Path& forced_path() {
+  static Path path = Path::kAuto;
+  return path;
+}
 
-// The position of a text, parsed once, with room for its parameters.
-const Position& parsed(const std::string& text) {
+Position parsed(const std::string& text) {
+  static std::mutex mutex;
   static std::unordered_map<std::string, Position> cache;
+  const std::lock_guard lock(mutex);
   auto found = cache.find(text);
   if (found == cache.end()) {
     Position position = parse_position(text);
@@ -275,8 +280,6 @@ const Position& parsed(const std::string& text) {
   }
   return found->second;
 }
-
-}  // namespace
 
 Position to_position(const std::string& text, nb::handle tensors) {
   Position position;

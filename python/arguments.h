@@ -44,7 +44,12 @@ std::vector<TensorView> to_views(nb::handle tensors, const char* name);
 std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const char*> names);
 // Zeros of no memory: for what depends on shapes alone.
 TensorView blank_view(const std::vector<int64_t>& shape, DType dtype = DType::kFloat64);
-// Fills in the parameters of `text`, parsed once; an error names the parameter. Needs the GIL.
+// The path of every call from Python.
+Path& forced_path();
+// The position of a text that is not empty, parsed once, with room for its parameters. Any thread may
+// ask.
+Position parsed(const std::string& text);
+// Fills in the parameters of `text`; an error names the parameter. Needs the GIL.
 Position to_position(const std::string& text, nb::handle tensors);
 Part to_part(const std::string& text, nb::handle tensors);
 Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& shapes);
@@ -80,6 +85,7 @@ class Signals {
 };
 
 void bind_attention(nb::module_& module);
+void bind_jax(nb::module_& module);
 void bind_schemes(nb::module_& module);
 void bind_memory(nb::module_& module);
 

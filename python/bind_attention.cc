@@ -6,11 +6,6 @@
 namespace relpos {
 namespace {
 
-Path& forced_path() {
-  static Path path = Path::kAuto;
-  return path;
-}
-
 // One call's options and position, read from a relpos._call.call.Call. No value below is None.
 struct Bound {
   explicit Bound(const nb::tuple& call);

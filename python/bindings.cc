@@ -187,6 +187,7 @@ NB_MODULE(_core, module) {
              nb::arg().none(), nb::arg());
   relpos::bind_memory(module);
   relpos::bind_attention(module);
+  relpos::bind_jax(module);
   relpos::bind_schemes(module);
   relpos::bind_positions(module);
   relpos::bind_rotations(module);

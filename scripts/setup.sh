@@ -90,7 +90,7 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   python3 -m venv --clear .venv
 fi
 
-say "installing the pinned Python packages into .venv (1.6 GB; a minute or two)"
+say "installing the pinned Python packages into .venv (2.1 GB; a minute or two)"
 pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
 [ -t 1 ] || pip+=(--quiet)
 mapfile -t source < <(torch_source)

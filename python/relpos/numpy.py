@@ -14,9 +14,17 @@ import numpy as np
 from relpos import _core
 from relpos._base.arguments import flag, integer
 from relpos._base.errors import kind_of, wrong_type, wrong_value
-from relpos._call.arrays import FLOATING, NUMPY, TileMask, array_of, given_to, memory_of
+from relpos._call.arrays import (
+    FLOATING,
+    NUMPY,
+    TileMask,
+    array_of,
+    check_heads,
+    given_to,
+    memory_of,
+)
 from relpos._call.call import Call
-from relpos._call.options import OfPairs, Options, sinks_text, takes
+from relpos._call.options import OfPairs, Options, takes, with_sinks
 from relpos._position.registry import ParameterSpec, schemes, show_config
 from relpos._position.texts import Read, dealt, read, read_position
 
@@ -68,10 +76,7 @@ class _Bound(NamedTuple):
         text, sinks = found.text, options.get("sinks")
         if sinks is not None and function == "attention":
             sinks = array_of("sinks", sinks)
-            if sinks.shape not in ((query.shape[1],), query.shape[:3]):
-                wanted = f"{[query.shape[1]]} or {[*query.shape[:3]]}"
-                raise wrong_value("sinks", wanted, str([*sinks.shape]))
-            text = "+".join(filter(None, (text, sinks_text(sinks.shape))))
+            text = with_sinks(text, sinks, query)
             held.append(memory_of("sinks", sinks, FLOATING))
         call = Call.of(function, query, key, {**options, "position": (text, tuple(held))})
         if seed is None and call.dropout_p > 0.0:
@@ -93,29 +98,15 @@ def _values(found: Read, given: Sequence[np.ndarray], fixed: Any) -> list[Any]:
     """The memory of all tensors of a position."""
     held = []
     for slot, array in zip(found.slots, dealt(found, given), strict=True):
-        if array is None:
-            values = np.asarray(slot.spec.values, fixed)
-            array = np.broadcast_to(values, slot.spec.shape) if len(values) == 1 else values
-            array = array.reshape(slot.spec.shape)
+        array = slot.filled(fixed) if array is None else array
         dtypes = (slot.spec.integer,) if slot.spec.integer else FLOATING
         held.append(memory_of(f"position: {slot.name}", array, dtypes))
     return held
 
 
 def _heads(**tensors: Any) -> dict[str, np.ndarray]:
-    """Rank and dtype, as relpos.attention asks."""
-    found: dict[str, np.ndarray] = {}
-    for name, value in tensors.items():
-        array = array_of(name, value)
-        if array.ndim != 4:
-            layout = "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]"
-            raise wrong_value(name, f"rank 4, {layout}", str([*array.shape]))
-        if array.dtype.name not in FLOATING:
-            raise wrong_type(name, "float32, float64, bfloat16 or float16", array.dtype.name)
-        first = next(iter(found.values()), array)
-        if array.dtype != first.dtype:
-            raise wrong_type(name, f"{first.dtype.name}, as query has", array.dtype.name)
-        found[name] = array
+    found = {name: array_of(name, value) for name, value in tensors.items()}
+    check_heads(found)
     return found
 
 

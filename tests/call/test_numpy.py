@@ -1,10 +1,8 @@
 """relpos.numpy: the same bits as through torch, for every scheme and option, and without torch."""
 
-import random
 import subprocess
 import sys
 
-import ml_dtypes
 import numpy as np
 import pytest
 import relpos
@@ -12,90 +10,30 @@ import relpos.numpy as rn
 import torch
 
 from tests import ROOT
-from tests.support.call import Call
-from tests.support.cases import every_value, factors, positions_to_try
-
-CASES = [
-    case
-    for case in every_value(factors(("any",)), random.Random(5))
-    if case["dtype"] in ("float32", "float64", "float16", "bfloat16")
-]
-
-
-def array(tensor):
-    """The same memory; bfloat16 as ml_dtypes has it."""
-    tensor = tensor.detach()
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def arrays(value):
-    if isinstance(value, torch.Tensor):
-        return array(value)
-    return tuple(arrays(x) for x in value) if isinstance(value, tuple) else value
-
-
-def parameters_of(call):
-    """[(name among the results, tensor)] of what relpos.numpy is given, and the position's text."""
-    given, texts = [], []
-    for n, (module, inputs) in enumerate(zip(call.modules, call.given, strict=True)):
-        held = dict(module.named_parameters())
-        specs = rn.parameters(module._text)
-        own = [(spec.name, held.get(spec.name, inputs.get(spec.name))) for spec in specs]
-        given += [(f"gradient of part {n} {name}", tensor) for name, tensor in own]
-        texts.append(module._text)
-    return "+".join(texts) or None, given
-
-
-def same(name, got, want):
-    want = array(want)
-    assert got.dtype == want.dtype, name
-    assert got.shape == want.shape, name
-    assert got.tobytes() == np.ascontiguousarray(want).tobytes(), name
+from tests.support.arrays import ArrayCall, array, cases_of, same
+from tests.support.cases import positions_to_try
 
 
 @pytest.mark.parametrize("scheme", positions_to_try())
 def test_same_bits_as_through_torch(scheme):
-    of = set(positions_to_try()[scheme])
-    chosen = [case for case in CASES if case["position"] in of][:24]
+    chosen = cases_of(scheme, 24)
     assert chosen
     for number, case in enumerate(chosen):
-        call = Call(case | {"seed": number, "wants": "all", "tables": "own"})
-        if any(b.dtype != call.dtype for m in call.modules for b in m.buffers()):
-            for module in call.modules:  # relpos.numpy's fixed values are float32 or float64
-                module.to(torch.float64 if call.dtype == torch.float64 else torch.float32)
-        want, *_ = call.computed()
-        torch.manual_seed(call.case["seed"])
-        seed = int(torch.randint(2**63 - 1, ()))
-        text, given = parameters_of(call)
-        options = {n: arrays(x) for n, x in call.keywords().items() if n != "position"}
-        options |= {
-            "position": text,
-            "parameters": [array(tensor) for _, tensor in given],
-            "dropout_p": call.case["dropout"],
-            "seed": seed,
-        }
-        q, k, v = (array(x) for x in call.inputs)
+        made = ArrayCall(case, number)
+        q, k, v = made.inputs
         for x in (q, k, v):
             x.flags.writeable = False
-        out, lse, softmax = rn.attention(q, k, v, return_lse=True, return_softmax=True, **options)
-        same("out", out, want["out"])
-        same("lse", lse, want["lse"])
-        dlse = None if call.dlse is None else array(call.dlse.to(want["lse"].dtype))
+        options = {"return_lse": True, "return_softmax": True, **made.options}
+        out, lse, softmax = rn.attention(q, k, v, **options)
+        same("out", out, made.want["out"])
+        same("lse", lse, made.want["lse"])
         found = rn.attention_backward(
-            array(call.dout), q, k, v,
-            out=out, softmax=softmax, dlse=dlse, wanted=rn.Gradients._fields, **options,
+            made.dout, q, k, v,
+            out=out, softmax=softmax, dlse=made.dlse, wanted=rn.Gradients._fields, **made.options,
         )  # fmt: skip
-        for name, got in zip("qkv", found, strict=False):
-            same(name, got, want[f"gradient of {name}"])
-        for (name, tensor), got in zip(given, found.parameters, strict=True):
-            if tensor.is_floating_point():
-                same(name, got, want[name])
-            else:
-                assert got is None
-        if call.added is not None:
-            same("attn_mask", found.attn_mask, want["gradient of attn_mask"])
+        made.same_gradients(*found[:4], found.attn_mask)
+        for (_, tensor), got in zip(made.given, found.parameters, strict=True):
+            assert (got is None) != tensor.is_floating_point()
 
 
 def test_other_results():

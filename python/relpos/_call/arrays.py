@@ -7,11 +7,11 @@ import numpy as np
 
 from relpos import _core
 from relpos._base.arguments import integer
-from relpos._base.errors import kind_of, wrong_type
+from relpos._base.errors import kind_of, wrong_type, wrong_value
 from relpos._call.options import LIBRARIES, Tensors
 
 FLOATING = ("float32", "float64", "bfloat16", "float16")
-_KINDS = {"bool": ("bool",), "floating": FLOATING}
+KINDS = {"bool": ("bool",), "floating": FLOATING}
 
 
 class TileMask(NamedTuple):
@@ -60,9 +60,23 @@ def given_to(array: np.ndarray | None) -> Any:
     return None if array is None else memory_of("out", array, FLOATING)
 
 
+def check_heads(tensors: Mapping[str, Any]) -> None:
+    """Raises where query, key and value, arrays of any library, have not the rank and dtype that
+    relpos.attention asks."""
+    first = next(iter(tensors.values()))
+    for name, array in tensors.items():
+        if array.ndim != 4:
+            layout = "[B, H, Lq, D]" if name == "query" else "[B, Hk, Lk, D]"
+            raise wrong_value(name, f"rank 4, {layout}", str([*array.shape]))
+        if array.dtype.name not in FLOATING:
+            raise wrong_type(name, "float32, float64, bfloat16 or float16", array.dtype.name)
+        if array.dtype != first.dtype:
+            raise wrong_type(name, f"{first.dtype.name}, as query has", array.dtype.name)
+
+
 class NumPyTensors(Tensors):
     def tensor(self, name: str, value: Any, kinds: Sequence[str]) -> Any:
-        dtypes = [dtype for kind in kinds for dtype in _KINDS[kind]]
+        dtypes = [dtype for kind in kinds for dtype in KINDS[kind]]
         return memory_of(name, array_of(name, value), dtypes)
 
     def integers(self, name: str, value: Any) -> Any:

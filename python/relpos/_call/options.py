@@ -153,6 +153,14 @@ def sinks_text(shape: Sequence[int]) -> str:
     return f"attention_sink(heads={heads}, per_query={per_query})"
 
 
+def with_sinks(position: str, sinks: Any, query: Any) -> str:
+    """The text of a position and of sinks, whose shape is checked."""
+    if tuple(sinks.shape) not in ((query.shape[1],), tuple(query.shape[:3])):
+        wanted = f"{[query.shape[1]]} or {[*query.shape[:3]]}"
+        raise wrong_value("sinks", wanted, str([*sinks.shape]))
+    return "+".join(filter(None, (position, sinks_text(sinks.shape))))
+
+
 class Common(TypedDict, total=False):
     """What all functions take."""
 

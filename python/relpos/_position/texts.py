@@ -1,8 +1,10 @@
-"""Positions as texts and arrays, as relpos.numpy takes them."""
+"""Positions as texts and arrays, as relpos.numpy and relpos.jax take them."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from relpos import _core
 from relpos._base.errors import kind_of, wrong_type, wrong_value
@@ -19,6 +21,12 @@ class Slot(NamedTuple):
     def given(self) -> bool:
         """Whether the caller gives it; other values follow from the options."""
         return self.spec.input or self.spec.trainable
+
+    def filled(self, dtype: Any) -> np.ndarray:
+        """The values that follow from the options."""
+        values = np.asarray(self.spec.values, dtype)
+        array = np.broadcast_to(values, self.spec.shape) if len(values) == 1 else values
+        return array.reshape(self.spec.shape)
 
 
 class Read(NamedTuple):
