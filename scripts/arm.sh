@@ -23,7 +23,7 @@ say "selftest"
 "${qemu[@]}" "$build/relpos" selftest >"$build/selftest.log" 2>&1 || { failed+=(selftest); cat "$build/selftest.log"; }
 tail -1 "$build/selftest.log"
 say "registers of the kernels; a wheel"
-RELPOS_ARM=1 python -m pytest -q -rs tests/call/test_disassembly.py tests/docs/test_arm_wheel.py || failed+=(pytest)
+RELPOS_ARM=1 python -m pytest -q -rs tests/call/test_disassembly.py tests/call/test_arm_wheel.py || failed+=(pytest)
 
 # Names in full, sorted: "Suite." and then its tests, indented.
 all=$("${qemu[@]}" "$tests" --gtest_list_tests |

@@ -13,7 +13,6 @@ from tests import ROOT
 from tests.call.accuracy_fuzz import DrawnCall
 from tests.call.test_accuracy import BENIGN
 from tests.call.test_numpy import arrays, parameters_of
-from tests.docs.test_wheel import output
 from tests.support.promise import missed, promised
 
 pytestmark = pytest.mark.skipif(
@@ -49,11 +48,12 @@ def readme_call():
 def site(tmp_path_factory):
     if not WHEEL.exists():
         pytest.skip(f"dist/{WHEEL.name} is not there: make wheels")
-    output([ROOT / "scripts/arm_python.sh"], cwd=ROOT)
+    subprocess.run([ROOT / "scripts/arm_python.sh"], check=True)
     folder = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index"]
     pip += ["--no-deps", "--only-binary", ":all:", "--python-version", "3.11"]
-    output([*pip, "--platform", "manylinux_2_28_aarch64", "--target", folder, WHEEL])
+    pip += ["--platform", "manylinux_2_28_aarch64", "--target", folder, WHEEL]
+    subprocess.run(pip, check=True)
     return folder
 
 
