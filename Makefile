@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build site-tools demo test test-full test-tsan accuracy parity bench hub docs wheels format lint clean
+.PHONY: help build site-tools demo test test-full test-arm test-tsan accuracy parity bench hub docs wheels format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -32,8 +32,12 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, and the site in Chromium; an hour
+test-full: site-tools test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, the site in Chromium, and ARM; two hours
 	@$(PY) -m tests.peers.other_cpus
+	@scripts/arm.sh
+
+test-arm: build ## the C++ tests, cross-built for ARM, under qemu, and the wheel for ARM where dist/ has it
+	@scripts/arm.sh
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
-# and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site.
+# and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site; `setup.sh arm`
+# what `make test-arm` needs: a compiler for ARM and qemu.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,6 +26,11 @@ missing_packages() {
     command -v doxygen >/dev/null || echo doxygen
     command -v chromium >/dev/null || echo chromium
     command -v chromedriver >/dev/null || echo chromium-driver
+  fi
+  if [ "$purpose" = arm ]; then
+    command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu
+    command -v qemu-aarch64-static >/dev/null || echo qemu-user-static
+    [ -e /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   fi
   for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \
     nlohmann/json.hpp=nlohmann-json3-dev; do

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-// Three x86 targets are enough: AVX-512, AVX2 and the compiler's own baseline.
+// Three x86 targets are enough: AVX-512, AVX2 and the baseline. SVE's vectors have no size: no array can hold them.
 #ifndef HWY_DISABLED_TARGETS
 #define HWY_DISABLED_TARGETS \
   (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

@@ -49,9 +49,9 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
   if (old == kNothing) return true;
   const Rescaling rescaled(highest - old);
   const auto rescale = [&](float* x, int64_t count) HWY_ATTR {
-    int64_t c = 0;
-    for (; c + kN <= count; c += kN) hn::StoreU(rescaled(hn::LoadU(d, x + c)), d, x + c);
-    for (; c < count; ++c) x[c] = hn::GetLane(rescaled(hn::Set(d, x[c])));
+    const int64_t whole = count / kN * kN;
+    for (int64_t c = 0; c < whole; c += kN) hn::StoreU(rescaled(hn::LoadU(d, x + c)), d, x + c);
+    for (int64_t c = whole; c < count; ++c) x[c] = hn::GetLane(rescaled(hn::Set(d, x[c])));
   };
   rescale(scores - before, before);
   rescale(state.l + row * kLanes, kLanes);

@@ -162,7 +162,9 @@ HWY_INLINE void register_tile(int64_t K, const float* HWY_RESTRICT a, int64_t ro
       }
     }
     if (end == K) {
-      finish(sum);
+      V total[R][kVectors];  // apart: memory that `finish` needs does not keep sums from registers
+      RELPOS_UNROLLED(r, R) { RELPOS_UNROLLED(v, kVectors) total[r][v] = sum[r][v]; }
+      finish(total);
       return;
     }
     RELPOS_UNROLLED(r, R) {

@@ -1,0 +1,22 @@
+# For toolchain files: headers of Highway, nlohmann/json and CLI11 are taken from the folder RELPOS_HEADERS
+# by links in the folder RELPOS_LINKED_HEADERS, for the rest of RELPOS_HEADERS belongs to this system's C library.
+foreach(name hwy nlohmann CLI)
+  if(NOT EXISTS ${RELPOS_LINKED_HEADERS}/${name})
+    file(MAKE_DIRECTORY ${RELPOS_LINKED_HEADERS})
+    file(CREATE_LINK ${RELPOS_HEADERS}/${name} ${RELPOS_LINKED_HEADERS}/${name} SYMBOLIC)
+  endif()
+endforeach()
+foreach(package nlohmann_json:nlohmann_json CLI11:CLI11)
+  string(REPLACE ":" "::" target ${package})
+  string(REGEX REPLACE ":.*" "" package ${package})
+  file(CONFIGURE OUTPUT ${RELPOS_LINKED_HEADERS}/${package}Config.cmake @ONLY CONTENT
+"if(NOT TARGET @target@)
+  add_library(@target@ INTERFACE IMPORTED)
+  target_include_directories(@target@ SYSTEM INTERFACE \${CMAKE_CURRENT_LIST_DIR})
+endif()
+")
+  set(${package}_DIR ${RELPOS_LINKED_HEADERS})
+endforeach()
+set(hwy_DIR hwy-NOTFOUND)
+set(CMAKE_DISABLE_FIND_PACKAGE_hwy ON)
+set(hwy_dir ${RELPOS_LINKED_HEADERS})
