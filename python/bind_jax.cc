@@ -1,7 +1,7 @@
 // Handlers of XLA's FFI, by which relpos.jax computes. They use the parts of XLA's C API that did not
 // change since its version 0.1, and hold neither Python's lock nor its objects.
 #include <algorithm>
-#include <new>
+#include <exception>
 
 #include "arguments.h"
 #include "xla_call.h"
@@ -49,14 +49,15 @@ XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) noexcept {
     if (answers_metadata(*frame)) return nullptr;
     if (frame->stage == XLA_FFI_ExecutionStage_EXECUTE) XlaCall(*frame).run(compute);
     return nullptr;
-  } catch (const Error& error) {
-    return failed(*frame, code_of(error.kind()), error.what());
-  } catch (const std::bad_alloc&) {
-    return failed(*frame, XLA_FFI_Error_Code_RESOURCE_EXHAUSTED, "relpos: no memory");
-  } catch (const std::exception& error) {
-    return failed(*frame, XLA_FFI_Error_Code_INTERNAL, error.what());
   } catch (...) {
-    return failed(*frame, XLA_FFI_Error_Code_INTERNAL, "relpos: an unknown error");
+    try {
+      const Error error = as_error(std::current_exception());
+      return failed(*frame, code_of(error.kind()), error.what());
+    } catch (const std::exception& error) {
+      return failed(*frame, XLA_FFI_Error_Code_INTERNAL, error.what());
+    } catch (...) {
+      return failed(*frame, XLA_FFI_Error_Code_INTERNAL, "relpos: an unknown error");
+    }
   }
 }
 
