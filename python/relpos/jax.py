@@ -6,6 +6,7 @@ bfloat16.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -199,26 +200,30 @@ def _attention(of: _Static, operands: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @jax.tree_util.register_static
-class _Wanted(tuple):
-    """Of which operands there are gradients."""
+@dataclass(frozen=True)
+class _Wanted:
+    """The operands of which there are gradients, by their places."""
+
+    places: tuple[int, ...]
 
 
 def _attention_forward(of: _Static, primals: Any) -> Any:
     operands = tuple(primal.value for primal in primals)
     names = (*_OF_HEADS, *of.operands)
     trained = (*_OF_HEADS, "attn_mask", "parameters")
-    wanted = _Wanted(
+    wanted = tuple(
         n
         for n, (name, primal) in enumerate(zip(names, primals, strict=True))
         if name in trained and primal.perturbed and jnp.issubdtype(primal.value.dtype, jnp.floating)
     )
     found = _forward(of, operands, (*of.results, "softmax"))
     shown = tuple(found[name] for name in of.results)
-    return shown, (operands, found["out"], found["softmax"], wanted)
+    return shown, (operands, found["out"], found["softmax"], _Wanted(wanted))
 
 
 def _attention_backward(of: _Static, kept: Any, cotangents: Any) -> Any:
-    operands, out, softmax, wanted = kept
+    operands, out, softmax, trained = kept
+    wanted = trained.places
     gradients: list[Any] = [None] * len(operands)
     given = {
         name: cotangent
