@@ -4,6 +4,7 @@ set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_CXX_FLAGS_INIT -Wno-psabi)  # else g++ tells which calls g++ 10 passed in another way
 set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -L /usr/aarch64-linux-gnu)
 
 get_filename_component(RELPOS_LINKED_HEADERS ${CMAKE_CURRENT_LIST_DIR}/../build/arm/headers ABSOLUTE)
