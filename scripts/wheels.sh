@@ -53,10 +53,24 @@ build() {
     "-Ccmake.define.RELPOS_ZIG_TARGET=$target" "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
     { tail -40 "$folder-$2.log"; return 1; }
   if [ -n "$tag" ]; then
-    PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$tag" --only-plat -w dist "$raw"/relpos-*.whl
+    audited "$raw" "$tag" || return
   else
     cp "$raw"/relpos-*.whl dist/
   fi
+}
+
+# audited FOLDER TAG: its wheel into dist, under TAG, where auditwheel finds that an older system would do.
+# auditwheel itself gives no tag of another machine's by name.
+audited() {
+  local wheel found
+  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$1/audited" "$1"/relpos-*.whl
+  wheel=$(echo "$1"/audited/relpos-*.whl) && found=${wheel##*-} found=${found%.whl}
+  if [ "$(printf '%s\n' "$found" "$2" | sort -V | tail -1)" != "$2" ]; then
+    say "expected a wheel for $2, got one for $found"
+    return 1
+  fi
+  found=$("$tools/bin/python" -m wheel tags --remove --platform-tag "$2" "$wheel" | tail -1)
+  mv "$1/audited/$found" dist/
 }
 
 # soabi SYSTEM: in the name of an extension for CPython 3.11 there.
