@@ -1,11 +1,13 @@
 """A case made real: a call of tests/support with the features of factors.py."""
 
+from functools import cache
+
 import relpos
 import torch
 
 from tests.support.call import Call, laid_out
 from tests.support.cases import options_of
-from tests.support.oracle import batched_inputs, configs_of, gradients, oracle_of, registry
+from tests.support.oracle import batched_inputs, configs_of, gradients, registry
 from tests.support.promise import work_type
 
 MIXED = {0: "blhd", 1: "sliced", 2: "expanded", 3: "stepped"}  # strides of q, k, v and dout
@@ -18,9 +20,8 @@ def numbers_of(text, mark="x"):
 
 def sizes_of(case):
     """heads, head_dim, value_dim, key_heads: what configurations are made for."""
-    (heads, key_heads), (head_dim, value_dim) = numbers_of(case["heads"], "/"), numbers_of(
-        case["dims"]
-    )
+    heads, key_heads = numbers_of(case["heads"], "/")
+    head_dim, value_dim = numbers_of(case["dims"])
     return heads, head_dim, value_dim, key_heads
 
 
@@ -29,17 +30,21 @@ def names_of(case):
     return [case[factor] for factor in ("position", "beside") if case[factor] != "none"]
 
 
-def options_text(name, case):
-    """"name#index" of the configuration of a scheme; None where it has none of these sizes."""
-    found = configs_of(name, *sizes_of(case))
-    able = [index for index, options in enumerate(found) if options is not None]
-    return f"{name}#{able[int(case['options']) % len(able)]}" if able else None
-
-
 def parts_of(case):
     """[(scheme, options)] of the position; None where a scheme has none of these sizes."""
-    texts = [options_text(name, case) for name in names_of(case)]
-    return None if None in texts else options_of("+".join(texts), *sizes_of(case))
+    return _parts(tuple(names_of(case)), int(case["options"]), sizes_of(case))
+
+
+@cache
+def _parts(names, number, sizes):
+    texts = []
+    for name in names:
+        found = configs_of(name, *sizes)
+        able = [index for index, options in enumerate(found) if options is not None]
+        if not able:
+            return None
+        texts.append(f"{name}#{able[number % len(able)]}")
+    return options_of("+".join(texts), *sizes)
 
 
 class FuzzCall(Call):
@@ -103,7 +108,8 @@ class FuzzCall(Call):
             ]
             if self.fuzz["place"] == "none":
                 ends = [(min(pair), min(pair)) for pair in ends]
-            ends[-1] = (case["queries"], case["keys"])
+            else:
+                ends[-1] = (case["queries"], case["keys"])
             self.sequences = ends
             if self.fuzz["place"] == "aligned":
                 self.places["q_offset"] = torch.tensor([k - q for q, k in ends])
@@ -265,7 +271,9 @@ class FuzzCall(Call):
         leaves = self.run_leaves() if leaves is None else leaves
         dout = None if self.fuzz["lse"] == "alone" else self.dout
         dlse = None if self.dlse is None or lse is None else self.dlse.to(lse.dtype)
-        grads = gradients([out, *([] if lse is None else [lse])], [dout, dlse][: 1 + (lse is not None)], leaves)
+        grads = gradients(
+            [out, *([] if lse is None else [lse])], [dout, dlse][: 1 + (lse is not None)], leaves
+        )
         found = {"out": out.detach()} | ({} if lse is None else {"lse": lse.detach()})
         for (name, leaf), grad in zip(named, grads, strict=True):
             if leaf.requires_grad:

@@ -8,7 +8,7 @@ import torch
 from tests.fuzz import routes
 from tests.fuzz.call import FuzzCall
 from tests.fuzz.factors import PLAIN, text_of
-from tests.fuzz.rules import fits, makes_sense, refusal, said
+from tests.fuzz.rules import makes_sense, refusal, said
 from tests.support.promise import (
     Bounded,
     missed,
@@ -88,7 +88,10 @@ def judged(call, found, weights):
         line = missed(name, found[name], promises[name])
         if line and name in theirs and found[name].shape == promises[name].exact.shape:
             alone = decided(call, at)
-            if not alone or Kept().share(name, name, found[name], theirs[name], promises[name], True) <= 1:
+            if (
+                not alone
+                or Kept().share(name, name, found[name], theirs[name], promises[name], True) <= 1
+            ):
                 continue
         lines += [line] if line else []
     return lines
@@ -126,7 +129,7 @@ def shrunk(case, problems, judge=problems_of):
         changed = False
         for name, plain in PLAIN.items():
             trial = case | {name: plain}
-            if case[name] == plain or not makes_sense(trial) or not fits(trial):
+            if case[name] == plain or not makes_sense(trial):
                 continue
             found = judge(trial)
             if found:

@@ -60,10 +60,6 @@ def shapes_of(call, index):
     return {spec.name: spec.shape for spec in call.modules[index]._inputs}
 
 
-def side_of(shape):
-    return next((side for side in ("queries", "keys") if side in shape), None)
-
-
 def by_varlen(call, returns):
     """Rows of the batch as packed sequences of their own lengths."""
     ends = call.sequences
@@ -74,6 +70,19 @@ def by_varlen(call, returns):
         rows = [x[b : b + 1].narrow(axis, 0, n) for b, n in enumerate(lengths[side])]
         return torch.cat(rows, axis)
 
+    def packed_input(x, shape):
+        sides = [side for side in lengths if side in shape]
+        if len(sides) == 2:  # of pairs: those of two sequences do not matter
+            rows = x if shape[0] == "batch" else x[None].expand(len(ends), *x.shape)
+            blocks = [row[:q, :k] for row, (q, k) in zip(rows, ends, strict=True)]
+            whole = x.new_zeros(*(sum(each) for each in lengths.values()))
+            at_q = at_k = 0
+            for block, (q, k) in zip(blocks, ends, strict=True):
+                whole[at_q : at_q + q, at_k : at_k + k] = block
+                at_q, at_k = at_q + q, at_k + k
+            return whole[None] if shape[0] == "batch" else whole
+        return packed(x, shape.index(sides[0]), sides[0]) if sides else x
+
     sides = ("queries", "keys", "keys")
     tensors = [
         packed(x, 2, side)[0].transpose(0, 1) for x, side in zip(call.run, sides, strict=True)
@@ -83,10 +92,7 @@ def by_varlen(call, returns):
         shapes = shapes_of(call, index)
         given.append({})
         for name, x in own.items():
-            side = side_of(shapes[name])
-            tokens = side is not None and shapes[name][0] == "batch"
-            axis = shapes[name].index(side) if tokens else None
-            given[-1][name] = packed(x, axis, side) if tokens else x
+            given[-1][name] = packed_input(x, shapes[name])
     options = call.keywords() | {"position": call.position_of(given)}
     sinks = call.sinks_of(given)
     options["sinks"] = sinks if sinks is None or sinks.dim() == 1 else sinks[0]
@@ -139,9 +145,7 @@ def by_chunks(call, returns):
     for first, end in itertools.pairwise(cuts):
         options = without_places(call, call.keywords()) | cut_of(call, first, end, held)
         new = slice(held + first, held + end)
-        found = cache.attend(
-            q[:, :, first:end], k[:, :, new], v[:, :, new], **options, **returns
-        )
+        found = cache.attend(q[:, :, first:end], k[:, :, new], v[:, :, new], **options, **returns)
         parts.append(found if isinstance(found, tuple) else (found,))
     return tuple(torch.cat(each, 2) for each in zip(*parts, strict=True))
 
