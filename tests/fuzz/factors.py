@@ -46,11 +46,12 @@ FACTORS = {
     "also": ("none", "weights", "scores"),
     "hidden": ("numbers", "nan"),  # what padded keys and values hold
     "threads": ("1", "3"),
-    "target": ("here", *TARGETS),
+    "target": ("here",),  # that of the process
 }
 PLAIN = {name: values[0] for name, values in FACTORS.items()}
 QUICK = tuple(FACTORS)[:12]  # the most used
-RANKED = {"route": ("ring", "ulysses")}  # values of a factor that need processes of their own
+RANKED = ("ring", "ulysses")  # routes on processes of their own
+ALL = FACTORS | {"route": (*FACTORS["route"], *RANKED), "target": ("here", *TARGETS)}
 
 
 def plain_case(**chosen):
@@ -68,8 +69,8 @@ def case_of(text):
     case = dict(PLAIN)
     for item in text.split():
         name, _, value = item.partition("=")
-        known = (*FACTORS.get(name, ()), *RANKED.get(name, ()))
-        if name != "seed" and value not in known:
-            raise ValueError(f"{item}: expected one of {sorted(known) or [*FACTORS, 'seed']}")
+        if name != "seed" and value not in ALL.get(name, ()):
+            known = ALL.get(name, [*ALL, "seed"])
+            raise ValueError(f"{item}: expected one of {', '.join(known)}")
         case[name] = value
     return case

@@ -5,7 +5,7 @@ import random
 from functools import cache
 
 from tests.fuzz.cover import Cover, drawn
-from tests.fuzz.factors import FACTORS, QUICK
+from tests.fuzz.factors import ALL, FACTORS, QUICK
 from tests.fuzz.rules import NEEDS, makes_sense, refusal
 
 SEED = 20261125
@@ -17,7 +17,6 @@ def quick_cases():
     of this process."""
     most_used = {name: FACTORS[name] for name in QUICK}
     others = {name: values for name, values in FACTORS.items() if name not in QUICK}
-    others["target"] = FACTORS["target"][:1]
     cover = Cover(most_used, makes_sense, refusal, SEED, NEEDS, others)
     cases = [case | {"seed": str(number)} for number, case in enumerate(cover.rows())]
     return cases, note_of(cover)
@@ -34,7 +33,7 @@ def note_of(cover):
 def full_cases(seed):
     """(case, note) in turn: a cover of all factors, then random ones without end. The note is that
     of the cover so far, None once it is done."""
-    cover = Cover(FACTORS, makes_sense, refusal, seed, NEEDS)
+    cover = Cover(ALL, makes_sense, refusal, seed, NEEDS)
     number = itertools.count()
     for case in cover.rows():
         at = next(number)
@@ -42,4 +41,4 @@ def full_cases(seed):
         yield case | {"seed": str(at)}, left if cover.left else note_of(cover)
     for at in number:
         draw = random.Random(f"fuzz {seed} {at}")
-        yield drawn(FACTORS, makes_sense, draw) | {"seed": str(at)}, None
+        yield drawn(ALL, makes_sense, draw) | {"seed": str(at)}, None

@@ -34,6 +34,11 @@ def placing(case):
     return has(case, "place")
 
 
+def of_pairs(case):
+    """Whether an input is a number for each pair."""
+    return has(case, "seen")
+
+
 def reads(case):
     return any(reads_length(name, options) for name, options in parts_of(case) or ())
 
@@ -167,6 +172,38 @@ REFUSED = [
         "several sequences have several lengths",
         "position=enformer options=1 route=varlen",
     ),
+    *(
+        Refusal(
+            f"on ranks, {name}",
+            all_of(route("ring", "ulysses"), condition),
+            says,
+            "no rank holds Lq x Lk numbers",
+            f"route=ring {example}",
+        )
+        for name, condition, says, example in (
+            ("mask", other("mask", "none"), "^attn_mask: expected None", "mask=bool:qk"),
+            ("weights", value("also", "weights"), "^return_weights: expected", "also=weights"),
+            ("pairs", of_pairs, "^pair_", "position=pair_bias"),
+        )
+    ),
+    Refusal(
+        "heads that ranks cannot share",
+        all_of(route("ulysses"), value("heads", "3/1", "1/1")),
+        "^group: 2 ranks share the heads",
+        "each rank has as many heads as another",
+        "route=ulysses heads=3/1",
+    ),
+    Refusal(
+        "tables of key heads that ranks share",
+        lambda case: (
+            case["route"] == "ulysses"
+            and "rotary_tables" in names_of(case)
+            and any("kv_heads" in options for _, options in parts_of(case))
+        ),
+        "^position: input .* has tokens on axis 2",
+        "heads are dealt over the ranks, an input is not",
+        "position=rotary_tables options=3 route=ulysses",
+    ),
     Refusal(
         "a cache told where its keys are",
         lambda case: (
@@ -211,7 +248,10 @@ NEEDS = {
     ("wants", "mask"): {"mask": "float:qk"},
     ("wants", "tables"): {"position": "t5"},
     ("tables", "float32"): {"position": "t5"},
-    ("route", "vmap"): {"tables": "float32", "position": "t5"},
+    **{
+        ("route", name): {"tables": "float32", "position": "t5"}
+        for name in ("vmap", "ring", "ulysses")
+    },
     ("hidden", "nan"): {"padding": "some"},
     **{("options", str(n)): {"position": "t5"} for n in range(1, 9)},
 }
@@ -239,7 +279,13 @@ def coherent(case):
         through != "autocast" or case["dtype"] in low,
         # Gradients of what several calls share are summed in its own type, by torch.
         through != "chunks" or case["dtype"] not in low,
-        through != "vmap" or case["dtype"] not in low or shares_nothing(case),
+        through not in ("vmap", "ring", "ulysses")
+        or case["dtype"] not in low
+        or shares_nothing(case),
+        # The bound of float64 overflows.
+        case["dtype"] != "float64"
+        or not case["mask"].startswith("least")
+        or case["softcap"] == "none",
         # A chunk sees the keys up to its last query: only causal calls are the same as a whole.
         through != "chunks"
         or (
@@ -249,6 +295,7 @@ def coherent(case):
             and case["also"] == "none"
             and not case["mask"].startswith("tile")
             and not reads(case)
+            and not has(case, "place")  # later tokens may stand before earlier ones
         ),
         through != "vmap" or case["mask"] != "tile:bhqk",
         # A weight is exp(score - lse), of numbers that leave no digit of it.
