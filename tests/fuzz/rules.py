@@ -140,7 +140,7 @@ REFUSED = [
     Refusal(
         "no offset",
         lambda case: (
-            case["route"] in ("call", "vmap", "autocast", "checkpoint", "rows")
+            case["route"] not in ("varlen", "cache", "chunks")
             and case["place"] == "none"
             and no_offset(case)
         ),
