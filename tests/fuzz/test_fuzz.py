@@ -1,11 +1,15 @@
 """`python -m tests.fuzz --quick` as tests, and what refuses as the table says."""
 
+import itertools
+
 import pytest
 
+from tests.fuzz.cover import Cover
 from tests.fuzz.factors import FACTORS, case_of, plain_case, text_of
 from tests.fuzz.judge import line_of, problems_of, shrunk
 from tests.fuzz.plan import quick_cases
 from tests.fuzz.rules import REFUSED, makes_sense, refusal
+from tests.fuzz.tally import Tally
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SHARDS = 8
@@ -51,3 +55,41 @@ def test_a_failure_shrinks():
     case, problems = shrunk(case, judge(case), judge)
     assert text_of(case) == "causal=yes softcap=2.5 seed=3"
     assert problems == ["wrong"]
+
+
+def test_a_tally_goes_on(tmp_path):
+    """Where it stopped; a run of another seed starts anew."""
+    path = tmp_path / "below" / "tally.json"
+    tally = Tally.at(path, 1)
+    tally.add(None, "3 of 9 pairs")
+    tally.add("a failure", None)
+    tally.write()
+    again = Tally.at(path, 1)
+    assert (again.done, again.failures) == (2, ["a failure"])
+    assert again.verdict() == "2 cases, 1 failed; 3 of 9 pairs"
+    assert Tally.at(path, 2).done == 0
+
+
+def test_a_cover_visits_every_pair():
+    """But those that are no call; a pair that is always refused meets in a refused case."""
+    factors = {name: ("0", "1", "2") for name in "abcd"}
+
+    def holds(case):
+        return not (case["a"] == "1" and case["b"] == "1")
+
+    def refused(case):
+        return case["c"] == "2" and case["d"] == "2"
+
+    cover = Cover(factors, holds, refused, 1)
+    rows = list(cover.rows())
+    met = [row for row in rows if not refused(row)]
+    wanted = {
+        ((a, x), (b, y))
+        for a, b in itertools.combinations(factors, 2)
+        for x, y in itertools.product("012", "012")
+    }
+    missing = wanted.difference(*(itertools.combinations(row.items(), 2) for row in met))
+    assert missing == {(("a", "1"), ("b", "1")), (("c", "2"), ("d", "2"))}
+    assert (cover.misfits, cover.refusals) == ([{"a": "1", "b": "1"}], [{"c": "2", "d": "2"}])
+    assert sum(map(refused, rows)) == 1
+    assert len(met) <= 14  # of 81; 9 are the least
