@@ -9,21 +9,17 @@ bfloat16 computes is judged by its own promise (`unit_promise.py`), and shown as
 
 import argparse
 import json
-import os
-import pickle
 import random
-import subprocess
 import sys
-import traceback
 from collections import defaultdict
 
 import relpos
 import torch
 
-from tests import ROOT
 from tests.support.call import Call, laid_out
 from tests.support.oracle import configs_of, exclusive, oracle_of, registry
 from tests.support.promise import SENTENCE, missed, promised, ratio
+from tests.support.target_server import Server, serve
 from tests.support.unit_promise import Kept, applies, decided, reference
 
 TARGETS = tuple(sorted(relpos.show_config()["targets available"].split()))
@@ -178,46 +174,9 @@ def numbered(x, kind, which, draw):
     return x
 
 
-def serve(call_of):
-    """A number a line in, pickled results of `call_of(number)` out: the process of one target."""
-    torch.set_num_threads(1)
-    target = relpos.show_config()["target"]
-    for line in sys.stdin:
-        try:
-            found, _, keep = call_of(int(line)).computed()
-            answer = found, keep
-        except Exception:
-            answer = traceback.format_exc()
-        pickle.dump((target, answer), sys.stdout.buffer)
-        sys.stdout.buffer.flush()
-
-
-class Server:
-    """A process that runs `serve` of a module on a target, which is read at first use."""
-
-    def __init__(self, target, module=f"{__package__}.accuracy_fuzz"):
-        self.target = target
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "--serve"],
-            cwd=ROOT,
-            env=os.environ | {"RELPOS_TARGET": target, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def ask(self, number):
-        self.process.stdin.write(f"{number}\n".encode())
-        self.process.stdin.flush()
-
-    def answer(self):
-        """(results, what dropout keeps), or the text of an exception."""
-        target, answer = pickle.load(self.process.stdout)
-        assert target == self.target
-        return answer
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
+def answered(line):
+    """(results, what dropout keeps) of the call of a number."""
+    return DrawnCall(drawn_case(int(line))).computed()[::2]
 
 
 class Tally:
@@ -319,7 +278,7 @@ def judge(seed, servers, tally):
 
 def fuzz(calls, targets, seed):
     """A Tally of `calls` calls from `seed` on."""
-    tally, servers = Tally(), {target: Server(target) for target in targets}
+    tally, servers = Tally(), {t: Server(t, f"{__package__}.accuracy_fuzz") for t in targets}
     torch.set_num_threads(1)
     try:
         for number in range(seed, seed + calls):
@@ -356,7 +315,7 @@ def main():
     parse.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     given = parse.parse_args()
     if given.serve:
-        return serve(lambda seed: DrawnCall(drawn_case(seed)))
+        return serve(answered)
     targets = TARGETS if given.target == "all" else (given.target,)
     tally = fuzz(given.calls, targets, given.seed)
     if given.json:

@@ -15,12 +15,13 @@ import torch
 
 from tests import ROOT
 from tests.call import accuracy_fuzz
-from tests.call.accuracy_fuzz import TARGETS, DrawnCall, Server, serve
+from tests.call.accuracy_fuzz import TARGETS, DrawnCall
 from tests.support.call import Call, Draw, inputs_of
 from tests.support.near import within
 from tests.support.oracle import oracle_of, registry
 from tests.support.promise import CHAIN, ROUNDINGS, SENTENCE, missed, promised, ratio
 from tests.support.sample import trained
+from tests.support.target_server import Server, serve
 from tests.support.unit_promise import Kept, decided, reference
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
@@ -283,4 +284,4 @@ def test_a_units_promise_is_no_loose_one(deviation):
 
 
 if __name__ == "__main__":
-    serve(lambda number: Hard(*CASES[number]))
+    serve(lambda number: Hard(*CASES[int(number)]).computed()[::2])

@@ -28,6 +28,7 @@ NOT_RUN = {
     "benchmarks": 1,
     "distributed": 1,
     "parity": 1,
+    "promises": 1,
     "which": 4,
 }
 BLOCK = re.compile(r"^(<!-- not run: [^\n]+ -->\n)?```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
