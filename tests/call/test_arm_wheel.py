@@ -14,6 +14,7 @@ from tests.call.accuracy_fuzz import DrawnCall
 from tests.call.test_accuracy import BENIGN
 from tests.call.test_numpy import arrays, parameters_of
 from tests.support.promise import missed, promised
+from tests.support.readme import first_lines
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("RELPOS_ARM") != "1", reason="make test-arm runs it: RELPOS_ARM=1"
@@ -83,7 +84,15 @@ def test_readmes_example_keeps_the_promise(site, tmp_path):
         assert not missed(each, torch.from_numpy(result), promises[each])
 
 
-def test_numpys_example_runs(site):
-    script = (ROOT / "examples/numpy/attention.py").read_text()
+def run_on(site, code):
     path = f"import sys\nsys.path[:0] = [{str(site)!r}, {str(PYTHON / 'site')!r}]\n"
-    assert on_arm("-c", path + script)
+    return on_arm("-c", path + code)
+
+
+def test_the_first_lines_of_the_readme(site):
+    code, printed = first_lines()
+    assert run_on(site, code).strip() == printed
+
+
+def test_numpys_example_runs(site):
+    assert run_on(site, (ROOT / "examples/numpy/attention.py").read_text())

@@ -20,6 +20,7 @@ import relpos
 from tests import ROOT
 from tests.docs.test_wheel import SITE, clean, output
 from tests.support.cli_tool import TOOL, run
+from tests.support.readme import first_lines
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("RELPOS_FULL") != "1", reason="the wheels of make wheels: RELPOS_FULL=1"
@@ -134,16 +135,6 @@ def numpy_beside(empty):
         empty.bin / "python",
     ]
     output([*pip, "install", "--quiet", "--only-binary", ":all:", "numpy"])
-
-
-def first_lines():
-    """README's first lines of Python, and what they print."""
-    text = (ROOT / "README.md").read_text()
-    code, printed = re.search(
-        r"```python\n(.*?)```\n\nThis prints `(.*?)`", text, re.DOTALL
-    ).groups()
-    assert "relpos.numpy" in code
-    return code, printed
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
