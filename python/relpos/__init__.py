@@ -1,7 +1,7 @@
 """Attention with relative positions: exact, trainable, linear in memory.
 
-relpos.schemes(), relpos.show_config() and relpos.numpy work without PyTorch; everything else, as
-relpos.attention(query, key, value, position=relpos.T5Bias(heads=8)), needs it.
+relpos.schemes(), relpos.show_config(), relpos.numpy and relpos.jax work without PyTorch; everything
+else, as relpos.attention(query, key, value, position=relpos.T5Bias(heads=8)), needs it.
 """
 
 from typing import Any

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-import jax
+try:
+    import jax
+except ModuleNotFoundError as _error:
+    if _error.name != "jax":
+        raise
+    raise ImportError(
+        "relpos.jax needs JAX, which is not installed: pip install 'relpos[jax]'"
+    ) from _error
+
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero

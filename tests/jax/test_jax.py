@@ -474,6 +474,14 @@ import sys
 sys.modules["torch"] = None
 import relpos, relpos.numpy
 assert "jax" not in sys.modules
+sys.modules["jax"] = None
+try:
+    import relpos.jax
+except ImportError as error:
+    assert "relpos.jax needs JAX" in str(error) and "relpos[jax]" in str(error), error
+else:
+    raise AssertionError
+del sys.modules["jax"]
 import relpos.jax as rj, numpy as np
 x = np.ones((1, 2, 6, 8), np.float32)
 print(rj.attention(x, x, x, position="alibi(heads=2)", is_causal=True).shape)
