@@ -87,7 +87,7 @@ def stage_python(out):
 
     out.mkdir(parents=True)
     of_schemes = {scheme.class_name for scheme in relpos.schemes()}
-    pages = []
+    pages, shown = [], {}
     for name in MODULES:
         if importlib.util.find_spec(name) is None:
             continue
@@ -103,10 +103,11 @@ def stage_python(out):
             thing = getattr(module, item)
             if item in of_schemes or inspect.ismodule(thing) or isinstance(thing, str):
                 continue
-            if name == "relpos.compat" and hasattr(relpos, item):
-                made.append(f"- {{py:func}}`relpos.{item}`\n")
-                continue
             kind = "class" if inspect.isclass(thing) else "function"
+            first = shown.setdefault(id(thing), f"{name}.{item}")
+            if first != f"{name}.{item}":  # said once, where it comes first
+                made.append(f"- {{py:{'class' if kind == 'class' else 'func'}}}`{first}`\n")
+                continue
             members = ["   :members:"] if kind == "class" else []
             made.append(rest(f".. auto{kind}:: {name}.{item}", *members))
         page = name.replace(".", "-")
