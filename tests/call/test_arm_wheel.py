@@ -12,7 +12,7 @@ import torch
 from tests import ROOT
 from tests.call.accuracy_fuzz import DrawnCall
 from tests.call.test_accuracy import BENIGN
-from tests.call.test_numpy import arrays, parameters_of
+from tests.support.arrays import arrays, parameters_of
 from tests.support.promise import missed, promised
 from tests.support.readme import first_lines
 
