@@ -40,6 +40,18 @@ def same(name, got, want):
     assert got.tobytes() == np.ascontiguousarray(want).tobytes(), name
 
 
+def parameters_of(call):
+    """A position's text, and [(name among the results, tensor)] of what it is given."""
+    given, texts = [], []
+    for n, (module, inputs) in enumerate(zip(call.modules, call.given, strict=True)):
+        held = dict(module.named_parameters())
+        specs = rn.parameters(module._text)
+        own = [(spec.name, held.get(spec.name, inputs.get(spec.name))) for spec in specs]
+        given += [(f"gradient of part {n} {name}", tensor) for name, tensor in own]
+        texts.append(module._text)
+    return "+".join(texts) or None, given
+
+
 class ArrayCall:
     """One case: what it gives through torch, and its arguments as arrays."""
 
@@ -51,7 +63,7 @@ class ArrayCall:
         self.want, *_ = call.computed()
         torch.manual_seed(call.case["seed"])
         seed = int(torch.randint(2**63 - 1, ()))
-        text, self.given = self.parameters()
+        text, self.given = parameters_of(call)
         self.inputs = [array(x) for x in call.inputs]
         self.options = {n: arrays(x) for n, x in call.keywords().items() if n != "position"} | {
             "position": text,
@@ -62,17 +74,6 @@ class ArrayCall:
         self.dout = array(call.dout)
         dlse = call.dlse
         self.dlse = None if dlse is None else array(dlse.to(self.want["lse"].dtype))
-
-    def parameters(self):
-        """The position's text, and [(name among the results, tensor)] of what it is given."""
-        given, texts = [], []
-        for n, (module, inputs) in enumerate(zip(self.call.modules, self.call.given, strict=True)):
-            held = dict(module.named_parameters())
-            specs = rn.parameters(module._text)
-            own = [(spec.name, held.get(spec.name, inputs.get(spec.name))) for spec in specs]
-            given += [(f"gradient of part {n} {name}", tensor) for name, tensor in own]
-            texts.append(module._text)
-        return "+".join(texts) or None, given
 
     def same_gradients(self, query, key, value, parameters, attn_mask):
         for name, got in zip("qkv", (query, key, value), strict=True):
