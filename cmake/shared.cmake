@@ -1,12 +1,6 @@
 # The C library: librelpos.so with the functions of include/relpos.h, whose symbol version is their
 # ABI's. With BUILD_SHARED_LIBS it is the C++ library as well: the C++ functions have this release's
 # symbol version, and no promise from one release to the next.
-if(APPLE)
-  set(relpos_origin "@loader_path")
-else()
-  set(relpos_origin "$ORIGIN")
-endif()
-
 set(symbols ${PROJECT_SOURCE_DIR}/c/relpos.map)
 if(BUILD_SHARED_LIBS)
   set(c_library relpos)
@@ -42,3 +36,14 @@ if(NOT APPLE)
   target_link_options(${c_library} PRIVATE -Wl,--version-script=${symbols})
   set_target_properties(${c_library} PROPERTIES LINK_DEPENDS ${symbols})
 endif()
+
+# relpos_finds_library(TARGET FOLDER): once installed, a shared library in FOLDER, as seen from its own.
+function(relpos_finds_library target folder)
+  set(origin "$ORIGIN")
+  if(APPLE)
+    set(origin "@loader_path")
+  endif()
+  if(BUILD_SHARED_LIBS)
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "${origin}/${folder}")
+  endif()
+endfunction()

@@ -38,16 +38,14 @@ rm -rf "$results"
 RESULTS=$results GTEST_FILTER="*-$(paste -sd: <<<"$out")" nice -n "${NICE:-5}" \
   scripts/shards.sh "${qemu[@]}" "$tests" || failed+=("C++ tests")
 
-count() { { cat "$results"/*.xml 2>/dev/null || true; } | grep -c "$1" || true; }
-run=$(count '<testcase .*result="completed"')
-skipped=$(count '<testcase .*result="skipped"')
-bad=$(python - "$results" <<'EOF'
+read -r run skipped bad < <(python - "$results" <<'EOF'
 import pathlib
 import sys
 import xml.etree.ElementTree as tree
 
-files = pathlib.Path(sys.argv[1]).glob("*.xml")
-print(sum(case.find("failure") is not None for file in files for case in tree.parse(file).iter("testcase")))
+cases = [case for file in pathlib.Path(sys.argv[1]).glob("*.xml") for case in tree.parse(file).iter("testcase")]
+results = [case.get("result") for case in cases]
+print(results.count("completed"), results.count("skipped"), sum(case.find("failure") is not None for case in cases))
 EOF
 )
 wanted=$(comm -23 <(echo "$all") <(echo "$out") | wc -l)

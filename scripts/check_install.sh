@@ -2,8 +2,8 @@
 # Installs build/release into a fresh prefix, then builds and runs examples/cpp against it from
 # outside the tree. Then takes the tree into another project by FetchContent, which must set nothing
 # there. With RELPOS_FULL=1 the example is built in that and run, too; examples/own_bias is built
-# against the installed library and must train; each installed header is compiled alone; the examples
-# of C++ and C are built against one shared library; and Conan packs the tree, where it is installed.
+# against the installed library and must train; each installed header is compiled alone; and the
+# examples of C++ and C are built against one shared library.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,10 +39,8 @@ if [ -n "${RELPOS_FULL:-}" ]; then
     g++ -std=c++20 -Wall -Wextra -Wshadow -Werror -fsyntax-only -I"$out/prefix/include" \
       -include "$header" -x c++ /dev/null
   done
-fi
 
-if [ -n "${RELPOS_FULL:-}" ]; then
-  # configured and compiled apart: what is shared shows its names to others
+  # Compiled apart, for what is shared shows its names to others.
   "$cmake" -S . -B build/shared -G Ninja -DBUILD_SHARED_LIBS=ON -DRELPOS_BUILD_CLI=ON >"$out/log" 2>&1 &&
     "$cmake" --build build/shared >>"$out/log" 2>&1 || { tail -40 "$out/log"; exit 1; }
   for component in dev c tool; do
@@ -66,7 +64,7 @@ sed "s|find_package(relpos .*|include(FetchContent)\nFetchContent_Declare(relpos
   examples/cpp/CMakeLists.txt >"$out/source/CMakeLists.txt"
 cat >>"$out/source/CMakeLists.txt" <<'EOF'
 foreach(forced CMAKE_BUILD_TYPE CMAKE_CXX_STANDARD CMAKE_CXX_VISIBILITY_PRESET CMAKE_POSITION_INDEPENDENT_CODE
-        CMAKE_EXPORT_COMPILE_COMMANDS CMAKE_RUNTIME_OUTPUT_DIRECTORY BUILD_TESTING)
+        CMAKE_EXPORT_COMPILE_COMMANDS CMAKE_RUNTIME_OUTPUT_DIRECTORY BUILD_TESTING BUILD_SHARED_LIBS)
   if(NOT "${${forced}}" STREQUAL "")
     message(FATAL_ERROR "relpos sets ${forced} of the project that takes it")
   endif()

@@ -74,9 +74,7 @@ def summary(request):
 @pytest.fixture
 def one_thread():
     """For thousands of calls too small to share between threads."""
-    import torch
+    from tests.support.threads import threads
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with threads(1):
+        yield

@@ -26,9 +26,17 @@ from jax.custom_derivatives import SymbolicZero
 from relpos import _core
 from relpos._base.arguments import flag, integer
 from relpos._base.errors import kind_of, wrong_type
-from relpos._call.arrays import FLOATING, KINDS, TileMask, array_of, check_heads, memory_of
+from relpos._call.arrays import (
+    FLOATING,
+    KINDS,
+    NumPyTensors,
+    TileMask,
+    array_of,
+    check_heads,
+    memory_of,
+)
 from relpos._call.call import RANKS, TENSORS, Call
-from relpos._call.options import LIBRARIES, Options, Tensors, takes, with_sinks
+from relpos._call.options import LIBRARIES, Options, takes, with_sinks
 from relpos._position.texts import dealt, read_position
 from relpos.numpy import parameters
 
@@ -60,18 +68,17 @@ def _in_halves(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, np.int64)[..., None].view(np.int32)
 
 
-class _JaxTensors(Tensors):
+class _JaxTensors(NumPyTensors):
+    library = jnp
+
+    def array(self, name: str, value: Any) -> Any:
+        return _array(name, value)
+
     def tensor(self, name: str, value: Any, kinds: Sequence[str]) -> Any:
         return _typed(name, value, [dtype for kind in kinds for dtype in KINDS[kind]])
 
     def integers(self, name: str, value: Any) -> Any:
         return _typed(name, value, _INTEGERS)
-
-    def rows(self, name: str, value: Any, query: Any) -> Any:
-        if isinstance(value, (int, np.integer)) or not hasattr(value, "shape"):
-            return None
-        array = self.integers(name, value)
-        return array if array.ndim else jnp.broadcast_to(array, query.shape[:1])
 
     def tiles(self, name: str, value: Any, query: Any) -> tuple[Any, ...] | None:
         if not all(hasattr(value, field) for field in TileMask._fields):
@@ -84,15 +91,6 @@ class _JaxTensors(Tensors):
         words = _in_halves(words) if isinstance(words, np.ndarray) else words
         parts = (self.integers(name, x) for x in (part(value.ranges), part(value.entries), words))
         return *parts, [integer(name, size) for size in value.shape[2:]]
-
-    def seed(self) -> Any:
-        return None
-
-    def position(self, value: Any) -> tuple[str, Sequence[Any]]:
-        return value
-
-    def prepared(self, query: Any, key: Any, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        return options
 
 
 LIBRARIES[jax.Array] = _JaxTensors()

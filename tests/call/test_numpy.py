@@ -10,7 +10,7 @@ import relpos.numpy as rn
 import torch
 
 from tests import ROOT
-from tests.support.arrays import ArrayCall, array, cases_of, same
+from tests.support.arrays import REFUSED, ArrayCall, X, array, cases_of, same
 from tests.support.cases import positions_to_try
 
 
@@ -103,25 +103,7 @@ def test_arrays_of_other_libraries_and_layouts():
     assert rn.attention(held, held, held, is_causal=True).tobytes() == plain.tobytes()
 
 
-X = np.zeros((1, 2, 6, 8), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"position": relpos.ALiBi(2)}, TypeError, "position: expected None or a text"),
-        ({"position": "t6(heads=2)"}, ValueError, "t5"),
-        ({"position": "t5(heads=2)"}, ValueError, r"t5.relative_attention_bias.weight \[32, 2\]"),
-        ({"position": "t5(heads=2)", "parameters": [X]}, ValueError, r"relative_attention_bias"),
-        ({"dropout_p": 0.5}, TypeError, "seed: expected an int where dropout_p is above 0"),
-        ({"dropout_p": 2}, ValueError, "0 <= dropout_p <= 1"),
-        ({"key_padding_mask": X}, TypeError, "key_padding_mask: expected bool, got float32"),
-        ({"attn_mask": [1]}, TypeError, "attn_mask: expected an array"),
-        ({"is_causal": 1}, TypeError, "is_causal: expected a bool"),
-        ({"casual": True}, TypeError, r"attention\(\) got an unexpected keyword argument 'casual'"),
-        ({"sinks": X}, ValueError, r"sinks: expected \[2\] or \[1, 2, 6\]"),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "words"), REFUSED)
 def test_errors_name_the_argument(options, error, words):
     with pytest.raises(error, match=words):
         rn.attention(X, X, X, **options)

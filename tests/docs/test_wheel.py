@@ -206,3 +206,21 @@ def test_cmake_finds_it(wheel, tmp_path):
     output([*configure, "-DCMAKE_BUILD_TYPE=Release"])
     output([cmake, "--build", build])
     assert relpos.__version__ in output([build / "relpos_example"])
+
+
+def test_the_script_of_a_wheel_becomes_the_tool(tmp_path):
+    """With its words, and knowing its Python; it says where a tool was expected."""
+    tool = tmp_path / "relpos/bin/relpos"
+    tool.parent.mkdir(parents=True)
+    (tmp_path / "relpos/__init__.py").write_text("raise AssertionError('imported')")
+    script = tmp_path / "bin/relpos"
+    script.parent.mkdir()
+    script.write_text((ROOT / "python/tool.py").read_text())
+    command = [sys.executable, script, "show", "a b"]
+    environment = {**clean(), "PYTHONPATH": str(tmp_path)}
+    said = run(command, env=environment)
+    assert (said.returncode, str(tool) in said.stderr) == (1, True), said.stderr
+    tool.write_text('#!/bin/sh\necho "$RELPOS_PYTHON|$1|$2"\nexit 3\n')
+    tool.chmod(0o755)
+    said = run(command, env=environment)
+    assert (said.returncode, said.stdout) == (3, f"{sys.executable}|show|a b\n")

@@ -1,6 +1,5 @@
 """Whether one case holds, and the least case that fails as it does."""
 
-import contextlib
 import traceback
 
 import relpos
@@ -18,6 +17,7 @@ from tests.support.promise import (
     promised_weights,
     work_type,
 )
+from tests.support.threads import threads
 from tests.support.unit_promise import Kept, applies, decided, reference
 
 
@@ -44,16 +44,6 @@ def problems_of(case):
             f"{name}: other bits on {case['threads']} threads than on one" for name in names
         ]
     return problems + judged(call, found, weights)
-
-
-@contextlib.contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def bits_of(x):

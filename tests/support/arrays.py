@@ -4,6 +4,7 @@ import random
 
 import ml_dtypes
 import numpy as np
+import relpos
 import relpos.numpy as rn
 import torch
 
@@ -50,6 +51,30 @@ def parameters_of(call):
         given += [(f"gradient of part {n} {name}", tensor) for name, tensor in own]
         texts.append(module._text)
     return "+".join(texts) or None, given
+
+
+X = np.zeros((1, 2, 6, 8), np.float32)
+# Of a call of X: options that are refused, the error, and its words.
+REFUSED = [
+    ({"position": relpos.ALiBi(2)}, TypeError, "position: expected None or a text"),
+    ({"position": "t6(heads=2)"}, ValueError, "t5"),
+    ({"position": "t5(heads=2)"}, ValueError, r"t5.relative_attention_bias.weight \[32, 2\]"),
+    (
+        {"position": "t5(heads=2)", "parameters": [X]},
+        ValueError,
+        r"t5: relative_attention_bias.weight: expected \[32, 2\], got \[1, 2, 6, 8\]",
+    ),
+    ({"dropout_p": 0.5}, TypeError, "seed: expected an int where dropout_p is above 0"),
+    ({"dropout_p": 2}, ValueError, "0 <= dropout_p <= 1"),
+    ({"key_padding_mask": X}, TypeError, "key_padding_mask: expected bool, got float32"),
+    ({"attn_mask": [1]}, TypeError, "attn_mask: expected an array .*got list"),
+    ({"attn_mask": X}, ValueError, "attn_mask: "),
+    ({"is_causal": 1}, TypeError, "is_causal: expected a bool"),
+    ({"casual": True}, TypeError, r"attention\(\) got an unexpected keyword argument 'casual'"),
+    ({"sinks": X}, ValueError, r"sinks: expected \[2\] or \[1, 2, 6\]"),
+    ({"q_positions": np.arange(6)}, ValueError, "give both q_positions and k_positions"),
+    ({"softcap": -1.0}, ValueError, "softcap: expected a number from"),
+]
 
 
 class ArrayCall:

@@ -4,6 +4,7 @@ import relpos
 import torch
 
 from tests.support.oracle import gradients
+from tests.support.threads import threads
 
 
 def step(q, k, v, dout, position=None, dlse=None, also=(), **call):
@@ -25,12 +26,9 @@ def same_bits(got, want):
 
 def same_at_any_thread_count(compute, counts=(1, 2, 4)):
     """The results of `compute`, which have the same bits at each count of threads."""
-    before, found = torch.get_num_threads(), []
-    try:
-        for count in counts:
-            torch.set_num_threads(count)
+    found = []
+    for count in counts:
+        with threads(count):
             found.append(compute())
-            same_bits(found[-1], found[0])
-    finally:
-        torch.set_num_threads(before)
+        same_bits(found[-1], found[0])
     return found[0]

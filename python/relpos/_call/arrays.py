@@ -75,6 +75,13 @@ def check_heads(tensors: Mapping[str, Any]) -> None:
 
 
 class NumPyTensors(Tensors):
+    """Also what relpos.jax keeps of it, whose `library` and `array` are others."""
+
+    library: Any = np
+
+    def array(self, name: str, value: Any) -> Any:
+        return array_of(name, value)
+
     def tensor(self, name: str, value: Any, kinds: Sequence[str]) -> Any:
         dtypes = [dtype for kind in kinds for dtype in KINDS[kind]]
         return memory_of(name, array_of(name, value), dtypes)
@@ -88,9 +95,9 @@ class NumPyTensors(Tensors):
     def rows(self, name: str, value: Any, query: Any) -> Any:
         if isinstance(value, (int, np.integer)) or not hasattr(value, "shape"):
             return None
-        array = array_of(name, value)
+        array = self.array(name, value)
         if not array.ndim:
-            array = np.broadcast_to(array, len(query))
+            array = self.library.broadcast_to(array, query.shape[:1])
         return self.integers(name, array)
 
     def tiles(self, name: str, value: Any, query: Any) -> tuple[Any, ...] | None:
