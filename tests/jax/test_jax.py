@@ -221,7 +221,7 @@ def mapped_inputs(batch, axes):
         if name == "padding":
             value = random.random(full) < 0.3
         elif name in ("offset", "at"):
-            value = np.sort(random.integers(0, 30, full), -1)
+            value = np.sort(random.integers(-10, 30, full), -1)
         else:
             value = random.standard_normal(full).astype(np.float32)
         value = jnp.asarray(value)
@@ -273,19 +273,19 @@ def test_vmap_gives_the_bits_of_calls_one_by_one(case, batch):
 
 def test_vmap_of_vmap(held):
     q, k, v, table = held
-    many = jnp.stack([q * n for n in range(1, 7)]).reshape(2, 3, *q.shape)
-    keys = jnp.stack([k, k + 1, k - 1])
+    many = jnp.stack([q * n for n in range(1, 9)]).reshape(2, 4, *q.shape)
+    keys = jnp.stack([k, k + 1, k - 1, k + 2])
 
     def of(q, k):
         return jax.grad(loss, (0, 1))(q, k, v, table)
 
     inner = jax.vmap(jax.vmap(of), in_axes=(0, None))
-    want = each(lambda m: each(lambda q, k: of(q, k), 3, m, keys), 2, many)
+    want = each(lambda m: each(lambda q, k: of(q, k), 4, m, keys), 2, many)
     same_tree(inner(many, keys), want)
     tables = jnp.stack([table, table + 1])
     of_table = jax.grad(loss, 3)
     got = jax.vmap(jax.vmap(of_table, (0, None, None, None)), (0, None, None, 0))
-    want = each(lambda m, t: each(lambda q: of_table(q, k, v, t), 3, m), 2, many, tables)
+    want = each(lambda m, t: each(lambda q: of_table(q, k, v, t), 4, m), 2, many, tables)
     same_tree(got(many, k, v, tables), want)
     none = jax.vmap(of)(jnp.zeros((0, *q.shape)), jnp.zeros((0, *k.shape)))
     assert [x.shape for x in none] == [(0, *q.shape), (0, *k.shape)]
@@ -407,6 +407,19 @@ def test_traced_offsets(held):
         want = rn.attention(now, k, v, position=T5, parameters=[table], is_causal=True, q_offset=at)
         same_tree(step(now, at), want)
     assert step._cache_size() == 1
+
+
+def test_integers_of_32_bits_keep_their_sign(held):
+    q, k, v, table = held
+    given = {"position": T5, "parameters": [table], "is_causal": True}
+    places = np.arange(L, dtype=np.int32) - 7
+    for now in (
+        {"q_offset": jnp.int32(-3)},
+        {"q_positions": jnp.asarray(places), "k_positions": jnp.asarray(places - 2)},
+    ):
+        got = jax.jit(lambda now: rj.attention(q, k, v, **given, **now))(now)
+        plain = {name: np.asarray(x, np.int64) for name, x in now.items()}
+        same_tree(got, rn.attention(q, k, v, **given, **plain))
 
 
 @pytest.mark.parametrize(
