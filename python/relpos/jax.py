@@ -69,7 +69,7 @@ def _in_halves(values: np.ndarray) -> np.ndarray:
 
 
 class _JaxTensors(NumPyTensors):
-    library = jnp
+    library: Any = jnp
 
     def array(self, name: str, value: Any) -> Any:
         return _array(name, value)
