@@ -171,7 +171,7 @@ std::vector<int64_t> TablePlan::by_class() const {
   }
   std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
     tick();
-    return classes[a] < classes[b];
+    return before(a, b);
   });
   return order;
 }

@@ -88,7 +88,13 @@ struct TablePlan {
             Workspace& memory);
   bool is_gated() const noexcept { return gated.size() > 0; }
   int64_t gated_stride() const noexcept { return window.width + 2 * kPad; }
-  // The entries that read a row, those of one row together and in ascending order.
+  // Whether a comes before b where the entries that read a row are in the order of their classes, falling
+  // where those of the window fall: so sums are read forwards, as prefetchers expect.
+  bool before(int64_t a, int64_t b) const noexcept {
+    const int64_t last = (by_runs() ? runs.count : entries) - 1;
+    return classes[0] <= classes[last] ? classes[a] < classes[b] : classes[a] > classes[b];
+  }
+  // The entries that read a row, those of one row together and in ascending order, rows as of before().
   std::vector<int64_t> by_class() const;
   bool by_runs() const noexcept { return runs.count > 0; }
   int64_t entry(int64_t cell) const noexcept { return by_runs() ? runs.index[cell + 1] : cell; }

@@ -65,6 +65,8 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
   }
   const int64_t low = term.runs(k_low - *q_high), high = term.runs(k_high - *q_low);
   Reach at;
+  at.q_low = *q_low;
+  at.q_high = *q_high;
   at.first = low / kLanes * kLanes;
   at.width = round_up(high + 1 - at.first, kLanes);
   if (low == high) {
@@ -94,14 +96,17 @@ void ColumnTables::multiply(const ColumnPlan& term, int64_t head, const KeyTile&
                             const Reach& at) {
   const TablePlan& table = term;
   const float* panels = table.head_panels(head);
-  for (int64_t from = at.first; from < at.first + at.width;) {
-    const int64_t panel = from / kTile;
-    const int64_t end = std::min(at.first + at.width, (panel + 1) * kTile);
-    plan_.kernels.gemm(kTile, end - from, table.rank, tile.memory + term.factors_at,
-                       table.padded_rank, 1, panels + panel * table.rank * kTile + from % kTile,
-                       kTile, products_.get() + (from - at.first), stride_, false);
-    from = end;
-  }
+  for_each_strip(term, at, tile, [&](int64_t key, int64_t keys, int64_t first, int64_t last) {
+    const int64_t end = round_up(last, kLanes);
+    for (int64_t from = first / kLanes * kLanes; from < end;) {
+      const int64_t panel = from / kTile, to = std::min(end, (panel + 1) * kTile);
+      plan_.kernels.gemm(keys, to - from, table.rank,
+                         tile.memory + term.factors_at + key * table.padded_rank, table.padded_rank,
+                         1, panels + panel * table.rank * kTile + from % kTile, kTile,
+                         products_.get() + key * stride_ + (from - at.first), stride_, false);
+      from = to;
+    }
+  });
 }
 
 void ColumnTables::before_tile(Block& block, const KeyTile& tile) {
@@ -156,6 +161,41 @@ void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block
   }
 }
 
+void ColumnTables::add_to_table(const ColumnPlan& term, const Reach& at, const KeyTile& tile,
+                                float* own) {
+  constexpr int64_t kStrip = 2 * kGroup;
+  const int64_t rank = term.padded_rank, all = at.first + at.width;
+  int64_t begin = 0, end = at.ordered ? 0 : kTile;  // the keys of which some row reads these runs
+  for (int64_t from = at.first; from < all;) {
+    const int64_t to = at.ordered ? std::min(from + kStrip, all) : all;
+    if (at.ordered) {
+      while (begin < kTile && last_run(term, at, tile, begin) < from) ++begin;
+      while (end < kTile && first_run(term, at, tile, end) < to) ++end;
+    }
+    if (begin < end) {
+      relpos::multiply(plan_.kernels, tile.factors_finite, to - from, rank, end - begin,
+                       products_.get() + begin * stride_ + (from - at.first), 1, stride_,
+                       tile.memory + term.factors_at + begin * rank, rank,
+                       own + (from - at.first) * rank, rank, true);
+    }
+    from = to;
+  }
+}
+
+void ColumnTables::add_to_factors(const ColumnPlan& term, int64_t head, const Reach& at,
+                                  const KeyTile& tile, float* factors) {
+  const int64_t rank = term.padded_rank;
+  for_each_strip(term, at, tile, [&](int64_t key, int64_t keys, int64_t first, int64_t last) {
+    for (int64_t from = first; from < last;) {
+      const int64_t end = std::min(group_end(term, from), last);
+      relpos::multiply(plan_.kernels, term.finite, keys, rank, end - from,
+                       products_.get() + key * stride_ + (from - at.first), stride_, 1,
+                       term.head_rows(head, from), rank, factors + key * rank, rank, true);
+      from = end;
+    }
+  });
+}
+
 void ColumnTables::after_tile(const BlockGradients& rows, const KeyTile& tile, int64_t t,
                               const Sums& sums, const KeySums& keys) {
   const Block& block = rows.block;
@@ -171,17 +211,10 @@ void ColumnTables::after_tile(const BlockGradients& rows, const KeyTile& tile, i
     const Reach at = reach(term, block, tile, 0, block.rows, true);
     sum_runs(term, at, block, tile, state.ds);
     if (own.cells != nullptr) {
-      relpos::multiply(plan_.kernels, tile.factors_finite, at.width, rank, kTile, products_.get(),
-                       1, stride_, tile.memory + term.factors_at, rank,
-                       own.at(table, rows.g, at.first), rank, true);
+      add_to_table(term, at, tile, own.at(table, rows.g, at.first));
     }
-    for (int64_t from = at.first; factors != nullptr && from < at.first + at.width;) {
-      const int64_t end = std::min(group_end(table, from), at.first + at.width);
-      relpos::multiply(plan_.kernels, table.finite, kTile, rank, end - from,
-                       products_.get() + (from - at.first), stride_, 1,
-                       table.head_rows(block.head[0], from), rank, factors + t * kTile * rank, rank,
-                       true);
-      from = end;
+    if (factors != nullptr) {
+      add_to_factors(term, block.head[0], at, tile, factors + t * kTile * rank);
     }
   }
 }

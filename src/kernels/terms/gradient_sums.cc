@@ -76,9 +76,9 @@ void in_row_pieces(const TablePlan& table, int threads, Stopper& stopper, F&& f)
   const auto size = static_cast<int64_t>(order.size());
   const auto start = [&](int64_t piece) {
     if (piece == 0 || piece * kEntries >= size) return std::min(size, piece * kEntries);
-    const int64_t row = table.classes[order[piece * kEntries - 1]];
-    const auto by_row = [&](int64_t of, int64_t entry) { return of < table.classes[entry]; };
-    return std::upper_bound(order.begin(), order.end(), row, by_row) - order.begin();
+    const auto by_row = [&](int64_t a, int64_t b) { return table.before(a, b); };
+    return std::upper_bound(order.begin(), order.end(), order[piece * kEntries - 1], by_row) -
+           order.begin();
   };
   parallel_for((size + kEntries - 1) / kEntries, threads, stopper, [&](int64_t piece, int worker) {
     f(std::span{order.begin() + start(piece), order.begin() + start(piece + 1)}, worker);
