@@ -5,6 +5,24 @@
 #include "base/parallel.h"
 
 namespace relpos {
+namespace {
+
+// Finds the places of kTile keys; false: there are more than kMost.
+bool find_places(const int32_t* keys, CoordinateTiles::Places& to) {
+  to.count = 0;
+  for (int64_t c = 0; c < kTile; ++c) {
+    const auto n = std::find(to.at, to.at + to.count, keys[c]) - to.at;
+    if (n == CoordinateTiles::Places::kMost) return false;
+    if (n == to.count) {
+      to.at[to.count] = keys[c];
+      to.keys[to.count++] = 0;
+    }
+    to.keys[n] |= uint64_t{1} << c;
+  }
+  return true;
+}
+
+}  // namespace
 
 CoordinateTiles::CoordinateTiles(const Coordinates& at, int axis, const Problem& p,
                                  Workspace& memory)
@@ -14,7 +32,8 @@ CoordinateTiles::CoordinateTiles(const Coordinates& at, int axis, const Problem&
       tiles_(p.tiles()),
       queries_(memory.take<int32_t>(q_rows_ * lengths_)),
       keys_(memory.take<int32_t>(k_rows_ * tiles_ * kTile)),
-      kinds_(memory.take<uint8_t>(k_rows_ * tiles_)) {
+      kinds_(memory.take<uint8_t>(k_rows_ * tiles_)),
+      places_(memory.take<Places>(k_rows_ * tiles_)) {
   CancelTicks tick;
   int64_t q_low = INT64_MAX, q_high = INT64_MIN, k_low = INT64_MAX, k_high = INT64_MIN;
   int32_t* query = queries_.get();
@@ -41,8 +60,8 @@ CoordinateTiles::CoordinateTiles(const Coordinates& at, int axis, const Problem&
       run = run && keys[c] == keys[0] + c;
       flat = flat && keys[c] == keys[0];
     }
-    kinds_[n] = run ? kRun : flat ? kFlat : kScattered;
     for (int64_t c = count; c < kTile; ++c) keys[c] = keys[c - 1] + (run ? 1 : 0);
+    kinds_[n] = run ? kRun : flat ? kFlat : find_places(keys, places_[n]) ? kFew : kScattered;
   }
   if (k_low <= k_high) key_range_ = {k_low, k_high};
   if (q_low <= q_high && k_low <= k_high) range_ = {k_low - q_high, k_high - q_low};

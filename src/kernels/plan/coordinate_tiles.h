@@ -12,8 +12,15 @@ namespace relpos {
 
 class CoordinateTiles {
  public:
-  // How the keys of a tile stand: one after another, all at one place, or anyhow.
-  enum Kind : uint8_t { kRun, kFlat, kScattered };
+  // How the keys of a tile stand: one after another, all at one place, at a few, or anyhow.
+  enum Kind : uint8_t { kRun, kFlat, kFew, kScattered };
+  // The places of a kFew tile, in the order of their first keys, and the keys of each as bits.
+  struct Places {
+    static constexpr int kMost = 8;
+    int count = 0;
+    int32_t at[kMost];
+    uint64_t keys[kMost];
+  };
 
   CoordinateTiles(const Coordinates& at, int axis, const Problem& p, Workspace& memory);
 
@@ -28,6 +35,9 @@ class CoordinateTiles {
   const int32_t* keys(int64_t b, int64_t t) const noexcept {
     return keys_.get() + ((k_rows_ == 1 ? 0 : b) * tiles_ + t) * kTile;
   }
+  const Places& places(int64_t b, int64_t t) const noexcept {
+    return places_[(k_rows_ == 1 ? 0 : b) * tiles_ + t];
+  }
   // The coordinates of the queries of a batch row.
   const int32_t* queries(int64_t b) const noexcept {
     return queries_.get() + (q_rows_ == 1 ? 0 : b) * lengths_;
@@ -37,6 +47,7 @@ class CoordinateTiles {
   int64_t q_rows_, k_rows_, lengths_, tiles_;
   Buffer<int32_t> queries_, keys_;  // [rows, Lq], [rows, tiles, kTile]
   Buffer<uint8_t> kinds_;           // [rows, tiles]
+  Buffer<Places> places_;           // [rows, tiles], of kFew tiles
   std::pair<int64_t, int64_t> range_{0, 0}, key_range_{0, 0};
 };
 

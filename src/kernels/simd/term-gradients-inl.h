@@ -32,6 +32,17 @@ HWY_INLINE void add_to_cells(const TileView& view, const Panel& panel, int row, 
     to[panel.offset(keys[0] - query)] += hn::GetLane(hn::SumOfLanes(d, sum));
     return;
   }
+  if (const CoordinateTiles::Places* few = few_places(view, panel)) {
+    for (int n = 0; n < few->count; ++n) {
+      const F d;
+      V sum = hn::Zero(d);
+      for (int64_t c = 0; c < kTile; c += kN) {
+        sum = hn::Add(sum, hn::IfThenElseZero(lanes_of(few->keys[n], c), hn::Load(d, x + c)));
+      }
+      to[panel.offset(few->at[n] - query)] += hn::GetLane(hn::SumOfLanes(d, sum));
+    }
+    return;
+  }
   for (int64_t c = 0; c < kTile; ++c) to[panel.offset(keys[c] - query)] += x[c];
 }
 

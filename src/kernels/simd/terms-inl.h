@@ -61,8 +61,22 @@ HWY_INLINE void add_pieces(const TileView& view, const Panel& panel, int group, 
 HWY_INLINE void add_cells(const TileView& view, const Panel& panel, int row, float* sums) {
   const F d;
   const float* cells = panel.row_cells(row);
-  const int32_t* keys = own_keys(view, panel);
   const int32_t query = own_query(view, panel, row);
+  if (const CoordinateTiles::Places* few = few_places(view, panel)) {
+    float found[CoordinateTiles::Places::kMost];
+    for (int n = 0; n < few->count; ++n) {
+      found[n] = panel.gate_of(row) * cells[panel.offset(few->at[n] - query)];
+    }
+    for (int64_t c = 0; c < kTile; c += kN) {
+      V cell = hn::Set(d, found[0]);
+      for (int n = 1; n < few->count; ++n) {
+        cell = hn::IfThenElse(lanes_of(few->keys[n], c), hn::Set(d, found[n]), cell);
+      }
+      hn::Store(hn::Add(hn::Load(d, sums + c), cell), d, sums + c);
+    }
+    return;
+  }
+  const int32_t* keys = own_keys(view, panel);
   const hn::RebindToSigned<F> di;
   const auto first = hn::Set(di, query + static_cast<int32_t>(panel.lo - kPad));
   const auto last = hn::Set(di, static_cast<int32_t>(panel.width + kPad));

@@ -153,6 +153,12 @@ HWY_INLINE bool is_run(const TileView& view, const Panel& panel) {
 HWY_INLINE bool is_flat(const TileView& view, const Panel& panel) {
   return panel.at != nullptr && panel.at->kind(view.block.batch, view.t) == CoordinateTiles::kFlat;
 }
+// The places of the tile's keys where these are few; else null.
+HWY_INLINE const CoordinateTiles::Places* few_places(const TileView& view, const Panel& panel) {
+  const int64_t b = view.block.batch;
+  return panel.at->kind(b, view.t) == CoordinateTiles::kFew ? &panel.at->places(b, view.t)
+                                                            : nullptr;
+}
 // Where the cells of a run start.
 HWY_INLINE int64_t run_offset(const TileView& view, const Panel& panel, int row) {
   if (panel.at == nullptr) return panel.offset(row, view.distance(row, 0));
