@@ -204,11 +204,18 @@ def cases() -> list[Case]:
         ("short: B 64, H 4, L 32, D 32", SHORT, (1.35, 1.6)),
         ("short: windows of Swin, B 64, H 4, L 49, D 32", (64, 4, 49, 49, 32), (1.2, 1.6)),
         ("short: B 8, H 8, L 128, D 64", (8, 8, 128, 128, 64), NO_TARGET),
+        ("short: B 8, H 12, L 197, D 64", (8, 12, 197, 197, 64), NO_TARGET),
     ):
         run = against_peers(formulas.plain, shape, [TORCH])
         rows.append(peer_case(f"{name}, against torch SDPA", target, run))
         run = against_formula(formulas.plain, shape, True)
         rows.append(peer_case(f"{name}, forward + backward, against torch SDPA", NO_TARGET, run))
+    run = against_formula(formulas.window_bias, (64, 4, 49, 49, 32), True)
+    name = "short: windows of Swin, B 64, H 4, L 49, D 32, trained bias, forward + backward"
+    rows.append(peer_case(f"{name}, against torch, mask gathered", NO_TARGET, run))
+    run = against_formula(formulas.plain, (1, 1, 12, 12, 64), True)
+    name = "call, B 1, H 1, L 12, forward + backward, Python, against torch SDPA"
+    rows.append(peer_case(name, NO_TARGET, run))
     run = beside(2, against_formula(formulas.plain, SHORT, True))
     name = "short: B 64, H 4, L 32, D 32, forward + backward beside two busy programs"
     rows.append(peer_case(f"{name}, against torch SDPA", NO_TARGET, run))

@@ -84,6 +84,26 @@ def trained_bias(shape: Shape, dtype: torch.dtype) -> Match:
     )
 
 
+def window_bias(shape: Shape, dtype: torch.dtype) -> Match:
+    """Swin's table of a square window, gathered to a mask in torch."""
+    qkv = inputs(shape, dtype)
+    side = math.isqrt(shape[2])
+    position = relpos.SwinBias(shape[1], window=[side, side]).to(dtype)
+    (table,) = position.parameters()
+    torch.nn.init.normal_(table)
+    classes = position.indices(shape[2], shape[3])
+
+    def bias():
+        return table[classes].permute(2, 0, 1)[None]
+
+    return Match(
+        [*qkv, table],
+        lambda: relpos.attention(*qkv, position=position),
+        lambda: functional.scaled_dot_product_attention(*qkv, attn_mask=bias()),
+        bias,
+    )
+
+
 def pair_bias(shape: Shape, dtype: torch.dtype) -> Match:
     """A number for each class of pairs, gathered to a mask in torch."""
     qkv = inputs(shape, dtype)
