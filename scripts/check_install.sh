@@ -3,11 +3,11 @@
 # outside the tree. Then takes the tree into another project by FetchContent, which must set nothing
 # there. With RELPOS_FULL=1 the example is built in that and run, too; examples/own_bias is built
 # against the installed library and must train; each installed header is compiled alone; and the
-# examples of C++ and C are built against one shared library.
+# examples of C++ and C are built against one shared library. JOBS=2 is the default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cmake=$PWD/.venv/bin/cmake
+cmake=$PWD/.venv/bin/cmake jobs=${JOBS:-2}
 out=$(mktemp -d)
 trap 'rm -rf "$out"' EXIT
 for component in dev tool; do
@@ -42,7 +42,7 @@ if [ -n "${RELPOS_FULL:-}" ]; then
 
   # Compiled apart, for what is shared shows its names to others.
   "$cmake" -S . -B build/shared -G Ninja -DBUILD_SHARED_LIBS=ON -DRELPOS_BUILD_CLI=ON >"$out/log" 2>&1 &&
-    "$cmake" --build build/shared >>"$out/log" 2>&1 || { tail -40 "$out/log"; exit 1; }
+    "$cmake" --build build/shared --parallel "$jobs" >>"$out/log" 2>&1 || { tail -40 "$out/log"; exit 1; }
   for component in dev c tool; do
     "$cmake" --install build/shared --prefix "$out/shared" --component "$component" >/dev/null
   done
@@ -72,7 +72,7 @@ endforeach()
 EOF
 "$cmake" -S "$out/source" -B "$out/parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
 if [ -n "${RELPOS_FULL:-}" ]; then
-  "$cmake" --build "$out/parent" -j >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
+  "$cmake" --build "$out/parent" --parallel "$jobs" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
   "$out/parent/relpos_example"
 fi
 DESTDIR=$out/nothing "$cmake" --install "$out/parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }

@@ -152,6 +152,13 @@ def test_named_files_exist(page):
         assert (ROOT / path).exists(), path
 
 
+def test_the_version_is_that_of_the_library():
+    """In the name of README's wheel and at the top of the changes."""
+    assert re.findall(r"relpos-([\d.]+)-", (ROOT / "README.md").read_text()) == [relpos.__version__]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## (\S+)", changes, re.MULTILINE)[1] == relpos.__version__
+
+
 def public():
     """(name, object) of all that relpos, relpos.nn, relpos.hf and relpos.compose offer, with its
     methods and properties."""

@@ -1,12 +1,16 @@
-"""vcpkg's port and Conan's recipe: they say what the tree is, and Conan packs it.
+"""vcpkg's port, Conan's recipe and cibuildwheel's configuration: they say what the tree is; Conan
+packs it, and cibuildwheel takes the wheels of scripts/wheels.sh.
 
-What Conan builds is proved with RELPOS_FULL=1, with Debian's Highway and nlohmann/json in the place
-of ConanCenter's. vcpkg is not on the package index: its port is read, not run.
+With RELPOS_FULL=1 Conan builds, with Debian's Highway and nlohmann/json in the place of
+ConanCenter's, and cibuildwheel reads its configuration. Its containers are not run. vcpkg is not on
+the package index: its port is read, not run.
 """
 
 import json
 import os
+import platform
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,6 +23,8 @@ from tests.support.cli_tool import ran
 
 PORT = ROOT / "packaging/vcpkg/relpos"
 CONAN = "conan==2.34.0"
+CIBUILDWHEEL = "4.3.5"
+full = pytest.mark.skipif(os.environ.get("RELPOS_FULL") != "1", reason="RELPOS_FULL=1")
 PROFILE = """
 [settings]
 os=Linux
@@ -49,12 +55,17 @@ def test_the_port_of_vcpkg_says_what_the_tree_is():
     assert (PORT / "../../..").resolve() == ROOT
 
 
-@pytest.mark.skipif(os.environ.get("RELPOS_FULL") != "1", reason="builds the tree: RELPOS_FULL=1")
+def environment(folder, package):
+    """The programs of a package of the index, alone."""
+    output([sys.executable, "-m", "venv", folder])
+    output([folder / "bin/python", "-m", "pip", "install", "--quiet", package])
+    return folder / "bin"
+
+
+@full
 def test_conan_packs_the_tree(tmp_path):
     """The package has the library of C++ and that of C; examples/cpp is built against it."""
-    environment = tmp_path / "env"
-    output([sys.executable, "-m", "venv", environment])
-    output([environment / "bin/python", "-m", "pip", "install", "--quiet", CONAN])
+    programs = environment(tmp_path / "env", CONAN)
     profile = tmp_path / "profile"
     profile.write_text(PROFILE)
     variables = {**clean(), "CONAN_HOME": str(tmp_path / "conan")}
@@ -62,7 +73,7 @@ def test_conan_packs_the_tree(tmp_path):
     options = ["--no-remote", "--profile:all", profile]
 
     def conan(*words):
-        command = [environment / "bin/conan", *words, *options]
+        command = [programs / "conan", *words, *options]
         return ran(command, env=variables, seconds=1800, cwd=tmp_path)
 
     conan("create", ROOT)
@@ -88,3 +99,34 @@ def test_the_recipe_of_conan_names_what_it_needs():
     options = re.findall(r'"(RELPOS_[A-Z_]+)"', recipe)
     assert options
     assert [name for name in options if f"option({name} " not in cmake] == []
+
+
+def test_cibuildwheel_takes_the_wheels_of_the_script(tmp_path):
+    """Those that dist/ has; it calls the script, for this system, where dist/ has none."""
+    own = tmp_path / "packaging/cibuildwheel"
+    shutil.copytree(ROOT / "packaging/cibuildwheel", own)
+    (wheel,) = (ROOT / "build/wheel").glob("relpos-*.whl")
+    script = tmp_path / "scripts/wheels.sh"
+    script.parent.mkdir()
+    made = f"echo $@ >>calls && mkdir dist && cp {wheel} dist"
+    script.write_text(f"#!/bin/sh\ncd {tmp_path} && {made}\n")
+    script.chmod(0o755)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps"]
+    for times in range(2):
+        output([*pip, "--no-build-isolation", "-w", tmp_path / f"out{times}", own])
+        assert (tmp_path / f"out{times}" / wheel.name).read_bytes() == wheel.read_bytes()
+    assert (tmp_path / "calls").read_text().split() == [platform.machine()]
+
+
+@full
+def test_the_configuration_of_cibuildwheel(tmp_path):
+    """It knows every option, and what it runs on Linux is every Python on both C libraries."""
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    assert f"pypa/cibuildwheel@v{CIBUILDWHEEL}\n" in workflow
+    programs = environment(tmp_path / "env", f"cibuildwheel=={CIBUILDWHEEL}")
+    command = [programs / "cibuildwheel", "--print-build-identifiers", "--platform", "linux"]
+    for machine, systems in (("x86_64", ("many", "musl")), ("aarch64", ("many",))):
+        shown = output([*command, "--archs", machine, "packaging/cibuildwheel"], cwd=ROOT)
+        assert sorted(shown.split()) == sorted(
+            f"cp3{minor}-{system}linux_{machine}" for minor in range(11, 15) for system in systems
+        )

@@ -1,5 +1,7 @@
-"""What README.md shows first."""
+"""What README.md shows first; run as a program, that it holds for the relpos that is installed."""
 
+import contextlib
+import io
 import re
 
 from tests import ROOT
@@ -12,3 +14,15 @@ def first_lines():
     code, printed = found.groups()
     assert "relpos.numpy" in code
     return code, printed
+
+
+def main():
+    code, printed = first_lines()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(code, {})
+    if said.getvalue().strip() != printed:
+        raise SystemExit(f"README.md: expected {printed!r}, got {said.getvalue().strip()!r}")
+
+
+if __name__ == "__main__":
+    main()
