@@ -5,8 +5,8 @@ import shutil
 
 
 class Planted:
-    """Within it the file has the fault. `kept` is a folder that holds the file as it was: where a run
-    is killed, restore() puts it back."""
+    """Within it the file has the fault. The folder `kept` holds the file as it was: where a run is
+    killed, restore() puts it back."""
 
     def __init__(self, file, old, new, kept):
         self.file, self.old, self.new, self.kept = pathlib.Path(file), old, new, kept

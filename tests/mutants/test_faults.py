@@ -28,9 +28,14 @@ def test_a_fault_goes_as_it_came(tmp_path):
 
     file = tmp_path / "a.txt"
     file.write_text("one two\n")
-    with pytest.raises(KeyboardInterrupt), Planted(file, "two", "three", tmp_path / "kept"):
-        assert file.read_text() == "one three\n"
-        raise KeyboardInterrupt
+
+    def stopped():
+        with Planted(file, "two", "three", tmp_path / "kept"):
+            assert file.read_text() == "one three\n"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
     assert file.read_text() == "one two\n"
     Planted(file, "two", "four", tmp_path / "kept").__enter__()  # a run that was killed
     Planted.restore(tmp_path / "kept")
