@@ -64,6 +64,8 @@ int guarded(F&& run) noexcept {
     try {
       const relpos::Error error = relpos::as_error(std::current_exception());
       return failed(status_of(error.kind()), error.what());
+    } catch (const std::bad_alloc&) {  // not even for the text of the Error
+      return failed(RELPOS_ERROR_MEMORY, "out of memory");
     } catch (const std::exception& error) {
       return failed(RELPOS_ERROR_OTHER, error.what());
     } catch (...) {

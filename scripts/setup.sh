@@ -2,7 +2,8 @@
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
 # and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site; `setup.sh arm`
-# what `make test-arm` needs: a compiler for ARM and qemu.
+# what `make test-arm` needs: a compiler for ARM and qemu. RELPOS_LOCKED=1 installs the files whose hashes
+# requirements.lock has, and no others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -76,7 +77,9 @@ if [ "${#missing[@]}" -gt 0 ]; then
 fi
 
 stamp_of() { cat scripts/setup.sh "$@" | sha256sum | cut -d' ' -f1; }
-stamps=("$STAMP $(stamp_of requirements.txt)")
+lists=(requirements.txt)
+[ "${RELPOS_LOCKED:-}" != 1 ] || lists+=(requirements.lock)
+stamps=("$STAMP $(stamp_of "${lists[@]}")")
 [ "$purpose" != docs ] || stamps+=("$STAMP-site $(stamp_of requirements.txt docs/site/requirements.txt)")
 are_current() {
   local stamp
@@ -100,8 +103,12 @@ say "installing the pinned Python packages into .venv (2.1 GB; a minute or two)"
 pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
 [ -t 1 ] || pip+=(--quiet)
 mapfile -t source < <(torch_source)
-"${pip[@]}" "${source[@]}" -r requirements.txt
-"${pip[@]}" --no-deps "$MUSIC21"
+if [ "${RELPOS_LOCKED:-}" = 1 ]; then
+  "${pip[@]}" "${source[@]}" --no-deps --require-hashes -r requirements.lock
+else
+  "${pip[@]}" "${source[@]}" -r requirements.txt
+  "${pip[@]}" --no-deps "$MUSIC21"
+fi
 if [ "$purpose" = docs ]; then
   say "installing what the site needs into .venv (100 MB)"
   "${pip[@]}" -r docs/site/requirements.txt

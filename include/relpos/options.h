@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -16,9 +17,27 @@ namespace relpos {
 
 struct Scheme;
 
-// None, bool, int, float, text, or a list of numbers.
-using OptionValue =
-    std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+// None, bool, int, float, text, or a list of numbers. A copy for which there is no memory throws
+// std::bad_alloc: gcc 12's copy of a std::variant of these destroys what it has not made.
+struct OptionValue
+    : std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>> {
+  using Variant =
+      std::variant<std::monostate, bool, int64_t, double, std::string, std::vector<double>>;
+  using Variant::variant;
+
+  OptionValue() = default;
+  OptionValue(const OptionValue& other) : Variant() {
+    std::visit([this](const auto& held) { emplace<std::decay_t<decltype(held)>>(held); },
+               static_cast<const Variant&>(other));
+  }
+  OptionValue(OptionValue&&) noexcept = default;
+  OptionValue& operator=(const OptionValue& other) {
+    if (this != &other) *this = OptionValue(other);
+    return *this;
+  }
+  OptionValue& operator=(OptionValue&&) noexcept = default;
+  ~OptionValue() = default;
+};
 // As the text of a position has it: "none", "true", "32", "0.5" (shortest digits that read back the
 // same), a bare or quoted word, "[0.5, 0.25]".
 std::string option_text(const OptionValue& value);

@@ -13,6 +13,8 @@
 #include <sys/mman.h>
 #endif
 
+#include "base/sanitized.h"
+
 namespace relpos::detail {
 namespace {
 
@@ -97,12 +99,9 @@ Memory allocate(size_t bytes) {
   return {data, bytes};
 }
 
-// AddressSanitizer sees a block's end only where it is freed.
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool keeps(size_t) { return false; }
-#else
-constexpr bool keeps(size_t bytes) { return bytes >= kLarge && bytes <= kKeptBytes; }
-#endif
+constexpr bool keeps(size_t bytes) {
+  return !kSanitizesMemory && bytes >= kLarge && bytes <= kKeptBytes;
+}
 
 std::atomic<int64_t> reused{0};
 

@@ -8,15 +8,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/sanitized.h"
+
 namespace relpos {
 namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool kKeeps = false;
-#else
-constexpr bool kKeeps = true;
-#endif
+constexpr bool kKeeps = !kSanitizesMemory;
 
 TEST(Buffer, IsAlignedToALineAndLargeOnesToAHugePage) {
   for (const int64_t bytes : {int64_t{4}, int64_t{1000}, 100 * kMiB / 1024, kMiB, 5 * kMiB}) {

@@ -1,6 +1,5 @@
 // Every long call asks its token, however its work is spread: each is far longer than the test lets it be.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include "relpos/attention.h"
 #include "relpos/dense.h"
 #include "relpos/error.h"
+#include "testing/region.h"
 
 namespace relpos {
 namespace {
@@ -31,26 +31,6 @@ double bound() {
   }();
   return seconds;
 }
-
-// Zeros that take memory only where they are written.
-class Region {
- public:
-  explicit Region(int64_t bytes) : bytes_(static_cast<size_t>(bytes)) {
-    data_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (data_ == MAP_FAILED) throw std::runtime_error("no address space for the test");
-  }
-  ~Region() { munmap(data_, bytes_); }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
-  TensorView view(std::vector<int64_t> shape, DType dtype = DType::kFloat32) const {
-    return TensorView(data_, dtype, shape);
-  }
-
- private:
-  size_t bytes_;
-  void* data_;
-};
 
 // What happens while a call runs that is told to stop after a few answers.
 struct Outcome {

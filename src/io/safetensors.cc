@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 namespace relpos::io {
 namespace {
@@ -42,91 +43,119 @@ const Type* find_type(std::string_view name) {
   return it == kTypes.end() ? nullptr : &*it;
 }
 
-// Reads the header: a JSON object in which no key appears twice and nothing nests deeper than the
-// format does, and the order of its names.
-class HeaderReader {
+// Takes the header while it is parsed: a JSON object in which no key appears twice and nothing nests deeper
+// than the format does. No tree of nlohmann::json: its destructor allocates, and ends the process where
+// there is no memory.
+class HeaderReader final : public nlohmann::json_sax<Json> {
  public:
   HeaderReader(const InputFile& file, const std::string& text) : file_(file) {
-    try {
-      header_ = Json::parse(text, [this](int depth, Json::parse_event_t event, Json& value) {
-        see(depth, event, value);
-        return true;
-      });
-    } catch (const Json::parse_error& error) {
-      file_.fail("malformed JSON at byte ", error.byte, " of the header");
-    }
+    Json::sax_parse(text, this);
+    if (!problem_.empty()) file_.fail(problem_);
   }
 
-  std::vector<SafetensorsFile::Entry> entries() const {
-    std::vector<SafetensorsFile::Entry> all;
-    for (const std::string& name : names_) {
-      const Json& fields = header_.at(name);
-      if (!fields.is_object()) unexpected(fields, name);
-      if (name == "__metadata__") {
-        for (const Json& text : fields) expect_string(text, name);
-      } else {
-        all.push_back(entry(name, fields));
-      }
+  std::vector<SafetensorsFile::Entry> entries() { return std::move(entries_); }
+
+  bool null() override { return unexpected("null"); }
+  bool boolean(bool) override { return unexpected("boolean"); }
+  bool binary(binary_t&) override { return unexpected("binary"); }
+  bool number_integer(number_integer_t) override { return unexpected("negative number"); }
+  bool number_float(number_float_t, const string_t&) override { return unexpected("fraction"); }
+  bool number_unsigned(number_unsigned_t number) override {
+    if (depth_ < kDeepest || numbers_ == nullptr) return unexpected("number");
+    if (number > uint64_t{INT64_MAX}) return wrong("a number overflows int64");
+    numbers_->push_back(static_cast<int64_t>(number));
+    return true;
+  }
+  bool string(string_t& text) override {
+    if (depth_ == 2 && !of_tensor()) return true;
+    if (depth_ != 2 || field_ != "dtype") return unexpected("string");
+    entries_.back().dtype = text;
+    return true;
+  }
+
+  bool start_object(size_t) override {
+    nest();
+    if (depth_ > 2) unexpected("object");
+    if (depth_ == 2 && of_tensor()) entries_.push_back({name_, {}, {}, 0, 0});
+    offsets_.clear();
+    keys_.emplace_back();
+    return true;
+  }
+  bool end_object() override {
+    if (depth_ == 2 && of_tensor()) finish_tensor();
+    keys_.pop_back();
+    --depth_;
+    return true;
+  }
+  bool start_array(size_t) override {
+    numbers_ = nullptr;
+    const bool list = depth_ == 2 && of_tensor() && keys_.size() == 2;
+    if (list && field_ == "shape") numbers_ = &entries_.back().shape;
+    if (list && field_ == "data_offsets") numbers_ = &offsets_;
+    if (numbers_ == nullptr) unexpected("array");
+    nest();
+    return true;
+  }
+  bool end_array() override {
+    --depth_;
+    return true;
+  }
+  bool key(string_t& key) override {
+    if (!keys_.back().insert(key).second) {
+      file_.fail(keys_.size() == 1 ? "name " : "key ", printable(key), " appears twice");
     }
-    return all;
+    (keys_.size() == 1 ? name_ : field_) = key;
+    const bool known = key == "dtype" || key == "shape" || key == "data_offsets";
+    return keys_.size() != 2 || !of_tensor() || known || wrong("unknown key " + printable(key));
+  }
+  bool parse_error(size_t position, const std::string&,
+                   const nlohmann::detail::exception&) override {
+    file_.fail("malformed JSON at byte ", position, " of the header");
   }
 
  private:
   static constexpr int kDeepest = 3;  // a number, in an array of a tensor's fields
 
-  void see(int depth, Json::parse_event_t event, Json& value) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_end) keys_.pop_back();
-    if (event == Event::object_start) keys_.emplace_back();
-    if (depth > kDeepest) file_.fail("the header nests deeper than the format");
-    if (event != Event::key) return;
-    const auto& key = value.get_ref<const std::string&>();
-    if (!keys_.back().insert(key).second) {
-      file_.fail(keys_.size() == 1 ? "name " : "key ", printable(key), " appears twice");
-    }
-    if (keys_.size() == 1) names_.push_back(key);
+  bool of_tensor() const { return name_ != "__metadata__"; }
+  void nest() {
+    if (++depth_ > kDeepest) file_.fail("the header nests deeper than the format");
   }
-
-  SafetensorsFile::Entry entry(const std::string& name, const Json& fields) const {
-    for (const auto& [key, value] : fields.items()) {
-      if (key != "dtype" && key != "shape" && key != "data_offsets") {
-        file_.fail("unknown key ", printable(key));
-      }
-    }
-    if (fields.size() != 3) {
-      file_.fail("tensor ", printable(name), " needs dtype, shape and data_offsets");
-    }
-    expect_string(fields["dtype"], name);
-    const std::vector<int64_t> offsets = numbers(fields["data_offsets"], name);
-    if (offsets.size() != 2) file_.fail("data_offsets of ", printable(name), " needs two numbers");
-    return {name, fields["dtype"], numbers(fields["shape"], name), offsets[0], offsets[1]};
+  // The first is what the reader says, once the text is known to be JSON.
+  bool wrong(const std::string& problem) {
+    if (problem_.empty()) problem_ = problem;
+    return true;
   }
-
-  std::vector<int64_t> numbers(const Json& list, const std::string& name) const {
-    if (!list.is_array()) unexpected(list, name);
-    std::vector<int64_t> values;
-    for (const Json& number : list) {
-      if (!number.is_number_unsigned()) unexpected(number, name);
-      if (number.get<uint64_t>() > uint64_t{INT64_MAX}) file_.fail("a number overflows int64");
-      values.push_back(number);
+  bool unexpected(const char* what) {
+    return wrong("unexpected " + std::string(what) + " in " + printable(name_));
+  }
+  void finish_tensor() {
+    if (keys_.back().size() != 3) {
+      wrong("tensor " + printable(name_) + " needs dtype, shape and data_offsets");
+    } else if (offsets_.size() != 2) {
+      wrong("data_offsets of " + printable(name_) + " needs two numbers");
+    } else {
+      entries_.back().begin = offsets_[0];
+      entries_.back().end = offsets_[1];
     }
-    return values;
-  }
-  void expect_string(const Json& value, const std::string& name) const {
-    if (!value.is_string()) unexpected(value, name);
-  }
-  [[noreturn]] void unexpected(const Json& value, const std::string& name) const {
-    const std::string what = value.is_number_float()     ? "fraction"
-                             : value.is_number_integer() ? "negative number"
-                                                         : value.type_name();
-    file_.fail("unexpected ", what, " in ", printable(name));
   }
 
   const InputFile& file_;
-  Json header_;
+  int depth_ = 0;                            // of objects and arrays that are open
   std::vector<std::set<std::string>> keys_;  // of the objects that are open
-  std::vector<std::string> names_;
+  std::string name_, field_;
+  std::vector<int64_t>* numbers_ = nullptr;  // where those of the open array go; null: nowhere
+  std::vector<int64_t> offsets_;             // of the tensor that is open
+  std::string problem_;
+  std::vector<SafetensorsFile::Entry> entries_;
 };
+
+std::string list_text(const std::vector<int64_t>& numbers) {
+  std::string text = "[";
+  for (const int64_t number : numbers) {
+    text += (text.size() > 1 ? "," : "") + std::to_string(number);
+  }
+  return text + "]";
+}
 
 }  // namespace
 
@@ -194,25 +223,26 @@ Tensor SafetensorsFile::read(const Entry& entry) const {
 }
 
 void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, TensorView>>& tensors) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  std::set<std::string> names;
+  std::string text = "{";
   int64_t begin = 0;
   for (const auto& [name, view] : tensors) {
-    if (name.empty() || name == "__metadata__" || header.contains(name)) {
+    if (name.empty() || name == "__metadata__" || !names.insert(name).second) {
       throw_error(ErrorKind::kIo, sink.path(), ": name ", printable(name), " is taken or reserved");
     }
     const DType dtype = view.dtype;
     const auto type = std::ranges::find(kTypes, std::optional(dtype), &Type::dtype);
     const int64_t end = begin + view.numel() * type->bytes;
-    header[name] = {
-        {"dtype", std::string(type->name)}, {"shape", view.dims()}, {"data_offsets", {begin, end}}};
+    try {
+      text += (text.size() == 1 ? "" : ",") + Json(name).dump();
+    } catch (const Json::exception&) {
+      throw_error(ErrorKind::kIo, sink.path(), ": a tensor's name is not UTF-8");
+    }
+    text += ":{\"dtype\":\"" + std::string(type->name) + "\",\"shape\":" + list_text(view.dims()) +
+            ",\"data_offsets\":" + list_text({begin, end}) + "}";
     begin = end;
   }
-  std::string text;
-  try {
-    text = header.dump();
-  } catch (const Json::exception&) {
-    throw_error(ErrorKind::kIo, sink.path(), ": a tensor's name is not UTF-8");
-  }
+  text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMaxHeader) {
     throw_error(ErrorKind::kIo, sink.path(), ": header of ", text.size(), " bytes, at most ",

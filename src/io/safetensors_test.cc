@@ -119,6 +119,13 @@ TEST_F(SafetensorsTest, RefusesMalformedJson) {
   expect_error(file("{\"__metadata__\":{\"a\":{}}}", 0), "object in");
   expect_error(file("{\"x\":" + std::string(100000, '['), 0), "nests deeper");
   expect_error(file("{\"\xff\":{}}", 0), "malformed JSON");
+  expect_error(file("{\"x\":1e999}", 0), "malformed JSON");
+  expect_error(file("{\"x\":5}", 0), "number in 'x'");
+  expect_error(file("{\"x\":[]}", 0), "array in 'x'");
+  expect_error(file("{\"x\":{\"dtype\":{},\"shape\":[1],\"data_offsets\":[0,4]}}", 4),
+               "object in 'x'");
+  expect_error(file("{\"x\":{\"dtype\":\"F32\",\"shape\":3,\"data_offsets\":[0,4]}}", 4),
+               "number in 'x'");
 }
 
 TEST_F(SafetensorsTest, SurvivesDamage) {

@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ElementTree
 import zipfile
 import zlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -29,8 +29,9 @@ _DAMAGE = (  # what zipfile, ElementTree and the numbers in a score raise on a d
     ElementTree.ParseError,
     EOFError,
     ArithmeticError,
-    KeyError,
+    LookupError,
     NotImplementedError,
+    OSError,
     RuntimeError,
     ValueError,
 )
@@ -62,12 +63,13 @@ def find_corpus() -> Path | None:
 
 def read_chorale(path: Path) -> np.ndarray:
     """Tokens [steps, 4] of one compressed MusicXML file; raises NotAChorale with the reason."""
-    try:
-        return _grid(ElementTree.fromstring(_score_bytes(path)), path.name)
-    except NotAChorale:
-        raise
-    except _DAMAGE as error:
-        raise NotAChorale(f"{path.name}: not a compressed MusicXML file ({error})") from error
+    with path.open("rb") as file:
+        try:
+            return _grid(ElementTree.fromstring(_score_bytes(file, path.name)), path.name)
+        except NotAChorale:
+            raise
+        except _DAMAGE as error:
+            raise NotAChorale(f"{path.name}: not a compressed MusicXML file ({error})") from error
 
 
 def _grid(root: ElementTree.Element, name: str) -> np.ndarray:
@@ -84,20 +86,24 @@ def _grid(root: ElementTree.Element, name: str) -> np.ndarray:
     return grid
 
 
-def _score_bytes(path: Path) -> bytes:
-    with zipfile.ZipFile(path) as archive:
+def _score_bytes(file: IO[bytes], name: str) -> bytes:
+    with zipfile.ZipFile(file) as archive:
         container = ElementTree.fromstring(_member(archive, "META-INF/container.xml"))
         rootfile = next((e for e in container.iter() if e.tag.endswith("rootfile")), None)
         if rootfile is None:
-            raise NotAChorale(f"{path.name}: META-INF/container.xml names no score")
+            raise NotAChorale(f"{name}: META-INF/container.xml names no score")
         return _member(archive, rootfile.get("full-path", ""))
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise NotAChorale(f"{name}: expected plain or deflated bytes, as MusicXML has them")
     with archive.open(name) as member:
         data = member.read(_MAX_XML_BYTES + 1)
     if len(data) > _MAX_XML_BYTES:
         raise NotAChorale(f"{name}: larger than {_MAX_XML_BYTES} bytes")
+    if b"\0" in data:  # in UTF-16 the search for entities would find none
+        raise NotAChorale(f"{name}: has zero bytes, expected UTF-8 or ASCII")
     if b"<!ENTITY" in data:
         raise NotAChorale(f"{name}: declares XML entities, which are refused")
     return data
@@ -121,7 +127,10 @@ def _read_part(part: ElementTree.Element, name: str) -> list[int]:
                 and element.find("chord") is None
             ):
                 begin = round(now * STEPS_PER_QUARTER)
-                now += float(element.findtext("duration") or 0) / divisions  # a grace note has none
+                quarters = float(element.findtext("duration") or 0) / divisions  # 0 of a grace note
+                if quarters < 0:
+                    raise NotAChorale(f"{name}: a note ends before it begins")
+                now += quarters
                 steps = round(now * STEPS_PER_QUARTER) - begin
                 if begin + steps > _MAX_STEPS:
                     raise NotAChorale(f"{name}: longer than {_MAX_STEPS} sixteenths")

@@ -2,52 +2,13 @@
 // one, and the tile kernels make none.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <vector>
 
 #include "base/buffer.h"
 #include "kernels/drive/forward_block.h"
+#include "testing/allocations.h"
 #include "testing/random_terms.h"
-
-namespace {
-
-std::atomic<int64_t> allocations{0};
-
-}  // namespace
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Their own operator new stays in place.
-extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*)(const volatile void*, size_t),
-                                                         void (*)(const volatile void*));
-namespace {
-const int installed = __sanitizer_install_malloc_and_free_hooks(
-    [](const volatile void*, size_t) { allocations.fetch_add(1, std::memory_order_relaxed); },
-    [](const volatile void*) {});
-}  // namespace
-#else
-// Not inlined: gcc would take free() of what `new` gave for a mistake.
-#define RELPOS_REPLACES [[gnu::noinline]]
-RELPOS_REPLACES void* operator new(size_t bytes, std::align_val_t align) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  const auto to = static_cast<size_t>(align);
-  void* memory = std::aligned_alloc(to, (bytes + to - 1) / to * to);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-RELPOS_REPLACES void* operator new(size_t bytes) {
-  return operator new(bytes, std::align_val_t{__STDCPP_DEFAULT_NEW_ALIGNMENT__});
-}
-RELPOS_REPLACES void operator delete(void* memory) noexcept { std::free(memory); }
-RELPOS_REPLACES void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-RELPOS_REPLACES void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-RELPOS_REPLACES void operator delete(void* memory, size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
-#undef RELPOS_REPLACES
-#endif
 
 namespace relpos {
 namespace {
@@ -55,7 +16,7 @@ namespace {
 using random_terms::add_term;
 
 // Allocations, and blocks that took the place of one.
-int64_t so_far() { return allocations + detail::blocks_reused(); }
+int64_t so_far() { return allocations::made() + detail::blocks_reused(); }
 
 enum class Kind { kPlain, kEveryTerm, kEveryTermAnywhere };
 

@@ -1,0 +1,1 @@
+"""Calls of which one says what another must give."""
