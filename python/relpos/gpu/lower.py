@@ -1,0 +1,199 @@
+"""A call as the kernels of the GPU take it: what relpos._core.lower says of its shapes and plain
+options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
+the GPU."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+
+MOST_HEAD_DIM = 128
+# The fields of a call that the kernels read. Others must be as they are where nothing is given.
+_READ = {
+    *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
+    *("k_offset", "k_offsets", "parameters"),
+}
+_UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
+_KEPT = 256
+
+
+class ClassMap:
+    """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
+
+    def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
+        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
+        self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
+        # Before lo and after hi the class stays as it is there.
+        self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
+        self._held: dict[Any, Any] = {}
+
+    def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
+        """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
+        return self._kept(("classes", lo, hi, device), lambda: self._of(lo, hi).to(device))
+
+    def _of(self, lo: int, hi: int) -> Tensor:
+        distances = torch.arange(lo, hi + 1, device="cpu")
+        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
+
+    def cells(
+        self, lo: int, hi: int, rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
+        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
+
+        def listed() -> tuple[Tensor, Tensor, int]:
+            ordered, cells = self._of(lo, hi).sort(stable=True)
+            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
+            starts = torch.searchsorted(ordered, edges)
+            longest = int(starts.diff().max())
+            return cells.int().to(device), starts.int().to(device), longest
+
+        return self._kept(("cells", lo, hi, rows, device), listed)
+
+    def _kept(self, key: Any, make: Any) -> Any:
+        if key not in self._held:
+            if len(self._held) >= _KEPT:
+                self._held.clear()
+            self._held[key] = make()
+        return self._held[key]
+
+
+class TableBias(NamedTuple):
+    """multiplier * table[h, m(delta)], the table [H, M] or [1, M] a view of a parameter."""
+
+    map: ClassMap
+    parameter: int
+    axes: tuple[int, ...]
+    multiplier: float
+
+    def view(self, parameter: Tensor) -> Tensor:
+        """The table, or its gradient, of the parameter or of the parameter's."""
+        table = parameter.permute([axis for axis in self.axes if axis >= 0])
+        for n, axis in enumerate(self.axes):
+            table = table.unsqueeze(n) if axis < 0 else table
+        return table
+
+
+class _Plan(NamedTuple):
+    """What shapes and plain options decide."""
+
+    scale: float
+    terms: tuple[TableBias, ...]
+
+
+class Lowered:
+    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv]. Raises as
+    relpos.attention does on the CPU, and NotImplementedError where no kernel computes it.
+
+    Attributes:
+      scale: of the scores.
+      terms: of the position.
+      parameters: of the position.
+      left, right: a query sees keys at distances from -left to right.
+    """
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
+        _check_options(query, value, call)
+        self.scale, self.terms = _plan(query, key, value, call)
+        self.parameters = call.parameters
+        self.left, self.right = call.window or (-1, -1)
+        self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
+        self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
+        if call.is_causal:
+            self.right = 0
+        self._call, self._query, self._key = call, query, key
+
+    @cached_property
+    def shifts(self) -> Tensor:
+        """int64 [B]: the position of the first key less that of the first query."""
+        call, query = self._call, self._query
+        if self.shift is not None:
+            return torch.full(query.shape[:1], self.shift, dtype=torch.int64, device=query.device)
+        k_offset = call.k_offset if call.k_offsets is None else call.k_offsets
+        q_offset = (call.q_offset or 0) if call.q_offsets is None else call.q_offsets
+        return (k_offset - q_offset).contiguous()
+
+    @cached_property
+    def shift(self) -> int | None:
+        """That of all batch rows, or None where a tensor has them."""
+        call = self._call
+        if call.q_offsets is not None or call.k_offsets is not None:
+            return None
+        return call.k_offset - (call.q_offset or 0)
+
+    def window(self, lo: int, hi: int) -> tuple[int, int]:
+        """Distances lo < hi cut to those that occur, where these are known: what is said of lo
+        holds of all before it, what is said of hi of all after it."""
+        if self.shift is None:
+            return lo, hi
+        first = max(self.shift - self._query.shape[2] + 1, -self.left)
+        last = min(self.shift + self._key.shape[2] - 1, self.right)
+        lo = min(max(lo, first), hi - 1)
+        return lo, max(min(hi, last), lo + 1)
+
+
+_plans: dict[Any, _Plan] = {}
+
+
+def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
+    given = _shape([query, key, value, *call])
+    if given not in _plans:
+        made = _made_plan(query, key, value, call)
+        if len(_plans) >= _KEPT:
+            _plans.clear()
+        _plans[given] = made
+    return _plans[given]
+
+
+def _shape(value: Any) -> Any:
+    """What _core.lower reads of a value."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_shape(each) for each in value)
+    return value
+
+
+def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
+    scale, consecutive, terms = _core.lower(query, key, value, call)
+    read: set[int] = set()
+    biases = []
+    for scheme, kind, starts, classes, parameter, axes, multiplier in terms:
+        if kind != "distance bias":
+            refuse(f"position: {scheme}", f"its {kind} has no kernel")
+        if parameter in read:
+            refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
+        read.add(parameter)
+        biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
+    if not consecutive:
+        refuse("position", "a scheme that places tokens (a grid) has no kernel")
+    return _Plan(scale, tuple(biases))
+
+
+def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
+    default = type(call)()
+    for name, given, held in zip(call._fields, call, default, strict=True):
+        if name not in _READ and given != held and not _means_nothing(name, query):
+            refuse(name)
+    if query.dtype == torch.float64:
+        refuse("query", "float64 has no kernel")
+    for name, tensor in (("query", query), ("value", value)):
+        if tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
+            refuse(name, f"a head size above {MOST_HEAD_DIM} has no kernel", tensor.shape[3])
+
+
+def _means_nothing(name: str, query: Tensor) -> bool:
+    """Whether a given option changes nothing here."""
+    return name == "float32_products" and query.dtype != torch.bfloat16
+
+
+def refuse(name: str, why: str = "has no kernel", got: Any = None) -> NoReturn:
+    came = "" if got is None else f", got {got}"
+    raise NotImplementedError(
+        f"{name}: {why} on the GPU yet{came}; docs/gpu.md lists what has. relpos computes "
+        "the call on the CPU: move its tensors with .cpu()"
+    )
