@@ -71,7 +71,9 @@ def rows() -> list[Row]:
     found = [Row(*key, tile) for key, tile in TABLE.items()]
     others = sorted(KERNELS.keys() - OF_TILES)
     return found + [
-        Row(chip, name, 32, 128, Tile(64, 64, 4, 3)) for chip in SHARED_KIB for name in others
+        Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
+        for chip in SHARED_KIB
+        for name in others
     ]
 
 

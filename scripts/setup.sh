@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MUSIC21=music21==10.5.1  # for its scores alone, so without the packages it asks for
+TRITON=triton==3.9.0    # which a CPU build of torch does not ask for: its interpreter and its compiler
 STAMP=.venv/.relpos-stamp
 purpose=${1:-build}
 say() { printf 'setup: %s\n' "$*"; }
@@ -96,12 +97,12 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   python3 -m venv --clear .venv
 fi
 
-say "installing the pinned Python packages into .venv (2.1 GB; a minute or two)"
+say "installing the pinned Python packages into .venv (2.4 GB; a minute or two)"
 pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
 [ -t 1 ] || pip+=(--quiet)
 mapfile -t source < <(torch_source)
 "${pip[@]}" "${source[@]}" -r requirements.txt
-"${pip[@]}" --no-deps "$MUSIC21"
+"${pip[@]}" --no-deps "$MUSIC21" "$TRITON"
 if [ "$purpose" = docs ]; then
   say "installing what the site needs into .venv (100 MB)"
   "${pip[@]}" -r docs/site/requirements.txt

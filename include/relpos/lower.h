@@ -19,8 +19,7 @@ struct LoweredTerm {
   std::string kind;    // "distance bias" where the members below hold; else what the term is
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
-  // The table [H, M], or [1, M] for all heads: of this parameter, counted over all parts, the axes in
-  // the order of `axes`, where -1 is one of size 1.
+  // The table [H, M]: this parameter, counted over all parts, with its axes in the order of `axes`.
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;

@@ -16,20 +16,23 @@ namespace relpos {
 namespace {
 
 // What a bias is, where it is other than a table that a parameter holds, read by distances.
-std::string other_kind(const DistanceBias& bias, const Part& part) {
+std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
   const auto integers = [](const ParameterSpec& spec) { return spec.integers(); };
   if (bias.slopes.view.given()) return "slopes";
   if (bias.coordinates) return "distance bias of a coordinate";
   if (std::ranges::any_of(part.specs(), integers)) return "distance bias of a given map";
-  const auto* source = bias.table.source;
-  const bool whole = source != nullptr && SourceReader::parameter_of(*source).chosen.empty();
-  return whole ? "" : "computed distance bias";
+  if (bias.table.source == nullptr) return "computed distance bias";
+  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
+  const std::vector<int64_t> shape = part.parameters[read.index].dims();
+  if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
+  return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
 }
 
-LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter) {
+LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
+                       int64_t heads) {
   LoweredTerm term;
   term.scheme = part.scheme().name;
-  term.kind = other_kind(bias, part);
+  term.kind = other_kind(bias, part, heads);
   if (!term.kind.empty()) return term;
   term.kind = "distance bias";
   std::tie(term.starts, term.classes) = bias.map->runs();
@@ -67,7 +70,8 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
       for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
         const size_t term = at[list]++;
         if constexpr (std::same_as<decltype(list), std::vector<DistanceBias> Terms::*>) {
-          lowered.terms.push_back(lower_bias((problem.terms.*list)[term], part, first_parameter));
+          lowered.terms.push_back(
+              lower_bias((problem.terms.*list)[term], part, first_parameter, problem.heads));
         } else {
           LoweredTerm& other = lowered.terms.emplace_back();
           other.scheme = part.scheme().name;

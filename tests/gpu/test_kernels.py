@@ -19,8 +19,8 @@ from tests.support.promise import missed
 
 SEED = 20261125
 DRAWN = 600 if os.environ.get("RELPOS_FULL") == "1" else 60
-POSITIONS = ["", *(f"{name}#{n}" for name, n in [("t5", 0), ("t5", 1), ("t5", 2)])]
-POSITIONS += ["bias_rpe#0", "bias_rpe#1", "bias_rpe#2", "t5#0+bias_rpe#1"]
+POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
+POSITIONS += ["t5#0+bias_rpe#2"]
 FACTORS = {
     "position": POSITIONS,
     "queries": [1, 5, 16, 33, 64, 65, 97],
@@ -91,7 +91,7 @@ def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
     rest = tiles.Tile(32, 64, 4, 1)
     table = wanted | uneven
     monkeypatch.setattr(run, "tile", lambda chip, kernel, *_: table.get(kernel, rest))
-    assert not judged(PLAIN | {"position": "bias_rpe#2", "mask": mask, "queries": 129, "keys": 129})
+    assert not judged(PLAIN | {"position": "bias_rpe#3", "mask": mask, "queries": 129, "keys": 129})
 
 
 def tf32(x):

@@ -36,6 +36,55 @@ def test_the_kernels_in_the_interpreter(summary):
     summary.append(f"kernels of the GPU in Triton's interpreter: {run.stdout.splitlines()[-1]}")
 
 
+def test_the_bench_runs_in_the_interpreter():
+    env = ENV | {"RELPOS_GPU": "interpret", "OMP_NUM_THREADS": "1"}
+    bench = [sys.executable, "bench/gpu.py", "--small"]
+    text = subprocess.run(
+        bench, env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    rows = re.findall(r"^\| 1, 2, 64, 16 \| (.+?) \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| ", text, re.M)
+    names = [name for name, _ in rows]
+    assert [name for name in names if "causal" not in name] == [
+        "SDPA",
+        "relpos, no position",
+        "relpos, T5 table that is not trained",
+        "relpos, T5 table",
+        "relpos, BiasRPE of 1023 distances",
+    ]
+    assert len(rows) == 10
+    assert text.count("not timed") == 2
+    assert re.search(r"launches:.* sum_diagonals \d", text)
+    refused = subprocess.run(bench[:2], env=ENV, cwd=ROOT, capture_output=True, text=True)
+    assert "no CUDA device" in refused.stderr
+
+
+CHECK = """
+import sys
+sys.path.insert(0, "scripts")
+import gpu_check
+row = next(row for row in gpu_check.rows() if row.kernel == "backward_queries" and row.bits == 16)
+found = gpu_check.compiled(row)
+print(found.row.chip, found.registers, found.stack, found.shared, found.atomics)
+print(found.faults())
+print(found._replace(stack=8, shared=10**6, atomics=["red.global.add"]).faults())
+print(found._replace(row=row._replace(bits=32), stack=8).faults())
+print({(row.chip, row.kernel) for row in gpu_check.rows()} == {
+    (chip, kernel) for chip in (80, 90, 100) for kernel in gpu_check.KERNELS
+})
+"""
+
+
+def test_the_check_compiles_a_row_and_knows_faults():
+    """All rows are `make gpu-check`."""
+    sizes, none, three, spilled, every = ran(CHECK).splitlines()
+    assert re.fullmatch(r"80 \d+ 0 \d+ \[\]", sizes)
+    assert int(sizes.split()[1]) > 32
+    assert (none, spilled, every) == ("[]", "[]", "True")
+    assert len(three.split(", ")) == 3
+    assert "it spills" in three
+    assert "red.global.add in its ptx" in three
+
+
 def test_relpos_does_not_import_triton():
     assert "False" in ran("import sys, relpos; print('triton' in sys.modules)")
     assert relpos.gpu.launches() == {}
@@ -59,7 +108,7 @@ def test_the_switch_has_two_values_and_comes_before_triton():
     assert not ran(late, RELPOS_GPU="interpret", TRITON_INTERPRET="1")
 
 
-@pytest.mark.parametrize("path", FOLDER.rglob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
 def test_sources_keep_what_makes_results_the_same(path):
     text = path.read_text()
     for word in ("atomic", "autotune", "index_add", "scatter_add", "bincount", "cumsum"):

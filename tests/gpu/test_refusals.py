@@ -7,7 +7,7 @@ from relpos._call.call import Call as Fields
 
 from tests.support.sample import PLAIN, tensors, trained
 
-HAVE_KERNELS = {"t5", "bias_rpe", "udop"}
+HAVE_KERNELS = {"t5", "bias_rpe"}
 Q, K, V, _ = tensors(queries=6, keys=6)
 
 

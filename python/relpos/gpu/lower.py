@@ -63,7 +63,7 @@ class ClassMap:
 
 
 class TableBias(NamedTuple):
-    """multiplier * table[h, m(delta)], the table [H, M] or [1, M] a view of a parameter."""
+    """multiplier * table[h, m(delta)], the table [H, M] a view of a parameter."""
 
     map: ClassMap
     parameter: int
@@ -72,10 +72,7 @@ class TableBias(NamedTuple):
 
     def view(self, parameter: Tensor) -> Tensor:
         """The table, or its gradient, of the parameter or of the parameter's."""
-        table = parameter.permute([axis for axis in self.axes if axis >= 0])
-        for n, axis in enumerate(self.axes):
-            table = table.unsqueeze(n) if axis < 0 else table
-        return table
+        return parameter.permute(self.axes)
 
 
 class _Plan(NamedTuple):

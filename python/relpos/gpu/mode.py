@@ -15,7 +15,7 @@ def _interprets() -> bool:
         raise ValueError(f"RELPOS_GPU: expected one of {', '.join(_CHOICES)}, got {asked!r}")
     if asked != "interpret":
         return False
-    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
+    if sys.modules.get("triton") is not None and os.environ.get("TRITON_INTERPRET") != "1":
         raise RuntimeError(
             "RELPOS_GPU=interpret: expected that nothing had imported triton yet, which was: "
             "import relpos first, or set TRITON_INTERPRET=1, too"

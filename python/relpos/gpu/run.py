@@ -24,7 +24,8 @@ from relpos.gpu.tiles import Tile, tile
 
 LOG2E = 1.4426950408889634
 _SAFE_PTXAS = (13, 3)  # before it, products on Hopper whose input is in registers are wrong
-_FOLDED, _CLASSES, _ENDS = 32, 16, 256  # blocks of the kernels that add up a table's gradient
+# Blocks of the kernels that go through no pairs: rows, then what adds up a table's gradient.
+_ROWS, _FOLDED, _CLASSES, _ENDS = 32, 32, 16, 256
 
 
 def attention(
@@ -184,20 +185,19 @@ class Run:
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
         sums = self.floats(self.batch, self.heads, self.queries)
-        tile = self.tile("backward_queries")
         self.launch(
             row_sums,
-            (self.of_queries(tile),),
+            (self.batch * self.heads * triton.cdiv(self.queries, _ROWS),),
             None,
             sums=sums,
             out=out.contiguous(),
-            dout=self.rows(dout, tile.queries),
+            dout=self.rows(dout, _ROWS),
             dlse=None if dlse is None else dlse.contiguous(),
             heads=self.heads,
             queries=self.queries,
             value_dim=self.value_dim,
             BV=self.constants["BV"],
-            BM=tile.queries,
+            BM=_ROWS,
         )
         return sums
 
@@ -270,10 +270,9 @@ class Run:
         to = term.view(gradient)
         rows = to.shape[1]
         cells, starts, longest = term.map.cells(lo, hi, rows, self.device)
-        shared = to.shape[0] < self.heads
         self.launch(
             write_table_gradient,
-            (triton.cdiv(rows, _CLASSES), to.shape[0]),
+            (triton.cdiv(rows, _CLASSES), self.heads),
             None,
             gradient=to,
             sums=by_distance,
@@ -283,7 +282,6 @@ class Run:
             class_stride=to.stride(1),
             multiplier=term.multiplier,
             width=hi - lo + 1,
-            heads=self.heads if shared else 1,
             rows=rows,
             longest=longest,
             ROWS=_CLASSES,
@@ -305,7 +303,7 @@ class Run:
             cells=cells,
             table=table,
             classes=term.map.classes(lo, hi, self.device),
-            head_stride=0 if table.shape[0] < self.heads else table.stride(0),
+            head_stride=table.stride(0),
             class_stride=table.stride(1),
             multiplier=term.multiplier * LOG2E,
             stride=stride,

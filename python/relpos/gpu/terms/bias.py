@@ -42,7 +42,7 @@ def write_cells(
     tl.store(cells + h * stride + x, tl.where(m >= 0, found, 0.0), x < width)
 
 
-@triton.jit(do_not_specialize=["head_stride", "class_stride", "width", "heads", "rows", "longest"])
+@triton.jit(do_not_specialize=["head_stride", "class_stride", "width", "rows", "longest"])
 def write_table_gradient(
     gradient,
     sums,
@@ -52,26 +52,23 @@ def write_table_gradient(
     class_stride,
     multiplier,
     width,
-    heads,
     rows,
     longest,
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """Program (block of classes, row of the table): sums, over `heads` heads from the row's on, of
-    float64 sums [H, width] at the cells of each class, cells[starts[m]], ..., cells[starts[m + 1] -
-    1]."""
+    """Program (block of classes, h): multiplier times the sum of `sums` [H, width] at the cells of
+    each class, cells[starts[m]], ..., cells[starts[m + 1] - 1]."""
     m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     begin = tl.load(starts + m, m < rows, 0)
     end = tl.load(starts + m + 1, m < rows, 0)
     h = tl.cast(tl.program_id(1), tl.int64)
     acc = tl.zeros((ROWS, CELLS), tl.float64)
-    for head in range(heads):
-        for n in range(0, longest, CELLS):
-            at = begin + n + tl.arange(0, CELLS)[None, :]
-            cell = tl.load(cells + at, at < end, 0)
-            acc += tl.load(sums + (h + head) * width + cell, at < end, 0.0)
+    for n in range(0, longest, CELLS):
+        at = begin + n + tl.arange(0, CELLS)[None, :]
+        cell = tl.load(cells + at, at < end, 0)
+        acc += tl.load(sums + h * width + cell, at < end, 0.0)
     total = (tl.sum(acc, 1, keep_dims=True) * multiplier).to(tl.float32)
     to = gradient + h * head_stride + tl.cast(m, tl.int64) * class_stride
     tl.store(to, stored(total, gradient.dtype.element_ty, WIDEN), m < rows)
