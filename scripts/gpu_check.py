@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-from relpos.gpu import distance_sums, score_gradient
+from relpos.gpu import distance_sums, pair_sums, score_gradient
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
 from relpos.gpu.forward import forward
@@ -28,6 +28,7 @@ KERNELS = {
     kernel.fn.__name__: kernel
     for kernel in (
         *(forward, backward_queries, backward_keys, distance_sums.sum_diagonals),
+        pair_sums.sum_pairs,
         *(score_gradient.row_sums, distance_sums.fold_diagonals, distance_sums.fold_ends),
         *(bias.write_cells, bias.write_table_gradient),
     )
@@ -36,7 +37,9 @@ OF_TILES = {kernel for _, kernel, _, _ in TABLE}
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
 # Types of arguments by name; others are int32. Descriptors and constants are below.
-TYPES = dict.fromkeys(["softmax", "lse", "sums", "ends", "tiles", "cells", "dlse"], "*fp32")
+TYPES = dict.fromkeys(
+    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse"], "*fp32"
+)
 TYPES |= dict.fromkeys(["scale", "slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["left", "right", "lo", "hi"], "i64")
 TYPES |= {"shifts": "*i64", "by_distance": "*fp64", "classes": "*i32", "starts": "*i32"}

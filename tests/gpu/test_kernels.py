@@ -21,8 +21,9 @@ SEED = 20261125
 DRAWN = 600 if os.environ.get("RELPOS_FULL") == "1" else 60
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
 POSITIONS += ["t5#0+bias_rpe#2"]
+GRIDS = ["swin#0", "swin#1", "swin#4", "beit#0", "levit#0", "swin#1+t5#3"]
 FACTORS = {
-    "position": POSITIONS,
+    "position": POSITIONS + GRIDS,
     "queries": [1, 5, 16, 33, 64, 65, 97],
     "keys": [1, 5, 16, 33, 64, 65, 97],
     "heads": [(1, 1), (2, 2), (4, 2), (3, 1)],
@@ -61,6 +62,8 @@ def drawn():
             if not deck:
                 deck += draw.sample(FACTORS[name], len(FACTORS[name]))
             case[name] = deck.pop()
+        if case["position"] in GRIDS:  # whose tokens are placed: queries see all keys
+            case |= {"mask": "", "offsets": random.Random(number).choice(["zero", "both"])}
         yield case
 
 
@@ -78,10 +81,14 @@ def test_a_call_keeps_the_promise(case, garbage):
     assert not judged(case), case
 
 
+GRID = PLAIN | {"position": "swin#0", "mask": ""}
+
+
+@pytest.mark.parametrize("case", [PLAIN, GRID], ids=["distances", "grid"])
 @pytest.mark.parametrize("dtype", FACTORS["dtype"])
-def test_other_tiles_keep_it_too(dtype, garbage, monkeypatch):
+def test_other_tiles_keep_it_too(case, dtype, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(32, 32, 4, 1))
-    assert not judged(PLAIN | {"dtype": dtype})
+    assert not judged(case | {"dtype": dtype})
 
 
 @pytest.mark.parametrize("mask", ["", "window"])
@@ -159,6 +166,11 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
         "write_table_gradient": 2,
         "write_cells": 4,
     }
+    before = relpos.gpu.launches()["sum_pairs"]
+    first, second = (Call(GRID).computed()[0] for _ in range(2))
+    for name, result in first.items():
+        assert torch.equal(result, second[name]), name
+    assert relpos.gpu.launches()["sum_pairs"] == before + 2
 
 
 def test_what_needs_no_gradient_costs_none():

@@ -64,8 +64,17 @@ def test_other_calls_without_a_kernel():
 
 def test_a_grid_and_own_maps_are_refused():
     q = torch.randn(1, 2, 4, 8)
-    with pytest.raises(NotImplementedError, match=r"^position: a scheme that places tokens"):
-        attention(q, q, q, position=relpos.SwinBias(2, window=2))
+    swin = relpos.SwinBias(2, window=2)
+    assert attention(q, q, q, position=swin).isfinite().all()
+    for name, more in (
+        ("is_causal", {"is_causal": True}),
+        ("window", {"window": (1, 1)}),
+        ("q_offset", {"q_offset": torch.zeros(1).long()}),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=rf"^{name}: with a scheme that places tokens"
+        ):
+            attention(q, q, q, position=swin, **more)
 
     class Own(relpos.Position):
         def bias(self, distance):

@@ -55,7 +55,7 @@ def forward(
         corner = tl.cast(k0, tl.int64) + shift - q0
         k = rows(key, b, h // group, k0, BN, BD)
         s = product(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISION, WIDEN) * scale
-        s = add_terms(s, terms, SCORES, h, corner, a, c)
+        s = add_terms(s, terms, SCORES, h, (q0, k0, corner, a, c))
         visible = seen(corner, a, c, left, right) & (c < keys - k0)
         s = tl.where(visible, s, float("-inf"))
         p, factor, reference, total = add_scores(s, reference, total)

@@ -2,7 +2,7 @@
 options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
 the GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -18,6 +18,7 @@ _READ = {
     *("k_offset", "k_offsets", "parameters"),
 }
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
+_FARTHEST = 2**29  # within a grid, whose differences are int32
 _KEPT = 256
 
 
@@ -33,10 +34,10 @@ class ClassMap:
 
     def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
         """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        return self._kept(("classes", lo, hi, device), lambda: self._of(lo, hi).to(device))
+        distances = _between(lo, hi)
+        return self._kept(("classes", lo, hi, device), lambda: self._of(distances()).to(device))
 
-    def _of(self, lo: int, hi: int) -> Tensor:
-        distances = torch.arange(lo, hi + 1, device="cpu")
+    def _of(self, distances: Tensor) -> Tensor:
         return self._classes[torch.searchsorted(self._starts, distances, right=True)]
 
     def cells(
@@ -44,15 +45,27 @@ class ClassMap:
     ) -> tuple[Tensor, Tensor, int]:
         """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
         are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
+        return self._listed((lo, hi), _between(lo, hi), rows, device)
 
+    def pairs(
+        self, tokens: tuple[Tensor, Tensor], rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        """The same of pairs, counted row by row, of queries and keys at these positions: those of
+        one plan."""
+        q, k = tokens
+        return self._listed("pairs", lambda: k[None, :] - q[:, None], rows, device)
+
+    def _listed(
+        self, key: Any, distances: Callable[[], Tensor], rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
         def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._of(lo, hi).sort(stable=True)
+            ordered, cells = self._of(distances()).flatten().sort(stable=True)
             edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
             starts = torch.searchsorted(ordered, edges)
             longest = int(starts.diff().max())
             return cells.int().to(device), starts.int().to(device), longest
 
-        return self._kept(("cells", lo, hi, rows, device), listed)
+        return self._kept(("cells", key, rows, device), listed)
 
     def _kept(self, key: Any, make: Any) -> Any:
         if key not in self._held:
@@ -60,6 +73,10 @@ class ClassMap:
                 self._held.clear()
             self._held[key] = make()
         return self._held[key]
+
+
+def _between(lo: int, hi: int) -> Callable[[], Tensor]:
+    return lambda: torch.arange(lo, hi + 1, device="cpu")
 
 
 class TableBias(NamedTuple):
@@ -80,6 +97,7 @@ class _Plan(NamedTuple):
 
     scale: float
     terms: tuple[TableBias, ...]
+    tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
 
 class Lowered:
@@ -89,13 +107,15 @@ class Lowered:
     Attributes:
       scale: of the scores.
       terms: of the position.
+      tokens: positions of queries and keys, int64 on the CPU, where a scheme places them; all
+        queries see all keys then.
       parameters: of the position.
       left, right: a query sees keys at distances from -left to right.
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
-        self.scale, self.terms = _plan(query, key, value, call)
+        self.scale, self.terms, self.tokens = _plan(query, key, value, call)
         self.parameters = call.parameters
         self.left, self.right = call.window or (-1, -1)
         self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
@@ -125,12 +145,20 @@ class Lowered:
     def window(self, lo: int, hi: int) -> tuple[int, int]:
         """Distances lo < hi cut to those that occur, where these are known: what is said of lo
         holds of all before it, what is said of hi of all after it."""
-        if self.shift is None:
+        if self.tokens is not None:
+            q, k = self.tokens
+            first, last = int(k.min() - q.max()), int(k.max() - q.min())
+        elif self.shift is None:
             return lo, hi
-        first = max(self.shift - self._query.shape[2] + 1, -self.left)
-        last = min(self.shift + self._key.shape[2] - 1, self.right)
+        else:
+            first, last = self._apart(self.shift)
         lo = min(max(lo, first), hi - 1)
         return lo, max(min(hi, last), lo + 1)
+
+    def _apart(self, shift: int) -> tuple[int, int]:
+        """The smallest and the largest distance of a call of consecutive tokens."""
+        first = max(shift - self._query.shape[2] + 1, -self.left)
+        return first, min(shift + self._key.shape[2] - 1, self.right)
 
 
 _plans: dict[Any, _Plan] = {}
@@ -166,9 +194,24 @@ def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
             refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
         read.add(parameter)
         biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
-    if not consecutive:
-        refuse("position", "a scheme that places tokens (a grid) has no kernel")
-    return _Plan(scale, tuple(biases))
+    return _Plan(scale, tuple(biases), None if consecutive else _placed(query, key, call))
+
+
+def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+    for name in ("is_causal", "window", "q_offsets", "k_offsets"):
+        if not any(getattr(call, name) is nothing for nothing in (False, None)):
+            refuse(
+                name.removesuffix("s"), "with a scheme that places tokens (a grid) has no kernel"
+            )
+    tokens = []
+    for tensor, offset, of_keys in ((query, call.q_offset, False), (key, call.k_offset, True)):
+        numbers = torch.arange(tensor.shape[2], device="cpu") + (offset or 0)
+        _core.place_tokens(call.position, of_keys, numbers)
+        tokens.append(numbers)
+    q, k = tokens
+    if q.numel() and k.numel() and max(q.max(), k.max()) - min(q.min(), k.min()) >= _FARTHEST:
+        refuse("position", f"a grid that places tokens {_FARTHEST} apart has no kernel")
+    return q, k
 
 
 def _check_options(query: Tensor, value: Tensor, call: Any) -> None:

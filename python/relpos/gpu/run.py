@@ -18,8 +18,16 @@ from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.forward import forward
 from relpos.gpu.lower import Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
+from relpos.gpu.pair_sums import sum_pairs
 from relpos.gpu.score_gradient import row_sums
-from relpos.gpu.terms.bias import Bias, bias_score, write_cells, write_table_gradient
+from relpos.gpu.terms.bias import (
+    Bias,
+    PlacedBias,
+    bias_score,
+    placed_bias_score,
+    write_cells,
+    write_table_gradient,
+)
 from relpos.gpu.tiles import Tile, tile
 
 LOG2E = 1.4426950408889634
@@ -93,9 +101,11 @@ class Run:
             "BD": _padded(self.head_dim),
             "BV": _padded(self.value_dim),
         }
-        self.bounds = {"left": lowered.left, "right": lowered.right}
+        shifts = lowered.shifts
+        self.bounds = {"shifts": shifts, "left": lowered.left, "right": lowered.right}
         self.terms = tuple(self.bias(term) for term in lowered.terms)
-        self.scores = tuple(bias_score for _ in self.terms)
+        score = bias_score if lowered.tokens is None else placed_bias_score
+        self.scores = tuple(score for _ in self.terms)
 
     def tile(self, kernel: str) -> Tile:
         head_dim = max(self.head_dim, self.value_dim)
@@ -131,11 +141,10 @@ class Run:
             group=self.heads // self.kv_heads,
             queries=self.queries,
             keys=self.keys,
-            shifts=self.lowered.shifts,
             terms=self.terms,
             SCORES=self.scores,
             scale=self.lowered.scale * LOG2E,
-            **self.bounds,
+            **({} if kernel is sum_pairs else self.bounds),
             **self.constants,
         )
 
@@ -210,7 +219,8 @@ class Run:
     ) -> None:
         """Gradients of query and of the tables."""
         ends, lo, hi = None, 0, 1
-        if tables:
+        by_pairs = tables and self.lowered.tokens is not None
+        if tables and not by_pairs:
             ends = self.floats(self.batch, self.heads, self.queries, 2)
             lo = min(term.map.lo for term in tables)
             hi = max(term.map.hi for term in tables)
@@ -226,11 +236,18 @@ class Run:
             **shared,
             **_blocks(self.tile("backward_queries")),
         )
-        if ends is None:
+        if not tables:
             return
-        by_distance = self.by_distance(lo, hi, ends, shared)
+        sums = self.by_pairs(shared) if by_pairs else self.by_distance(lo, hi, ends, shared)
         for term in tables:
-            self.table_gradient(term, of_parameters[term.parameter], by_distance, lo, hi)
+            gradient = term.view(of_parameters[term.parameter])
+            rows = gradient.shape[1]
+            cells = (
+                term.map.pairs(self.lowered.tokens, rows, self.device)
+                if by_pairs
+                else term.map.cells(lo, hi, rows, self.device)
+            )
+            self.table_gradient(term, gradient, sums, cells)
 
     def by_distance(self, lo: int, hi: int, ends: Tensor, shared: dict[str, Any]) -> Tensor:
         """float64 [H, hi - lo + 1]: the sums of the scores' gradients at each distance, the first
@@ -264,24 +281,44 @@ class Run:
         )
         return found
 
+    def by_pairs(self, shared: dict[str, Any]) -> Tensor:
+        """[H, Lq Lk]: the sums of the scores' gradients over the batch, for each pair of tokens."""
+        pairs = self.floats(self.heads, self.queries * self.keys)
+        del (shared := dict(shared))["slope"]
+        tile = self.tile("sum_pairs")
+        self.pairs(
+            sum_pairs,
+            lambda tile: (
+                self.heads
+                * triton.cdiv(self.queries, tile.queries)
+                * triton.cdiv(self.keys, tile.keys)
+            ),
+            pairs=pairs,
+            batch=self.batch,
+            **shared,
+            **_blocks(tile),
+        )
+        return pairs
+
     def table_gradient(
-        self, term: TableBias, gradient: Tensor, by_distance: Tensor, lo: int, hi: int
+        self, term: TableBias, to: Tensor, sums: Tensor, listed: tuple[Tensor, Tensor, int]
     ) -> None:
-        to = term.view(gradient)
+        """Writes the gradient [H, M] of a table from sums [H, ..] and what of them each class
+        has."""
+        cells, starts, longest = listed
         rows = to.shape[1]
-        cells, starts, longest = term.map.cells(lo, hi, rows, self.device)
         self.launch(
             write_table_gradient,
             (triton.cdiv(rows, _CLASSES), self.heads),
             None,
             gradient=to,
-            sums=by_distance,
+            sums=sums,
             cells=cells,
             starts=starts,
             head_stride=to.stride(0),
             class_stride=to.stride(1),
             multiplier=term.multiplier,
-            width=hi - lo + 1,
+            width=sums.shape[1],
             rows=rows,
             longest=longest,
             ROWS=_CLASSES,
@@ -289,7 +326,7 @@ class Run:
             WIDEN=INTERPRETS,
         )
 
-    def bias(self, term: TableBias) -> Bias:
+    def bias(self, term: TableBias) -> Bias | PlacedBias:
         """What the kernels read of a distance bias."""
         lo, hi = self.lowered.window(term.map.lo, term.map.hi)
         width = hi - lo + 1
@@ -310,7 +347,13 @@ class Run:
             width=width,
             BLOCK=256,
         )
-        return Bias(cells, stride, lo, width)
+        if self.lowered.tokens is None:
+            return Bias(cells, stride, lo, width)
+        q, k = self.lowered.tokens
+        base = q.min()  # where differences start
+        rows, columns = ((x - least).int() for x, least in ((q, base), (k, base + lo)))
+        at = rows.to(self.device), columns.to(self.device)
+        return PlacedBias(cells, stride, width, *at, self.queries, self.keys)
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""

@@ -43,9 +43,7 @@ def pair_weights(
     terms,
     SCORES: tl.constexpr,
     h,
-    corner,
-    a,
-    c,
+    at,
     scale,
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
@@ -53,7 +51,7 @@ def pair_weights(
     """Weights of a tile from products x y of queries and keys, in either order; of_rows as
     read_rows gives them, broadcast to the tile."""
     zero = tl.zeros(visible.shape, tl.float32)
-    s = add_terms(product(x, y, zero, PRECISION, WIDEN) * scale, terms, SCORES, h, corner, a, c)
+    s = add_terms(product(x, y, zero, PRECISION, WIDEN) * scale, terms, SCORES, h, at)
     return weights(s, of_rows[0], of_rows[1], visible)
 
 
