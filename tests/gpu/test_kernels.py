@@ -148,6 +148,15 @@ def test_numbers_are_rounded_to_nearest_even(dtype):
     assert to[0].isnan()
 
 
+def test_weights_are_rounded_before_they_meet_values():
+    """As on the GPU: exp(-0.375) is 0.68729, in bfloat16 0.6875."""
+    q = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
+    k, v = (torch.tensor(x).bfloat16()[None, None, :, None] for x in ([0, -0.375], [-0.6875, 1]))
+    assert relpos.attention(q, k, v, scale=1.0, q_offset=0) == 0
+    wide = relpos.attention(q.float(), k.float(), v.float(), scale=1.0, q_offset=0)
+    assert -1e-3 < wide < -1e-5
+
+
 def test_two_runs_have_the_same_bits_and_triton_computes_them():
     before = relpos.gpu.launches()
     first, second = (Call(PLAIN).computed()[0] for _ in range(2))
@@ -203,6 +212,23 @@ def test_the_cpu_has_the_same_results(dtype):
         torch.testing.assert_close(out, want, rtol=limit, atol=limit)
         torch.testing.assert_close(lse, wanted_lse, rtol=3e-6, atol=3e-6)
         assert (lse == -torch.inf).any() == ("q_offset" in more and more.get("is_causal", False))
+
+
+@pytest.mark.parametrize("window", [(1, 0), (0, 1)])
+def test_a_window_that_needs_one_key_of_one_more_tile(window):
+    """The second block of queries sees 65 keys, and the second block of keys is seen by as many."""
+    q, k, v, dout = torch.randn(4, 1, 1, 130, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = relpos.attention(q, k, v, window=window)
+    apart = torch.arange(130)[None, :] - torch.arange(130)[:, None]
+    hidden = (apart < -window[0]) | (apart > window[1])
+    score = (q.double() @ k.double().mT * 8**-0.5).masked_fill(hidden, -torch.inf)
+    want = score.softmax(-1) @ v.double()
+    found = [out, *torch.autograd.grad(out, leaves, dout)]
+    for ours, exact in zip(
+        found, [want, *torch.autograd.grad(want, leaves, dout.double())], strict=True
+    ):
+        torch.testing.assert_close(ours, exact.float(), rtol=1e-5, atol=1e-5)
 
 
 def test_empty_tensors():
