@@ -91,6 +91,10 @@ def test_other_tiles_keep_it_too(case, dtype, garbage, monkeypatch):
     assert not judged(case | {"dtype": dtype})
 
 
+def test_a_bias_that_is_large_where_there_is_no_query(garbage):
+    assert not judged(PLAIN | {"table size": 300.0, "mask": ""})
+
+
 @pytest.mark.parametrize("mask", ["", "window"])
 def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
     wanted = {"sum_diagonals": tiles.Tile(32, 32, 4, 1)}

@@ -85,6 +85,47 @@ def test_the_check_compiles_a_row_and_knows_faults():
     assert "red.global.add in its ptx" in three
 
 
+LAUNCHES = """
+import relpos, torch
+from relpos._call.call import Call
+from relpos.gpu import run
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+
+def launch(self, kernel, grid, tile, **given):
+    options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
+    compiled = kernel.warmup(grid=grid, **given, **options, enable_fp_fusion=True)
+    print(kernel.fn.__name__, "cubin" in compiled.asm)
+
+
+driver.set_active(Hopper())
+run.Run.launch, run._chip = launch, lambda device: 90
+q = torch.randn(1, 2, 64, 16).bfloat16()
+for position in (relpos.T5Bias(2), relpos.SwinBias(2, window=8)):
+    call = Call.of("attention", q, q, {"position": position})
+    out, lse, softmax = torch.empty_like(q), torch.empty(1, 2, 64), torch.empty(1, 2, 64, 2)
+    run.attention(q, q, q, call, out, lse, softmax)
+    wanted = [*torch.empty(3, *q.shape).bfloat16(), None, torch.empty_like(call.parameters[0])]
+    run.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
+"""
+
+
+def test_launches_bind_and_compile_as_on_a_gpu():
+    """Triton's own way from a launch to the binary, with a driver that stands in for a GPU's."""
+    backward = ["write_cells", "row_sums", "backward_keys", "backward_queries"]
+    distances = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
+    expected = ["write_cells", "forward", *backward, *distances]
+    expected += ["write_cells", "forward", *backward, "sum_pairs", "write_table_gradient"]
+    assert ran(LAUNCHES).splitlines() == [f"{name} True" for name in expected]
+
+
 def test_relpos_does_not_import_triton():
     assert "False" in ran("import sys, relpos; print('triton' in sys.modules)")
     assert relpos.gpu.launches() == {}
