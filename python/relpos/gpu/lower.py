@@ -217,18 +217,13 @@ def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
 def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
     default = type(call)()
     for name, given, held in zip(call._fields, call, default, strict=True):
-        if name not in _READ and given != held and not _means_nothing(name, query):
+        if name not in _READ and given != held:
             refuse(name)
     if query.dtype == torch.float64:
         refuse("query", "float64 has no kernel")
     for name, tensor in (("query", query), ("value", value)):
         if tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
             refuse(name, f"a head size above {MOST_HEAD_DIM} has no kernel", tensor.shape[3])
-
-
-def _means_nothing(name: str, query: Tensor) -> bool:
-    """Whether a given option changes nothing here."""
-    return name == "float32_products" and query.dtype != torch.bfloat16
 
 
 def refuse(name: str, why: str = "has no kernel", got: Any = None) -> NoReturn:

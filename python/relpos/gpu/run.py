@@ -1,9 +1,5 @@
 """A call on the GPU: what relpos._core does on the CPU, by the kernels of this folder."""
 
-import contextlib
-import functools
-import re
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +10,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
+from relpos.gpu.device import chip, on
 from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.forward import forward
+from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lower import Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.pair_sums import sum_pairs
@@ -31,7 +29,6 @@ from relpos.gpu.terms.bias import (
 from relpos.gpu.tiles import Tile, tile
 
 LOG2E = 1.4426950408889634
-_SAFE_PTXAS = (13, 3)  # before it, products on Hopper whose input is in registers are wrong
 # Blocks of the kernels that go through no pairs: rows, then what adds up a table's gradient.
 _ROWS, _FOLDED, _CLASSES, _ENDS = 32, 32, 16, 256
 
@@ -54,7 +51,7 @@ def attention(
             if given is not None:
                 given.copy_(torch.tensor(empty, device=out.device).expand(given.shape))
         return
-    with _on(query.device):
+    with on(query.device):
         Run(lowered, query, key, value).forward(out, softmax, lse)
 
 
@@ -69,7 +66,7 @@ def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tens
                 wanted.zero_()
         return
     dq, dk, dv, _, *of_parameters = gradients
-    with _on(query.device):
+    with on(query.device):
         run = Run(lowered, query, key, value)
         run.backward(out, softmax, dout, dlse, (dq, dk, dv), of_parameters)
 
@@ -93,13 +90,13 @@ class Run:
         self.query, self.key, self.value = map(aligned, (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
-        self.chip = 0 if INTERPRETS else _chip(self.device)
+        self.chip = 0 if INTERPRETS else chip(self.device)
         narrow = query.element_size() == 2
         self.constants = {
             "PRECISION": "ieee" if narrow else "tf32x3",
             "WIDEN": narrow and INTERPRETS,
-            "BD": _padded(self.head_dim),
-            "BV": _padded(self.value_dim),
+            "BD": padded(self.head_dim),
+            "BV": padded(self.value_dim),
         }
         shifts = lowered.shifts
         self.bounds = {"shifts": shifts, "left": lowered.left, "right": lowered.right}
@@ -113,9 +110,9 @@ class Run:
 
     def rows(self, tensor: Tensor, count: int) -> Any:
         """Blocks of so many rows of a tensor [B, H, L, D]."""
-        columns = _padded(tensor.shape[3])
+        columns = padded(tensor.shape[3])
         return TensorDescriptor(
-            tensor, list(tensor.shape), _strides(tensor), [1, 1, count, columns]
+            tensor, list(tensor.shape), strides_of(tensor), [1, 1, count, columns]
         )
 
     def launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile | None, **given: Any) -> None:
@@ -365,60 +362,3 @@ _DENSE = torch.contiguous_format
 
 def _blocks(tile: Tile) -> dict[str, int]:
     return {"BM": tile.queries, "BN": tile.keys}
-
-
-def _padded(size: int) -> int:
-    return max(16, triton.next_power_of_2(size))
-
-
-def _strides(tensor: Tensor) -> list[int]:
-    """Those of a descriptor: that of an axis of size 1 is arbitrary, and may be one it would
-    refuse."""
-    dense = 16 * triton.cdiv(tensor.shape[3], 16)
-    pairs = zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
-    return [*(stride if size > 1 else dense for size, stride in pairs), 1]
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that a descriptor can read: rows that start at multiples of 16 bytes,
-    and whose elements are neighbours."""
-    size = tensor.element_size()
-    strides = _strides(tensor)[:3]
-    fits = tensor.stride(3) == 1 or tensor.shape[3] == 1
-    fits = fits and all(stride > 0 and stride * size % 16 == 0 for stride in strides)
-    if fits and tensor.data_ptr() % 16 == 0:
-        return tensor
-    wide = triton.cdiv(tensor.shape[3], 16) * 16
-    copy = tensor.new_empty((*tensor.shape[:3], wide))[..., : tensor.shape[3]]
-    return copy.copy_(tensor)
-
-
-def _on(device: torch.device) -> Any:
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
-
-
-@functools.cache
-def _chip(device: torch.device) -> int:
-    """The row of the table of tiles for a device."""
-    major, minor = torch.cuda.get_device_capability(device)
-    if major < 8:
-        raise NotImplementedError(
-            f"query: {device} has compute capability {major}.{minor}; the kernels need 8.0 or later"
-        )
-    if major == 9:
-        _check_ptxas()
-    return {9: 90, 10: 100}.get(major, 80)
-
-
-def _check_ptxas() -> None:
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    found = get_ptxas(90).path
-    text = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout
-    major, minor = re.search(r"release (\d+)\.(\d+)", text).groups()
-    if (int(major), int(minor)) < _SAFE_PTXAS:
-        raise RuntimeError(
-            f"{found}: version {major}.{minor} of ptxas compiles products on Hopper wrongly "
-            "(triton #11781): install triton 3.9 or later, or set TRITON_PTXAS_PATH to a ptxas "
-            "from 13.3 on"
-        )

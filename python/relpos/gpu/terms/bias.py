@@ -65,7 +65,7 @@ def write_cells(
     m = tl.load(classes + x, x < width, -1)
     numbers = tl.load(table + h * head_stride + tl.cast(m, tl.int64) * class_stride, m >= 0, 0.0)
     found = numbers.to(tl.float32) * multiplier
-    tl.store(cells + h * stride + x, tl.where(m >= 0, found, 0.0), x < width)
+    tl.store(cells + h * stride + x, found, x < width)
 
 
 @triton.jit(do_not_specialize=["head_stride", "class_stride", "width", "rows", "longest"])
