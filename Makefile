@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build site-tools demo test test-full test-arm test-tsan accuracy parity bench hub docs wheels format lint clean
+.PHONY: help build site-tools demo test test-full test-arm test-tsan accuracy parity bench gpu-check bench-gpu hub docs wheels format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -50,6 +50,12 @@ parity: build ## every scheme against the packages it comes from, in float32 and
 
 bench: build ## measure against plain attention and other libraries; ARGS="--case TEXT --runs 5"
 	@scripts/bench.sh $(ARGS)
+
+gpu-check: build ## compile the GPU's kernels for three chips, without a GPU: registers, spills, shared memory; ARGS="--chip 90"
+	@$(PY) scripts/gpu_check.py $(ARGS)
+
+bench-gpu: build ## measure the GPU's kernels against SDPA and FlexAttention, where there is one; ARGS="--lengths 8192"
+	@$(PY) bench/gpu.py $(ARGS)
 
 hub: build ## a kernel of Hugging Face's Kernel Hub, in build/hub
 	@$(PY) scripts/hub.py

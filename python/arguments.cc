@@ -157,7 +157,9 @@ void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* 
               "stand-in for zeros or for a shape");
 }
 
-TensorView read(nb::handle tensor) {
+}  // namespace
+
+TensorView memory_of(nb::handle tensor) {
   if (!is_tensor(tensor)) {
     if (nb::isinstance<Memory>(tensor)) return nb::inst_ptr<Memory>(tensor)->view;
     throw_error(ErrorKind::kType, "expected a torch.Tensor, got ",
@@ -186,7 +188,9 @@ TensorView read(nb::handle tensor) {
   return make_view(data, dtype, rank, shape.data(), strides.data());
 }
 
-}  // namespace
+TensorView shape_of(nb::handle tensor) {
+  return blank_view(nb::cast<std::vector<int64_t>>(tensor.attr("shape")), to_dtype(tensor));
+}
 
 void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers) {
   const ExchangeApi* api = nullptr;
@@ -233,7 +237,7 @@ bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tu
   return true;
 }
 
-TensorView to_view(nb::handle tensor, const char* name) {
+TensorView to_view(nb::handle tensor, const char* name, ReadTensor read) {
   if (tensor.is_none()) return {};
   try {
     return read(tensor);
@@ -281,7 +285,7 @@ Position parsed(const std::string& text) {
   return found->second;
 }
 
-Position to_position(const std::string& text, nb::handle tensors) {
+Position to_position(const std::string& text, nb::handle tensors, ReadTensor read) {
   Position position;
   if (text.empty()) return position;
   position = parsed(text);

@@ -38,8 +38,12 @@ void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb
 // says yes, and all tensors are memory of the CPU; query, key and value of rank 4 and one floating
 // dtype.
 bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
+// A tensor as memory of the CPU, or, wherever it lies, as zeros of its shape and dtype.
+using ReadTensor = TensorView (*)(nb::handle tensor);
+TensorView memory_of(nb::handle tensor);
+TensorView shape_of(nb::handle tensor);
 // None is a view that is not given. An error starts with `name`.
-TensorView to_view(nb::handle tensor, const char* name);
+TensorView to_view(nb::handle tensor, const char* name, ReadTensor read = memory_of);
 std::vector<TensorView> to_views(nb::handle tensors, const char* name);
 std::vector<TensorView> to_views(nb::handle tensors, std::initializer_list<const char*> names);
 // Zeros of no memory: for what depends on shapes alone.
@@ -50,7 +54,7 @@ Path& forced_path();
 // ask.
 Position parsed(const std::string& text);
 // Fills in the parameters of `text`; an error names the parameter. Needs the GIL.
-Position to_position(const std::string& text, nb::handle tensors);
+Position to_position(const std::string& text, nb::handle tensors, ReadTensor read = memory_of);
 Part to_part(const std::string& text, nb::handle tensors);
 Part to_part(const std::string& text, const std::vector<std::vector<int64_t>>& shapes);
 

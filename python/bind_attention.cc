@@ -8,7 +8,7 @@ namespace {
 
 // One call's options and position, read from a relpos._call.call.Call. No value below is None.
 struct Bound {
-  explicit Bound(const nb::tuple& call);
+  explicit Bound(const nb::tuple& call, ReadTensor read = memory_of);
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
 
@@ -37,17 +37,17 @@ struct Reader {
   enum class Kind { kPosition, kParameters, kOption } kind;
   const CallOption* option = nullptr;
 
-  void operator()(nb::handle value, Bound& to) const {
+  void operator()(nb::handle value, ReadTensor read, Bound& to) const {
     if (kind == Kind::kPosition) {
       to.text = nb::cast<std::string>(value);
     } else if (kind == Kind::kParameters) {
       to.parameters = nb::borrow(value);
     } else {
-      option->set(to.options, to_argument(value));
+      option->set(to.options, to_argument(value, read));
     }
   }
 
-  CallArgument to_argument(nb::handle value) const {
+  CallArgument to_argument(nb::handle value, ReadTensor read) const {
     switch (option->kind) {
       case CallOption::Kind::kBool:
         return nb::cast<bool>(value);
@@ -60,7 +60,7 @@ struct Reader {
       case CallOption::Kind::kTensor:
         break;
     }
-    return to_view(value, option->given_as.data());
+    return to_view(value, option->given_as.data(), read);
   }
 };
 
@@ -86,16 +86,31 @@ void read_fields(const std::vector<std::string>& names) {
   check_value(names.size() == expected, "Call: expected ", expected, " fields, got ", names.size());
 }
 
-Bound::Bound(const nb::tuple& call) {
+Bound::Bound(const nb::tuple& call, ReadTensor read) {
   check_value(call.size() == readers().size(), "call: expected relpos._call.call.Call");
   size_t n = 0;
   for (nb::handle value : call) {
-    const Reader& read = readers()[n++];
-    if (!value.is_none()) read(value, *this);
+    const Reader& reader = readers()[n++];
+    if (!value.is_none()) reader(value, read, *this);
   }
   options.cancel = signals.token();
   options.path = forced_path();
-  position = to_position(text, parameters);
+  position = to_position(text, parameters, read);
+}
+
+// (scale, whether tokens are consecutive, terms) of a call of which shapes, dtypes and plain options
+// alone are read; a term is (scheme, kind, starts, classes, parameter, axes, multiplier): lower.h.
+nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
+  const Bound call(options, shape_of);
+  const LoweredCall lowered =
+      lower(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
+            to_view(value, "value", shape_of), call.position, call.options);
+  nb::list terms;
+  for (const LoweredTerm& term : lowered.terms) {
+    terms.append(nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter,
+                                term.axes, term.multiplier));
+  }
+  return nb::make_tuple(lowered.scale, lowered.consecutive, nb::tuple(terms));
 }
 
 // Throws where no call with these heads (one batch row, query and key) would take the position.
@@ -139,6 +154,7 @@ void bind_tools(nb::module_& module) {
 void bind_attention(nb::module_& module) {
   module.def("read_fields", &read_fields);
   module.def("check_fits", &check_fits);
+  module.def("lower", &lower_call);
   module.def(
       "attention",
       [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,

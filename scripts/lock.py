@@ -1,5 +1,5 @@
-"""Writes requirements.lock: every package of requirements.txt, and music21, with the hash of the
-file that pip takes here. `RELPOS_LOCKED=1 make build` installs these files and no others.
+"""Writes requirements.lock: every package of requirements.txt, and those that setup.sh
+installs alone, with the hash of the file that pip takes here. `RELPOS_LOCKED=1 make build` installs these files and no others.
 
 .venv/bin/python scripts/lock.py
 """
@@ -13,19 +13,19 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-MUSIC21 = re.compile(r"^MUSIC21=(\S+)", re.MULTILINE)
+ALONE = re.compile(r"^ALONE=\((.*)\)", re.MULTILINE)
 
 
 def resolved():
     """[(name, version, sha256)] of what pip would install."""
-    music21 = MUSIC21.search((ROOT / "scripts/setup.sh").read_text())[1]
+    alone = ALONE.search((ROOT / "scripts/setup.sh").read_text())[1].split()
     wheels = pathlib.Path("/opt/wheels")
     local = [f"--find-links={wheels}"] if wheels.is_dir() else []
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         command += ["--dry-run", "--ignore-installed", "--no-deps", "--report", report.name]
         subprocess.run(
-            [*command, *local, "-r", str(ROOT / "requirements.txt"), music21], check=True
+            [*command, *local, "-r", str(ROOT / "requirements.txt"), *alone], check=True
         )
         items = json.loads(pathlib.Path(report.name).read_text())["install"]
     found = []

@@ -7,7 +7,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-MUSIC21=music21==10.5.1  # for its scores alone, so without the packages it asks for
+# Without the packages that they ask for: music21 for its scores, Triton for its interpreter and compiler.
+ALONE=(music21==10.5.1 triton==3.9.0)
 STAMP=.venv/.relpos-stamp
 purpose=${1:-build}
 say() { printf 'setup: %s\n' "$*"; }
@@ -99,7 +100,7 @@ if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
   python3 -m venv --clear .venv
 fi
 
-say "installing the pinned Python packages into .venv (2.1 GB; a minute or two)"
+say "installing the pinned Python packages into .venv (2.4 GB; a minute or two)"
 pip=(.venv/bin/python -m pip --disable-pip-version-check --no-input install)
 [ -t 1 ] || pip+=(--quiet)
 mapfile -t source < <(torch_source)
@@ -107,7 +108,7 @@ if [ "${RELPOS_LOCKED:-}" = 1 ]; then
   "${pip[@]}" "${source[@]}" --no-deps --require-hashes -r requirements.lock
 else
   "${pip[@]}" "${source[@]}" -r requirements.txt
-  "${pip[@]}" --no-deps "$MUSIC21"
+  "${pip[@]}" --no-deps "${ALONE[@]}"
 fi
 if [ "$purpose" = docs ]; then
   say "installing what the site needs into .venv (100 MB)"

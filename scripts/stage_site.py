@@ -23,7 +23,7 @@ NAVIGATION = {
     "How-to": [
         *["which", "from-flexattention", "from-flash-attn", "checkpoint", "training-a-bias"],
         *["long-sequences", "distributed", "huggingface", "coverage", "generation"],
-        *["own-schemes", "compositions", "python", "numpy", "jax", "c", "cpp", "cli"],
+        *["own-schemes", "compositions", "python", "gpu", "numpy", "jax", "c", "cpp", "cli"],
     ],
     "Schemes": ["schemes", *(f"families/{page}" for page in scheme_pages.FAMILIES.values())],
     "Reference": ["reference/python/index", "reference/cpp/index", "promises"],
@@ -32,7 +32,8 @@ NAVIGATION = {
 }
 # Of the Python reference; those that this tree does not have are left out.
 MODULES = ["relpos", "relpos.nn", "relpos.compat", "relpos.compose", "relpos.terms"]
-MODULES += ["relpos.testing", "relpos.hf", "relpos.distributed", "relpos.numpy", "relpos.jax"]
+MODULES += ["relpos.testing", "relpos.hf", "relpos.distributed", "relpos.gpu", "relpos.numpy"]
+MODULES += ["relpos.jax"]
 
 
 def toctree(pages, *, caption="", options=()):

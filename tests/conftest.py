@@ -14,7 +14,16 @@ os.environ.setdefault(
 RATIOS = pytest.StashKey[dict]()  # near.ratios of all processes
 SUMMARY = pytest.StashKey[list]()  # lines that are printed at the end
 
-LONGEST = ["toy_scheme", "lab", "conformance", "accuracy", "torch_op", "leaks", "torch_compile"]
+LONGEST = [
+    "process",
+    "toy_scheme",
+    "lab",
+    "conformance",
+    "accuracy",
+    "torch_op",
+    "leaks",
+    "torch_compile",
+]
 
 
 def pytest_addoption(parser):

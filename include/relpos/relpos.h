@@ -7,6 +7,7 @@
 #include "relpos/dense.h"         // IWYU pragma: export
 #include "relpos/error.h"         // IWYU pragma: export
 #include "relpos/family.h"        // IWYU pragma: export
+#include "relpos/lower.h"         // IWYU pragma: export
 #include "relpos/position.h"      // IWYU pragma: export
 #include "relpos/scheme.h"        // IWYU pragma: export
 #include "relpos/tensor.h"        // IWYU pragma: export

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -41,6 +42,8 @@ class ClassMap {
   int64_t classes() const noexcept { return classes_; }
   int64_t first_distance() const noexcept { return lo_; }
   int64_t last_distance() const noexcept { return hi_; }
+  // The starts and the classes by which thresholds() makes the same map.
+  std::pair<std::vector<int64_t>, std::vector<int64_t>> runs() const;
 
  private:
   friend struct ClassWindow;  // reads classes that follow one another without asking for each
@@ -50,6 +53,8 @@ class ClassMap {
   std::vector<int64_t> starts_, run_classes_;
 };
 
+class Source;
+
 // Numbers that a term reads: a parameter of the caller (not copied) or values that the library
 // computed. Every element is multiplied by `multiplier` when it is read; gradients are those of the
 // unscaled view.
@@ -58,6 +63,7 @@ struct TermData {
   double multiplier = 1.0;
   bool wants_gradient = false;
   std::shared_ptr<const void> owned;  // keeps computed values alive
+  const Source* source = nullptr;     // of a parameter that a position's term reads as it is
 
   static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
   static TermData computed(std::vector<double> values, const std::vector<int64_t>& shape,

@@ -28,6 +28,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "from_mask_mod",
     "from_score_mod",
+    "gpu",
     "hf",
     "merge",
     "nn",
@@ -55,7 +56,7 @@ except ModuleNotFoundError as _error:
         raise AttributeError(f"module 'relpos' has no attribute {name!r}")
 
 else:
-    from relpos import compose, hf, nn, terms
+    from relpos import compose, gpu, hf, nn, terms
     from relpos._call.attention import attention, scores
     from relpos._call.cache import KVCache
     from relpos._call.merge import merge

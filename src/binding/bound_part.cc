@@ -6,11 +6,9 @@
 #include "binding/parts.h"
 
 namespace relpos {
-namespace {
 
-// One number for all elements costs no memory of its size: strides of 0.
-TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
-  const std::vector<int64_t> shape = InputSizes().example(spec);
+TensorView stand_in(const ParameterSpec& spec, const std::vector<int64_t>& shape,
+                    std::vector<double>& memory) {
   const int64_t count = checked_numel(shape, spec.name.c_str());
   const std::vector<double>& values = spec.init.values;
   const bool each = spec.init.kind == Init::Kind::kValues && values.size() > 1;
@@ -22,8 +20,6 @@ TensorView stand_in(const ParameterSpec& spec, std::vector<double>& memory) {
   memory.assign(1, known ? values[0] : 0.0);
   return TensorView(memory.data(), DType::kFloat64, shape, std::vector<int64_t>(shape.size(), 0));
 }
-
-}  // namespace
 
 GridPositions::GridPositions(const Part& part, const Grid& grid) : grid_(grid) {
   if (!part.recipe || !part.recipe->place) return;
@@ -91,7 +87,7 @@ BoundPart::BoundPart(const Part& part, const CallSizes& sizes, const TokenPositi
   } else {
     stand_ins_.resize(specs.size());
     for (size_t n = 0; n < specs.size(); ++n) {
-      parameters_.push_back(stand_in(specs[n], stand_ins_[n]));
+      parameters_.push_back(stand_in(specs[n], InputSizes().example(specs[n]), stand_ins_[n]));
     }
   }
   bind(positions);

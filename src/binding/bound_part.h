@@ -32,6 +32,11 @@ class GridPositions {
   std::vector<int64_t> q_, k_;
 };
 
+// The initial values of a parameter as a tensor of this shape, 0 where those are random; `memory` keeps
+// them. One number for all elements costs no memory of its size: strides of 0.
+TensorView stand_in(const ParameterSpec& spec, const std::vector<int64_t>& shape,
+                    std::vector<double>& memory);
+
 class BoundPart {
  public:
   // Throws Error where a parameter is missing or has the wrong shape. `wants` empty: no gradient.

@@ -100,8 +100,10 @@ TermData SourceReader::read(const PartCall& call) const {
   if (!given()) return {};
   if (plain()) {
     int64_t offset = 0;
-    return TermData::parameter(view_of(call.parameters[source_->index_], offset), wanted(call),
-                               source_->multiplier_);
+    TermData data = TermData::parameter(view_of(call.parameters[source_->index_], offset),
+                                        wanted(call), source_->multiplier_);
+    data.source = &*source_;
+    return data;
   }
   TensorView view;
   std::vector<double> values = computed(call, view);

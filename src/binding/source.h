@@ -10,8 +10,20 @@
 
 namespace relpos {
 
+// How a term reads a parameter: entry n of `chosen` of its axis, and what is left in the order of `axes`,
+// in which -1 is an axis of size 1.
+struct ReadParameter {
+  size_t index = 0;  // among the part's
+  std::vector<int> axes;
+  std::vector<std::pair<int, int64_t>> chosen;
+};
+
 class SourceReader {
  public:
+  static ReadParameter parameter_of(const Source& source) {
+    return {source.index_, source.axes_, source.chosen_};
+  }
+
   explicit SourceReader(std::optional<Source> source) : source_(std::move(source)) {}
 
   bool given() const noexcept { return source_.has_value(); }

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "base/parallel.h"
 #include "base/zeros.h"
 #include "relpos/error.h"
 #include "values/term_kinds.h"
@@ -76,6 +77,26 @@ int64_t ClassMap::operator()(int64_t delta) const noexcept {
   if (outside_is_none_ && (delta < lo_ || delta > hi_)) return kNone;
   const int64_t inside = std::clamp(delta, lo_, hi_);
   return reversed_ ? hi_ - inside : inside - lo_;
+}
+
+std::pair<std::vector<int64_t>, std::vector<int64_t>> ClassMap::runs() const {
+  if (!run_classes_.empty()) return {starts_, run_classes_};
+  std::vector<int64_t> starts, classes;
+  if (outside_is_none_) {
+    starts.push_back(lo_);
+    classes.push_back(kNone);
+  }
+  CancelTicks tick;
+  for (int64_t row = 0; row < classes_; ++row) {
+    tick();
+    if (row > 0) starts.push_back(lo_ + row);
+    classes.push_back((*this)(lo_ + row));
+  }
+  if (outside_is_none_) {
+    starts.push_back(hi_ + 1);
+    classes.push_back(kNone);
+  }
+  return {std::move(starts), std::move(classes)};
 }
 
 TermData TermData::parameter(const TensorView& view, bool wants_gradient, double multiplier) {

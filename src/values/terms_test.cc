@@ -70,6 +70,19 @@ TEST(ClassMap, ThresholdsAtTheEnds) {
   EXPECT_EQ(rows(ClassMap::thresholds({2, 2}, {0, 9, 1}), {1, 2}), (std::vector<int64_t>{0, 1}));
 }
 
+TEST(ClassMap, RunsMakeTheSameMap) {
+  for (const ClassMap& map :
+       {ClassMap::clamp(-2, 1), ClassMap::clamp(-2, 1, true), ClassMap::clamp(3, 3),
+        ClassMap::zero_outside(-2, 0), ClassMap::zero_outside(1, 4, true),
+        ClassMap::thresholds({-5, 0, 3}, {7, ClassMap::kNone, 2, 0}),
+        ClassMap::thresholds({}, {4})}) {
+    const auto [starts, classes] = map.runs();
+    const ClassMap again = ClassMap::thresholds(starts, classes);
+    for (const int64_t delta : {kMin, kMax}) EXPECT_EQ(again(delta), map(delta));
+    for (int64_t delta = -7; delta <= 7; ++delta) EXPECT_EQ(again(delta), map(delta)) << delta;
+  }
+}
+
 TEST(ClassMap, WidestRange) {
   const ClassMap map = ClassMap::clamp(kMin + 1, -1);
   EXPECT_EQ(map.classes(), kMax);

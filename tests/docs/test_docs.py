@@ -27,6 +27,7 @@ NOT_RUN = {
     "CONTRIBUTING": 1,
     "benchmarks": 1,
     "distributed": 1,
+    "gpu": 1,
     "parity": 1,
     "promises": 1,
     "which": 4,

@@ -14,10 +14,19 @@ NAMESPACE = __name__.removesuffix("._base.operators").replace(".", "_")
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 
 
-def define(name: str, arguments: str, returns: str, run: Any, fake: Any, key: str = "CPU") -> Any:
-    """The operator; fake(*arguments) makes results of the right shapes."""
+def define(
+    name: str,
+    arguments: str,
+    returns: str,
+    run: Any,
+    fake: Any,
+    keys: Sequence[str] = ("CPU",),
+) -> Any:
+    """The operator; fake(*arguments) makes results of the right shapes, run(*arguments) computes
+    them for these keys of the dispatcher."""
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=torch.Tag.pt2_compliant_tag)
-    LIBRARY.impl(name, run, key)
+    for key in keys:
+        LIBRARY.impl(name, run, key)
     torch.library.register_fake(f"{NAMESPACE}::{name}", _on_one_device(name, fake), lib=LIBRARY)
     torch.library.register_vmap(f"{NAMESPACE}::{name}", _loop(name), lib=LIBRARY)
     return _operator(name)
@@ -33,6 +42,7 @@ def define_gradient(
     arguments: str,
     inputs: Callable[..., Sequence[Tensor | None]],
     run: Callable[..., None],
+    keys: Sequence[str] = ("CPU",),
 ) -> Any:
     """The operator of tensors `given`, which flags say which gradients are needed, and `arguments`.
 
@@ -62,6 +72,7 @@ def define_gradient(
         "Tensor[]",
         computed,
         lambda *args: needed(empty(*args)),
+        keys,
     )
     LIBRARY.impl(name, final_kernel(operator), "Autograd")
     return operator

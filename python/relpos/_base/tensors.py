@@ -11,7 +11,7 @@ from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
 
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32)
-DEVICES = ("cpu", "meta")
+DEVICES = ("cpu", "cuda", "meta")
 
 
 def is_alike(tensor: Any, like: Tensor) -> bool:
@@ -53,8 +53,8 @@ def check_shape(name: str, tensor: Any, *shapes: Sequence[int]) -> None:
 
 
 def check_memory(name: str, tensor: Any, like: Tensor | None = None, of: str = "query") -> None:
-    """Raises unless `tensor` is dense, and on the CPU or of a shape alone (meta); where `like` is
-    given, on its device."""
+    """Raises unless `tensor` is dense, and on the CPU, on CUDA or of a shape alone (meta); where
+    `like` is given, on its device."""
     if not isinstance(tensor, Tensor):
         raise wrong_type(name, "a torch.Tensor", kind_of(tensor))
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -62,8 +62,8 @@ def check_memory(name: str, tensor: Any, like: Tensor | None = None, of: str = "
         raise wrong_type(name, "a dense tensor", got)
     if not tensor.is_cpu and tensor.device.type not in DEVICES:
         raise ValueError(
-            f"{name}: expected a tensor on the CPU, got {tensor.device}; relpos computes on "
-            "the CPU: move it with .cpu()"
+            f"{name}: expected a tensor on the CPU or on CUDA, got {tensor.device}: move it with "
+            ".cpu() or .cuda()"
         )
     if like is not None:
         check_device(name, tensor, like, of)

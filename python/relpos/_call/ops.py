@@ -1,13 +1,20 @@
-"""The operators of a call. relpos._call.autograd gives them their derivatives."""
+"""The operators of a call. relpos._call.autograd gives them their derivatives. relpos._core
+computes them on the CPU, relpos.gpu on CUDA."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos import _core
+from relpos import _core, gpu
 from relpos._base.operators import define, define_gradient
 from relpos._call.call import SCHEMA, Call
+
+_DEVICES = ("CPU", "CUDA")
+
+
+def _kernels(query: Tensor) -> Any:
+    return gpu.kernels() if gpu.takes(query) else _core
 
 
 def _attention_out(query: Tensor, value: Tensor) -> Tensor:
@@ -44,7 +51,7 @@ def run_attention(
     out = _attention_out(query, value)
     lse = _attention_lse(query) if want_lse else None
     softmax = _attention_softmax(query) if want_softmax else None
-    _core.attention(query, key, value, call, out, lse, softmax)
+    _kernels(query).attention(query, key, value, call, out, lse, softmax)
     return out, lse, softmax
 
 
@@ -54,6 +61,7 @@ attention = define(
     "(Tensor out, Tensor lse, Tensor softmax)",
     lambda query, key, value, *call: run_attention(query, key, value, Call(*call)),
     _attention_outputs,
+    _DEVICES,
 )
 
 
@@ -68,7 +76,10 @@ attention_backward = define_gradient(
     "Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax, Tensor dout, Tensor? dlse",
     SCHEMA,
     lambda given, call: _with_call(given[:3], call),
-    lambda given, call, gradients: _core.attention_backward(given, Call(*call), gradients),
+    lambda given, call, gradients: _kernels(given[0]).attention_backward(
+        given, Call(*call), gradients
+    ),
+    _DEVICES,
 )
 
 
@@ -78,7 +89,7 @@ def _dense_pairs(query: Tensor, key: Tensor, *_: Any) -> Tensor:
 
 def _weights(query: Tensor, key: Tensor, softmax: Tensor, *call: Any) -> Tensor:
     weights = _dense_pairs(query, key)
-    _core.attention_weights(query, key, softmax, Call(*call), weights)
+    _kernels(query).attention_weights(query, key, softmax, Call(*call), weights)
     return weights
 
 
@@ -88,20 +99,26 @@ weights = define(
     "Tensor",
     _weights,
     _dense_pairs,
+    _DEVICES,
 )
 
 
 def _scores(query: Tensor, key: Tensor, *call: Any) -> Tensor:
     out = _dense_pairs(query, key)
-    _core.scores(query, key, Call(*call), out)
+    _kernels(query).scores(query, key, Call(*call), out)
     return out
 
 
-scores = define("scores", f"Tensor query, Tensor key, {SCHEMA}", "Tensor", _scores, _dense_pairs)
+scores = define(
+    "scores", f"Tensor query, Tensor key, {SCHEMA}", "Tensor", _scores, _dense_pairs, _DEVICES
+)
 scores_backward = define_gradient(
     "scores_backward",
     "Tensor query, Tensor key, Tensor dscores",
     SCHEMA,
     lambda given, call: _with_call(given[:2], call),
-    lambda given, call, gradients: _core.scores_backward(given, Call(*call), gradients),
+    lambda given, call, gradients: _kernels(given[0]).scores_backward(
+        given, Call(*call), gradients
+    ),
+    _DEVICES,
 )

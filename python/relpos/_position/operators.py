@@ -63,7 +63,7 @@ def _dense(*args: Any) -> Tensor:
 
 _GRID = "str position, SymInt queries, SymInt keys, SymInt q_offset, str which, Tensor[] parameters"
 dense_operator = define(
-    "dense", _GRID, "Tensor", _dense, _dense_output, "CompositeExplicitAutograd"
+    "dense", _GRID, "Tensor", _dense, _dense_output, ("CompositeExplicitAutograd",)
 )
 dense_backward = define_gradient(
     "dense_backward",
@@ -151,7 +151,7 @@ tables_operator = define(
     "(Tensor cos, Tensor sin)",
     _tables,
     _tables_outputs,
-    "CompositeExplicitAutograd",
+    ("CompositeExplicitAutograd",),
 )
 tables_backward = define_gradient(
     "rotary_tables_backward",

@@ -14,6 +14,7 @@ from torch import Tensor
 from relpos import compat as compat
 from relpos import compose as compose
 from relpos import distributed as distributed
+from relpos import gpu as gpu
 from relpos import hf as hf
 from relpos import nn as nn
 from relpos import terms as terms

@@ -1,0 +1,155 @@
+"""The kernels of the GPU against PyTorch's own: a table of milliseconds and TFLOP/s. It needs
+relpos and a CUDA build of torch, which brings Triton.
+
+python bench/gpu.py [--lengths 2048 8192] [--dtype bfloat16] [--small]
+
+--small runs everything once on few tokens, also without a GPU under RELPOS_GPU=interpret: times
+mean nothing there."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import relpos
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+HEADS, HEAD_DIM = 16, 128
+FORWARD, BACKWARD = 2, 5  # products of pairs and dims that are counted, as by others
+
+
+class Shape(NamedTuple):
+    batch: int
+    heads: int
+    length: int
+    head_dim: int
+
+    def operations(self, products: int, causal: bool) -> float:
+        pairs = self.batch * self.heads * self.length**2
+        return products * 2.0 * pairs * self.head_dim / (2 if causal else 1)
+
+
+class Side(NamedTuple):
+    """A way to compute a row: its call, and what it trains besides query, key and value."""
+
+    call: Callable[..., Tensor]
+    trained: tuple[Tensor, ...] = ()
+
+
+def sides(shape: Shape, causal: bool, device: str, peers: bool) -> Iterator[tuple[str, Any]]:
+    """(name, Side, or why there is none)."""
+    t5 = relpos.T5Bias(shape.heads, bidirectional=not causal).to(device)
+    frozen = relpos.T5Bias(shape.heads, bidirectional=not causal).to(device).requires_grad_(False)
+    near = relpos.BiasRPE(shape.heads, max_distance=512).to(device)
+    yield "SDPA", Side(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal))
+    for name, position in (
+        ("relpos, no position", None),
+        ("relpos, T5 table that is not trained", frozen),
+        ("relpos, T5 table", t5),
+        ("relpos, BiasRPE of 1023 distances", near),
+    ):
+
+        def call(q: Tensor, k: Tensor, v: Tensor, of: Any = position) -> Tensor:
+            return relpos.attention(q, k, v, position=of, is_causal=causal)
+
+        parameters = () if position is None else tuple(position.parameters())
+        yield name, Side(call, tuple(p for p in parameters if p.requires_grad))
+    yield "FlexAttention, T5 table", flex(t5, causal, shape) if peers else "not run here"
+
+
+def flex(t5: Any, causal: bool, shape: Shape) -> Any:
+    """FlexAttention with a captured table that is trained, compiled."""
+    try:
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    except ImportError as error:
+        return str(error)
+    classes = t5.cpu().indices(1, 2 * shape.length - 1, q_offset=shape.length - 1)[0].cuda()
+    table = t5.cuda().relative_attention_bias.weight
+    compiled = torch.compile(flex_attention)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + table[classes[j - i + shape.length - 1], h]
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return j <= i
+
+    length = shape.length
+    mask = create_block_mask(sees, None, None, length, length) if causal else None
+    return Side(lambda q, k, v: compiled(q, k, v, score, mask), (table,))
+
+
+def milliseconds(run: Callable[[], Any], device: str, rounds: int) -> float:
+    """The median of some rounds after one that compiles."""
+    run()
+    if device == "cpu":
+        started = time.perf_counter()
+        run()
+        return 1000.0 * (time.perf_counter() - started)
+    found = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end))
+    return statistics.median(found)
+
+
+def measured(side: Side, shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> list[float]:
+    """Milliseconds of forward, and of forward and backward."""
+    *qkv, dout = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
+    leaves = [x.requires_grad_() for x in qkv]
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return side.call(*qkv)
+
+    def both() -> Any:
+        return torch.autograd.grad(side.call(*leaves), (*leaves, *side.trained), dout)
+
+    return [milliseconds(run, device, rounds) for run in (forward, both)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 8192])
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--small", action="store_true", help="few tokens, one round")
+    chosen = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not chosen.small:
+        parser.error(
+            "no CUDA device: run it where there is one, or with --small in the interpreter"
+        )
+    what = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter"
+    print(f"{what}, torch {torch.__version__}, {chosen.dtype}")
+    print("| B, H, L, D | row | forward ms | TFLOP/s | forward + backward ms | TFLOP/s |")
+    print("|---|---|---|---|---|---|")
+    for length in [64] if chosen.small else chosen.lengths:
+        sizes = (1, 2, length, 16) if chosen.small else (2, HEADS, length, HEAD_DIM)
+        shape = Shape(*sizes)
+        for causal in (False, True):
+            for name, side in sides(shape, causal, device, peers=device == "cuda"):
+                label = f"| {', '.join(map(str, shape))} | {name}{', causal' if causal else ''} |"
+                if isinstance(side, str):
+                    print(f"{label} not timed: {side} | | | |")
+                    continue
+                times = measured(side, shape, getattr(torch, chosen.dtype), device, chosen.rounds)
+                counted = (FORWARD, FORWARD + BACKWARD)
+                cells = [
+                    f"{ms:.3f} | {shape.operations(products, causal) / ms / 1e9:.1f}"
+                    for ms, products in zip(times, counted, strict=True)
+                ]
+                print(f"{label} {' | '.join(cells)} |", flush=True)
+    counts = relpos.gpu.launches()
+    print("launches:", ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+
+
+if __name__ == "__main__":
+    main()

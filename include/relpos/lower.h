@@ -1,0 +1,40 @@
+// What a call consists of, in numbers, for code that computes it elsewhere: the kernels of a GPU.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "relpos/attention.h"
+#include "relpos/export.h"
+#include "relpos/position.h"
+#include "relpos/tensor.h"
+
+RELPOS_EXPORT_BEGIN
+namespace relpos {
+
+// A distance bias multiplier * table[h, m(delta)], or another term, of which its kind alone is said.
+struct LoweredTerm {
+  std::string scheme;  // "t5"
+  std::string kind;    // "distance bias" where the members below hold; else what the term is
+  // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
+  std::vector<int64_t> starts, classes;
+  // The table [H, M]: this parameter, counted over all parts, with its axes in the order of `axes`.
+  int64_t parameter = 0;
+  std::vector<int> axes;
+  double multiplier = 1.0;
+};
+
+struct LoweredCall {
+  double scale = 1.0;       // of the scores
+  bool consecutive = true;  // tokens stand at consecutive positions, from the call's offsets on
+  std::vector<LoweredTerm> terms;
+};
+
+// Throws Error where attention() would, as far as shapes, dtypes and plain options tell. Elements are read
+// of integers alone, which may be zeros in place of those that say positions.
+LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
+                  const Position& position, const Options& options);
+
+}  // namespace relpos
+RELPOS_EXPORT_END

@@ -1,0 +1,28 @@
+"""The same call on the GPU: kernels in Triton for CUDA tensors (docs/gpu.md).
+
+RELPOS_GPU=interpret, set before relpos is imported, runs tensors of the CPU through the same
+kernels, in Triton's interpreter."""
+
+from typing import Any
+
+from relpos.gpu.mode import INTERPRETS, launches
+
+__all__ = ["launches"]
+
+
+def takes(tensor: Any) -> bool:
+    """Whether a call of this query is one of the kernels here."""
+    return INTERPRETS or tensor.is_cuda
+
+
+def kernels() -> Any:
+    """relpos.gpu.run, which imports Triton."""
+    try:
+        from relpos.gpu import run
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ImportError(
+            "relpos.attention on CUDA needs Triton, which is not installed: pip install triton"
+        ) from None
+    return run

@@ -1,0 +1,234 @@
+"""A call as the kernels of the GPU take it: what relpos._core.lower says of its shapes and plain
+options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
+the GPU."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from relpos import _core
+
+MOST_HEAD_DIM = 128
+# The fields of a call that the kernels read. Others must be as they are where nothing is given.
+_READ = {
+    *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
+    *("k_offset", "k_offsets", "parameters"),
+}
+_UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
+_FARTHEST = 2**29  # within a grid, whose differences are int32
+_KEPT = 256
+
+
+class ClassMap:
+    """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
+
+    def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
+        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
+        self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
+        # Before lo and after hi the class stays as it is there.
+        self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
+        self._held: dict[Any, Any] = {}
+
+    def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
+        """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
+        distances = _between(lo, hi)
+        return self._kept(("classes", lo, hi, device), lambda: self._of(distances()).to(device))
+
+    def _of(self, distances: Tensor) -> Tensor:
+        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
+
+    def cells(
+        self, lo: int, hi: int, rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
+        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
+        return self._listed((lo, hi), _between(lo, hi), rows, device)
+
+    def pairs(
+        self, tokens: tuple[Tensor, Tensor], rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        """The same of pairs, counted row by row, of queries and keys at these positions: those of
+        one plan."""
+        q, k = tokens
+        return self._listed("pairs", lambda: k[None, :] - q[:, None], rows, device)
+
+    def _listed(
+        self, key: Any, distances: Callable[[], Tensor], rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        def listed() -> tuple[Tensor, Tensor, int]:
+            ordered, cells = self._of(distances()).flatten().sort(stable=True)
+            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
+            starts = torch.searchsorted(ordered, edges)
+            longest = int(starts.diff().max())
+            return cells.int().to(device), starts.int().to(device), longest
+
+        return self._kept(("cells", key, rows, device), listed)
+
+    def _kept(self, key: Any, make: Any) -> Any:
+        if key not in self._held:
+            if len(self._held) >= _KEPT:
+                self._held.clear()
+            self._held[key] = make()
+        return self._held[key]
+
+
+def _between(lo: int, hi: int) -> Callable[[], Tensor]:
+    return lambda: torch.arange(lo, hi + 1, device="cpu")
+
+
+class TableBias(NamedTuple):
+    """multiplier * table[h, m(delta)], the table [H, M] a view of a parameter."""
+
+    map: ClassMap
+    parameter: int
+    axes: tuple[int, ...]
+    multiplier: float
+
+    def view(self, parameter: Tensor) -> Tensor:
+        """The table, or its gradient, of the parameter or of the parameter's."""
+        return parameter.permute(self.axes)
+
+
+class _Plan(NamedTuple):
+    """What shapes and plain options decide."""
+
+    scale: float
+    terms: tuple[TableBias, ...]
+    tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
+
+
+class Lowered:
+    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv]. Raises as
+    relpos.attention does on the CPU, and NotImplementedError where no kernel computes it.
+
+    Attributes:
+      scale: of the scores.
+      terms: of the position.
+      tokens: positions of queries and keys, int64 on the CPU, where a scheme places them; all
+        queries see all keys then.
+      parameters: of the position.
+      left, right: a query sees keys at distances from -left to right.
+    """
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
+        _check_options(query, value, call)
+        self.scale, self.terms, self.tokens = _plan(query, key, value, call)
+        self.parameters = call.parameters
+        self.left, self.right = call.window or (-1, -1)
+        self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
+        self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
+        if call.is_causal:
+            self.right = 0
+        self._call, self._query, self._key = call, query, key
+
+    @cached_property
+    def shifts(self) -> Tensor:
+        """int64 [B]: the position of the first key less that of the first query."""
+        call, query = self._call, self._query
+        if self.shift is not None:
+            return torch.full(query.shape[:1], self.shift, dtype=torch.int64, device=query.device)
+        k_offset = call.k_offset if call.k_offsets is None else call.k_offsets
+        q_offset = (call.q_offset or 0) if call.q_offsets is None else call.q_offsets
+        return (k_offset - q_offset).contiguous()
+
+    @cached_property
+    def shift(self) -> int | None:
+        """That of all batch rows, or None where a tensor has them."""
+        call = self._call
+        if call.q_offsets is not None or call.k_offsets is not None:
+            return None
+        return call.k_offset - (call.q_offset or 0)
+
+    def window(self, lo: int, hi: int) -> tuple[int, int]:
+        """Distances lo < hi cut to those that occur, where these are known: what is said of lo
+        holds of all before it, what is said of hi of all after it."""
+        if self.tokens is not None:
+            q, k = self.tokens
+            first, last = int(k.min() - q.max()), int(k.max() - q.min())
+        elif self.shift is None:
+            return lo, hi
+        else:
+            first, last = self._apart(self.shift)
+        lo = min(max(lo, first), hi - 1)
+        return lo, max(min(hi, last), lo + 1)
+
+    def _apart(self, shift: int) -> tuple[int, int]:
+        """The smallest and the largest distance of a call of consecutive tokens."""
+        first = max(shift - self._query.shape[2] + 1, -self.left)
+        return first, min(shift + self._key.shape[2] - 1, self.right)
+
+
+_plans: dict[Any, _Plan] = {}
+
+
+def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
+    given = _shape([query, key, value, *call])
+    if given not in _plans:
+        made = _made_plan(query, key, value, call)
+        if len(_plans) >= _KEPT:
+            _plans.clear()
+        _plans[given] = made
+    return _plans[given]
+
+
+def _shape(value: Any) -> Any:
+    """What _core.lower reads of a value."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype
+    if isinstance(value, (list, tuple)):
+        return tuple(_shape(each) for each in value)
+    return value
+
+
+def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
+    scale, consecutive, terms = _core.lower(query, key, value, call)
+    read: set[int] = set()
+    biases = []
+    for scheme, kind, starts, classes, parameter, axes, multiplier in terms:
+        if kind != "distance bias":
+            refuse(f"position: {scheme}", f"its {kind} has no kernel")
+        if parameter in read:
+            refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
+        read.add(parameter)
+        biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
+    return _Plan(scale, tuple(biases), None if consecutive else _placed(query, key, call))
+
+
+def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
+    for name in ("is_causal", "window", "q_offsets", "k_offsets"):
+        if not any(getattr(call, name) is nothing for nothing in (False, None)):
+            refuse(
+                name.removesuffix("s"), "with a scheme that places tokens (a grid) has no kernel"
+            )
+    tokens = []
+    for tensor, offset, of_keys in ((query, call.q_offset, False), (key, call.k_offset, True)):
+        numbers = torch.arange(tensor.shape[2], device="cpu") + (offset or 0)
+        _core.place_tokens(call.position, of_keys, numbers)
+        tokens.append(numbers)
+    q, k = tokens
+    if q.numel() and k.numel() and max(q.max(), k.max()) - min(q.min(), k.min()) >= _FARTHEST:
+        refuse("position", f"a grid that places tokens {_FARTHEST} apart has no kernel")
+    return q, k
+
+
+def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
+    default = type(call)()
+    for name, given, held in zip(call._fields, call, default, strict=True):
+        if name not in _READ and given != held:
+            refuse(name)
+    if query.dtype == torch.float64:
+        refuse("query", "float64 has no kernel")
+    for name, tensor in (("query", query), ("value", value)):
+        if tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
+            refuse(name, f"a head size above {MOST_HEAD_DIM} has no kernel", tensor.shape[3])
+
+
+def refuse(name: str, why: str = "has no kernel", got: Any = None) -> NoReturn:
+    came = "" if got is None else f", got {got}"
+    raise NotImplementedError(
+        f"{name}: {why} on the GPU yet{came}; docs/gpu.md lists what has. relpos computes "
+        "the call on the CPU: move its tensors with .cpu()"
+    )

@@ -1,0 +1,48 @@
+"""The softmax of a row as two numbers, an integer reference and a sum, of scores in log2 units:
+
+    weight = exp2(score - reference) / sum
+
+One log-sum-exp would round away what its size takes (src/kernels/block/softmax_state.h).
+"""
+
+import triton
+import triton.language as tl
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def add_scores(s, reference, total):
+    """(unnormalised weights, factor of what was summed before, reference, sum) after scores s [BM,
+    BN], -inf where hidden. The factor is a power of two, since references are integers."""
+    after = tl.maximum(reference, tl.ceil(tl.max(s, 1)))
+    base = tl.where(after == float("-inf"), 0.0, after)
+    factor = tl.exp2(reference - base)
+    p = tl.exp2(s - base[:, None])
+    return p, factor, after, total * factor + tl.sum(p, 1)
+
+
+@triton.jit
+def write_state(softmax, lse, row, a, count, reference, total):
+    """Writes both numbers of rows `row` + a, a < count, and their log-sum-exp where it is wanted.
+    Of a row that sees nothing they are -inf and 1, and -inf."""
+    total = tl.where(total == 0.0, 1.0, total)
+    if softmax is not None:
+        tl.store(softmax + 2 * (row + a), reference, a < count)
+        tl.store(softmax + 2 * (row + a) + 1, total, a < count)
+    if lse is not None:
+        tl.store(lse + row + a, (reference + tl.log2(total)) * LN2, a < count)
+
+
+@triton.jit
+def read_state(softmax, row, a, count):
+    """(reference, 1 / sum) of rows `row` + a; of those beyond `count` all weights are 0."""
+    at = softmax + 2 * (row + a)
+    reference = tl.load(at, a < count, float("inf"))
+    return reference, 1.0 / tl.load(at + 1, a < count, 1.0)
+
+
+@triton.jit
+def weights(s, reference, inverse, visible):
+    """Weights of scores; of hidden pairs 0, whatever their score is."""
+    return tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)

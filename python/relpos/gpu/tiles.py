@@ -1,0 +1,91 @@
+"""The sizes of tiles: a table, so that the same call has the same bits wherever and whenever it
+runs on a chip. scripts/gpu_check.py compiles each row and reads its registers.
+
+Keys of the table: chip (80: Ampere and Ada, with 99 KiB of shared memory on the smallest; 90:
+Hopper; 100: Blackwell), kernel, bits of an element, largest head size."""
+
+from typing import NamedTuple
+
+
+class Tile(NamedTuple):
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
+HEAD_DIMS = (64, 128)
+
+TABLE = {
+    (80, "forward", 16, 64): Tile(128, 64, 8, 3),
+    (80, "forward", 16, 128): Tile(128, 32, 8, 2),
+    (80, "forward", 32, 64): Tile(64, 32, 4, 2),
+    (80, "forward", 32, 128): Tile(32, 32, 8, 1),
+    (80, "backward_queries", 16, 64): Tile(64, 32, 4, 2),
+    (80, "backward_queries", 16, 128): Tile(64, 32, 8, 2),
+    (80, "backward_queries", 32, 64): Tile(32, 32, 8, 1),
+    (80, "backward_queries", 32, 128): Tile(32, 16, 8, 1),
+    (80, "backward_keys", 16, 64): Tile(16, 128, 8, 1),
+    (80, "backward_keys", 16, 128): Tile(32, 64, 8, 1),
+    (80, "backward_keys", 32, 64): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
+    (80, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
+    (80, "sum_pairs", 16, 64): Tile(64, 64, 8, 2),
+    (80, "sum_diagonals", 16, 128): Tile(32, 32, 8, 1),
+    (80, "sum_pairs", 16, 128): Tile(32, 32, 8, 1),
+    (80, "sum_diagonals", 32, 64): Tile(32, 32, 4, 1),
+    (80, "sum_pairs", 32, 64): Tile(32, 32, 4, 1),
+    (80, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
+    (80, "sum_pairs", 32, 128): Tile(16, 16, 4, 1),
+    (90, "forward", 16, 64): Tile(128, 64, 8, 3),
+    (90, "forward", 16, 128): Tile(128, 64, 8, 2),
+    (90, "forward", 32, 64): Tile(64, 32, 4, 2),
+    (90, "forward", 32, 128): Tile(16, 32, 4, 2),
+    (90, "backward_queries", 16, 64): Tile(128, 64, 8, 3),
+    (90, "backward_queries", 16, 128): Tile(128, 64, 8, 2),
+    (90, "backward_queries", 32, 64): Tile(16, 32, 4, 2),
+    (90, "backward_queries", 32, 128): Tile(16, 32, 8, 2),
+    (90, "backward_keys", 16, 64): Tile(32, 128, 8, 2),
+    (90, "backward_keys", 16, 128): Tile(32, 64, 4, 1),
+    (90, "backward_keys", 32, 64): Tile(16, 16, 4, 1),
+    (90, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
+    (90, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
+    (90, "sum_pairs", 16, 64): Tile(64, 64, 8, 2),
+    (90, "sum_diagonals", 16, 128): Tile(64, 64, 8, 2),
+    (90, "sum_pairs", 16, 128): Tile(64, 64, 8, 2),
+    (90, "sum_diagonals", 32, 64): Tile(16, 16, 4, 2),
+    (90, "sum_pairs", 32, 64): Tile(16, 16, 4, 2),
+    (90, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
+    (90, "sum_pairs", 32, 128): Tile(16, 16, 4, 1),
+    (100, "forward", 16, 64): Tile(128, 64, 8, 3),
+    (100, "forward", 16, 128): Tile(128, 64, 8, 2),
+    (100, "forward", 32, 64): Tile(64, 32, 8, 2),
+    (100, "forward", 32, 128): Tile(64, 32, 8, 1),
+    (100, "backward_queries", 16, 64): Tile(128, 64, 8, 3),
+    (100, "backward_queries", 16, 128): Tile(128, 64, 8, 2),
+    (100, "backward_queries", 32, 64): Tile(64, 32, 8, 2),
+    (100, "backward_queries", 32, 128): Tile(64, 16, 8, 1),
+    (100, "backward_keys", 16, 64): Tile(32, 128, 8, 1),
+    (100, "backward_keys", 16, 128): Tile(32, 128, 8, 1),
+    (100, "backward_keys", 32, 64): Tile(32, 64, 8, 1),
+    (100, "backward_keys", 32, 128): Tile(16, 64, 8, 1),
+    (100, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
+    (100, "sum_pairs", 16, 64): Tile(64, 64, 8, 2),
+    (100, "sum_diagonals", 16, 128): Tile(64, 64, 8, 2),
+    (100, "sum_pairs", 16, 128): Tile(64, 64, 8, 2),
+    (100, "sum_diagonals", 32, 64): Tile(64, 64, 8, 1),
+    (100, "sum_pairs", 32, 64): Tile(64, 64, 8, 1),
+    (100, "sum_diagonals", 32, 128): Tile(64, 64, 8, 1),
+    (100, "sum_pairs", 32, 128): Tile(64, 64, 8, 1),
+}
+INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
+
+
+def tile(chip: int, kernel: str, bits: int, head_dim: int) -> Tile:
+    """The tile of a kernel for elements of so many bits, head_dim the larger of D and Dv. Chip 0 is
+    the interpreter."""
+    if chip == 0:
+        return INTERPRETED
+    most = next(each for each in HEAD_DIMS if head_dim <= each)
+    return TABLE[chip, kernel, bits, most]

@@ -1,0 +1,170 @@
+"""Compiles each row of the table of tiles for its chip, without a GPU, and prints registers, stack
+and shared memory. Fails where a kernel of 16-bit types spills, where one takes more shared memory
+than the chip has, and where one adds atomically, which would not give the same bits twice.
+
+.venv/bin/python scripts/gpu_check.py [--chip 90] [--kernel forward]
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+from relpos.gpu import distance_sums, pair_sums, score_gradient
+from relpos.gpu.backward_keys import backward_keys
+from relpos.gpu.backward_queries import backward_queries
+from relpos.gpu.forward import forward
+from relpos.gpu.terms import bias
+from relpos.gpu.tiles import SHARED_KIB, TABLE, Tile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+KERNELS = {
+    kernel.fn.__name__: kernel
+    for kernel in (
+        *(forward, backward_queries, backward_keys, distance_sums.sum_diagonals),
+        pair_sums.sum_pairs,
+        *(score_gradient.row_sums, distance_sums.fold_diagonals, distance_sums.fold_ends),
+        *(bias.write_cells, bias.write_table_gradient),
+    )
+}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE}
+ELEMENTS = {16: "bf16", 32: "fp32"}
+LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
+# Types of arguments by name; others are int32. Descriptors and constants are below.
+TYPES = dict.fromkeys(
+    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse"], "*fp32"
+)
+TYPES |= dict.fromkeys(["scale", "slope", "multiplier"], "fp32")
+TYPES |= dict.fromkeys(["left", "right", "lo", "hi"], "i64")
+TYPES |= {"shifts": "*i64", "by_distance": "*fp64", "classes": "*i32", "starts": "*i32"}
+OF_FOLD = {"cells": "*i32", "sums": "*fp64"}  # as write_table_gradient takes them
+
+
+class Row(NamedTuple):
+    chip: int
+    kernel: str
+    bits: int
+    head_dim: int
+    tile: Tile
+
+
+class Found(NamedTuple):
+    row: Row
+    registers: int
+    stack: int
+    shared: int
+    atomics: list[str]
+
+    def faults(self) -> list[str]:
+        spills = self.stack and self.row.bits == 16
+        found = [f"{self.stack} bytes of stack: it spills"] if spills else []
+        if self.shared > SHARED_KIB[self.row.chip] * 1024:
+            found.append(f"{self.shared} bytes of shared memory: the chip has fewer")
+        return found + [f"{op} in its ptx" for op in self.atomics]
+
+
+def rows() -> list[Row]:
+    """Those of the table, and a launch of each other kernel on each chip."""
+    found = [Row(*key, tile) for key, tile in TABLE.items()]
+    others = sorted(KERNELS.keys() - OF_TILES)
+    return found + [
+        Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
+        for chip in SHARED_KIB
+        for name in others
+    ]
+
+
+def source(row: Row) -> ASTSource:
+    """The kernel as run.py launches it, with a distance bias."""
+    kernel, tile, element = KERNELS[row.kernel], row.tile, ELEMENTS[row.bits]
+    bits16 = row.bits == 16
+    constants: dict[str, Any] = {
+        "SCORES": (bias.bias_score,),
+        "PRECISION": "ieee" if bits16 else "tf32x3",
+        "WIDEN": False,
+        "BD": row.head_dim,
+        "BV": row.head_dim,
+        "BM": tile.queries,
+        "BN": tile.keys,
+        "LOG": LOG2[tile.queries],
+        "BLOCK": 32,
+        "ROWS": 16,
+        "CELLS": 32,
+    }
+    signature: dict[str, Any] = {}
+    attributes = {}
+    for n, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in ("query", "dout", "key", "value"):
+            count = tile.keys if name in ("key", "value") else tile.queries
+            signature[name] = f"tensordesc<{element}[1,1,{count},{row.head_dim}]>"
+        elif name == "terms":
+            signature[name] = (bias.Bias("*fp32", "i32", "i32", "i32"),)
+            attributes |= {(n, 0, field): [["tt.divisibility", 16]] for field in (0, 1)}
+        else:
+            given = OF_FOLD if row.kernel == "write_table_gradient" else {}
+            outputs = ("out", "dq", "dk", "dv", "table", "gradient")
+            plain = f"*{element}" if name in outputs else "i32"
+            signature[name] = given.get(name, TYPES.get(name, plain))
+            if signature[name].startswith("*"):
+                attributes[(n,)] = [["tt.divisibility", 16]]
+    constants = {name: value for name, value in constants.items() if name in signature}
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def compiled(row: Row) -> Found:
+    options = {"num_warps": row.tile.warps, "num_stages": row.tile.stages, "enable_fp_fusion": True}
+    made = triton.compile(source(row), target=GPUTarget("cuda", row.chip, 32), options=options)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        text = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK"))
+    atomics = sorted(set(re.findall(r"\b(?:atom|red)\.[\w.]+", made.asm["ptx"])))
+    return Found(row, registers, stack, made.metadata.shared, atomics)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--chip", type=int, choices=SHARED_KIB, help="only this one")
+    parser.add_argument("--kernel", choices=KERNELS, help="only this one")
+    parser.add_argument("--processes", type=int, default=2)
+    chosen = parser.parse_args()
+    wanted = [
+        row
+        for row in rows()
+        if chosen.chip in (None, row.chip) and chosen.kernel in (None, row.kernel)
+    ]
+    print(
+        "| chip | kernel | bits, D | queries x keys, warps, stages | registers | stack "
+        "| shared KiB |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    failed = 0
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        for found in pool.map(compiled, wanted):
+            row, tile = found.row, found.row.tile
+            print(
+                f"| {row.chip} | {row.kernel} | {row.bits}, {row.head_dim} | {tile.queries} x "
+                f"{tile.keys}, {tile.warps}, {tile.stages} | {found.registers} | {found.stack} | "
+                f"{found.shared / 1024:.0f} |",
+                flush=True,
+            )
+            for fault in found.faults():
+                failed += 1
+                print(f"gpu-check: sm_{row.chip} {row.kernel}: {fault}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+#include "relpos/lower.h"
+
+#include <algorithm>
+#include <concepts>
+#include <list>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "binding/bound_part.h"
+#include "binding/source.h"
+#include "call/make_problem.h"
+#include "values/term_kinds.h"
+
+namespace relpos {
+namespace {
+
+// What a bias is, where it is other than a table that a parameter holds, read by distances.
+std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
+  const auto integers = [](const ParameterSpec& spec) { return spec.integers(); };
+  if (bias.slopes.view.given()) return "slopes";
+  if (bias.coordinates) return "distance bias of a coordinate";
+  if (std::ranges::any_of(part.specs(), integers)) return "distance bias of a given map";
+  if (bias.table.source == nullptr) return "computed distance bias";
+  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
+  const std::vector<int64_t> shape = part.parameters[read.index].dims();
+  if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
+  return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
+}
+
+LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
+                       int64_t heads) {
+  LoweredTerm term;
+  term.scheme = part.scheme().name;
+  term.kind = other_kind(bias, part, heads);
+  if (!term.kind.empty()) return term;
+  term.kind = "distance bias";
+  std::tie(term.starts, term.classes) = bias.map->runs();
+  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
+  term.parameter = first_parameter + static_cast<int64_t>(read.index);
+  term.axes = read.axes;
+  term.multiplier = bias.table.multiplier;
+  return term;
+}
+
+// The position with initial values in place of its numbers, which `memory` keeps.
+Position with_stand_ins(Position position, std::list<std::vector<double>>& memory) {
+  for (Part& part : position.parts) {
+    for (size_t n = 0; n < part.parameters.size() && n < part.specs().size(); ++n) {
+      TensorView& view = part.parameters[n];
+      if (!view.given() || !is_floating(view.dtype)) continue;
+      view = stand_in(part.specs()[n], view.dims(), memory.emplace_back());
+    }
+  }
+  return position;
+}
+
+}  // namespace
+
+LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
+                  const Position& position, const Options& options) {
+  std::list<std::vector<double>> memory;
+  const Call call = make_call(query, key, value, with_stand_ins(position, memory), options);
+  const Problem& problem = call.problem;
+  LoweredCall lowered{problem.scale, problem.positions.consecutive, {}};
+  TermCounts at;
+  int64_t first_parameter = 0;
+  for (const Part& part : position.parts) {
+    for_each_kind([&](const char* kind, auto list, auto) {
+      for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
+        const size_t term = at[list]++;
+        if constexpr (std::same_as<decltype(list), std::vector<DistanceBias> Terms::*>) {
+          lowered.terms.push_back(
+              lower_bias((problem.terms.*list)[term], part, first_parameter, problem.heads));
+        } else {
+          LoweredTerm& other = lowered.terms.emplace_back();
+          other.scheme = part.scheme().name;
+          other.kind = kind;
+        }
+      }
+    });
+    first_parameter += static_cast<int64_t>(part.parameters.size());
+  }
+  return lowered;
+}
+
+}  // namespace relpos

@@ -1,0 +1,78 @@
+#include "relpos/lower.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "relpos/error.h"
+
+namespace relpos {
+namespace {
+
+// Zeros of no memory, as those of tensors elsewhere.
+TensorView blank(const std::vector<int64_t>& shape, DType dtype = DType::kFloat32) {
+  static double zero = 0.0;
+  return TensorView(&zero, dtype, shape, std::vector<int64_t>(shape.size()));
+}
+
+Position of_shapes(const std::string& text) {
+  Position position = parse_position(text);
+  for (Part& part : position.parts) {
+    for (const ParameterSpec& spec : part.specs()) {
+      part.parameters.push_back(
+          blank(spec.shape, spec.integers() ? spec.integer : DType::kFloat32));
+    }
+  }
+  return position;
+}
+
+LoweredCall lowered(const std::string& text, const Options& options = {}) {
+  const TensorView qkv = blank({1, 2, 8, 4});
+  return lower(qkv, qkv, qkv, text.empty() ? Position{} : of_shapes(text), options);
+}
+
+TEST(Lower, ATableWithItsMapAndWhereItIsRead) {
+  const LoweredCall call = lowered("bias_rpe(heads=2, max_distance=3)+t5(heads=2, bias_scale=0.5)");
+  EXPECT_EQ(call.scale, 0.5);
+  EXPECT_TRUE(call.consecutive);
+  ASSERT_EQ(call.terms.size(), 2U);
+  const LoweredTerm &near = call.terms[0], &t5 = call.terms[1];
+  EXPECT_EQ(near.scheme, "bias_rpe");
+  EXPECT_EQ(near.kind, "distance bias");
+  EXPECT_EQ(near.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
+  EXPECT_EQ(near.classes, (std::vector<int64_t>{4, 3, 2, 1, 0}));
+  EXPECT_EQ(near.parameter, 0);
+  EXPECT_EQ(near.axes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(near.multiplier, 1.0);
+  EXPECT_EQ(t5.scheme, "t5");
+  EXPECT_EQ(t5.parameter, 1);
+  EXPECT_EQ(t5.axes, (std::vector<int>{1, 0}));
+  EXPECT_EQ(t5.multiplier, 0.5);
+  EXPECT_EQ(t5.classes.size(), t5.starts.size() + 1);
+}
+
+TEST(Lower, KindsOfOtherTerms) {
+  for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
+           {"rope(head_dim=4, layout=half)", "rotation"},
+           {"alibi(heads=2)", "slopes"},
+           {"kerple_log(heads=2)", "computed distance bias"},
+           {"shaw(head_dim=4, max_distance=2)", "row table"}}) {
+    const LoweredCall call = lowered(text);
+    ASSERT_FALSE(call.terms.empty()) << text;
+    EXPECT_EQ(call.terms[0].kind, kind) << text;
+    EXPECT_TRUE(call.terms[0].classes.empty()) << text;
+  }
+  EXPECT_TRUE(lowered("").terms.empty());
+  EXPECT_FALSE(lowered("swin(heads=2, window=[3])").consecutive);
+}
+
+TEST(Lower, RefusesWhatAttentionRefuses) {
+  Options options;
+  options.k_offset = Offset(3);
+  EXPECT_THROW(lowered("t5(heads=2)", options), Error);
+  EXPECT_THROW(lowered("t5(heads=3)"), Error);
+}
+
+}  // namespace
+}  // namespace relpos

@@ -1,0 +1,17 @@
+"""What the interpreter runs is collected where RELPOS_GPU=interpret is set."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret"
+collect_ignore = ["test_process.py"] if INTERPRETS else ["test_kernels.py", "test_refusals.py"]
+
+
+@pytest.fixture
+def garbage():
+    """Memory that PyTorch hands out is full of NaN, results and workspace of the kernels too."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

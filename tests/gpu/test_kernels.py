@@ -1,0 +1,255 @@
+"""Calls in the interpreter against the double oracle, within the bounds of the CPU."""
+
+import os
+import random
+
+import pytest
+import relpos
+import torch
+import triton
+import triton.language as tl
+from relpos._call.call import Call as Fields
+from relpos.gpu import run, tiles
+from relpos.gpu.product import stored
+from triton.runtime.interpreter import InterpreterBuilder
+
+from tests.gpu.bounds import bounds
+from tests.support.call import Call
+from tests.support.promise import missed
+
+SEED = 20261125
+DRAWN = 600 if os.environ.get("RELPOS_FULL") == "1" else 60
+POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
+POSITIONS += ["t5#0+bias_rpe#2"]
+GRIDS = ["swin#0", "swin#1", "swin#4", "beit#0", "levit#0", "swin#1+t5#3"]
+FACTORS = {
+    "position": POSITIONS + GRIDS,
+    "queries": [1, 5, 16, 33, 64, 65, 97],
+    "keys": [1, 5, 16, 33, 64, 65, 97],
+    "heads": [(1, 1), (2, 2), (4, 2), (3, 1)],
+    "head_dim": [1, 8, 16, 33, 64, 128],
+    "value_dim": [1, 8, 16, 33, 64, 128],
+    "batch": [1, 2],
+    "mask": ["", "causal", "window", "causal+window"],
+    "offsets": ["default", "aligned", "zero", "both", "ragged"],
+    "dtype": ["float32", "bfloat16", "float16"],
+    "tables": ["own", "float32"],
+    "strides": ["plain", "blhd", "sliced", "stepped", "expanded"],
+    "scale": [None, 1.0, 0.37],
+    "lse": [False, True],
+    "wants": ["all", "inputs", "tables", "key"],
+}
+FIXED = {"dropout": 0.0, "softcap": None}
+PLAIN = {name: values[0] for name, values in FACTORS.items()} | FIXED
+PLAIN |= {"position": "t5#0", "queries": 65, "keys": 97, "heads": (4, 2), "head_dim": 16}
+PLAIN |= {
+    "value_dim": 33,
+    "batch": 2,
+    "mask": "causal",
+    "offsets": "aligned",
+    "lse": True,
+    "seed": 1,
+}
+
+
+def drawn():
+    """Cases in which each value of each factor stands as often as others."""
+    draw = random.Random(SEED)
+    decks = {name: [] for name in FACTORS}
+    for number in range(DRAWN):
+        case = {"seed": SEED + number} | FIXED
+        for name, deck in decks.items():
+            if not deck:
+                deck += draw.sample(FACTORS[name], len(FACTORS[name]))
+            case[name] = deck.pop()
+        if case["position"] in GRIDS:  # whose tokens are placed: queries see all keys
+            case |= {"mask": "", "offsets": random.Random(number).choice(["zero", "both"])}
+        yield case
+
+
+def judged(case):
+    """What breaks the promise."""
+    call = Call(case)
+    results, *_ = call.computed()
+    expected = bounds(call)
+    assert results.keys() == expected.keys()
+    return [line for name, each in expected.items() if (line := missed(name, results[name], each))]
+
+
+@pytest.mark.parametrize("case", list(drawn()), ids=lambda case: str(case["seed"] - SEED))
+def test_a_call_keeps_the_promise(case, garbage):
+    assert not judged(case), case
+
+
+GRID = PLAIN | {"position": "swin#0", "mask": ""}
+
+
+@pytest.mark.parametrize("case", [PLAIN, GRID], ids=["distances", "grid"])
+@pytest.mark.parametrize("dtype", FACTORS["dtype"])
+def test_other_tiles_keep_it_too(case, dtype, garbage, monkeypatch):
+    monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(32, 32, 4, 1))
+    assert not judged(case | {"dtype": dtype})
+
+
+def test_a_bias_that_is_large_where_there_is_no_query(garbage):
+    assert not judged(PLAIN | {"table size": 300.0, "mask": ""})
+
+
+@pytest.mark.parametrize("mask", ["", "window"])
+def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
+    wanted = {"sum_diagonals": tiles.Tile(32, 32, 4, 1)}
+    uneven = {"backward_keys": tiles.Tile(32, 64, 4, 1), "forward": tiles.Tile(64, 32, 4, 1)}
+    rest = tiles.Tile(32, 64, 4, 1)
+    table = wanted | uneven
+    monkeypatch.setattr(run, "tile", lambda chip, kernel, *_: table.get(kernel, rest))
+    assert not judged(PLAIN | {"position": "bias_rpe#3", "mask": mask, "queries": 129, "keys": 129})
+
+
+def tf32(x):
+    """The nearest number with 10 bits of fraction."""
+    bits = x.view("int32").astype("int64")
+    return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).astype("int32").view("float32")
+
+
+def test_products_of_three_tf32_keep_it(garbage, monkeypatch):
+    """As `tf32x3` multiplies float32 numbers: in two parts of 11 bits, without the product of the
+    small parts. One product of such parts does not keep the promise."""
+    plain, parts = InterpreterBuilder.create_dot, [3]
+
+    def create_dot(self, a, b, d, *rest):
+        def pieces(x):
+            big = tf32(x.data)
+            return type(x)(big, x.dtype), type(x)(tf32(x.data - big), x.dtype)
+
+        (a_big, a_small), (b_big, b_small) = pieces(a), pieces(b)
+        for x, y in ((a_small, b_big), (a_big, b_small), (a_big, b_big))[-parts[0] :]:
+            d = plain(self, x, y, d, *rest)
+        return d
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", create_dot)
+    assert not judged(PLAIN)
+    parts[0] = 1
+    assert judged(PLAIN)
+
+
+@triton.jit
+def _round(to, x, WIDEN: tl.constexpr, COUNT: tl.constexpr):
+    n = tl.arange(0, COUNT)
+    tl.store(to + n, stored(tl.load(x + n), to.dtype.element_ty, WIDEN))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_numbers_are_rounded_to_nearest_even(dtype):
+    x = torch.randn(1024) * torch.logspace(-12, 4, 1024)
+    x[:8] = torch.tensor(
+        [1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 0.0, -0.0, torch.inf, -torch.inf, 3e38]
+    )
+    to = torch.empty(1024, dtype=dtype)
+    _round[(1,)](to, x, True, 1024)
+    assert torch.equal(to, x.to(dtype))
+    x[0] = torch.nan
+    _round[(1,)](to, x, True, 1024)
+    assert to[0].isnan()
+
+
+def test_weights_are_rounded_before_they_meet_values():
+    """As on the GPU: exp(-0.375) is 0.68729, in bfloat16 0.6875."""
+    q = torch.ones(1, 1, 1, 1, dtype=torch.bfloat16)
+    k, v = (torch.tensor(x).bfloat16()[None, None, :, None] for x in ([0, -0.375], [-0.6875, 1]))
+    assert relpos.attention(q, k, v, scale=1.0, q_offset=0) == 0
+    wide = relpos.attention(q.float(), k.float(), v.float(), scale=1.0, q_offset=0)
+    assert -1e-3 < wide < -1e-5
+
+
+def test_two_runs_have_the_same_bits_and_triton_computes_them():
+    before = relpos.gpu.launches()
+    first, second = (Call(PLAIN).computed()[0] for _ in range(2))
+    for name, result in first.items():
+        assert torch.equal(result, second[name]), name
+    grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
+    grown = {name: count for name, count in grown.items() if count}
+    assert grown == {
+        "forward": 2,
+        "row_sums": 2,
+        "backward_keys": 2,
+        "backward_queries": 2,
+        "sum_diagonals": 2,
+        "fold_diagonals": 2,
+        "fold_ends": 2,
+        "write_table_gradient": 2,
+        "write_cells": 4,
+    }
+    before = relpos.gpu.launches()["sum_pairs"]
+    first, second = (Call(GRID).computed()[0] for _ in range(2))
+    for name, result in first.items():
+        assert torch.equal(result, second[name]), name
+    assert relpos.gpu.launches()["sum_pairs"] == before + 2
+
+
+def test_what_needs_no_gradient_costs_none():
+    q = torch.randn(1, 2, 5, 8)
+    t5 = relpos.T5Bias(2)
+    k = q.clone().requires_grad_()
+    before = relpos.gpu.launches()
+    t5.requires_grad_(False)
+    relpos.attention(q, k, q, position=t5).sum().backward()
+    after = relpos.gpu.launches()
+    for name in ("backward_queries", "sum_diagonals", "write_table_gradient"):
+        assert after.get(name, 0) == before.get(name, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cpu_has_the_same_results(dtype):
+    """Also at positions far from 0, and where some rows see nothing."""
+    q, k, v = (torch.randn(2, 4, n, 16).to(dtype) for n in (40, 70, 70))
+    t5 = relpos.T5Bias(4).to(dtype)
+    for more in (
+        {"q_offset": 2**60, "k_offset": 2**60 - 35},
+        {"q_offset": torch.tensor([-20, 30]), "k_offset": 5, "is_causal": True},
+        {"q_offset": 200, "window": (170, 0)},
+    ):
+        out, lse = relpos.attention(q, k, v, position=t5, return_lse=True, **more)
+        want, wanted_lse = torch.empty_like(out), torch.empty_like(lse)
+        call = Fields.of("attention", q, k, {"position": t5, **more})
+        relpos._core.attention(q, k, v, call, want, wanted_lse, None)
+        limit = 3e-6 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(out, want, rtol=limit, atol=limit)
+        torch.testing.assert_close(lse, wanted_lse, rtol=3e-6, atol=3e-6)
+        assert (lse == -torch.inf).any() == ("q_offset" in more and more.get("is_causal", False))
+
+
+@pytest.mark.parametrize("window", [(1, 0), (0, 1)])
+def test_a_window_that_needs_one_key_of_one_more_tile(window):
+    """The second block of queries sees 65 keys, and the second block of keys is seen by as many."""
+    q, k, v, dout = torch.randn(4, 1, 1, 130, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = relpos.attention(q, k, v, window=window)
+    apart = torch.arange(130)[None, :] - torch.arange(130)[:, None]
+    hidden = (apart < -window[0]) | (apart > window[1])
+    score = (q.double() @ k.double().mT * 8**-0.5).masked_fill(hidden, -torch.inf)
+    want = score.softmax(-1) @ v.double()
+    found = [out, *torch.autograd.grad(out, leaves, dout)]
+    for ours, exact in zip(
+        found, [want, *torch.autograd.grad(want, leaves, dout.double())], strict=True
+    ):
+        torch.testing.assert_close(ours, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_empty_tensors():
+    q, none = torch.randn(1, 2, 3, 8, requires_grad=True), torch.empty(1, 2, 0, 8)
+    out, lse = relpos.attention(
+        q, none, none, q_offset=0, position=relpos.T5Bias(2), return_lse=True
+    )
+    out.sum().backward()
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+    assert not q.grad.any()
+    assert relpos.attention(none, q, q, q_offset=0).shape == none.shape
+
+
+def test_vmap_and_compile_reach_the_kernels():
+    q = torch.randn(3, 1, 2, 5, 8)
+    t5 = relpos.T5Bias(2)
+    each = torch.func.vmap(lambda x: relpos.attention(x, x, x, position=t5))(q)
+    whole = relpos.attention(q[:, 0], q[:, 0], q[:, 0], position=t5)
+    torch.testing.assert_close(each[:, 0], whole)

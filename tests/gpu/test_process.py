@@ -1,0 +1,159 @@
+"""Runs the tests of this folder in the interpreter, and what decides whether there is one."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import relpos
+
+from tests import ROOT
+
+FOLDER = ROOT / "python/relpos/gpu"
+ENV = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+def ran(code, **env):
+    """What a process of its own printed, and its errors."""
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=ENV | env, cwd=ROOT, capture_output=True, text=True
+    )
+    return found.stdout + found.stderr
+
+
+def test_the_kernels_in_the_interpreter(summary):
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "--tb=short"],
+        env=ENV | {"RELPOS_GPU": "interpret", "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", run.stdout)
+    assert int(passed[1]) > 50
+    summary.append(f"kernels of the GPU in Triton's interpreter: {run.stdout.splitlines()[-1]}")
+
+
+def test_the_bench_runs_in_the_interpreter():
+    env = ENV | {"RELPOS_GPU": "interpret", "OMP_NUM_THREADS": "1"}
+    bench = [sys.executable, "bench/gpu.py", "--small"]
+    text = subprocess.run(
+        bench, env=env, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    rows = re.findall(r"^\| 1, 2, 64, 16 \| (.+?) \| ([\d.]+) \| [\d.]+ \| [\d.]+ \| ", text, re.M)
+    names = [name for name, _ in rows]
+    assert [name for name in names if "causal" not in name] == [
+        "SDPA",
+        "relpos, no position",
+        "relpos, T5 table that is not trained",
+        "relpos, T5 table",
+        "relpos, BiasRPE of 1023 distances",
+    ]
+    assert len(rows) == 10
+    assert text.count("not timed") == 2
+    assert re.search(r"launches:.* sum_diagonals \d", text)
+    refused = subprocess.run(bench[:2], env=ENV, cwd=ROOT, capture_output=True, text=True)
+    assert "no CUDA device" in refused.stderr
+
+
+CHECK = """
+import sys
+sys.path.insert(0, "scripts")
+import gpu_check
+row = next(row for row in gpu_check.rows() if row.kernel == "backward_queries" and row.bits == 16)
+found = gpu_check.compiled(row)
+print(found.row.chip, found.registers, found.stack, found.shared, found.atomics)
+print(found.faults())
+print(found._replace(stack=8, shared=10**6, atomics=["red.global.add"]).faults())
+print(found._replace(row=row._replace(bits=32), stack=8).faults())
+print({(row.chip, row.kernel) for row in gpu_check.rows()} == {
+    (chip, kernel) for chip in (80, 90, 100) for kernel in gpu_check.KERNELS
+})
+"""
+
+
+def test_the_check_compiles_a_row_and_knows_faults():
+    """All rows are `make gpu-check`."""
+    sizes, none, three, spilled, every = ran(CHECK).splitlines()
+    assert re.fullmatch(r"80 \d+ 0 \d+ \[\]", sizes)
+    assert int(sizes.split()[1]) > 32
+    assert (none, spilled, every) == ("[]", "[]", "True")
+    assert len(three.split(", ")) == 3
+    assert "it spills" in three
+    assert "red.global.add in its ptx" in three
+
+
+LAUNCHES = """
+import relpos, torch
+from relpos._call.call import Call
+from relpos.gpu import run
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+
+
+def launch(self, kernel, grid, tile, **given):
+    options = {} if tile is None else {"num_warps": tile.warps, "num_stages": tile.stages}
+    compiled = kernel.warmup(grid=grid, **given, **options, enable_fp_fusion=True)
+    print(kernel.fn.__name__, "cubin" in compiled.asm)
+
+
+driver.set_active(Hopper())
+run.Run.launch, run.chip = launch, lambda device: 90
+q = torch.randn(1, 2, 64, 16).bfloat16()
+for position in (relpos.T5Bias(2), relpos.SwinBias(2, window=8)):
+    call = Call.of("attention", q, q, {"position": position})
+    out, lse, softmax = torch.empty_like(q), torch.empty(1, 2, 64), torch.empty(1, 2, 64, 2)
+    run.attention(q, q, q, call, out, lse, softmax)
+    wanted = [*torch.empty(3, *q.shape).bfloat16(), None, torch.empty_like(call.parameters[0])]
+    run.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
+"""
+
+
+def test_launches_bind_and_compile_as_on_a_gpu():
+    """Triton's own way from a launch to the binary, with a driver that stands in for a GPU's."""
+    backward = ["write_cells", "row_sums", "backward_keys", "backward_queries"]
+    distances = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
+    expected = ["write_cells", "forward", *backward, *distances]
+    expected += ["write_cells", "forward", *backward, "sum_pairs", "write_table_gradient"]
+    assert ran(LAUNCHES).splitlines() == [f"{name} True" for name in expected]
+
+
+def test_relpos_does_not_import_triton():
+    assert "False" in ran("import sys, relpos; print('triton' in sys.modules)")
+    assert relpos.gpu.launches() == {}
+
+
+def test_a_machine_without_triton_says_what_to_install():
+    call = (
+        "import sys, torch; sys.modules['triton'] = None; import relpos; q = torch.ones(1, 1, 2, 4)"
+    )
+    text = ran(f"{call}; relpos.attention(q, q, q)", RELPOS_GPU="interpret")
+    assert "ImportError: relpos.attention on CUDA needs Triton, which is not installed" in text
+    assert "pip install triton" in text
+
+
+def test_the_switch_has_two_values_and_comes_before_triton():
+    assert "RELPOS_GPU: expected one of auto, interpret, got 'on'" in ran(
+        "import relpos", RELPOS_GPU="on"
+    )
+    late = "import triton, relpos"
+    assert "had imported triton yet" in ran(late, RELPOS_GPU="interpret")
+    assert not ran(late, RELPOS_GPU="interpret", TRITON_INTERPRET="1")
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_sources_keep_what_makes_results_the_same(path):
+    text = path.read_text()
+    for word in ("atomic", "autotune", "index_add", "scatter_add", "bincount", "cumsum"):
+        assert word not in text
+    if path.stem != "product":  # which widens operands of 16 bits
+        assert "tl.dot" not in text
+        assert not re.search(r"\.to\(tl\.b?float16\)", text)

@@ -1,0 +1,115 @@
+"""What has no kernel raises its name, and what is wrong raises as on the CPU."""
+
+import pytest
+import relpos
+import torch
+from relpos._call.call import Call as Fields
+
+from tests.support.sample import PLAIN, tensors, trained
+
+HAVE_KERNELS = {"t5", "bias_rpe"}
+Q, K, V, _ = tensors(queries=6, keys=6)
+
+
+def attention(*given, **options):
+    return relpos.attention(*(given or (Q, K, V)), **options)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_scheme_is_computed_or_refused_by_name(name):
+    module, _ = trained(name)
+    call = {"position": module}
+    if name in HAVE_KERNELS:
+        assert attention(**call).isfinite().all()
+        return
+    with pytest.raises(NotImplementedError, match=rf"^position: {name}: its [\w ]+ has no kernel"):
+        attention(**call)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("attn_mask", {"attn_mask": torch.ones(6, 6, dtype=torch.bool)}),
+        (
+            "tile_ranges",
+            {"attn_mask": relpos.TileMask.documents(torch.tensor([[0, 0, 0, 1, 1, 1]]))},
+        ),
+        ("key_padding_mask", {"key_padding_mask": torch.zeros(1, 6, dtype=torch.bool)}),
+        ("dropout_p", {"dropout_p": 0.5}),
+        ("softcap", {"softcap": 2.0}),
+        ("q_positions", {"q_positions": torch.arange(6), "k_positions": torch.arange(6)}),
+        ("key_lo", {"key_range": (torch.zeros(6).long(), torch.full((6,), 3))}),
+        ("position: attention_sink", {"sinks": torch.zeros(4)}),
+        ("return_weights", {"return_weights": True}),
+    ],
+)
+def test_an_option_without_a_kernel_is_refused_by_name(name, options):
+    with pytest.raises(NotImplementedError, match=rf"^{name}: .*on the GPU yet.*docs/gpu.md"):
+        attention(**options)
+
+
+def test_other_calls_without_a_kernel():
+    with pytest.raises(NotImplementedError, match=r"^relpos\.scores: has no kernel"):
+        relpos.scores(Q, K)
+    with pytest.raises(NotImplementedError, match=r"^query: float64 has no kernel"):
+        attention(Q.double(), K.double(), V.double())
+    wide = torch.zeros(1, 1, 2, 129)
+    with pytest.raises(NotImplementedError, match=r"^query: a head size above 128 .*, got 129"):
+        attention(wide, wide, wide)
+    with pytest.raises(NotImplementedError, match=r"^float32_products: has no kernel"):
+        attention(float32_products=True)
+
+
+def test_a_grid_and_own_maps_are_refused():
+    q = torch.randn(1, 2, 4, 8)
+    swin = relpos.SwinBias(2, window=2)
+    assert attention(q, q, q, position=swin).isfinite().all()
+    for name, more in (
+        ("is_causal", {"is_causal": True}),
+        ("window", {"window": (1, 1)}),
+        ("q_offset", {"q_offset": torch.zeros(1).long()}),
+    ):
+        with pytest.raises(
+            NotImplementedError, match=rf"^{name}: with a scheme that places tokens"
+        ):
+            attention(q, q, q, position=swin, **more)
+
+    class Own(relpos.Position):
+        def bias(self, distance):
+            return -distance.abs().float()[None].expand(2, -1)
+
+    with pytest.raises(
+        NotImplementedError, match=r"its distance bias of a given map has no kernel"
+    ):
+        attention(q, q, q, position=Own())
+
+
+T5 = relpos.T5Bias(4)
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ((Q, K[..., :3], V), {}),
+        ((Q, K[:, :2], V[:, :2]), {}),
+        ((Q, K[:, :3], V[:, :3]), {"enable_gqa": True}),
+        ((Q, K[:, :, :4], V[:, :, :4]), {"is_causal": True}),
+        ((Q, K[:, :, :4], V[:, :, :4]), {"position": T5}),
+        ((Q, K, V), {"k_offset": 3, "is_causal": True}),
+        ((Q, K, V), {"q_offset": 2**61, "is_causal": True}),
+        ((Q, K, V), {"q_offset": torch.zeros(3).long()}),
+        ((Q, K, V), {"window": (-2, 0)}),
+        ((Q, K, V), {"scale": float("inf")}),
+        ((Q, K, V), {"position": relpos.T5Bias(3)}),
+    ],
+    ids=str,
+)
+def test_errors_are_those_of_the_cpu(given, options):
+    with pytest.raises((TypeError, ValueError)) as ours:
+        attention(*given, **options)
+    query, key, value = given
+    call = Fields.of("attention", query, key, options)
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        relpos._core.attention(query, key, value, call, torch.empty_like(V), None, None)
+    assert type(ours.value) is type(theirs.value)
+    assert str(ours.value) == str(theirs.value)
