@@ -12,6 +12,7 @@ from torch import Tensor
 from relpos import _core
 
 MOST_HEAD_DIM = 128
+MOST_PAIRS = 2**20  # of queries and keys, whose sums a grid's trained table needs at one time
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
 _READ = {
     *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),

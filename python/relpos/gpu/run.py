@@ -14,7 +14,7 @@ from relpos.gpu.device import chip, on
 from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.forward import forward
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.lower import MOST_PAIRS, Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.pair_sums import sum_pairs
 from relpos.gpu.score_gradient import row_sums
@@ -280,6 +280,12 @@ class Run:
 
     def by_pairs(self, shared: dict[str, Any]) -> Tensor:
         """[H, Lq Lk]: the sums of the scores' gradients over the batch, for each pair of tokens."""
+        if self.queries * self.keys > MOST_PAIRS:
+            refuse(
+                "position",
+                f"the gradient of a grid's table over more than {MOST_PAIRS} pairs has no kernel",
+                f"{self.queries} x {self.keys}",
+            )
         pairs = self.floats(self.heads, self.queries * self.keys)
         del (shared := dict(shared))["slope"]
         tile = self.tile("sum_pairs")
