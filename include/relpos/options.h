@@ -26,7 +26,7 @@ struct OptionValue
   using Variant::variant;
 
   OptionValue() = default;
-  OptionValue(const OptionValue& other) : Variant() {
+  OptionValue(const OptionValue& other) : OptionValue() {
     std::visit([this](const auto& held) { emplace<std::decay_t<decltype(held)>>(held); },
                static_cast<const Variant&>(other));
   }

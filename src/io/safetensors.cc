@@ -242,7 +242,7 @@ void write_safetensors(Sink& sink, const std::vector<std::pair<std::string, Tens
             ",\"data_offsets\":" + list_text({begin, end}) + "}";
     begin = end;
   }
-  text += "}";
+  text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   if (static_cast<int64_t>(text.size()) > kMaxHeader) {
     throw_error(ErrorKind::kIo, sink.path(), ": header of ", text.size(), " bytes, at most ",

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from relpos.lab.chorales import NotAChorale, read_chorale
 
-from tests.fuzz.musicxml import CONTAINER, archive, problem_of, score
+from tests.fuzz.musicxml import CONTAINER, NOTE, archive, problem_of, score
 
 
 def packed(text, method=zipfile.ZIP_DEFLATED):
@@ -57,3 +57,13 @@ def test_time_does_not_run_backwards(tmp_path):
     text = score().replace("<duration>4<", "<duration>-9000000000<", 1)
     text = text.replace("<duration>4<", "<duration>9000000000<", 1)
     assert "ends before it begins" in refusal(tmp_path, packed(text))
+
+
+def test_a_piece_has_an_end(tmp_path):
+    """Also where no note of it is long."""
+    long = NOTE.format("C", 4 * 300)  # 1,200 sixteenths
+    pieces = [score().replace("</measure>", long * count + "</measure>") for count in (54, 55)]
+    path = tmp_path / "score.mxl"
+    path.write_bytes(packed(pieces[0]))
+    assert read_chorale(path).shape == (16 + 54 * 1200, 4)
+    assert "longer than 65536 sixteenths" in refusal(tmp_path, packed(pieces[1]))

@@ -138,12 +138,7 @@ def test_keys_in_two_calls(seed, queries, keys, chosen, dtype, share, causal):
         )
         for own in (slice(0, cut), slice(cut, keys))
     ]
-    lse = torch.stack([lse.double() for _, lse in done])
-    whole = lse.logsumexp(0)
-    seen = whole > -math.inf
-    shares = torch.exp(lse - whole.where(seen, 0.0))
-    out = sum(x[..., None] * out.double() for x, (out, _) in zip(shares, done, strict=True))
-    merged = example.results(out, whole.where(seen, -math.inf), leaves)
+    merged = example.results(*relpos.merge(*zip(*done, strict=True)), leaves)
     # Two calls and their sum, each with its errors, beside the whole with its own.
     agree(example.run(), merged, example.bounds(), times=3)
 

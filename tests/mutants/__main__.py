@@ -41,6 +41,7 @@ NEAR = {
     "src/base": ["Buffer", "Tasks", "Threads", "OwnPool", "OutOfMemory"],
     "c/": ["OutOfMemory", "tests/call/test_c.py"],
     "python/relpos/_call/cache": ["tests/call/test_cache.py"],
+    "python/relpos/_call/merge": ["tests/peers/test_compat.py", "tests/metamorphic"],
     "python/relpos/_call": [
         *("tests/call/test_varlen.py", "tests/call/test_packed.py", "tests/metamorphic"),
         "tests/fuzz/test_fuzz.py",
