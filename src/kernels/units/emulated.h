@@ -21,12 +21,12 @@ using Sums = std::array<float, 16>;
 
 // sum + a b as the units flush it: 0 where it is below 2^-126 after rounding to the 24 bits of a normal
 // number. Its size is judged in double: as a denormal, whose last place is 2^-149, it may round to 2^-126, and
-// ARM flushes what is below 2^-126 before rounding. What rounds to 2^-126 in double does so in 24 bits.
+// ARM flushes what is below 2^-126 before rounding. What is 2^-126 in double may be a little less.
 inline float flushed_fma(float a, float b, float sum) {
   constexpr double kRoundedUp = 0x1.ffffffp-127;  // the least that rounds to 2^-126
-  const double exact = static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(sum);
-  if (const double size = std::fabs(exact); size <= static_cast<double>(kLeastNormal)) {
-    return std::copysign(size < kRoundedUp ? 0.0f : kLeastNormal, static_cast<float>(exact));
+  const double nearest = static_cast<double>(a) * static_cast<double>(b) + static_cast<double>(sum);
+  if (const double size = std::fabs(nearest); size <= static_cast<double>(kLeastNormal)) {
+    return std::copysign(size < kRoundedUp ? 0.0f : kLeastNormal, static_cast<float>(nearest));
   }
   return std::fma(a, b, sum);
 }
