@@ -3,7 +3,7 @@ TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
-.PHONY: help build site-tools demo test test-full test-arm test-tsan accuracy parity bench gpu-check bench-gpu hub docs wheels format lint clean
+.PHONY: help build site-tools demo test test-full test-arm test-tsan test-msan fuzz mutants coverage sbom accuracy parity bench gpu-check bench-gpu hub docs wheels format lint clean
 help: ## what each target does
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
 
@@ -41,6 +41,21 @@ test-arm: build ## the C++ tests, cross-built for ARM, under qemu, and the wheel
 
 test-tsan: build ## the C++ tests under ThreadSanitizer, on std::thread
 	@scripts/sanitize.sh tsan
+
+test-msan: build ## the C++ tests under clang's MemorySanitizer, on std::thread
+	@scripts/sanitize.sh msan
+
+fuzz: build ## a minute of libFuzzer for each reader and for the arguments of calls; SECONDS_EACH=600
+	@scripts/fuzz.sh $(SECONDS_EACH)
+
+mutants: build ## plants small faults, one after the other, and counts those that tests find; ARGS="--only kernels"
+	@$(PY) -m tests.mutants $(ARGS)
+
+coverage: build ## lines and branches of src/ that the C++ tests run; what they do not is in build/coverage/not_run.txt
+	@scripts/coverage.sh
+
+sbom: build ## build/sbom.json, what relpos is built of, in CycloneDX
+	@$(PY) scripts/sbom.py
 
 accuracy: build ## 20,000 random calls a SIMD target against the bound of docs/accuracy.md; ARGS="--seed 2"
 	@$(PY) -m tests.call.accuracy_fuzz --calls 20000 --target all $(ARGS)

@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export PATH=$PWD/.venv/bin:$PATH
-mapfile -t cpp < <(find include src cli c python tests examples -name '*.cc' -o -name '*.h' | sort)
+mapfile -t cpp < <(find include src cli c python tests examples fuzz -name '*.cc' -o -name '*.h' | sort)
 if [ "${1:-}" = --fix ]; then
   clang-format -i "${cpp[@]}"
   ruff format --quiet .

@@ -4,6 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export PATH=$PWD/.venv/bin:$PATH
+[ "$1" != msan ] || scripts/setup.sh clang
 mkdir -p build
 cmake --preset "$1" >build/"$1".log || { cat build/"$1".log; exit 1; }
 cmake --build --preset "$1" --target relpos_tests

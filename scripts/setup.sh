@@ -2,8 +2,9 @@
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
 # and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site; `setup.sh arm`
-# what `make test-arm` needs: a compiler for ARM and qemu. RELPOS_LOCKED=1 installs the files whose hashes
-# requirements.lock has, and no others.
+# what `make test-arm` needs: a compiler for ARM and qemu; `setup.sh clang` what `make fuzz` and
+# `make test-msan` need: clang with its runtime, and GoogleTest's sources. RELPOS_LOCKED=1 installs the
+# files whose hashes requirements.lock has, and no others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,6 +33,10 @@ missing_packages() {
   if [ "$purpose" = arm ]; then
     command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu
     command -v qemu-aarch64-static >/dev/null || echo qemu-user-static
+    [ -e /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
+  fi
+  if [ "$purpose" = clang ]; then
+    command -v clang++ >/dev/null || echo clang libclang-rt-dev
     [ -e /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   fi
   for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \

@@ -27,7 +27,10 @@ NAVIGATION = {
     ],
     "Schemes": ["schemes", *(f"families/{page}" for page in scheme_pages.FAMILIES.values())],
     "Reference": ["reference/python/index", "reference/cpp/index", "promises"],
-    "Explanation": ["design", "kernels", "accuracy", "memory", "benchmarks", "parity", "notebooks"],
+    "Explanation": [
+        *["design", "kernels", "accuracy", "memory", "reliability", "benchmarks", "parity"],
+        "notebooks",
+    ],
     "Project": ["contributing", "changelog", "security"],
 }
 # Of the Python reference; those that this tree does not have are left out.
