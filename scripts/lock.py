@@ -1,5 +1,6 @@
 """Writes requirements.lock: every package of requirements.txt, and those that setup.sh
-installs alone, with the hash of the file that pip takes here. `RELPOS_LOCKED=1 make build` installs these files and no others.
+installs alone, with the hash of the file that pip takes here. `RELPOS_LOCKED=1 make build` installs
+these files and no others.
 
 .venv/bin/python scripts/lock.py
 """
@@ -24,9 +25,7 @@ def resolved():
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         command += ["--dry-run", "--ignore-installed", "--no-deps", "--report", report.name]
-        subprocess.run(
-            [*command, *local, "-r", str(ROOT / "requirements.txt"), *alone], check=True
-        )
+        subprocess.run([*command, *local, "-r", str(ROOT / "requirements.txt"), *alone], check=True)
         items = json.loads(pathlib.Path(report.name).read_text())["install"]
     found = []
     for item in items:

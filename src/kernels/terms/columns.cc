@@ -163,7 +163,7 @@ void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block
 
 void ColumnTables::add_to_table(const ColumnPlan& term, const Reach& at, const KeyTile& tile,
                                 float* own) {
-  constexpr int64_t kStrip = 2 * kGroup;
+  constexpr int64_t kStrip = int64_t{2} * kGroup;
   const int64_t rank = term.padded_rank, all = at.first + at.width;
   int64_t begin = 0, end = at.ordered ? 0 : kTile;  // the keys of which some row reads these runs
   for (int64_t from = at.first; from < all;) {

@@ -83,7 +83,7 @@ class ColumnTables : public Term {
   static void for_each_strip(const ColumnPlan& term, const Reach& at, const KeyTile& tile, F&& f) {
     // A strip meets kRows + kStrip - 1 distances, the whole tile kRows + kTile - 1: corners that no row
     // reads are 66 % of what is read there, and 11 % here.
-    constexpr int64_t kStrip = 2 * kGroup;
+    constexpr int64_t kStrip = int64_t{2} * kGroup;
     for (int64_t key = 0; key < kTile;) {
       const int64_t keys = at.ordered ? std::min(kStrip, kTile - key) : kTile;
       const int64_t first = at.ordered ? first_run(term, at, tile, key) : at.first;
