@@ -1,6 +1,6 @@
 """Plants each fault of faults.py in the working tree, one after the other, and runs tests until one
 fails: those nearest to the file first, then all. Prints the share that tests find, and each fault
-that none of them does. Ctrl-C puts the file back; after a kill the next run does.
+that none of them does. Ctrl-C puts the file back; after a kill -9 the next run does.
 
     .venv/bin/python -m tests.mutants                     # hours
     .venv/bin/python -m tests.mutants --only kernels/terms --nearest
@@ -9,6 +9,7 @@ that none of them does. Ctrl-C puts the file back; after a kill the next run doe
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -115,6 +116,8 @@ def main(arguments):
     parser.add_argument("--nearest", action="store_true", help="no tests but the nearest")
     parser.add_argument("--every", type=int, default=1, help="one fault in so many")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     Planted.restore(KEPT)
     link_package()
     chosen = [fault for fault in FAULTS if options.only in fault.file][:: options.every]
