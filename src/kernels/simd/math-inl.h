@@ -34,6 +34,14 @@ constexpr int kTileVectors = static_cast<int>(kTile / kN);
 // Vectors of a register tile: 16 registers hold 6 x 2 accumulators, 32 hold 6 x 4.
 constexpr int kWide = HWY_TARGET == HWY_AVX2 ? 2 : 4;
 
+// One float of a caller's tensor, whose elements may lie at any address.
+HWY_INLINE float load_one(const float* from) {
+  float x;
+  hwy::CopyBytes<sizeof x>(from, &x);
+  return x;
+}
+HWY_INLINE void store_one(float x, float* to) { hwy::CopyBytes<sizeof x>(&x, to); }
+
 // 2^x = power (1 + r slope), power the nearest power of 2, for x in [-125, 127.5]. Minimax polynomial of
 // degree 6 on [-1/2, 1/2] with p(0) = 1 and coefficients that are floats, relative error 3.6e-9 before
 // rounding.
@@ -265,7 +273,7 @@ HWY_INLINE void loaded_strip(int64_t n, int64_t end, float scale, const float* p
     const V by = hn::Set(d, factor);
     int64_t c = 0;
     for (; c + kN <= n; c += kN) hn::StoreU(hn::Mul(hn::LoadU(d, from + c), by), d, to + c);
-    for (; c < n; ++c) to[c] = from[c] * factor;
+    for (; c < n; ++c) store_one(load_one(from + c) * factor, to + c);
   }
 }
 

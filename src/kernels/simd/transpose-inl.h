@@ -90,7 +90,7 @@ bool transpose(const float* rows, int64_t stride, int64_t keys, int64_t D, float
 #endif
   for (; x < D; ++x) {
     for (int64_t key = 0; key < round_up(keys, kLanes); ++key) {
-      const float value = key < keys ? rows[key * stride + x] : 0.0f;
+      const float value = key < keys ? load_one(rows + key * stride + x) : 0.0f;
       to[x * kTile + key] = value;
       not_finite += value * 0.0f;
     }
