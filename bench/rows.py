@@ -14,6 +14,7 @@ import own
 import relpos
 import ring
 import scaling
+import steps
 import torch
 from case import (
     NO_TARGET,
@@ -405,5 +406,5 @@ def all_cases() -> list[Case]:
         *peak_cases(), *scheme_cases(), *position_cases(), *softcap_cases(), *mask_cases(),
         *neighborhood_cases(), *own.cases(),
         *call_cases(), *unit_cases(),
-        *scaling.cases(), *ring.cases(), *contests.cases(),
+        *scaling.cases(), *ring.cases(), *contests.cases(), *steps.cases(),
     ]  # fmt: skip

@@ -90,6 +90,7 @@ class Signals {
 
 void bind_attention(nb::module_& module);
 void bind_jax(nb::module_& module);
+void bind_kept(nb::module_& module);
 void bind_schemes(nb::module_& module);
 void bind_memory(nb::module_& module);
 

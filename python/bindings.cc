@@ -186,6 +186,7 @@ NB_MODULE(_core, module) {
   module.def("unobserved", &relpos::unobserved, nb::arg().none(), nb::arg().none(),
              nb::arg().none(), nb::arg());
   relpos::bind_memory(module);
+  relpos::bind_kept(module);
   relpos::bind_attention(module);
   relpos::bind_jax(module);
   relpos::bind_schemes(module);

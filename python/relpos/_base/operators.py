@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos._base.derivatives import final_kernel
-from relpos._base.tensors import check_device, check_parameters
+from relpos._base.tensors import check_device, check_parameters, empty_like
 
 # "relpos", or another where the package has another name, as a kernel of the Kernel Hub.
 NAMESPACE = __name__.removesuffix("._base.operators").replace(".", "_")
@@ -52,17 +52,15 @@ def define_gradient(
     """
     count = given.count("Tensor")
 
-    def empty(*args: Any) -> list[Tensor | None]:
+    def made(empty: Any, args: Sequence[Any]) -> list[Tensor | None]:
         of = inputs(args[:count], args[count + 1 :])
-        return [
-            t.new_empty(t.shape) if need else None for need, t in zip(args[count], of, strict=True)
-        ]
+        return [empty(t) if need else None for need, t in zip(args[count], of, strict=True)]
 
     def needed(gradients: list[Tensor | None]) -> list[Tensor]:
         return [gradient for gradient in gradients if gradient is not None]
 
     def computed(*args: Any) -> list[Tensor]:
-        gradients = empty(*args)
+        gradients = made(empty_like, args)
         run(args[:count], args[count + 1 :], gradients)
         return needed(gradients)
 
@@ -71,7 +69,7 @@ def define_gradient(
         f"{given}, bool[] needs, {arguments}",
         "Tensor[]",
         computed,
-        lambda *args: needed(empty(*args)),
+        lambda *args: needed(made(lambda t: t.new_empty(t.shape), args)),
         keys,
     )
     LIBRARY.impl(name, final_kernel(operator), "Autograd")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relpos import _core, gpu
 from relpos._base.operators import define, define_gradient
+from relpos._base.tensors import empty_like
 from relpos._call.call import SCHEMA, Call
 
 _DEVICES = ("CPU", "CUDA")
@@ -15,12 +16,6 @@ _DEVICES = ("CPU", "CUDA")
 
 def _kernels(query: Tensor) -> Any:
     return gpu.kernels() if gpu.takes(query) else _core
-
-
-def _attention_out(query: Tensor, value: Tensor) -> Tensor:
-    if query.shape == value.shape:  # three times as fast
-        return torch.empty_like(query, memory_format=torch.contiguous_format)
-    return query.new_empty((*query.shape[:3], value.shape[3]))
 
 
 def _attention_lse(query: Tensor) -> Tensor:
@@ -36,7 +31,8 @@ def _attention_softmax(query: Tensor) -> Tensor:
 def _attention_outputs(
     query: Tensor, key: Tensor, value: Tensor, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _attention_out(query, value), _attention_lse(query), _attention_softmax(query)
+    out = query.new_empty((*query.shape[:3], value.shape[3]))
+    return out, _attention_lse(query), _attention_softmax(query)
 
 
 def run_attention(
@@ -48,7 +44,8 @@ def run_attention(
     want_softmax: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(out, lse, softmax), without the dispatcher; None for what is not requested."""
-    out = _attention_out(query, value)
+    alike = query.shape == value.shape
+    out = empty_like(query, None if alike else (*query.shape[:3], value.shape[3]))
     lse = _attention_lse(query) if want_lse else None
     softmax = _attention_softmax(query) if want_softmax else None
     _kernels(query).attention(query, key, value, call, out, lse, softmax)
