@@ -40,7 +40,9 @@ def call(*words, env=None, **options):
 def interrupted(command, started, number=signal.SIGINT, **options):
     """(exit status, stdout, stderr) of a process that gets a signal once started(process) is true,
     and that hears it even where the tests themselves ignore it."""
-    heed = functools.partial(signal.signal, number, signal.SIG_DFL)
+    heed = None  # no process can ignore a kill
+    if number != signal.SIGKILL:
+        heed = functools.partial(signal.signal, number, signal.SIG_DFL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(list(map(str, command)), preexec_fn=heed, **pipes, **options) as process:
         until = time.monotonic() + timeout(60)

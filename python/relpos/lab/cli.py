@@ -8,11 +8,10 @@ import json
 import math
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from relpos.lab import compare, data, experiment, report
+from relpos.lab import compare, data, experiment, kept, report
 from relpos.lab.positions import RUNS, CannotRun, check, split_texts
 
 OK, FAILED_CHECK, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -124,6 +123,8 @@ def parser() -> argparse.ArgumentParser:
         help="scheme whose training step is compared with PyTorch's own attention, or 'off' "
         "(default: %(default)s)")  # fmt: skip
     add("--check", action="store_true", help="exit status 1 if a check of the result fails")
+    add("--resume", action="store_true", help="go on with the run of these options in --out that "
+        "was interrupted or killed: at most its current step is lost")  # fmt: skip
     add("--json", action="store_true", help="print the results as JSON")
     add("--quiet", action="store_true", help="no progress")
     return made
@@ -138,7 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with _unwinding():
             return _run(options)
-    except (data.MissingData, compare.NoBias, report.CannotWrite) as error:
+    except (data.MissingData, compare.NoBias, kept.CannotResume, report.CannotWrite) as error:
         print(f"relpos lab: {error}", file=sys.stderr)
         return USAGE
     except KeyboardInterrupt:  # before the first job or while writing the report
@@ -159,7 +160,7 @@ def _check_positions(made: argparse.ArgumentParser, options: argparse.Namespace)
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the worker and remove its folder, too, then this process."""
+    """SIGTERM and SIGHUP end the worker, then this process."""
 
     def end(number: int, _frame: object) -> None:
         raise SystemExit(128 + number)
@@ -178,9 +179,11 @@ def _unwinding() -> Iterator[None]:
 def _run(options: argparse.Namespace) -> int:
     plan = experiment.make_plan(options)
     report.check_folder(options.out)
-    with tempfile.TemporaryDirectory(prefix="relpos-lab-") as work:
-        outcome = experiment.run(plan, Path(work))
-    page = report.write(outcome, options.out)
+    with kept.run_folder(options.out, plan.asked(), resume=options.resume) as work:
+        outcome = experiment.run(plan, work)
+        page = report.write(outcome, options.out)
+        if not (outcome.interrupted or outcome.failures):
+            kept.remove(work)
     if options.json:
         print(json.dumps(outcome.as_json(), indent=1))
     else:

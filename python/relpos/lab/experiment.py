@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+import relpos
 from relpos.lab import chorales, compare, data
 from relpos.lab.model import Shape
 from relpos.lab.positions import Run, runs_of
@@ -39,6 +41,29 @@ class Plan:
     threads: int
     compare: str | None
     quiet: bool
+
+    def asked(self) -> dict:
+        """What the results depend on, by the names of the options."""
+        tokens = hashlib.sha256()
+        for part in (self.corpus.train, self.corpus.test, self.corpus.prompt, self.starts, self.ends):
+            tokens.update(np.ascontiguousarray(part))
+        return {
+            "--schemes": self.schemes,
+            "--steps": self.starts.shape[0],
+            "--batch": self.starts.shape[1],
+            "--length": self.shape.length,
+            "--tests": self.tests,
+            "--windows": len(self.ends),
+            "--layers": self.shape.layers,
+            "--width": self.shape.width,
+            "--heads": self.shape.heads,
+            "--rate": self.rate,
+            "--seed": self.seed,
+            "--threads": self.threads,
+            "--compare": self.compare,
+            "the tokens": tokens.hexdigest(),
+            "relpos": relpos.__version__,
+        }
 
     def job(self, kind: str, **more) -> dict:
         common = {"kind": kind, "shape": asdict(self.shape), "seed": self.seed}
@@ -180,7 +205,10 @@ def run(plan: Plan, work: Path) -> Outcome:
     except KeyboardInterrupt:
         outcome.interrupted = True
         if not plan.quiet:
-            print("\ninterrupted: what is done is kept, the report follows", file=sys.stderr)
+            print(
+                "\ninterrupted: the report of what is done follows; --resume goes on with the rest",
+                file=sys.stderr,
+            )
     try:
         if outcome.best:
             _attempt(outcome, _continue, work)

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from relpos.lab.data import SCORED
+from relpos.lab.kept import Steps
+from relpos.lab.memory import memory_mb
 from relpos.lab.model import Model
 
 WARMUP = 20
@@ -62,24 +64,28 @@ def train(
     rate: float,
     length: int,
     scheduled: bool = True,
+    kept: Steps | None = None,
     report: Callable[[int, float], None] = lambda done, loss: None,
-) -> tuple[list[float], list[float]]:
-    """Returns losses and seconds of each step on windows of `length` tokens; calls
+) -> Steps:
+    """Steps on windows of `length` tokens, from those on that `kept` has in its file; calls
     `report(steps done, loss)` after each."""
     optimizer = make_optimizer(model, rate)
     offsets = np.arange(length + 1)
-    losses, seconds = [], []
+    steps = kept or Steps()
+    steps.read(model, optimizer)
     model.train()
-    for step, begins in enumerate(starts):
+    for step, begins in list(enumerate(starts))[len(steps.losses) :]:
         if scheduled:
             for group in optimizer.param_groups:
                 group["lr"] = group["scale"] * rate_at(step, len(starts), rate)
         tokens = torch.from_numpy(stream[begins[:, None] + offsets])
         begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, tokens))
-        seconds.append(time.perf_counter() - begin)
-        report(step + 1, losses[-1])
-    return losses, seconds
+        steps.losses.append(train_step(model, optimizer, tokens))
+        steps.seconds.append(time.perf_counter() - begin)
+        steps.peak_mb = max(steps.peak_mb, memory_mb("VmHWM"))
+        steps.write(model, optimizer)
+        report(step + 1, steps.losses[-1])
+    return steps
 
 
 @torch.no_grad()

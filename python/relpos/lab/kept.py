@@ -1,0 +1,148 @@
+"""What a run keeps in its folder until its report is written, so that `--resume` can go on with it
+after it was killed: the jobs that are done, and of a training all steps but the current one.
+
+Every file is replaced whole. A kill of the processes loses none; a loss of power may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+FOLDER = "unfinished"
+
+
+class CannotResume(ValueError):
+    """There is no run to go on with, or another process is at it."""
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file then takes the place of `path`."""
+    temporary = path.with_name(f"{path.name}.tmp{os.getpid()}")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: object) -> None:
+    with whole(path) as temporary:
+        temporary.write_text(json.dumps(value))
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    with whole(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as stored:
+        return dict(stored)
+
+
+@contextlib.contextmanager
+def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
+    """The folder of the jobs of a run. `asked` is what its results depend on, by the name of the
+    option; a run that goes on must have been asked the same."""
+    folder, identity = out / FOLDER, out / FOLDER / "asked.json"
+    if resume and not identity.exists():
+        raise CannotResume(f"--resume: {out} has no unfinished run; start one without --resume")
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CannotResume(
+                f"--out {out}: another run writes there; wait for it, or choose another folder"
+            ) from None
+        if resume:
+            before = json.loads(identity.read_text())
+            for name, value in json.loads(json.dumps(asked)).items():
+                if before.get(name) != value:
+                    raise CannotResume(
+                        f"--resume: expected {name} {before.get(name)}, as the unfinished run in "
+                        f"{out} has, got {value}"
+                    )
+        else:
+            for entry in folder.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+            write_json(identity, asked)
+        yield folder
+
+
+def remove(folder: Path) -> None:
+    """Once nothing is left to go on with."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Waits for a worker that has outlived its lab and is still at this job."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {f"weight/{name}": value.numpy() for name, value in model.state_dict().items()}
+
+
+def load_weights(model: torch.nn.Module, arrays: dict[str, np.ndarray]) -> None:
+    model.load_state_dict(
+        {name: torch.from_numpy(arrays[f"weight/{name}"]) for name in model.state_dict()}
+    )
+
+
+@dataclass
+class Steps:
+    """The steps of a training that are done, in one file."""
+
+    path: Path | None = None  # None: nothing is kept
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    peak_mb: float = 0.0
+
+    def read(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Sets all to what the file has, if there is one."""
+        if self.path is None or not self.path.exists():
+            return
+        arrays = read_arrays(self.path)
+        load_weights(model, arrays)
+        for place, parameter in enumerate(_parameters(optimizer)):
+            state = optimizer.state[parameter]
+            for name, array in arrays.items():
+                owner, _, key = name.rpartition("/")
+                if owner == f"optimizer/{place}":
+                    # Copies lie as the optimizer's own tensors do: sums depend on where they begin.
+                    state[key] = torch.from_numpy(array).clone()
+        torch.set_rng_state(torch.from_numpy(arrays["random"]))
+        self.losses, self.seconds = arrays["losses"].tolist(), arrays["seconds"].tolist()
+        self.peak_mb = float(arrays["peak_mb"])
+
+    def write(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if self.path is None:
+            return
+        arrays = weights_of(model)
+        for place, parameter in enumerate(_parameters(optimizer)):
+            for key, value in optimizer.state[parameter].items():
+                arrays[f"optimizer/{place}/{key}"] = value.numpy()
+        arrays["random"] = torch.get_rng_state().numpy()
+        arrays["losses"], arrays["seconds"] = np.array(self.losses), np.array(self.seconds)
+        arrays["peak_mb"] = np.array(self.peak_mb)
+        write_arrays(self.path, arrays)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,114 @@
+"""A lab that is killed goes on with --resume, and ends with the bits of one that nobody killed."""
+
+import json
+import os
+import signal
+
+import pytest
+from relpos.lab import cli, kept
+
+from tests.cli.test_lab import SMALL, command, lab, own  # noqa: F401: a fixture
+from tests.support.cli_tool import interrupted, names
+
+SIZES = {**SMALL, "--steps": 12, "--compare": "off"}
+# What says that a run has come so far, and whether its worker is killed, too: one that outlives its lab
+# goes on until it has something to tell.
+MOMENTS = [
+    ("train-0/steps.npz", False),
+    ("train-1/steps.npz", True),
+    ("train-1/tests.json", False),
+    ("continue/job.json", True),
+]
+
+
+def workers_of(folder):
+    """The processes whose job is below a folder."""
+    for process in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{process}/cmdline", "rb") as words:
+                if str(folder).encode() in words.read() and int(process) != os.getpid():
+                    yield int(process)
+        except (OSError, ValueError):
+            continue
+
+
+def outcome(folder):
+    """All that a run computes, without what its processes took."""
+    results = json.loads((folder / "results.json").read_text())
+    del results["seconds"]
+    for row in results["schemes"]:
+        del row["ms_per_step"], row["peak_mb"]
+    return results, (folder / "continuation.txt").read_bytes()
+
+
+def test_a_killed_run_ends_as_one_that_nobody_killed(own, tmp_path):  # noqa: F811
+    words = ["--text", own, "--schemes", "t5,rope"]
+    lab(SIZES, *words, "--out", tmp_path / "whole")
+    out, resume = tmp_path / "killed", []
+    for file, worker_too in MOMENTS:
+        reached = out / kept.FOLDER / file
+        status, _, err = interrupted(
+            command(*words, "--out", out, *resume, **SIZES),
+            lambda _, reached=reached: reached.exists(),
+            signal.SIGKILL,
+        )
+        assert status == -signal.SIGKILL, err[-2000:]
+        for worker in workers_of(out) if worker_too else ():
+            os.kill(worker, signal.SIGKILL)
+        assert names(out) == [kept.FOLDER]
+        resume = ["--resume"]
+    done = lab(SIZES, *words, "--out", out, *resume)
+    assert "[1/2]" not in done.stderr.replace("[1/2] t5    loss", ""), "a job that was done"
+    assert names(out) == ["continuation.txt", "report.html", "results.json"]
+    assert outcome(out) == outcome(tmp_path / "whole")
+
+
+ASKED = {"--steps": 12, "--schemes": ["t5"]}
+
+
+def test_what_is_not_unfinished_cannot_be_resumed(tmp_path):
+    with (
+        pytest.raises(kept.CannotResume, match="has no unfinished run"),
+        kept.run_folder(tmp_path, ASKED, resume=True),
+    ):
+        pass
+    assert names(tmp_path) == []
+
+
+def test_a_run_of_other_options_is_not_resumed(tmp_path):
+    with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
+        (folder / "train-0").mkdir()
+    with (
+        pytest.raises(kept.CannotResume, match="expected --steps 12, .* got 13"),
+        kept.run_folder(tmp_path, {**ASKED, "--steps": 13}, resume=True),
+    ):
+        pass
+    with kept.run_folder(tmp_path, ASKED, resume=True) as folder:
+        assert names(folder) == ["asked.json", "lock", "train-0"]
+    with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
+        assert names(folder) == ["asked.json", "lock"], "one that starts anew"
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with (
+        kept.run_folder(tmp_path, ASKED, resume=False),
+        pytest.raises(kept.CannotResume, match="another run writes there"),
+        kept.run_folder(tmp_path, ASKED, resume=True),
+    ):
+        pass
+
+
+def test_the_command_says_so_in_one_line(own, tmp_path, capsys):  # noqa: F811
+    words = ["--text", own, "--tests", "128", "--out", tmp_path, "--resume", "--compare", "off"]
+    assert cli.main([*map(str, words)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("relpos lab: --resume: ") and "without --resume" in line
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    kept.write_json(tmp_path / "a", [1])
+    with pytest.raises(ZeroDivisionError), kept.whole(tmp_path / "a") as temporary:
+        temporary.write_text("[")
+        1 / 0
+    assert json.loads((tmp_path / "a").read_text()) == [1]
+    assert names(tmp_path) == ["a"]
