@@ -1,4 +1,4 @@
-"""What a training step asks of the system: teams of threads, and pages that are new to the process."""
+"""What a training step asks of the system: teams of threads and new pages."""
 
 import resource
 from typing import Any
@@ -14,7 +14,7 @@ STEPS = 50
 
 
 def count(call: Call, counter: Any) -> float:
-    """By how much the counter grows in a forward and a backward pass, once calls have run before."""
+    """By how much the counter grows in a forward and a backward pass, once others have run."""
 
     def step() -> None:
         torch.autograd.grad(call.attend(), call.leaves, call.graph[1])

@@ -46,7 +46,8 @@ constexpr const char* kUnused = "dltensor";  // a capsule's name until somebody 
 // A capsule of DLPack: contiguous, uninitialised numbers of the dtype of `like`, which is a floating one.
 nb::object kept_tensor(const std::vector<int64_t>& shape, nb::handle like) {
   const DType dtype = to_view(like, "like").dtype;
-  const auto bytes = static_cast<size_t>(checked_numel(shape, "kept_tensor")) * static_cast<size_t>(item_size(dtype));
+  const auto bytes = static_cast<size_t>(checked_numel(shape, "kept_tensor")) *
+                     static_cast<size_t>(item_size(dtype));
   auto kept = std::make_unique<Kept>(shape, dtype, bytes);
   PyObject* capsule = PyCapsule_New(kept.get(), kUnused, [](PyObject* unused) {
     if (PyCapsule_IsValid(unused, kUnused) == 0) return;

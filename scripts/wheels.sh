@@ -31,7 +31,7 @@ build() {
   case $1 in
     x86_64) target=x86_64-linux-gnu.2.28 platform=linux-x86_64 tag=manylinux_2_28_x86_64 ;;
     aarch64) target=aarch64-linux-gnu.2.28 platform=linux-aarch64 tag=manylinux_2_28_aarch64 ;;
-    musl) target=x86_64-linux-musl platform=linux-x86_64 tag=musllinux_1_2_x86_64 ;;
+    musl) target=x86_64-linux-musl platform=linux-x86_64 tag= ;;
     macos) target=aarch64-macos.11.0 platform=macosx-11.0-arm64 tag= ;;
     *) say "expected x86_64, aarch64, musl or macos, got $1"; return 2 ;;
   esac
@@ -54,16 +54,19 @@ build() {
     { tail -40 "$folder-$2.log"; return 1; }
   if [ -n "$tag" ]; then
     audited "$raw" "$tag" || return
+  elif [ "$1" = musl ]; then
+    musl_alone "$raw" || return
   else
     cp "$raw"/relpos-*.whl dist/
   fi
 }
 
-# audited FOLDER TAG: its wheel into dist, under TAG, where auditwheel finds that an older system would do.
-# auditwheel itself gives no tag of another machine's by name.
+# audited FOLDER TAG TARGET: its wheel into dist, under TAG, where auditwheel finds that an older system
+# would do. auditwheel itself gives no tag of another machine's by name.
 audited() {
   local wheel found
-  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$1/audited" "$1"/relpos-*.whl
+  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$1/audited" "$1"/relpos-*.whl ||
+    return
   wheel=$(echo "$1"/audited/relpos-*.whl) && found=${wheel##*-} found=${found%.whl}
   if [ "$(printf '%s\n' "$found" "$2" | sort -V | tail -1)" != "$2" ]; then
     say "expected a wheel for $2, got one for $found"
@@ -71,6 +74,21 @@ audited() {
   fi
   found=$("$tools/bin/python" -m wheel tags --remove --platform-tag "$2" "$wheel" | tail -1)
   mv "$1/audited/$found" dist/
+}
+
+# musl_alone FOLDER: its wheel into dist, where its libraries ask for none but musl's. Of musl auditwheel
+# judges only on a system that has it in the place of glibc.
+musl_alone() {
+  local others tagged
+  "$tools/bin/python" -m zipfile -e "$1"/relpos-*.whl "$1/files"
+  others=$(find "$1/files" -name '*.so' -exec readelf -d {} + | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | sort -u |
+    grep -vxF -e libc.so -e librelpos.so || true)
+  if [ -n "$others" ]; then
+    say "expected libraries that ask for libc.so alone, got ones that ask for" $others
+    return 1
+  fi
+  tagged=$("$tools/bin/python" -m wheel tags --remove --platform-tag musllinux_1_2_x86_64 "$1"/relpos-*.whl | tail -1)
+  mv "$1/$tagged" dist/
 }
 
 # soabi SYSTEM: in the name of an extension for CPython 3.11 there.

@@ -341,13 +341,6 @@ def test_the_report_is_one_page_with_everything(gate):
     assert max(n.start for n in notes) > 64  # beyond the prompt
 
 
-@pytest.fixture(scope="module")
-def own(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "own.txt"
-    path.write_text("Wer nur den lieben Gott lässt walten <&>. " * 200)
-    return path
-
-
 TEXTS = ["xpos", "rope+alibi", "alibi(slopes=geometric, symmetric=false)", "kerple_log"]
 
 

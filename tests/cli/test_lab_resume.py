@@ -7,12 +7,12 @@ import signal
 import pytest
 from relpos.lab import cli, kept
 
-from tests.cli.test_lab import SMALL, command, lab, own  # noqa: F401: a fixture
+from tests.cli.test_lab import SMALL, command, lab
 from tests.support.cli_tool import interrupted, names
 
 SIZES = {**SMALL, "--steps": 12, "--compare": "off"}
-# What says that a run has come so far, and whether its worker is killed, too: one that outlives its lab
-# goes on until it has something to tell.
+# What says that a run has come so far, and whether its worker is killed, too: one that outlives its
+# lab goes on until it has something to tell.
 MOMENTS = [
     ("train-0/steps.npz", False),
     ("train-1/steps.npz", True),
@@ -41,7 +41,7 @@ def outcome(folder):
     return results, (folder / "continuation.txt").read_bytes()
 
 
-def test_a_killed_run_ends_as_one_that_nobody_killed(own, tmp_path):  # noqa: F811
+def test_a_killed_run_ends_as_one_that_nobody_killed(own, tmp_path):
     words = ["--text", own, "--schemes", "t5,rope"]
     lab(SIZES, *words, "--out", tmp_path / "whole")
     out, resume = tmp_path / "killed", []
@@ -58,7 +58,7 @@ def test_a_killed_run_ends_as_one_that_nobody_killed(own, tmp_path):  # noqa: F8
         assert names(out) == [kept.FOLDER]
         resume = ["--resume"]
     done = lab(SIZES, *words, "--out", out, *resume)
-    assert "[1/2]" not in done.stderr.replace("[1/2] t5    loss", ""), "a job that was done"
+    assert "steps/s" not in done.stderr.partition("continue")[0], "no training that was done"
     assert names(out) == ["continuation.txt", "report.html", "results.json"]
     assert outcome(out) == outcome(tmp_path / "whole")
 
@@ -79,7 +79,7 @@ def test_a_run_of_other_options_is_not_resumed(tmp_path):
     with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
         (folder / "train-0").mkdir()
     with (
-        pytest.raises(kept.CannotResume, match="expected --steps 12, .* got 13"),
+        pytest.raises(kept.CannotResume, match=r"expected --steps 12, .* got 13"),
         kept.run_folder(tmp_path, {**ASKED, "--steps": 13}, resume=True),
     ):
         pass
@@ -98,17 +98,17 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         pass
 
 
-def test_the_command_says_so_in_one_line(own, tmp_path, capsys):  # noqa: F811
+def test_the_command_says_so_in_one_line(own, tmp_path, capsys):
     words = ["--text", own, "--tests", "128", "--out", tmp_path, "--resume", "--compare", "off"]
     assert cli.main([*map(str, words)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("relpos lab: --resume: ") and "without --resume" in line
+    assert line.startswith("relpos lab: --resume: ")
+    assert "without --resume" in line
 
 
 def test_a_file_is_replaced_whole(tmp_path):
     kept.write_json(tmp_path / "a", [1])
-    with pytest.raises(ZeroDivisionError), kept.whole(tmp_path / "a") as temporary:
-        temporary.write_text("[")
-        1 / 0
+    with pytest.raises(TypeError):
+        kept.write_json(tmp_path / "a", [object()])
     assert json.loads((tmp_path / "a").read_text()) == [1]
     assert names(tmp_path) == ["a"]

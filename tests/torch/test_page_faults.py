@@ -1,17 +1,17 @@
-"""A step of training writes its results into blocks that the library keeps, so that it touches no page
-that is new to the process."""
+"""A step of training writes its results into blocks that the library keeps, so that it touches no
+page that is new to the process."""
 
 import subprocess
 import sys
 
 import pytest
+import relpos
 import torch
 
-import relpos
 from tests import ROOT
 
 STEPS = 20
-# {case: faults of STEPS steps once others have run}, in a process of its own, whose memory nobody else uses.
+# Prints the faults of so many steps once others have run, in a process of its own.
 PROBE = """
 import resource, sys, torch, relpos
 shape, dtype = [int(n) for n in sys.argv[1].split(",")], getattr(torch, sys.argv[2])
@@ -26,10 +26,10 @@ def faults():
 for _ in range(10):
     step()
 before = faults()
-for _ in range(%d):
+for _ in range(int(sys.argv[3])):
     step()
 print(faults() - before)
-""" % STEPS
+"""
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ print(faults() - before)
     [((64, 4, 32, 32), "float32"), ((8, 4, 197, 64), "float32"), ((64, 4, 64, 32), "bfloat16")],
 )
 def test_a_step_touches_no_new_page(shape, dtype):
-    words = [",".join(map(str, shape)), dtype]
+    words = [",".join(map(str, shape)), dtype, str(STEPS)]
     run = subprocess.run(
         [sys.executable, "-c", PROBE, *words], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -67,7 +67,8 @@ def test_a_large_result_is_an_ordinary_tensor(inference):
     query = torch.randn(16, 4, 64, 32)
     with torch.inference_mode(inference):
         out = relpos.attention(query, query, query)
-        assert out.is_contiguous() and out._base is None
+        assert out.is_contiguous()
+        assert out._base is None
         assert out.is_inference() == inference
         out.add_(1)
         assert out.untyped_storage().nbytes() == out.nbytes

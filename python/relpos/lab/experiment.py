@@ -45,7 +45,13 @@ class Plan:
     def asked(self) -> dict:
         """What the results depend on, by the names of the options."""
         tokens = hashlib.sha256()
-        for part in (self.corpus.train, self.corpus.test, self.corpus.prompt, self.starts, self.ends):
+        for part in (
+            self.corpus.train,
+            self.corpus.test,
+            self.corpus.prompt,
+            self.starts,
+            self.ends,
+        ):
             tokens.update(np.ascontiguousarray(part))
         return {
             "--schemes": self.schemes,

@@ -74,7 +74,7 @@ void in_row_pieces(const TablePlan& table, int threads, Stopper& stopper, F&& f)
   constexpr int64_t kEntries = 8;  // of a piece, at least
   const std::vector<int64_t> order = table.by_class();
   const auto size = static_cast<int64_t>(order.size());
-  const auto start = [&](int64_t piece) {
+  const auto start = [&](int64_t piece) -> int64_t {
     if (piece == 0 || piece * kEntries >= size) return std::min(size, piece * kEntries);
     const auto by_row = [&](int64_t a, int64_t b) { return table.before(a, b); };
     return std::upper_bound(order.begin(), order.end(), order[piece * kEntries - 1], by_row) -
