@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ using namespace trials;  // NOLINT: cases and trials
 using Json = nlohmann::ordered_json;
 
 constexpr double kRoundings = 16;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double epsilon(DType dtype) {
   return dtype == DType::kBFloat16 ? 0x1p-8 : dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-24;
@@ -45,7 +47,7 @@ double ratio(const TensorView& got, const TensorView& want, double bar) {
     const double w = want.load(n), g = got.load(n);
     if (w == g) continue;  // also two equal infinities
     const bool finite = std::isfinite(w) && std::isfinite(g);
-    difference = std::max(difference, finite ? std::abs(w - g) : INFINITY);
+    difference = std::max(difference, finite ? std::abs(w - g) : kInfinity);
   }
   return difference == 0 ? 0 : difference / bar;
 }
