@@ -130,7 +130,7 @@ Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
 
 struct SelftestArguments {
   std::string scheme;
-  std::optional<size_t> only;
+  std::optional<uint64_t> only;
   uint64_t seed = 0;
   bool json = false;
 };
