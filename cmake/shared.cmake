@@ -45,5 +45,8 @@ function(relpos_finds_library target folder)
   endif()
   if(BUILD_SHARED_LIBS)
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "${origin}/${folder}")
+    if(APPLE AND CMAKE_CROSSCOMPILING)  # where nothing can change a path in a library that is installed
+      set_target_properties(${target} PROPERTIES BUILD_WITH_INSTALL_RPATH ON)
+    endif()
   endif()
 endfunction()
