@@ -7,8 +7,12 @@ import sys
 
 import pytest
 
+from tests import ROOT
 from tests.support.cli_tool import run
-from tests.support.surroundings import busy_programs, half_a_core
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+from surroundings import busy_programs, half_a_core
 
 # Prints a digest of results for one call after the other, two at once in threads, and two at once
 # in forked children; more threads are asked for than there are cores.
@@ -82,5 +86,5 @@ def test_calls_at_once_have_the_same_bits(alone, busy, limited):
         if limited and limit is None:
             pytest.skip("this system lets nobody set a limit of CPU time")
         if busy:
-            stack.enter_context(busy_programs())
+            stack.enter_context(busy_programs(len(os.sched_getaffinity(0))))
         assert digests(64, {"OMP_NUM_THREADS": "64"}, limit) == alone
