@@ -1,11 +1,7 @@
 """Rows against other libraries and against formulas in torch: proved equal, then timed in turns."""
 
-import contextlib
-import os
 import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +11,7 @@ from case import NO_TARGET, UNITS, Case, Row, Target, first_line, speedup, with_
 from clock import Budget, Turns, counted, take_turns
 from formulas import FULL, LONG, Match, Shape
 from peers import PEERS, TORCH, Refused
+from surroundings import busy_programs
 from torch import Tensor
 from torch.nn import functional
 
@@ -126,25 +123,6 @@ def against_formula(
             return contest(case, ours, [other], {}, budget)
 
     return run
-
-
-# Until it is killed, or the process that it is told of is no longer its parent.
-BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(100_000))"
-
-
-@contextlib.contextmanager
-def busy_programs(count: int) -> Iterator[list[subprocess.Popen]]:
-    """Programs that compute all the time, as the workers of a loader do."""
-    running: list[subprocess.Popen] = []
-    words = [sys.executable, "-c", BUSY, str(os.getpid())]
-    try:
-        for _ in range(count):
-            running.append(subprocess.Popen(words, start_new_session=True))
-        yield running
-    finally:
-        for program in running:
-            program.kill()
-            program.wait()
 
 
 def beside(count: int, run: Callable[[Case, Budget], list[Row]]):

@@ -21,7 +21,7 @@ constexpr const char* kPositions[] = {"",
                                       "shaw(head_dim=4, max_distance=3)",
                                       "rope(head_dim=4, layout=half)",
                                       "rope_mixed(heads=2, head_dim=4, grid=[3])",
-                                      "forgetting(heads=2)",
+                                      "forgetting",
                                       "pair_bias",
                                       "attention_sink(heads=2)"};
 constexpr int64_t kHuge[] = {int64_t{1} << 31, int64_t{1} << 62, -1,
@@ -63,8 +63,9 @@ class Input {
       fits = fits && !__builtin_mul_overflow(step, std::max<int64_t>(shape[axis], 1), &step);
       int64_t far = 0;
       fits = fits && !__builtin_mul_overflow(made.strides[axis],
-                                             std::max<int64_t>(shape[axis] - 1, 0), &far);
+                                             std::max<int64_t>(shape[axis], 1) - 1, &far);
       fits = fits && !__builtin_add_overflow(far < 0 ? low : high, far, far < 0 ? &low : &high);
+      if (!fits) step = 1;  // rather than what overflowed
     }
     fits = fits && high < kLargest && low > -kLargest && step < kLargest;
     if (!fits) {

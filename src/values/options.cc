@@ -172,8 +172,10 @@ const std::vector<double>* OptionMap::values(std::string_view name) const noexce
 OptionMap make_options(const Scheme& scheme, const OptionValues& given) {
   OptionMap asked;
   for (const auto& [name, value] : given) {
-    const auto spec = std::find_if(scheme.options.begin(), scheme.options.end(),
-                                   [&](const OptionSpec& each) { return each.goes_by(name); });
+    const auto spec =
+        std::find_if(scheme.options.begin(), scheme.options.end(),
+                     // clang before 16 captures a structured binding only so
+                     [&wanted = name](const OptionSpec& each) { return each.goes_by(wanted); });
     if (spec == scheme.options.end()) {
       std::vector<std::string> names;
       for (const OptionSpec& each : scheme.options) names.push_back(each.name);

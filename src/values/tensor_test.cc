@@ -169,6 +169,9 @@ TEST(TensorView, RefusesWhatItCannotAddress) {
   EXPECT_THROW(make({int64_t{1} << 62}), Error);
   EXPECT_THROW(TensorView(nullptr, DType::kFloat32, {2, 2}, {1}), Error);
   EXPECT_THROW(TensorView(nullptr, DType::kFloat32, {3}, {INT64_MIN}), Error);
+  EXPECT_THROW(TensorView(nullptr, DType::kFloat32, {3}, {-(int64_t{1} << 60)}), Error);
+  EXPECT_THROW(
+      TensorView(nullptr, DType::kFloat32, {2, 2}, {int64_t{1} << 60, -(int64_t{1} << 60)}), Error);
   EXPECT_NO_THROW(make({int64_t{1} << 60}));
   EXPECT_EQ(plain::error_of([&] { make({int64_t{1} << 40, int64_t{1} << 40}); }),
             "tensor: shape [1099511627776, 1099511627776] has more than 2^63 - 1 elements");

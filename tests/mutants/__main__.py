@@ -21,6 +21,7 @@ from tests.mutants.plant import Planted
 KEPT = ROOT / "build/mutants/planted"
 PROGRAM = ROOT / "build/release/relpos_tests"
 PACKAGE = ROOT / "build/mutants/package"
+LONGEST = 1800.0  # seconds of one command
 SUITE = re.compile(r"^TEST(?:_F|_P)?\((\w+),", re.MULTILINE)
 # Of a file whose path begins so; the first that fits: gtest's filter, and paths of pytest.
 NEAR = {
@@ -55,10 +56,16 @@ REST = ("tests/fuzz/test_fuzz.py", "tests/metamorphic", "tests/call", "tests/sch
 
 
 def quiet(*command, **environment):
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
-    )
-    return done.returncode
+    """The exit status; 124 where a fault made the command go on for ever."""
+    settings = dict(cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    try:
+        return subprocess.run(command, timeout=LONGEST, **settings).returncode
+    except subprocess.TimeoutExpired:
+        return 124
+
+
+def built(target):
+    return quiet("cmake", "--build", "build/release", "--target", target)
 
 
 def cpp(only):
@@ -67,7 +74,7 @@ def cpp(only):
 
 def python(paths):
     """By the package of the tree, with the extension as it is built now."""
-    return quiet(
+    return built("all") or quiet(
         *(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *paths),
         PYTHONPATH=str(PACKAGE),
     )
@@ -87,7 +94,7 @@ def link_package():
 def found_by(fault, nearest_alone):
     """What finds a fault: a step's name; None where nothing does."""
     compiled = not fault.file.startswith("python/")
-    if compiled and quiet("cmake", "--build", "build/release"):
+    if compiled and built("relpos_tests"):
         return "the compiler"
     near = next((near for at, near in NEAR.items() if fault.file.startswith(at)), [])
     paths = [name for name in near if "/" in name]
@@ -115,6 +122,7 @@ def main(arguments):
     parser.add_argument("--only", default="", help="faults of files whose path has this text")
     parser.add_argument("--nearest", action="store_true", help="no tests but the nearest")
     parser.add_argument("--every", type=int, default=1, help="one fault in so many")
+    parser.add_argument("--first", type=int, default=1, help="begins at that one of them")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -122,16 +130,17 @@ def main(arguments):
     link_package()
     chosen = [fault for fault in FAULTS if options.only in fault.file][:: options.every]
     survivors = []
-    for n, fault in enumerate(chosen, 1):
+    for n, fault in enumerate(chosen[options.first - 1 :], options.first):
         begun = time.monotonic()
         with Planted(ROOT / fault.file, fault.old, fault.new, KEPT):
             step = found_by(fault, options.nearest)
         survivors += [] if step else [fault]
         spent = time.monotonic() - begun
         print(f"{n}/{len(chosen)} {fault.name}: {step or 'SURVIVES'}, {spent:.0f} s", flush=True)
-    quiet("cmake", "--build", "build/release")
-    killed = len(chosen) - len(survivors)
-    print(f"mutants: {killed} of {len(chosen)} found, {100 * killed / max(1, len(chosen)):.1f} %")
+    built("all")
+    run = len(chosen) - options.first + 1
+    killed = run - len(survivors)
+    print(f"mutants: {killed} of {run} found, {100 * killed / max(1, run):.1f} %")
     for fault in survivors:
         print(f"  survives: {fault.name}")
     return 1 if survivors else 0
