@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from relpos._call.call import Call as Fields
-from relpos.gpu import run, tiles
+from relpos.gpu import run, table_gradients, tiles
 from relpos.gpu.product import stored
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -105,6 +105,13 @@ def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
     assert not judged(PLAIN | {"position": "bias_rpe#3", "mask": mask, "queries": 129, "keys": 129})
 
 
+def test_a_grid_by_chunks_of_queries_keeps_it(garbage, monkeypatch):
+    monkeypatch.setattr(table_gradients, "MOST_PAIRS", 1)
+    before = relpos.gpu.launches().get("fold_pairs", 0)
+    assert not judged(GRID | {"queries": 97})
+    assert relpos.gpu.launches()["fold_pairs"] == before + 2
+
+
 def tf32(x):
     """The nearest number with 10 bits of fraction."""
     bits = x.view("int32").astype("int64")
@@ -169,10 +176,10 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
     grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
     grown = {name: count for name, count in grown.items() if count}
     assert grown == {
-        "forward": 2,
+        "forward": 4,  # anew, too, for what is not finite
         "row_sums": 2,
-        "backward_keys": 2,
-        "backward_queries": 2,
+        "backward_keys": 4,
+        "backward_queries": 4,
         "sum_diagonals": 2,
         "fold_diagonals": 2,
         "fold_ends": 2,
@@ -216,6 +223,36 @@ def test_the_cpu_has_the_same_results(dtype):
         torch.testing.assert_close(out, want, rtol=limit, atol=limit)
         torch.testing.assert_close(lse, wanted_lse, rtol=3e-6, atol=3e-6)
         assert (lse == -torch.inf).any() == ("q_offset" in more and more.get("is_causal", False))
+
+
+def on_the_cpu(q, k, v, dout, **options):
+    """out and the gradients of query, key and value by the kernels of the CPU."""
+    call = Fields.of("attention", q, k, options)
+    out, softmax = torch.empty_like(dout), torch.empty(*dout.shape[:3], 2)
+    relpos._core.attention(q, k, v, call, out, None, softmax)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    given = (q, k, v, out, softmax, dout, None)
+    relpos._core.attention_backward(given, call, [*gradients, None])
+    return [out, *gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("which", ["query", "key", "value", "dout"])
+def test_what_a_pair_does_not_see_does_not_reach_it(which, value, dtype):
+    """Of a number that is not finite, in one tile with others, as on the CPU."""
+    tensors = [torch.randn(1, 1, 40, 8).to(dtype) for _ in range(4)]
+    tensors[["query", "key", "value", "dout"].index(which)][0, 0, 20, 3] = value
+    options = {"window": (3, 1)}
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    out = relpos.attention(*leaves, **options)
+    found = [out, *torch.autograd.grad(out, leaves, tensors[3])]
+    sizes = []
+    for ours, theirs in zip(found, on_the_cpu(*tensors, **options), strict=True):
+        limit = 1e-5 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=limit, atol=limit)
+        sizes.append(int((~ours.isfinite()).sum()))
+    assert 0 < max(sizes) < 40 * 8 / 2
 
 
 @pytest.mark.parametrize("window", [(1, 0), (0, 1)])

@@ -108,8 +108,9 @@ def launch(self, kernel, grid, tile, **given):
 driver.set_active(Hopper())
 run.Run.launch, run.chip = launch, lambda device: 90
 q = torch.randn(1, 2, 64, 16).bfloat16()
-for position in (relpos.T5Bias(2), relpos.SwinBias(2, window=8)):
-    call = Call.of("attention", q, q, {"position": position})
+t5, swin = relpos.T5Bias(2), relpos.SwinBias(2, window=8)
+for position, causal in ((t5, False), (swin, False), (t5, True)):
+    call = Call.of("attention", q, q, {"position": position, "is_causal": causal})
     out, lse, softmax = torch.empty_like(q), torch.empty(1, 2, 64), torch.empty(1, 2, 64, 2)
     run.attention(q, q, q, call, out, lse, softmax)
     wanted = [*torch.empty(3, *q.shape).bfloat16(), None, torch.empty_like(call.parameters[0])]
@@ -120,9 +121,13 @@ for position in (relpos.T5Bias(2), relpos.SwinBias(2, window=8)):
 def test_launches_bind_and_compile_as_on_a_gpu():
     """Triton's own way from a launch to the binary, with a driver that stands in for a GPU's."""
     backward = ["write_cells", "row_sums", "backward_keys", "backward_queries"]
+    hidden = ["write_cells", "forward", "forward", "write_cells", "row_sums"]
+    hidden += ["backward_keys", "backward_keys", "backward_queries", "backward_queries"]
     distances = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
     expected = ["write_cells", "forward", *backward, *distances]
-    expected += ["write_cells", "forward", *backward, "sum_pairs", "write_table_gradient"]
+    grid = ["fold_ends", "sum_pairs", "fold_pairs", "write_table_gradient"]
+    expected += ["write_cells", "forward", *backward, *grid]
+    expected += [*hidden, *distances]
     assert ran(LAUNCHES).splitlines() == [f"{name} True" for name in expected]
 
 

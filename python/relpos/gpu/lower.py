@@ -2,7 +2,7 @@
 options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
 the GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.problem import Places
 
 MOST_HEAD_DIM = 128
-MOST_PAIRS = 2**20  # of queries and keys, whose sums a grid's trained table needs at one time
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
 _READ = {
     *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
     *("k_offset", "k_offsets", "parameters"),
 }
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
-_FARTHEST = 2**29  # within a grid, whose differences are int32
 _KEPT = 256
 
 
@@ -35,10 +34,10 @@ class ClassMap:
 
     def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
         """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        distances = _between(lo, hi)
-        return self._kept(("classes", lo, hi, device), lambda: self._of(distances()).to(device))
+        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
 
-    def _of(self, distances: Tensor) -> Tensor:
+    def _between(self, lo: int, hi: int) -> Tensor:
+        distances = torch.arange(lo, hi + 1, device="cpu")
         return self._classes[torch.searchsorted(self._starts, distances, right=True)]
 
     def cells(
@@ -46,27 +45,15 @@ class ClassMap:
     ) -> tuple[Tensor, Tensor, int]:
         """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
         are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
-        return self._listed((lo, hi), _between(lo, hi), rows, device)
 
-    def pairs(
-        self, tokens: tuple[Tensor, Tensor], rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
-        """The same of pairs, counted row by row, of queries and keys at these positions: those of
-        one plan."""
-        q, k = tokens
-        return self._listed("pairs", lambda: k[None, :] - q[:, None], rows, device)
-
-    def _listed(
-        self, key: Any, distances: Callable[[], Tensor], rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
         def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._of(distances()).flatten().sort(stable=True)
+            ordered, cells = self._between(lo, hi).sort(stable=True)
             edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
             starts = torch.searchsorted(ordered, edges)
             longest = int(starts.diff().max())
             return cells.int().to(device), starts.int().to(device), longest
 
-        return self._kept(("cells", key, rows, device), listed)
+        return self._kept(("cells", lo, hi, rows, device), listed)
 
     def _kept(self, key: Any, make: Any) -> Any:
         if key not in self._held:
@@ -74,10 +61,6 @@ class ClassMap:
                 self._held.clear()
             self._held[key] = make()
         return self._held[key]
-
-
-def _between(lo: int, hi: int) -> Callable[[], Tensor]:
-    return lambda: torch.arange(lo, hi + 1, device="cpu")
 
 
 class TableBias(NamedTuple):
@@ -142,6 +125,24 @@ class Lowered:
         if call.q_offsets is not None or call.k_offsets is not None:
             return None
         return call.k_offset - (call.q_offset or 0)
+
+    @cached_property
+    def places(self) -> Places | None:
+        """Where tokens stand that are not consecutive."""
+        if self.tokens is None:
+            return None
+        q, k = (tokens.to(self._query.device) for tokens in self.tokens)
+        return Places(q, k, 0, 0)
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether some pairs may not be seen."""
+        if self.tokens is not None:
+            return False
+        if self.shift is None:
+            return min(self.left, self.right) < _UNBOUNDED
+        queries, keys = self._query.shape[2], self._key.shape[2]
+        return self.shift - queries + 1 < -self.left or self.shift + keys - 1 > self.right
 
     def window(self, lo: int, hi: int) -> tuple[int, int]:
         """Distances lo < hi cut to those that occur, where these are known: what is said of lo
@@ -209,10 +210,7 @@ def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
         numbers = torch.arange(tensor.shape[2], device="cpu") + (offset or 0)
         _core.place_tokens(call.position, of_keys, numbers)
         tokens.append(numbers)
-    q, k = tokens
-    if q.numel() and k.numel() and max(q.max(), k.max()) - min(q.min(), k.min()) >= _FARTHEST:
-        refuse("position", f"a grid that places tokens {_FARTHEST} apart has no kernel")
-    return q, k
+    return tokens[0], tokens[1]
 
 
 def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
