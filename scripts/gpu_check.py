@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-from relpos.gpu import distance_sums, pair_sums, row_sums
+from relpos.gpu import distance_sums, pair_sums, row_sums, visibility
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
+from relpos.gpu.dropout import Dropout
 from relpos.gpu.forward import forward
-from relpos.gpu.problem import Config, Places, Problem
-from relpos.gpu.terms import bias
+from relpos.gpu.masks import dense, padding
+from relpos.gpu.problem import Config, Places, Problem, Spans
+from relpos.gpu.terms import bias, sinks
 from relpos.gpu.tiles import AGAIN, SHARED_KIB, TABLE, Tile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -31,7 +33,8 @@ KERNELS = {
         *(forward, backward_queries, backward_keys, row_sums.row_sums),
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
         *(pair_sums.sum_pairs, pair_sums.fold_pairs),
-        *(bias.write_cells, bias.write_table_gradient),
+        *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
+        *(dense.sum_mask, visibility.find_queries),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE}
@@ -45,7 +48,23 @@ PROBLEM = Problem(
     left="i64",
     right="i64",
     places=None,
+    spans=None,
     terms=(bias.Bias("*fp32", "i32", "i32", "i32"),),
+    masks=(),
+    sinks=(),
+    softcap=None,
+    dropout=None,
+)
+SPANS = Spans("*i32", "i32", "*i32", "i32")
+SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
+MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+EVERYTHING = PROBLEM._replace(
+    places=PLACES,
+    spans=SPANS,
+    masks=(padding.Padding("*u8", "i32", "i32"), MASK),
+    sinks=(SINK,),
+    softcap="fp32",
+    dropout=Dropout("*i64", "fp32"),
 )
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
@@ -54,8 +73,13 @@ TYPES: dict[str, Any] = dict.fromkeys(
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64")
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
+TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
 TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
-OF_FOLD = {"cells": "*i32", "sums": "*fp64"}  # as write_table_gradient takes them
+OF_KERNEL: dict[str, dict[str, Any]] = {
+    "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
+    "sink_gradient": {"gradient": SINK},
+    "sum_mask": {"gradient": MASK},
+}
 
 
 class Row(NamedTuple):
@@ -65,6 +89,12 @@ class Row(NamedTuple):
     head_dim: int
     tile: Tile
     again: bool = False  # of Config.again
+    everything: bool = False  # with each mask and promise, too
+
+    def name(self) -> str:
+        """As it is shown."""
+        more = (", anew", self.again), (", everything", self.everything)
+        return self.kernel + "".join(text for text, held in more if held)
 
 
 class Found(NamedTuple):
@@ -75,21 +105,27 @@ class Found(NamedTuple):
     atomics: list[str]
 
     def faults(self) -> list[str]:
-        spills = self.stack and self.row.bits == 16 and not self.row.again
+        spills = self.stack and self.row.bits == 16 and self.row in of_table()
         found = [f"{self.stack} bytes of stack: it spills"] if spills else []
         if self.shared > SHARED_KIB[self.row.chip] * 1024:
             found.append(f"{self.shared} bytes of shared memory: the chip has fewer")
         return found + [f"{op} in its ptx" for op in self.atomics]
 
 
+def of_table() -> list[Row]:
+    return [Row(*key, tile) for key, tile in TABLE.items()]
+
+
 def rows() -> list[Row]:
-    """Those of the table, what computes anew, and a launch of each other kernel on each chip."""
-    found = [Row(*key, tile) for key, tile in TABLE.items()]
+    """Those of the table, what computes anew, rows with each mask and promise, and a launch of each
+    other kernel on each chip."""
+    found = of_table()
     found += [
-        Row(chip, kernel, bits, head_dim, AGAIN, True)
+        Row(chip, kernel, bits, head_dim, AGAIN, again=True)
         for chip, kernel, bits, head_dim in TABLE
         if kernel in AGAIN_TOO
     ]
+    found += [row._replace(everything=True) for row in of_table() if row.bits == 16]
     others = sorted(KERNELS.keys() - OF_TILES)
     return found + [
         Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
@@ -109,8 +145,15 @@ def constants_of(row: Row) -> dict[str, Any]:
             queries=row.tile.queries,
             keys=row.tile.keys,
             scores=(bias.bias_score,),
+            masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
+            sinks=int(row.everything),
+            aligned=row.everything,
             again=row.again,
         ).constants(),
+        "SHARED_BY_QUERIES": False,
+        "SHARED_BY_KEYS": False,
+        "OF_ROWS": False,
+        "KEYS": 64,
         "WIDEN": False,
         "BV": row.head_dim,
         "BM": row.tile.queries,
@@ -146,11 +189,13 @@ def source(row: Row) -> ASTSource:
             count = tile.keys if name in ("key", "value") else tile.queries
             signature[name] = f"tensordesc<{element}[1,1,{count},{row.head_dim}]>"
         elif name == "problem":
-            given = PROBLEM._replace(places=PLACES if row.kernel == "sum_pairs" else None)
+            given = EVERYTHING if row.everything else PROBLEM
+            if row.kernel == "sum_pairs":
+                given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)
             constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
         else:
-            given = OF_FOLD if row.kernel == "write_table_gradient" else {}
+            given = OF_KERNEL.get(row.kernel, {})
             outputs = ("out", "dq", "dk", "dv", "table", "gradient")
             plain = f"*{element}" if name in outputs else "i32"
             signature[name] = pointers((n,), given.get(name, TYPES.get(name, plain)), attributes)
@@ -198,7 +243,7 @@ def main() -> int:
         for found in pool.map(compiled, wanted):
             row, tile = found.row, found.row.tile
             print(
-                f"| {row.chip} | {row.kernel}{', anew' if row.again else ''} "
+                f"| {row.chip} | {row.name()} "
                 f"| {row.bits}, {row.head_dim} | {tile.queries} x "
                 f"{tile.keys}, {tile.warps}, {tile.stages} | {found.registers} | {found.stack} | "
                 f"{found.shared / 1024:.0f} |",
@@ -206,7 +251,7 @@ def main() -> int:
             )
             for fault in found.faults():
                 failed += 1
-                print(f"gpu-check: sm_{row.chip} {row.kernel}: {fault}", file=sys.stderr)
+                print(f"gpu-check: sm_{row.chip} {row.name()}: {fault}", file=sys.stderr)
     return 1 if failed else 0
 
 

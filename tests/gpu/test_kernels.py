@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import pairwise
 
 import pytest
 import relpos
@@ -20,7 +21,7 @@ from tests.support.promise import missed
 SEED = 20261125
 DRAWN = 600 if os.environ.get("RELPOS_FULL") == "1" else 60
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
-POSITIONS += ["t5#0+bias_rpe#2"]
+POSITIONS += ["t5#0+bias_rpe#2", "attention_sink#0", "attention_sink#1", "t5#1+attention_sink#1"]
 GRIDS = ["swin#0", "swin#1", "swin#4", "beit#0", "levit#0", "swin#1+t5#3"]
 FACTORS = {
     "position": POSITIONS + GRIDS,
@@ -30,17 +31,28 @@ FACTORS = {
     "head_dim": [1, 8, 16, 33, 64, 128],
     "value_dim": [1, 8, 16, 33, 64, 128],
     "batch": [1, 2],
-    "mask": ["", "causal", "window", "causal+window"],
-    "offsets": ["default", "aligned", "zero", "both", "ragged"],
+    "mask": [
+        *("", "causal", "window", "causal+window", "range", "padding", "bool", "float"),
+        *("causal+range", "window+padding", "causal+bool", "padding+range+float", "window+float"),
+    ],
+    "offsets": [
+        *("default", "aligned", "zero", "both", "ragged"),
+        *("consecutive", "explicit", "scattered"),
+    ],
     "dtype": ["float32", "bfloat16", "float16"],
     "tables": ["own", "float32"],
     "strides": ["plain", "blhd", "sliced", "stepped", "expanded"],
     "scale": [None, 1.0, 0.37],
     "lse": [False, True],
     "wants": ["all", "inputs", "tables", "key"],
+    "dropout": [0.0, 0.0, 0.3],
+    "softcap": [None, None, 1.5],
 }
-FIXED = {"dropout": 0.0, "softcap": None}
-PLAIN = {name: values[0] for name, values in FACTORS.items()} | FIXED
+OF_GRIDS = {
+    "mask": ["", "range", "padding", "bool", "float", "padding+range"],
+    "offsets": ["zero", "both"],
+}
+PLAIN = {name: values[0] for name, values in FACTORS.items()}
 PLAIN |= {"position": "t5#0", "queries": 65, "keys": 97, "heads": (4, 2), "head_dim": 16}
 PLAIN |= {
     "value_dim": 33,
@@ -57,21 +69,44 @@ def drawn():
     draw = random.Random(SEED)
     decks = {name: [] for name in FACTORS}
     for number in range(DRAWN):
-        case = {"seed": SEED + number} | FIXED
+        case = {"seed": SEED + number}
         for name, deck in decks.items():
             if not deck:
                 deck += draw.sample(FACTORS[name], len(FACTORS[name]))
             case[name] = deck.pop()
-        if case["position"] in GRIDS:  # whose tokens are placed: queries see all keys
-            case |= {"mask": "", "offsets": random.Random(number).choice(["zero", "both"])}
+        if case["position"] in GRIDS:  # whose tokens are placed, in no order of a line
+            for name, values in OF_GRIDS.items():
+                case[name] = random.Random(number).choice(values)
         yield case
+
+
+class Here(Call):
+    """A call whose pattern of dropout is that of the CPU."""
+
+    def computed(self):
+        torch.manual_seed(self.case["seed"])
+        found = relpos.attention(
+            *self.inputs, **self.keywords(), dropout_p=self.case["dropout"], return_lse=True
+        )
+        return self.results(*found)
+
+    def kept(self):
+        if self.case["dropout"] == 0:
+            return None
+        batch, heads, queries, keys = self.allowed.shape
+        q, k, v = (torch.zeros(batch, heads, length, 1) for length in (queries, keys, keys))
+        torch.manual_seed(self.case["seed"])
+        call = Fields.of("attention", q, k, {"dropout_p": self.case["dropout"]})
+        softmax, weights = torch.empty(*q.shape[:3], 2), torch.empty(*q.shape[:3], keys)
+        relpos._core.attention(q, k, v, call, q.clone(), None, softmax)
+        relpos._core.attention_weights(q, k, softmax, call, weights)
+        return weights != 0
 
 
 def judged(case):
     """What breaks the promise."""
-    call = Call(case)
-    results, *_ = call.computed()
-    expected = bounds(call)
+    call = Here(case)
+    results, expected = call.computed(), bounds(call, call.kept())
     assert results.keys() == expected.keys()
     return [line for name, each in expected.items() if (line := missed(name, results[name], each))]
 
@@ -170,7 +205,7 @@ def test_weights_are_rounded_before_they_meet_values():
 
 def test_two_runs_have_the_same_bits_and_triton_computes_them():
     before = relpos.gpu.launches()
-    first, second = (Call(PLAIN).computed()[0] for _ in range(2))
+    first, second = (Here(PLAIN).computed() for _ in range(2))
     for name, result in first.items():
         assert torch.equal(result, second[name]), name
     grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
@@ -187,7 +222,7 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
         "write_cells": 4,
     }
     before = relpos.gpu.launches()["sum_pairs"]
-    first, second = (Call(GRID).computed()[0] for _ in range(2))
+    first, second = (Here(GRID).computed() for _ in range(2))
     for name, result in first.items():
         assert torch.equal(result, second[name]), name
     assert relpos.gpu.launches()["sum_pairs"] == before + 2
@@ -282,6 +317,33 @@ def test_empty_tensors():
     assert (lse == -torch.inf).all()
     assert not q.grad.any()
     assert relpos.attention(none, q, q, q_offset=0).shape == none.shape
+    sinks = torch.tensor([0.5, -2.0], requires_grad=True)
+    out, lse = relpos.attention(q, none, none, q_offset=0, sinks=sinks, return_lse=True)
+    torch.testing.assert_close(lse, sinks[:, None].expand(1, 2, 3))
+    lse.sum().backward()
+    assert not out.any()
+    torch.testing.assert_close(sinks.grad, torch.full((2,), 3.0))
+
+
+def test_packed_sequences_are_each_by_itself():
+    """Also where the position of a token is that of others of its row, and a table is trained."""
+    starts = torch.tensor([0, 40, 40, 75, 107])
+    q, k, v = (torch.randn(107, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    dout = torch.randn(107, 4, 16)
+    t5 = relpos.T5Bias(4)
+    leaves = [q, k, v, *t5.parameters()]
+    options = {"position": t5, "is_causal": True, "window": (30, 0), "enable_gqa": True}
+    packed = relpos.attention_varlen(q, k, v, starts, **options)
+    found = torch.autograd.grad(packed, leaves, dout)
+    each = [
+        relpos.attention(*(x[n:m].transpose(0, 1)[None] for x in (q, k, v)), **options)
+        for n, m in pairwise(starts)
+    ]
+    each = torch.cat([out[0].transpose(0, 1) for out in each])
+    for ours, alone in zip(
+        (packed, *found), (each, *torch.autograd.grad(each, leaves, dout)), strict=True
+    ):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_vmap_and_compile_reach_the_kernels():

@@ -57,7 +57,7 @@ def backward_keys(
             given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
             of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
             at = (b, h, q0, k0, a, c, queries, keys)
-            p, ds, visible, _ = pair_gradients(
+            p, ds, _, visible, _ = pair_gradients(
                 k, tl.trans(q), v, tl.trans(given), of_rows, problem, at, CONFIG
             )
             acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)

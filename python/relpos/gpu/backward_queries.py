@@ -50,12 +50,12 @@ def backward_queries(
     acc = tl.zeros((CONFIG.queries, CONFIG.head_dim), tl.float32)
     before = tl.zeros((CONFIG.queries,), tl.float32)
     after = tl.zeros((CONFIG.queries,), tl.float32)
-    first, last = keys_of(problem, b, q0, keys, CONFIG)
+    first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
         k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
         v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
         at = (b, h, q0, k0, a, c, queries, keys)
-        _, ds, visible, distances = pair_gradients(
+        _, ds, _, visible, distances = pair_gradients(
             q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG
         )
         acc = product_of_seen(ds, k, visible, acc, CONFIG)

@@ -7,8 +7,7 @@ come from the two sums a row of backward_queries."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import rows
+from relpos.gpu.pair_scores import gradients_at
 
 
 @triton.jit
@@ -50,20 +49,13 @@ def sum_diagonals(
     first = tl.cast(tl.maximum(0, -d), tl.int32)
     beyond = tl.maximum(tl.cdiv(keys, side) - d, 0)
     last = tl.cast(tl.minimum(tl.cdiv(queries, side), beyond), tl.int32)
-    head_row = tl.cast(head, tl.int64) * queries
     acc = tl.zeros((side, side), tl.float32)
     for tile in range(first, last):
         q0 = tile * side
         k0 = tl.cast(q0 + d * side, tl.int32)
-        q = rows(query, b, h, q0, side, CONFIG.head_dim)
-        given = rows(dout, b, h, q0, side, CONFIG.value_dim)
-        k = rows(key, b, h // group, k0, side, CONFIG.head_dim)
-        v = rows(value, b, h // group, k0, side, CONFIG.value_dim)
-        of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
         at = (b, h, q0, k0, a, c, queries, keys)
-        _, ds, _, _ = pair_gradients(
-            q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG
-        )
+        tensors = (query, key, value, dout, softmax, sums)
+        _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
         acc += ds
     to = tiles + (tl.cast(head, tl.int64) * diagonals + n) * side * side
     tl.store(to + a * side + c, acc)

@@ -3,9 +3,11 @@
 import triton
 import triton.language as tl
 
+from relpos.gpu.dropout import factors
 from relpos.gpu.pair_scores import pair_scores
 from relpos.gpu.product import finite, product_of_seen, rows, write_rows
 from relpos.gpu.softmax import add_scores, write_state
+from relpos.gpu.terms.sinks import join_sinks
 from relpos.gpu.visibility import keys_of
 
 PLAIN = ["heads", "group", "queries", "keys", "value_dim"]
@@ -42,12 +44,18 @@ def forward(
     reference = tl.full((CONFIG.queries,), float("-inf"), tl.float32)
     total = tl.zeros((CONFIG.queries,), tl.float32)
     acc = tl.zeros((CONFIG.queries, CONFIG.value_dim), tl.float32)
-    first, last = keys_of(problem, b, q0, keys, CONFIG)
+    of_rows = q0 + tl.arange(0, CONFIG.queries)
+    reference, total = join_sinks(
+        problem.sinks, b, h, of_rows, queries, reference, total, CONFIG.sinks
+    )
+    first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
         k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
         at = (b, h, q0, k0, a, c, queries, keys)
-        s, visible, _ = pair_scores(q, tl.trans(k), problem, at, CONFIG)
+        s, visible, _, _ = pair_scores(q, tl.trans(k), problem, at, CONFIG)
         p, factor, reference, total = add_scores(s, reference, total)
+        if problem.dropout is not None:
+            p *= factors(problem.dropout, at, CONFIG)
         v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
         acc = product_of_seen(p, v, visible, acc * factor[:, None], CONFIG)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)

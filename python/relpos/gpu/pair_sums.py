@@ -7,8 +7,8 @@ neighbours."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import rows
+from relpos.gpu.pair_scores import gradients_at
+from relpos.gpu.visibility import keys_of, span_of
 
 PLAIN = ["heads", "group", "queries", "keys", "row", "first", "count", "batch"]
 
@@ -47,22 +47,18 @@ def sum_pairs(
     acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
     for n in range(batch):
         b = row + head // heads * batch + n
-        q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
-        given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
-        k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
-        v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
-        head_row = (tl.cast(b, tl.int64) * heads + h) * queries
-        of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
-        at = (b, h, q0, k0, a, c, queries, keys)
-        _, ds, _, _ = pair_gradients(
-            q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG
-        )
-        acc += ds
+        seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
+        if (k0 < seen_to) & (k0 + CONFIG.keys > seen_from):
+            at = (b, h, q0, k0, a, c, queries, keys)
+            tensors = (query, key, value, dout, softmax, sums)
+            _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
+            acc += ds
     to = pairs + (tl.cast(head, tl.int64) * count + i) * keys + k0
     tl.store(to + tl.cast(a, tl.int64) * keys + c, acc, (a < count - i) & (c < keys - k0))
 
 
-OF_FOLD = ["heads", "keys", "row", "first", "count", "batch", "lo", "width", "steps", "fresh"]
+OF_FOLD = ["heads", "queries", "keys", "row", "first", "count", "batch", "lo", "width", "steps"]
+OF_FOLD += ["fresh"]
 
 
 @triton.jit(do_not_specialize=OF_FOLD)
@@ -70,9 +66,11 @@ def fold_pairs(
     by_distance,
     pairs,
     places,
+    spans,
     ordered,
     order,
     heads,
+    queries,
     keys,
     row,
     first,
@@ -95,27 +93,35 @@ def fold_pairs(
     inner = (x > 0) & (x < width - 1)
     to = by_distance + tl.cast(h, tl.int64) * width + x
     acc = tl.zeros((BLOCK, ROWS), tl.float64)
-    for b in range(batch):
-        here = tl.cast(row + b, tl.int64)
-        sorted_at = ordered + places.k_row * here
-        order_at = order + places.k_row * here
-        queries_at = places.q + places.q_row * here + first
+    for n in range(batch):
+        b = tl.cast(row + n, tl.int64)
+        sorted_at = ordered + places.k_row * b
+        order_at = order + places.k_row * b
         for i in range(0, count, ROWS):
+            of_rows = first + i + a
+            if spans is not None:  # noqa: SIM108  a branch that is not taken is not typed
+                span = span_of(spans, b, of_rows, queries)
+            else:
+                span = (0, keys)
             inside = inner & (a < count - i)
-            at = tl.load(queries_at + i + a, a < count - i, 0) + lo + x
-            n = tl.zeros((BLOCK, ROWS), tl.int32)  # of the positions, those below `at`
+            at = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0) + lo + x
+            to_pairs = pairs + ((tl.cast(n, tl.int64) * heads + h) * count + i + a) * keys
+            m = tl.zeros((BLOCK, ROWS), tl.int32)  # of the keys, those before (at, the span)
             for step in range(steps):
-                further = n + (1 << (steps - 1 - step))
+                further = m + (1 << (steps - 1 - step))
                 known = tl.load(sorted_at + further - 1, further <= keys, 0)
-                n = tl.where((further <= keys) & (known < at), further, n)
-            to_pairs = pairs + ((tl.cast(b, tl.int64) * heads + h) * count + i + a) * keys
-            met = inside & (n < keys)
-            met = met & (tl.load(sorted_at + n, met, 0) == at)
+                whose = tl.load(order_at + further - 1, further <= keys, 0)
+                before = (known < at) | ((known == at) & (whose < span[0]))
+                m = tl.where((further <= keys) & before, further, m)
+            met = inside & (m < keys)
+            whose = tl.load(order_at + m, met, 0)
+            met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
             while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
-                acc += tl.load(to_pairs + tl.load(order_at + n, met, 0), met, 0.0)
-                n += 1
-                met = met & (n < keys)
-                met = met & (tl.load(sorted_at + n, met, 0) == at)
+                acc += tl.load(to_pairs + whose, met, 0.0)
+                m += 1
+                met = met & (m < keys)
+                whose = tl.load(order_at + m, met, 0)
+                met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
     found = tl.sum(acc, 1, keep_dims=True)
     if fresh == 0:
         found += tl.load(to, inner, 0.0)

@@ -12,14 +12,18 @@ from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
 from relpos.gpu.device import chip, on
 from relpos.gpu.forward import forward
+from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.mask_gradient import write_mask_gradient
 from relpos.gpu.mode import COUNTS, INTERPRETS
-from relpos.gpu.problem import Config, Problem
+from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.row_sums import row_sums
 from relpos.gpu.table_gradients import Sums, write_gradients
 from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import Tile, tile
+from relpos.gpu.visibility import find_queries
 
 LOG2E = 1.4426950408889634
 _ROWS = 32  # of a program of row_sums
@@ -37,11 +41,7 @@ def attention(
     """Writes out [B, H, Lq, Dv], and lse [B, H, Lq] and softmax [B, H, Lq, 2] where given; all are
     contiguous."""
     lowered = Lowered(query, key, value, call)
-    if not key.numel() or not query.numel() or not value.numel():
-        out.zero_()
-        for given, empty in ((lse, [-torch.inf]), (softmax, [-torch.inf, 1.0])):
-            if given is not None:
-                given.copy_(torch.tensor(empty, device=out.device).expand(given.shape))
+    if not query.numel():
         return
     with on(query.device):
         Run(lowered, query, key, value).forward(out, softmax, lse)
@@ -52,15 +52,14 @@ def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tens
     wanted, from (query, key, value, out, softmax, dout, dlse)."""
     query, key, value, out, softmax, dout, dlse = given
     lowered = Lowered(query, key, value, call)
-    if not key.numel() or not query.numel() or not value.numel():
+    if not query.numel():
         for wanted in gradients:
             if wanted is not None:
                 wanted.zero_()
         return
-    dq, dk, dv, _, *of_parameters = gradients
     with on(query.device):
         run = Run(lowered, query, key, value)
-        run.backward(out, softmax, dout, dlse, (dq, dk, dv), of_parameters)
+        run.backward(out, softmax, dout, dlse, gradients)
 
 
 def attention_weights(*_: Any) -> None:
@@ -75,23 +74,32 @@ scores_backward = scores
 
 
 class Run:
-    """The launches of one call, none of whose sizes is 0."""
+    """The launches of one call with queries."""
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self.query, self.key, self.value = map(aligned, (query, key, value))
+        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
         terms = tuple(self.bias(term) for term in lowered.terms)
-        self.scores = (bias_score,) * len(terms)
+        masks, mask_functions = masks_of(lowered, query, key)
+        self.functions = {"scores": (bias_score,) * len(terms), "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
             left=lowered.left,
             right=lowered.right,
             places=lowered.places,
+            spans=spans_of(lowered.spans),
             terms=terms,
+            masks=masks,
+            sinks=tuple(
+                sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
+                for sink in lowered.sinks
+            ),
+            softcap=None if lowered.softcap is None else lowered.softcap * LOG2E,
+            dropout=dropout_of(lowered, self.device),
         )
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
@@ -107,7 +115,9 @@ class Run:
             value_dim=padded(self.value_dim),
             queries=tile.queries,
             keys=tile.keys,
-            scores=self.scores,
+            **self.functions,
+            sinks=len(self.problem.sinks),
+            aligned=self.problem.dropout is not None,
             again=again,
         ).constants()
 
@@ -130,6 +140,11 @@ class Run:
         again: then for what is not finite once more, where pairs may be hidden."""
         for anew in (False, True) if again and self.lowered.hides else (False,):
             tile = self.tile(kernel, anew)
+            if not programs(tile):
+                continue
+            problem = self.problem
+            if kernel is backward_keys and problem.spans is not None:
+                problem = problem._replace(spans=self.spans_of_keys(tile.keys))
             blocks = {"query": (self.query, tile.queries), "key": (self.key, tile.keys)}
             blocks |= {"value": (self.value, tile.keys)}
             if "dout" in given:
@@ -142,7 +157,7 @@ class Run:
                 group=self.heads // self.kv_heads,
                 queries=self.queries,
                 keys=self.keys,
-                problem=self.problem,
+                problem=problem,
                 CONFIG=self.config(tile, anew),
             )
 
@@ -160,10 +175,9 @@ class Run:
         softmax: Tensor,
         dout: Tensor,
         dlse: Tensor | None,
-        of_inputs: Sequence[Tensor | None],
-        of_parameters: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None],
     ) -> None:
-        dq, dk, dv = of_inputs
+        dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
         if dk is not None or dv is not None:
@@ -196,7 +210,11 @@ class Run:
                 **given,
             )
         write_gradients(self, tables, sums, given, of_parameters)
-        read = {term.parameter for term in self.lowered.terms}
+        if of_mask is not None:
+            write_mask_gradient(self, of_mask, given)
+        for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
+            self.of_sink(term.multiplier, sink, of_parameters[term.parameter], given)
+        read = {term.parameter for term in (*self.lowered.terms, *self.lowered.sinks)}
         for n, wanted in enumerate(of_parameters):
             if wanted is not None and n not in read:
                 wanted.zero_()
@@ -218,6 +236,47 @@ class Run:
             BM=_ROWS,
         )
         return sums
+
+    def spans_of_keys(self, size: int) -> Spans:
+        """With the queries that see each block of so many keys."""
+        spans, blocks = self.problem.spans, triton.cdiv(self.keys, size)
+        rows = self.batch if spans.key_row else 1
+        found = self.floats(rows, blocks, 2, dtype=torch.int32)
+        self.launch(
+            find_queries,
+            (rows * blocks,),
+            None,
+            spans=spans,
+            found=found,
+            queries=self.queries,
+            blocks=blocks,
+            BLOCK=256,
+            KEYS=size,
+        )
+        return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
+
+    def of_sink(
+        self, multiplier: float, sink: Sink, to: Tensor | None, given: dict[str, Any]
+    ) -> None:
+        """The gradient of a sink, where it is wanted."""
+        if to is None:
+            return
+        self.launch(
+            sink_gradient,
+            (self.heads * (self.batch if to.dim() == 3 else 1),),
+            None,
+            gradient=sink_of(to, 1.0),
+            sink=sink,
+            softmax=given["softmax"],
+            sums=given["sums"],
+            multiplier=multiplier,
+            batch=self.batch,
+            heads=self.heads,
+            queries=self.queries,
+            BLOCK=256,
+            OF_ROWS=to.dim() == 3,
+            WIDEN=INTERPRETS,
+        )
 
     def bias(self, term: TableBias) -> Bias:
         """What the kernels read of a distance bias."""

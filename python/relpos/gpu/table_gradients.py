@@ -82,6 +82,8 @@ def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
     run.launch(fold_ends, (2, run.heads), None, **ends, BLOCK=_ENDS)
     if width == 2:
         return found
+    if not run.keys:
+        return found.zero_()
     if run.lowered.places is None:
         _add_diagonals(run, sums.lo, found, given)
     else:
@@ -119,7 +121,8 @@ def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
     ordered, order = places.k.sort(dim=-1, stable=True)
     order = order.int()
     width, side = found.shape[1], run.tile(sum_pairs).queries
-    together = run.batch if places.q_row == places.k_row == 0 else 1
+    rows_are_alike = places.q_row == places.k_row == 0
+    together = run.batch if rows_are_alike else 1
     rows = run.batch // together
     tiles = max(1, MOST_PAIRS // (run.heads * run.keys * side))
     count = min(run.queries, tiles * side)
@@ -153,8 +156,10 @@ def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
                 None,
                 by_distance=found,
                 places=places,
+                spans=run.problem.spans,
                 ordered=ordered,
                 order=order,
+                queries=run.queries,
                 keys=run.keys,
                 batch=these,
                 lo=lo,

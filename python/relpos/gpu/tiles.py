@@ -16,6 +16,7 @@ class Tile(NamedTuple):
 
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
 HEAD_DIMS = (64, 128)
+_LIKE = {"sum_mask": "sum_pairs"}  # kernels that have the tiles of others
 
 TABLE = {
     (80, "forward", 16, 64): Tile(128, 64, 8, 3),
@@ -91,4 +92,4 @@ def tile(chip: int, kernel: str, bits: int, head_dim: int, again: bool = False) 
     if again:
         return AGAIN
     most = next(each for each in HEAD_DIMS if head_dim <= each)
-    return TABLE[chip, kernel, bits, most]
+    return TABLE[chip, _LIKE.get(kernel, kernel), bits, most]
