@@ -15,35 +15,71 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-from relpos.gpu import distance_sums, pair_sums, score_gradient
+from relpos.gpu import distance_sums, pair_sums, row_sums, visibility
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
+from relpos.gpu.dropout import Dropout
 from relpos.gpu.forward import forward
-from relpos.gpu.terms import bias
-from relpos.gpu.tiles import SHARED_KIB, TABLE, Tile
+from relpos.gpu.masks import dense, padding
+from relpos.gpu.problem import Config, Places, Problem, Spans
+from relpos.gpu.terms import bias, sinks
+from relpos.gpu.tiles import AGAIN, SHARED_KIB, TABLE, Tile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 KERNELS = {
     kernel.fn.__name__: kernel
     for kernel in (
-        *(forward, backward_queries, backward_keys, distance_sums.sum_diagonals),
-        pair_sums.sum_pairs,
-        *(score_gradient.row_sums, distance_sums.fold_diagonals, distance_sums.fold_ends),
-        *(bias.write_cells, bias.write_table_gradient),
+        *(forward, backward_queries, backward_keys, row_sums.row_sums),
+        *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
+        *(pair_sums.sum_pairs, pair_sums.fold_pairs),
+        *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
+        *(dense.sum_mask, visibility.find_queries),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE}
+AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
+PLACES = Places("*i64", "*i64", "i32", "i32")
+PROBLEM = Problem(
+    scale="fp32",
+    shifts="*i64",
+    left="i64",
+    right="i64",
+    places=None,
+    spans=None,
+    terms=(bias.Bias("*fp32", "i32", "i32", "i32"),),
+    masks=(),
+    sinks=(),
+    softcap=None,
+    dropout=None,
+)
+SPANS = Spans("*i32", "i32", "*i32", "i32")
+SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
+MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+EVERYTHING = PROBLEM._replace(
+    places=PLACES,
+    spans=SPANS,
+    masks=(padding.Padding("*u8", "i32", "i32"), MASK),
+    sinks=(SINK,),
+    softcap="fp32",
+    dropout=Dropout("*i64", "fp32"),
+)
 # Types of arguments by name; others are int32. Descriptors and constants are below.
-TYPES = dict.fromkeys(
+TYPES: dict[str, Any] = dict.fromkeys(
     ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse"], "*fp32"
 )
-TYPES |= dict.fromkeys(["scale", "slope", "multiplier"], "fp32")
-TYPES |= dict.fromkeys(["left", "right", "lo", "hi"], "i64")
-TYPES |= {"shifts": "*i64", "by_distance": "*fp64", "classes": "*i32", "starts": "*i32"}
-OF_FOLD = {"cells": "*i32", "sums": "*fp64"}  # as write_table_gradient takes them
+TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
+TYPES |= dict.fromkeys(["lo", "hi"], "i64")
+TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
+TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
+TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
+OF_KERNEL: dict[str, dict[str, Any]] = {
+    "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
+    "sink_gradient": {"gradient": SINK},
+    "sum_mask": {"gradient": MASK},
+}
 
 
 class Row(NamedTuple):
@@ -52,6 +88,13 @@ class Row(NamedTuple):
     bits: int
     head_dim: int
     tile: Tile
+    again: bool = False  # of Config.again
+    everything: bool = False  # with each mask and promise, too
+
+    def name(self) -> str:
+        """As it is shown."""
+        more = (", anew", self.again), (", everything", self.everything)
+        return self.kernel + "".join(text for text, held in more if held)
 
 
 class Found(NamedTuple):
@@ -62,16 +105,27 @@ class Found(NamedTuple):
     atomics: list[str]
 
     def faults(self) -> list[str]:
-        spills = self.stack and self.row.bits == 16
+        spills = self.stack and self.row.bits == 16 and self.row in of_table()
         found = [f"{self.stack} bytes of stack: it spills"] if spills else []
         if self.shared > SHARED_KIB[self.row.chip] * 1024:
             found.append(f"{self.shared} bytes of shared memory: the chip has fewer")
         return found + [f"{op} in its ptx" for op in self.atomics]
 
 
+def of_table() -> list[Row]:
+    return [Row(*key, tile) for key, tile in TABLE.items()]
+
+
 def rows() -> list[Row]:
-    """Those of the table, and a launch of each other kernel on each chip."""
-    found = [Row(*key, tile) for key, tile in TABLE.items()]
+    """Those of the table, what computes anew, rows with each mask and promise, and a launch of each
+    other kernel on each chip."""
+    found = of_table()
+    found += [
+        Row(chip, kernel, bits, head_dim, AGAIN, again=True)
+        for chip, kernel, bits, head_dim in TABLE
+        if kernel in AGAIN_TOO
+    ]
+    found += [row._replace(everything=True) for row in of_table() if row.bits == 16]
     others = sorted(KERNELS.keys() - OF_TILES)
     return found + [
         Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
@@ -80,42 +134,76 @@ def rows() -> list[Row]:
     ]
 
 
-def source(row: Row) -> ASTSource:
-    """The kernel as run.py launches it, with a distance bias."""
-    kernel, tile, element = KERNELS[row.kernel], row.tile, ELEMENTS[row.bits]
+def constants_of(row: Row) -> dict[str, Any]:
     bits16 = row.bits == 16
-    constants: dict[str, Any] = {
-        "SCORES": (bias.bias_score,),
-        "PRECISION": "ieee" if bits16 else "tf32x3",
+    return {
+        "CONFIG": Config(
+            precision="ieee" if bits16 else "tf32x3",
+            widen=False,
+            head_dim=row.head_dim,
+            value_dim=row.head_dim,
+            queries=row.tile.queries,
+            keys=row.tile.keys,
+            scores=(bias.bias_score,),
+            masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
+            sinks=int(row.everything),
+            aligned=row.everything,
+            again=row.again,
+        ).constants(),
+        "SHARED_BY_QUERIES": False,
+        "SHARED_BY_KEYS": False,
+        "OF_ROWS": False,
+        "KEYS": 64,
         "WIDEN": False,
-        "BD": row.head_dim,
         "BV": row.head_dim,
-        "BM": tile.queries,
-        "BN": tile.keys,
-        "LOG": LOG2[tile.queries],
+        "BM": row.tile.queries,
+        "LOG": LOG2[row.tile.queries],
         "BLOCK": 32,
         "ROWS": 16,
         "CELLS": 32,
     }
+
+
+def pointers(path: tuple[int, ...], type_: Any, attributes: dict[Any, Any]) -> Any:
+    """The type as a signature has it, with the alignment of each pointer noted."""
+    if isinstance(type_, tuple):
+        made = [pointers((*path, n), each, attributes) for n, each in enumerate(type_)]
+        return type(type_)(*made) if hasattr(type_, "_fields") else tuple(made)
+    if type_ is None:
+        return "constexpr"
+    if type_.startswith("*"):
+        attributes[path] = [["tt.divisibility", 16]]
+    return type_
+
+
+def source(row: Row) -> ASTSource:
+    """The kernel as run.py launches it, with a distance bias."""
+    kernel, tile, element = KERNELS[row.kernel], row.tile, ELEMENTS[row.bits]
+    constants: dict[Any, Any] = constants_of(row)
     signature: dict[str, Any] = {}
-    attributes = {}
+    attributes: dict[Any, Any] = {}
     for n, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name] = "constexpr"
         elif name in ("query", "dout", "key", "value"):
             count = tile.keys if name in ("key", "value") else tile.queries
             signature[name] = f"tensordesc<{element}[1,1,{count},{row.head_dim}]>"
-        elif name == "terms":
-            signature[name] = (bias.Bias("*fp32", "i32", "i32", "i32"),)
-            attributes |= {(n, 0, field): [["tt.divisibility", 16]] for field in (0, 1)}
+        elif name == "problem":
+            given = EVERYTHING if row.everything else PROBLEM
+            if row.kernel == "sum_pairs":
+                given = given._replace(places=PLACES)
+            signature[name] = pointers((n,), given, attributes)
+            constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
         else:
-            given = OF_FOLD if row.kernel == "write_table_gradient" else {}
+            given = OF_KERNEL.get(row.kernel, {})
             outputs = ("out", "dq", "dk", "dv", "table", "gradient")
             plain = f"*{element}" if name in outputs else "i32"
-            signature[name] = given.get(name, TYPES.get(name, plain))
-            if signature[name].startswith("*"):
-                attributes[(n,)] = [["tt.divisibility", 16]]
-    constants = {name: value for name, value in constants.items() if name in signature}
+            signature[name] = pointers((n,), given.get(name, TYPES.get(name, plain)), attributes)
+    constants = {
+        name: value
+        for name, value in constants.items()
+        if isinstance(name, tuple) or name in signature
+    }
     return ASTSource(kernel, signature, constants, attributes)
 
 
@@ -155,14 +243,15 @@ def main() -> int:
         for found in pool.map(compiled, wanted):
             row, tile = found.row, found.row.tile
             print(
-                f"| {row.chip} | {row.kernel} | {row.bits}, {row.head_dim} | {tile.queries} x "
+                f"| {row.chip} | {row.name()} "
+                f"| {row.bits}, {row.head_dim} | {tile.queries} x "
                 f"{tile.keys}, {tile.warps}, {tile.stages} | {found.registers} | {found.stack} | "
                 f"{found.shared / 1024:.0f} |",
                 flush=True,
             )
             for fault in found.faults():
                 failed += 1
-                print(f"gpu-check: sm_{row.chip} {row.kernel}: {fault}", file=sys.stderr)
+                print(f"gpu-check: sm_{row.chip} {row.name()}: {fault}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -52,6 +52,16 @@ TEST(Lower, ATableWithItsMapAndWhereItIsRead) {
   EXPECT_EQ(t5.classes.size(), t5.starts.size() + 1);
 }
 
+TEST(Lower, SinksAreParameters) {
+  const LoweredCall call = lowered("t5(heads=2)+attention_sink(heads=2)");
+  ASSERT_EQ(call.terms.size(), 2U);
+  const LoweredTerm& sink = call.terms[1];
+  EXPECT_EQ(sink.scheme, "attention_sink");
+  EXPECT_EQ(sink.kind, "sink");
+  EXPECT_EQ(sink.parameter, 1);
+  EXPECT_EQ(sink.multiplier, 1.0);
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"rope(head_dim=4, layout=half)", "rotation"},

@@ -10,7 +10,10 @@ ulp of the type relative to a number, and least its smallest number's half, thes
   row's sum      <|dout|, e>, since out is read as it was stored
   scores' grad.  w <|dout|, e>; it is rounded for the products with keys and queries, by u of itself
                  and least, and not for the gradients of tables
+  sinks' grad.   their weight times <|dout|, e>
   dv             sum_i (u w + least) |dout_i|
+
+A weight is what dropout leaves of it, divided by what it keeps.
 
 What is rounded is itself off by what the promise allows and by the above, hence a factor 1 + 2 u.
 """
@@ -20,29 +23,30 @@ import torch
 from tests.support.promise import Bounded, Side, promised
 
 
-def bounds(call):
-    """{name: Bounded} of every result of a call."""
-    found, at = promised(call)
+def bounds(call, keep=None):
+    """{name: Bounded} of every result of a call; keep: where dropout keeps a pair."""
+    found, at = promised(call, keep)
     if call.dtype not in (torch.bfloat16, torch.float16):
         return found
     info = torch.finfo(call.dtype)
     u, least = info.eps / 2, info.smallest_normal * info.eps
     signed, sized = Side(call, False), Side(call, True)
     seen = at.allowed[..., : at.keys]
-    weights = at.weights[..., : at.keys]
-    of_weights = (u * weights + least) * seen
+    weights, sunk = at.weights[..., : at.keys], at.weights[..., at.keys :]
+    kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
+    of_weights = (u * weights * kept + least) * seen
     dout = call.dout.double()
     with torch.no_grad():
         of_out = of_weights @ sized.v
-        met, out = signed.met(dout), signed.mixed(weights)
+        out = signed.mixed(weights * kept)
         dlse = 0.0 if call.dlse is None else call.dlse.double()
-        gradient = weights * (met - ((dout * out).sum(-1) - dlse)[..., None])
+        gradient = weights * (kept * signed.met(dout) - ((dout * out).sum(-1) - dlse)[..., None])
         of_gradient = weights * (dout.abs() * of_out).sum(-1)[..., None]
+        of_sinks = sunk * (dout.abs() * of_out).sum(-1)[..., None]
         of_operand = (of_gradient + u * gradient.abs() + least) * seen
-    none = torch.zeros_like(sized.sinks)
-    of_tables = sized.pulled(of_gradient, none, of_weights, dout.abs())
+    of_tables = sized.pulled(of_gradient, of_sinks, of_weights, dout.abs())
     sized = Side(call, True)
-    of_products = sized.pulled(of_operand, none, of_weights, dout.abs())
+    of_products = sized.pulled(of_operand, of_sinks, of_weights, dout.abs())
     more = {"out": of_out, "lse": 0.0}
     for (name, _), product, table in zip(call.leaves(), of_products, of_tables, strict=True):
         more[f"gradient of {name}"] = product if name in "qkv" else table

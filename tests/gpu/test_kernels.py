@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import pairwise
 
 import pytest
 import relpos
@@ -9,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from relpos._call.call import Call as Fields
-from relpos.gpu import run, tiles
+from relpos.gpu import run, table_gradients, tiles
 from relpos.gpu.product import stored
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -20,7 +21,7 @@ from tests.support.promise import missed
 SEED = 20261125
 DRAWN = 600 if os.environ.get("RELPOS_FULL") == "1" else 60
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
-POSITIONS += ["t5#0+bias_rpe#2"]
+POSITIONS += ["t5#0+bias_rpe#2", "attention_sink#0", "attention_sink#1", "t5#1+attention_sink#1"]
 GRIDS = ["swin#0", "swin#1", "swin#4", "beit#0", "levit#0", "swin#1+t5#3"]
 FACTORS = {
     "position": POSITIONS + GRIDS,
@@ -30,17 +31,28 @@ FACTORS = {
     "head_dim": [1, 8, 16, 33, 64, 128],
     "value_dim": [1, 8, 16, 33, 64, 128],
     "batch": [1, 2],
-    "mask": ["", "causal", "window", "causal+window"],
-    "offsets": ["default", "aligned", "zero", "both", "ragged"],
+    "mask": [
+        *("", "causal", "window", "causal+window", "range", "padding", "bool", "float"),
+        *("causal+range", "window+padding", "causal+bool", "padding+range+float", "window+float"),
+    ],
+    "offsets": [
+        *("default", "aligned", "zero", "both", "ragged"),
+        *("consecutive", "explicit", "scattered"),
+    ],
     "dtype": ["float32", "bfloat16", "float16"],
     "tables": ["own", "float32"],
     "strides": ["plain", "blhd", "sliced", "stepped", "expanded"],
     "scale": [None, 1.0, 0.37],
     "lse": [False, True],
     "wants": ["all", "inputs", "tables", "key"],
+    "dropout": [0.0, 0.0, 0.3],
+    "softcap": [None, None, 1.5],
 }
-FIXED = {"dropout": 0.0, "softcap": None}
-PLAIN = {name: values[0] for name, values in FACTORS.items()} | FIXED
+OF_GRIDS = {
+    "mask": ["", "range", "padding", "bool", "float", "padding+range"],
+    "offsets": ["zero", "both"],
+}
+PLAIN = {name: values[0] for name, values in FACTORS.items()}
 PLAIN |= {"position": "t5#0", "queries": 65, "keys": 97, "heads": (4, 2), "head_dim": 16}
 PLAIN |= {
     "value_dim": 33,
@@ -57,21 +69,44 @@ def drawn():
     draw = random.Random(SEED)
     decks = {name: [] for name in FACTORS}
     for number in range(DRAWN):
-        case = {"seed": SEED + number} | FIXED
+        case = {"seed": SEED + number}
         for name, deck in decks.items():
             if not deck:
                 deck += draw.sample(FACTORS[name], len(FACTORS[name]))
             case[name] = deck.pop()
-        if case["position"] in GRIDS:  # whose tokens are placed: queries see all keys
-            case |= {"mask": "", "offsets": random.Random(number).choice(["zero", "both"])}
+        if case["position"] in GRIDS:  # whose tokens are placed, in no order of a line
+            for name, values in OF_GRIDS.items():
+                case[name] = random.Random(number).choice(values)
         yield case
+
+
+class Here(Call):
+    """A call whose pattern of dropout is that of the CPU."""
+
+    def computed(self):
+        torch.manual_seed(self.case["seed"])
+        found = relpos.attention(
+            *self.inputs, **self.keywords(), dropout_p=self.case["dropout"], return_lse=True
+        )
+        return self.results(*found)
+
+    def kept(self):
+        if self.case["dropout"] == 0:
+            return None
+        batch, heads, queries, keys = self.allowed.shape
+        q, k, v = (torch.zeros(batch, heads, length, 1) for length in (queries, keys, keys))
+        torch.manual_seed(self.case["seed"])
+        call = Fields.of("attention", q, k, {"dropout_p": self.case["dropout"]})
+        softmax, weights = torch.empty(*q.shape[:3], 2), torch.empty(*q.shape[:3], keys)
+        relpos._core.attention(q, k, v, call, q.clone(), None, softmax)
+        relpos._core.attention_weights(q, k, softmax, call, weights)
+        return weights != 0
 
 
 def judged(case):
     """What breaks the promise."""
-    call = Call(case)
-    results, *_ = call.computed()
-    expected = bounds(call)
+    call = Here(case)
+    results, expected = call.computed(), bounds(call, call.kept())
     assert results.keys() == expected.keys()
     return [line for name, each in expected.items() if (line := missed(name, results[name], each))]
 
@@ -103,6 +138,13 @@ def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
     table = wanted | uneven
     monkeypatch.setattr(run, "tile", lambda chip, kernel, *_: table.get(kernel, rest))
     assert not judged(PLAIN | {"position": "bias_rpe#3", "mask": mask, "queries": 129, "keys": 129})
+
+
+def test_a_grid_by_chunks_of_queries_keeps_it(garbage, monkeypatch):
+    monkeypatch.setattr(table_gradients, "MOST_PAIRS", 1)
+    before = relpos.gpu.launches().get("fold_pairs", 0)
+    assert not judged(GRID | {"queries": 97})
+    assert relpos.gpu.launches()["fold_pairs"] == before + 2
 
 
 def tf32(x):
@@ -163,16 +205,16 @@ def test_weights_are_rounded_before_they_meet_values():
 
 def test_two_runs_have_the_same_bits_and_triton_computes_them():
     before = relpos.gpu.launches()
-    first, second = (Call(PLAIN).computed()[0] for _ in range(2))
+    first, second = (Here(PLAIN).computed() for _ in range(2))
     for name, result in first.items():
         assert torch.equal(result, second[name]), name
     grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
     grown = {name: count for name, count in grown.items() if count}
     assert grown == {
-        "forward": 2,
+        "forward": 4,  # anew, too, for what is not finite
         "row_sums": 2,
-        "backward_keys": 2,
-        "backward_queries": 2,
+        "backward_keys": 4,
+        "backward_queries": 4,
         "sum_diagonals": 2,
         "fold_diagonals": 2,
         "fold_ends": 2,
@@ -180,7 +222,7 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
         "write_cells": 4,
     }
     before = relpos.gpu.launches()["sum_pairs"]
-    first, second = (Call(GRID).computed()[0] for _ in range(2))
+    first, second = (Here(GRID).computed() for _ in range(2))
     for name, result in first.items():
         assert torch.equal(result, second[name]), name
     assert relpos.gpu.launches()["sum_pairs"] == before + 2
@@ -218,6 +260,36 @@ def test_the_cpu_has_the_same_results(dtype):
         assert (lse == -torch.inf).any() == ("q_offset" in more and more.get("is_causal", False))
 
 
+def on_the_cpu(q, k, v, dout, **options):
+    """out and the gradients of query, key and value by the kernels of the CPU."""
+    call = Fields.of("attention", q, k, options)
+    out, softmax = torch.empty_like(dout), torch.empty(*dout.shape[:3], 2)
+    relpos._core.attention(q, k, v, call, out, None, softmax)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    given = (q, k, v, out, softmax, dout, None)
+    relpos._core.attention_backward(given, call, [*gradients, None])
+    return [out, *gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
+@pytest.mark.parametrize("which", ["query", "key", "value", "dout"])
+def test_what_a_pair_does_not_see_does_not_reach_it(which, value, dtype):
+    """Of a number that is not finite, in one tile with others, as on the CPU."""
+    tensors = [torch.randn(1, 1, 40, 8).to(dtype) for _ in range(4)]
+    tensors[["query", "key", "value", "dout"].index(which)][0, 0, 20, 3] = value
+    options = {"window": (3, 1)}
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    out = relpos.attention(*leaves, **options)
+    found = [out, *torch.autograd.grad(out, leaves, tensors[3])]
+    sizes = []
+    for ours, theirs in zip(found, on_the_cpu(*tensors, **options), strict=True):
+        limit = 1e-5 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=limit, atol=limit)
+        sizes.append(int((~ours.isfinite()).sum()))
+    assert 0 < max(sizes) < 40 * 8 / 2
+
+
 @pytest.mark.parametrize("window", [(1, 0), (0, 1)])
 def test_a_window_that_needs_one_key_of_one_more_tile(window):
     """The second block of queries sees 65 keys, and the second block of keys is seen by as many."""
@@ -245,6 +317,33 @@ def test_empty_tensors():
     assert (lse == -torch.inf).all()
     assert not q.grad.any()
     assert relpos.attention(none, q, q, q_offset=0).shape == none.shape
+    sinks = torch.tensor([0.5, -2.0], requires_grad=True)
+    out, lse = relpos.attention(q, none, none, q_offset=0, sinks=sinks, return_lse=True)
+    torch.testing.assert_close(lse, sinks[:, None].expand(1, 2, 3))
+    lse.sum().backward()
+    assert not out.any()
+    torch.testing.assert_close(sinks.grad, torch.full((2,), 3.0))
+
+
+def test_packed_sequences_are_each_by_itself():
+    """Also where the position of a token is that of others of its row, and a table is trained."""
+    starts = torch.tensor([0, 40, 40, 75, 107])
+    q, k, v = (torch.randn(107, heads, 16, requires_grad=True) for heads in (4, 2, 2))
+    dout = torch.randn(107, 4, 16)
+    t5 = relpos.T5Bias(4)
+    leaves = [q, k, v, *t5.parameters()]
+    options = {"position": t5, "is_causal": True, "window": (30, 0), "enable_gqa": True}
+    packed = relpos.attention_varlen(q, k, v, starts, **options)
+    found = torch.autograd.grad(packed, leaves, dout)
+    each = [
+        relpos.attention(*(x[n:m].transpose(0, 1)[None] for x in (q, k, v)), **options)
+        for n, m in pairwise(starts)
+    ]
+    each = torch.cat([out[0].transpose(0, 1) for out in each])
+    for ours, alone in zip(
+        (packed, *found), (each, *torch.autograd.grad(each, leaves, dout)), strict=True
+    ):
+        torch.testing.assert_close(ours, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_vmap_and_compile_reach_the_kernels():

@@ -107,23 +107,53 @@ def launch(self, kernel, grid, tile, **given):
 
 driver.set_active(Hopper())
 run.Run.launch, run.chip = launch, lambda device: 90
-q = torch.randn(1, 2, 64, 16).bfloat16()
-for position in (relpos.T5Bias(2), relpos.SwinBias(2, window=8)):
-    call = Call.of("attention", q, q, {"position": position})
-    out, lse, softmax = torch.empty_like(q), torch.empty(1, 2, 64), torch.empty(1, 2, 64, 2)
+q = torch.randn(2, 2, 64, 16).bfloat16()
+t5, swin = relpos.T5Bias(2), relpos.SwinBias(2, window=8)
+everything = {
+    "position": t5,
+    "sinks": torch.zeros(2),
+    "softcap": 3.0,
+    "dropout_p": 0.1,
+    "key_padding_mask": torch.zeros(2, 64, dtype=torch.bool),
+    "attn_mask": torch.zeros(64, 64).bfloat16(),
+    "is_causal": True,
+    "q_positions": torch.arange(64).expand(2, -1),
+    "k_positions": torch.arange(64),
+}
+causal = {"position": t5, "is_causal": True}
+for options in ({"position": t5}, {"position": swin}, causal, everything):
+    call = Call.of("attention", q, q, options)
+    out, lse, softmax = torch.empty_like(q), torch.empty(2, 2, 64), torch.empty(2, 2, 64, 2)
     run.attention(q, q, q, call, out, lse, softmax)
-    wanted = [*torch.empty(3, *q.shape).bfloat16(), None, torch.empty_like(call.parameters[0])]
+    like = [call.attn_mask, *call.parameters]
+    wanted = [*(torch.empty_like(q) for _ in range(3))]
+    wanted += [None if x is None else torch.empty_like(x) for x in like]
     run.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
+    print()
 """
 
 
 def test_launches_bind_and_compile_as_on_a_gpu():
     """Triton's own way from a launch to the binary, with a driver that stands in for a GPU's."""
-    backward = ["write_cells", "row_sums", "backward_keys", "backward_queries"]
-    distances = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
-    expected = ["write_cells", "forward", *backward, *distances]
-    expected += ["write_cells", "forward", *backward, "sum_pairs", "write_table_gradient"]
-    assert ran(LAUNCHES).splitlines() == [f"{name} True" for name in expected]
+    rows = ["write_cells", "row_sums"]
+    backward = [*rows, "backward_keys", "backward_queries"]
+    anew = [*rows, "backward_keys", "backward_keys", "backward_queries", "backward_queries"]
+    of_keys = ["find_queries", "backward_keys", "find_queries", "backward_keys"]
+    diagonals = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
+    pairs = ["fold_ends", "sum_pairs", "fold_pairs", "write_table_gradient"]
+    expected = [
+        ["write_cells", "forward", *backward, *diagonals],
+        ["write_cells", "forward", *backward, *pairs],
+        ["write_cells", "forward", "forward", *anew, *diagonals],
+        [
+            *("write_cells", "forward", "forward", *rows, *of_keys),
+            *("backward_queries", "backward_queries", *pairs, "sum_mask", "sink_gradient"),
+        ],
+    ]
+    shown = ran(LAUNCHES).split("\n\n")[:-1]
+    assert [call.splitlines() for call in shown] == [
+        [f"{name} True" for name in names] for names in expected
+    ]
 
 
 def test_relpos_does_not_import_triton():

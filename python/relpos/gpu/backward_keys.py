@@ -5,22 +5,11 @@ costs registers."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import operand, product, rows, write_rows
-from relpos.gpu.score_gradient import pair_weights, read_rows, score_gradient
-from relpos.gpu.visibility import queries_of, seen
+from relpos.gpu.pair_scores import pair_gradients, read_rows
+from relpos.gpu.product import finite, product_of_seen, rows, write_rows
+from relpos.gpu.visibility import queries_of
 
-PLAIN = [
-    "kv_heads",
-    "group",
-    "queries",
-    "keys",
-    "head_dim",
-    "value_dim",
-    "left",
-    "right",
-    "scale",
-    "slope",
-]
+PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -33,64 +22,45 @@ def backward_keys(
     sums,
     dk,
     dv,
-    shifts,
-    terms,
+    problem,
     kv_heads,
     group,
     queries,
     keys,
     head_dim,
     value_dim,
-    left,
-    right,
-    scale,
     slope,
-    SCORES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    CONFIG: tl.constexpr,
 ):
     """dk [B, Hk, Lk, D] and dv [B, Hk, Lk, Dv], contiguous; the rest as in backward_queries.
-    Queries beyond the last weigh 0 (read_state), and keys beyond it are not written."""
-    blocks = tl.cdiv(keys, BN)
+    Queries beyond the last weigh 0 (read_state)."""
+    blocks = tl.cdiv(keys, CONFIG.keys)
     kv_head = tl.program_id(0) // blocks
-    k0 = (tl.program_id(0) % blocks) * BN
+    k0 = (tl.program_id(0) % blocks) * CONFIG.keys
     b, hk = kv_head // kv_heads, kv_head % kv_heads
-    shift = tl.load(shifts + b)
-    a, c = tl.arange(0, BM)[None, :], tl.arange(0, BN)[:, None]
-    k = rows(key, b, hk, k0, BN, BD)
-    v = rows(value, b, hk, k0, BN, BV)
-    acc_k = tl.zeros((BN, BD), tl.float32)
-    acc_v = tl.zeros((BN, BV), tl.float32)
-    first, last = queries_of(k0, BN, shift, left, right, queries)
+    row = tl.cast(kv_head, tl.int64) * keys + k0
+    if CONFIG.again:
+        sound = finite(dk, row, keys - k0, head_dim, CONFIG.keys, CONFIG.head_dim)
+        if sound & finite(dv, row, keys - k0, value_dim, CONFIG.keys, CONFIG.value_dim):
+            return
+    a, c = tl.arange(0, CONFIG.queries)[None, :], tl.arange(0, CONFIG.keys)[:, None]
+    k = rows(key, b, hk, k0, CONFIG.keys, CONFIG.head_dim)
+    v = rows(value, b, hk, k0, CONFIG.keys, CONFIG.value_dim)
+    acc_k = tl.zeros((CONFIG.keys, CONFIG.head_dim), tl.float32)
+    acc_v = tl.zeros((CONFIG.keys, CONFIG.value_dim), tl.float32)
+    first, last = queries_of(problem, b, k0, queries, CONFIG)
     for g in range(group):
         h = hk * group + g
         head_row = (tl.cast(b, tl.int64) * kv_heads * group + h) * queries
-        for q0 in range(first, last, BM):
-            corner = tl.cast(k0, tl.int64) + shift - q0
-            q = rows(query, b, h, q0, BM, BD)
-            given = rows(dout, b, h, q0, BM, BV)
+        for q0 in range(first, last, CONFIG.queries):
+            q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+            given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
             of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
-            visible = seen(corner, a, c, left, right)
-            p = pair_weights(
-                k,
-                tl.trans(q),
-                of_rows,
-                visible,
-                terms,
-                SCORES,
-                h,
-                (q0, k0, corner, a, c),
-                scale,
-                PRECISION,
-                WIDEN,
+            at = (b, h, q0, k0, a, c, queries, keys)
+            p, ds, _, visible, _ = pair_gradients(
+                k, tl.trans(q), v, tl.trans(given), of_rows, problem, at, CONFIG
             )
-            acc_v = product(operand(p, value.dtype, WIDEN), given, acc_v, PRECISION, WIDEN)
-            ds = score_gradient(p, v, tl.trans(given), of_rows, PRECISION, WIDEN)
-            acc_k = product(operand(ds, key.dtype, WIDEN), q, acc_k, PRECISION, WIDEN)
-    row = tl.cast(kv_head, tl.int64) * keys + k0
-    write_rows(dk, acc_k * slope, row, keys - k0, head_dim, BN, BD, WIDEN)
-    write_rows(dv, acc_v, row, keys - k0, value_dim, BN, BV, WIDEN)
+            acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
+            acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
+    write_rows(dk, acc_k * slope, row, keys - k0, head_dim, CONFIG.widen)
+    write_rows(dv, acc_v, row, keys - k0, value_dim, CONFIG.widen)

@@ -4,23 +4,11 @@ queries of a head."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import operand, product, rows, write_rows
-from relpos.gpu.score_gradient import pair_weights, read_rows, score_gradient
-from relpos.gpu.visibility import keys_of, near, seen
+from relpos.gpu.pair_scores import pair_gradients, read_rows
+from relpos.gpu.product import finite, product_of_seen, rows, write_rows
+from relpos.gpu.visibility import keys_of, near
 
-PLAIN = [
-    "heads",
-    "group",
-    "queries",
-    "keys",
-    "head_dim",
-    "left",
-    "right",
-    "scale",
-    "slope",
-    "lo",
-    "hi",
-]
+PLAIN = ["heads", "group", "queries", "keys", "head_dim", "slope", "lo", "hi"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -33,69 +21,50 @@ def backward_queries(
     sums,
     dq,
     ends,
-    shifts,
-    terms,
+    problem,
     heads,
     group,
     queries,
     keys,
     head_dim,
-    left,
-    right,
-    scale,
     slope,
     lo,
     hi,
-    SCORES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    CONFIG: tl.constexpr,
 ):
     """dq [B, H, Lq, D], contiguous; ends [B, H, Lq, 2], where given: of each row the sums of the
     scores' gradients at distances up to lo, and from hi on. `slope` is the scale in natural
     units."""
-    blocks = tl.cdiv(queries, BM)
+    blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
-    q0 = (blocks - 1 - tl.program_id(0) % blocks) * BM
+    q0 = (blocks - 1 - tl.program_id(0) % blocks) * CONFIG.queries
     b, h = head // heads, head % heads
-    shift = tl.load(shifts + b)
-    a, c = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
-    q = rows(query, b, h, q0, BM, BD)
-    given = rows(dout, b, h, q0, BM, BV)
+    if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
+        if finite(dq, row, queries - q0, head_dim, CONFIG.queries, CONFIG.head_dim):
+            return
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+    given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
     of_rows = read_rows(softmax, sums, row, a, queries - q0)
-    acc = tl.zeros((BM, BD), tl.float32)
-    before = tl.zeros((BM,), tl.float32)
-    after = tl.zeros((BM,), tl.float32)
-    first, last = keys_of(q0, BM, shift, left, right, keys)
-    for k0 in range(first, last, BN):
-        corner = tl.cast(k0, tl.int64) + shift - q0
-        k = rows(key, b, h // group, k0, BN, BD)
-        v = rows(value, b, h // group, k0, BN, BV)
-        visible = seen(corner, a, c, left, right) & (c < keys - k0)
-        p = pair_weights(
-            q,
-            tl.trans(k),
-            of_rows,
-            visible,
-            terms,
-            SCORES,
-            h,
-            (q0, k0, corner, a, c),
-            scale,
-            PRECISION,
-            WIDEN,
+    acc = tl.zeros((CONFIG.queries, CONFIG.head_dim), tl.float32)
+    before = tl.zeros((CONFIG.queries,), tl.float32)
+    after = tl.zeros((CONFIG.queries,), tl.float32)
+    first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
+    for k0 in range(first, last, CONFIG.keys):
+        k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
+        v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
+        at = (b, h, q0, k0, a, c, queries, keys)
+        _, ds, _, visible, distances = pair_gradients(
+            q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG
         )
-        ds = score_gradient(p, given, tl.trans(v), of_rows, PRECISION, WIDEN)
-        acc = product(operand(ds, key.dtype, WIDEN), k, acc, PRECISION, WIDEN)
+        acc = product_of_seen(ds, k, visible, acc, CONFIG)
         if ends is not None:
-            before += tl.sum(tl.where(c - a <= near(lo - corner), ds, 0.0), 1)
-            after += tl.sum(tl.where(c - a >= near(hi - corner), ds, 0.0), 1)
-    write_rows(dq, acc * slope, row, queries - q0, head_dim, BM, BD, WIDEN)
+            corner, within = distances
+            before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+            after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+    write_rows(dq, acc * slope, row, queries - q0, head_dim, CONFIG.widen)
     if ends is not None:
-        a = tl.arange(0, BM)
+        a = tl.arange(0, CONFIG.queries)
         tl.store(ends + 2 * (row + a), before, a < queries - q0)
         tl.store(ends + 2 * (row + a) + 1, after, a < queries - q0)

@@ -7,9 +7,7 @@ come from the two sums a row of backward_queries."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import rows
-from relpos.gpu.score_gradient import pair_weights, read_rows, score_gradient
-from relpos.gpu.visibility import seen
+from relpos.gpu.pair_scores import gradients_at
 
 
 @triton.jit
@@ -20,10 +18,7 @@ def first_diagonal(lo, shift, queries, BM: tl.constexpr, LOG: tl.constexpr):
     return tl.maximum(least, tl.cast(1 - tl.cdiv(queries, BM), tl.int64))
 
 
-PLAIN = ["heads", "group", "queries", "keys", "left", "right", "scale", "lo", "diagonals"]
-
-
-@triton.jit(do_not_specialize=PLAIN)
+@triton.jit(do_not_specialize=["heads", "group", "queries", "keys", "lo", "diagonals"])
 def sum_diagonals(
     query,
     key,
@@ -32,65 +27,38 @@ def sum_diagonals(
     softmax,
     sums,
     tiles,
-    shifts,
-    terms,
+    problem,
     heads,
     group,
     queries,
     keys,
-    left,
-    right,
-    scale,
     lo,
     diagonals,
-    SCORES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
     LOG: tl.constexpr,
+    CONFIG: tl.constexpr,
 ):
-    """tiles [B, H, diagonals, BM, BM]: a program for each diagonal of a head, from the first with a
-    distance above lo on; BM is 2 ** LOG. The rest as in backward_queries."""
+    """tiles [B, H, diagonals, T, T], T = 2 ** LOG the side of a tile: a program for each diagonal
+    of a head, from the first with a distance above lo on. The rest as in backward_queries."""
+    side: tl.constexpr = CONFIG.queries
     head = tl.program_id(0) // diagonals
     n = tl.program_id(0) % diagonals
     b, h = head // heads, head % heads
-    shift = tl.load(shifts + b)
-    a, c = tl.arange(0, BM)[:, None], tl.arange(0, BM)[None, :]
-    d = tl.cast(first_diagonal(lo, shift, queries, BM, LOG) + n, tl.int64)
-    corner = d * BM + shift
+    a, c = tl.arange(0, side)[:, None], tl.arange(0, side)[None, :]
+    shift = tl.load(problem.shifts + b)
+    d = tl.cast(first_diagonal(lo, shift, queries, side, LOG) + n, tl.int64)
     first = tl.cast(tl.maximum(0, -d), tl.int32)
-    beyond = tl.maximum(tl.cdiv(keys, BM) - d, 0)
-    last = tl.cast(tl.minimum(tl.cdiv(queries, BM), beyond), tl.int32)
-    head_row = tl.cast(head, tl.int64) * queries
-    acc = tl.zeros((BM, BM), tl.float32)
+    beyond = tl.maximum(tl.cdiv(keys, side) - d, 0)
+    last = tl.cast(tl.minimum(tl.cdiv(queries, side), beyond), tl.int32)
+    acc = tl.zeros((side, side), tl.float32)
     for tile in range(first, last):
-        q0 = tile * BM
-        k0 = tl.cast(q0 + d * BM, tl.int32)
-        q = rows(query, b, h, q0, BM, BD)
-        given = rows(dout, b, h, q0, BM, BV)
-        k = rows(key, b, h // group, k0, BM, BD)
-        v = rows(value, b, h // group, k0, BM, BV)
-        of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
-        visible = seen(corner, a, c, left, right) & (c < keys - k0)
-        p = pair_weights(
-            q,
-            tl.trans(k),
-            of_rows,
-            visible,
-            terms,
-            SCORES,
-            h,
-            (q0, k0, corner, a, c),
-            scale,
-            PRECISION,
-            WIDEN,
-        )
-        ds = score_gradient(p, given, tl.trans(v), of_rows, PRECISION, WIDEN)
+        q0 = tile * side
+        k0 = tl.cast(q0 + d * side, tl.int32)
+        at = (b, h, q0, k0, a, c, queries, keys)
+        tensors = (query, key, value, dout, softmax, sums)
+        _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
         acc += ds
-    to = tiles + (tl.cast(head, tl.int64) * diagonals + n) * BM * BM
-    tl.store(to + a * BM + c, acc)
+    to = tiles + (tl.cast(head, tl.int64) * diagonals + n) * side * side
+    tl.store(to + a * side + c, acc)
 
 
 @triton.jit(do_not_specialize=["batch", "heads", "queries", "lo", "width", "diagonals"])

@@ -3,12 +3,14 @@
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import operand, product, rows, write_rows
+from relpos.gpu.dropout import factors
+from relpos.gpu.pair_scores import pair_scores
+from relpos.gpu.product import finite, product_of_seen, rows, write_rows
 from relpos.gpu.softmax import add_scores, write_state
-from relpos.gpu.terms import add_terms
-from relpos.gpu.visibility import keys_of, seen
+from relpos.gpu.terms.sinks import join_sinks
+from relpos.gpu.visibility import keys_of
 
-PLAIN = ["heads", "group", "queries", "keys", "value_dim", "left", "right", "scale"]
+PLAIN = ["heads", "group", "queries", "keys", "value_dim"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -19,49 +21,43 @@ def forward(
     out,
     softmax,
     lse,
-    shifts,
-    terms,
+    problem,
     heads,
     group,
     queries,
     keys,
     value_dim,
-    left,
-    right,
-    scale,
-    SCORES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    CONFIG: tl.constexpr,
 ):
     """out [B, H, Lq, Dv], softmax [B, H, Lq, 2] and lse [B, H, Lq], contiguous, of descriptors of
-    query [B, H, Lq, D], key [B, H / group, Lk, D] and value. `scale` is in log2 units; shifts int64
-    [B] are the positions of the first key less those of the first query."""
-    blocks = tl.cdiv(queries, BM)
+    query [B, H, Lq, D], key [B, H / group, Lk, D] and value."""
+    blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
-    q0 = (blocks - 1 - tl.program_id(0) % blocks) * BM  # the longest rows of a causal call first
+    q0 = (blocks - 1 - tl.program_id(0) % blocks) * CONFIG.queries  # the longest causal rows first
     b, h = head // heads, head % heads
-    shift = tl.load(shifts + b)
-    a, c = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :]
-    q = rows(query, b, h, q0, BM, BD)
-    reference = tl.full((BM,), float("-inf"), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    acc = tl.zeros((BM, BV), tl.float32)
-    first, last = keys_of(q0, BM, shift, left, right, keys)
-    for k0 in range(first, last, BN):
-        corner = tl.cast(k0, tl.int64) + shift - q0
-        k = rows(key, b, h // group, k0, BN, BD)
-        s = product(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISION, WIDEN) * scale
-        s = add_terms(s, terms, SCORES, h, (q0, k0, corner, a, c))
-        visible = seen(corner, a, c, left, right) & (c < keys - k0)
-        s = tl.where(visible, s, float("-inf"))
-        p, factor, reference, total = add_scores(s, reference, total)
-        v = rows(value, b, h // group, k0, BN, BV)
-        acc = product(operand(p, value.dtype, WIDEN), v, acc * factor[:, None], PRECISION, WIDEN)
     row = tl.cast(head, tl.int64) * queries + q0
+    if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
+        if finite(out, row, queries - q0, value_dim, CONFIG.queries, CONFIG.value_dim):
+            return
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+    reference = tl.full((CONFIG.queries,), float("-inf"), tl.float32)
+    total = tl.zeros((CONFIG.queries,), tl.float32)
+    acc = tl.zeros((CONFIG.queries, CONFIG.value_dim), tl.float32)
+    of_rows = q0 + tl.arange(0, CONFIG.queries)
+    reference, total = join_sinks(
+        problem.sinks, b, h, of_rows, queries, reference, total, CONFIG.sinks
+    )
+    first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
+    for k0 in range(first, last, CONFIG.keys):
+        k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
+        at = (b, h, q0, k0, a, c, queries, keys)
+        s, visible, _, _ = pair_scores(q, tl.trans(k), problem, at, CONFIG)
+        p, factor, reference, total = add_scores(s, reference, total)
+        if problem.dropout is not None:
+            p *= factors(problem.dropout, at, CONFIG)
+        v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
+        acc = product_of_seen(p, v, visible, acc * factor[:, None], CONFIG)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
-    write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, BM, BV, WIDEN)
-    write_state(softmax, lse, row, tl.arange(0, BM), queries - q0, reference, total)
+    write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
+    write_state(softmax, lse, row, tl.arange(0, CONFIG.queries), queries - q0, reference, total)

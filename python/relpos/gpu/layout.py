@@ -18,7 +18,9 @@ def strides_of(tensor: Tensor) -> list[int]:
 
 def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy that a descriptor can read: rows that start at multiples of 16 bytes,
-    and whose elements are neighbours."""
+    and whose elements are neighbours. Of an empty one, zeros in which each axis has an element."""
+    if not tensor.numel():
+        tensor = tensor.new_zeros([max(1, size) for size in tensor.shape])
     size = tensor.element_size()
     strides = strides_of(tensor)[:3]
     fits = tensor.stride(3) == 1 or tensor.shape[3] == 1

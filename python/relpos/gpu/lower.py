@@ -2,7 +2,7 @@
 options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
 the GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.problem import Places
 
 MOST_HEAD_DIM = 128
-MOST_PAIRS = 2**20  # of queries and keys, whose sums a grid's trained table needs at one time
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
 _READ = {
     *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
-    *("k_offset", "k_offsets", "parameters"),
+    *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
+    *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
 }
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
-_FARTHEST = 2**29  # within a grid, whose differences are int32
 _KEPT = 256
 
 
@@ -35,10 +35,10 @@ class ClassMap:
 
     def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
         """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        distances = _between(lo, hi)
-        return self._kept(("classes", lo, hi, device), lambda: self._of(distances()).to(device))
+        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
 
-    def _of(self, distances: Tensor) -> Tensor:
+    def _between(self, lo: int, hi: int) -> Tensor:
+        distances = torch.arange(lo, hi + 1, device="cpu")
         return self._classes[torch.searchsorted(self._starts, distances, right=True)]
 
     def cells(
@@ -46,27 +46,15 @@ class ClassMap:
     ) -> tuple[Tensor, Tensor, int]:
         """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
         are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
-        return self._listed((lo, hi), _between(lo, hi), rows, device)
 
-    def pairs(
-        self, tokens: tuple[Tensor, Tensor], rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
-        """The same of pairs, counted row by row, of queries and keys at these positions: those of
-        one plan."""
-        q, k = tokens
-        return self._listed("pairs", lambda: k[None, :] - q[:, None], rows, device)
-
-    def _listed(
-        self, key: Any, distances: Callable[[], Tensor], rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
         def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._of(distances()).flatten().sort(stable=True)
+            ordered, cells = self._between(lo, hi).sort(stable=True)
             edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
             starts = torch.searchsorted(ordered, edges)
             longest = int(starts.diff().max())
             return cells.int().to(device), starts.int().to(device), longest
 
-        return self._kept(("cells", key, rows, device), listed)
+        return self._kept(("cells", lo, hi, rows, device), listed)
 
     def _kept(self, key: Any, make: Any) -> Any:
         if key not in self._held:
@@ -74,10 +62,6 @@ class ClassMap:
                 self._held.clear()
             self._held[key] = make()
         return self._held[key]
-
-
-def _between(lo: int, hi: int) -> Callable[[], Tensor]:
-    return lambda: torch.arange(lo, hi + 1, device="cpu")
 
 
 class TableBias(NamedTuple):
@@ -93,11 +77,19 @@ class TableBias(NamedTuple):
         return parameter.permute(self.axes)
 
 
+class SinkTerm(NamedTuple):
+    """multiplier * a parameter, [H] or [B, H, Lq]."""
+
+    parameter: int
+    multiplier: float
+
+
 class _Plan(NamedTuple):
     """What shapes and plain options decide."""
 
     scale: float
     terms: tuple[TableBias, ...]
+    sinks: tuple[SinkTerm, ...]
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
 
@@ -107,17 +99,20 @@ class Lowered:
 
     Attributes:
       scale: of the scores.
-      terms: of the position.
-      tokens: positions of queries and keys, int64 on the CPU, where a scheme places them; all
-        queries see all keys then.
+      terms: distance biases of the position.
+      sinks: of the position.
+      tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
+      softcap, dropout_p, seed, padding, mask: those of relpos.attention.
       left, right: a query sees keys at distances from -left to right.
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
-        self.scale, self.terms, self.tokens = _plan(query, key, value, call)
+        self.scale, self.terms, self.sinks, self.tokens = _plan(query, key, value, call)
         self.parameters = call.parameters
+        self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
+        self.padding, self.mask = call.key_padding_mask, call.attn_mask
         self.left, self.right = call.window or (-1, -1)
         self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
         self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
@@ -143,13 +138,73 @@ class Lowered:
             return None
         return call.k_offset - (call.q_offset or 0)
 
+    @cached_property
+    def places(self) -> Places | None:
+        """Where tokens stand that are not consecutive."""
+        call = self._call
+        if call.q_positions is not None:
+            q, k = (x.contiguous() for x in (call.q_positions, call.k_positions))
+        elif self.tokens is not None:
+            q, k = (tokens.to(self._query.device) for tokens in self.tokens)
+        else:
+            return None
+        return Places(q, k, *(x.shape[-1] if x.dim() == 2 and len(x) > 1 else 0 for x in (q, k)))
+
+    @cached_property
+    def spans(self) -> Tensor | None:
+        """int32 [.., Lq, 2]: the first key that each query sees, and the one after the last, where
+        distances of consecutive tokens do not say it; of each batch row, or of all."""
+        call, keys = self._call, self._key.shape[2]
+        bounded = min(self.left, self.right) < _UNBOUNDED
+        if call.key_lo is None and (self.places is None or not bounded):
+            return None
+        if call.key_lo is None:
+            lo, hi = self._within()
+        else:
+            lo, hi = torch.broadcast_tensors(call.key_lo, call.key_hi)
+        if call.key_lo is not None and bounded:
+            first, last = self._within()
+            lo, hi = torch.maximum(lo, first), torch.minimum(hi, last)
+        return torch.stack([lo.clamp(0, keys), hi.clamp(0, keys)], -1).int()
+
+    def _within(self) -> tuple[Tensor, Tensor]:
+        """int64 [.., Lq]: the first key at a distance from -left on, and the first beyond right."""
+        queries, keys = self._query.shape[2], self._key.shape[2]
+        if self.places is None:
+            shifts = self.shifts[:, None] if self.shift is None else self.shifts[:1]
+            at = torch.arange(queries, device=shifts.device) - shifts
+            return at - self.left, at + self.right + 1
+        q, k = self.places.q, self.places.k
+        if q.shape[:-1] != k.shape[:-1]:
+            q, k = (x.expand(self._query.shape[0], -1).contiguous() for x in (q, k))
+        lo, hi = torch.zeros_like(q), torch.full_like(q, keys)
+        if self.left < _UNBOUNDED:
+            lo = torch.searchsorted(k, q - self.left)
+        if self.right < _UNBOUNDED:
+            hi = torch.searchsorted(k, q + self.right, right=True)
+        return lo, hi
+
+    @cached_property
+    def hides(self) -> bool:
+        """Whether some pairs may not be seen."""
+        call = self._call
+        given = (self.spans, call.key_padding_mask, call.attn_mask)
+        if any(each is not None for each in given):
+            return True
+        if self.places is not None:
+            return False
+        if self.shift is None:
+            return min(self.left, self.right) < _UNBOUNDED
+        queries, keys = self._query.shape[2], self._key.shape[2]
+        return self.shift - queries + 1 < -self.left or self.shift + keys - 1 > self.right
+
     def window(self, lo: int, hi: int) -> tuple[int, int]:
         """Distances lo < hi cut to those that occur, where these are known: what is said of lo
         holds of all before it, what is said of hi of all after it."""
         if self.tokens is not None:
             q, k = self.tokens
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
-        elif self.shift is None:
+        elif self.shift is None or self.places is not None:
             return lo, hi
         else:
             first, last = self._apart(self.shift)
@@ -187,32 +242,34 @@ def _shape(value: Any) -> Any:
 def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
     scale, consecutive, terms = _core.lower(query, key, value, call)
     read: set[int] = set()
-    biases = []
+    biases, sinks = [], []
     for scheme, kind, starts, classes, parameter, axes, multiplier in terms:
-        if kind != "distance bias":
+        if kind not in ("distance bias", "sink"):
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
         if parameter in read:
             refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
         read.add(parameter)
-        biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
-    return _Plan(scale, tuple(biases), None if consecutive else _placed(query, key, call))
+        if kind == "sink":
+            sinks.append(SinkTerm(parameter, multiplier))
+        else:
+            biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
+    given = consecutive or call.q_positions is not None
+    tokens = None if given else _placed(query, key, call)
+    return _Plan(scale, tuple(biases), tuple(sinks), tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
-    for name in ("is_causal", "window", "q_offsets", "k_offsets"):
-        if not any(getattr(call, name) is nothing for nothing in (False, None)):
+    for name in ("q_offsets", "k_offsets"):
+        if getattr(call, name) is not None:
             refuse(
-                name.removesuffix("s"), "with a scheme that places tokens (a grid) has no kernel"
+                name.removesuffix("s"), "a tensor beside a scheme that places tokens has no kernel"
             )
     tokens = []
     for tensor, offset, of_keys in ((query, call.q_offset, False), (key, call.k_offset, True)):
         numbers = torch.arange(tensor.shape[2], device="cpu") + (offset or 0)
         _core.place_tokens(call.position, of_keys, numbers)
         tokens.append(numbers)
-    q, k = tokens
-    if q.numel() and k.numel() and max(q.max(), k.max()) - min(q.min(), k.min()) >= _FARTHEST:
-        refuse("position", f"a grid that places tokens {_FARTHEST} apart has no kernel")
-    return q, k
+    return tokens[0], tokens[1]
 
 
 def _check_options(query: Tensor, value: Tensor, call: Any) -> None:

@@ -1,13 +1,16 @@
-"""Sums of the scores' gradients by pairs of tokens, over the batch, for tables of a grid: its
-windows are short, and many."""
+"""Sums of the scores' gradients by distance, where tokens stand anywhere: a chunk of queries at a
+time, pair by pair, and then of each distance the keys that stand there.
+
+The keys of a row are sorted by their position, so that those at a distance of a query are
+neighbours."""
 
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import rows
-from relpos.gpu.score_gradient import pair_weights, read_rows, score_gradient
+from relpos.gpu.pair_scores import gradients_at
+from relpos.gpu.visibility import keys_of, span_of
 
-PLAIN = ["batch", "heads", "group", "queries", "keys", "scale"]
+PLAIN = ["heads", "group", "queries", "keys", "row", "first", "count", "batch"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -19,51 +22,107 @@ def sum_pairs(
     softmax,
     sums,
     pairs,
-    terms,
-    batch,
+    problem,
     heads,
     group,
     queries,
     keys,
-    scale,
-    SCORES: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
-    BD: tl.constexpr,
-    BV: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
+    row,
+    first,
+    count,
+    batch,
+    CONFIG: tl.constexpr,
 ):
-    """pairs [H, Lq, Lk]: a program for each tile of a head, of a call whose queries see all keys.
-    The rest as in backward_queries."""
-    columns = tl.cdiv(keys, BN)
-    tiles = tl.cdiv(queries, BM) * columns
-    h = tl.program_id(0) // tiles
-    q0 = (tl.program_id(0) % tiles) // columns * BM
-    k0 = tl.program_id(0) % columns * BN
-    a, c = tl.arange(0, BM)[:, None], tl.arange(0, BN)[None, :]
-    inside = (a < queries - q0) & (c < keys - k0)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for b in range(batch):
-        q = rows(query, b, h, q0, BM, BD)
-        given = rows(dout, b, h, q0, BM, BV)
-        k = rows(key, b, h // group, k0, BN, BD)
-        v = rows(value, b, h // group, k0, BN, BV)
-        head_row = (tl.cast(b, tl.int64) * heads + h) * queries
-        of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
-        p = pair_weights(
-            q,
-            tl.trans(k),
-            of_rows,
-            inside,
-            terms,
-            SCORES,
-            h,
-            (q0, k0, 0, a, c),
-            scale,
-            PRECISION,
-            WIDEN,
-        )
-        acc += score_gradient(p, given, tl.trans(v), of_rows, PRECISION, WIDEN)
-    to = pairs + (tl.cast(h, tl.int64) * queries + q0) * keys + k0
-    tl.store(to + a * keys + c, acc, inside)
+    """pairs [.., H, count, Lk], of queries first, first + 1, ... of batch rows row, row + 1, ...,
+    or of the first `batch` rows together: a program for each tile. The rest as in
+    backward_queries."""
+    columns = tl.cdiv(keys, CONFIG.keys)
+    tiles = tl.cdiv(count, CONFIG.queries) * columns
+    head = tl.program_id(0) // tiles
+    h = head % heads
+    i = (tl.program_id(0) % tiles) // columns * CONFIG.queries
+    k0 = tl.program_id(0) % columns * CONFIG.keys
+    q0 = first + i
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
+    for n in range(batch):
+        b = row + head // heads * batch + n
+        seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
+        if (k0 < seen_to) & (k0 + CONFIG.keys > seen_from):
+            at = (b, h, q0, k0, a, c, queries, keys)
+            tensors = (query, key, value, dout, softmax, sums)
+            _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
+            acc += ds
+    to = pairs + (tl.cast(head, tl.int64) * count + i) * keys + k0
+    tl.store(to + tl.cast(a, tl.int64) * keys + c, acc, (a < count - i) & (c < keys - k0))
+
+
+OF_FOLD = ["heads", "queries", "keys", "row", "first", "count", "batch", "lo", "width", "steps"]
+OF_FOLD += ["fresh"]
+
+
+@triton.jit(do_not_specialize=OF_FOLD)
+def fold_pairs(
+    by_distance,
+    pairs,
+    places,
+    spans,
+    ordered,
+    order,
+    heads,
+    queries,
+    keys,
+    row,
+    first,
+    count,
+    batch,
+    lo,
+    width,
+    steps,
+    fresh,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Adds to by_distance float64 [H, width], of distances lo, lo + 1, ..., the sums of `pairs`
+    [batch, H, count, Lk] at each but the first and the last; what it held counts unless `fresh`.
+    ordered, order [.., Lk]: the positions of keys in ascending order, and whose they are; Lk is
+    below 2 ** steps. A program for each block of distances, and head."""
+    h = tl.program_id(1)
+    x = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    a = tl.arange(0, ROWS)[None, :]
+    inner = (x > 0) & (x < width - 1)
+    to = by_distance + tl.cast(h, tl.int64) * width + x
+    acc = tl.zeros((BLOCK, ROWS), tl.float64)
+    for n in range(batch):
+        b = tl.cast(row + n, tl.int64)
+        sorted_at = ordered + places.k_row * b
+        order_at = order + places.k_row * b
+        for i in range(0, count, ROWS):
+            of_rows = first + i + a
+            if spans is not None:  # noqa: SIM108  a branch that is not taken is not typed
+                span = span_of(spans, b, of_rows, queries)
+            else:
+                span = (0, keys)
+            inside = inner & (a < count - i)
+            at = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0) + lo + x
+            to_pairs = pairs + ((tl.cast(n, tl.int64) * heads + h) * count + i + a) * keys
+            m = tl.zeros((BLOCK, ROWS), tl.int32)  # of the keys, those before (at, the span)
+            for step in range(steps):
+                further = m + (1 << (steps - 1 - step))
+                known = tl.load(sorted_at + further - 1, further <= keys, 0)
+                whose = tl.load(order_at + further - 1, further <= keys, 0)
+                before = (known < at) | ((known == at) & (whose < span[0]))
+                m = tl.where((further <= keys) & before, further, m)
+            met = inside & (m < keys)
+            whose = tl.load(order_at + m, met, 0)
+            met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
+            while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
+                acc += tl.load(to_pairs + whose, met, 0.0)
+                m += 1
+                met = met & (m < keys)
+                whose = tl.load(order_at + m, met, 0)
+                met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
+    found = tl.sum(acc, 1, keep_dims=True)
+    if fresh == 0:
+        found += tl.load(to, inner, 0.0)
+    tl.store(to, found, inner)

@@ -10,13 +10,51 @@ import triton.language as tl
 
 
 @triton.jit
-def product(x, y, acc, PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+def product(x, y, acc, CONFIG: tl.constexpr):
     """acc + x y, summed in float32."""
-    if WIDEN:
+    if CONFIG.widen:
         found = tl.dot(x.to(tl.float32), y.to(tl.float32), acc)
     else:
-        found = tl.dot(x, y, acc, input_precision=PRECISION)
+        found = tl.dot(x, y, acc, input_precision=CONFIG.precision)
     return found
+
+
+@triton.jit
+def product_of_seen(p, y, visible, acc, CONFIG: tl.constexpr):
+    """acc + p y of p float32, rounded to y's type, which is 0 where a pair is hidden. Under
+    CONFIG.again a number of y that is not finite reaches the rows that see it alone; else all of
+    the tile's, as 0 times it is NaN."""
+    x = operand(p, y.dtype, CONFIG.widen)
+    if CONFIG.again:
+        wide = y.to(tl.float32)
+        odd = not_finite(wide)
+        zero = tl.zeros(acc.shape, tl.float32)
+        acc = product(x, tl.where(odd, 0.0, wide).to(x.dtype), acc, CONFIG)
+        met = product(ones(visible, x), ones(odd, x), zero, CONFIG)
+        infinite = odd & (wide == wide)
+        up = product(signs(p, x), tl.where(infinite, signs(wide, x), 0.0).to(x.dtype), zero, CONFIG)
+        limit = tl.where(tl.abs(up) == met, up * float("inf"), float("nan"))
+        found = tl.where(met == 0.0, acc, acc + limit)
+    else:
+        found = product(x, y, acc, CONFIG)
+    return found
+
+
+@triton.jit
+def not_finite(x):
+    return (tl.abs(x) < float("inf")) == 0
+
+
+@triton.jit
+def ones(chosen, x):
+    """1 where chosen, else 0, as operands like x."""
+    return tl.where(chosen, 1.0, 0.0).to(x.dtype)
+
+
+@triton.jit
+def signs(p, x):
+    """1, -1 or 0 as p is positive, negative or neither, as operands like x."""
+    return (tl.where(p > 0.0, 1.0, 0.0) - tl.where(p < 0.0, 1.0, 0.0)).to(x.dtype)
 
 
 @triton.jit
@@ -48,18 +86,24 @@ def operand(x, DTYPE: tl.constexpr, WIDEN: tl.constexpr):
 
 
 @triton.jit
+def finite(to, row, count, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Whether the rows that write_rows wrote are."""
+    a = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    held = tl.load(to + row * size + a * size + c, (a < count) & (c < size), 0.0).to(tl.float32)
+    return tl.max(tl.max(tl.where(not_finite(held), 1, 0), 1), 0) == 0
+
+
+@triton.jit
 def rows(tensor, b, h, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Rows [ROWS, COLUMNS] of a descriptor of [B, H, L, D], 0 beyond L and D."""
     return tl.reshape(tensor.load([b, h, first, 0]), (ROWS, COLUMNS))
 
 
 @triton.jit
-def write_rows(
-    to, x, row, count, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr
-):
-    """Writes the first `count` of the rows x [ROWS, COLUMNS] to memory [.., size], from row `row`
-    on."""
-    a = tl.arange(0, ROWS)[:, None]
-    c = tl.arange(0, COLUMNS)[None, :]
+def write_rows(to, x, row, count, size, WIDEN: tl.constexpr):
+    """Writes the first `count` of the rows x to memory [.., size], from row `row` on."""
+    a = tl.arange(0, x.shape[0])[:, None]
+    c = tl.arange(0, x.shape[1])[None, :]
     at = to + row * size
     tl.store(at + a * size + c, stored(x, to.dtype.element_ty, WIDEN), (a < count) & (c < size))

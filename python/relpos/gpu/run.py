@@ -11,26 +11,22 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
 from relpos.gpu.device import chip, on
-from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.forward import forward
+from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import MOST_PAIRS, Lowered, TableBias, refuse
+from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.mask_gradient import write_mask_gradient
 from relpos.gpu.mode import COUNTS, INTERPRETS
-from relpos.gpu.pair_sums import sum_pairs
-from relpos.gpu.score_gradient import row_sums
-from relpos.gpu.terms.bias import (
-    Bias,
-    PlacedBias,
-    bias_score,
-    placed_bias_score,
-    write_cells,
-    write_table_gradient,
-)
+from relpos.gpu.problem import Config, Problem, Spans
+from relpos.gpu.row_sums import row_sums
+from relpos.gpu.table_gradients import Sums, write_gradients
+from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import Tile, tile
+from relpos.gpu.visibility import find_queries
 
 LOG2E = 1.4426950408889634
-# Blocks of the kernels that go through no pairs: rows, then what adds up a table's gradient.
-_ROWS, _FOLDED, _CLASSES, _ENDS = 32, 32, 16, 256
+_ROWS = 32  # of a program of row_sums
 
 
 def attention(
@@ -45,11 +41,7 @@ def attention(
     """Writes out [B, H, Lq, Dv], and lse [B, H, Lq] and softmax [B, H, Lq, 2] where given; all are
     contiguous."""
     lowered = Lowered(query, key, value, call)
-    if not key.numel() or not query.numel() or not value.numel():
-        out.zero_()
-        for given, empty in ((lse, [-torch.inf]), (softmax, [-torch.inf, 1.0])):
-            if given is not None:
-                given.copy_(torch.tensor(empty, device=out.device).expand(given.shape))
+    if not query.numel():
         return
     with on(query.device):
         Run(lowered, query, key, value).forward(out, softmax, lse)
@@ -60,15 +52,14 @@ def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tens
     wanted, from (query, key, value, out, softmax, dout, dlse)."""
     query, key, value, out, softmax, dout, dlse = given
     lowered = Lowered(query, key, value, call)
-    if not key.numel() or not query.numel() or not value.numel():
+    if not query.numel():
         for wanted in gradients:
             if wanted is not None:
                 wanted.zero_()
         return
-    dq, dk, dv, _, *of_parameters = gradients
     with on(query.device):
         run = Run(lowered, query, key, value)
-        run.backward(out, softmax, dout, dlse, (dq, dk, dv), of_parameters)
+        run.backward(out, softmax, dout, dlse, gradients)
 
 
 def attention_weights(*_: Any) -> None:
@@ -83,30 +74,52 @@ scores_backward = scores
 
 
 class Run:
-    """The launches of one call, none of whose sizes is 0."""
+    """The launches of one call with queries."""
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self.query, self.key, self.value = map(aligned, (query, key, value))
+        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
-        narrow = query.element_size() == 2
-        self.constants = {
-            "PRECISION": "ieee" if narrow else "tf32x3",
-            "WIDEN": narrow and INTERPRETS,
-            "BD": padded(self.head_dim),
-            "BV": padded(self.value_dim),
-        }
-        shifts = lowered.shifts
-        self.bounds = {"shifts": shifts, "left": lowered.left, "right": lowered.right}
-        self.terms = tuple(self.bias(term) for term in lowered.terms)
-        score = bias_score if lowered.tokens is None else placed_bias_score
-        self.scores = tuple(score for _ in self.terms)
+        terms = tuple(self.bias(term) for term in lowered.terms)
+        masks, mask_functions = masks_of(lowered, query, key)
+        self.functions = {"scores": (bias_score,) * len(terms), "masks": mask_functions}
+        self.problem = Problem(
+            scale=lowered.scale * LOG2E,
+            shifts=lowered.shifts,
+            left=lowered.left,
+            right=lowered.right,
+            places=lowered.places,
+            spans=spans_of(lowered.spans),
+            terms=terms,
+            masks=masks,
+            sinks=tuple(
+                sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
+                for sink in lowered.sinks
+            ),
+            softcap=None if lowered.softcap is None else lowered.softcap * LOG2E,
+            dropout=dropout_of(lowered, self.device),
+        )
 
-    def tile(self, kernel: str) -> Tile:
-        head_dim = max(self.head_dim, self.value_dim)
-        return tile(self.chip, kernel, 8 * self.query.element_size(), head_dim)
+    def tile(self, kernel: Any, again: bool = False) -> Tile:
+        bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
+        return tile(self.chip, kernel.fn.__name__, bits, size, again)
+
+    def config(self, tile: Tile, again: bool) -> Config:
+        narrow = self.query.element_size() == 2
+        return Config(
+            precision="ieee" if narrow else "tf32x3",
+            widen=narrow and INTERPRETS,
+            head_dim=padded(self.head_dim),
+            value_dim=padded(self.value_dim),
+            queries=tile.queries,
+            keys=tile.keys,
+            **self.functions,
+            sinks=len(self.problem.sinks),
+            aligned=self.problem.dropout is not None,
+            again=again,
+        ).constants()
 
     def rows(self, tensor: Tensor, count: int) -> Any:
         """Blocks of so many rows of a tensor [B, H, L, D]."""
@@ -122,36 +135,39 @@ class Run:
             given |= {"num_warps": tile.warps, "num_stages": tile.stages}
         kernel[grid](**given, enable_fp_fusion=True)
 
-    def pairs(self, kernel: Any, programs: Any, of_keys: bool = False, **given: Any) -> None:
-        """Launches a kernel that goes through tiles of pairs, for so many programs of its tile."""
-        tile = self.tile(kernel.fn.__name__)
-        rows = {"query": self.query, "dout": given.pop("dout", None)}
-        given |= {n: self.rows(t, tile.queries) for n, t in rows.items() if t is not None}
-        given |= {n: self.rows(t, tile.keys) for n, t in (("key", self.key), ("value", self.value))}
-        heads = "kv_heads" if of_keys else "heads"
-        self.launch(
-            kernel,
-            (programs(tile),),
-            tile,
-            **given,
-            **{heads: getattr(self, heads)},
-            group=self.heads // self.kv_heads,
-            queries=self.queries,
-            keys=self.keys,
-            terms=self.terms,
-            SCORES=self.scores,
-            scale=self.lowered.scale * LOG2E,
-            **({} if kernel is sum_pairs else self.bounds),
-            **self.constants,
-        )
+    def pairs(self, kernel: Any, programs: Any, again: bool = False, **given: Any) -> None:
+        """Launches a kernel that goes through tiles of pairs, for so many programs of its tile.
+        again: then for what is not finite once more, where pairs may be hidden."""
+        for anew in (False, True) if again and self.lowered.hides else (False,):
+            tile = self.tile(kernel, anew)
+            if not programs(tile):
+                continue
+            problem = self.problem
+            if kernel is backward_keys and problem.spans is not None:
+                problem = problem._replace(spans=self.spans_of_keys(tile.keys))
+            blocks = {"query": (self.query, tile.queries), "key": (self.key, tile.keys)}
+            blocks |= {"value": (self.value, tile.keys)}
+            if "dout" in given:
+                blocks["dout"] = given["dout"], tile.queries
+            self.launch(
+                kernel,
+                (programs(tile),),
+                tile,
+                **given | {name: self.rows(*rows) for name, rows in blocks.items()},
+                group=self.heads // self.kv_heads,
+                queries=self.queries,
+                keys=self.keys,
+                problem=problem,
+                CONFIG=self.config(tile, anew),
+            )
 
     def of_queries(self, tile: Tile) -> int:
         return self.batch * self.heads * triton.cdiv(self.queries, tile.queries)
 
     def forward(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
-        tile = self.tile("forward")
         results = {"out": out, "softmax": softmax, "lse": lse}
-        self.pairs(forward, self.of_queries, **results, value_dim=self.value_dim, **_blocks(tile))
+        sizes = {"heads": self.heads, "value_dim": self.value_dim}
+        self.pairs(forward, self.of_queries, again=True, **results, **sizes)
 
     def backward(
         self,
@@ -159,32 +175,46 @@ class Run:
         softmax: Tensor,
         dout: Tensor,
         dlse: Tensor | None,
-        of_inputs: Sequence[Tensor | None],
-        of_parameters: Sequence[Tensor | None],
+        gradients: Sequence[Tensor | None],
     ) -> None:
-        dq, dk, dv = of_inputs
+        dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
-        sums = self.sums(out, dout, dlse)
-        shared = {"dout": dout, "softmax": softmax, "sums": sums}
-        slope = {"slope": self.lowered.scale}
+        given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
         if dk is not None or dv is not None:
-            tile = self.tile("backward_keys")
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
-                of_keys=True,
+                again=True,
                 dk=torch.empty_like(self.key, memory_format=_DENSE) if dk is None else dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
+                kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
-                **shared,
-                **slope,
-                **_blocks(tile),
+                slope=self.lowered.scale,
+                **given,
             )
         tables = [term for term in self.lowered.terms if of_parameters[term.parameter] is not None]
+        sums = Sums.of(self, tables)
         if dq is not None or tables:
-            self.backward_of_queries(dq, tables, shared | slope, of_parameters)
-        read = {term.parameter for term in self.lowered.terms}
+            self.pairs(
+                backward_queries,
+                self.of_queries,
+                again=True,
+                dq=torch.empty_like(self.query, memory_format=_DENSE) if dq is None else dq,
+                ends=sums.ends,
+                lo=sums.lo,
+                hi=sums.hi,
+                heads=self.heads,
+                head_dim=self.head_dim,
+                slope=self.lowered.scale,
+                **given,
+            )
+        write_gradients(self, tables, sums, given, of_parameters)
+        if of_mask is not None:
+            write_mask_gradient(self, of_mask, given)
+        for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
+            self.of_sink(term.multiplier, sink, of_parameters[term.parameter], given)
+        read = {term.parameter for term in (*self.lowered.terms, *self.lowered.sinks)}
         for n, wanted in enumerate(of_parameters):
             if wanted is not None and n not in read:
                 wanted.zero_()
@@ -202,134 +232,53 @@ class Run:
             heads=self.heads,
             queries=self.queries,
             value_dim=self.value_dim,
-            BV=self.constants["BV"],
+            BV=padded(self.value_dim),
             BM=_ROWS,
         )
         return sums
 
-    def backward_of_queries(
-        self,
-        dq: Tensor | None,
-        tables: Sequence[TableBias],
-        shared: dict[str, Any],
-        of_parameters: Sequence[Tensor | None],
-    ) -> None:
-        """Gradients of query and of the tables."""
-        ends, lo, hi = None, 0, 1
-        by_pairs = tables and self.lowered.tokens is not None
-        if tables and not by_pairs:
-            ends = self.floats(self.batch, self.heads, self.queries, 2)
-            lo = min(term.map.lo for term in tables)
-            hi = max(term.map.hi for term in tables)
-            lo, hi = self.lowered.window(lo, hi)
-        self.pairs(
-            backward_queries,
-            self.of_queries,
-            dq=torch.empty_like(self.query, memory_format=_DENSE) if dq is None else dq,
-            ends=ends,
-            lo=lo,
-            hi=hi,
-            head_dim=self.head_dim,
-            **shared,
-            **_blocks(self.tile("backward_queries")),
+    def spans_of_keys(self, size: int) -> Spans:
+        """With the queries that see each block of so many keys."""
+        spans, blocks = self.problem.spans, triton.cdiv(self.keys, size)
+        rows = self.batch if spans.key_row else 1
+        found = self.floats(rows, blocks, 2, dtype=torch.int32)
+        self.launch(
+            find_queries,
+            (rows * blocks,),
+            None,
+            spans=spans,
+            found=found,
+            queries=self.queries,
+            blocks=blocks,
+            BLOCK=256,
+            KEYS=size,
         )
-        if not tables:
+        return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
+
+    def of_sink(
+        self, multiplier: float, sink: Sink, to: Tensor | None, given: dict[str, Any]
+    ) -> None:
+        """The gradient of a sink, where it is wanted."""
+        if to is None:
             return
-        sums = self.by_pairs(shared) if by_pairs else self.by_distance(lo, hi, ends, shared)
-        for term in tables:
-            gradient = term.view(of_parameters[term.parameter])
-            rows = gradient.shape[1]
-            cells = (
-                term.map.pairs(self.lowered.tokens, rows, self.device)
-                if by_pairs
-                else term.map.cells(lo, hi, rows, self.device)
-            )
-            self.table_gradient(term, gradient, sums, cells)
-
-    def by_distance(self, lo: int, hi: int, ends: Tensor, shared: dict[str, Any]) -> Tensor:
-        """float64 [H, hi - lo + 1]: the sums of the scores' gradients at each distance, the first
-        and the last with those outside."""
-        width = hi - lo + 1
-        found = self.floats(self.heads, width, dtype=torch.float64)
-        sizes = {"batch": self.batch, "heads": self.heads, "queries": self.queries, "width": width}
-        given = {"by_distance": found, "ends": ends, **sizes}
-        self.launch(fold_ends, (2, self.heads), None, **given, BLOCK=_ENDS)
-        if width == 2:
-            return found
-        side = self.tile("sum_diagonals").queries
-        log = side.bit_length() - 1
-        most = triton.cdiv(self.queries, side) + triton.cdiv(self.keys, side)
-        diagonals = min(width // side + 3, most)
-        tiles = self.floats(self.batch, self.heads, diagonals, side, side)
-        of_tiles = {"tiles": tiles, "lo": lo, "diagonals": diagonals, "BM": side, "LOG": log}
-        del (shared := dict(shared))["slope"]
-        self.pairs(
-            sum_diagonals, lambda _: self.batch * self.heads * diagonals, **shared, **of_tiles
-        )
         self.launch(
-            fold_diagonals,
-            (triton.cdiv(width, _FOLDED), self.heads),
+            sink_gradient,
+            (self.heads * (self.batch if to.dim() == 3 else 1),),
             None,
-            by_distance=found,
-            shifts=self.lowered.shifts,
-            **sizes,
-            **of_tiles,
-            BLOCK=_FOLDED,
-        )
-        return found
-
-    def by_pairs(self, shared: dict[str, Any]) -> Tensor:
-        """[H, Lq Lk]: the sums of the scores' gradients over the batch, for each pair of tokens."""
-        if self.queries * self.keys > MOST_PAIRS:
-            refuse(
-                "position",
-                f"the gradient of a grid's table over more than {MOST_PAIRS} pairs has no kernel",
-                f"{self.queries} x {self.keys}",
-            )
-        pairs = self.floats(self.heads, self.queries * self.keys)
-        del (shared := dict(shared))["slope"]
-        tile = self.tile("sum_pairs")
-        self.pairs(
-            sum_pairs,
-            lambda tile: (
-                self.heads
-                * triton.cdiv(self.queries, tile.queries)
-                * triton.cdiv(self.keys, tile.keys)
-            ),
-            pairs=pairs,
+            gradient=sink_of(to, 1.0),
+            sink=sink,
+            softmax=given["softmax"],
+            sums=given["sums"],
+            multiplier=multiplier,
             batch=self.batch,
-            **shared,
-            **_blocks(tile),
-        )
-        return pairs
-
-    def table_gradient(
-        self, term: TableBias, to: Tensor, sums: Tensor, listed: tuple[Tensor, Tensor, int]
-    ) -> None:
-        """Writes the gradient [H, M] of a table from sums [H, ..] and what of them each class
-        has."""
-        cells, starts, longest = listed
-        rows = to.shape[1]
-        self.launch(
-            write_table_gradient,
-            (triton.cdiv(rows, _CLASSES), self.heads),
-            None,
-            gradient=to,
-            sums=sums,
-            cells=cells,
-            starts=starts,
-            head_stride=to.stride(0),
-            class_stride=to.stride(1),
-            multiplier=term.multiplier,
-            width=sums.shape[1],
-            rows=rows,
-            longest=longest,
-            ROWS=_CLASSES,
-            CELLS=32,
+            heads=self.heads,
+            queries=self.queries,
+            BLOCK=256,
+            OF_ROWS=to.dim() == 3,
             WIDEN=INTERPRETS,
         )
 
-    def bias(self, term: TableBias) -> Bias | PlacedBias:
+    def bias(self, term: TableBias) -> Bias:
         """What the kernels read of a distance bias."""
         lo, hi = self.lowered.window(term.map.lo, term.map.hi)
         width = hi - lo + 1
@@ -350,13 +299,7 @@ class Run:
             width=width,
             BLOCK=256,
         )
-        if self.lowered.tokens is None:
-            return Bias(cells, stride, lo, width)
-        q, k = self.lowered.tokens
-        base = q.min()  # where differences start
-        rows, columns = ((x - least).int() for x, least in ((q, base), (k, base + lo)))
-        at = rows.to(self.device), columns.to(self.device)
-        return PlacedBias(cells, stride, width, *at, self.queries, self.keys)
+        return Bias(cells, stride, lo, width)
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""
@@ -364,7 +307,3 @@ class Run:
 
 
 _DENSE = torch.contiguous_format
-
-
-def _blocks(tile: Tile) -> dict[str, int]:
-    return {"BM": tile.queries, "BN": tile.keys}

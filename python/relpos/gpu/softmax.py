@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -40,9 +41,3 @@ def read_state(softmax, row, a, count):
     at = softmax + 2 * (row + a)
     reference = tl.load(at, a < count, float("inf"))
     return reference, 1.0 / tl.load(at + 1, a < count, 1.0)
-
-
-@triton.jit
-def weights(s, reference, inverse, visible):
-    """Weights of scores; of hidden pairs 0, whatever their score is."""
-    return tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)

@@ -16,6 +16,7 @@ class Tile(NamedTuple):
 
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
 HEAD_DIMS = (64, 128)
+_LIKE = {"sum_mask": "sum_pairs"}  # kernels that have the tiles of others
 
 TABLE = {
     (80, "forward", 16, 64): Tile(128, 64, 8, 3),
@@ -30,10 +31,10 @@ TABLE = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 1),
     (80, "backward_keys", 32, 64): Tile(32, 32, 8, 1),
     (80, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
-    (80, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
-    (80, "sum_pairs", 16, 64): Tile(64, 32, 8, 1),
+    (80, "sum_diagonals", 16, 64): Tile(32, 32, 4, 2),
+    (80, "sum_pairs", 16, 64): Tile(32, 32, 8, 1),
     (80, "sum_diagonals", 16, 128): Tile(32, 32, 8, 1),
-    (80, "sum_pairs", 16, 128): Tile(32, 16, 8, 1),
+    (80, "sum_pairs", 16, 128): Tile(16, 16, 8, 1),
     (80, "sum_diagonals", 32, 64): Tile(32, 32, 4, 1),
     (80, "sum_pairs", 32, 64): Tile(32, 16, 8, 1),
     (80, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
@@ -47,7 +48,7 @@ TABLE = {
     (90, "backward_queries", 32, 64): Tile(16, 32, 4, 2),
     (90, "backward_queries", 32, 128): Tile(16, 32, 8, 2),
     (90, "backward_keys", 16, 64): Tile(32, 128, 8, 2),
-    (90, "backward_keys", 16, 128): Tile(32, 64, 4, 1),
+    (90, "backward_keys", 16, 128): Tile(16, 64, 4, 1),
     (90, "backward_keys", 32, 64): Tile(16, 16, 4, 1),
     (90, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
     (90, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
@@ -55,7 +56,7 @@ TABLE = {
     (90, "sum_diagonals", 16, 128): Tile(64, 64, 8, 2),
     (90, "sum_pairs", 16, 128): Tile(64, 64, 8, 2),
     (90, "sum_diagonals", 32, 64): Tile(16, 16, 4, 2),
-    (90, "sum_pairs", 32, 64): Tile(16, 16, 4, 2),
+    (90, "sum_pairs", 32, 64): Tile(16, 16, 8, 1),
     (90, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
     (90, "sum_pairs", 32, 128): Tile(16, 16, 4, 1),
     (100, "forward", 16, 64): Tile(128, 64, 8, 3),
@@ -79,13 +80,16 @@ TABLE = {
     (100, "sum_diagonals", 32, 128): Tile(64, 64, 8, 1),
     (100, "sum_pairs", 32, 128): Tile(64, 64, 8, 1),
 }
+AGAIN = Tile(32, 32, 4, 1)  # of what is computed anew: rare, and its products take registers
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 
-def tile(chip: int, kernel: str, bits: int, head_dim: int) -> Tile:
+def tile(chip: int, kernel: str, bits: int, head_dim: int, again: bool = False) -> Tile:
     """The tile of a kernel for elements of so many bits, head_dim the larger of D and Dv. Chip 0 is
-    the interpreter."""
+    the interpreter. again: of Config.again."""
     if chip == 0:
         return INTERPRETED
+    if again:
+        return AGAIN
     most = next(each for each in HEAD_DIMS if head_dim <= each)
-    return TABLE[chip, kernel, bits, most]
+    return TABLE[chip, _LIKE.get(kernel, kernel), bits, most]

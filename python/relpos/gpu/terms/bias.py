@@ -23,36 +23,12 @@ class Bias(NamedTuple):
 
 
 @triton.jit
-def read_cells(term, h, x):
+def bias_score(s, term, at, distances):
+    _, h, _, _, _, _, _, _ = at
+    corner, within = distances
+    x = near(corner - term.lo) + within
     row = term.cells + tl.cast(h, tl.int64) * term.stride
-    return tl.load(row + tl.minimum(tl.maximum(x, 0), term.width - 1))
-
-
-@triton.jit
-def bias_score(s, term, h, at):
-    _, _, corner, a, c = at
-    return s + read_cells(term, h, near(corner - term.lo) + c - a)
-
-
-class PlacedBias(NamedTuple):
-    """The same of tokens that a scheme places: cell columns[j] - rows[i] of query i and key j,
-    int32 [Lq] and [Lk]."""
-
-    cells: Any
-    stride: Any
-    width: Any
-    rows: Any
-    columns: Any
-    queries: Any
-    keys: Any
-
-
-@triton.jit
-def placed_bias_score(s, term, h, at):
-    q0, k0, _, a, c = at
-    row = tl.load(term.rows + q0 + a, q0 + a < term.queries, 0)
-    column = tl.load(term.columns + k0 + c, k0 + c < term.keys, 0)
-    return s + read_cells(term, h, column - row)
+    return s + tl.load(row + tl.minimum(tl.maximum(x, 0), term.width - 1))
 
 
 @triton.jit(do_not_specialize=["head_stride", "class_stride", "stride", "width"])

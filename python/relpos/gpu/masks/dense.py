@@ -1,0 +1,110 @@
+"""A mask of all pairs, bool or added to the scores: relpos.attention's attn_mask."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from relpos.gpu.pair_scores import gradients_at
+from relpos.gpu.product import stored
+from relpos.gpu.softmax import LOG2E
+
+
+class DenseMask(NamedTuple):
+    """data [B, H, Lq, Lk], with the elements between two of each axis, 0 where all share theirs;
+    uint8 of a mask of bool, where 1 is seen."""
+
+    data: Any
+    batch: Any
+    head: Any
+    query: Any
+    key: Any
+
+
+@triton.jit
+def read_mask(mask, at, outside):
+    """The mask's tile."""
+    b, h, q0, k0, a, c, queries, keys = at
+    corner = tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
+    i, j = tl.cast(q0, tl.int64) + a, tl.cast(k0, tl.int64) + c
+    inside = (i < queries) & (j < keys)
+    return tl.load(mask.data + corner + i * mask.query + j * mask.key, inside, outside)
+
+
+@triton.jit
+def hide_unseen(s, visible, mask, at):
+    return s, visible & (read_mask(mask, at, 0) != 0)
+
+
+@triton.jit
+def add_mask(s, visible, mask, at):
+    """-inf hides a pair."""
+    added = read_mask(mask, at, 0.0).to(tl.float32)
+    return s + added * LOG2E, visible & (added != float("-inf"))
+
+
+PLAIN = ["heads", "group", "queries", "keys", "over_batch", "over_heads", "over_queries"]
+PLAIN += ["over_keys", "columns"]
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def sum_mask(
+    query,
+    key,
+    value,
+    dout,
+    softmax,
+    sums,
+    gradient,
+    problem,
+    heads,
+    group,
+    queries,
+    keys,
+    over_batch,
+    over_heads,
+    over_queries,
+    over_keys,
+    columns,
+    CONFIG: tl.constexpr,
+    SHARED_BY_QUERIES: tl.constexpr,
+    SHARED_BY_KEYS: tl.constexpr,
+):
+    """gradient: a DenseMask of the gradient of one that is added to the scores. A program for each
+    tile of it, which goes through the batch rows, heads, blocks of queries and blocks of keys that
+    share it, over_batch, ... of them. `columns`: the tiles of a row of tiles. The rest as in
+    backward_queries."""
+    tile = tl.program_id(0)
+    own_rows = 1 if SHARED_BY_QUERIES else tl.cdiv(queries, CONFIG.queries)
+    first_k = tile % columns * over_keys
+    first_q = tile // columns % own_rows * over_queries
+    own_heads = heads // over_heads
+    first_h = tile // columns // own_rows % own_heads * over_heads
+    first_b = tile // columns // own_rows // own_heads * over_batch
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
+    for n in range(over_batch * over_heads * over_queries * over_keys):
+        k0 = (first_k + n % over_keys) * CONFIG.keys
+        q0 = (first_q + n // over_keys % over_queries) * CONFIG.queries
+        h = first_h + n // over_keys // over_queries % over_heads
+        b = first_b + n // over_keys // over_queries // over_heads
+        at = (b, h, q0, k0, a, c, queries, keys)
+        tensors = (query, key, value, dout, softmax, sums)
+        _, _, ds, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
+        acc += ds
+    i, j = first_q * CONFIG.queries + a, first_k * CONFIG.keys + c
+    inside = (i < queries) & (j < keys)
+    if SHARED_BY_QUERIES:
+        acc = tl.sum(acc, 0, keep_dims=True)
+        inside = j < keys
+        i = tl.zeros((1, 1), tl.int32)
+    if SHARED_BY_KEYS:
+        acc = tl.sum(acc, 1, keep_dims=True)
+        inside = i < queries
+        j = tl.zeros((1, 1), tl.int32)
+    if SHARED_BY_QUERIES and SHARED_BY_KEYS:
+        inside = i == 0
+    to = gradient.data + tl.cast(first_b, tl.int64) * gradient.batch
+    to += tl.cast(first_h, tl.int64) * gradient.head
+    to += tl.cast(i, tl.int64) * gradient.query + tl.cast(j, tl.int64) * gradient.key
+    tl.store(to, stored(acc, gradient.data.dtype.element_ty, CONFIG.widen), inside)

@@ -1,0 +1,73 @@
+"""The scores of a tile of pairs, their weights and their gradients, which the kernels compute anew.
+
+`at` says where a tile stands: (b, h, q0, k0, a, c, queries, keys): batch row and head, its first
+query and key, the numbers of queries and keys within it, broadcast to it, and how many of both the
+call has. Tiles are [queries, keys] or [keys, queries]."""
+
+import triton
+import triton.language as tl
+
+from relpos.gpu.dropout import factors
+from relpos.gpu.product import product, rows
+from relpos.gpu.softcap import capped
+from relpos.gpu.softmax import read_state
+from relpos.gpu.visibility import apart, seen
+
+
+@triton.jit
+def pair_scores(x, y, problem, at, CONFIG: tl.constexpr):
+    """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
+    softcap), from products x y of queries and keys."""
+    zero = tl.zeros((x.shape[0], y.shape[1]), tl.float32)
+    s = product(x, y, zero, CONFIG) * problem.scale
+    distances = apart(problem, at)
+    for n in tl.static_range(len(CONFIG.scores)):
+        s = CONFIG.scores[n](s, problem.terms[n], at, distances)
+    if problem.softcap is not None:
+        s, slope = capped(s, problem.softcap)
+    else:
+        slope = 1.0
+    visible = seen(problem, at, distances)
+    for n in tl.static_range(len(CONFIG.masks)):
+        s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
+    return tl.where(visible, s, float("-inf")), visible, distances, slope
+
+
+@triton.jit
+def read_rows(softmax, sums, row, a, count):
+    """(reference, 1 / sum of weights, sum of the row) of rows `row` + a."""
+    reference, inverse = read_state(softmax, row, a, count)
+    return reference, inverse, tl.load(sums + row + a, a < count, 0.0)
+
+
+@triton.jit
+def pair_gradients(x, y, given, values, of_rows, problem, at, CONFIG: tl.constexpr):
+    """(weights after dropout, gradients of the scores in natural units before softcap and after it,
+    which pairs are seen, distances), from products x y of queries and keys and `given values` of
+    dout and values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights
+    and gradients are 0."""
+    reference, inverse, total = of_rows
+    s, visible, distances, slope = pair_scores(x, y, problem, at, CONFIG)
+    p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
+    met = product(given, values, tl.zeros(p.shape, tl.float32), CONFIG)
+    kept = p
+    if problem.dropout is not None:
+        factor = factors(problem.dropout, at, CONFIG)
+        met *= factor
+        kept = p * factor
+    ds = tl.where(visible, p * (met - total), 0.0)
+    return kept, ds * slope, ds, visible, distances
+
+
+@triton.jit
+def gradients_at(tensors, heads, group, problem, at, CONFIG: tl.constexpr):
+    """pair_gradients of a tile [queries, keys], from (query, key, value, dout, softmax, sums)."""
+    query, key, value, dout, softmax, sums = tensors
+    b, h, q0, k0, a, _, queries, _ = at
+    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+    given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
+    k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
+    v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
+    row = (tl.cast(b, tl.int64) * heads + h) * queries + q0
+    of_rows = read_rows(softmax, sums, row, a, queries - q0)
+    return pair_gradients(q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG)

@@ -1,0 +1,72 @@
+"""What the kernels of pairs read of a call beside its tensors and sizes. A term, a mask or a
+promise is a field or an entry here, and an argument of no kernel."""
+
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+from relpos.gpu.mode import INTERPRETS
+
+
+class Places(NamedTuple):
+    """int64 [.., Lq] and [.., Lk]: positions of queries and keys, and the elements between two
+    batch rows, 0 where they share theirs."""
+
+    q: Any
+    k: Any
+    q_row: Any
+    k_row: Any
+
+
+class Spans(NamedTuple):
+    """keys int32 [.., Lq, 2]: the first key that a query sees, and the one after the last. queries
+    int32 [.., key blocks, 2]: the same of a block of keys, where a kernel goes through their
+    queries. key_row, query_row: the elements between two batch rows, 0 where they share theirs."""
+
+    keys: Any
+    key_row: Any
+    queries: Any
+    query_row: Any
+
+
+class Problem(NamedTuple):
+    """scale: of the scores, in log2 units. shifts int64 [B]: the positions of the first key less
+    those of the first query, of consecutive tokens; others have places. Of consecutive tokens a
+    query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
+    terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
+    units. What a call has not is None, or ()."""
+
+    scale: Any
+    shifts: Any
+    left: Any
+    right: Any
+    places: Any
+    spans: Any
+    terms: Any
+    masks: Any
+    sinks: Any
+    softcap: Any
+    dropout: Any
+
+
+class Config(NamedTuple):
+    """Constants of a kernel of pairs. head_dim, value_dim: D and Dv, padded to powers of two.
+    queries, keys: of a tile. scores, masks: the functions of the terms and the masks. sinks: how
+    many there are. aligned: tiles start at multiples of their keys. again: what is not finite is
+    computed anew, with care for what pairs do not see (product_of_seen)."""
+
+    precision: Any
+    widen: Any
+    head_dim: Any
+    value_dim: Any
+    queries: Any
+    keys: Any
+    scores: Any
+    masks: Any
+    sinks: Any
+    aligned: Any
+    again: Any = False
+
+    def constants(self) -> "Config":
+        """As a kernel takes it: before 3.8 Triton takes fields as constants where each is one."""
+        return self if INTERPRETS else Config(*map(tl.constexpr, self))

@@ -1,0 +1,172 @@
+"""Gradients of the tables of distance biases: the launches that add up the scores' gradients at
+each distance, and then at the distances of each class."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
+from relpos.gpu.lower import TableBias
+from relpos.gpu.mode import INTERPRETS
+from relpos.gpu.pair_sums import fold_pairs, sum_pairs
+from relpos.gpu.terms.bias import write_table_gradient
+
+_FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
+MOST_PAIRS = 2**24  # of a chunk of queries, whose gradients are in memory at one time
+
+
+class Sums(NamedTuple):
+    """The distances lo, ..., hi whose sums are wanted, and of each row the sums at distances up to
+    the first and from the last on: float32 [B, H, Lq, 2], None where nothing is wanted."""
+
+    lo: int
+    hi: int
+    ends: Tensor | None
+
+    @classmethod
+    def of(cls, run: Any, tables: Sequence[TableBias]) -> "Sums":
+        if not tables:
+            return cls(0, 1, None)
+        lo = min(term.map.lo for term in tables)
+        hi = max(term.map.hi for term in tables)
+        ends = run.floats(run.batch, run.heads, run.queries, 2)
+        return cls(*run.lowered.window(lo, hi), ends)
+
+
+def write_gradients(
+    run: Any,
+    tables: Sequence[TableBias],
+    sums: Sums,
+    given: dict[str, Any],
+    of_parameters: Sequence[Tensor | None],
+) -> None:
+    """Writes those of the tables, after backward_queries has written the ends; given: what the
+    kernels of the backward pass read."""
+    if not tables:
+        return
+    found = _by_distance(run, sums, given)
+    for term in tables:
+        to = term.view(of_parameters[term.parameter])
+        rows = to.shape[1]
+        cells, starts, longest = term.map.cells(sums.lo, sums.hi, rows, run.device)
+        run.launch(
+            write_table_gradient,
+            (triton.cdiv(rows, _CLASSES), run.heads),
+            None,
+            gradient=to,
+            sums=found,
+            cells=cells,
+            starts=starts,
+            head_stride=to.stride(0),
+            class_stride=to.stride(1),
+            multiplier=term.multiplier,
+            width=found.shape[1],
+            rows=rows,
+            longest=longest,
+            ROWS=_CLASSES,
+            CELLS=32,
+            WIDEN=INTERPRETS,
+        )
+
+
+def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
+    """float64 [H, hi - lo + 1]: the sums of the scores' gradients at each distance, the first and
+    the last with those outside."""
+    width = sums.hi - sums.lo + 1
+    found = run.floats(run.heads, width, dtype=torch.float64)
+    sizes = {"batch": run.batch, "heads": run.heads, "queries": run.queries, "width": width}
+    ends = {"by_distance": found, "ends": sums.ends, **sizes}
+    run.launch(fold_ends, (2, run.heads), None, **ends, BLOCK=_ENDS)
+    if width == 2:
+        return found
+    if not run.keys:
+        return found.zero_()
+    if run.lowered.places is None:
+        _add_diagonals(run, sums.lo, found, given)
+    else:
+        _add_pairs(run, sums.lo, found, given)
+    return found
+
+
+def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
+    width = found.shape[1]
+    side = run.tile(sum_diagonals).queries
+    log = side.bit_length() - 1
+    most = triton.cdiv(run.queries, side) + triton.cdiv(run.keys, side)
+    diagonals = min(width // side + 3, most)
+    tiles = run.floats(run.batch, run.heads, diagonals, side, side)
+    of_tiles = {"tiles": tiles, "lo": lo, "diagonals": diagonals, "LOG": log, "heads": run.heads}
+    run.pairs(sum_diagonals, lambda _: run.batch * run.heads * diagonals, **given, **of_tiles)
+    run.launch(
+        fold_diagonals,
+        (triton.cdiv(width, _FOLDED), run.heads),
+        None,
+        by_distance=found,
+        shifts=run.lowered.shifts,
+        batch=run.batch,
+        queries=run.queries,
+        width=width,
+        **of_tiles,
+        BM=side,
+        BLOCK=_FOLDED,
+    )
+
+
+def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
+    """A chunk of queries, and of batch rows whose tokens stand elsewhere, after the other."""
+    places = run.lowered.places
+    ordered, order = places.k.sort(dim=-1, stable=True)
+    order = order.int()
+    width, side = found.shape[1], run.tile(sum_pairs).queries
+    rows_are_alike = places.q_row == places.k_row == 0
+    together = run.batch if rows_are_alike else 1
+    rows = run.batch // together
+    tiles = max(1, MOST_PAIRS // (run.heads * run.keys * side))
+    count = min(run.queries, tiles * side)
+    several = max(1, min(rows, tiles * side // count))
+    pairs = run.floats(several, run.heads, count, run.keys)
+    for row in range(0, rows, several):
+        for first in range(0, run.queries, count):
+            chunk = {
+                "pairs": pairs,
+                "heads": run.heads,
+                "row": row,
+                "first": first,
+                "count": min(count, run.queries - first),
+            }
+            these = min(several, rows - row)
+            blocks = these * run.heads
+            run.pairs(
+                sum_pairs,
+                lambda tile, blocks=blocks, chunk=chunk: (
+                    blocks
+                    * triton.cdiv(chunk["count"], tile.queries)
+                    * triton.cdiv(run.keys, tile.keys)
+                ),
+                batch=together,
+                **given,
+                **chunk,
+            )
+            run.launch(
+                fold_pairs,
+                (triton.cdiv(width, _FOLDED), run.heads),
+                None,
+                by_distance=found,
+                places=places,
+                spans=run.problem.spans,
+                ordered=ordered,
+                order=order,
+                queries=run.queries,
+                keys=run.keys,
+                batch=these,
+                lo=lo,
+                width=width,
+                steps=run.keys.bit_length(),
+                fresh=int(row == first == 0),
+                **chunk,
+                BLOCK=_FOLDED,
+                ROWS=32,
+            )
