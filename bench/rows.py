@@ -59,7 +59,17 @@ CHOSEN = {
     "shaw": Chosen({"max_distance": 64}, forward=(1.12, 1.08), backward=(1.4, 1.25)),
     "music_transformer": Chosen(causal=True, forward=(1.55, 1.5), backward=(1.7, 1.62)),
     "attention_sink": Chosen(forward=(1.01, None), backward=(1.01, None)),
-    "xpos": Chosen(forward=(1.4, 1.15), backward=(1.4, 1.15)),
+    "xpos": Chosen(forward=(1.25, 1.12), backward=(1.3, 1.15)),
+    "dynamic_bias": Chosen(forward=(1.2, 1.1), backward=(1.4, 1.2)),
+    "swin_v2": Chosen(forward=(1.35, None), backward=(1.6, None)),
+    **dict.fromkeys(
+        ("conformer", "transformer_xl", "gemma_audio"),
+        Chosen(forward=(1.9, 1.75), backward=(2.1, 1.95)),
+    ),
+    "relative_key": Chosen(forward=(2.4, 2.2), backward=(2.8, 2.5)),
+    "axial_deeplab": Chosen(forward=(3.1, 2.8), backward=(3.5, 3.1)),
+    "funnel": Chosen(forward=(2.9, 2.8), backward=(3.5, 3.1)),
+    "fire": Chosen({"init_L": 4096}),  # by distance alone below it
     "deberta": Chosen(forward=(2.1, 1.55), backward=(2.3, 1.8)),
     "decomposed": Chosen(shape=(1, 12, 4096, 4096, 64), forward=(1.12, None)),  # SAM
     "layout": Chosen(shape=(1, 12, 709, 709, 64), forward=(1.8, None), page=1000),
@@ -394,9 +404,9 @@ def call_cases() -> list[Case]:
              (2, 1), memory, environment={}, once=True, **low),
         Case("call, B 1, H 1, L 12, C++", "us", (2.5, None),
              compare(tiny_call_of_cpp, lambda seconds: 1e3 * seconds), **low),
-        Case("call, B 1, H 1, L 12, Python", "x of SDPA", (1.5, None),
+        Case("call, B 1, H 1, L 12, Python", "x of SDPA", (1.25, 1.1),
              python_call(lambda: None), **low),
-        Case("call, B 1, H 1, L 12, t5, Python", "x of SDPA without a bias", (1.8, None),
+        Case("call, B 1, H 1, L 12, t5, Python", "x of SDPA without a bias", (1.5, 1.3),
              python_call(lambda: relpos.T5Bias(1)), **low),
     ]  # fmt: skip
 
