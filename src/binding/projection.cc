@@ -65,14 +65,17 @@ TermData table_in_double(const Projection& p, const std::vector<double>& weight)
 TermData table_in_float(const Projection& p, const std::vector<double>& weight) {
   const int64_t rows = p.heads * p.head_dim, padded = round_up(rows, kLanes);
   const Buffer<float> turned(p.width * padded);  // weight transposed
-  CancelTicks tick;
-  for (int64_t w = 0; w < p.width; ++w) {
-    tick(padded);
+  in_parallel(p.threads, (p.width + kLanes - 1) / kLanes, [&](int64_t strip) {
+    const int64_t first = strip * kLanes, end = std::min(first + kLanes, p.width);
+    CancelTicks tick;
     for (int64_t n = 0; n < padded; ++n) {
-      turned[w * padded + n] =
-          n < rows ? static_cast<float>(weight[static_cast<size_t>(n * p.width + w)]) : 0.0F;
+      tick(end - first);
+      for (int64_t w = first; w < end; ++w) {
+        turned[w * padded + n] =
+            n < rows ? static_cast<float>(weight[static_cast<size_t>(n * p.width + w)]) : 0.0F;
+      }
     }
-  }
+  });
   auto memory = std::make_shared<Buffer<float>>(p.span * padded);
   in_parallel(p.threads, pieces(p), [&](int64_t piece) {
     const int64_t from = piece * kPiece, count = std::min(kPiece, p.span - from);

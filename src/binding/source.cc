@@ -5,6 +5,7 @@
 
 #include "base/parallel.h"
 #include "base/strided.h"
+#include "values/views.h"
 
 namespace relpos {
 
@@ -79,12 +80,15 @@ bool SourceReader::plain() const {
 std::vector<double> SourceReader::computed(const PartCall& call, TensorView& view) const {
   int64_t offset = 0;
   view = view_of(call.parameters[source_->index_], offset);
-  std::vector<double> values;
-  values.reserve(static_cast<size_t>(view.numel()));
+  std::vector<double> values(static_cast<size_t>(view.numel()));
+  double* to = values.data();
   CancelTicks tick;
-  for_each_offset(view, [&](int64_t at) {
-    tick();
-    values.push_back(std::min(std::max(view.load(at), source_->least_), source_->most_));
+  for_each_row(view, [&](int64_t at, int64_t count, int64_t stride) {
+    tick(count);
+    load_run(view, at, count, stride, to);
+    for (double* end = to + count; to < end; ++to) {
+      *to = std::min(std::max(*to, source_->least_), source_->most_);
+    }
   });
   if (source_->cumulative_) {
     const auto length = static_cast<size_t>(view.shape[static_cast<size_t>(view.rank - 1)]);

@@ -63,6 +63,19 @@ TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& sh
   return wide;
 }
 
+void load_run(const TensorView& view, int64_t at, int64_t count, int64_t stride, double* to) {
+  if (view.dtype != DType::kFloat32 || stride != 1) {
+    for (int64_t n = 0; n < count; ++n) to[n] = view.load(at + n * stride);
+    return;
+  }
+  const auto* from = static_cast<const std::byte*>(view.data) + at * 4;  // at any address
+  for (int64_t n = 0; n < count; ++n) {
+    float value;
+    std::memcpy(&value, from + n * 4, sizeof value);
+    to[n] = value;
+  }
+}
+
 void write_values(const std::vector<double>& values, const TensorView& view) {
   CancelTicks tick;
   const double* from = values.data();

@@ -32,6 +32,8 @@ void check_output(const TensorView& view, const std::vector<int64_t>& shape, DTy
 TensorView broadcast_view(const TensorView& view, const std::vector<int64_t>& shape,
                           const char* name);
 
+// to[n] = element `at` + n stride of the view, counted in elements, for n in [0, count).
+void load_run(const TensorView& view, int64_t at, int64_t count, int64_t stride, double* to);
 // Writes contiguous values in the order of a strided view, converting to its dtype.
 void write_values(const std::vector<double>& values, const TensorView& view);
 void write_zeros(const TensorView& view, int threads, CancelToken* cancel);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "base/half.h"
 #include "kernels/block/load_rows.h"
@@ -9,14 +10,15 @@
 namespace relpos {
 namespace {
 
-Buffer<float> sum_query_added(const Problem& p, Workspace& memory) {
-  if (p.terms.query_added.empty()) return {};
-  const int64_t padded = round_up(p.head_dim, kLanes);
-  Buffer<float> sums = memory.zeros<float>(p.heads * padded);
-  for (int64_t h = 0; h < p.heads; ++h) {
-    for (int64_t d = 0; d < p.head_dim; ++d) {
+// [H, padded]: the sum of terms [H, n]; empty: none is given.
+Buffer<float> sum_of_heads(std::span<const TermData> terms, int64_t heads, int64_t n,
+                           int64_t padded, Workspace& memory) {
+  if (terms.empty() || !terms.front().view.given()) return {};
+  Buffer<float> sums = memory.zeros<float>(heads * padded);
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t d = 0; d < n; ++d) {
       double sum = 0.0;
-      for (const TermData& u : p.terms.query_added) sum += u.view.at({h, d}) * u.multiplier;
+      for (const TermData& u : terms) sum += u.view.at({h, d}) * u.multiplier;
       sums[h * padded + d] = static_cast<float>(sum);
     }
   }
@@ -61,7 +63,7 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
       pairs{D, Dv, backward} {
   if (range.first > range.second) range = {0, 0};
   biases = expand_biases(p, range, coordinates, shifts, direct, memory);
-  query_added = sum_query_added(p, memory);
+  query_added = sum_of_heads(p.terms.query_added, p.heads, D, Dp, memory);
   expand_key_biases(*this, memory);
   for (const RowTable& term : p.terms.row_tables) {
     const CoordinateTiles* at = coordinates.of(term);
@@ -69,6 +71,8 @@ Plan::Plan(const Problem& problem, bool is_backward, Workspace& memory, bool pac
     row_tables.push_back(row_table_plan(p, term, std::move(window), backward, memory));
     row_tables.back().scale = term.scale.value_or(p.scale);
     row_tables.back().at = at;
+    row_tables.back().added = sum_of_heads({&term.added, 1}, p.heads, row_tables.back().rank,
+                                           row_tables.back().padded_rank, memory);
   }
   pair_biases = expand_pair_biases(p, memory);
   pair_rows = expand_pair_rows(p, backward, memory);

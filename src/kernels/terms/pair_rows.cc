@@ -23,7 +23,7 @@ void PairRowTables::attach(Block& block, const float* queries) {
     const TablePlan& table = plan_.pair_rows[n];
     const PairRows& term = plan_.p.terms.pair_rows[n];
     const Table& own = tables_[n];
-    load_row_factors(plan_, table, term.factor, {}, block, queries, own.factor.get());
+    load_row_factors(plan_, table, term.factor, block, queries, own.factor.get());
     for_each_head(block, [&](int64_t head, int row, int rows) {
       table_products(plan_.kernels, table, head, rows, own.factor.get() + row * table.padded_rank,
                      table.padded_rank, {0, table.entries}, GroupCuts(),

@@ -7,9 +7,9 @@
 namespace relpos {
 
 void load_row_factors(const Plan& plan, const TablePlan& table, const TermData& factor,
-                      const TermData& added, const Block& block, const float* queries, float* to) {
+                      const Block& block, const float* queries, float* to) {
   const int64_t rank = table.padded_rank;
-  const bool given = factor.view.given(), adds = added.view.given();
+  const bool given = factor.view.given(), adds = table.added.size() > 0;
   const auto by = static_cast<float>(table.scale * kLog2e);
   const auto multiplier = static_cast<float>(factor.multiplier);
   if (!given && !adds) {
@@ -24,9 +24,9 @@ void load_row_factors(const Plan& plan, const TablePlan& table, const TermData& 
     } else {
       std::copy_n(queries + row * plan.Dp, rank, a);
     }
-    for (int64_t d = 0; adds && d < table.rank; ++d) {
-      a[d] += static_cast<float>(added.view.at({block.head[row], d}) * added.multiplier);
-    }
+    if (!adds) continue;
+    const float* added = table.added.get() + block.head[row] * rank;
+    for (int64_t d = 0; d < rank; ++d) a[d] += added[d];
   }
   plan.kernels.scale(block.rows, rank, to, rank, &by, 0, to, rank);
 }

@@ -8,10 +8,10 @@
 
 namespace relpos {
 
-// to [kRows, padded rank] = (the factor, or `queries` [kRows, Dp] where it is not given, plus `added`)
-// times the table's scale and log2(e).
+// to [kRows, padded rank] = (the factor, or `queries` [kRows, Dp] where it is not given, plus what the
+// table adds) times the table's scale and log2(e).
 void load_row_factors(const Plan& plan, const TablePlan& table, const TermData& factor,
-                      const TermData& added, const Block& block, const float* queries, float* to);
+                      const Block& block, const float* queries, float* to);
 
 // Sends the gradients da [padded rank] of what a row has read, less the table's scale, to its query's dq
 // [Dp], or to the factor's gradient, which may be empty.

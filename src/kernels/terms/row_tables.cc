@@ -112,7 +112,7 @@ void RowTables::attach(Block& block, const float* queries) {
     Table& own = tables_[n];
     own.cut = {};
     const RowTable& term = plan_.p.terms.row_tables[n];
-    load_row_factors(plan_, table, term.factor, term.added, block, queries, own.factor.get());
+    load_row_factors(plan_, table, term.factor, block, queries, own.factor.get());
     std::fill_n(own.factor_gradient.get(), own.factor_gradient.size(), 0.0f);
     if (table.is_gated()) {
       attach_gated(block, n);
