@@ -62,6 +62,8 @@ struct Runs {
   int64_t operator()(int64_t distance) const noexcept {
     return index[std::clamp<int64_t>(distance - lo, 0, index.size() - 1)];
   }
+  // to[n] = the run of distance farthest - n, less `first`.
+  void write_down(int64_t farthest, int64_t count, int64_t first, int32_t* to) const noexcept;
 };
 
 // A row, column or value table, an entry for each cell of its window, or for each run of it.

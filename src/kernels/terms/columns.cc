@@ -77,14 +77,15 @@ ColumnTables::Reach ColumnTables::reach(const ColumnPlan& term, const Block& blo
   for (int r = row + 1; r < row + rows && at.ordered; ++r) {
     at.ordered = block.position[r] == block.position[r - 1] + 1;
   }
-  if (at.ordered) {
-    // Lanes past the last row read the run of the farthest distance that a row has.
-    for (int64_t n = 0; n < kTile + round_up(rows, kLanes); ++n) {
-      const int64_t distance = std::max(k_high - *q_low - n, k_low - *q_high);
-      runs_[n] = static_cast<int32_t>(term.runs(distance) - at.first);
-    }
-  }
   return at;
+}
+
+void ColumnTables::write_runs(const ColumnPlan& term, const Reach& at, const KeyTile& tile,
+                              int rows) {
+  const int64_t read = kTile + rows - 1;
+  term.runs.write_down(tile.first_position + kTile - 1 - at.q_low, read, at.first, runs_.get());
+  // Lanes past the last row read the run of the farthest distance that a row has.
+  std::fill_n(runs_.get() + read, round_up(rows, kLanes) - rows + 1, runs_[read - 1]);
 }
 
 int64_t ColumnTables::run(const ColumnPlan& term, const Reach& at, const Block& block,
@@ -125,6 +126,7 @@ void ColumnTables::before_tile(Block& block, const KeyTile& tile) {
       multiply(term, head, tile, at);
       float* extra = extra_.get() + (shared ? 0 : row * kTile);
       if (at.ordered) {
+        write_runs(term, at, tile, rows);
         plan_.kernels.read_columns(rows, products_.get(), stride_, runs_.get(), extra);
         return;
       }
@@ -145,6 +147,7 @@ void ColumnTables::sum_runs(const ColumnPlan& term, const Reach& at, const Block
     std::fill_n(products_.get() + key * stride_, at.width, 0.0f);
   }
   if (at.ordered) {
+    write_runs(term, at, tile, block.rows);
     plan_.kernels.add_columns(block.rows, ds, runs_.get(), products_.get(), stride_);
     return;
   }

@@ -47,14 +47,16 @@ class ColumnTables : public Term {
   // What one term reads for some rows of one head and the keys of a tile.
   struct Reach {
     int64_t first = 0, width = 0;   // runs, in multiples of kLanes
-    bool ordered = false;           // runs_ holds the run of every row - key
+    bool ordered = false;           // keys and rows stand one after another: runs_ serves
     int64_t single = -1;            // the run of every pair, less `first`; -1: there are several
     int64_t q_low = 0, q_high = 0;  // positions of the rows
   };
   // With `sums`, `ordered` does not depend on `single`: whether the pairs of a tile read one run
   // depends on the distances of the whole batch, and the order of a sum must not.
-  Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row, int rows,
-              bool sums);
+  static Reach reach(const ColumnPlan& term, const Block& block, const KeyTile& tile, int row,
+                     int rows, bool sums);
+  // runs_ = the run of every row - key, less at.first, where `ordered`.
+  void write_runs(const ColumnPlan& term, const Reach& at, const KeyTile& tile, int rows);
   // products_[kTile, at.width] = the tile's factors times the rows of the table, where `ordered` only the runs
   // that some row reads with the key.
   void multiply(const ColumnPlan& term, int64_t head, const KeyTile& tile, const Reach& at);
