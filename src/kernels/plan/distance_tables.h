@@ -75,11 +75,11 @@ struct TablePlan {
   int64_t heads = 1;  // 1: shared
   int64_t rank = 0, padded_rank = 0;
   bool finite = true;
-  Buffer<float> rows;                   // [heads, entries, padded_rank]
-  Buffer<float> added;                  // to the vectors that meet the rows, [H, padded_rank]; empty: none
-  Buffer<float> transposed;             // [heads, panels of kTile entries, rank, kTile]
-  Buffer<float> gated;                  // [heads, kPad + width + kPad] of a gated bias; else empty
-  double scale = 1.0;                   // of a row or column table's product, natural units
+  Buffer<float> rows;        // [heads, entries, padded_rank]
+  Buffer<float> added;       // to the vectors that meet the rows, [H, padded_rank]; empty: none
+  Buffer<float> transposed;  // [heads, panels of kTile entries, rank, kTile]
+  Buffer<float> gated;       // [heads, kPad + width + kPad] of a gated bias; else empty
+  double scale = 1.0;        // of a row or column table's product, natural units
   const CoordinateTiles* at = nullptr;  // what a row table is read by; null: positions
 
   // `by_runs`: entries are runs, padded with zero rows to a multiple of kLanes.
