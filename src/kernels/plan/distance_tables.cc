@@ -65,14 +65,14 @@ Runs::Runs(const ClassWindow& window, Workspace& memory)
   }
 }
 
-void Runs::write_down(int64_t farthest, int64_t count, int64_t first, int32_t* to) const noexcept {
+void Runs::write_down(int64_t farthest, int64_t size, int64_t first, int32_t* to) const noexcept {
   const int64_t last = index.size() - 1, at = farthest - lo;
   const auto less = static_cast<int32_t>(first);
-  const int64_t above = std::clamp<int64_t>(at - last, 0, count);
-  const int64_t within = std::clamp<int64_t>(at + 1, above, count);
+  const int64_t above = std::clamp<int64_t>(at - last, 0, size);
+  const int64_t within = std::clamp<int64_t>(at + 1, above, size);
   std::fill_n(to, above, index[last] - less);
   for (int64_t n = above; n < within; ++n) to[n] = index[at - n] - less;
-  std::fill_n(to + within, count - within, index[0] - less);
+  std::fill_n(to + within, size - within, index[0] - less);
 }
 
 namespace {

@@ -63,7 +63,7 @@ struct Runs {
     return index[std::clamp<int64_t>(distance - lo, 0, index.size() - 1)];
   }
   // to[n] = the run of distance farthest - n, less `first`.
-  void write_down(int64_t farthest, int64_t count, int64_t first, int32_t* to) const noexcept;
+  void write_down(int64_t farthest, int64_t size, int64_t first, int32_t* to) const noexcept;
 };
 
 // A row, column or value table, an entry for each cell of its window, or for each run of it.
