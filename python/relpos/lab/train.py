@@ -1,10 +1,12 @@
-"""Training of a model, and tests at lengths that it was not trained for."""
+"""Training of a model, with its times and its memory, and tests at lengths that it was not trained
+for."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from torch import nn
 
 from relpos.lab.data import SCORED
 from relpos.lab.kept import Steps
-from relpos.lab.memory import memory_mb
 from relpos.lab.model import Model
 
 WARMUP = 20
@@ -45,6 +46,27 @@ def rate_at(step: int, steps: int, rate: float) -> float:
         return rate * (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
     return rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def memory_mb(field: str) -> float:
+    """VmRSS (resident now) or VmHWM (its peak) of this process; 0 where /proc has none.
+
+    The peak of getrusage is not used, since a new process starts with that of its parent.
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        return 0.0
+    line = next((x for x in status.splitlines() if x.startswith(field + ":")), None)
+    return int(line.split()[1]) / 1024 if line else 0.0
+
+
+def forget_memory_peak() -> None:
+    """Lowers VmHWM to VmRSS."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
 
 
 def train_step(model: Model, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> float:

@@ -16,7 +16,6 @@ import torch
 
 from relpos.lab import compare, kept, look, sample
 from relpos.lab import train as training
-from relpos.lab.memory import forget_memory_peak, memory_mb
 from relpos.lab.model import Model, Shape
 
 _EVENTS = sys.stdout
@@ -30,7 +29,7 @@ def run_train(job: dict, data: dict, folder: Path) -> tuple[dict, dict]:
     """Trains one scheme, tests it at every length, and computes what it has learned."""
     shape = Shape(**job["shape"])
     model = Model(shape, job["scheme"], seed=job["seed"])
-    forget_memory_peak()
+    training.forget_memory_peak()
     steps = training.train(
         model,
         data["train"],
@@ -102,14 +101,14 @@ def run_compare(job: dict, data: dict, _: Path) -> tuple[dict, dict]:
         seed=job["seed"],
         attend=compare.IMPLEMENTATIONS[job["attend"]],
     )
-    forget_memory_peak()
-    before = memory_mb("VmRSS")
+    training.forget_memory_peak()
+    before = training.memory_mb("VmRSS")
     sizes = {"rate": job["rate"], "length": job["length"]}
     steps = training.train(model, data["train"], data["starts"], **sizes, scheduled=False)
     return {
         "losses": steps.losses,
         "ms": float(np.median(steps.seconds[1:])) * 1000,
-        "extra_mb": memory_mb("VmHWM") - before,
+        "extra_mb": training.memory_mb("VmHWM") - before,
     }, {}
 
 
