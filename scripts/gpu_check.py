@@ -15,15 +15,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-from relpos.gpu import distance_sums, pair_sums, row_sums, visibility
+from relpos.gpu import visibility
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
 from relpos.gpu.dropout import Dropout
-from relpos.gpu.forward import forward
+from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.masks import dense, padding
 from relpos.gpu.problem import Config, Places, Problem, Spans
+from relpos.gpu.sums import distance_sums, pair_sums, row_sums
 from relpos.gpu.terms import bias, sinks
-from relpos.gpu.tiles import AGAIN, SHARED_KIB, TABLE, Tile
+from relpos.gpu.tiles import (
+    AGAIN,
+    DECODE,
+    HEAD_DIMS,
+    MASKED,
+    SHARED_KIB,
+    SLICED,
+    SLICES,
+    TABLE,
+    Tile,
+)
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -34,7 +45,7 @@ KERNELS = {
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
         *(pair_sums.sum_pairs, pair_sums.fold_pairs),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
-        *(dense.sum_mask, visibility.find_queries),
+        *(dense.sum_mask, visibility.find_queries, merge_chunks),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE}
@@ -68,7 +79,8 @@ EVERYTHING = PROBLEM._replace(
 )
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
-    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse"], "*fp32"
+    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse", "parts", "states"],
+    "*fp32",
 )
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64")
@@ -113,7 +125,9 @@ class Found(NamedTuple):
 
 
 def of_table() -> list[Row]:
-    return [Row(*key, tile) for key, tile in TABLE.items()]
+    found = [Row(*key, tile) for key, tile in TABLE.items()]
+    few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
+    return found + few + [Row(*key, tile, everything=True) for key, tile in MASKED.items()]
 
 
 def rows() -> list[Row]:
@@ -123,9 +137,8 @@ def rows() -> list[Row]:
     found += [
         Row(chip, kernel, bits, head_dim, AGAIN, again=True)
         for chip, kernel, bits, head_dim in TABLE
-        if kernel in AGAIN_TOO
+        if kernel in AGAIN_TOO and head_dim == max(HEAD_DIMS)
     ]
-    found += [row._replace(everything=True) for row in of_table() if row.bits == 16]
     others = sorted(KERNELS.keys() - OF_TILES)
     return found + [
         Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
@@ -148,6 +161,7 @@ def constants_of(row: Row) -> dict[str, Any]:
             masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
             sinks=int(row.everything),
             aligned=row.everything,
+            slice=SLICES[row.bits],
             again=row.again,
         ).constants(),
         "SHARED_BY_QUERIES": False,
@@ -187,7 +201,8 @@ def source(row: Row) -> ASTSource:
             signature[name] = "constexpr"
         elif name in ("query", "dout", "key", "value"):
             count = tile.keys if name in ("key", "value") else tile.queries
-            signature[name] = f"tensordesc<{element}[1,1,{count},{row.head_dim}]>"
+            columns = SLICES[row.bits] if row.kernel in SLICED else row.head_dim
+            signature[name] = f"tensordesc<{element}[1,1,{count},{columns}]>"
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
             if row.kernel == "sum_pairs":
@@ -217,7 +232,9 @@ def compiled(row: Row) -> Found:
         text = subprocess.run(
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    registers, stack = (int(re.search(rf"{name}:(\d+)", text)[1]) for name in ("REG", "STACK"))
+    registers, stack = (
+        max(map(int, re.findall(rf"\b{name}:(\d+)", text))) for name in ("REG", "STACK")
+    )
     atomics = sorted(set(re.findall(r"\b(?:atom|red)\.[\w.]+", made.asm["ptx"])))
     return Found(row, registers, stack, made.metadata.shared, atomics)
 

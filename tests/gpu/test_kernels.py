@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from relpos._call.call import Call as Fields
-from relpos.gpu import run, table_gradients, tiles
+from relpos.gpu import lower, run, tiles
 from relpos.gpu.product import stored
+from relpos.gpu.sums import table_gradients
 from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.gpu.bounds import bounds
@@ -28,8 +29,8 @@ FACTORS = {
     "queries": [1, 5, 16, 33, 64, 65, 97],
     "keys": [1, 5, 16, 33, 64, 65, 97],
     "heads": [(1, 1), (2, 2), (4, 2), (3, 1)],
-    "head_dim": [1, 8, 16, 33, 64, 128],
-    "value_dim": [1, 8, 16, 33, 64, 128],
+    "head_dim": [1, 8, 16, 33, 64, 128, 200],
+    "value_dim": [1, 8, 16, 33, 64, 128, 256],
     "batch": [1, 2],
     "mask": [
         *("", "causal", "window", "causal+window", "range", "padding", "bool", "float"),
@@ -74,6 +75,10 @@ def drawn():
             if not deck:
                 deck += draw.sample(FACTORS[name], len(FACTORS[name]))
             case[name] = deck.pop()
+        # Scores whose products add up to hundreds differ by more than the bound of a row that one
+        # key has when backward_keys computes them anew: docs/gpu.md.
+        if case["head_dim"] > 128 and case["scale"] == 1.0:
+            case["scale"] = None
         if case["position"] in GRIDS:  # whose tokens are placed, in no order of a line
             for name, values in OF_GRIDS.items():
                 case[name] = random.Random(number).choice(values)
@@ -124,6 +129,13 @@ GRID = PLAIN | {"position": "swin#0", "mask": ""}
 def test_other_tiles_keep_it_too(case, dtype, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(32, 32, 4, 1))
     assert not judged(case | {"dtype": dtype})
+
+
+@pytest.mark.parametrize("side", [16, 32, 128])
+def test_dropout_is_that_of_the_cpu_in_tiles_of(side, garbage, monkeypatch):
+    monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(side, side, 4, 1))
+    case = PLAIN | {"dropout": 0.3, "mask": "window+padding", "heads": (2, 1), "batch": 2}
+    assert not judged(case | {"queries": 33, "keys": 130})
 
 
 def test_a_bias_that_is_large_where_there_is_no_query(garbage):
@@ -305,6 +317,37 @@ def test_a_window_that_needs_one_key_of_one_more_tile(window):
         found, [want, *torch.autograd.grad(want, leaves, dout.double())], strict=True
     ):
         torch.testing.assert_close(ours, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mask": "window", "position": "t5#0+attention_sink#0"},
+        {"mask": "padding+range", "position": "attention_sink#0", "dropout": 0.3, "queries": 1},
+        {"mask": "float", "heads": (3, 1), "dtype": "bfloat16", "queries": 16},
+    ],
+    ids=["window", "padding", "mask"],
+)
+def test_few_queries_and_chunks_of_their_keys(more, garbage, monkeypatch):
+    monkeypatch.setattr(run, "LEAST_CHUNK", 64)
+    monkeypatch.setattr(run, "PROGRAMS", 24)
+    before = relpos.gpu.launches().get("merge_chunks", 0)
+    assert not judged(PLAIN | {"queries": 5, "keys": 330} | more)
+    assert relpos.gpu.launches()["merge_chunks"] == before + 1
+
+
+def test_the_chunks_of_keys():
+    q, k = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5000, 8)
+
+    def chunks(q, k):
+        lowered = lower.Lowered(q, k, k, Fields.of("attention", q, k, {}))
+        return run.Run(lowered, q, k, k).chunks()
+
+    assert chunks(q, k) == (16, 320)
+    assert chunks(q, k[:, :, :511]) == (1, 511)
+    assert chunks(q.expand(132, 2, 5, 8), k.expand(132, 2, 5000, 8)) == (1, 5000)
+    assert chunks(q.expand(44, 2, 5, 8), k.expand(44, 2, 5000, 8)) == (3, 1728)
+    assert chunks(k, k) == (1, 5000)
 
 
 def test_empty_tensors():

@@ -46,8 +46,8 @@ def test_other_calls_without_a_kernel():
         relpos.scores(Q, K)
     with pytest.raises(NotImplementedError, match=r"^query: float64 has no kernel"):
         attention(Q.double(), K.double(), V.double())
-    wide = torch.zeros(1, 1, 2, 129)
-    with pytest.raises(NotImplementedError, match=r"^query: a head size above 128 .*, got 129"):
+    wide = torch.zeros(1, 1, 2, 257)
+    with pytest.raises(NotImplementedError, match=r"^query: a head size above 256 .*, got 257"):
         attention(wide, wide, wide)
     with pytest.raises(NotImplementedError, match=r"^float32_products: has no kernel"):
         attention(float32_products=True)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import finite, product_of_seen, rows, write_rows
+from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.visibility import queries_of
 
 PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope"]
@@ -57,9 +57,9 @@ def backward_keys(
             given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
             of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
             at = (b, h, q0, k0, a, c, queries, keys)
-            p, ds, _, visible, _ = pair_gradients(
-                k, tl.trans(q), v, tl.trans(given), of_rows, problem, at, CONFIG
-            )
+            products = products_of(k, tl.trans(q), CONFIG)
+            met = products_of(v, tl.trans(given), CONFIG)
+            p, ds, _, visible, _ = pair_gradients(products, met, of_rows, problem, at, CONFIG)
             acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
             acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
     write_rows(dk, acc_k * slope, row, keys - k0, head_dim, CONFIG.widen)

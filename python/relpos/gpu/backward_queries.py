@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import finite, product_of_seen, rows, write_rows
+from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.visibility import keys_of, near
 
 PLAIN = ["heads", "group", "queries", "keys", "head_dim", "slope", "lo", "hi"]
@@ -55,9 +55,9 @@ def backward_queries(
         k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
         v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
         at = (b, h, q0, k0, a, c, queries, keys)
-        _, ds, _, visible, distances = pair_gradients(
-            q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG
-        )
+        products = products_of(q, tl.trans(k), CONFIG)
+        met = products_of(given, tl.trans(v), CONFIG)
+        _, ds, _, visible, distances = pair_gradients(products, met, of_rows, problem, at, CONFIG)
         acc = product_of_seen(ds, k, visible, acc, CONFIG)
         if ends is not None:
             corner, within = distances

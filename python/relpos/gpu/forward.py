@@ -1,16 +1,17 @@
-"""The forward pass: a program for each block of queries of a head."""
+"""The forward pass: a program for each block of queries of a head; of few queries, as in decoding,
+for each chunk of their keys, too."""
 
 import triton
 import triton.language as tl
 
 from relpos.gpu.dropout import factors
 from relpos.gpu.pair_scores import pair_scores
-from relpos.gpu.product import finite, product_of_seen, rows, write_rows
+from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.softmax import add_scores, write_state
 from relpos.gpu.terms.sinks import join_sinks
 from relpos.gpu.visibility import keys_of
 
-PLAIN = ["heads", "group", "queries", "keys", "value_dim"]
+PLAIN = ["heads", "group", "queries", "keys", "value_dim", "chunk"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -27,15 +28,18 @@ def forward(
     queries,
     keys,
     value_dim,
+    chunk,
     CONFIG: tl.constexpr,
 ):
-    """out [B, H, Lq, Dv], softmax [B, H, Lq, 2] and lse [B, H, Lq], contiguous, of descriptors of
-    query [B, H, Lq, D], key [B, H / group, Lk, D] and value."""
+    """out [.., B, H, Lq, Dv], softmax [.., B, H, Lq, 2] and lse [B, H, Lq], contiguous, of
+    descriptors of query [B, H, Lq, D], key [B, H / group, Lk, D] and value. `..`: one for each
+    chunk of keys, a multiple of 64, which is the second axis of programs."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     q0 = (blocks - 1 - tl.program_id(0) % blocks) * CONFIG.queries  # the longest causal rows first
     b, h = head // heads, head % heads
-    row = tl.cast(head, tl.int64) * queries + q0
+    before = tl.program_id(1) * (tl.num_programs(0) // blocks)  # heads of other chunks
+    row = tl.cast(before + head, tl.int64) * queries + q0
     if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
         if finite(out, row, queries - q0, value_dim, CONFIG.queries, CONFIG.value_dim):
             return
@@ -45,14 +49,17 @@ def forward(
     total = tl.zeros((CONFIG.queries,), tl.float32)
     acc = tl.zeros((CONFIG.queries, CONFIG.value_dim), tl.float32)
     of_rows = q0 + tl.arange(0, CONFIG.queries)
-    reference, total = join_sinks(
-        problem.sinks, b, h, of_rows, queries, reference, total, CONFIG.sinks
-    )
+    if tl.program_id(1) == 0:
+        reference, total = join_sinks(
+            problem.sinks, b, h, of_rows, queries, reference, total, CONFIG.sinks
+        )
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
+    first = tl.maximum(first, tl.program_id(1) * chunk)
+    last = tl.minimum(last, (tl.program_id(1) + 1) * chunk)
     for k0 in range(first, last, CONFIG.keys):
         k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
         at = (b, h, q0, k0, a, c, queries, keys)
-        s, visible, _, _ = pair_scores(q, tl.trans(k), problem, at, CONFIG)
+        s, visible, _, _ = pair_scores(products_of(q, tl.trans(k), CONFIG), problem, at, CONFIG)
         p, factor, reference, total = add_scores(s, reference, total)
         if problem.dropout is not None:
             p *= factors(problem.dropout, at, CONFIG)
@@ -61,3 +68,42 @@ def forward(
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
     write_state(softmax, lse, row, tl.arange(0, CONFIG.queries), queries - q0, reference, total)
+
+
+@triton.jit(do_not_specialize=["chunks", "count", "value_dim"])
+def merge_chunks(
+    out,
+    softmax,
+    lse,
+    parts,
+    states,
+    chunks,
+    count,
+    value_dim,
+    BV: tl.constexpr,
+    BM: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """The results of `count` rows, from those of each chunk of keys, parts [chunks, count, Dv] and
+    states [chunks, count, 2], float32. A program for each block of rows."""
+    row = tl.cast(tl.program_id(0), tl.int64) * BM
+    a, c = tl.arange(0, BM), tl.arange(0, BV)
+    reference = tl.full((BM,), float("-inf"), tl.float32)
+    for n in range(chunks):
+        at = states + 2 * (tl.cast(n, tl.int64) * count + row + a)
+        reference = tl.maximum(reference, tl.load(at, a < count - row, 0.0))
+    base = tl.where(reference == float("-inf"), 0.0, reference)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, BV), tl.float32)
+    for n in range(chunks):
+        part = tl.cast(n, tl.int64) * count + row
+        at = states + 2 * (part + a)
+        weight = tl.load(at + 1, a < count - row, 0.0)
+        weight *= tl.exp2(tl.load(at, a < count - row, 0.0) - base)
+        total += weight
+        inside = (a < count - row)[:, None] & (c < value_dim)[None, :]
+        held = tl.load(parts + (part + a)[:, None] * value_dim + c[None, :], inside, 0.0)
+        acc += weight[:, None] * held
+    inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
+    write_rows(out, acc * inverse[:, None], row, count - row, value_dim, WIDEN)
+    write_state(softmax, lse, row, a, count - row, reference, total)

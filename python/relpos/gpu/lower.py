@@ -12,7 +12,7 @@ from torch import Tensor
 from relpos import _core
 from relpos.gpu.problem import Places
 
-MOST_HEAD_DIM = 128
+MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
 _READ = {
     *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),

@@ -15,11 +15,10 @@ from relpos.gpu.visibility import apart, seen
 
 
 @triton.jit
-def pair_scores(x, y, problem, at, CONFIG: tl.constexpr):
+def pair_scores(products, problem, at, CONFIG: tl.constexpr):
     """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
-    softcap), from products x y of queries and keys."""
-    zero = tl.zeros((x.shape[0], y.shape[1]), tl.float32)
-    s = product(x, y, zero, CONFIG) * problem.scale
+    softcap), from products of queries and keys."""
+    s = products * problem.scale
     distances = apart(problem, at)
     for n in tl.static_range(len(CONFIG.scores)):
         s = CONFIG.scores[n](s, problem.terms[n], at, distances)
@@ -41,15 +40,14 @@ def read_rows(softmax, sums, row, a, count):
 
 
 @triton.jit
-def pair_gradients(x, y, given, values, of_rows, problem, at, CONFIG: tl.constexpr):
+def pair_gradients(products, met, of_rows, problem, at, CONFIG: tl.constexpr):
     """(weights after dropout, gradients of the scores in natural units before softcap and after it,
-    which pairs are seen, distances), from products x y of queries and keys and `given values` of
-    dout and values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights
-    and gradients are 0."""
+    which pairs are seen, distances), from products of queries and keys, and met, those of dout and
+    values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights and
+    gradients are 0."""
     reference, inverse, total = of_rows
-    s, visible, distances, slope = pair_scores(x, y, problem, at, CONFIG)
+    s, visible, distances, slope = pair_scores(products, problem, at, CONFIG)
     p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
-    met = product(given, values, tl.zeros(p.shape, tl.float32), CONFIG)
     kept = p
     if problem.dropout is not None:
         factor = factors(problem.dropout, at, CONFIG)
@@ -61,13 +59,24 @@ def pair_gradients(x, y, given, values, of_rows, problem, at, CONFIG: tl.constex
 
 @triton.jit
 def gradients_at(tensors, heads, group, problem, at, CONFIG: tl.constexpr):
-    """pair_gradients of a tile [queries, keys], from (query, key, value, dout, softmax, sums)."""
+    """pair_gradients of a tile [queries, keys], from (query, key, value, dout, softmax, sums). Its
+    products are taken of CONFIG.slice columns at a time, which saves registers."""
     query, key, value, dout, softmax, sums = tensors
     b, h, q0, k0, a, _, queries, _ = at
-    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
-    given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
-    k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
-    v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
+    own = h // group
     row = (tl.cast(b, tl.int64) * heads + h) * queries + q0
     of_rows = read_rows(softmax, sums, row, a, queries - q0)
-    return pair_gradients(q, tl.trans(k), given, tl.trans(v), of_rows, problem, at, CONFIG)
+    products = sliced(query, key, b, h, own, q0, k0, CONFIG.head_dim, CONFIG)
+    met = sliced(dout, value, b, h, own, q0, k0, CONFIG.value_dim, CONFIG)
+    return pair_gradients(products, met, of_rows, problem, at, CONFIG)
+
+
+@triton.jit
+def sliced(x, y, b, h, own, q0, k0, SIZE: tl.constexpr, CONFIG: tl.constexpr):
+    """Products of rows of x from q0 on of head h, and of y from k0 on of head `own`."""
+    acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
+    for d in range(0, SIZE, CONFIG.slice):
+        left = rows(x, b, h, q0, CONFIG.queries, CONFIG.slice, d)
+        right = rows(y, b, own, k0, CONFIG.keys, CONFIG.slice, d)
+        acc = product(left, tl.trans(right), acc, CONFIG)
+    return acc

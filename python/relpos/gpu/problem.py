@@ -52,8 +52,9 @@ class Problem(NamedTuple):
 class Config(NamedTuple):
     """Constants of a kernel of pairs. head_dim, value_dim: D and Dv, padded to powers of two.
     queries, keys: of a tile. scores, masks: the functions of the terms and the masks. sinks: how
-    many there are. aligned: tiles start at multiples of their keys. again: what is not finite is
-    computed anew, with care for what pairs do not see (product_of_seen)."""
+    many there are. aligned: tiles start at multiples of their keys. slice: so many columns of D and
+    Dv are multiplied at a time, where a kernel does it. again: what is not finite is computed anew,
+    with care for what pairs do not see (product_of_seen)."""
 
     precision: Any
     widen: Any
@@ -65,6 +66,7 @@ class Config(NamedTuple):
     masks: Any
     sinks: Any
     aligned: Any
+    slice: Any
     again: Any = False
 
     def constants(self) -> "Config":

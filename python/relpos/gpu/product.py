@@ -95,9 +95,15 @@ def finite(to, row, count, size, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def rows(tensor, b, h, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Rows [ROWS, COLUMNS] of a descriptor of [B, H, L, D], 0 beyond L and D."""
-    return tl.reshape(tensor.load([b, h, first, 0]), (ROWS, COLUMNS))
+def rows(tensor, b, h, first, ROWS: tl.constexpr, COLUMNS: tl.constexpr, column=0):
+    """Rows [ROWS, COLUMNS] of a descriptor of [B, H, L, D] from `first` and `column` on, 0 beyond L
+    and D."""
+    return tl.reshape(tensor.load([b, h, first, column]), (ROWS, COLUMNS))
+
+
+@triton.jit
+def products_of(x, y, CONFIG: tl.constexpr):
+    return product(x, y, tl.zeros((x.shape[0], y.shape[1]), tl.float32), CONFIG)
 
 
 @triton.jit

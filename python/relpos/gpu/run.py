@@ -11,22 +11,24 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
 from relpos.gpu.device import chip, on
-from relpos.gpu.forward import forward
+from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lower import Lowered, TableBias, refuse
-from relpos.gpu.mask_gradient import write_mask_gradient
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.problem import Config, Problem, Spans
-from relpos.gpu.row_sums import row_sums
-from relpos.gpu.table_gradients import Sums, write_gradients
+from relpos.gpu.sums.mask_gradient import write_mask_gradient
+from relpos.gpu.sums.row_sums import row_sums
+from relpos.gpu.sums.table_gradients import Sums, write_gradients
 from relpos.gpu.terms.bias import Bias, bias_score, write_cells
 from relpos.gpu.terms.sinks import Sink, sink_gradient
-from relpos.gpu.tiles import Tile, tile
+from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 from relpos.gpu.visibility import find_queries
 
 LOG2E = 1.4426950408889634
-_ROWS = 32  # of a program of row_sums
+_ROWS, _MERGED = 32, 16  # of a program of row_sums, of merge_chunks
+# The keys of so many queries are computed in chunks of at least so many, for so many programs.
+FEW_QUERIES, LEAST_CHUNK, PROGRAMS = 16, 256, 264
 
 
 def attention(
@@ -104,7 +106,10 @@ class Run:
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
-        return tile(self.chip, kernel.fn.__name__, bits, size, again)
+        problem = self.problem
+        given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
+        masked = any(each is not None for each in given)
+        return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
         narrow = self.query.element_size() == 2
@@ -117,13 +122,14 @@ class Run:
             keys=tile.keys,
             **self.functions,
             sinks=len(self.problem.sinks),
+            slice=SLICES[16 if narrow else 32],
             aligned=self.problem.dropout is not None,
             again=again,
         ).constants()
 
-    def rows(self, tensor: Tensor, count: int) -> Any:
-        """Blocks of so many rows of a tensor [B, H, L, D]."""
-        columns = padded(tensor.shape[3])
+    def rows(self, tensor: Tensor, count: int, columns: int = 0) -> Any:
+        """Blocks of so many rows of a tensor [B, H, L, D], and of so many columns or else all."""
+        columns = columns or padded(tensor.shape[3])
         return TensorDescriptor(
             tensor, list(tensor.shape), strides_of(tensor), [1, 1, count, columns]
         )
@@ -135,13 +141,20 @@ class Run:
             given |= {"num_warps": tile.warps, "num_stages": tile.stages}
         kernel[grid](**given, enable_fp_fusion=True)
 
-    def pairs(self, kernel: Any, programs: Any, again: bool = False, **given: Any) -> None:
-        """Launches a kernel that goes through tiles of pairs, for so many programs of its tile.
-        again: then for what is not finite once more, where pairs may be hidden."""
+    def pairs(
+        self, kernel: Any, programs: Any, chunks: int = 1, again: bool = False, **given: Any
+    ) -> None:
+        """Launches a kernel that goes through tiles of pairs, for so many programs of its tile, of
+        each of `chunks` of keys. again: then for what is not finite once more, where pairs may
+        be hidden."""
         for anew in (False, True) if again and self.lowered.hides else (False,):
             tile = self.tile(kernel, anew)
+            if chunks > 1 and self.chip and not anew:
+                tile = DECODE[8 * self.query.element_size()]
             if not programs(tile):
                 continue
+            sliced = kernel.fn.__name__ in SLICED
+            columns = SLICES[8 * self.query.element_size()] if sliced else 0
             problem = self.problem
             if kernel is backward_keys and problem.spans is not None:
                 problem = problem._replace(spans=self.spans_of_keys(tile.keys))
@@ -151,9 +164,9 @@ class Run:
                 blocks["dout"] = given["dout"], tile.queries
             self.launch(
                 kernel,
-                (programs(tile),),
+                (programs(tile), chunks),
                 tile,
-                **given | {name: self.rows(*rows) for name, rows in blocks.items()},
+                **given | {name: self.rows(*rows, columns) for name, rows in blocks.items()},
                 group=self.heads // self.kv_heads,
                 queries=self.queries,
                 keys=self.keys,
@@ -167,7 +180,39 @@ class Run:
     def forward(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
         results = {"out": out, "softmax": softmax, "lse": lse}
         sizes = {"heads": self.heads, "value_dim": self.value_dim}
-        self.pairs(forward, self.of_queries, again=True, **results, **sizes)
+        chunks, chunk = self.chunks()
+        if chunks == 1:
+            self.pairs(forward, self.of_queries, again=True, **results, **sizes, chunk=chunk)
+            return
+        parts = self.floats(chunks, *out.shape)
+        states = self.floats(chunks, *out.shape[:3], 2)
+        of_chunks = {"out": parts, "softmax": states, "lse": None, "chunk": chunk}
+        self.pairs(forward, self.of_queries, chunks, again=True, **of_chunks, **sizes)
+        count = self.batch * self.heads * self.queries
+        self.launch(
+            merge_chunks,
+            (triton.cdiv(count, _MERGED),),
+            None,
+            **results,
+            parts=parts,
+            states=states,
+            chunks=chunks,
+            count=count,
+            value_dim=self.value_dim,
+            BV=padded(self.value_dim),
+            BM=_MERGED,
+            WIDEN=INTERPRETS,
+        )
+
+    def chunks(self) -> tuple[int, int]:
+        """Of few queries, how many chunks their keys are computed in, and of how many keys: enough
+        programs for a large GPU. Shapes alone decide it."""
+        rows = self.batch * self.heads
+        if self.queries > FEW_QUERIES or self.keys < 2 * LEAST_CHUNK or rows >= PROGRAMS:
+            return 1, max(self.keys, 1)
+        wanted = min(triton.cdiv(PROGRAMS, rows), self.keys // LEAST_CHUNK)
+        chunk = 64 * triton.cdiv(triton.cdiv(self.keys, wanted), 64)
+        return triton.cdiv(self.keys, chunk), chunk
 
     def backward(
         self,

@@ -15,9 +15,12 @@ class Tile(NamedTuple):
 
 
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
+SLICED = ("sum_diagonals", "sum_pairs", "sum_mask")  # kernels that multiply a part of D at a time
+SLICES = {16: 64, 32: 32}  # so many columns, by bits
 _LIKE = {"sum_mask": "sum_pairs"}  # kernels that have the tiles of others
 
+# Kernels whose registers do not depend on the head size have one row, of the largest.
 TABLE = {
     (80, "forward", 16, 64): Tile(128, 64, 8, 3),
     (80, "forward", 16, 128): Tile(128, 32, 8, 2),
@@ -31,14 +34,16 @@ TABLE = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 1),
     (80, "backward_keys", 32, 64): Tile(32, 32, 8, 1),
     (80, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
-    (80, "sum_diagonals", 16, 64): Tile(32, 32, 4, 2),
-    (80, "sum_pairs", 16, 64): Tile(32, 32, 8, 1),
-    (80, "sum_diagonals", 16, 128): Tile(32, 32, 8, 1),
-    (80, "sum_pairs", 16, 128): Tile(16, 16, 8, 1),
-    (80, "sum_diagonals", 32, 64): Tile(32, 32, 4, 1),
-    (80, "sum_pairs", 32, 64): Tile(32, 16, 8, 1),
-    (80, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
-    (80, "sum_pairs", 32, 128): Tile(16, 16, 4, 2),
+    (80, "forward", 16, 256): Tile(64, 32, 8, 1),
+    (80, "forward", 32, 256): Tile(16, 16, 8, 1),
+    (80, "backward_queries", 16, 256): Tile(32, 16, 8, 1),
+    (80, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
+    (80, "backward_keys", 16, 256): Tile(16, 32, 8, 1),
+    (80, "backward_keys", 32, 256): Tile(16, 16, 8, 1),
+    (80, "sum_diagonals", 16, 256): Tile(64, 64, 8, 1),
+    (80, "sum_pairs", 16, 256): Tile(16, 16, 8, 1),
+    (80, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
+    (80, "sum_pairs", 32, 256): Tile(16, 16, 8, 1),
     (90, "forward", 16, 64): Tile(128, 64, 8, 3),
     (90, "forward", 16, 128): Tile(128, 64, 8, 2),
     (90, "forward", 32, 64): Tile(64, 32, 4, 2),
@@ -51,14 +56,16 @@ TABLE = {
     (90, "backward_keys", 16, 128): Tile(16, 64, 4, 1),
     (90, "backward_keys", 32, 64): Tile(16, 16, 4, 1),
     (90, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
-    (90, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
-    (90, "sum_pairs", 16, 64): Tile(64, 64, 8, 2),
-    (90, "sum_diagonals", 16, 128): Tile(64, 64, 8, 2),
-    (90, "sum_pairs", 16, 128): Tile(64, 64, 8, 2),
-    (90, "sum_diagonals", 32, 64): Tile(16, 16, 4, 2),
-    (90, "sum_pairs", 32, 64): Tile(16, 16, 8, 1),
-    (90, "sum_diagonals", 32, 128): Tile(16, 16, 4, 1),
-    (90, "sum_pairs", 32, 128): Tile(16, 16, 4, 1),
+    (90, "forward", 16, 256): Tile(64, 32, 8, 2),
+    (90, "forward", 32, 256): Tile(16, 16, 8, 1),
+    (90, "backward_queries", 16, 256): Tile(32, 32, 8, 1),
+    (90, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
+    (90, "backward_keys", 16, 256): Tile(16, 32, 8, 1),
+    (90, "backward_keys", 32, 256): Tile(16, 16, 8, 1),
+    (90, "sum_diagonals", 16, 256): Tile(64, 64, 8, 2),
+    (90, "sum_pairs", 16, 256): Tile(64, 64, 8, 2),
+    (90, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
+    (90, "sum_pairs", 32, 256): Tile(32, 32, 8, 1),
     (100, "forward", 16, 64): Tile(128, 64, 8, 3),
     (100, "forward", 16, 128): Tile(128, 64, 8, 2),
     (100, "forward", 32, 64): Tile(64, 32, 8, 2),
@@ -71,25 +78,62 @@ TABLE = {
     (100, "backward_keys", 16, 128): Tile(32, 128, 8, 1),
     (100, "backward_keys", 32, 64): Tile(32, 64, 8, 1),
     (100, "backward_keys", 32, 128): Tile(16, 64, 8, 1),
-    (100, "sum_diagonals", 16, 64): Tile(64, 64, 8, 2),
-    (100, "sum_pairs", 16, 64): Tile(64, 64, 8, 2),
-    (100, "sum_diagonals", 16, 128): Tile(64, 64, 8, 2),
-    (100, "sum_pairs", 16, 128): Tile(64, 64, 8, 2),
-    (100, "sum_diagonals", 32, 64): Tile(64, 64, 8, 1),
-    (100, "sum_pairs", 32, 64): Tile(64, 64, 8, 1),
-    (100, "sum_diagonals", 32, 128): Tile(64, 64, 8, 1),
-    (100, "sum_pairs", 32, 128): Tile(64, 64, 8, 1),
+    (100, "forward", 16, 256): Tile(64, 32, 8, 1),
+    (100, "forward", 32, 256): Tile(16, 16, 8, 1),
+    (100, "backward_queries", 16, 256): Tile(64, 32, 8, 1),
+    (100, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
+    (100, "backward_keys", 16, 256): Tile(16, 32, 8, 1),
+    (100, "backward_keys", 32, 256): Tile(16, 16, 8, 1),
+    (100, "sum_diagonals", 16, 256): Tile(64, 64, 8, 2),
+    (100, "sum_pairs", 16, 256): Tile(64, 64, 8, 2),
+    (100, "sum_diagonals", 32, 256): Tile(64, 64, 8, 1),
+    (100, "sum_pairs", 32, 256): Tile(64, 64, 8, 1),
 }
-AGAIN = Tile(32, 32, 4, 1)  # of what is computed anew: rare, and its products take registers
+# Of calls with masks, intervals of keys, softcap or dropout, whose tiles take more registers.
+MASKED = {
+    (80, "forward", 16, 64): Tile(32, 32, 4, 1),
+    (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 64): Tile(32, 32, 8, 1),
+    (80, "forward", 16, 128): Tile(32, 32, 8, 1),
+    (80, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
+    (80, "forward", 16, 256): Tile(32, 16, 8, 1),
+    (80, "backward_queries", 16, 256): Tile(16, 16, 8, 1),
+    (80, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
+    (90, "forward", 16, 64): Tile(64, 32, 8, 1),
+    (90, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
+    (90, "backward_keys", 16, 64): Tile(16, 64, 4, 1),
+    (90, "forward", 16, 128): Tile(64, 32, 8, 1),
+    (90, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
+    (90, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
+    (90, "forward", 16, 256): Tile(32, 32, 8, 1),
+    (90, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
+    (90, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
+    (100, "forward", 16, 64): Tile(64, 32, 8, 1),
+    (100, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
+    (100, "backward_keys", 16, 64): Tile(32, 32, 8, 1),
+    (100, "forward", 16, 128): Tile(64, 32, 8, 1),
+    (100, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
+    (100, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
+    (100, "forward", 16, 256): Tile(32, 32, 8, 1),
+    (100, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
+    (100, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
+}
+DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
+AGAIN = Tile(16, 16, 4, 1)  # of what is computed anew: rare, and its products take registers
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 
-def tile(chip: int, kernel: str, bits: int, head_dim: int, again: bool = False) -> Tile:
+def tile(
+    chip: int, kernel: str, bits: int, head_dim: int, again: bool = False, masked: bool = False
+) -> Tile:
     """The tile of a kernel for elements of so many bits, head_dim the larger of D and Dv. Chip 0 is
-    the interpreter. again: of Config.again."""
+    the interpreter. again: of Config.again. masked: of a call that MASKED speaks of."""
     if chip == 0:
         return INTERPRETED
     if again:
         return AGAIN
-    most = next(each for each in HEAD_DIMS if head_dim <= each)
-    return TABLE[chip, _LIKE.get(kernel, kernel), bits, most]
+    name = _LIKE.get(kernel, kernel)
+    rows = (TABLE | MASKED) if masked else TABLE
+    sizes = (each for each in HEAD_DIMS if head_dim <= each)
+    return next(rows[chip, name, bits, each] for each in sizes if (chip, name, bits, each) in rows)

@@ -8,10 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.lower import TableBias
 from relpos.gpu.mode import INTERPRETS
-from relpos.gpu.pair_sums import fold_pairs, sum_pairs
+from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
+from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
