@@ -4,10 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <bit>
-#include <cstring>
 #include <functional>
-#include <list>
 #include <new>
 #include <string>
 #include <vector>
@@ -21,46 +18,14 @@
 #include "testing/allocations.h"
 #include "testing/entries.h"
 #include "testing/files.h"
+#include "testing/held.h"
 
 namespace relpos {
 namespace {
 
 using allocations::Failing;
 using entries::Case;
-
-// Plain memory, which remembers what inputs held.
-class Held final : public entries::Maker {
- public:
-  TensorView input(Tensor numbers, bool) override {
-    before_.push_back(numbers);
-    return inputs_.emplace_back(std::move(numbers)).view();
-  }
-  TensorView gapless(Tensor numbers) override { return input(std::move(numbers), false); }
-  TensorView output(DType dtype, const std::vector<int64_t>& shape) override {
-    return outputs_.emplace_back(dtype, shape).view();
-  }
-
-  bool kept_inputs() const {
-    auto before = before_.begin();
-    return std::all_of(inputs_.begin(), inputs_.end(), [&](const Tensor& now) {
-      const Tensor& then = *before++;
-      const auto bytes = static_cast<size_t>(now.view().numel() * item_size(now.view().dtype));
-      return bytes == 0 || std::memcmp(now.view().data, then.view().data, bytes) == 0;
-    });
-  }
-  std::vector<uint64_t> bits() const {
-    std::vector<uint64_t> all;
-    for (const Tensor& tensor : outputs_) {
-      for (int64_t n = 0; n < tensor.view().numel(); ++n) {
-        all.push_back(std::bit_cast<uint64_t>(tensor.view().load(n)));
-      }
-    }
-    return all;
-  }
-
- private:
-  std::list<Tensor> inputs_, before_, outputs_;
-};
+using entries::Held;
 
 // Gives the blocks that calls kept back to the system: one that is larger than all of them fails at first.
 void drop_kept() {

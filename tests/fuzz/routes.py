@@ -49,7 +49,10 @@ def by_rows(call, returns):
 
     def bias(query, key, q_at, k_at, table):
         q_at, k_at = (x if x.dim() == 2 else x[None] for x in (q_at, k_at))
-        return table[:, (k_at[:, None] - q_at[:, :, None]) % 7].transpose(0, 1)
+        classes = (k_at[:, None] - q_at[:, :, None]) % 7
+        # Its gradient has the same bits at any number of torch's threads; that of indexing has not.
+        chosen = table.index_select(1, classes.flatten())
+        return chosen.unflatten(1, classes.shape).transpose(0, 1)
 
     # One block where each draws what it drops, or where torch would sum their gradients in 16 bits.
     rows = None if call.case["dropout"] or call.fuzz["dtype"] in ("bfloat16", "float16") else 4

@@ -34,7 +34,7 @@ NEAR = {
         *("Terms", "Combined", "Edges", "Shifts", "Dropout", "Threefry", "Units", "FarTiles"),
         "MaskOrder",
     ],
-    "src/values": ["ClassMap", "Tensor", "Option", "Position", "Rotary", "Dense", "Terms"],
+    "src/values": ["ClassMap", "Tensor", "Option", "Position", "Rotary", "Dense", "Terms", "Views"],
     "src/binding": ["Builder", "Networks", "Registered", "GivenTerms", "SomeHeads"],
     "src/call": [
         *("Rotary", "Dense", "Check", "GivenTerms", "SomeHeads", "GuardPages"),
