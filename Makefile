@@ -32,8 +32,9 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools wheels test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, the site in Chromium, the wheels, ARM, and other Tritons; two hours and more
+test-full: site-tools wheels test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, ARM, and other Tritons; two hours and more
 	@$(PY) -m tests.peers.other_cpus
+	@scripts/fuzz.sh
 	@scripts/arm.sh
 	@scripts/tritons.sh
 
