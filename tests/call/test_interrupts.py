@@ -6,7 +6,7 @@ import os
 import sys
 
 from tests.support.cli_tool import run
-from tests.support.patience import heed_interrupts
+from tests.support.patience import heed_interrupts, slowness
 from tests.support.sample import UNBOUND
 
 HALF = {"head_dim": 64, "layout": "half"}
@@ -117,5 +117,6 @@ def test_ctrl_c_ends_every_scheme():
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert len(found) == 2 * len(LARGE)
-    late = {call: spent for call, spent in found.items() if spent is None or spent >= 0.1}
+    most = 0.1 * slowness()  # seconds of processor time; 0.02 were seen
+    late = {call: spent for call, spent in found.items() if spent is None or spent >= most}
     assert not late
