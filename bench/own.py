@@ -142,18 +142,17 @@ def memory(case: Case, _: Budget) -> list[Row]:
     """Peaks of a forward and a backward pass, results among them."""
     match = formulas.pair_bias(FULL, torch.float32)
     dout = torch.randn(match.leaves[0].shape)
-    kept: dict[str, list[Tensor]] = {}
+    kept: list[list[Tensor]] = []
 
-    def run(side: str, call: Callable[[], Tensor]) -> None:
+    def run(call: Callable[[], Tensor]) -> None:
         out = call()
-        kept[side] = [out.detach(), *torch.autograd.grad(out, match.leaves, dout)]
+        kept.append([out.detach(), *torch.autograd.grad(out, match.leaves, dout)])
 
     sides = {"relpos": match.ours, "torch": match.formula}
-    for side, call in sides.items():  # code and stacks of threads come first
-        run(side, call)
-    difference(*kept.values())
-    kept.clear()
-    grown = {side: growth(functools.partial(run, side, call)) for side, call in sides.items()}
+    for call in sides.values():  # code and stacks of threads come first
+        run(call)
+    difference(*kept)  # all stay: the memory of what is freed would be that of the next results
+    grown = {side: growth(functools.partial(run, call)) for side, call in sides.items()}
     note = ", ".join(f"{side} {1e-6 * size:.0f} MB" for side, size in grown.items())
     value = grown["torch"] / grown["relpos"]
     return [case.row(values=[value], seconds={}, rates=[], note=note)]
