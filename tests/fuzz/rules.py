@@ -78,11 +78,14 @@ def placed(case):
     return case["place"] in ("positions", "row-positions")
 
 
+PLACELESS = {"attention_sink", "pair_bias", "pair_rows"}  # what they add depends on no position
+
+
 def no_offset(case):
     """Whether nothing says where queries stand that have another number of keys."""
     queries, keys = numbers_of(case["lengths"])
-    bounded = case["causal"] == "yes" or case["window"] != "none" or names_of(case)
-    return queries != keys and bounded
+    bounded = case["causal"] == "yes" or case["window"] != "none"
+    return queries != keys and (bounded or not PLACELESS.issuperset(names_of(case)))
 
 
 def route(*names):
