@@ -93,7 +93,7 @@ OptionValue checked(const Scheme& scheme, const OptionSpec& spec, OptionValue va
   if (!fits_type(spec.type, value)) refuse(scheme, spec, ErrorKind::kType, value);
   const bool widens = spec.type == OptionType::kFloat || spec.type == OptionType::kValues;
   if (const auto* integer = std::get_if<int64_t>(&value); integer != nullptr && widens) {
-    value = static_cast<double>(*integer);
+    value.emplace<double>(static_cast<double>(*integer));
   }
   if (const auto* number = std::get_if<double>(&value);
       spec.type == OptionType::kValues && number) {
