@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "arguments.h"
+#include "base/parallel.h"
 
 namespace relpos {
 namespace {
@@ -139,6 +140,7 @@ void bind_tools(nb::module_& module) {
     return workspace_bytes(to_view(query, "query"), to_view(key, "key"), to_view(value, "value"),
                            call.position, call.options, backward);
   });
+  module.def("teams_run", &detail::teams_run);
   // For tests and benches: "auto", "fused" or "reference", for every later call of the process.
   module.def("force_path", [](const std::string& path) {
     check_value(path == "auto" || path == "fused" || path == "reference",

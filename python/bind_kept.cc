@@ -1,5 +1,4 @@
-// What a step of training costs the system: its results lie in blocks that the library keeps, so that it
-// touches no page that is new, and its teams of threads are counted.
+// Results of calls in the library's kept blocks, so that a step of training touches no page that is new.
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -7,7 +6,6 @@
 
 #include "arguments.h"
 #include "base/buffer.h"
-#include "base/parallel.h"
 
 namespace relpos {
 namespace {
@@ -62,7 +60,6 @@ nb::object kept_tensor(const std::vector<int64_t>& shape, nb::handle like) {
 
 void bind_kept(nb::module_& module) {
   module.def("kept_tensor", &kept_tensor);
-  module.def("teams_run", &detail::teams_run);
 }
 
 }  // namespace relpos

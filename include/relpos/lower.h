@@ -17,9 +17,8 @@ namespace relpos {
 // term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  std::string
-      kind;  // "distance bias" where the members below hold, "sink" where the last three do; else
-             // what the term is
+  // "distance bias" where the members below hold, "sink" where the last three do; else what the term is.
+  std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
   // The table [H, M]: this parameter, counted over all parts, with its axes in the order of `axes`.

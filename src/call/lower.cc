@@ -43,20 +43,18 @@ LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first
   return term;
 }
 
-LoweredTerm lower_sink(const TermData& sink, const Part& part, int64_t first_parameter) {
-  LoweredTerm term;
-  term.scheme = part.scheme().name;
+// What a sink reads, where it is a whole parameter; else it stays a computed one.
+void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, LoweredTerm& term) {
   term.kind = "computed sink";
-  if (sink.source == nullptr) return term;
+  if (sink.source == nullptr) return;
   const ReadParameter read = SourceReader::parameter_of(*sink.source);
   const bool whole = read.chosen.empty() && std::ranges::is_sorted(read.axes) &&
                      read.axes.size() == static_cast<size_t>(part.parameters[read.index].rank);
-  if (!whole) return term;
+  if (!whole) return;
   term.kind = "sink";
   term.parameter = first_parameter + static_cast<int64_t>(read.index);
   term.axes = read.axes;
   term.multiplier = sink.multiplier;
-  return term;
 }
 
 // The position with initial values in place of its numbers, which `memory` keeps.
@@ -89,15 +87,14 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           lowered.terms.push_back(
               lower_bias((problem.terms.*list)[term], part, first_parameter, problem.heads));
         } else {
-          LoweredTerm other;
+          LoweredTerm& other = lowered.terms.emplace_back();
           other.scheme = part.scheme().name;
           other.kind = kind;
           if constexpr (std::same_as<decltype(list), std::vector<TermData> Terms::*>) {
             if (list == &Terms::sinks) {
-              other = lower_sink((problem.terms.*list)[term], part, first_parameter);
+              read_sink((problem.terms.*list)[term], part, first_parameter, other);
             }
           }
-          lowered.terms.push_back(std::move(other));
         }
       }
     });

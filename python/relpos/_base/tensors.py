@@ -1,12 +1,10 @@
 """What is asked of a tensor argument: its dtype, its rank, and where it lies."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
 
 from relpos import _core
 from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
@@ -14,19 +12,6 @@ from relpos._base.errors import kind_of, shape_of, wrong_type, wrong_value
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32)
 DEVICES = ("cpu", "cuda", "meta")
-_KEPT = 1 << 18  # bytes from which malloc gives the system back what is freed
-
-
-def empty_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Uninitialised and contiguous, of the dtype and the device of `tensor`. On the CPU what is
-    large is a block that the library keeps: new pages take 5 % of a step of B 8 H 8 L 128."""
-    if shape is None:
-        shape = tensor.shape
-        if not tensor.is_cpu or tensor.nbytes < _KEPT:
-            return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    elif not tensor.is_cpu or math.prod(shape) * tensor.itemsize < _KEPT:
-        return tensor.new_empty(shape)
-    return from_dlpack(_core.kept_tensor(shape, tensor))
 
 
 def is_alike(tensor: Any, like: Tensor) -> bool:

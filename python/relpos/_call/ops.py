@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core, gpu
-from relpos._base.operators import define, define_gradient
-from relpos._base.tensors import empty_like
+from relpos._base.operators import define, define_gradient, empty_like
 from relpos._call.call import SCHEMA, Call
 
 _DEVICES = ("CPU", "CUDA")
