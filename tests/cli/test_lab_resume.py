@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 
 import pytest
 from relpos.lab import cli, kept
@@ -87,6 +88,27 @@ def test_a_run_of_other_options_is_not_resumed(tmp_path):
         assert names(folder) == ["asked.json", "lock", "train-0"]
     with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
         assert names(folder) == ["asked.json", "lock"], "one that starts anew"
+
+
+def test_a_run_that_starts_anew_waits_for_a_worker_that_outlived_its_lab(tmp_path):
+    """What that worker still writes would be the first steps of the new run."""
+    with kept.run_folder(tmp_path, ASKED, resume=False) as folder:
+        job = folder / "train-0"
+        job.mkdir()
+    order = []
+
+    def start_anew():
+        with kept.run_folder(tmp_path, ASKED, resume=False):
+            order.append(job.exists())
+
+    with kept.locked(job):
+        anew = threading.Thread(target=start_anew)
+        anew.start()
+        anew.join(0.3)
+        order.append("written")
+        (job / "steps.npz").write_bytes(b"")
+    anew.join()
+    assert order == ["written", False]
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

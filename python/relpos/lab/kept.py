@@ -75,9 +75,9 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
                         f"{out} has, got {value}"
                     )
         else:
-            for entry in folder.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry)
+            for job in filter(Path.is_dir, list(folder.iterdir())):
+                with locked(job):
+                    shutil.rmtree(job)
             write_json(identity, asked)
         yield folder
 

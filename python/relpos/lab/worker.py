@@ -116,14 +116,14 @@ JOBS = {"train": run_train, "continue": run_continue, "compare": run_compare}
 
 
 def main(folder: Path) -> None:
-    job = json.loads((folder / "job.json").read_text())
-    data = kept.read_arrays(folder / "data.npz")
-    torch.set_num_threads(job["threads"])
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
         if (folder / "result.json").exists():
             return
+        job = json.loads((folder / "job.json").read_text())
+        data = kept.read_arrays(folder / "data.npz")
+        torch.set_num_threads(job["threads"])
         result, arrays = JOBS[job["kind"]](job, data, folder)
         kept.write_arrays(folder / "arrays.npz", arrays)
         kept.write_json(folder / "result.json", result)
