@@ -58,8 +58,6 @@ nb::object kept_tensor(const std::vector<int64_t>& shape, nb::handle like) {
 
 }  // namespace
 
-void bind_kept(nb::module_& module) {
-  module.def("kept_tensor", &kept_tensor);
-}
+void bind_kept(nb::module_& module) { module.def("kept_tensor", &kept_tensor); }
 
 }  // namespace relpos
