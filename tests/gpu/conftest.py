@@ -6,7 +6,8 @@ import pytest
 import torch
 
 INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret"
-collect_ignore = ["test_process.py"] if INTERPRETS else ["test_kernels.py", "test_refusals.py"]
+_WITHIN = ["test_kernels.py", "test_reach.py", "test_refusals.py"]
+collect_ignore = ["test_process.py"] if INTERPRETS else _WITHIN
 
 
 @pytest.fixture

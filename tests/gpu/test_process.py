@@ -22,18 +22,30 @@ def ran(code, **env):
     return found.stdout + found.stderr
 
 
-def test_the_kernels_in_the_interpreter(summary):
+def interpreted(*tests):
+    """How many of the tests passed in the interpreter, all of them; and pytest's last line."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider", "--tb=short"],
+        [sys.executable, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider", "--tb=short"],
         env=ENV | {"RELPOS_GPU": "interpret", "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", run.stdout)
-    assert int(passed[1]) > 50
-    summary.append(f"kernels of the GPU in Triton's interpreter: {run.stdout.splitlines()[-1]}")
+    return int(re.search(r"(\d+) passed", run.stdout)[1]), run.stdout.splitlines()[-1]
+
+
+def test_the_kernels_in_the_interpreter(summary):
+    passed, line = interpreted("tests/gpu")
+    assert passed > 50
+    summary.append(f"kernels of the GPU in Triton's interpreter: {line}")
+
+
+def test_ranks_train_in_the_interpreter():
+    """Rings and Ulysses with a T5 table under DDP and FSDP2, over gloo; no call of theirs can go
+    another way."""
+    passed, _ = interpreted("tests/distributed/test_distributed_use.py", "-k", "modules_train")
+    assert passed == 5
 
 
 def test_the_bench_runs_in_the_interpreter():

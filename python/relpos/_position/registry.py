@@ -6,6 +6,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 from relpos import _core
+from relpos.gpu.mode import installed
 
 
 @dataclass(frozen=True)
@@ -147,5 +148,6 @@ def term_schemes() -> tuple[Scheme, ...]:
 
 
 def show_config() -> dict[str, str]:
-    """The SIMD target, threads, state after fork, and what runs on the reference path."""
-    return _core.show_config()
+    """The SIMD target, threads, state after fork, what runs on the reference path, and by which
+    Triton tensors of a GPU are computed."""
+    return _core.show_config() | {"GPU": installed()}

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections import Counter
+from importlib import metadata
 
 _CHOICES = ("auto", "interpret")
 
@@ -31,3 +32,12 @@ COUNTS: Counter[str] = Counter()
 def launches() -> dict[str, int]:
     """{kernel: how often it was launched so far}, of the kernels of this process."""
     return dict(COUNTS)
+
+
+def installed() -> str:
+    """The Triton that computes here, which this does not import."""
+    try:
+        found = f"Triton {metadata.version('triton')}"
+    except metadata.PackageNotFoundError:
+        return "Triton is not installed"
+    return f"the interpreter of {found}, for tensors of the CPU" if INTERPRETS else found
