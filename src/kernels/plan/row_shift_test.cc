@@ -33,5 +33,25 @@ TEST(Shifts, OfKeyBiasesAreSharedByQueriesAtNeighbouringPositions) {
   }
 }
 
+// One query at 10 between two keys, at `before` and `after`, with slopes 8 and 16.
+RowShift between(int64_t before, int64_t after) {
+  random_terms::PlainCall call(3, 1, 2, 8);
+  DistanceBias term;
+  term.slopes = TermData::computed({8.0, 16.0}, {2, 1}, false);
+  call.p.terms.biases.push_back(std::move(term));
+  call.p.positions.consecutive = false;
+  call.p.positions.q = {10};
+  call.p.positions.k = {before, after};
+  return Shifts(call.p).of(0, 0, 0);
+}
+
+TEST(Shifts, OfSlopesAreThoseOfTheNearestKey) {
+  EXPECT_EQ(between(7, 15).distance, -3);
+  EXPECT_EQ(between(7, 15).slopes, -24.0);
+  EXPECT_EQ(between(4, 12).distance, 2);
+  EXPECT_EQ(between(4, 12).slopes, 32.0);
+  EXPECT_EQ(between(7, 13).distance, 3);
+}
+
 }  // namespace
 }  // namespace relpos
