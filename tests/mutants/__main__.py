@@ -32,7 +32,7 @@ NEAR = {
     ],
     "src/kernels": [
         *("Terms", "Combined", "Edges", "Shifts", "Dropout", "Threefry", "Units", "FarTiles"),
-        "MaskOrder",
+        *("MaskOrder", "GuardPages"),
     ],
     "src/values": ["ClassMap", "Tensor", "Option", "Position", "Rotary", "Dense", "Terms", "Views"],
     "src/binding": ["Builder", "Networks", "Registered", "GivenTerms", "SomeHeads"],
