@@ -23,7 +23,7 @@ from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.masks import dense, padding
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.sums import distance_sums, pair_sums, row_sums
-from relpos.gpu.terms import bias, sinks
+from relpos.gpu.terms import bias, rotation, sinks
 from relpos.gpu.tiles import (
     AGAIN,
     DECODE,
@@ -46,11 +46,15 @@ KERNELS = {
         *(pair_sums.sum_pairs, pair_sums.fold_pairs),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
         *(dense.sum_mask, visibility.find_queries, merge_chunks),
+        *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
+        *(rotation.sum_angles, rotation.fold_angles),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE}
+OF_ROWS = {"row_sums": 32, "turn_rows": 16, "write_turn_gradient": 16, "sum_angles": 16}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
+BLOCKS = {"write_turns": 8}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
 PLACES = Places("*i64", "*i64", "i32", "i32")
 PROBLEM = Problem(
@@ -69,6 +73,9 @@ PROBLEM = Problem(
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
 MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+NUMBERS = rotation.Grid("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
+ROWS = NUMBERS._replace(data="*bf16")
+TURN = rotation.Turn(NUMBERS, NUMBERS, "i32", "i32", "i32", "i32", "i32")
 EVERYTHING = PROBLEM._replace(
     places=PLACES,
     spans=SPANS,
@@ -79,18 +86,24 @@ EVERYTHING = PROBLEM._replace(
 )
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
-    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse", "parts", "states"],
+    ["softmax", "cos", "sin", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse", "parts", "states"],
     "*fp32",
 )
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64")
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
 TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
+TYPES |= dict.fromkeys(["x", "to", "of_cos", "of_sin"], ROWS)
+TYPES |= {"dy": NUMBERS, "turn": TURN, "turns": (TURN, TURN), "at": ROWS._replace(data="*i64")}
+TYPES |= {"frequency": NUMBERS._replace(data="*fp64"), "factors": "*fp64"}
 TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
 OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
     "sink_gradient": {"gradient": SINK},
     "sum_mask": {"gradient": MASK},
+    "write_turns": {"pairs": "i32"},
+    "sum_angles": {"parts": "*fp64"},
+    "fold_angles": {"parts": "*fp64", "gradient": ROWS, "pairs": "i32"},
 }
 
 
@@ -141,7 +154,7 @@ def rows() -> list[Row]:
     ]
     others = sorted(KERNELS.keys() - OF_TILES)
     return found + [
-        Row(chip, name, 32, 128, Tile(32 if name == "row_sums" else 64, 64, 4, 3))
+        Row(chip, name, 32, 128, Tile(OF_ROWS.get(name, 64), 64, 4, 3))
         for chip in SHARED_KIB
         for name in others
     ]
@@ -172,9 +185,13 @@ def constants_of(row: Row) -> dict[str, Any]:
         "BV": row.head_dim,
         "BM": row.tile.queries,
         "LOG": LOG2[row.tile.queries],
-        "BLOCK": 32,
+        "BLOCK": BLOCKS.get(row.kernel, 32),
         "ROWS": 16,
         "CELLS": 32,
+        "BD": row.head_dim,
+        "PAIRS": (64, 16) if row.kernel == "turn_rows" else 64,
+        "INVERSE": True,
+        "FLOAT32": False,
     }
 
 

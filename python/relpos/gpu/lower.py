@@ -11,6 +11,7 @@ from torch import Tensor
 
 from relpos import _core
 from relpos.gpu.problem import Places
+from relpos.gpu.turn_term import TurnTerm, turn_of
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -19,6 +20,7 @@ _READ = {
     *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
 }
+_AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
 
@@ -90,6 +92,8 @@ class _Plan(NamedTuple):
     scale: float
     terms: tuple[TableBias, ...]
     sinks: tuple[SinkTerm, ...]
+    turns: tuple[TurnTerm, ...]
+    reads_positions: bool  # the above holds where tokens stand as they were read
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
 
@@ -100,7 +104,7 @@ class Lowered:
     Attributes:
       scale: of the scores.
       terms: distance biases of the position.
-      sinks: of the position.
+      sinks, turns: of the position.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
@@ -109,7 +113,9 @@ class Lowered:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
-        self.scale, self.terms, self.sinks, self.tokens = _plan(query, key, value, call)
+        plan = _plan(query, key, value, call)
+        self.scale, self.terms, self.sinks, self.turns = plan[:4]
+        self.tokens = plan.tokens
         self.parameters = call.parameters
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
@@ -149,6 +155,23 @@ class Lowered:
         else:
             return None
         return Places(q, k, *(x.shape[-1] if x.dim() == 2 and len(x) > 1 else 0 for x in (q, k)))
+
+    @cached_property
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """int64 [1 or B, Lq] and [1 or B, Lk]; one tensor where both stand at the same."""
+        call, sizes = self._call, (self._query.shape[2], self._key.shape[2])
+        if self.places is not None:
+            q, k = (x.view(-1, x.shape[-1]) for x in (self.places.q, self.places.k))
+            return q, k
+        if self.shift == 0 and sizes[0] == sizes[1]:
+            return (self._run(call.q_offset or 0, None, sizes[0]),) * 2
+        q = self._run(call.q_offset or 0, call.q_offsets, sizes[0])
+        return q, self._run(call.k_offset, call.k_offsets, sizes[1])
+
+    def _run(self, first: int, firsts: Tensor | None, length: int) -> Tensor:
+        """Consecutive positions."""
+        at = torch.arange(length, device=self._query.device)
+        return (at + first)[None] if firsts is None else at + firsts[:, None]
 
     @cached_property
     def spans(self) -> Tensor | None:
@@ -227,7 +250,14 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
         if len(_plans) >= _KEPT:
             _plans.clear()
         _plans[given] = made
-    return _plans[given]
+    if not _plans[given].reads_positions:
+        return _plans[given]
+    at = {name: getattr(call, name) for name in _AT if getattr(call, name) is not None}
+    if not at:
+        return _plans[given]
+    at = {name: tensor.cpu() for name, tensor in at.items()}
+    plain = call._replace(attn_mask=None, key_padding_mask=None, dropout_p=0.0, seed=None)
+    return _made_plan(query, key, value, plain._replace(**at), reads=True)
 
 
 def _shape(value: Any) -> Any:
@@ -239,23 +269,28 @@ def _shape(value: Any) -> Any:
     return value
 
 
-def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
-    scale, consecutive, terms = _core.lower(query, key, value, call)
+def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
+    scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
     read: set[int] = set()
-    biases, sinks = [], []
-    for scheme, kind, starts, classes, parameter, axes, multiplier in terms:
-        if kind not in ("distance bias", "sink"):
+    biases, sinks, turns = [], [], []
+    for scheme, kind, starts, classes, parameter, axes, multiplier, turn in terms:
+        if kind not in ("distance bias", "sink", "rotation"):
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
-        if parameter in read:
+        if kind == "rotation":
+            turns.append(turn_of(turn, query.shape[2], key.shape[2]))
+            parameters = {numbers.parameter for numbers in turns[-1].numbers}
+        else:
+            parameters = {parameter}
+        if parameters & read:
             refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
-        read.add(parameter)
+        read |= parameters
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
-        else:
+        elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    return _Plan(scale, tuple(biases), tuple(sinks), tokens)
+    return _Plan(scale, tuple(biases), tuple(sinks), tuple(turns), reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,9 @@ from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lower import Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
+from relpos.gpu.numbers import Numbers
 from relpos.gpu.problem import Config, Problem, Spans
+from relpos.gpu.rotations import Rotations
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
@@ -76,14 +78,19 @@ scores_backward = scores
 
 
 class Run:
-    """The launches of one call with queries."""
+    """The launches of one call with queries. query and key are as the scores multiply them, plain
+    as the call gives them."""
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
+        self.rotations = Rotations(self, lowered.turns)
+        self.plain = query, key
+        turned = self.rotations.turned
+        query, key = turned(query, self.rotations.of_queries), turned(key, self.rotations.of_keys)
+        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         terms = tuple(self.bias(term) for term in lowered.terms)
         masks, mask_functions = masks_of(lowered, query, key)
         self.functions = {"scores": (bias_score,) * len(terms), "masks": mask_functions}
@@ -225,12 +232,15 @@ class Run:
         dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
-        if dk is not None or dv is not None:
+        rotations = self.rotations
+        turns = rotations.trains(of_parameters)
+        to_dq, to_dk = rotations.room(self.query, dq), rotations.room(self.key, dk)
+        if dk is not None or dv is not None or turns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
                 again=True,
-                dk=torch.empty_like(self.key, memory_format=_DENSE) if dk is None else dk,
+                dk=to_dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
@@ -240,12 +250,12 @@ class Run:
             )
         tables = [term for term in self.lowered.terms if of_parameters[term.parameter] is not None]
         sums = Sums.of(self, tables)
-        if dq is not None or tables:
+        if dq is not None or tables or turns:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
-                dq=torch.empty_like(self.query, memory_format=_DENSE) if dq is None else dq,
+                dq=to_dq,
                 ends=sums.ends,
                 lo=sums.lo,
                 hi=sums.hi,
@@ -254,12 +264,15 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
+        query, key = self.plain
+        rotations.finish((query, to_dq, dq), (key, to_dk, dk), of_parameters)
         write_gradients(self, tables, sums, given, of_parameters)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
         for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
             self.of_sink(term.multiplier, sink, of_parameters[term.parameter], given)
         read = {term.parameter for term in (*self.lowered.terms, *self.lowered.sinks)}
+        read |= {each.parameter for term in self.lowered.turns for each in term.numbers}
         for n, wanted in enumerate(of_parameters):
             if wanted is not None and n not in read:
                 wanted.zero_()
@@ -345,6 +358,9 @@ class Run:
             BLOCK=256,
         )
         return Bias(cells, stride, lo, width)
+
+    def parameter(self, numbers: Numbers) -> Tensor:
+        return self.lowered.parameters[numbers.parameter]
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""
