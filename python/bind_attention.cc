@@ -99,8 +99,14 @@ Bound::Bound(const nb::tuple& call, ReadTensor read) {
   position = to_position(text, parameters, read);
 }
 
+nb::object lowered_numbers(const LoweredNumbers& numbers) {
+  if (numbers.parameter < 0) return nb::none();
+  return nb::make_tuple(numbers.parameter, numbers.axes, numbers.chosen, numbers.multiplier);
+}
+
 // (scale, whether tokens are consecutive, terms) of a call of which shapes, dtypes and plain options
-// alone are read; a term is (scheme, kind, starts, classes, parameter, axes, multiplier): lower.h.
+// alone are read; a term is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor,
+// added, scale)), with numbers (parameter, axes, chosen, multiplier) or None: lower.h.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
   const Bound call(options, shape_of);
   const LoweredCall lowered =
@@ -108,8 +114,11 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
             to_view(value, "value", shape_of), call.position, call.options);
   nb::list terms;
   for (const LoweredTerm& term : lowered.terms) {
-    terms.append(nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter,
-                                term.axes, term.multiplier));
+    terms.append(
+        nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter, term.axes,
+                       term.multiplier,
+                       nb::make_tuple(lowered_numbers(term.table), lowered_numbers(term.factor),
+                                      lowered_numbers(term.added), term.scale)));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, nb::tuple(terms));
 }

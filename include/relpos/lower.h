@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/attention.h"
@@ -13,11 +14,21 @@
 RELPOS_EXPORT_BEGIN
 namespace relpos {
 
-// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], or another
-// term, of which its kind alone is said.
+// Numbers of a term: multiplier times a parameter, counted over all parts, of whose axes `chosen` ones went,
+// with the entry that stayed, and the rest stand in the order of `axes`, in which -1 is an axis of size 1.
+struct LoweredNumbers {
+  int64_t parameter = -1;  // -1: not given
+  std::vector<int> axes;
+  std::vector<std::pair<int, int64_t>> chosen;
+  double multiplier = 1.0;
+};
+
+// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
+// rows of terms.h, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members below hold, "sink" where the last three do; else what the term is.
+  // "distance bias" where the members up to `multiplier` hold, "sink" where the three before it do; "row
+  // table" where classes and the members from `table` on hold; else what the term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -25,6 +36,8 @@ struct LoweredTerm {
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;
+  LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
+  double scale = 1.0;                   // of the products, resolved
 };
 
 struct LoweredCall {
