@@ -117,7 +117,8 @@ nb::object lowered_turn(const LoweredTurn& turn) {
 
 // (scale, whether tokens are consecutive, whether positions were read, terms) of a call of which shapes,
 // dtypes and plain options alone are read, and with `reads` tensors of options, which lie on the CPU; a term
-// is (scheme, kind, starts, classes, parameter, axes, multiplier, turn): lower.h.
+// is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added,
+// scale), turn), with numbers (parameter, axes, chosen, multiplier) or None: lower.h.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
   const Bound call(options, shape_of, reads ? memory_of : shape_of);
@@ -127,7 +128,11 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
   nb::list terms;
   for (const LoweredTerm& term : lowered.terms) {
     terms.append(nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter,
-                                term.axes, term.multiplier, lowered_turn(term.turn)));
+                                term.axes, term.multiplier,
+                                nb::make_tuple(lowered_numbers(term.table),
+                                               lowered_numbers(term.factor),
+                                               lowered_numbers(term.added), term.scale),
+                                lowered_turn(term.turn)));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
                         nb::tuple(terms));

@@ -41,12 +41,13 @@ struct LoweredTurn {
   std::vector<int64_t> q, k;  // [axes, 1 or B, Lq], [axes, 1 or B, Lk]
 };
 
-// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], or another
-// term, of which its kind alone is said.
+// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
+// rows of terms.h, a rotation, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members below hold but the last, "sink" where the three before it do, "rotation"
-  // where the last does; else what the term is.
+  // "distance bias" where the members up to `multiplier` hold, "sink" where the three before it do; "row
+  // table" where classes and the members from `table` on hold, "rotation" where `turn` does; else what the
+  // term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -54,6 +55,8 @@ struct LoweredTerm {
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;
+  LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
+  double scale = 1.0;                   // of the products, resolved
   LoweredTurn turn;
 };
 

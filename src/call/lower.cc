@@ -17,12 +17,17 @@
 namespace relpos {
 namespace {
 
+// Whether the class map of a term may be one that is given with the call.
+bool maps_are_given(const Part& part) {
+  return std::ranges::any_of(part.specs(),
+                             [](const ParameterSpec& spec) { return spec.integers(); });
+}
+
 // What a bias is, where it is other than a table that a parameter holds, read by distances.
 std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
-  const auto integers = [](const ParameterSpec& spec) { return spec.integers(); };
   if (bias.slopes.view.given()) return "slopes";
   if (bias.coordinates) return "distance bias of a coordinate";
-  if (std::ranges::any_of(part.specs(), integers)) return "distance bias of a given map";
+  if (maps_are_given(part)) return "distance bias of a given map";
   if (bias.table.source == nullptr) return "computed distance bias";
   const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
   const std::vector<int64_t> shape = part.parameters[read.index].dims();
@@ -140,6 +145,23 @@ void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, 
   term.multiplier = sink.multiplier;
 }
 
+// A table of rows; `term.kind` is its kind's, and says more of what is not lowered.
+void lower_rows(const RowTable& rows, const Part& part, int64_t first_parameter, double scale,
+                LoweredTerm& term) {
+  if (rows.coordinates) {
+    term.kind += " of a coordinate";
+  } else if (maps_are_given(part)) {
+    term.kind += " of a given map";
+  } else if (!read_numbers(rows.table, first_parameter, term.table) ||
+             !read_numbers(rows.factor, first_parameter, term.factor) ||
+             !read_numbers(rows.added, first_parameter, term.added)) {
+    term.kind = "computed " + term.kind;
+  } else {
+    std::tie(term.starts, term.classes) = rows.map.runs();
+    term.scale = rows.scale.value_or(scale);
+  }
+}
+
 // The position with initial values in place of its numbers, which `memory` keeps.
 Position with_stand_ins(Position position, std::list<std::vector<double>>& memory) {
   for (Part& part : position.parts) {
@@ -180,6 +202,8 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           } else if constexpr (std::same_as<decltype(list), std::vector<Rotation> Terms::*>) {
             lower_rotation((problem.terms.*list)[term], first_parameter, other);
             lowered.reads_positions |= other.turn.by == "coordinates";
+          } else if constexpr (std::same_as<decltype(list), std::vector<RowTable> Terms::*>) {
+            lower_rows((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
           }
         }
       }

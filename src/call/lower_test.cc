@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/error.h"
@@ -118,16 +119,41 @@ TEST(Lower, RotationsSayWhereInputsLie) {
   EXPECT_EQ(given.terms[0].turn.numbers[3].parameter, 3);
 }
 
+TEST(Lower, RowsOfATableAndWhatMeetsThem) {
+  const LoweredTerm shaw = lowered("shaw(head_dim=4, max_distance=2, values=False)").terms.at(0);
+  EXPECT_EQ(shaw.kind, "row table");
+  EXPECT_EQ(shaw.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
+  EXPECT_EQ(shaw.table.parameter, 0);
+  EXPECT_EQ(shaw.table.axes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(shaw.factor.parameter, -1);
+  EXPECT_EQ(shaw.scale, 0.5);
+  Position position =
+      parse_position("shaw(head_dim=4, max_distance=2, values=False)+wavlm(heads=2)");
+  position.parts[0].parameters = {blank({5, 4})};
+  position.parts[1].parameters = {blank({320, 2}), blank({1, 2, 8, 1})};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredTerm gated = lower(qkv, qkv, qkv, position, {}).terms.at(1);
+  EXPECT_EQ(gated.table.parameter, 1);
+  EXPECT_EQ(gated.table.axes, (std::vector<int>{1, 0, -1}));
+  EXPECT_EQ(gated.factor.parameter, 2);
+  EXPECT_EQ(gated.added.parameter, -1);
+  EXPECT_EQ(gated.scale, 1.0);
+  const LoweredTerm vits = lowered("vits(head_dim=4, window_size=2)").terms.at(0);
+  EXPECT_EQ(vits.table.chosen, (std::vector<std::pair<int, int64_t>>{{0, 0}}));
+  EXPECT_EQ(vits.table.axes, (std::vector<int>{1, 2}));
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"xpos(head_dim=4, layout=half)", "decaying rotation"},
            {"alibi(heads=2)", "slopes"},
            {"kerple_log(heads=2)", "computed distance bias"},
-           {"shaw(head_dim=4, max_distance=2)", "row table"}}) {
+           {"gemma_audio(heads=2, head_dim=4, width=8)", "computed row table"},
+           {"decomposed(head_dim=4, grid=[2, 4])", "row table of a coordinate"}}) {
     const LoweredCall call = lowered(text);
     ASSERT_FALSE(call.terms.empty()) << text;
-    EXPECT_EQ(call.terms[0].kind, kind) << text;
-    EXPECT_TRUE(call.terms[0].classes.empty()) << text;
+    EXPECT_EQ(call.terms.back().kind, kind) << text;
+    EXPECT_TRUE(call.terms.back().classes.empty()) << text;
   }
   EXPECT_TRUE(lowered("").terms.empty());
   EXPECT_FALSE(lowered("swin(heads=2, window=[3])").consecutive);

@@ -69,7 +69,9 @@ def bounds(call, keep=None):
     more = {"out": of_out, "lse": of_lse.log()}
     turning = {f"part {n}" for n, term in enumerate(signed.terms) if "rotate" in term}
     for (name, _), product, table in zip(call.leaves(), of_products, of_tables, strict=True):
-        more[f"gradient of {name}"] = product if name in "qkv" or name.rpartition(" ")[0] in turning else table
+        more[f"gradient of {name}"] = (
+            product if name in "qkv" or name.rpartition(" ")[0] in turning else table
+        )
     return {
         name: Bounded(each.exact, (1 + 2 * u) * (each.bound + more[name]))
         for name, each in found.items()

@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpreterBuilder
 
 from tests.gpu.cases import FACTORS, PLAIN, Here, drawn, judged, number_of
 
+
 @pytest.mark.parametrize("case", list(drawn()), ids=number_of)
 def test_a_call_keeps_the_promise(case, garbage):
     assert not judged(case), case

@@ -5,6 +5,7 @@ import relpos
 import torch
 from relpos._call.call import Call as Fields
 from relpos.gpu.rotations import grid
+from relpos.gpu.rows import chunks
 from relpos.gpu.terms.rotation import write_turns
 
 from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
@@ -33,6 +34,17 @@ TABLES = PLAIN | {"position": "rotary_tables#0", "mask": "padding", "queries": 3
 )
 def test_a_call_that_turns_keeps_the_promise(case, garbage):
     assert not judged(case), case
+
+
+@pytest.mark.parametrize("name", ["rope", "mrope", "rope_mixed", "rotary_tables"])
+def test_chunks_of_queries_turn_as_the_whole(name, garbage, monkeypatch):
+    """Beside a table of rows, whose calls are computed as several."""
+    monkeypatch.setattr(chunks, "LEAST", 16)
+    monkeypatch.setattr(chunks, "MOST_BYTES", 1)
+    position = f"{name}#1+music_transformer#0"
+    assert not judged(
+        PLAIN | {"position": position, "queries": 33, "keys": 33, "mask": "", "offsets": "zero"}
+    )
 
 
 @pytest.mark.parametrize("float32", [False, True])

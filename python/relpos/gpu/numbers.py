@@ -1,13 +1,13 @@
 """Where numbers of a term lie."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 
 class Numbers(NamedTuple):
-    """multiplier * a parameter, of whose axes `chosen` ones went, with the entry that stayed, and the
-    rest stand in the order of `axes`, in which -1 is an axis of size 1."""
+    """multiplier * a parameter, of whose axes `chosen` ones went, with the entry that stayed, and
+    the rest stand in the order of `axes`, in which -1 is an axis of size 1."""
 
     parameter: int
     axes: tuple[int, ...]
@@ -24,3 +24,10 @@ class Numbers(NamedTuple):
         for n, axis in enumerate(self.axes):
             found = found.unsqueeze(n) if axis < 0 else found
         return found
+
+
+def numbers_of(lowered: Any) -> Numbers | None:
+    if lowered is None:
+        return None
+    parameter, axes, chosen, multiplier = lowered
+    return Numbers(parameter, tuple(axes), tuple(chosen), multiplier)

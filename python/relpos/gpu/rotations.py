@@ -10,6 +10,7 @@ from torch import Tensor
 
 from relpos.gpu.layout import padded, room_for
 from relpos.gpu.mode import INTERPRETS
+from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rotation import (
     Grid,
     Turn,
@@ -34,13 +35,14 @@ class Rotations:
         self.of_queries = tuple(queries for queries, _ in turns)
         self.of_keys = tuple(keys for _, keys in turns)
 
-    def turned(self, x: Tensor, turns: tuple[Turn, ...]) -> Tensor:
-        """R x of queries or keys x, rounded to their type."""
-        if not turns or not x.numel():
-            return x
-        to = room_for(x)
-        self._turn(x, to, turns, inverse=False)
-        return to
+    def turned(self, query: Tensor, key: Tensor) -> list[Tensor]:
+        """R of both, rounded to their type."""
+        found = []
+        for x, turns in ((query, self.of_queries), (key, self.of_keys)):
+            found.append(room_for(x) if turns and x.numel() else x)
+            if found[-1] is not x:
+                self._turn(x, found[-1], turns, inverse=False)
+        return found
 
     def room(self, like: Tensor, wanted: Tensor | None) -> Tensor:
         """Where a pass writes the gradient of queries or keys [B, H, L, D]."""
@@ -48,16 +50,16 @@ class Rotations:
             return self.run.floats(*like.shape)
         return torch.empty_like(like, memory_format=_DENSE) if wanted is None else wanted
 
-    def trains(self, of_parameters: Sequence[Tensor | None]) -> bool:
+    def trains(self, targets: Targets) -> bool:
         """Whether gradients are wanted of what rows turn by."""
         numbers = (each for term in self.terms for each in term.numbers)
-        return any(of_parameters[each.parameter] is not None for each in numbers)
+        return any(targets.wants(each.parameter) for each in numbers)
 
     def finish(
         self,
         of_queries: tuple[Tensor, Tensor | None, Tensor | None],
         of_keys: tuple[Tensor, Tensor | None, Tensor | None],
-        of_parameters: Sequence[Tensor | None],
+        targets: Targets,
     ) -> None:
         """Writes what is wanted, from (x, the gradient of R x, where that of x is wanted) of either
         side, with None where a pass did not run."""
@@ -66,12 +68,15 @@ class Rotations:
         for (_, given, wanted), turns in ((of_queries, self.of_queries), (of_keys, self.of_keys)):
             if wanted is not None and wanted.numel():
                 self._turn(given, wanted, turns, inverse=True)
-        if not self.trains(of_parameters):
+        if not self.trains(targets):
             return
         q, dq, _ = of_queries
         k, dk, _ = of_keys
         for n, term in enumerate(self.terms):
-            to = [of_parameters[each.parameter] for each in term.numbers]
+            to = [
+                targets.to(each.parameter) if targets.wants(each.parameter) else None
+                for each in term.numbers
+            ]
             if all(each is None for each in to):
                 continue
             if term.by == "tables":
@@ -130,11 +135,16 @@ class Rotations:
             q, k = (each.view(self.run.parameter(each))[..., None] for each in term.numbers)
             return q, k
         if term.by == "coordinates":
-            q = term.q.to(self.run.device)
-            return q, q if term.k is term.q else term.k.to(self.run.device)
+            q = self._own(term.q).to(self.run.device)
+            same = term.k is term.q and q.shape == term.q.shape
+            return q, q if same else term.k.to(self.run.device)
         q, k = self.run.lowered.positions
         at = q[:, None, :, None]
         return at, at if k is q else k[:, None, :, None]
+
+    def _own(self, coordinates: Tensor) -> Tensor:
+        """Those of the queries, of coordinates [.., axes, Lq, 1] of all queries of the call."""
+        return coordinates.narrow(2, self.run.lowered.first, self.run.queries)
 
     def _written(self, term: TurnTerm, at: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [.., tables, L, pairs] of tokens at coordinates [.., axes, L, 1]."""
@@ -218,7 +228,7 @@ class Rotations:
         to = numbers.view(wanted)[None]
         _, axes, tables, pairs = to.shape
         sides = (
-            (*of_queries, self.of_queries[n], term.q_near),
+            (*of_queries, self.of_queries[n], self._own(term.q_near)),
             (*of_keys, self.of_keys[n], term.k_near),
         )
         counts = [x.shape[0] * triton.cdiv(x.shape[2], _ROWS) for x, *_ in sides]

@@ -19,10 +19,15 @@ from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.numbers import Numbers
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
+from relpos.gpu.rows import chunks
+from relpos.gpu.rows.launches import rows_of
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
+from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
+from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.rows import row_score
 from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 from relpos.gpu.visibility import find_queries
@@ -48,7 +53,7 @@ def attention(
     if not query.numel():
         return
     with on(query.device):
-        Run(lowered, query, key, value).forward(out, softmax, lse)
+        chunks.forward(Run, lowered, (query, key, value), (out, softmax, lse))
 
 
 def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tensor | None]) -> None:
@@ -62,8 +67,8 @@ def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tens
                 wanted.zero_()
         return
     with on(query.device):
-        run = Run(lowered, query, key, value)
-        run.backward(out, softmax, dout, dlse, gradients)
+        tensors = (query, key, value), (out, softmax, dout, dlse)
+        chunks.backward(Run, lowered, *tensors, gradients)
 
 
 def attention_weights(*_: Any) -> None:
@@ -86,14 +91,16 @@ class Run:
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
-        self.rotations = Rotations(self, lowered.turns)
         self.plain = query, key
-        turned = self.rotations.turned
-        query, key = turned(query, self.rotations.of_queries), turned(key, self.rotations.of_keys)
-        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
-        terms = tuple(self.bias(term) for term in lowered.terms)
+        self.rotations = Rotations(self, lowered.turns)
+        self.query, self.key = map(aligned, self.rotations.turned(query, key))
+        self.value = aligned(value)
+        terms = [(self.bias(term), bias_score) for term in lowered.terms]
+        if lowered.rows:
+            terms.append((rows_of(self, lowered.rows), row_score))
+        scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(lowered, query, key)
-        self.functions = {"scores": (bias_score,) * len(terms), "masks": mask_functions}
+        self.functions = {"scores": scores, "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -101,7 +108,7 @@ class Run:
             right=lowered.right,
             places=lowered.places,
             spans=spans_of(lowered.spans),
-            terms=terms,
+            terms=tuple(term for term, _ in terms),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -115,7 +122,7 @@ class Run:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
         problem = self.problem
         given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given)
+        masked = any(each is not None for each in given) or bool(self.lowered.rows)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -232,9 +239,9 @@ class Run:
         dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
+        targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
-        turns = rotations.trains(of_parameters)
-        to_dq, to_dk = rotations.room(self.query, dq), rotations.room(self.key, dk)
+        turns, to_dk = rotations.trains(targets), rotations.room(self.key, dk)
         if dk is not None or dv is not None or turns:
             self.pairs(
                 backward_keys,
@@ -248,9 +255,18 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
-        tables = [term for term in self.lowered.terms if of_parameters[term.parameter] is not None]
-        sums = Sums.of(self, tables)
-        if dq is not None or tables or turns:
+        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
+        rows = [
+            table
+            for table in self.lowered.rows
+            if dq is not None or any(targets.wants(n.parameter) for n in table.numbers())
+        ]
+        sums = Sums.of(self, [term.map for term in (*tables, *rows)])
+        wide = dq
+        if dq is not None and rows:
+            wide = self.floats(*dq.shape)
+        to_dq = rotations.room(self.query, wide)
+        if dq is not None or tables or rows or turns:
             self.pairs(
                 backward_queries,
                 self.of_queries,
@@ -265,17 +281,18 @@ class Run:
                 **given,
             )
         query, key = self.plain
-        rotations.finish((query, to_dq, dq), (key, to_dk, dk), of_parameters)
-        write_gradients(self, tables, sums, given, of_parameters)
+        rotations.finish((query, to_dq, wide), (key, to_dk, dk), targets)
+        write_gradients(self, tables, sums, given, targets)
+        if rows:
+            write_row_gradients(self, sums, given, wide, targets)
+        if dq is not None and wide is not dq:
+            dq.copy_(wide)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
         for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
-            self.of_sink(term.multiplier, sink, of_parameters[term.parameter], given)
-        read = {term.parameter for term in (*self.lowered.terms, *self.lowered.sinks)}
-        read |= {each.parameter for term in self.lowered.turns for each in term.numbers}
-        for n, wanted in enumerate(of_parameters):
-            if wanted is not None and n not in read:
-                wanted.zero_()
+            if targets.wants(term.parameter):
+                self.of_sink(term.multiplier, sink, targets.to(term.parameter), given)
+        targets.finish()
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
         sums = self.floats(self.batch, self.heads, self.queries)
@@ -313,12 +330,8 @@ class Run:
         )
         return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
 
-    def of_sink(
-        self, multiplier: float, sink: Sink, to: Tensor | None, given: dict[str, Any]
-    ) -> None:
-        """The gradient of a sink, where it is wanted."""
-        if to is None:
-            return
+    def of_sink(self, multiplier: float, sink: Sink, to: Tensor, given: dict[str, Any]) -> None:
+        """The gradient of a sink."""
         self.launch(
             sink_gradient,
             (self.heads * (self.batch if to.dim() == 3 else 1),),

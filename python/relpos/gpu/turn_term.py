@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos.gpu.numbers import Numbers
+from relpos.gpu.numbers import Numbers, numbers_of
 
 
 class TurnTerm(NamedTuple):
@@ -28,11 +28,19 @@ class TurnTerm(NamedTuple):
     q_near: Tensor
     k_near: Tensor
 
+    def of_queries(self) -> list[tuple[Numbers, int]]:
+        """Numbers of each query, and the axis of their parameter that is that of queries."""
+        of_each = {"inputs": self.numbers[:1], "tables": self.numbers[:2]}.get(self.by, ())
+        last = 1 if self.by == "inputs" else 2
+        return [(numbers, numbers.axes[-last]) for numbers in of_each]
+
 
 def turn_of(lowered: Any, queries: int, keys: int) -> TurnTerm:
     """Of what _core.lower says of a rotation, in a call of so many queries and keys."""
-    start, dims, interleaved, magnitude, float32_angles, axes, frequency, by, numbers, q, k = lowered
-    numbers = tuple(Numbers(n, tuple(at), tuple(chosen), x) for n, at, chosen, x in numbers)
+    start, dims, interleaved, magnitude, float32_angles, axes, frequency, by, numbers, q, k = (
+        lowered
+    )
+    numbers = tuple(map(numbers_of, numbers))
 
     def coordinates(numbers: list[int], length: int) -> Tensor:
         """[axes, .., L] as [.., axes, L, 1]."""
