@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/attention.h"
@@ -13,11 +14,40 @@
 RELPOS_EXPORT_BEGIN
 namespace relpos {
 
-// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], or another
-// term, of which its kind alone is said.
+// Numbers of a term: multiplier times a parameter, counted over all parts, of whose axes `chosen` ones went,
+// with the entry that stayed, and the rest stand in the order of `axes`, in which -1 is an axis of size 1.
+struct LoweredNumbers {
+  int64_t parameter = -1;  // -1: not given
+  std::vector<int> axes;
+  std::vector<std::pair<int, int64_t>> chosen;
+  double multiplier = 1.0;
+};
+
+// A rotation of the dimensions [start, start + dims) of queries and keys (terms.h). Pair p of a token of key
+// head h turns by the sum over the axes of coordinate[axis] * frequency[axis, h, p].
+struct LoweredTurn {
+  int64_t start = 0, dims = 0;
+  bool interleaved = false;  // pairs (2p, 2p + 1), else (p, p + dims / 2)
+  double magnitude = 1.0;
+  bool float32_angles = false;
+  int64_t axes = 0;               // 0: cosines and sines are given
+  std::vector<double> frequency;  // [axes, dims / 2]: of all heads; empty: of `numbers`
+  // "position": the coordinate is the position; "inputs": those of queries [B, axes, Lq] and of keys are
+  // `numbers`; "coordinates": they are below, and `numbers` the frequencies [axes, Hk or 1, dims / 2], if
+  // these are trained; "tables": `numbers` are cosines and sines of queries, then of keys, [B, L, dims / 2]
+  // or [B, Hk or 1, L, dims / 2].
+  std::string by;
+  std::vector<LoweredNumbers> numbers;
+  std::vector<int64_t> q, k;  // [axes, 1 or B, Lq], [axes, 1 or B, Lk]
+};
+
+// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
+// rows of terms.h, a rotation, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members below hold, "sink" where the last three do; else what the term is.
+  // "distance bias" where the members up to `multiplier` hold, "sink" where the three before it do; "row
+  // table" where classes and the members from `table` on hold, "rotation" where `turn` does; else what the
+  // term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -25,11 +55,16 @@ struct LoweredTerm {
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;
+  LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
+  double scale = 1.0;                   // of the products, resolved
+  LoweredTurn turn;
 };
 
 struct LoweredCall {
   double scale = 1.0;       // of the scores
   bool consecutive = true;  // tokens stand at consecutive positions, from the call's offsets on
+  // What is said of the terms holds at the positions that were read alone.
+  bool reads_positions = false;
   std::vector<LoweredTerm> terms;
 };
 

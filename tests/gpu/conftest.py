@@ -1,13 +1,18 @@
 """What the interpreter runs is collected where RELPOS_GPU=interpret is set."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret"
-_WITHIN = ["test_kernels.py", "test_reach.py", "test_refusals.py"]
-collect_ignore = ["test_process.py"] if INTERPRETS else _WITHIN
+_STARTS = "test_process.py"  # the others, where there is an interpreter
+collect_ignore = [
+    path.name
+    for path in Path(__file__).parent.glob("test_*.py")
+    if (path.name == _STARTS) == INTERPRETS
+]
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ import triton.language as tl
 
 class Dropout(NamedTuple):
     """drawn int64 [2]: the seed, and the word below which a pair is dropped. scale: what a kept
-    weight is multiplied by."""
+    weight is multiplied by. first: the number of the first query."""
 
     drawn: Any
     scale: Any
+    first: Any
 
 
 @triton.jit
@@ -72,7 +73,7 @@ def factors(dropout, at, CONFIG: tl.constexpr):
     w0, w1, w2, w3 = words(
         none + tl.cast(k0 // 64 * 16 + n, tl.uint32),
         none,
-        none + tl.cast(q0 + a, tl.uint32),
+        none + tl.cast(dropout.first + q0 + a, tl.uint32),
         none,
         tl.cast(seed & 0xFFFFFFFF, tl.uint32),
         tl.cast((seed >> 32) & 0xFFFFFFFF, tl.uint32),

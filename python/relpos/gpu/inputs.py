@@ -55,4 +55,5 @@ def dropout_of(lowered: Lowered, device: torch.device) -> Dropout | None:
         return None
     threshold = min(math.floor(p * 2.0**32 + 0.5), 2**32 - 1)
     drawn = torch.tensor([int(lowered.seed), threshold], dtype=torch.int64)
-    return Dropout(drawn.to(device), 1.0 / (1.0 - p) if p < 1.0 else 0.0)
+    scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
+    return Dropout(drawn.to(device), scale, lowered.first)

@@ -2,7 +2,9 @@
 options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
 the GPU."""
 
+from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -10,7 +12,10 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.numbers import numbers_of
 from relpos.gpu.problem import Places
+from relpos.gpu.rows.tables import Table
+from relpos.gpu.turn_term import TurnTerm, turn_of
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -19,6 +24,7 @@ _READ = {
     *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
 }
+_AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
 
@@ -90,6 +96,9 @@ class _Plan(NamedTuple):
     scale: float
     terms: tuple[TableBias, ...]
     sinks: tuple[SinkTerm, ...]
+    rows: tuple[Table, ...]
+    turns: tuple[TurnTerm, ...]
+    reads_positions: bool  # the above holds where tokens stand as they were read
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
 
@@ -100,17 +109,21 @@ class Lowered:
     Attributes:
       scale: of the scores.
       terms: distance biases of the position.
-      sinks: of the position.
+      sinks, turns: of the position.
+      rows: tables whose rows meet the queries.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
+      first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
       left, right: a query sees keys at distances from -left to right.
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
-        self.scale, self.terms, self.sinks, self.tokens = _plan(query, key, value, call)
-        self.parameters = call.parameters
+        plan = _plan(query, key, value, call)
+        self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
+        self.rows, self.turns, self.tokens = plan.rows, plan.turns, plan.tokens
+        self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
         self.left, self.right = call.window or (-1, -1)
@@ -118,7 +131,37 @@ class Lowered:
         self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
         if call.is_causal:
             self.right = 0
-        self._call, self._query, self._key = call, query, key
+        self._call, self._query, self._key, self.first = call, query, key, 0
+
+    def part(self, first: int, count: int) -> "Lowered":
+        """The call of the queries first, ..., first + count - 1 alone."""
+        part = copy(self)
+        for name in ("shifts", "shift", "places", "positions", "spans", "hides"):
+            part.__dict__.pop(name, None)
+        part.first, part._query = self.first + first, self._query.narrow(2, first, count)
+        part.parameters = tuple(
+            each.narrow(axis, first, count) if (axis := self.query_axes.get(n)) else each
+            for n, each in enumerate(self.parameters)
+        )
+        if self.mask_axis is not None:
+            part.mask = self.mask.narrow(self.mask_axis, first, count)
+        return part
+
+    @cached_property
+    def query_axes(self) -> dict[int, int]:
+        """{parameter: its axis of queries}, of those that have one."""
+        sinks = [term.parameter for term in self.sinks]
+        found = {n: 2 for n in sinks if self.parameters[n].dim() == 3}
+        factors = [table.factor for table in self.rows if table.factor is not None]
+        found |= {factor.parameter: factor.axes[2] for factor in factors}
+        turns = (numbers for turn in self.turns for numbers in turn.of_queries())
+        return found | {numbers.parameter: axis for numbers, axis in turns}
+
+    @cached_property
+    def mask_axis(self) -> int | None:
+        """That of queries, of a mask that has one."""
+        has = self.mask is not None and self.mask.dim() > 1 and self.mask.shape[-2] > 1
+        return self.mask.dim() - 2 if has else None
 
     @cached_property
     def shifts(self) -> Tensor:
@@ -128,7 +171,7 @@ class Lowered:
             return torch.full(query.shape[:1], self.shift, dtype=torch.int64, device=query.device)
         k_offset = call.k_offset if call.k_offsets is None else call.k_offsets
         q_offset = (call.q_offset or 0) if call.q_offsets is None else call.q_offsets
-        return (k_offset - q_offset).contiguous()
+        return (k_offset - q_offset - self.first).contiguous()
 
     @cached_property
     def shift(self) -> int | None:
@@ -136,19 +179,41 @@ class Lowered:
         call = self._call
         if call.q_offsets is not None or call.k_offsets is not None:
             return None
-        return call.k_offset - (call.q_offset or 0)
+        return call.k_offset - (call.q_offset or 0) - self.first
 
     @cached_property
     def places(self) -> Places | None:
         """Where tokens stand that are not consecutive."""
         call = self._call
         if call.q_positions is not None:
-            q, k = (x.contiguous() for x in (call.q_positions, call.k_positions))
+            q, k = self._own(call.q_positions), call.k_positions.contiguous()
         elif self.tokens is not None:
             q, k = (tokens.to(self._query.device) for tokens in self.tokens)
+            q = self._own(q)
         else:
             return None
         return Places(q, k, *(x.shape[-1] if x.dim() == 2 and len(x) > 1 else 0 for x in (q, k)))
+
+    def _own(self, numbers: Tensor) -> Tensor:
+        """Those of the queries, of numbers [.., Lq] of all queries of the call."""
+        return numbers.narrow(-1, self.first, self._query.shape[2]).contiguous()
+
+    @cached_property
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """int64 [1 or B, Lq] and [1 or B, Lk]; one tensor where both stand at the same."""
+        call, sizes = self._call, (self._query.shape[2], self._key.shape[2])
+        if self.places is not None:
+            q, k = (x.view(-1, x.shape[-1]) for x in (self.places.q, self.places.k))
+            return q, k
+        if self.shift == 0 and sizes[0] == sizes[1]:
+            return (self._run(call.k_offset, None, sizes[0]),) * 2
+        q = self._run((call.q_offset or 0) + self.first, call.q_offsets, sizes[0])
+        return q, self._run(call.k_offset, call.k_offsets, sizes[1])
+
+    def _run(self, first: int, firsts: Tensor | None, length: int) -> Tensor:
+        """Consecutive positions."""
+        at = torch.arange(length, device=self._query.device) + first
+        return at[None] if firsts is None else at + firsts[:, None]
 
     @cached_property
     def spans(self) -> Tensor | None:
@@ -161,7 +226,7 @@ class Lowered:
         if call.key_lo is None:
             lo, hi = self._within()
         else:
-            lo, hi = torch.broadcast_tensors(call.key_lo, call.key_hi)
+            lo, hi = map(self._own, torch.broadcast_tensors(call.key_lo, call.key_hi))
         if call.key_lo is not None and bounded:
             first, last = self._within()
             lo, hi = torch.maximum(lo, first), torch.minimum(hi, last)
@@ -202,7 +267,7 @@ class Lowered:
         """Distances lo < hi cut to those that occur, where these are known: what is said of lo
         holds of all before it, what is said of hi of all after it."""
         if self.tokens is not None:
-            q, k = self.tokens
+            q, k = self._own(self.tokens[0]), self.tokens[1]
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
         elif self.shift is None or self.places is not None:
             return lo, hi
@@ -210,6 +275,17 @@ class Lowered:
             first, last = self._apart(self.shift)
         lo = min(max(lo, first), hi - 1)
         return lo, max(min(hi, last), lo + 1)
+
+    @cached_property
+    def shared(self) -> set[int]:
+        """Parameters that several terms read, or terms read a part of, so that gradients are
+        summed."""
+        whole = [term.parameter for term in (*self.terms, *self.sinks)]
+        tables = [numbers for table in self.rows for numbers in table.numbers()]
+        tables += [numbers for turn in self.turns for numbers in turn.numbers]
+        counted = Counter([*whole, *(numbers.parameter for numbers in tables)])
+        found = {parameter for parameter, count in counted.items() if count > 1}
+        return found | {numbers.parameter for numbers in tables if numbers.chosen}
 
     def _apart(self, shift: int) -> tuple[int, int]:
         """The smallest and the largest distance of a call of consecutive tokens."""
@@ -227,7 +303,14 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
         if len(_plans) >= _KEPT:
             _plans.clear()
         _plans[given] = made
-    return _plans[given]
+    if not _plans[given].reads_positions:
+        return _plans[given]
+    at = {name: getattr(call, name) for name in _AT if getattr(call, name) is not None}
+    if not at:
+        return _plans[given]
+    at = {name: tensor.cpu() for name, tensor in at.items()}
+    plain = call._replace(attn_mask=None, key_padding_mask=None, dropout_p=0.0, seed=None)
+    return _made_plan(query, key, value, plain._replace(**at), reads=True)
 
 
 def _shape(value: Any) -> Any:
@@ -239,23 +322,25 @@ def _shape(value: Any) -> Any:
     return value
 
 
-def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
-    scale, consecutive, terms = _core.lower(query, key, value, call)
-    read: set[int] = set()
-    biases, sinks = [], []
-    for scheme, kind, starts, classes, parameter, axes, multiplier in terms:
-        if kind not in ("distance bias", "sink"):
-            refuse(f"position: {scheme}", f"its {kind} has no kernel")
-        if parameter in read:
-            refuse(f"position: {scheme}", "two terms that read one parameter have no kernel")
-        read.add(parameter)
+def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
+    scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
+    biases, sinks, rows, turns = [], [], [], []
+    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
-        else:
+        elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
+        elif kind == "row table":
+            *numbers, own_scale = more
+            rows.append(Table(ClassMap(starts, classes), *map(numbers_of, numbers), own_scale))
+        elif kind == "rotation":
+            turns.append(turn_of(turn, query.shape[2], key.shape[2]))
+        else:
+            refuse(f"position: {scheme}", f"its {kind} has no kernel")
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    return _Plan(scale, tuple(biases), tuple(sinks), tokens)
+    found = tuple(biases), tuple(sinks), tuple(rows), tuple(turns)
+    return _Plan(scale, *found, reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

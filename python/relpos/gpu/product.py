@@ -20,6 +20,12 @@ def product(x, y, acc, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def wide_product(x, y, acc):
+    """acc + x y of float32 numbers, which are not rounded."""
+    return tl.dot(x, y, acc, input_precision="tf32x3")
+
+
+@triton.jit
 def product_of_seen(p, y, visible, acc, CONFIG: tl.constexpr):
     """acc + p y of p float32, rounded to y's type, which is 0 where a pair is hidden. Under
     CONFIG.again a number of y that is not finite reaches the rows that see it alone; else all of

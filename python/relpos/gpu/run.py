@@ -16,11 +16,18 @@ from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lower import Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
+from relpos.gpu.numbers import Numbers
 from relpos.gpu.problem import Config, Problem, Spans
+from relpos.gpu.rotations import Rotations
+from relpos.gpu.rows import chunks
+from relpos.gpu.rows.launches import rows_of
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
+from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
+from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.rows import row_score
 from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 from relpos.gpu.visibility import find_queries
@@ -46,7 +53,7 @@ def attention(
     if not query.numel():
         return
     with on(query.device):
-        Run(lowered, query, key, value).forward(out, softmax, lse)
+        chunks.forward(Run, lowered, (query, key, value), (out, softmax, lse))
 
 
 def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tensor | None]) -> None:
@@ -60,8 +67,8 @@ def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tens
                 wanted.zero_()
         return
     with on(query.device):
-        run = Run(lowered, query, key, value)
-        run.backward(out, softmax, dout, dlse, gradients)
+        tensors = (query, key, value), (out, softmax, dout, dlse)
+        chunks.backward(Run, lowered, *tensors, gradients)
 
 
 def attention_weights(*_: Any) -> None:
@@ -76,17 +83,24 @@ scores_backward = scores
 
 
 class Run:
-    """The launches of one call with queries."""
+    """The launches of one call with queries. query and key are as the scores multiply them, plain
+    as the call gives them."""
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
-        terms = tuple(self.bias(term) for term in lowered.terms)
+        self.plain = query, key
+        self.rotations = Rotations(self, lowered.turns)
+        self.query, self.key = map(aligned, self.rotations.turned(query, key))
+        self.value = aligned(value)
+        terms = [(self.bias(term), bias_score) for term in lowered.terms]
+        if lowered.rows:
+            terms.append((rows_of(self, lowered.rows), row_score))
+        scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(lowered, query, key)
-        self.functions = {"scores": (bias_score,) * len(terms), "masks": mask_functions}
+        self.functions = {"scores": scores, "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -94,7 +108,7 @@ class Run:
             right=lowered.right,
             places=lowered.places,
             spans=spans_of(lowered.spans),
-            terms=terms,
+            terms=tuple(term for term, _ in terms),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -108,7 +122,7 @@ class Run:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
         problem = self.problem
         given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given)
+        masked = any(each is not None for each in given) or bool(self.lowered.rows)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -225,12 +239,15 @@ class Run:
         dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
-        if dk is not None or dv is not None:
+        targets = Targets(of_parameters, self.lowered.shared)
+        rotations = self.rotations
+        turns, to_dk = rotations.trains(targets), rotations.room(self.key, dk)
+        if dk is not None or dv is not None or turns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
                 again=True,
-                dk=torch.empty_like(self.key, memory_format=_DENSE) if dk is None else dk,
+                dk=to_dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
@@ -238,14 +255,23 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
-        tables = [term for term in self.lowered.terms if of_parameters[term.parameter] is not None]
-        sums = Sums.of(self, tables)
-        if dq is not None or tables:
+        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
+        rows = [
+            table
+            for table in self.lowered.rows
+            if dq is not None or any(targets.wants(n.parameter) for n in table.numbers())
+        ]
+        sums = Sums.of(self, [term.map for term in (*tables, *rows)])
+        wide = dq
+        if dq is not None and rows:
+            wide = self.floats(*dq.shape)
+        to_dq = rotations.room(self.query, wide)
+        if dq is not None or tables or rows or turns:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
-                dq=torch.empty_like(self.query, memory_format=_DENSE) if dq is None else dq,
+                dq=to_dq,
                 ends=sums.ends,
                 lo=sums.lo,
                 hi=sums.hi,
@@ -254,15 +280,19 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
-        write_gradients(self, tables, sums, given, of_parameters)
+        query, key = self.plain
+        rotations.finish((query, to_dq, wide), (key, to_dk, dk), targets)
+        write_gradients(self, tables, sums, given, targets)
+        if rows:
+            write_row_gradients(self, sums, given, wide, targets)
+        if dq is not None and wide is not dq:
+            dq.copy_(wide)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
         for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
-            self.of_sink(term.multiplier, sink, of_parameters[term.parameter], given)
-        read = {term.parameter for term in (*self.lowered.terms, *self.lowered.sinks)}
-        for n, wanted in enumerate(of_parameters):
-            if wanted is not None and n not in read:
-                wanted.zero_()
+            if targets.wants(term.parameter):
+                self.of_sink(term.multiplier, sink, targets.to(term.parameter), given)
+        targets.finish()
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
         sums = self.floats(self.batch, self.heads, self.queries)
@@ -300,12 +330,8 @@ class Run:
         )
         return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
 
-    def of_sink(
-        self, multiplier: float, sink: Sink, to: Tensor | None, given: dict[str, Any]
-    ) -> None:
-        """The gradient of a sink, where it is wanted."""
-        if to is None:
-            return
+    def of_sink(self, multiplier: float, sink: Sink, to: Tensor, given: dict[str, Any]) -> None:
+        """The gradient of a sink."""
         self.launch(
             sink_gradient,
             (self.heads * (self.batch if to.dim() == 3 else 1),),
@@ -345,6 +371,9 @@ class Run:
             BLOCK=256,
         )
         return Bias(cells, stride, lo, width)
+
+    def parameter(self, numbers: Numbers) -> Tensor:
+        return self.lowered.parameters[numbers.parameter]
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""

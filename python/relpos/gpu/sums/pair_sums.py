@@ -57,6 +57,31 @@ def sum_pairs(
     tl.store(to + tl.cast(a, tl.int64) * keys + c, acc, (a < count - i) & (c < keys - k0))
 
 
+@triton.jit
+def sum_at(acc, pairs, sorted_keys, at, span, inside, keys, steps):
+    """acc, plus the sums of the rows `pairs` at the keys of each span that stand at `at`.
+    sorted_keys: positions of keys in ascending order, and whose they are; Lk is below
+    2 ** steps."""
+    ordered, order = sorted_keys
+    m = tl.zeros(acc.shape, tl.int32)  # of the keys, those before (at, the span)
+    for step in range(steps):
+        further = m + (1 << (steps - 1 - step))
+        known = tl.load(ordered + further - 1, further <= keys, 0)
+        whose = tl.load(order + further - 1, further <= keys, 0)
+        before = (known < at) | ((known == at) & (whose < span[0]))
+        m = tl.where((further <= keys) & before, further, m)
+    met = inside & (m < keys)
+    whose = tl.load(order + m, met, 0)
+    met = met & (tl.load(ordered + m, met, 0) == at) & (whose < span[1])
+    while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
+        acc += tl.load(pairs + whose, met, 0.0)
+        m += 1
+        met = met & (m < keys)
+        whose = tl.load(order + m, met, 0)
+        met = met & (tl.load(ordered + m, met, 0) == at) & (whose < span[1])
+    return acc
+
+
 OF_FOLD = ["heads", "queries", "keys", "row", "first", "count", "batch", "lo", "width", "steps"]
 OF_FOLD += ["fresh"]
 
@@ -106,22 +131,7 @@ def fold_pairs(
             inside = inner & (a < count - i)
             at = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0) + lo + x
             to_pairs = pairs + ((tl.cast(n, tl.int64) * heads + h) * count + i + a) * keys
-            m = tl.zeros((BLOCK, ROWS), tl.int32)  # of the keys, those before (at, the span)
-            for step in range(steps):
-                further = m + (1 << (steps - 1 - step))
-                known = tl.load(sorted_at + further - 1, further <= keys, 0)
-                whose = tl.load(order_at + further - 1, further <= keys, 0)
-                before = (known < at) | ((known == at) & (whose < span[0]))
-                m = tl.where((further <= keys) & before, further, m)
-            met = inside & (m < keys)
-            whose = tl.load(order_at + m, met, 0)
-            met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
-            while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
-                acc += tl.load(to_pairs + whose, met, 0.0)
-                m += 1
-                met = met & (m < keys)
-                whose = tl.load(order_at + m, met, 0)
-                met = met & (tl.load(sorted_at + m, met, 0) == at) & (whose < span[1])
+            acc = sum_at(acc, to_pairs, (sorted_at, order_at), at, span, inside, keys, steps)
     found = tl.sum(acc, 1, keep_dims=True)
     if fresh == 0:
         found += tl.load(to, inner, 0.0)

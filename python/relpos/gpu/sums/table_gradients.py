@@ -8,10 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.lower import TableBias
+from relpos.gpu.lower import ClassMap, TableBias
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs
+from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
@@ -27,11 +28,10 @@ class Sums(NamedTuple):
     ends: Tensor | None
 
     @classmethod
-    def of(cls, run: Any, tables: Sequence[TableBias]) -> "Sums":
-        if not tables:
+    def of(cls, run: Any, maps: Sequence[ClassMap]) -> "Sums":
+        if not maps:
             return cls(0, 1, None)
-        lo = min(term.map.lo for term in tables)
-        hi = max(term.map.hi for term in tables)
+        lo, hi = min(each.lo for each in maps), max(each.hi for each in maps)
         ends = run.floats(run.batch, run.heads, run.queries, 2)
         return cls(*run.lowered.window(lo, hi), ends)
 
@@ -41,7 +41,7 @@ def write_gradients(
     tables: Sequence[TableBias],
     sums: Sums,
     given: dict[str, Any],
-    of_parameters: Sequence[Tensor | None],
+    targets: Targets,
 ) -> None:
     """Writes those of the tables, after backward_queries has written the ends; given: what the
     kernels of the backward pass read."""
@@ -49,7 +49,7 @@ def write_gradients(
         return
     found = _by_distance(run, sums, given)
     for term in tables:
-        to = term.view(of_parameters[term.parameter])
+        to = term.view(targets.to(term.parameter))
         rows = to.shape[1]
         cells, starts, longest = term.map.cells(sums.lo, sums.hi, rows, run.device)
         run.launch(

@@ -1,0 +1,107 @@
+"""A call whose workspace would be large, as calls of some of its queries, one after the other."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from relpos.gpu.lower import Lowered
+
+MOST_BYTES = 2**28  # of the products and bands of a chunk, unless it is LEAST queries
+LEAST = 64
+
+
+def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
+    """How many queries are computed at a time. Shapes and plain options alone decide it."""
+    batch, heads, queries, _ = query.shape
+    if not lowered.rows:
+        return queries
+    maps = [table.map for table in lowered.rows]
+    lo, hi = lowered.window(min(each.lo for each in maps), max(each.hi for each in maps))
+    cells = 2 * (hi - lo + 1) + (0 if lowered.places is None else key.shape[2])
+    return max(LEAST, MOST_BYTES // (4 * batch * heads * cells) // LEAST * LEAST)
+
+
+def forward(
+    run: Any, lowered: Lowered, inputs: Sequence[Tensor], results: Sequence[Tensor | None]
+) -> None:
+    """Writes out, softmax and lse where given, by run(lowered, query, key, value).forward."""
+    query, key, value = inputs
+    chunk = chunk_of(lowered, query, key)
+    if chunk >= query.shape[2]:
+        run(lowered, *inputs).forward(*results)
+        return
+    for part, first, count in _parts(lowered, query, chunk):
+        to = [None if x is None else x.narrow(2, first, count) for x in results]
+        found = [None if x is None else x.new_empty(x.shape) for x in to]
+        run(part, query.narrow(2, first, count), key, value).forward(*found)
+        for all_, some in zip(to, found, strict=True):
+            if all_ is not None and some is not None:
+                all_.copy_(some)
+
+
+def backward(
+    run: Any,
+    lowered: Lowered,
+    inputs: Sequence[Tensor],
+    given: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> None:
+    """The same of run.backward, from (out, softmax, dout, dlse)."""
+    query, key, value = inputs
+    chunk = chunk_of(lowered, query, key)
+    if chunk >= query.shape[2]:
+        run(lowered, *inputs).backward(*given, gradients)
+        return
+    of_parameters = map(lowered.query_axes.get, range(len(gradients) - 4))
+    summed = Summed(gradients, [2, None, None, lowered.mask_axis, *of_parameters])
+    for part, first, count in _parts(lowered, query, chunk):
+        own = [None if x is None else x.narrow(2, first, count).contiguous() for x in given]
+        found = summed.chunk(first, count)
+        run(part, query.narrow(2, first, count), key, value).backward(*own, found)
+        summed.add(found, first, count)
+    summed.finish()
+
+
+def _parts(lowered: Lowered, query: Tensor, chunk: int) -> Iterator[tuple[Lowered, int, int]]:
+    """(the call of a chunk of queries, the first of them, how many they are)."""
+    queries = query.shape[2]
+    for first in range(0, queries, chunk):
+        count = min(chunk, queries - first)
+        yield lowered.part(first, count), first, count
+
+
+class Summed:
+    """The gradients of a call, from those of its chunks: `axes` says of each which of its axes is
+    that of queries, None where all chunks share it."""
+
+    def __init__(self, gradients: Sequence[Tensor | None], axes: Sequence[int | None]) -> None:
+        self._gradients, self._axes = gradients, axes
+        self._totals = [
+            None if to is None or axis is not None else torch.zeros_like(to, dtype=torch.float32)
+            for to, axis in zip(gradients, axes, strict=True)
+        ]
+
+    def chunk(self, first: int, count: int) -> list[Tensor | None]:
+        """Tensors for the gradients of a chunk."""
+        found: list[Any] = []
+        for to, axis, total in zip(self._gradients, self._axes, self._totals, strict=True):
+            like = total if to is None or axis is None else to.narrow(axis, first, count)
+            found.append(None if like is None else like.new_empty(like.shape))
+        return found
+
+    def add(self, found: Sequence[Tensor | None], first: int, count: int) -> None:
+        for n, of_chunk in enumerate(found):
+            to, axis, total = self._gradients[n], self._axes[n], self._totals[n]
+            if of_chunk is None or to is None:
+                continue
+            if total is not None:
+                total += of_chunk
+            elif axis is not None:
+                to.narrow(axis, first, count).copy_(of_chunk)
+
+    def finish(self) -> None:
+        for to, total in zip(self._gradients, self._totals, strict=True):
+            if to is not None and total is not None:
+                to.copy_(total)

@@ -1,0 +1,261 @@
+"""The gradients of the scores by query and distance: bands, from which tables of rows and what
+meets them have their gradients.
+
+A band cell x is that of distance lo + x. Of consecutive tokens a query has at most one key at a
+distance; elsewhere the gradients are written pair by pair and gathered. The distances before and
+after the inner ones have two sums a row, `ends`, which backward_queries writes."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from relpos.gpu.pair_scores import gradients_at
+from relpos.gpu.product import stored, wide_product
+from relpos.gpu.sums.pair_sums import sum_at
+from relpos.gpu.terms.rows import OF_TABLE, factor_rows
+from relpos.gpu.visibility import between, near, span_of
+
+
+class Bands(NamedTuple):
+    """cells float32 [B, H, Lq, width], of which the first and the last of a row are not read, and
+    ends [B, H, Lq, 2] in their place. shifts: those of consecutive tokens, where only the cells
+    of keys that there are hold something; else None."""
+
+    cells: Any
+    ends: Any
+    shifts: Any
+    lo: Any
+    width: Any
+    queries: Any
+    keys: Any
+
+
+PLAIN = ["heads", "group", "queries", "keys", "lo", "width"]
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def write_bands(
+    query,
+    key,
+    value,
+    dout,
+    softmax,
+    sums,
+    band,
+    problem,
+    heads,
+    group,
+    queries,
+    keys,
+    lo,
+    width,
+    CONFIG: tl.constexpr,
+):
+    """band [B, H, Lq, width]: the inner cells that have a key. Where tokens stand anywhere band is
+    [B, H, Lq, Lk], pair by pair. A program for each block of queries of a head."""
+    blocks = tl.cdiv(queries, CONFIG.queries)
+    head = tl.program_id(0) // blocks
+    q0 = tl.program_id(0) % blocks * CONFIG.queries
+    b, h = head // heads, head % heads
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    row = tl.cast(head, tl.int64) * queries + q0
+    if problem.places is None:
+        start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
+        first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
+        if CONFIG.aligned:
+            first = first // CONFIG.keys * CONFIG.keys
+    else:
+        first, last = 0, keys
+    for k0 in range(first, last, CONFIG.keys):
+        at = (b, h, q0, k0, a, c, queries, keys)
+        tensors = (query, key, value, dout, softmax, sums)
+        _, ds, _, _, distances = gradients_at(tensors, heads, group, problem, at, CONFIG)
+        inside = (a < queries - q0) & (c < keys - k0)
+        if problem.places is None:
+            corner, within = distances
+            x = near(corner - lo) + within
+            tl.store(band + row * width + a * width + x, ds, inside & (x > 0) & (x < width - 1))
+        else:
+            tl.store(band + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, ds, inside)
+
+
+@triton.jit(do_not_specialize=["heads", "queries", "keys", "lo", "width", "steps"])
+def gather_bands(
+    band,
+    pairs,
+    places,
+    spans,
+    ordered,
+    order,
+    heads,
+    queries,
+    keys,
+    lo,
+    width,
+    steps,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The inner cells of band [B, H, Lq, width], from pairs [B, H, Lq, Lk]; the rest as in
+    fold_pairs. A program for each block of queries of a head, and block of cells."""
+    blocks = tl.cdiv(queries, ROWS)
+    head = tl.program_id(0) // blocks
+    b = tl.cast(head // heads, tl.int64)
+    i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)[:, None]
+    x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (i < queries) & (x > 0) & (x < width - 1)
+    if spans is not None:  # noqa: SIM108  a branch that is not taken is not typed
+        span = span_of(spans, b, i, queries)
+    else:
+        span = (0, keys)
+    at = tl.load(places.q + places.q_row * b + i, i < queries, 0) + lo + x
+    row = tl.cast(head, tl.int64) * queries + i
+    sorted_keys = (ordered + places.k_row * b, order + places.k_row * b)
+    acc = tl.zeros((ROWS, BLOCK), tl.float64)
+    acc = sum_at(acc, pairs + row * keys, sorted_keys, at, span, inside, keys, steps)
+    tl.store(band + row * width + x, acc.to(tl.float32), inside)
+
+
+@triton.jit
+def band_at(bands, b, head, i, x):
+    """float32 of queries i at cells x, 0 where there is no key."""
+    row = tl.cast(head, tl.int64) * bands.queries + i
+    inside = (i < bands.queries) & (x < bands.width)
+    inner = inside & (x > 0) & (x < bands.width - 1)
+    if bands.shifts is not None:
+        j = i - tl.load(bands.shifts + b) + bands.lo + x
+        held = inner & (j >= 0) & (j < bands.keys)
+    else:
+        held = inner
+    last = tl.where(x > 0, 1, 0)
+    ends = tl.load(bands.ends + 2 * row + last, inside & (inner == 0), 0.0)
+    return ends + tl.load(bands.cells + row * bands.width + x, held, 0.0)
+
+
+@triton.jit(do_not_specialize=OF_TABLE)
+def write_factor_gradient(
+    gradient,
+    bands,
+    table,
+    classes,
+    heads,
+    own_heads,
+    rank,
+    width,
+    head_stride,
+    class_stride,
+    column_stride,
+    multiplier,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """gradient float32 [B, own_heads, L, r] of what meets the rows: multiplier times the band of a
+    row times the table. Program (block of rows of a head, block of columns)."""
+    blocks = tl.cdiv(bands.queries, ROWS)
+    own = tl.program_id(0) // blocks
+    i = (tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS))[:, None]
+    n = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    b = own // own_heads
+    group = heads // own_heads
+    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for g in range(group):
+        h = own % own_heads * group + g
+        for first in range(0, width, CELLS):
+            x = first + tl.arange(0, CELLS)
+            m = tl.load(classes + x, x < width, -1)[:, None]
+            at = table + tl.cast(h, tl.int64) * head_stride + tl.cast(m, tl.int64) * class_stride
+            right = tl.load(at + n * column_stride, (m >= 0) & (n < rank), 0.0).to(tl.float32)
+            left = band_at(bands, b, b * heads + h, i, x[None, :])
+            acc = wide_product(left, right, acc)
+    to = gradient + (tl.cast(own, tl.int64) * bands.queries + i) * rank + n
+    tl.store(to, acc * multiplier, (i < bands.queries) & (n < rank))
+
+
+@triton.jit(do_not_specialize=["batch", "heads", "own_heads", "rank", "width", "parts"])
+def sum_band_rows(
+    factor,
+    sums,
+    bands,
+    added,
+    batch,
+    heads,
+    own_heads,
+    rank,
+    width,
+    parts,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """sums float64 [parts, H, width, r]: of each cell the bands of all rows times factor_rows, a
+    part of the blocks of rows in each of `parts`. Program (block of cells, part and head, block of
+    columns)."""
+    x = (tl.program_id(0) * CELLS + tl.arange(0, CELLS))[:, None]
+    h = tl.program_id(1) % heads
+    part = tl.program_id(1) // heads
+    d = tl.program_id(2) * COLUMNS
+    n = (d + tl.arange(0, COLUMNS))[None, :]
+    blocks = tl.cdiv(bands.queries, ROWS)
+    count = tl.cdiv(batch * blocks, parts)
+    acc = tl.zeros((CELLS, COLUMNS), tl.float64)
+    for block in range(part * count, tl.minimum((part + 1) * count, batch * blocks)):
+        b = block // blocks
+        i = block % blocks * ROWS
+        left = band_at(bands, b, b * heads + h, i + tl.arange(0, ROWS)[None, :], x)
+        own = h // (heads // own_heads)
+        right = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
+        none = tl.zeros((CELLS, COLUMNS), tl.float32)
+        acc += wide_product(left, right, none).to(tl.float64)
+    to = sums + (tl.cast(tl.program_id(1), tl.int64) * width + x) * rank + n
+    tl.store(to, acc, (x < width) & (n < rank))
+
+
+OF_ROWS = ["heads", "several", "parts", "width", "rows", "rank", "longest"]
+OF_ROWS += ["head_stride", "class_stride", "column_stride"]
+
+
+@triton.jit(do_not_specialize=OF_ROWS)
+def write_rows_gradient(
+    gradient,
+    sums,
+    cells,
+    starts,
+    heads,
+    several,
+    parts,
+    width,
+    rows,
+    rank,
+    longest,
+    head_stride,
+    class_stride,
+    column_stride,
+    multiplier,
+    ROWS: tl.constexpr,
+    CELLS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """The gradient of a table: multiplier times the sum of `sums` [parts, H, width, r] at the cells
+    of each class, as in write_table_gradient, over the `several` heads that share a table. Program
+    (block of classes, head of the table, block of columns)."""
+    m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None, None]
+    begin = tl.load(starts + m, m < rows, 0)
+    end = tl.load(starts + m + 1, m < rows, 0)
+    n = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS))[None, None, :]
+    acc = tl.zeros((ROWS, CELLS, COLUMNS), tl.float64)
+    for part in range(parts):
+        for g in range(several):
+            head = tl.cast(part * heads + tl.program_id(1) * several + g, tl.int64)
+            for k in range(0, longest, CELLS):
+                at = begin + k + tl.arange(0, CELLS)[None, :, None]
+                cell = tl.load(cells + at, at < end, 0)
+                from_ = sums + (head * width + cell) * rank + n
+                acc += tl.load(from_, (at < end) & (n < rank), 0.0)
+    total = (tl.sum(acc, 1, keep_dims=True) * multiplier).to(tl.float32)
+    to = gradient + tl.cast(tl.program_id(1), tl.int64) * head_stride
+    to += tl.cast(m, tl.int64) * class_stride + n * column_stride
+    found = stored(total, gradient.dtype.element_ty, WIDEN)
+    tl.store(to, found, (m < rows) & (n < rank))
