@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import triton
-from relpos.gpu import visibility
-from relpos.gpu.backward_keys import backward_keys
-from relpos.gpu.backward_queries import backward_queries
-from relpos.gpu.dropout import Dropout
-from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.masks import dense, padding
+from relpos.gpu.masks import tiles as tile_masks
+from relpos.gpu.pairs import visibility
+from relpos.gpu.pairs.dropout import Dropout
+from relpos.gpu.passes.backward_keys import backward_keys
+from relpos.gpu.passes.backward_queries import backward_queries
+from relpos.gpu.passes.emit import write_pairs
+from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import BLOCKS
 from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
@@ -48,14 +50,15 @@ KERNELS = {
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
         *(pair_sums.sum_pairs, pair_sums.fold_pairs),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
-        *(dense.sum_mask, visibility.find_queries, merge_chunks),
+        *(dense.sum_mask, visibility.find_queries, merge_chunks, write_pairs),
+        tile_masks.write_cells_of_tiles,
         *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
         *(rotation.sum_angles, rotation.fold_angles),
         *(row_terms.write_products, bands.write_bands, bands.gather_bands),
         *(bands.write_factor_gradient, bands.sum_band_rows, bands.write_rows_gradient),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands", "write_pairs"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -76,17 +79,22 @@ PROBLEM = Problem(
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
 MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+TILES = tile_masks.Tiles("*i32", "*i64", "i32", "i32", "i32", "i32", "i32")
 NUMBERS = rotation.Grid("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
 HALF = NUMBERS._replace(data="*bf16")
 TURN = rotation.Turn(NUMBERS, NUMBERS, "i32", "i32", "i32", "i32", "i32")
 EVERYTHING = PROBLEM._replace(
     places=PLACES,
     spans=SPANS,
-    masks=(padding.Padding("*u8", "i32", "i32"), MASK),
     sinks=(SINK,),
     softcap="fp32",
     dropout=Dropout("*i64", "fp32", "i32"),
 )
+PADDING = (padding.hide_padding, padding.Padding("*u8", "i32", "i32"))
+MASKS = {
+    "added mask": (PADDING, (dense.add_mask, MASK)),
+    "mask by tiles": (PADDING, (tile_masks.hide_by_tiles, TILES)),
+}
 ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
@@ -126,6 +134,8 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
     "sum_band_rows": {"sums": "*fp64", "parts": "i32"},
     "write_rows_gradient": {"cells": "*i32", "sums": "*fp64", "parts": "i32"},
     "write_factor_gradient": {"gradient": "*fp32"},
+    "write_pairs": {"to": "*bf16"},
+    "write_cells_of_tiles": {"cells": "*i32", "ranges": "*i64", "entries": "*i64", "tiles": "i32"},
 }
 OF_BLOCKS = ("write_products", "write_factor_gradient", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
@@ -140,13 +150,14 @@ class Row(NamedTuple):
     head_dim: int
     tile: Tile
     again: bool = False  # of Config.again
-    everything: bool = False  # with each mask and promise, too
+    everything: str = ""  # with each promise, too, and this kind of attn_mask
     rows: bool = False  # with a table of rows, too
 
     def name(self) -> str:
         """As it is shown."""
-        more = (", anew", self.again), (", everything", self.everything), (", rows", self.rows)
-        return self.kernel + "".join(text for text, held in more if held)
+        more = (", anew", self.again), (", rows", self.rows)
+        everything = f", everything, {self.everything}" if self.everything else ""
+        return self.kernel + everything + "".join(text for text, held in more if held)
 
 
 class Found(NamedTuple):
@@ -168,9 +179,10 @@ def of_table() -> list[Row]:
     found = [Row(*key, tile) for key, tile in TABLE.items()]
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
-    found += few + [row._replace(everything=True) for row in masked]
+    found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
     pairs = [row for row in found if row.kernel == "sum_pairs"]
     found += [row._replace(kernel="write_bands", rows=True) for row in pairs]
+    found += [row._replace(kernel="write_pairs", rows=True) for row in pairs]
     return found + [row._replace(rows=True) for row in masked]
 
 
@@ -202,9 +214,9 @@ def constants_of(row: Row) -> dict[str, Any]:
             queries=row.tile.queries,
             keys=row.tile.keys,
             scores=(bias.bias_score, row_terms.row_score)[: 1 + row.rows],
-            masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
-            sinks=int(row.everything),
-            aligned=row.everything,
+            masks=tuple(f for f, _ in MASKS.get(row.everything, ())),
+            sinks=int(bool(row.everything)),
+            aligned=bool(row.everything),
             slice=SLICES[row.bits],
             again=row.again,
         ).constants(),
@@ -256,6 +268,7 @@ def source(row: Row) -> ASTSource:
             signature[name] = f"tensordesc<{element}[1,1,{BLOCKS['ROWS']},{BLOCKS['COLUMNS']}]>"
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
+            given = given._replace(masks=tuple(m for _, m in MASKS.get(row.everything, ())))
             if row.rows:
                 given = given._replace(terms=(*given.terms, ROWS))
             if row.kernel == "sum_pairs":

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from relpos._call.call import Call as Fields
 from relpos.gpu import lower, run, tiles
-from relpos.gpu.product import stored
+from relpos.gpu.pairs.product import stored
 from relpos.gpu.sums import table_gradients
 from triton.runtime.interpreter import InterpreterBuilder
 

@@ -100,7 +100,7 @@ def test_the_check_compiles_a_row_and_knows_faults():
 LAUNCHES = """
 import relpos, torch
 from relpos._call.call import Call
-from relpos.gpu import run
+from relpos.gpu import calls, run
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -141,11 +141,11 @@ turns = [
 for options in ({"position": turns}, {"position": t5}, {"position": swin}, causal, everything):
     call = Call.of("attention", q, q, options)
     out, lse, softmax = torch.empty_like(q), torch.empty(2, 2, 64), torch.empty(2, 2, 64, 2)
-    run.attention(q, q, q, call, out, lse, softmax)
+    calls.attention(q, q, q, call, out, lse, softmax)
     like = [call.attn_mask, *call.parameters]
     wanted = [*(torch.empty_like(q) for _ in range(3))]
     wanted += [None if x is None else torch.empty_like(x, requires_grad=False) for x in like]
-    run.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
+    calls.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
     print()
 """
 

@@ -48,7 +48,7 @@ class TorchTensors(Tensors):
                 raise wrong_type(name, wanted, kind_of(value))
             return None
         parts = (value.ranges, value.entries, value.words)
-        if query.is_meta:
+        if query.device != value.ranges.device:
             parts = tuple(part.to(query.device) for part in parts)
         return *parts, list(value.shape[2:])
 

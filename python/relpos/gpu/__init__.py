@@ -16,13 +16,13 @@ def takes(tensor: Any) -> bool:
 
 
 def kernels() -> Any:
-    """relpos.gpu.run, which imports Triton."""
+    """relpos.gpu.calls, which imports Triton."""
     try:
-        from relpos.gpu import run
+        from relpos.gpu import calls
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise
         raise ImportError(
             "relpos.attention on CUDA needs Triton, which is not installed: pip install triton"
         ) from None
-    return run
+    return calls

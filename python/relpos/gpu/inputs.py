@@ -5,12 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
-from relpos.gpu.dropout import Dropout
 from relpos.gpu.lower import Lowered
 from relpos.gpu.masks.dense import DenseMask, add_mask, hide_unseen
 from relpos.gpu.masks.padding import Padding, hide_padding
+from relpos.gpu.masks.tiles import KEYS, Tiles, hide_by_tiles, write_cells_of_tiles
+from relpos.gpu.pairs.dropout import Dropout
 from relpos.gpu.problem import Spans
 from relpos.gpu.terms.sinks import Sink
 
@@ -24,16 +26,42 @@ def spans_of(spans: Tensor | None) -> Spans | None:
     return Spans(spans, 2 * spans.shape[-2] if several else 0, None, 0)
 
 
-def masks_of(lowered: Lowered, query: Tensor, key: Tensor) -> Masks:
+def masks_of(run: Any) -> Masks:
     """The masks of a call, and their functions."""
-    found = []
+    lowered, sizes = run.lowered, (run.batch, run.heads, run.queries, run.keys)
+    found: list[tuple[Any, Callable[..., Any]]] = []
     if lowered.padding is not None:
         hidden = lowered.padding.view(torch.uint8)
         found.append((Padding(hidden, *hidden.stride()), hide_padding))
     if lowered.mask is not None:
-        mask = dense_of(lowered.mask.expand(*query.shape[:3], key.shape[2]))
+        mask = dense_of(lowered.mask.expand(sizes))
         found.append((mask, hide_unseen if lowered.mask.dtype == torch.bool else add_mask))
+    if lowered.tiles is not None:
+        found.append((tiles_of(run, *lowered.tiles), hide_by_tiles))
     return tuple(mask for mask, _ in found), tuple(function for _, function in found)
+
+
+def tiles_of(run: Any, ranges: Tensor, entries: Tensor, words: Tensor) -> Tiles:
+    """Of a relpos.TileMask."""
+    batch, heads, blocks, _ = ranges.shape
+    tiles = triton.cdiv(run.keys, KEYS)
+    cells = run.floats(batch, heads, blocks, tiles, dtype=torch.int32)
+    if cells.numel():
+        run.launch(
+            write_cells_of_tiles,
+            (batch * heads * blocks, triton.cdiv(tiles, 256)),
+            None,
+            cells=cells,
+            ranges=ranges.contiguous(),
+            entries=entries.contiguous(),
+            rows=words.shape[1],
+            tiles=tiles,
+            steps=len(entries).bit_length(),
+            BLOCK=256,
+        )
+    row = cells.stride(0) if batch > 1 else 0
+    head = cells.stride(1) if heads > 1 else 0
+    return Tiles(cells, words.contiguous(), row, head, tiles, words.shape[1], run.lowered.first)
 
 
 def dense_of(mask: Tensor) -> DenseMask:

@@ -23,6 +23,7 @@ _READ = {
     *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
     *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
+    *("tile_ranges", "tile_entries", "tile_words", "tile_lengths"),
 }
 _AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
@@ -115,6 +116,7 @@ class Lowered:
       parameters: of the position.
       first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
+      tiles: ranges, entries and words of a relpos.TileMask, or None.
       left, right: a query sees keys at distances from -left to right.
     """
 
@@ -126,6 +128,9 @@ class Lowered:
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
+        self.tiles = None
+        if call.tile_ranges is not None:
+            self.tiles = call.tile_ranges, call.tile_entries, call.tile_words
         self.left, self.right = call.window or (-1, -1)
         self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
         self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
@@ -253,7 +258,7 @@ class Lowered:
     def hides(self) -> bool:
         """Whether some pairs may not be seen."""
         call = self._call
-        given = (self.spans, call.key_padding_mask, call.attn_mask)
+        given = (self.spans, call.key_padding_mask, call.attn_mask, self.tiles)
         if any(each is not None for each in given):
             return True
         if self.places is not None:
@@ -323,6 +328,8 @@ def _shape(value: Any) -> Any:
 
 
 def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
+    if call.tile_ranges is not None:  # of whose blocks, without numbers, none has a tile
+        call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
     scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
     biases, sinks, rows, turns = [], [], [], []
     for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn in terms:

@@ -1,4 +1,4 @@
-"""A call on the GPU: what relpos._core does on the CPU, by the kernels of this folder."""
+"""The launches of a call, in their order."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +8,19 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from relpos.gpu.backward_keys import backward_keys
-from relpos.gpu.backward_queries import backward_queries
-from relpos.gpu.device import chip, on
-from relpos.gpu.forward import forward, merge_chunks
-from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
+from relpos.gpu.device import chip
+from relpos.gpu.inputs import dense_of, dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.lower import Lowered, TableBias
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.numbers import Numbers
+from relpos.gpu.pairs.visibility import find_queries
+from relpos.gpu.passes.backward_keys import backward_keys
+from relpos.gpu.passes.backward_queries import backward_queries
+from relpos.gpu.passes.emit import write_pairs
+from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
-from relpos.gpu.rows import chunks
 from relpos.gpu.rows.launches import rows_of
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
@@ -30,56 +31,11 @@ from relpos.gpu.terms.bias import Bias, bias_score, write_cells
 from relpos.gpu.terms.rows import row_score
 from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
-from relpos.gpu.visibility import find_queries
 
 LOG2E = 1.4426950408889634
 _ROWS, _MERGED = 32, 16  # of a program of row_sums, of merge_chunks
 # The keys of so many queries are computed in chunks of at least so many, for so many programs.
 FEW_QUERIES, LEAST_CHUNK, PROGRAMS = 16, 256, 264
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Any,
-    out: Tensor,
-    lse: Tensor | None,
-    softmax: Tensor | None,
-) -> None:
-    """Writes out [B, H, Lq, Dv], and lse [B, H, Lq] and softmax [B, H, Lq, 2] where given; all are
-    contiguous."""
-    lowered = Lowered(query, key, value, call)
-    if not query.numel():
-        return
-    with on(query.device):
-        chunks.forward(Run, lowered, (query, key, value), (out, softmax, lse))
-
-
-def attention_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tensor | None]) -> None:
-    """Writes the gradients of query, key, value, attn_mask and the parameters where they are
-    wanted, from (query, key, value, out, softmax, dout, dlse)."""
-    query, key, value, out, softmax, dout, dlse = given
-    lowered = Lowered(query, key, value, call)
-    if not query.numel():
-        for wanted in gradients:
-            if wanted is not None:
-                wanted.zero_()
-        return
-    with on(query.device):
-        tensors = (query, key, value), (out, softmax, dout, dlse)
-        chunks.backward(Run, lowered, *tensors, gradients)
-
-
-def attention_weights(*_: Any) -> None:
-    refuse("return_weights")
-
-
-def scores(*_: Any) -> None:
-    refuse("relpos.scores")
-
-
-scores_backward = scores
 
 
 class Run:
@@ -99,7 +55,7 @@ class Run:
         if lowered.rows:
             terms.append((rows_of(self, lowered.rows), row_score))
         scores = tuple(score for _, score in terms)
-        masks, mask_functions = masks_of(lowered, query, key)
+        masks, mask_functions = masks_of(self)
         self.functions = {"scores": scores, "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
@@ -176,6 +132,7 @@ class Run:
             blocks |= {"value": (self.value, tile.keys)}
             if "dout" in given:
                 blocks["dout"] = given["dout"], tile.queries
+            blocks = {name: rows for name, rows in blocks.items() if name in kernel.arg_names}
             self.launch(
                 kernel,
                 (programs(tile), chunks),
@@ -217,6 +174,10 @@ class Run:
             BM=_MERGED,
             WIDEN=INTERPRETS,
         )
+
+    def emit(self, softmax: Tensor | None, to: Tensor) -> None:
+        """The weights, or without softmax the scores."""
+        self.pairs(write_pairs, self.of_queries, softmax=softmax, to=to, heads=self.heads)
 
     def chunks(self) -> tuple[int, int]:
         """Of few queries, how many chunks their keys are computed in, and of how many keys: enough
@@ -290,7 +251,7 @@ class Run:
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
         for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
-            if targets.wants(term.parameter):
+            if targets.wants(term.parameter) and self.problem.given is None:
                 self.of_sink(term.multiplier, sink, targets.to(term.parameter), given)
         targets.finish()
 
@@ -378,6 +339,17 @@ class Run:
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+class RunOfScores(Run):
+    """The launches of the gradients of relpos.scores."""
+
+    def backward(self, dscores: Tensor, gradients: Sequence[Tensor | None]) -> None:
+        """From dscores [B, H, Lq, Lk]; the gradient of a value is None. What the kernels read of
+        weights and outputs is not used."""
+        self.problem = self.problem._replace(given=dense_of(dscores))
+        softmax = self.floats(self.batch, self.heads, self.queries, 2)
+        super().backward(self.query, softmax, self.query, None, gradients)
 
 
 _DENSE = torch.contiguous_format

@@ -21,11 +21,13 @@ SLICED = (
     "sum_pairs",
     "sum_mask",
     "write_bands",
+    "write_pairs",
 )  # kernels that multiply a part of D at a time
 SLICES = {16: 64, 32: 32}  # so many columns, by bits
 _LIKE = {
     "sum_mask": "sum_pairs",
     "write_bands": "sum_pairs",
+    "write_pairs": "sum_pairs",
 }  # kernels that have the tiles of others
 
 # Kernels whose registers do not depend on the head size have one row, of the largest.

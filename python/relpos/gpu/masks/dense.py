@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import gradients_at
-from relpos.gpu.product import stored
-from relpos.gpu.softmax import LOG2E
+from relpos.gpu.pairs.product import stored
+from relpos.gpu.pairs.scores import gradients_at, read_pairs
+from relpos.gpu.pairs.softmax import LOG2E
 
 
 class DenseMask(NamedTuple):
@@ -22,24 +22,14 @@ class DenseMask(NamedTuple):
 
 
 @triton.jit
-def read_mask(mask, at, outside):
-    """The mask's tile."""
-    b, h, q0, k0, a, c, queries, keys = at
-    corner = tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
-    i, j = tl.cast(q0, tl.int64) + a, tl.cast(k0, tl.int64) + c
-    inside = (i < queries) & (j < keys)
-    return tl.load(mask.data + corner + i * mask.query + j * mask.key, inside, outside)
-
-
-@triton.jit
 def hide_unseen(s, visible, mask, at):
-    return s, visible & (read_mask(mask, at, 0) != 0)
+    return s, visible & (read_pairs(mask, at, 0) != 0)
 
 
 @triton.jit
 def add_mask(s, visible, mask, at):
     """-inf hides a pair."""
-    added = read_mask(mask, at, 0.0).to(tl.float32)
+    added = read_pairs(mask, at, 0.0).to(tl.float32)
     return s + added * LOG2E, visible & (added != float("-inf"))
 
 

@@ -41,6 +41,26 @@ def forward(
                 all_.copy_(some)
 
 
+def emit(
+    run: Any,
+    lowered: Lowered,
+    inputs: Sequence[Tensor],
+    softmax: Tensor | None,
+    to: Tensor,
+) -> None:
+    """Writes `to` by run(lowered, query, key, value).emit."""
+    query, key, value = inputs
+    chunk = chunk_of(lowered, query, key)
+    if chunk >= query.shape[2]:
+        run(lowered, *inputs).emit(softmax, to)
+        return
+    for part, first, count in _parts(lowered, query, chunk):
+        own = None if softmax is None else softmax.narrow(2, first, count).contiguous()
+        found = to.new_empty(to.narrow(2, first, count).shape)
+        run(part, query.narrow(2, first, count), key, value).emit(own, found)
+        to.narrow(2, first, count).copy_(found)
+
+
 def backward(
     run: Any,
     lowered: Lowered,

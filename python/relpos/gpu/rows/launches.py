@@ -7,8 +7,8 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
+from relpos.gpu.pairs.softmax import LOG2E
 from relpos.gpu.rows.tables import Table
-from relpos.gpu.softmax import LOG2E
 from relpos.gpu.terms.rows import Added, Rows, write_products
 from relpos.gpu.tiles import PRODUCTS
 

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import gradients_at
-from relpos.gpu.product import stored, wide_product
+from relpos.gpu.pairs.product import stored, wide_product
+from relpos.gpu.pairs.scores import gradients_at
+from relpos.gpu.pairs.visibility import between, near, span_of
 from relpos.gpu.sums.pair_sums import sum_at
 from relpos.gpu.terms.rows import OF_TABLE, factor_rows
-from relpos.gpu.visibility import between, near, span_of
 
 
 class Bands(NamedTuple):

@@ -7,7 +7,7 @@ come from the two sums a row of backward_queries."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import gradients_at
+from relpos.gpu.pairs.scores import gradients_at
 
 
 @triton.jit

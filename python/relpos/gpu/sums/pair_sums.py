@@ -7,8 +7,8 @@ neighbours."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import gradients_at
-from relpos.gpu.visibility import keys_of, span_of
+from relpos.gpu.pairs.scores import gradients_at
+from relpos.gpu.pairs.visibility import keys_of, span_of
 
 PLAIN = ["heads", "group", "queries", "keys", "row", "first", "count", "batch"]
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import rows
+from relpos.gpu.pairs.product import rows
 
 
 @triton.jit(do_not_specialize=["heads", "queries", "value_dim"])

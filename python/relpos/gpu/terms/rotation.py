@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import stored
+from relpos.gpu.pairs.product import stored
 
 
 class Grid(NamedTuple):

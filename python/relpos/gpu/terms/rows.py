@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import rows, wide_product
-from relpos.gpu.visibility import near
+from relpos.gpu.pairs.product import rows, wide_product
+from relpos.gpu.pairs.visibility import near
 
 
 class Rows(NamedTuple):

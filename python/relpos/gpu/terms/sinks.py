@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.product import stored
-from relpos.gpu.softmax import read_state
+from relpos.gpu.pairs.product import stored
+from relpos.gpu.pairs.softmax import read_state
 
 
 class Sink(NamedTuple):

@@ -5,9 +5,9 @@ costs registers."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.visibility import queries_of
+from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
+from relpos.gpu.pairs.scores import pair_gradients, read_rows
+from relpos.gpu.pairs.visibility import queries_of
 
 PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope"]
 

@@ -4,9 +4,9 @@ queries of a head."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pair_scores import pair_gradients, read_rows
-from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.visibility import keys_of, near
+from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
+from relpos.gpu.pairs.scores import pair_gradients, read_rows
+from relpos.gpu.pairs.visibility import keys_of, near
 
 PLAIN = ["heads", "group", "queries", "keys", "head_dim", "slope", "lo", "hi"]
 

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from relpos.gpu.softmax import LOG2E
+from relpos.gpu.pairs.softmax import LOG2E
 
 
 @triton.jit

@@ -4,12 +4,12 @@ for each chunk of their keys, too."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.dropout import factors
-from relpos.gpu.pair_scores import pair_scores
-from relpos.gpu.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.softmax import add_scores, write_state
+from relpos.gpu.pairs.dropout import factors
+from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
+from relpos.gpu.pairs.scores import pair_scores
+from relpos.gpu.pairs.softmax import add_scores, write_state
+from relpos.gpu.pairs.visibility import keys_of
 from relpos.gpu.terms.sinks import join_sinks
-from relpos.gpu.visibility import keys_of
 
 PLAIN = ["heads", "group", "queries", "keys", "value_dim", "chunk"]
 

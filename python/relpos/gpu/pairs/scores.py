@@ -7,11 +7,11 @@ call has. Tiles are [queries, keys] or [keys, queries]."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.dropout import factors
-from relpos.gpu.product import product, rows
-from relpos.gpu.softcap import capped
-from relpos.gpu.softmax import read_state
-from relpos.gpu.visibility import apart, seen
+from relpos.gpu.pairs.dropout import factors
+from relpos.gpu.pairs.product import product, rows
+from relpos.gpu.pairs.softcap import capped
+from relpos.gpu.pairs.softmax import read_state
+from relpos.gpu.pairs.visibility import apart, seen
 
 
 @triton.jit
@@ -33,6 +33,17 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def read_pairs(pairs, at, outside):
+    """The tile of numbers [B, H, Lq, Lk]: a structure of `data` and of the elements between two of
+    each axis."""
+    b, h, q0, k0, a, c, queries, keys = at
+    corner = tl.cast(b, tl.int64) * pairs.batch + tl.cast(h, tl.int64) * pairs.head
+    i, j = tl.cast(q0, tl.int64) + a, tl.cast(k0, tl.int64) + c
+    inside = (i < queries) & (j < keys)
+    return tl.load(pairs.data + corner + i * pairs.query + j * pairs.key, inside, outside)
+
+
+@triton.jit
 def read_rows(softmax, sums, row, a, count):
     """(reference, 1 / sum of weights, sum of the row) of rows `row` + a."""
     reference, inverse = read_state(softmax, row, a, count)
@@ -44,16 +55,20 @@ def pair_gradients(products, met, of_rows, problem, at, CONFIG: tl.constexpr):
     """(weights after dropout, gradients of the scores in natural units before softcap and after it,
     which pairs are seen, distances), from products of queries and keys, and met, those of dout and
     values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights and
-    gradients are 0."""
+    gradients are 0. Where the gradients of the scores are given, there are no weights."""
     reference, inverse, total = of_rows
     s, visible, distances, slope = pair_scores(products, problem, at, CONFIG)
-    p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
-    kept = p
-    if problem.dropout is not None:
-        factor = factors(problem.dropout, at, CONFIG)
-        met *= factor
-        kept = p * factor
-    ds = tl.where(visible, p * (met - total), 0.0)
+    if problem.given is None:
+        p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
+        kept = p
+        if problem.dropout is not None:
+            factor = factors(problem.dropout, at, CONFIG)
+            met *= factor
+            kept = p * factor
+        ds = tl.where(visible, p * (met - total), 0.0)
+    else:
+        ds = tl.where(visible, read_pairs(problem.given, at, 0.0).to(tl.float32), 0.0)
+        kept = tl.zeros_like(ds)
     return kept, ds * slope, ds, visible, distances
 
 

@@ -1,0 +1,61 @@
+"""A mask by tiles of 64 keys: relpos.TileMask as attn_mask.
+
+`cells` has of each block of queries and each tile what is seen of it, which a kernel looks up
+before the passes: the entries of a block are in the order of their tiles."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+KEYS = tl.constexpr(64)  # of a tile
+_ALL = tl.constexpr(-1)  # in entries as in cells
+_NONE = tl.constexpr(0)
+
+
+class Tiles(NamedTuple):
+    """cells int32 [B, H, blocks, tiles], with the elements between two batch rows and heads, 0
+    where all share theirs: 0 where nobody sees the tile, -1 where all see all of it, else 1 more
+    than the row of words int64 [m, rows], a bit for each key that a query of the block sees. first:
+    the number of the first query."""
+
+    cells: Any
+    words: Any
+    batch: Any
+    head: Any
+    tiles: Any
+    rows: Any
+    first: Any
+
+
+@triton.jit
+def hide_by_tiles(s, visible, mask, at):
+    b, h, q0, k0, a, c, queries, keys = at
+    i, j = mask.first + q0 + a, k0 + c
+    inside = (a < queries - q0) & (c < keys - k0)
+    cells = mask.cells + tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
+    cells += tl.cast(i // mask.rows, tl.int64) * mask.tiles
+    found = tl.load(cells + j // KEYS, inside, _NONE)
+    word = tl.cast(found - 1, tl.int64) * mask.rows + i % mask.rows
+    bits = tl.load(mask.words + word, found > 0, 0)
+    seen = (found == _ALL) | (((bits >> tl.cast(j % KEYS, tl.int64)) & 1) != 0)
+    return s, visible & seen
+
+
+@triton.jit(do_not_specialize=["rows", "tiles", "steps"])
+def write_cells_of_tiles(cells, ranges, entries, rows, tiles, steps, BLOCK: tl.constexpr):
+    """cells int32 [rows, tiles] from ranges int64 [rows, 2] and entries int64 [n, 2], (tile, row of
+    words or -1), n below 2 ** steps. A program for each row and block of tiles."""
+    row = tl.program_id(0)
+    tile = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    first, end = tl.load(ranges + 2 * row), tl.load(ranges + 2 * row + 1)
+    before = first + tl.zeros((BLOCK,), tl.int64)  # entries of tiles before these
+    for step in range(steps):
+        further = before + (tl.cast(1, tl.int64) << (steps - 1 - step))
+        known = tl.load(entries + 2 * (further - 1), further <= end, 0)
+        before = tl.where((further <= end) & (known < tile), further, before)
+    there = before < end
+    there &= tl.load(entries + 2 * before, there, -1) == tile
+    which = tl.load(entries + 2 * before + 1, there, 0)
+    found = tl.where(there, tl.where(which < 0, which, which + 1), 0)
+    tl.store(cells + tl.cast(row, tl.int64) * tiles + tile, found.to(tl.int32), tile < tiles)

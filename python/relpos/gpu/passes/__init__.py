@@ -1,0 +1,1 @@
+"""The kernels that go through the pairs of a call."""
