@@ -104,9 +104,17 @@ nb::object lowered_numbers(const LoweredNumbers& numbers) {
   return nb::make_tuple(numbers.parameter, numbers.axes, numbers.chosen, numbers.multiplier);
 }
 
+nb::object lowered_projection(const LoweredProjection& projection) {
+  if (projection.width == 0) return nb::none();
+  const auto& features = projection.features;
+  return nb::make_tuple(projection.width,
+                        nb::bytes(features.data(), features.size() * sizeof(double)));
+}
+
 // (scale, whether tokens are consecutive, terms) of a call of which shapes, dtypes and plain options
 // alone are read; a term is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor,
-// added, scale)), with numbers (parameter, axes, chosen, multiplier) or None: lower.h.
+// added, scale, projection)), with numbers (parameter, axes, chosen, multiplier) or None, and a projection
+// (width, bytes of features) or None: lower.h.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
   const Bound call(options, shape_of);
   const LoweredCall lowered =
@@ -118,7 +126,8 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
         nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter, term.axes,
                        term.multiplier,
                        nb::make_tuple(lowered_numbers(term.table), lowered_numbers(term.factor),
-                                      lowered_numbers(term.added), term.scale)));
+                                      lowered_numbers(term.added), term.scale,
+                                      lowered_projection(term.projection))));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, nb::tuple(terms));
 }

@@ -23,12 +23,20 @@ struct LoweredNumbers {
   double multiplier = 1.0;
 };
 
+// A row table [H, span, D] of the distances first, ...: its `table` are weights [H D, width] or [H, D, width],
+// which multiply features [span, width].
+struct LoweredProjection {
+  int64_t width = 0;  // 0: the table is a parameter
+  std::vector<double> features;
+};
+
 // A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
 // rows of terms.h, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members up to `multiplier` hold, "sink" where the three before it do; "row
-  // table" where classes and the members from `table` on hold; else what the term is.
+  // "distance bias" where the members up to `multiplier` hold, "sink" where the last three of these do; "row
+  // table" where classes and the members from `table` on do, "vector added to the query" where `table` does;
+  // else what the term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -38,6 +46,7 @@ struct LoweredTerm {
   double multiplier = 1.0;
   LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
   double scale = 1.0;                   // of the products, resolved
+  LoweredProjection projection;
 };
 
 struct LoweredCall {

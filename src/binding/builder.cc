@@ -276,7 +276,9 @@ void Builder::project_rows(int64_t heads, const Source& weight,
         const Projection of = projection(call.sizes);
         RowTable rows;
         rows.map = ClassMap::clamp(of.first, of.first + of.span - 1);
-        rows.table = of.table(numbers.numbers(call));
+        rows.table = call.sizes.shapes_only ? of.blank() : of.table(numbers.numbers(call));
+        rows.table.source = numbers.source();
+        rows.table.projection = std::make_shared<Projection>(of);
         rows.table.wants_gradient = numbers.wanted(call);
         rows.added = added.read(call);
         return rows;

@@ -25,6 +25,7 @@ struct CallSizes {
   int64_t own_heads = 0;  // of `heads`, those that the call has, and its inputs
   int64_t kv_heads = 0;   // 0, too, where the call has some of the heads
   int64_t own_kv_heads = 0;
+  bool shapes_only = false;  // no number of a table is read, so that those may be anything
 };
 
 // A call as the terms of one part meet it.

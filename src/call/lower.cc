@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "binding/bound_part.h"
+#include "binding/projection.h"
 #include "binding/source.h"
 #include "call/make_problem.h"
 #include "values/term_kinds.h"
@@ -68,7 +69,7 @@ bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers&
   if (data.source == nullptr) return false;
   const ReadParameter read = SourceReader::parameter_of(*data.source);
   to = {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
-        data.multiplier};
+        read.multiplier};
   return true;
 }
 
@@ -86,6 +87,9 @@ void lower_rows(const RowTable& rows, const Part& part, int64_t first_parameter,
   } else {
     std::tie(term.starts, term.classes) = rows.map.runs();
     term.scale = rows.scale.value_or(scale);
+    if (const Projection* projection = rows.table.projection.get()) {
+      term.projection = {projection->width, projection->features_of_all()};
+    }
   }
 }
 
@@ -106,7 +110,8 @@ Position with_stand_ins(Position position, std::list<std::vector<double>>& memor
 LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
                   const Position& position, const Options& options) {
   std::list<std::vector<double>> memory;
-  const Call call = make_call(query, key, value, with_stand_ins(position, memory), options);
+  const Call call = make_call(query, key, value, with_stand_ins(position, memory), options, {},
+                              /*shapes_only=*/true);
   const Problem& problem = call.problem;
   LoweredCall lowered{problem.scale, problem.positions.consecutive, {}};
   TermCounts at;
@@ -125,6 +130,8 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           if constexpr (std::same_as<decltype(list), std::vector<TermData> Terms::*>) {
             if (list == &Terms::sinks) {
               read_sink((problem.terms.*list)[term], part, first_parameter, other);
+            } else if (!read_numbers((problem.terms.*list)[term], first_parameter, other.table)) {
+              other.kind = "computed " + other.kind;
             }
           } else if constexpr (std::same_as<decltype(list), std::vector<RowTable> Terms::*>) {
             lower_rows((problem.terms.*list)[term], part, first_parameter, problem.scale, other);

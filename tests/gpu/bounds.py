@@ -13,6 +13,14 @@ ulp of the type relative to a number, and least its smallest number's half, thes
   sinks' grad.   their weight times <|dout|, e>
   dv             sum_i (u w + least) |dout_i|
 
+Where rows turn, or vectors join them, they are rounded before they are multiplied:
+
+  score          s = 2 u |scale| <|R q|, |R k|>
+  weights        r = exp(s) / sum_j w exp(-s) - 1 of themselves, so that u w above is u w (1 + r) + r w
+  lse            log sum_j w exp(s)
+  scores' grad.  r of itself, and 2 s / c more by the slope of a softcap c; 1 + r times the above
+  dq, dk         u of the scores' gradients once more, for the turned rows that these multiply
+
 A weight is what dropout leaves of it, divided by what it keeps.
 
 What is rounded is itself off by what the promise allows and by the above, hence a factor 1 + 2 u.
@@ -34,22 +42,36 @@ def bounds(call, keep=None):
     seen = at.allowed[..., : at.keys]
     weights, sunk = at.weights[..., : at.keys], at.weights[..., at.keys :]
     kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
-    of_weights = (u * weights * kept + least) * seen
+    packed = {n for n, term in enumerate(signed.terms) if {"rotate", "query_added"} & term.keys()}
+    score = (2 * u * sized.products().detach() if packed else torch.zeros_like(weights)) * seen
+    spread = (weights * torch.exp(-score)).sum(-1, keepdim=True) + sunk.sum(-1, keepdim=True)
+    off = torch.exp(score) / spread.where(at.alive, 1.0) - 1.0
+    off_sunk = 1.0 / spread.where(at.alive, 1.0) - 1.0
+    of_lse = ((weights * torch.exp(score)).sum(-1) + sunk.sum(-1)).where(at.alive[..., 0], 1.0)
+    of_weights = ((off + u * (1 + off)) * weights * kept + least) * seen
     dout = call.dout.double()
     with torch.no_grad():
         of_out = of_weights @ sized.v
         out = signed.mixed(weights * kept)
         dlse = 0.0 if call.dlse is None else call.dlse.double()
-        gradient = weights * (kept * signed.met(dout) - ((dout * out).sum(-1) - dlse)[..., None])
-        of_gradient = weights * (dout.abs() * of_out).sum(-1)[..., None]
-        of_sinks = sunk * (dout.abs() * of_out).sum(-1)[..., None]
-        of_operand = (of_gradient + u * gradient.abs() + least) * seen
+        total = ((dout * out).sum(-1) - dlse)[..., None]
+        gradient = weights * (kept * signed.met(dout) - total)
+        from_out = (dout.abs() * of_out).sum(-1)[..., None]
+        of_gradient = off * gradient.abs() + (1 + off) * weights * from_out
+        of_sinks = off_sunk * (sunk * total).abs() + (1 + off_sunk) * sunk * from_out
+        if call.case.get("softcap") is not None:
+            of_gradient += 2 * score / call.case["softcap"] * gradient.abs()
+        roundings = 2 if packed else 1
+        of_operand = (of_gradient + roundings * u * gradient.abs() + least) * seen
     of_tables = sized.pulled(of_gradient, of_sinks, of_weights, dout.abs())
     sized = Side(call, True)
     of_products = sized.pulled(of_operand, of_sinks, of_weights, dout.abs())
-    more = {"out": of_out, "lse": 0.0}
+    more = {"out": of_out, "lse": of_lse.log()}
+    turning = {f"part {n}" for n in packed}
     for (name, _), product, table in zip(call.leaves(), of_products, of_tables, strict=True):
-        more[f"gradient of {name}"] = product if name in "qkv" else table
+        more[f"gradient of {name}"] = (
+            product if name in "qkv" or name.rpartition(" ")[0] in turning else table
+        )
     return {
         name: Bounded(each.exact, (1 + 2 * u) * (each.bound + more[name]))
         for name, each in found.items()

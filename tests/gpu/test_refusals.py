@@ -7,7 +7,15 @@ from relpos._call.call import Call as Fields
 
 from tests.support.sample import PLAIN, tensors, trained
 
-HAVE_KERNELS = {"t5", "bias_rpe", "attention_sink", "music_transformer"}
+HAVE_KERNELS = {
+    "t5",
+    "bias_rpe",
+    "attention_sink",
+    "music_transformer",
+    "conformer",
+    "transformer_xl",
+}
+HAVE_KERNELS |= {"enformer", "gemma_audio"}
 Q, K, V, _ = tensors(queries=6, keys=6)
 
 

@@ -14,6 +14,9 @@ ROWS = [*(f"shaw#{n}" for n in (2, 7)), *(f"relative_key#{n}" for n in (2, 3)), 
 ROWS += [f"music_transformer#{n}" for n in range(5)] + [f"inkling#{n}" for n in range(3)]
 ROWS += ["wavlm#0", "prophetnet#0", "shaw#2+t5#3+inkling#0", "music_transformer#3+swin#0"]
 ROWS += ["music_transformer#2+attention_sink#1"]
+PROJECTED = [*(f"transformer_xl#{n}" for n in range(3)), "conformer#0", "gemma_audio#1"]
+PROJECTED += ["enformer#0", "enformer#1", "xlnet#3", "transformer_xl#3+inkling#0+t5#1"]
+NUMBERS = ["default", "aligned", "zero", "both"]  # offsets that are not tensors
 SIZES = {"queries": [1, 16, 33, 65], "keys": [5, 33, 64, 65], "head_dim": [1, 16, 33, 64, 200]}
 
 
@@ -21,6 +24,15 @@ SIZES = {"queries": [1, 16, 33, 65], "keys": [5, 33, 64, 65], "head_dim": [1, 16
     "case", list(drawn(len(ROWS) * TIMES, position=ROWS, **SIZES)), ids=number_of
 )
 def test_a_call_with_rows_keeps_the_promise(case, garbage):
+    assert not judged(case), case
+
+
+@pytest.mark.parametrize(
+    "case",
+    list(drawn(len(PROJECTED) * TIMES, position=PROJECTED, offsets=NUMBERS, **SIZES)),
+    ids=number_of,
+)
+def test_projected_rows_and_vectors_beside_queries_keep_it(case, garbage):
     assert not judged(case), case
 
 
@@ -71,6 +83,36 @@ def test_rows_cost_nothing_that_is_not_wanted():
     after = relpos.gpu.launches()
     for name in ("backward_queries", "write_bands", "sum_band_rows", "write_factor_gradient"):
         assert after.get(name, 0) == before.get(name, 0)
+
+
+def test_a_table_that_follows_distances_needs_numbers():
+    """It is computed before anything runs, and nothing waits for the device."""
+    q = torch.randn(1, 2, 5, 8)
+    conformer = relpos.ConformerRelative(2, 8, width=4)
+    for options in (
+        {"q_offset": torch.zeros(1).long()},
+        {"q_positions": torch.arange(5), "k_positions": torch.arange(5)},
+    ):
+        name = next(iter(options))
+        with pytest.raises(NotImplementedError, match=rf"^{name}: a tensor beside conformer"):
+            relpos.attention(q, q, q, position=conformer, **options)
+    assert relpos.attention(q, q, q, position=conformer).isfinite().all()
+
+
+def test_a_query_that_is_added_to_is_still_the_query_of_rows():
+    """As on the CPU, and trained alone."""
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    conformer = relpos.ConformerRelative(2, 8, width=4)
+    torch.nn.init.normal_(conformer.pos_bias_u)
+    out = relpos.attention(q, k, v, position=conformer)
+    want = torch.empty_like(out)
+    call = Fields.of("attention", q, k, {"position": conformer})
+    relpos._core.attention(q, k, v, call, want, None, None)
+    torch.testing.assert_close(out, want, rtol=2e-6, atol=2e-6)
+    before = relpos.gpu.launches()["backward_keys"]
+    (found,) = torch.autograd.grad(out.sum(), [conformer.pos_bias_u])
+    assert found.any()
+    assert relpos.gpu.launches()["backward_keys"] == before
 
 
 def test_the_chunk_of_queries():

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.numbers import Numbers
 from relpos.gpu.problem import Places
-from relpos.gpu.rows.tables import Table, numbers_of
+from relpos.gpu.rows.tables import Projected, Table, numbers_of
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -94,7 +95,13 @@ class _Plan(NamedTuple):
     terms: tuple[TableBias, ...]
     sinks: tuple[SinkTerm, ...]
     rows: tuple[Table, ...]
+    added: tuple[Numbers, ...]
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
+
+    def numbers(self) -> int:
+        """Those of features."""
+        computed = [table.table for table in self.rows if isinstance(table.table, Projected)]
+        return sum(table.features.numel() for table in computed)
 
 
 class Lowered:
@@ -106,6 +113,7 @@ class Lowered:
       terms: distance biases of the position.
       sinks: of the position.
       rows: tables whose rows meet the queries.
+      added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
       first: of its queries, where they are a part of another call's.
@@ -116,7 +124,7 @@ class Lowered:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
         plan = _plan(query, key, value, call)
-        self.scale, self.terms, self.sinks, self.rows, self.tokens = plan
+        self.scale, self.terms, self.sinks, self.rows, self.added, self.tokens = plan
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
@@ -256,7 +264,7 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [term.parameter for term in (*self.terms, *self.sinks)]
-        tables = [numbers for table in self.rows for numbers in table.numbers()]
+        tables = [numbers for table in self.rows for numbers in table.numbers()] + [*self.added]
         counted = Counter([*whole, *(numbers.parameter for numbers in tables)])
         found = {parameter for parameter, count in counted.items() if count > 1}
         return found | {numbers.parameter for numbers in tables if numbers.chosen}
@@ -268,13 +276,15 @@ class Lowered:
 
 
 _plans: dict[Any, _Plan] = {}
+_KEPT_NUMBERS = 2**24  # of the features that plans hold; with more they are forgotten
 
 
 def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
     given = _shape([query, key, value, *call])
     if given not in _plans:
         made = _made_plan(query, key, value, call)
-        if len(_plans) >= _KEPT:
+        held = sum(plan.numbers() for plan in _plans.values())
+        if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
             _plans.clear()
         _plans[given] = made
     return _plans[given]
@@ -291,20 +301,34 @@ def _shape(value: Any) -> Any:
 
 def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
     scale, consecutive, terms = _core.lower(query, key, value, call)
-    biases, sinks, rows = [], [], []
+    if call.key_lo is not None and any(more[-1] is not None for *_, more in terms):
+        everywhere = call._replace(key_lo=None, key_hi=None)  # tables for all distances
+        _, _, terms = _core.lower(query, key, value, everywhere)
+    biases, sinks, rows, added = [], [], [], []
     for scheme, kind, starts, classes, parameter, axes, multiplier, more in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
         elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
         elif kind == "row table":
-            *numbers, own_scale = more
-            rows.append(Table(ClassMap(starts, classes), *map(numbers_of, numbers), own_scale))
+            if more[-1] is not None:
+                _check_distances(scheme, call)
+            rows.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
+        elif kind == "vector added to the query":
+            added.append(numbers_of(more[0]))
         else:
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    return _Plan(scale, tuple(biases), tuple(sinks), tuple(rows), tokens)
+    return _Plan(scale, tuple(biases), tuple(sinks), tuple(rows), tuple(added), tokens)
+
+
+def _check_distances(scheme: str, call: Any) -> None:
+    """A table that is computed for the distances of a call needs to know them."""
+    for name in ("q_offsets", "k_offsets", "q_positions", "k_positions"):
+        if getattr(call, name) is not None:
+            name = name.removesuffix("s") if name.endswith("offsets") else name
+            refuse(name, f"a tensor beside {scheme}, whose table follows distances, has no kernel")
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

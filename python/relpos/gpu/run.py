@@ -1,6 +1,6 @@
 """A call on the GPU: what relpos._core does on the CPU, by the kernels of this folder."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from relpos.gpu.lower import Lowered, TableBias, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rows import chunks
+from relpos.gpu.rows.added import with_added, write_added_gradient
 from relpos.gpu.rows.launches import rows_of
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
@@ -87,6 +88,8 @@ class Run:
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
         self.plain = query, key
+        self._once: dict[int, Any] = {}
+        query = with_added(self, query)
         self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
@@ -250,6 +253,7 @@ class Run:
             )
         targets = Targets(of_parameters, self.lowered.shared)
         tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
+        added = [numbers for numbers in self.lowered.added if targets.wants(numbers.parameter)]
         rows = [
             table
             for table in self.lowered.rows
@@ -257,14 +261,14 @@ class Run:
         ]
         sums = Sums.of(self, [term.map for term in (*tables, *rows)])
         wide = dq
-        if dq is not None and rows:
-            wide = self.floats(*dq.shape)
-        if dq is not None or tables or rows:
+        if added or (dq is not None and rows):
+            wide = self.floats(*self.query.shape)
+        if dq is not None or tables or rows or added:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
-                dq=torch.empty_like(self.query, memory_format=_DENSE) if dq is None else wide,
+                dq=torch.empty_like(self.query, memory_format=_DENSE) if wide is None else wide,
                 ends=sums.ends,
                 lo=sums.lo,
                 hi=sums.hi,
@@ -274,8 +278,10 @@ class Run:
                 **given,
             )
         write_gradients(self, tables, sums, given, targets)
+        for numbers in added:
+            write_added_gradient(numbers, wide, targets)
         if rows:
-            write_row_gradients(self, sums, given, wide, targets)
+            write_row_gradients(self, sums, given, None if dq is None else wide, targets)
         if dq is not None and wide is not dq:
             dq.copy_(wide)
         if of_mask is not None:
@@ -362,6 +368,15 @@ class Run:
             BLOCK=256,
         )
         return Bias(cells, stride, lo, width)
+
+    def parameter(self, numbers: Any) -> Tensor:
+        return self.lowered.parameters[numbers.parameter]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What is made of a part of the call, once."""
+        if id(key) not in self._once:
+            self._once[id(key)] = make()
+        return self._once[id(key)]
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""

@@ -7,7 +7,7 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
-from relpos.gpu.rows.tables import Table
+from relpos.gpu.rows.tables import Projected, Table
 from relpos.gpu.softmax import LOG2E
 from relpos.gpu.terms.rows import Added, Rows, write_products
 from relpos.gpu.tiles import PRODUCTS
@@ -54,20 +54,24 @@ def multiplier_of(table: Table) -> float:
 
 def factor_of(run: Any, table: Table) -> tuple[Tensor, Added | None]:
     """What meets the rows of the table, and what is added to it."""
-    parameters, ratio = run.lowered.parameters, 1.0
+    ratio = 1.0
     factor = aligned(run.plain[0])
     if table.factor is not None:
-        factor = aligned(table.factor.view(parameters[table.factor.parameter]))
+        factor = aligned(table.factor.view(run.parameter(table.factor)))
         ratio = 1.0 / table.factor.multiplier
     if table.added is None:
         return factor, None
-    data = table.added.view(parameters[table.added.parameter])
+    data = table.added.view(run.parameter(table.added))
     return factor, Added(data, *data.stride(), table.added.multiplier * ratio)
 
 
 def table_of(run: Any, table: Table, lo: int, hi: int) -> dict[str, Any]:
     """The table of a launch, and the classes of the distances from lo to hi."""
-    data = table.table.view(run.lowered.parameters[table.table.parameter])
+    data = run.parameter(table.table)
+    if isinstance(table.table, Projected):
+        data = run.once(table.table, lambda: table.table.table(data))
+    else:
+        data = table.table.view(data)
     return {
         "table": data,
         "classes": table.map.classes(lo, hi, run.device),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.rows.launches import BLOCKS, factor_of, multiplier_of, table_of
-from relpos.gpu.rows.tables import Table
+from relpos.gpu.rows.tables import Projected, Table
 from relpos.gpu.sums.bands import (
     Bands,
     gather_bands,
@@ -114,7 +114,11 @@ def _write_factor(
 
 def _write_table(run: Any, table: Table, bands: Bands, targets: Targets) -> None:
     factor, added = factor_of(run, table)
-    to = table.table.view(targets.to(table.table.parameter))
+    to = own = targets.to(table.table.parameter)
+    if isinstance(table.table, Projected):
+        to = run.floats(*table_of(run, table, bands.lo, bands.lo + 1)["table"].shape)
+    else:
+        to = table.table.view(to)
     rows, rank = to.shape[-2:]
     blocks = run.batch * triton.cdiv(run.queries, BLOCKS["ROWS"])
     most = min(_MOST_PARTS, _MOST_NUMBERS // (run.heads * bands.width * rank))
@@ -157,3 +161,5 @@ def _write_table(run: Any, table: Table, bands: Bands, targets: Targets) -> None
         **CLASSES,
         WIDEN=INTERPRETS,
     )
+    if isinstance(table.table, Projected):
+        table.table.write_gradient(own, to)
