@@ -9,7 +9,9 @@ namespace {
 
 // One call's options and position, read from a relpos._call.call.Call. No value below is None.
 struct Bound {
-  explicit Bound(const nb::tuple& call, ReadTensor read = memory_of);
+  // Options are read by `of_options`, parameters by `read`.
+  explicit Bound(const nb::tuple& call, ReadTensor read = memory_of,
+                 ReadTensor of_options = memory_of);
   Bound(const Bound&) = delete;
   Bound& operator=(const Bound&) = delete;
 
@@ -87,12 +89,12 @@ void read_fields(const std::vector<std::string>& names) {
   check_value(names.size() == expected, "Call: expected ", expected, " fields, got ", names.size());
 }
 
-Bound::Bound(const nb::tuple& call, ReadTensor read) {
+Bound::Bound(const nb::tuple& call, ReadTensor read, ReadTensor of_options) {
   check_value(call.size() == readers().size(), "call: expected relpos._call.call.Call");
   size_t n = 0;
   for (nb::handle value : call) {
     const Reader& reader = readers()[n++];
-    if (!value.is_none()) reader(value, read, *this);
+    if (!value.is_none()) reader(value, of_options, *this);
   }
   options.cancel = signals.token();
   options.path = forced_path();
@@ -111,12 +113,23 @@ nb::object lowered_projection(const LoweredProjection& projection) {
                         nb::bytes(features.data(), features.size() * sizeof(double)));
 }
 
-// (scale, whether tokens are consecutive, terms) of a call of which shapes, dtypes and plain options
-// alone are read; a term is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor,
-// added, scale, projection)), with numbers (parameter, axes, chosen, multiplier) or None, and a projection
-// (width, bytes of features) or None: lower.h.
-nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options) {
-  const Bound call(options, shape_of);
+nb::object lowered_turn(const LoweredTurn& turn) {
+  if (turn.by.empty()) return nb::none();
+  nb::list numbers;
+  for (const LoweredNumbers& each : turn.numbers) numbers.append(lowered_numbers(each));
+  return nb::make_tuple(turn.start, turn.dims, turn.interleaved, turn.magnitude,
+                        turn.float32_angles, turn.axes, turn.frequency, turn.by, nb::tuple(numbers),
+                        turn.q, turn.k);
+}
+
+// (scale, whether tokens are consecutive, whether positions were read, terms) of a call of which shapes,
+// dtypes and plain options alone are read, and with `reads` tensors of options, which lie on the CPU; a term
+// is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added, scale, projection),
+// turn), with numbers (parameter, axes, chosen, multiplier) or None, and a projection (width, bytes of
+// features) or None: lower.h.
+nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
+                     bool reads) {
+  const Bound call(options, shape_of, reads ? memory_of : shape_of);
   const LoweredCall lowered =
       lower(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
             to_view(value, "value", shape_of), call.position, call.options);
@@ -127,9 +140,11 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
                        term.multiplier,
                        nb::make_tuple(lowered_numbers(term.table), lowered_numbers(term.factor),
                                       lowered_numbers(term.added), term.scale,
-                                      lowered_projection(term.projection))));
+                                      lowered_projection(term.projection)),
+                       lowered_turn(term.turn)));
   }
-  return nb::make_tuple(lowered.scale, lowered.consecutive, nb::tuple(terms));
+  return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
+                        nb::tuple(terms));
 }
 
 // Throws where no call with these heads (one batch row, query and key) would take the position.

@@ -24,7 +24,7 @@ from relpos.gpu.masks import dense, padding
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import BLOCKS
 from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
-from relpos.gpu.terms import bias, sinks
+from relpos.gpu.terms import bias, columns, rotation, sinks
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     AGAIN,
@@ -49,11 +49,14 @@ KERNELS = {
         *(pair_sums.sum_pairs, pair_sums.fold_pairs),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
         *(dense.sum_mask, visibility.find_queries, merge_chunks),
-        *(row_terms.write_products, bands.write_bands, bands.gather_bands),
-        *(bands.write_factor_gradient, bands.sum_band_rows, bands.write_rows_gradient),
+        *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
+        *(rotation.sum_angles, rotation.fold_angles),
+        *(row_terms.write_products, bands.write_bands, bands.write_weights),
+        *(bands.multiply_bands, bands.sum_band_rows, bands.write_rows_gradient),
+        bands.gather_bands,
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands", "write_weights"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -74,6 +77,9 @@ PROBLEM = Problem(
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
 MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+NUMBERS = rotation.Grid("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
+HALF = NUMBERS._replace(data="*bf16")
+TURN = rotation.Turn(NUMBERS, NUMBERS, "i32", "i32", "i32", "i32", "i32")
 EVERYTHING = PROBLEM._replace(
     places=PLACES,
     spans=SPANS,
@@ -83,29 +89,52 @@ EVERYTHING = PROBLEM._replace(
     dropout=Dropout("*i64", "fp32", "i32"),
 )
 ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
+COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
-    ["softmax", "lse", "sums", "ends", "tiles", "pairs", "cells", "dlse", "parts", "states"],
+    [
+        "softmax",
+        "cos",
+        "sin",
+        "lse",
+        "sums",
+        "ends",
+        "tiles",
+        "pairs",
+        "cells",
+        "dlse",
+        "parts",
+        "states",
+    ],
     "*fp32",
 )
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64")
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
-TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32")}
+TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32", "i32")}
 TYPES |= {"added": row_terms.Added("*fp32", "i32", "i32", "fp32"), "band": "*fp32"}
 TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
+TYPES |= dict.fromkeys(["x", "to", "of_cos", "of_sin"], HALF)
+TYPES |= {"dy": NUMBERS, "turn": TURN, "turns": (TURN, TURN), "at": HALF._replace(data="*i64")}
+TYPES |= {"frequency": NUMBERS._replace(data="*fp64"), "factors": "*fp64"}
 TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
 OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
     "sink_gradient": {"gradient": SINK},
     "sum_mask": {"gradient": MASK},
+    "write_turns": {"pairs": "i32"},
+    "sum_angles": {"parts": "*fp64"},
+    "fold_angles": {"parts": "*fp64", "gradient": HALF, "pairs": "i32"},
     "sum_band_rows": {"sums": "*fp64", "parts": "i32"},
     "write_rows_gradient": {"cells": "*i32", "sums": "*fp64", "parts": "i32"},
-    "write_factor_gradient": {"gradient": "*fp32"},
+    "write_bands": {"columns": "*fp32"},
+    "gather_bands": {"own": "*i64"},
+    "multiply_bands": {"gradient": "*fp32"},
 }
-OF_BLOCKS = ("write_products", "write_factor_gradient", "sum_band_rows")
+OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
-BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED}
+BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
+TURNED = ("turn_rows", "write_turn_gradient", "sum_angles")
 
 
 class Row(NamedTuple):
@@ -145,7 +174,8 @@ def of_table() -> list[Row]:
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=True) for row in masked]
     pairs = [row for row in found if row.kernel == "sum_pairs"]
-    found += [row._replace(kernel="write_bands", rows=True) for row in pairs]
+    for kernel in ("write_bands", "write_weights"):
+        found += [row._replace(kernel=kernel, rows=True) for row in pairs]
     return found + [row._replace(rows=True) for row in masked]
 
 
@@ -160,6 +190,7 @@ def rows() -> list[Row]:
     ]
     tiles = dict.fromkeys(sorted(KERNELS.keys() - OF_TILES), Tile(64, 64, 4, 3))
     tiles |= {"row_sums": Tile(32, 64, 4, 3)} | dict.fromkeys(OF_BLOCKS, PRODUCTS)
+    tiles |= dict.fromkeys(TURNED, Tile(16, 64, 4, 3))
     return found + [
         Row(chip, name, 32, 128, tile) for chip in SHARED_KIB for name, tile in tiles.items()
     ]
@@ -175,7 +206,10 @@ def constants_of(row: Row) -> dict[str, Any]:
             value_dim=row.head_dim,
             queries=row.tile.queries,
             keys=row.tile.keys,
-            scores=(bias.bias_score, row_terms.row_score)[: 1 + row.rows],
+            scores=(
+                bias.bias_score,
+                *((row_terms.row_score, columns.column_score) if row.rows else ()),
+            ),
             masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
             sinks=int(row.everything),
             aligned=row.everything,
@@ -193,6 +227,10 @@ def constants_of(row: Row) -> dict[str, Any]:
         "BLOCK": 32,
         "ROWS": 16,
         "CELLS": 32,
+        "BD": row.head_dim,
+        "PAIRS": (64, 16) if row.kernel == "turn_rows" else 64,
+        "INVERSE": True,
+        "FLOAT32": False,
         "COLUMNS": 32,
     } | BLOCKS_OF.get(row.kernel, {})
 
@@ -227,7 +265,7 @@ def source(row: Row) -> ASTSource:
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
             if row.rows:
-                given = given._replace(terms=(*given.terms, ROWS))
+                given = given._replace(terms=(*given.terms, ROWS, COLUMNS), values=ROWS)
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)

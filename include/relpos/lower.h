@@ -30,13 +30,31 @@ struct LoweredProjection {
   std::vector<double> features;
 };
 
+// A rotation of the dimensions [start, start + dims) of queries and keys (terms.h). Pair p of a token of key
+// head h turns by the sum over the axes of coordinate[axis] * frequency[axis, h, p].
+struct LoweredTurn {
+  int64_t start = 0, dims = 0;
+  bool interleaved = false;  // pairs (2p, 2p + 1), else (p, p + dims / 2)
+  double magnitude = 1.0;
+  bool float32_angles = false;
+  int64_t axes = 0;               // 0: cosines and sines are given
+  std::vector<double> frequency;  // [axes, dims / 2]: of all heads; empty: of `numbers`
+  // "position": the coordinate is the position; "inputs": those of queries [B, axes, Lq] and of keys are
+  // `numbers`; "coordinates": they are below, and `numbers` the frequencies [axes, Hk or 1, dims / 2], if
+  // these are trained; "tables": `numbers` are cosines and sines of queries, then of keys, [B, L, dims / 2]
+  // or [B, Hk or 1, L, dims / 2].
+  std::string by;
+  std::vector<LoweredNumbers> numbers;
+  std::vector<int64_t> q, k;  // [axes, 1 or B, Lq], [axes, 1 or B, Lk]
+};
+
 // A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
-// rows of terms.h, or another term, of which its kind alone is said.
+// rows of terms.h, a rotation, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
   // "distance bias" where the members up to `multiplier` hold, "sink" where the last three of these do; "row
-  // table" where classes and the members from `table` on do, "vector added to the query" where `table` does;
-  // else what the term is.
+  // table", "column table" and "value table" where classes and the members from `table` on do, "vector added to the query" where `table` does,
+  // "rotation" where `turn` does; else what the term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -44,14 +62,18 @@ struct LoweredTerm {
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;
-  LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
-  double scale = 1.0;                   // of the products, resolved
+  LoweredNumbers table, factor,
+      added;           // as RowTable, ColumnTable and ValueTable of terms.h have them
+  double scale = 1.0;  // of the products, resolved
   LoweredProjection projection;
+  LoweredTurn turn;
 };
 
 struct LoweredCall {
   double scale = 1.0;       // of the scores
   bool consecutive = true;  // tokens stand at consecutive positions, from the call's offsets on
+  // What is said of the terms holds at the positions that were read alone.
+  bool reads_positions = false;
   std::vector<LoweredTerm> terms;
 };
 

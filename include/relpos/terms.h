@@ -81,6 +81,8 @@ struct Coordinates {
   int64_t axes = 0, queries = 0, keys = 0;
   int64_t q_rows = 1, k_rows = 1;  // 1 or B
   std::vector<int64_t> q, k;       // [axes, rows, queries or keys]
+  // Of inputs [B, axes, Lq] and [B, axes, Lk] that hold these numbers as they are; else null.
+  const Source *q_source = nullptr, *k_source = nullptr;
 
   int64_t query(int64_t axis, int64_t b, int64_t i) const noexcept {
     return q[static_cast<size_t>((axis * q_rows + (q_rows == 1 ? 0 : b)) * queries + i)];

@@ -60,8 +60,11 @@ BoundAngles bound(const Rotation::ByPosition& turn, const TurnBy::Coordinates& b
 BoundAngles bound(const Rotation::ByPosition& turn, const TurnBy::GivenCoordinates& by) {
   const SourceReader queries(by.queries), keys(by.keys);
   return {[=](const PartCall& call) {
-    return by_coordinates(turn, by.axis,
-                          coordinates_given(queries.read(call).view, keys.read(call).view));
+    const TermData of_queries = queries.read(call), of_keys = keys.read(call);
+    Coordinates given = coordinates_given(of_queries.view, of_keys.view);
+    given.q_source = of_queries.source;
+    given.k_source = of_keys.source;
+    return by_coordinates(turn, by.axis, std::move(given));
   }};
 }
 

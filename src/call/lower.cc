@@ -4,10 +4,13 @@
 #include <concepts>
 #include <list>
 #include <tuple>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "binding/bound_part.h"
+#include "binding/parts.h"
 #include "binding/projection.h"
 #include "binding/source.h"
 #include "call/make_problem.h"
@@ -49,6 +52,88 @@ LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first
   return term;
 }
 
+LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
+  const ReadParameter read = SourceReader::parameter_of(source);
+  return {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
+          read.multiplier};
+}
+
+// Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
+bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers& to) {
+  if (!data.view.given()) return true;
+  if (data.source == nullptr) return false;
+  to = numbers_of(*data.source, first_parameter);
+  return true;
+}
+
+// Frequencies [axes, pairs] of which each pair has one.
+std::vector<double> by_axis(const Rotation::ByCoordinates& by, int64_t axes) {
+  const size_t pairs = by.frequency.size();
+  std::vector<double> found(static_cast<size_t>(axes) * pairs, 0.0);
+  for (size_t p = 0; p < pairs; ++p) {
+    found[static_cast<size_t>(by.axis[p]) * pairs + p] = by.frequency[p];
+  }
+  return found;
+}
+
+// Fills in what a rotation turns by; false where numbers are not a parameter's as they are.
+bool read_angles(const Rotation::ByPosition& by, int64_t, LoweredTurn& turn) {
+  turn.by = "position";
+  turn.axes = 1;
+  turn.frequency = by.frequency;
+  turn.float32_angles = by.float32_angles;
+  return true;
+}
+
+bool read_angles(const Rotation::ByCoordinates& by, int64_t first_parameter, LoweredTurn& turn) {
+  const Coordinates& at = *by.coordinates;
+  turn.axes = at.axes;
+  turn.frequency = by_axis(by, at.axes);
+  turn.float32_angles = by.float32_angles;
+  if (at.q_source != nullptr) {
+    turn.by = "inputs";
+    turn.numbers = {numbers_of(*at.q_source, first_parameter),
+                    numbers_of(*at.k_source, first_parameter)};
+  } else {
+    turn.by = "coordinates";
+    turn.q = at.q;
+    turn.k = at.k;
+  }
+  return true;
+}
+
+bool read_angles(const Rotation::ByHead& by, int64_t first_parameter, LoweredTurn& turn) {
+  turn.by = "coordinates";
+  turn.axes = by.coordinates->axes;
+  turn.q = by.coordinates->q;
+  turn.k = by.coordinates->k;
+  return read_numbers(by.frequency, first_parameter, turn.numbers.emplace_back());
+}
+
+bool read_angles(const Rotation::Tables& by, int64_t first_parameter, LoweredTurn& turn) {
+  turn.by = "tables";
+  const TermData* tables[] = {&by.q_cos, &by.q_sin, &by.k_cos, &by.k_sin};
+  return std::ranges::all_of(tables, [&](const TermData* table) {
+    return read_numbers(*table, first_parameter, turn.numbers.emplace_back());
+  });
+}
+
+void lower_rotation(const Rotation& rotation, int64_t first_parameter, LoweredTerm& term) {
+  LoweredTurn turn;
+  turn.start = rotation.start;
+  turn.dims = rotation.dims;
+  turn.interleaved = rotation.layout == PairLayout::kInterleaved;
+  turn.magnitude = rotation.magnitude;
+  const auto read = [&](const auto& by) { return read_angles(by, first_parameter, turn); };
+  if (rotation.decays()) {
+    term.kind = "decaying rotation";
+  } else if (!std::visit(read, rotation.angles)) {
+    term.kind = "computed rotation";
+  } else {
+    term.turn = std::move(turn);
+  }
+}
+
 // What a sink reads, where it is a whole parameter; else it stays a computed one.
 void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, LoweredTerm& term) {
   term.kind = "computed sink";
@@ -63,35 +148,37 @@ void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, 
   term.multiplier = sink.multiplier;
 }
 
-// Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
-bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers& to) {
-  if (!data.view.given()) return true;
-  if (data.source == nullptr) return false;
-  const ReadParameter read = SourceReader::parameter_of(*data.source);
-  to = {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
-        read.multiplier};
-  return true;
-}
-
-// A table of rows; `term.kind` is its kind's, and says more of what is not lowered.
-void lower_rows(const RowTable& rows, const Part& part, int64_t first_parameter, double scale,
-                LoweredTerm& term) {
-  if (rows.coordinates) {
+// A table that distances choose a row of; `term.kind` is its kind's, and says more of what is not lowered.
+template <typename Table>
+void lower_table(const Table& table, const Part& part, int64_t first_parameter, double scale,
+                 LoweredTerm& term) {
+  bool read = read_numbers(table.table, first_parameter, term.table);
+  if constexpr (!std::same_as<Table, ValueTable>) {
+    read &= read_numbers(table.factor, first_parameter, term.factor);
+    term.scale = table.scale.value_or(scale);
+  }
+  bool along = false;
+  if constexpr (std::same_as<Table, RowTable>) {
+    read &= read_numbers(table.added, first_parameter, term.added);
+    along = table.coordinates != nullptr;
+  }
+  if (along) {
     term.kind += " of a coordinate";
   } else if (maps_are_given(part)) {
     term.kind += " of a given map";
-  } else if (!read_numbers(rows.table, first_parameter, term.table) ||
-             !read_numbers(rows.factor, first_parameter, term.factor) ||
-             !read_numbers(rows.added, first_parameter, term.added)) {
+  } else if (!read) {
     term.kind = "computed " + term.kind;
   } else {
-    std::tie(term.starts, term.classes) = rows.map.runs();
-    term.scale = rows.scale.value_or(scale);
-    if (const Projection* projection = rows.table.projection.get()) {
+    std::tie(term.starts, term.classes) = table.map.runs();
+    if (const Projection* projection = table.table.projection.get()) {
       term.projection = {projection->width, projection->features_of_all()};
     }
   }
 }
+
+template <typename T>
+concept IsTable =
+    std::same_as<T, RowTable> || std::same_as<T, ColumnTable> || std::same_as<T, ValueTable>;
 
 // The position with initial values in place of its numbers, which `memory` keeps.
 Position with_stand_ins(Position position, std::list<std::vector<double>>& memory) {
@@ -113,7 +200,7 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
   const Call call = make_call(query, key, value, with_stand_ins(position, memory), options, {},
                               /*shapes_only=*/true);
   const Problem& problem = call.problem;
-  LoweredCall lowered{problem.scale, problem.positions.consecutive, {}};
+  LoweredCall lowered{problem.scale, problem.positions.consecutive, reads_length(position), {}};
   TermCounts at;
   int64_t first_parameter = 0;
   for (const Part& part : position.parts) {
@@ -133,8 +220,12 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
             } else if (!read_numbers((problem.terms.*list)[term], first_parameter, other.table)) {
               other.kind = "computed " + other.kind;
             }
-          } else if constexpr (std::same_as<decltype(list), std::vector<RowTable> Terms::*>) {
-            lower_rows((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
+          } else if constexpr (std::same_as<decltype(list), std::vector<Rotation> Terms::*>) {
+            lower_rotation((problem.terms.*list)[term], first_parameter, other);
+            lowered.reads_positions |= other.turn.by == "coordinates";
+          } else if constexpr (IsTable<std::remove_cvref_t<decltype((problem.terms.*list)[0])>>) {
+            lower_table((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
+            lowered.reads_positions |= other.projection.width > 0;
           }
         }
       }

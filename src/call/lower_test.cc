@@ -63,6 +63,62 @@ TEST(Lower, SinksAreParameters) {
   EXPECT_EQ(sink.multiplier, 1.0);
 }
 
+TEST(Lower, RotationsSayWhatTheyTurnBy) {
+  const LoweredCall rope = lowered("rope(head_dim=4, layout=half, base=16)");
+  ASSERT_EQ(rope.terms.size(), 1U);
+  EXPECT_EQ(rope.terms[0].kind, "rotation");
+  EXPECT_FALSE(rope.reads_positions);
+  const LoweredTurn& turn = rope.terms[0].turn;
+  EXPECT_EQ(turn.by, "position");
+  EXPECT_EQ(turn.start, 0);
+  EXPECT_EQ(turn.dims, 4);
+  EXPECT_FALSE(turn.interleaved);
+  EXPECT_EQ(turn.axes, 1);
+  EXPECT_EQ(turn.frequency, (std::vector<double>{1.0, 0.25}));
+
+  const LoweredCall mixed = lowered("t5(heads=2)+rope_mixed(heads=2, head_dim=4, grid=[2, 4])");
+  ASSERT_EQ(mixed.terms.size(), 2U);
+  EXPECT_TRUE(mixed.reads_positions);
+  const LoweredTurn& by_head = mixed.terms[1].turn;
+  EXPECT_EQ(by_head.by, "coordinates");
+  EXPECT_TRUE(by_head.interleaved);
+  EXPECT_TRUE(by_head.frequency.empty());
+  ASSERT_EQ(by_head.numbers.size(), 1U);
+  EXPECT_EQ(by_head.numbers[0].parameter, 1);
+  EXPECT_EQ(by_head.numbers[0].axes, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(by_head.q, (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 2, 3, 0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(by_head.k, by_head.q);
+}
+
+TEST(Lower, RotationsSayWhereInputsLie) {
+  Position mrope = parse_position("mrope(head_dim=8, layout=half, section=[1, 1, 2])");
+  for (int n = 0; n < 2; ++n) {
+    mrope.parts[0].parameters.push_back(blank({1, 3, 8}, DType::kInt64));
+  }
+  const TensorView qkv = blank({1, 2, 8, 8});
+  const LoweredCall call = lower(qkv, qkv, qkv, mrope, {});
+  ASSERT_EQ(call.terms.size(), 1U);
+  EXPECT_FALSE(call.reads_positions);
+  const LoweredTurn& turn = call.terms[0].turn;
+  EXPECT_EQ(turn.by, "inputs");
+  EXPECT_EQ(turn.axes, 3);
+  ASSERT_EQ(turn.frequency.size(), 12U);
+  for (const size_t zero : {1U, 2U, 3U, 4U, 6U, 7U, 8U, 9U}) {
+    EXPECT_EQ(turn.frequency[zero], 0.0);
+  }
+  EXPECT_EQ(turn.frequency[0], 1.0);
+  ASSERT_EQ(turn.numbers.size(), 2U);
+  EXPECT_EQ(turn.numbers[0].parameter, 0);
+  EXPECT_EQ(turn.numbers[1].parameter, 1);
+
+  Position tables = parse_position("rotary_tables(head_dim=8, layout=half, rotary_dim=4)");
+  for (int n = 0; n < 4; ++n) tables.parts[0].parameters.push_back(blank({1, 8, 2}));
+  const LoweredCall given = lower(qkv, qkv, qkv, tables, {});
+  EXPECT_EQ(given.terms[0].turn.by, "tables");
+  ASSERT_EQ(given.terms[0].turn.numbers.size(), 4U);
+  EXPECT_EQ(given.terms[0].turn.numbers[3].parameter, 3);
+}
+
 TEST(Lower, RowsOfATableAndWhatMeetsThem) {
   const LoweredTerm shaw = lowered("shaw(head_dim=4, max_distance=2, values=False)").terms.at(0);
   EXPECT_EQ(shaw.kind, "row table");
@@ -89,7 +145,7 @@ TEST(Lower, RowsOfATableAndWhatMeetsThem) {
 
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
-           {"rope(head_dim=4, layout=half)", "rotation"},
+           {"xpos(head_dim=4, layout=half)", "decaying rotation"},
            {"alibi(heads=2)", "slopes"},
            {"kerple_log(heads=2)", "computed distance bias"},
            {"gemma_audio(heads=2, head_dim=4, width=8)", "computed row table"},

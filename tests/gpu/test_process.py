@@ -121,13 +121,18 @@ everything = {
     "k_positions": torch.arange(64),
 }
 causal = {"position": t5, "is_causal": True}
-for options in ({"position": t5}, {"position": swin}, causal, everything):
+turns = [
+    relpos.RoPE(16, layout="half", rotary_dim=4),
+    relpos.RoPEMixed(2, 16, grid=8, start=4, rotary_dim=4),
+    relpos.RotaryTables(16, layout="interleaved", start=8)(*torch.zeros(4, 2, 64, 4).bfloat16()),
+]
+for options in ({"position": turns}, {"position": t5}, {"position": swin}, causal, everything):
     call = Call.of("attention", q, q, options)
     out, lse, softmax = torch.empty_like(q), torch.empty(2, 2, 64), torch.empty(2, 2, 64, 2)
     run.attention(q, q, q, call, out, lse, softmax)
     like = [call.attn_mask, *call.parameters]
     wanted = [*(torch.empty_like(q) for _ in range(3))]
-    wanted += [None if x is None else torch.empty_like(x) for x in like]
+    wanted += [None if x is None else torch.empty_like(x, requires_grad=False) for x in like]
     run.attention_backward((q, q, q, out, softmax, q, lse), call, wanted)
     print()
 """
@@ -141,7 +146,13 @@ def test_launches_bind_and_compile_as_on_a_gpu():
     of_keys = ["find_queries", "backward_keys", "find_queries", "backward_keys"]
     diagonals = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
     pairs = ["fold_ends", "sum_pairs", "fold_pairs", "write_table_gradient"]
+    turned = [*["write_turns"] * 3, "turn_rows", "turn_rows"]  # queries, keys; both by the grid
     expected = [
+        [
+            *(*turned, "forward", *turned, "row_sums", "backward_keys", "backward_queries"),
+            *("turn_rows", "turn_rows", "sum_angles", "sum_angles", "fold_angles"),
+            *("write_turn_gradient", "write_turn_gradient"),
+        ],
         ["write_cells", "forward", *backward, *diagonals],
         ["write_cells", "forward", *backward, *pairs],
         ["write_cells", "forward", "forward", *anew, *diagonals],

@@ -27,6 +27,10 @@ def aligned(tensor: Tensor) -> Tensor:
     fits = fits and all(stride > 0 and stride * size % 16 == 0 for stride in strides)
     if fits and tensor.data_ptr() % 16 == 0:
         return tensor
+    return room_for(tensor).copy_(tensor)
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Memory for a tensor of this shape that a descriptor can read."""
     wide = triton.cdiv(tensor.shape[3], 16) * 16
-    copy = tensor.new_empty((*tensor.shape[:3], wide))[..., : tensor.shape[3]]
-    return copy.copy_(tensor)
+    return tensor.new_empty((*tensor.shape[:3], wide))[..., : tensor.shape[3]]

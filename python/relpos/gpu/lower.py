@@ -3,7 +3,6 @@ options, with the tensors themselves. No element of a tensor is read here, so th
 the GPU."""
 
 from collections import Counter
-from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos.gpu.numbers import Numbers
+from relpos.gpu.numbers import Numbers, numbers_of
 from relpos.gpu.problem import Places
-from relpos.gpu.rows.tables import Projected, Table, numbers_of
+from relpos.gpu.rows.tables import Projected, Table
+from relpos.gpu.terms.class_map import ClassMap
+from relpos.gpu.turn_term import TurnTerm, turn_of
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -23,49 +24,9 @@ _READ = {
     *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
 }
+_AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
-
-
-class ClassMap:
-    """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
-
-    def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
-        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
-        self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
-        # Before lo and after hi the class stays as it is there.
-        self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
-        self._held: dict[Any, Any] = {}
-
-    def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
-        """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
-
-    def _between(self, lo: int, hi: int) -> Tensor:
-        distances = torch.arange(lo, hi + 1, device="cpu")
-        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
-
-    def cells(
-        self, lo: int, hi: int, rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
-        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
-        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
-
-        def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._between(lo, hi).sort(stable=True)
-            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
-            starts = torch.searchsorted(ordered, edges)
-            longest = int(starts.diff().max())
-            return cells.int().to(device), starts.int().to(device), longest
-
-        return self._kept(("cells", lo, hi, rows, device), listed)
-
-    def _kept(self, key: Any, make: Any) -> Any:
-        if key not in self._held:
-            if len(self._held) >= _KEPT:
-                self._held.clear()
-            self._held[key] = make()
-        return self._held[key]
 
 
 class TableBias(NamedTuple):
@@ -95,7 +56,11 @@ class _Plan(NamedTuple):
     terms: tuple[TableBias, ...]
     sinks: tuple[SinkTerm, ...]
     rows: tuple[Table, ...]
+    columns: tuple[Table, ...]
+    values: tuple[Table, ...]
     added: tuple[Numbers, ...]
+    turns: tuple[TurnTerm, ...]
+    reads_positions: bool  # the above holds where tokens stand as they were read
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
     def numbers(self) -> int:
@@ -111,8 +76,8 @@ class Lowered:
     Attributes:
       scale: of the scores.
       terms: distance biases of the position.
-      sinks: of the position.
-      rows: tables whose rows meet the queries.
+      sinks, turns: of the position.
+      rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
@@ -124,7 +89,10 @@ class Lowered:
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
         _check_options(query, value, call)
         plan = _plan(query, key, value, call)
-        self.scale, self.terms, self.sinks, self.rows, self.added, self.tokens = plan
+        self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
+        self.rows, self.columns, self.values = plan.rows, plan.columns, plan.values
+        self.added = plan.added
+        self.turns, self.tokens = plan.turns, plan.tokens
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
@@ -138,7 +106,7 @@ class Lowered:
     def part(self, first: int, count: int) -> "Lowered":
         """The call of the queries first, ..., first + count - 1 alone."""
         part = copy(self)
-        for name in ("shifts", "shift", "places", "spans", "hides"):
+        for name in ("shifts", "shift", "places", "positions", "spans", "hides"):
             part.__dict__.pop(name, None)
         part.first, part._query = self.first + first, self._query.narrow(2, first, count)
         part.parameters = tuple(
@@ -155,7 +123,9 @@ class Lowered:
         sinks = [term.parameter for term in self.sinks]
         found = {n: 2 for n in sinks if self.parameters[n].dim() == 3}
         factors = [table.factor for table in self.rows if table.factor is not None]
-        return found | {factor.parameter: factor.axes[2] for factor in factors}
+        found |= {factor.parameter: factor.axes[2] for factor in factors}
+        turns = (numbers for turn in self.turns for numbers in turn.of_queries())
+        return found | {numbers.parameter: axis for numbers, axis in turns}
 
     @cached_property
     def mask_axis(self) -> int | None:
@@ -197,6 +167,23 @@ class Lowered:
     def _own(self, numbers: Tensor) -> Tensor:
         """Those of the queries, of numbers [.., Lq] of all queries of the call."""
         return numbers.narrow(-1, self.first, self._query.shape[2]).contiguous()
+
+    @cached_property
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """int64 [1 or B, Lq] and [1 or B, Lk]; one tensor where both stand at the same."""
+        call, sizes = self._call, (self._query.shape[2], self._key.shape[2])
+        if self.places is not None:
+            q, k = (x.view(-1, x.shape[-1]) for x in (self.places.q, self.places.k))
+            return q, k
+        if self.shift == 0 and sizes[0] == sizes[1]:
+            return (self._run(call.k_offset, None, sizes[0]),) * 2
+        q = self._run((call.q_offset or 0) + self.first, call.q_offsets, sizes[0])
+        return q, self._run(call.k_offset, call.k_offsets, sizes[1])
+
+    def _run(self, first: int, firsts: Tensor | None, length: int) -> Tensor:
+        """Consecutive positions."""
+        at = torch.arange(length, device=self._query.device) + first
+        return at[None] if firsts is None else at + firsts[:, None]
 
     @cached_property
     def spans(self) -> Tensor | None:
@@ -264,7 +251,9 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [term.parameter for term in (*self.terms, *self.sinks)]
-        tables = [numbers for table in self.rows for numbers in table.numbers()] + [*self.added]
+        of_tables = (*self.rows, *self.columns, *self.values)
+        tables = [numbers for table in of_tables for numbers in table.numbers()] + [*self.added]
+        tables += [numbers for turn in self.turns for numbers in turn.numbers]
         counted = Counter([*whole, *(numbers.parameter for numbers in tables)])
         found = {parameter for parameter, count in counted.items() if count > 1}
         return found | {numbers.parameter for numbers in tables if numbers.chosen}
@@ -287,7 +276,14 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
         if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
             _plans.clear()
         _plans[given] = made
-    return _plans[given]
+    if not _plans[given].reads_positions:
+        return _plans[given]
+    at = {name: getattr(call, name) for name in _AT if getattr(call, name) is not None}
+    if not at:
+        return _plans[given]
+    at = {name: tensor.cpu() for name, tensor in at.items()}
+    plain = call._replace(attn_mask=None, key_padding_mask=None, dropout_p=0.0, seed=None)
+    return _made_plan(query, key, value, plain._replace(**at), reads=True)
 
 
 def _shape(value: Any) -> Any:
@@ -299,36 +295,38 @@ def _shape(value: Any) -> Any:
     return value
 
 
-def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
-    scale, consecutive, terms = _core.lower(query, key, value, call)
-    if call.key_lo is not None and any(more[-1] is not None for *_, more in terms):
-        everywhere = call._replace(key_lo=None, key_hi=None)  # tables for all distances
-        _, _, terms = _core.lower(query, key, value, everywhere)
-    biases, sinks, rows, added = [], [], [], []
-    for scheme, kind, starts, classes, parameter, axes, multiplier, more in terms:
+def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
+    scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
+    biases, sinks, rows, columns, values, added, turns = [], [], [], [], [], [], []
+    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
         elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
         elif kind == "row table":
-            if more[-1] is not None:
-                _check_distances(scheme, call)
             rows.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
+        elif kind == "value table":
+            values.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
+        elif kind == "column table":
+            columns.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
         elif kind == "vector added to the query":
             added.append(numbers_of(more[0]))
+        elif kind == "rotation":
+            turns.append(turn_of(turn, query.shape[2], key.shape[2]))
         else:
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    return _Plan(scale, tuple(biases), tuple(sinks), tuple(rows), tuple(added), tokens)
-
-
-def _check_distances(scheme: str, call: Any) -> None:
-    """A table that is computed for the distances of a call needs to know them."""
-    for name in ("q_offsets", "k_offsets", "q_positions", "k_positions"):
-        if getattr(call, name) is not None:
-            name = name.removesuffix("s") if name.endswith("offsets") else name
-            refuse(name, f"a tensor beside {scheme}, whose table follows distances, has no kernel")
+    found = (
+        tuple(biases),
+        tuple(sinks),
+        tuple(rows),
+        tuple(columns),
+        tuple(values),
+        tuple(added),
+        tuple(turns),
+    )
+    return _Plan(scale, *found, reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Where numbers of a term lie."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,3 +24,10 @@ class Numbers(NamedTuple):
         for n, axis in enumerate(self.axes):
             found = found.unsqueeze(n) if axis < 0 else found
         return found
+
+
+def numbers_of(lowered: Any) -> Numbers | None:
+    if lowered is None:
+        return None
+    parameter, axes, chosen, multiplier = lowered
+    return Numbers(parameter, tuple(axes), tuple(chosen), multiplier)

@@ -34,7 +34,8 @@ class Problem(NamedTuple):
     those of the first query, of consecutive tokens; others have places. Of consecutive tokens a
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
     terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
-    units. What a call has not is None, or ()."""
+    units. values: Rows of dout and of tables whose rows join values, in the backward pass. What a
+    call has not is None, or ()."""
 
     scale: Any
     shifts: Any
@@ -47,6 +48,7 @@ class Problem(NamedTuple):
     sinks: Any
     softcap: Any
     dropout: Any
+    values: Any = None
 
 
 class Config(NamedTuple):

@@ -1,6 +1,6 @@
 """A call on the GPU: what relpos._core does on the CPU, by the kernels of this folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,18 +14,22 @@ from relpos.gpu.device import chip, on
 from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.lower import Lowered, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.problem import Config, Problem, Spans
+from relpos.gpu.rotations import Rotations
 from relpos.gpu.rows import chunks
 from relpos.gpu.rows.added import with_added, write_added_gradient
-from relpos.gpu.rows.launches import rows_of
+from relpos.gpu.rows.launches import bias_of, columns_of, rows_of
+from relpos.gpu.rows.tables import Table
+from relpos.gpu.rows.values import add_values, met_of, write_value_gradients
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.bias import bias_score
+from relpos.gpu.terms.columns import column_score
 from relpos.gpu.terms.rows import row_score
 from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
@@ -83,20 +87,24 @@ scores_backward = scores
 
 class Run:
     """The launches of one call with queries. query and key are as the scores multiply them, plain
-    as the call gives them."""
+    as the call gives them, and summed is the query with what is added to it."""
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self.plain = query, key
-        self._once: dict[int, Any] = {}
-        query = with_added(self, query)
-        self.query, self.key, self.value = (aligned(x) for x in (query, key, value))
+        self._tables: dict[Table, Tensor] = {}
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
-        terms = [(self.bias(term), bias_score) for term in lowered.terms]
+        self.plain = query, key
+        self.rotations = Rotations(self, lowered.turns)
+        self.summed = with_added(self, query)
+        self.query, self.key = map(aligned, self.rotations.turned(self.summed, key))
+        self.value = aligned(value)
+        terms = [(bias_of(self, term), bias_score) for term in lowered.terms]
         if lowered.rows:
             terms.append((rows_of(self, lowered.rows), row_score))
+        if lowered.columns:
+            terms.append((columns_of(self, lowered.columns), column_score))
         scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(lowered, query, key)
         self.functions = {"scores": scores, "masks": mask_functions}
@@ -121,7 +129,9 @@ class Run:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
         problem = self.problem
         given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given) or bool(self.lowered.rows)
+        masked = any(each is not None for each in given) or bool(
+            self.lowered.rows or self.lowered.columns or self.lowered.values
+        )
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -191,6 +201,17 @@ class Run:
         return self.batch * self.heads * triton.cdiv(self.queries, tile.queries)
 
     def forward(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
+        if not self.lowered.values:
+            self.mix(out, softmax, lse)
+            return
+        wide = self.floats(*out.shape)
+        softmax = self.floats(*out.shape[:3], 2) if softmax is None else softmax
+        self.mix(wide, softmax, lse)
+        add_values(self, wide, softmax)
+        out.copy_(wide)
+
+    def mix(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
+        """The forward pass, without what tables add to the values."""
         results = {"out": out, "softmax": softmax, "lse": lse}
         sizes = {"heads": self.heads, "value_dim": self.value_dim}
         chunks, chunk = self.chunks()
@@ -238,37 +259,44 @@ class Run:
         dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
-        if dk is not None or dv is not None:
+        if self.lowered.values:
+            self.problem = self.problem._replace(values=met_of(self, dout))
+        targets = Targets(of_parameters, self.lowered.shared)
+        rotations = self.rotations
+        turns = rotations.trains(targets)
+        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
+        added = [numbers for numbers in self.lowered.added if targets.wants(numbers.parameter)]
+        rows = [table for table in self.lowered.rows if table.trains(dq, targets)]
+        columns = [table for table in self.lowered.columns if table.trains(dk, targets)]
+        sums = Sums.of(self, [term.map for term in (*tables, *rows)], [t.map for t in columns])
+        wide_dk = self.floats(*dk.shape) if dk is not None and columns else dk
+        to_dk = rotations.room(self.key, wide_dk)
+        if dk is not None or dv is not None or turns or columns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
                 again=True,
-                dk=torch.empty_like(self.key, memory_format=_DENSE) if dk is None else dk,
+                dk=to_dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
+                ends=sums.key_ends,
+                lo=sums.lo,
+                hi=sums.hi,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
                 slope=self.lowered.scale,
                 **given,
             )
-        targets = Targets(of_parameters, self.lowered.shared)
-        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
-        added = [numbers for numbers in self.lowered.added if targets.wants(numbers.parameter)]
-        rows = [
-            table
-            for table in self.lowered.rows
-            if dq is not None or any(targets.wants(n.parameter) for n in table.numbers())
-        ]
-        sums = Sums.of(self, [term.map for term in (*tables, *rows)])
         wide = dq
         if added or (dq is not None and rows):
             wide = self.floats(*self.query.shape)
-        if dq is not None or tables or rows or added:
+        to_dq = rotations.room(self.query, wide)
+        if dq is not None or tables or rows or turns or added:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
-                dq=torch.empty_like(self.query, memory_format=_DENSE) if wide is None else wide,
+                dq=to_dq,
                 ends=sums.ends,
                 lo=sums.lo,
                 hi=sums.hi,
@@ -277,13 +305,17 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
+        rotations.finish((self.summed, to_dq, wide), (self.plain[1], to_dk, wide_dk), targets)
         write_gradients(self, tables, sums, given, targets)
         for numbers in added:
             write_added_gradient(numbers, wide, targets)
-        if rows:
-            write_row_gradients(self, sums, given, None if dq is None else wide, targets)
-        if dq is not None and wide is not dq:
-            dq.copy_(wide)
+        of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
+        write_row_gradients(self, sums, given, *of_tables, targets)
+        for to, found in ((dq, wide), (dk, wide_dk)):
+            if to is not None and found is not to:
+                to.copy_(found)
+        values = [table for table in self.lowered.values if table.trains(None, targets)]
+        write_value_gradients(self, values, dout, softmax, targets)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
         for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
@@ -346,37 +378,14 @@ class Run:
             WIDEN=INTERPRETS,
         )
 
-    def bias(self, term: TableBias) -> Bias:
-        """What the kernels read of a distance bias."""
-        lo, hi = self.lowered.window(term.map.lo, term.map.hi)
-        width = hi - lo + 1
-        stride = triton.cdiv(width, 16) * 16
-        cells = self.floats(self.heads, stride)
-        table = term.view(self.lowered.parameters[term.parameter])
-        self.launch(
-            write_cells,
-            (triton.cdiv(width, 256), self.heads),
-            None,
-            cells=cells,
-            table=table,
-            classes=term.map.classes(lo, hi, self.device),
-            head_stride=table.stride(0),
-            class_stride=table.stride(1),
-            multiplier=term.multiplier * LOG2E,
-            stride=stride,
-            width=width,
-            BLOCK=256,
-        )
-        return Bias(cells, stride, lo, width)
-
     def parameter(self, numbers: Any) -> Tensor:
         return self.lowered.parameters[numbers.parameter]
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What is made of a part of the call, once."""
-        if id(key) not in self._once:
-            self._once[id(key)] = make()
-        return self._once[id(key)]
+    def table(self, table: Table) -> Tensor:
+        """[M, r] or [H, M, r]."""
+        if table not in self._tables:
+            self._tables[table] = table.table.view(self.parameter(table.table))
+        return self._tables[table]
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""

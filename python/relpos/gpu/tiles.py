@@ -16,17 +16,11 @@ class Tile(NamedTuple):
 
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
 HEAD_DIMS = (64, 128, 256)
-SLICED = (
-    "sum_diagonals",
-    "sum_pairs",
-    "sum_mask",
-    "write_bands",
-)  # kernels that multiply a part of D at a time
+# Kernels that multiply a part of D at a time.
+SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_weights")
 SLICES = {16: 64, 32: 32}  # so many columns, by bits
-_LIKE = {
-    "sum_mask": "sum_pairs",
-    "write_bands": "sum_pairs",
-}  # kernels that have the tiles of others
+# Kernels that have the tiles of others.
+_LIKE = dict.fromkeys(("sum_mask", "write_bands", "write_weights"), "sum_pairs")
 
 # Kernels whose registers do not depend on the head size have one row, of the largest.
 TABLE = {

@@ -1,44 +1,104 @@
-"""The launches that write what the passes read of tables of rows."""
+"""The launches that write what the passes read of tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
-from relpos.gpu.rows.tables import Projected, Table
+from relpos.gpu.lower import TableBias
+from relpos.gpu.rows.tables import Table
 from relpos.gpu.softmax import LOG2E
+from relpos.gpu.terms.bias import Bias, write_cells
+from relpos.gpu.terms.columns import Columns
 from relpos.gpu.terms.rows import Added, Rows, write_products
 from relpos.gpu.tiles import PRODUCTS
 
 BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of a program
 
 
+def bias_of(run: Any, term: TableBias) -> Bias:
+    """What the kernels read of a distance bias."""
+    lo, hi = run.lowered.window(term.map.lo, term.map.hi)
+    width = hi - lo + 1
+    stride = triton.cdiv(width, 16) * 16
+    cells = run.floats(run.heads, stride)
+    table = term.view(run.lowered.parameters[term.parameter])
+    run.launch(
+        write_cells,
+        (triton.cdiv(width, 256), run.heads),
+        None,
+        cells=cells,
+        table=table,
+        classes=term.map.classes(lo, hi, run.device),
+        head_stride=table.stride(0),
+        class_stride=table.stride(1),
+        multiplier=term.multiplier * LOG2E.value,
+        stride=stride,
+        width=width,
+        BLOCK=256,
+    )
+    return Bias(cells, stride, lo, width)
+
+
+class Side(NamedTuple):
+    """What meets rows of tables: queries or keys [B, heads, length, D]."""
+
+    plain: Tensor
+    heads: int
+    length: int
+
+
+def side_of(run: Any, of_keys: bool) -> Side:
+    if of_keys:
+        return Side(run.plain[1], run.kv_heads, run.keys)
+    return Side(run.plain[0], run.heads, run.queries)
+
+
 def rows_of(run: Any, tables: Sequence[Table]) -> Rows:
     """What the passes read of all tables whose rows meet the queries."""
+    lo, width, cells = products_of(run, tables, side_of(run, False), run.heads, LOG2E.value)
+    return Rows(cells, run.heads, lo, width)
+
+
+def columns_of(run: Any, tables: Sequence[Table]) -> Columns:
+    """What the passes read of all tables whose rows meet the keys."""
+    by_head = any(len(run.table(table).shape) == 3 for table in tables)
+    heads = run.heads if by_head else run.kv_heads
+    lo, width, cells = products_of(run, tables, side_of(run, True), heads, LOG2E.value)
+    return Columns(cells, heads, run.heads // heads, lo, width)
+
+
+def products_of(
+    run: Any, tables: Sequence[Table], side: Side, heads: int, unit: float
+) -> tuple[int, int, Tensor]:
+    """(the first distance, how many there are, `unit` times the products of these for so many
+    heads)."""
     lo, hi = window_of(run, tables)
     width = hi - lo + 1
-    cells = run.floats(run.batch, run.heads, run.queries, width)
+    cells = run.floats(run.batch, heads, side.length, width)
     for n, table in enumerate(tables):
-        factor, added = factor_of(run, table)
+        if not side.length:
+            continue
+        factor, added = factor_of(run, table, side)
         run.launch(
             write_products,
             (
-                run.batch * run.heads * triton.cdiv(run.queries, BLOCKS["ROWS"]),
+                run.batch * heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
                 triton.cdiv(width, BLOCKS["CELLS"]),
             ),
             PRODUCTS,
             factor=run.rows(factor, BLOCKS["ROWS"], BLOCKS["COLUMNS"]),
             cells=cells,
             added=added,
-            length=run.queries,
+            length=side.length,
             fresh=int(n == 0),
-            **table_of(run, table, lo, hi),
-            multiplier=multiplier_of(table) * LOG2E.value,
+            **table_of(run, table, side, lo, hi) | {"heads": heads},
+            multiplier=multiplier_of(table) * unit,
             **BLOCKS,
         )
-    return Rows(cells, run.heads, lo, width)
+    return lo, width, cells
 
 
 def window_of(run: Any, tables: Sequence[Table]) -> tuple[int, int]:
@@ -52,10 +112,10 @@ def multiplier_of(table: Table) -> float:
     return table.scale * table.table.multiplier * factor
 
 
-def factor_of(run: Any, table: Table) -> tuple[Tensor, Added | None]:
+def factor_of(run: Any, table: Table, side: Side) -> tuple[Tensor, Added | None]:
     """What meets the rows of the table, and what is added to it."""
     ratio = 1.0
-    factor = aligned(run.plain[0])
+    factor = aligned(side.plain)
     if table.factor is not None:
         factor = aligned(table.factor.view(run.parameter(table.factor)))
         ratio = 1.0 / table.factor.multiplier
@@ -65,18 +125,14 @@ def factor_of(run: Any, table: Table) -> tuple[Tensor, Added | None]:
     return factor, Added(data, *data.stride(), table.added.multiplier * ratio)
 
 
-def table_of(run: Any, table: Table, lo: int, hi: int) -> dict[str, Any]:
+def table_of(run: Any, table: Table, side: Side, lo: int, hi: int) -> dict[str, Any]:
     """The table of a launch, and the classes of the distances from lo to hi."""
-    data = run.parameter(table.table)
-    if isinstance(table.table, Projected):
-        data = run.once(table.table, lambda: table.table.table(data))
-    else:
-        data = table.table.view(data)
+    data = run.table(table)
     return {
         "table": data,
         "classes": table.map.classes(lo, hi, run.device),
         "heads": run.heads,
-        "own_heads": run.heads,
+        "own_heads": side.heads,
         "rank": data.shape[-1],
         "width": hi - lo + 1,
         **table.strides(data),

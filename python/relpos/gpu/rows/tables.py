@@ -6,14 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos.gpu.numbers import Numbers
-
-
-def numbers_of(lowered: Any) -> Numbers | None:
-    if lowered is None:
-        return None
-    parameter, axes, chosen, multiplier = lowered
-    return Numbers(parameter, tuple(axes), tuple(chosen), multiplier)
+from relpos.gpu.numbers import Numbers, numbers_of
+from relpos.gpu.sums.targets import Targets
 
 
 class Projected(NamedTuple):
@@ -34,8 +28,8 @@ class Projected(NamedTuple):
 
     multiplier = 1.0  # of the table
 
-    def table(self, parameter: Tensor) -> Tensor:
-        """float32."""
+    def view(self, parameter: Tensor) -> Tensor:
+        """The table, float32."""
         weights = self.weights.view(parameter).double() * self.weights.multiplier
         weights = weights.reshape(self.heads, -1, self.features.shape[1])
         return (self.features.to(parameter.device) @ weights.mT).float()
@@ -49,7 +43,7 @@ class Projected(NamedTuple):
 
 class Table(NamedTuple):
     """scale <a_i, table[m(delta)]>, of a table [M, r] or [H, M, r], and a_i the query or `factor`
-    [B, H, Lq, r], plus `added` [H, r]."""
+    [B, H, Lq, r], plus `added` [H, r]; or the same of the key or a factor [B, Hk, Lk, r]."""
 
     map: Any
     table: Numbers | Projected
@@ -67,6 +61,11 @@ class Table(NamedTuple):
             features = torch.frombuffer(bytearray(features), dtype=torch.float64)
             found = Projected(found, features.view(-1, width), heads)
         return cls(map_, found, numbers_of(factor), numbers_of(added), scale)
+
+    def trains(self, factor: Tensor | None, targets: Targets) -> bool:
+        """Whether gradients are wanted of what it reads; `factor`: where that of the queries is."""
+        of_factor = factor is not None and self.factor is None
+        return of_factor or any(targets.wants(each.parameter) for each in self.numbers())
 
     def numbers(self) -> list[Numbers | Projected]:
         return [each for each in (self.table, self.factor, self.added) if each is not None]
