@@ -22,6 +22,7 @@ def backward_keys(
     sums,
     dk,
     dv,
+    key_sums,
     problem,
     kv_heads,
     group,
@@ -32,7 +33,8 @@ def backward_keys(
     slope,
     CONFIG: tl.constexpr,
 ):
-    """dk [B, Hk, Lk, D] and dv [B, Hk, Lk, Dv], contiguous; the rest as in backward_queries.
+    """dk [B, Hk, Lk, D] and dv [B, Hk, Lk, Dv], contiguous; key_sums [B, H, Lk], where given:
+    the sums of the scores' gradients of each key. The rest as in backward_queries.
     Queries beyond the last weigh 0 (read_state)."""
     blocks = tl.cdiv(keys, CONFIG.keys)
     kv_head = tl.program_id(0) // blocks
@@ -51,6 +53,7 @@ def backward_keys(
     first, last = queries_of(problem, b, k0, queries, CONFIG)
     for g in range(group):
         h = hk * group + g
+        of_keys = tl.zeros((CONFIG.keys,), tl.float32)
         head_row = (tl.cast(b, tl.int64) * kv_heads * group + h) * queries
         for q0 in range(first, last, CONFIG.queries):
             q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
@@ -60,7 +63,13 @@ def backward_keys(
             products = products_of(k, tl.trans(q), CONFIG)
             met = products_of(v, tl.trans(given), CONFIG)
             p, ds, _, visible, _ = pair_gradients(products, met, of_rows, problem, at, CONFIG)
+            if key_sums is not None:
+                of_keys += tl.sum(ds, 1)
             acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
             acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
+        if key_sums is not None:
+            to = key_sums + (tl.cast(b, tl.int64) * kv_heads * group + h) * keys + k0
+            n = tl.arange(0, CONFIG.keys)
+            tl.store(to + n, of_keys, n < keys - k0)
     write_rows(dk, acc_k * slope, row, keys - k0, head_dim, CONFIG.widen)
     write_rows(dv, acc_v, row, keys - k0, value_dim, CONFIG.widen)

@@ -34,7 +34,8 @@ class Problem(NamedTuple):
     those of the first query, of consecutive tokens; others have places. Of consecutive tokens a
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
     terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
-    units. What a call has not is None, or ()."""
+    units. row_shift float32 [B, H, Lq]: by how much the scores of a row are less than they are, in
+    log2 units. What a call has not is None, or ()."""
 
     scale: Any
     shifts: Any
@@ -47,6 +48,7 @@ class Problem(NamedTuple):
     sinks: Any
     softcap: Any
     dropout: Any
+    row_shift: Any
 
 
 class Config(NamedTuple):

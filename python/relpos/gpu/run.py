@@ -10,11 +10,13 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relpos.gpu.backward_keys import backward_keys
 from relpos.gpu.backward_queries import backward_queries
+from relpos.gpu.class_map import ClassMap
 from relpos.gpu.device import chip, on
 from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import Lowered, TableBias, refuse
+from relpos.gpu.lines import Lines
+from relpos.gpu.lower import Lowered, refuse
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.numbers import Numbers
 from relpos.gpu.problem import Config, Problem, Spans
@@ -95,12 +97,8 @@ class Run:
         self.rotations = Rotations(self, lowered.turns)
         self.query, self.key = map(aligned, self.rotations.turned(query, key))
         self.value = aligned(value)
-        terms = [(self.bias(term), bias_score) for term in lowered.terms]
-        if lowered.rows:
-            terms.append((rows_of(self, lowered.rows), row_score))
-        scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(lowered, query, key)
-        self.functions = {"scores": scores, "masks": mask_functions}
+        self.functions: dict[str, Any] = {"scores": (), "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -108,7 +106,7 @@ class Run:
             right=lowered.right,
             places=lowered.places,
             spans=spans_of(lowered.spans),
-            terms=tuple(term for term, _ in terms),
+            terms=(),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -116,13 +114,23 @@ class Run:
             ),
             softcap=None if lowered.softcap is None else lowered.softcap * LOG2E,
             dropout=dropout_of(lowered, self.device),
+            row_shift=None,
+        )
+        self.lines = Lines(self)
+        terms = [(self.bias(*table), bias_score) for table in self.tables()]
+        if lowered.rows:
+            terms.append((rows_of(self, lowered.rows), row_score))
+        terms += self.lines.terms
+        self.functions["scores"] = tuple(score for _, score in terms)
+        self.problem = self.problem._replace(
+            terms=tuple(term for term, _ in terms), row_shift=self.lines.row_shift
         )
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
         problem = self.problem
         given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given) or bool(self.lowered.rows)
+        masked = any(each is not None for each in given) or bool(self.lowered.rows or self.lines.terms)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -208,6 +216,7 @@ class Run:
             (triton.cdiv(count, _MERGED),),
             None,
             **results,
+            shift=self.problem.row_shift,
             parts=parts,
             states=states,
             chunks=chunks,
@@ -242,13 +251,19 @@ class Run:
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
         turns, to_dk = rotations.trains(targets), rotations.room(self.key, dk)
-        if dk is not None or dv is not None or turns:
+        key_sums = lines = None
+        if self.lines.trains_keys(targets):
+            key_sums = self.floats(self.batch, self.heads, self.keys)
+        if self.lines.trains_slopes(targets):
+            lines = self.floats(self.batch, self.heads, self.queries, 4)
+        if any(x is not None for x in (dk, dv, key_sums)) or turns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
                 again=True,
                 dk=to_dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
+                key_sums=key_sums,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
@@ -261,18 +276,22 @@ class Run:
             for table in self.lowered.rows
             if dq is not None or any(targets.wants(n.parameter) for n in table.numbers())
         ]
-        sums = Sums.of(self, [term.map for term in (*tables, *rows)])
+        computed = self.lowered.computed
+        own = computed.terms if computed.trains(targets) else ()
+        sums = Sums.of(self, [term.map for term in (*tables, *own, *rows)])
         wide = dq
         if dq is not None and rows:
             wide = self.floats(*dq.shape)
         to_dq = rotations.room(self.query, wide)
-        if dq is not None or tables or rows or turns:
+        if dq is not None or tables or own or rows or turns or lines is not None:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
                 dq=to_dq,
                 ends=sums.ends,
+                lines=lines,
+                nearest=self.lines.nearest,
                 lo=sums.lo,
                 hi=sums.hi,
                 heads=self.heads,
@@ -282,7 +301,16 @@ class Run:
             )
         query, key = self.plain
         rotations.finish((query, to_dq, wide), (key, to_dk, dk), targets)
-        write_gradients(self, tables, sums, given, targets)
+        if lines is not None:
+            self.lines.write_slopes(lines, (given["sums"], dlse, softmax), targets)
+        if key_sums is not None:
+            self.lines.write_keys(key_sums, targets)
+        to = [(t.map, t.view(targets.to(t.parameter)), t.multiplier) for t in tables]
+        of_computed = [self.floats(self.heads, x.shape[1]) for x in self.lowered.tables if own]
+        to += [(term.map, x, 1.0) for term, x in zip(own, of_computed, strict=True)]
+        write_gradients(self, to, sums, given)
+        if own:
+            self.lowered.pull_back(of_computed, targets)
         if rows:
             write_row_gradients(self, sums, given, wide, targets)
         if dq is not None and wide is not dq:
@@ -340,6 +368,7 @@ class Run:
             sink=sink,
             softmax=given["softmax"],
             sums=given["sums"],
+            shift=self.problem.row_shift,
             multiplier=multiplier,
             batch=self.batch,
             heads=self.heads,
@@ -349,23 +378,33 @@ class Run:
             WIDEN=INTERPRETS,
         )
 
-    def bias(self, term: TableBias) -> Bias:
+    def tables(self) -> list[tuple[ClassMap, Tensor, float]]:
+        """(map, table [H, M], multiplier) of each distance bias."""
+        lowered = self.lowered
+        found = [
+            (term.map, term.view(lowered.parameters[term.parameter]), term.multiplier)
+            for term in lowered.terms
+        ]
+        for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
+            found.append((term.map, table.expand(self.heads, -1), 1.0))
+        return found
+
+    def bias(self, map_: ClassMap, table: Tensor, multiplier: float) -> Bias:
         """What the kernels read of a distance bias."""
-        lo, hi = self.lowered.window(term.map.lo, term.map.hi)
+        lo, hi = self.lowered.window(map_.lo, map_.hi)
         width = hi - lo + 1
         stride = triton.cdiv(width, 16) * 16
         cells = self.floats(self.heads, stride)
-        table = term.view(self.lowered.parameters[term.parameter])
         self.launch(
             write_cells,
             (triton.cdiv(width, 256), self.heads),
             None,
             cells=cells,
             table=table,
-            classes=term.map.classes(lo, hi, self.device),
+            classes=map_.classes(lo, hi, self.device),
             head_stride=table.stride(0),
             class_stride=table.stride(1),
-            multiplier=term.multiplier * LOG2E,
+            multiplier=multiplier * LOG2E,
             stride=stride,
             width=width,
             BLOCK=256,
