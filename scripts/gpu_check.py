@@ -24,7 +24,7 @@ from relpos.gpu.masks import dense, padding
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import BLOCKS
 from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
-from relpos.gpu.terms import bias, columns, rotation, sinks
+from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     AGAIN,
@@ -54,6 +54,7 @@ KERNELS = {
         *(row_terms.write_products, bands.write_bands, bands.write_weights),
         *(bands.multiply_bands, bands.sum_band_rows, bands.write_rows_gradient),
         bands.gather_bands,
+        *(slopes.find_nearest, key_bias.sum_along),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands", "write_weights"}
@@ -73,6 +74,7 @@ PROBLEM = Problem(
     sinks=(),
     softcap=None,
     dropout=None,
+    row_shift=None,
 )
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
@@ -90,6 +92,11 @@ EVERYTHING = PROBLEM._replace(
 )
 ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
 COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
+NEAREST = slopes.Nearest("*i64", "i32", "i32")
+LINES = (
+    slopes.Slopes("*fp32", "i32", NEAREST),
+    key_bias.KeyBias("*fp32", "*fp32", "i32", "i32", "*fp32", "*fp32"),
+)
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
     [
@@ -105,6 +112,9 @@ TYPES: dict[str, Any] = dict.fromkeys(
         "dlse",
         "parts",
         "states",
+        "shift",
+        "lines",
+        "key_sums",
     ],
     "*fp32",
 )
@@ -117,11 +127,14 @@ TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
 TYPES |= dict.fromkeys(["x", "to", "of_cos", "of_sin"], HALF)
 TYPES |= {"dy": NUMBERS, "turn": TURN, "turns": (TURN, TURN), "at": HALF._replace(data="*i64")}
 TYPES |= {"frequency": NUMBERS._replace(data="*fp64"), "factors": "*fp64"}
+TYPES |= {"nearest": NEAREST}
 TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
 OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
     "sink_gradient": {"gradient": SINK},
     "sum_mask": {"gradient": MASK},
+    "find_nearest": {"distance": "*i64", "which": "*i32"},
+    "sum_along": {"to": "*fp64", "x": "*fp64"},
     "write_turns": {"pairs": "i32"},
     "sum_angles": {"parts": "*fp64"},
     "fold_angles": {"parts": "*fp64", "gradient": HALF, "pairs": "i32"},
@@ -134,6 +147,7 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
 OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
 BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
+OF_LINES = ("lines", "nearest", "key_sums")  # arguments of calls that train them
 TURNED = ("turn_rows", "write_turn_gradient", "sum_angles")
 
 
@@ -146,10 +160,14 @@ class Row(NamedTuple):
     again: bool = False  # of Config.again
     everything: bool = False  # with each mask and promise, too
     rows: bool = False  # with a table of rows, too
+    lines: bool = False  # with slopes and a key bias that are trained, too
 
     def name(self) -> str:
         """As it is shown."""
-        more = (", anew", self.again), (", everything", self.everything), (", rows", self.rows)
+        more = (
+            *((", anew", self.again), (", everything", self.everything)),
+            *((", rows", self.rows), (", lines", self.lines)),
+        )
         return self.kernel + "".join(text for text, held in more if held)
 
 
@@ -176,6 +194,7 @@ def of_table() -> list[Row]:
     pairs = [row for row in found if row.kernel == "sum_pairs"]
     for kernel in ("write_bands", "write_weights"):
         found += [row._replace(kernel=kernel, rows=True) for row in pairs]
+    found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
     return found + [row._replace(rows=True) for row in masked]
 
 
@@ -209,6 +228,7 @@ def constants_of(row: Row) -> dict[str, Any]:
             scores=(
                 bias.bias_score,
                 *((row_terms.row_score, columns.column_score) if row.rows else ()),
+                *(slopes.slope_score, key_bias.key_score) * row.lines,
             ),
             masks=(padding.hide_padding, dense.add_mask) if row.everything else (),
             sinks=int(row.everything),
@@ -231,6 +251,7 @@ def constants_of(row: Row) -> dict[str, Any]:
         "PAIRS": (64, 16) if row.kernel == "turn_rows" else 64,
         "INVERSE": True,
         "FLOAT32": False,
+        "REVERSE": True,
         "COLUMNS": 32,
     } | BLOCKS_OF.get(row.kernel, {})
 
@@ -266,10 +287,15 @@ def source(row: Row) -> ASTSource:
             given = EVERYTHING if row.everything else PROBLEM
             if row.rows:
                 given = given._replace(terms=(*given.terms, ROWS, COLUMNS), values=ROWS)
+            if row.lines:
+                given = given._replace(terms=(*given.terms, *LINES), row_shift="*fp32")
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)
             constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
+        elif name in OF_LINES and not row.lines:
+            constants[name] = None
+            signature[name] = "constexpr"
         else:
             given = OF_KERNEL.get(row.kernel, {})
             outputs = ("out", "dq", "dk", "dv", "table", "gradient")

@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/position.h"
+#include "relpos/scheme.h"
 #include "relpos/terms.h"
 #include "values/term_kinds.h"
 
@@ -60,6 +63,9 @@ class Recipe {
   std::vector<ParameterSpec> specs;
   std::vector<RecipeTerm> terms;
   TermCounts counts;  // of `terms`
+  // What each bias with slopes reads for the past and for the future, and each key bias.
+  std::vector<std::pair<std::optional<Source>, std::optional<Source>>> slopes;
+  std::vector<Source> key_biases;
   std::vector<Fit> fits;
   size_t positionless = 0;                    // of `terms`, those that read no position of a token
   bool reads_distances = false;               // a term needs the call's distances

@@ -1,6 +1,7 @@
 // Reads a Source of a recipe for a term, and sends the term's gradient back.
 #pragma once
 
+#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -17,12 +18,15 @@ struct ReadParameter {
   std::vector<int> axes;
   std::vector<std::pair<int, int64_t>> chosen;
   double multiplier = 1.0;
+  bool cumulative = false, bounded = false;  // sums along the last axis; numbers cut to an interval
 };
 
 class SourceReader {
  public:
   static ReadParameter parameter_of(const Source& source) {
-    return {source.index_, source.axes_, source.chosen_, source.multiplier_};
+    const bool bounded = std::isfinite(source.least_) || std::isfinite(source.most_);
+    return {source.index_,      source.axes_, source.chosen_, source.multiplier_,
+            source.cumulative_, bounded};
   }
 
   explicit SourceReader(std::optional<Source> source) : source_(std::move(source)) {}

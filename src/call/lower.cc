@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <concepts>
 #include <list>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "binding/parts.h"
 #include "binding/projection.h"
 #include "binding/source.h"
+#include "call/computed_tables.h"
 #include "call/make_problem.h"
 #include "values/term_kinds.h"
 
@@ -30,26 +32,11 @@ std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads
   if (bias.slopes.view.given()) return "slopes";
   if (bias.coordinates) return "distance bias of a coordinate";
   if (maps_are_given(part)) return "distance bias of a given map";
-  if (bias.table.source == nullptr) return "computed distance bias";
+  if (is_computed_table(bias)) return "computed table";
   const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
   const std::vector<int64_t> shape = part.parameters[read.index].dims();
   if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
   return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
-}
-
-LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
-                       int64_t heads) {
-  LoweredTerm term;
-  term.scheme = part.scheme().name;
-  term.kind = other_kind(bias, part, heads);
-  if (!term.kind.empty()) return term;
-  term.kind = "distance bias";
-  std::tie(term.starts, term.classes) = bias.map->runs();
-  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
-  term.parameter = first_parameter + static_cast<int64_t>(read.index);
-  term.axes = read.axes;
-  term.multiplier = bias.table.multiplier;
-  return term;
 }
 
 LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
@@ -64,6 +51,36 @@ bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers&
   if (data.source == nullptr) return false;
   to = numbers_of(*data.source, first_parameter);
   return true;
+}
+
+// What the slopes of one side read, if they are given.
+void lower_slopes(const std::optional<Source>& source, int64_t first_parameter, LoweredTerm& term,
+                  LoweredNumbers& to) {
+  if (!source) return;
+  const ReadParameter read = SourceReader::parameter_of(*source);
+  if (read.bounded || read.cumulative) term.kind = "computed slopes";
+  to = numbers_of(*source, first_parameter);
+}
+
+LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
+                       int64_t heads) {
+  LoweredTerm term;
+  term.scheme = part.scheme().name;
+  term.kind = other_kind(bias, part, heads);
+  if (term.kind == "computed table") {
+    std::tie(term.starts, term.classes) = bias.map->runs();
+    term.heads = bias.table.view.shape[0];
+    term.first = first_parameter;
+    term.last = first_parameter + static_cast<int64_t>(part.parameters.size());
+  }
+  if (!term.kind.empty()) return term;
+  term.kind = "distance bias";
+  std::tie(term.starts, term.classes) = bias.map->runs();
+  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
+  term.parameter = first_parameter + static_cast<int64_t>(read.index);
+  term.axes = read.axes;
+  term.multiplier = bias.table.multiplier;
+  return term;
 }
 
 // Frequencies [axes, pairs] of which each pair has one.
@@ -116,6 +133,13 @@ bool read_angles(const Rotation::Tables& by, int64_t first_parameter, LoweredTur
   return std::ranges::all_of(tables, [&](const TermData* table) {
     return read_numbers(*table, first_parameter, turn.numbers.emplace_back());
   });
+}
+
+void lower_key_bias(const Source& source, int64_t first_parameter, LoweredTerm& term) {
+  const ReadParameter read = SourceReader::parameter_of(source);
+  if (read.bounded) term.kind = "computed key bias";
+  term.table = numbers_of(source, first_parameter);
+  term.cumulative = read.cumulative;
 }
 
 void lower_rotation(const Rotation& rotation, int64_t first_parameter, LoweredTerm& term) {
@@ -200,16 +224,26 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
   const Call call = make_call(query, key, value, with_stand_ins(position, memory), options, {},
                               /*shapes_only=*/true);
   const Problem& problem = call.problem;
-  LoweredCall lowered{problem.scale, problem.positions.consecutive, reads_length(position), {}};
+  LoweredCall lowered{problem.scale,
+                      problem.positions.consecutive,
+                      reads_length(position) || reads_distances(position),
+                      {}};
   TermCounts at;
   int64_t first_parameter = 0;
   for (const Part& part : position.parts) {
+    size_t slopes = 0;  // of the part's biases, those with slopes
     for_each_kind([&](const char* kind, auto list, auto) {
       for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
         const size_t term = at[list]++;
         if constexpr (std::same_as<decltype(list), std::vector<DistanceBias> Terms::*>) {
-          lowered.terms.push_back(
-              lower_bias((problem.terms.*list)[term], part, first_parameter, problem.heads));
+          const DistanceBias& bias = (problem.terms.*list)[term];
+          LoweredTerm& own =
+              lowered.terms.emplace_back(lower_bias(bias, part, first_parameter, problem.heads));
+          if (bias.slopes.view.given()) {
+            const auto& [past, future] = part.recipe->slopes[slopes++];
+            lower_slopes(past, first_parameter, own, own.past);
+            lower_slopes(future, first_parameter, own, own.future);
+          }
         } else {
           LoweredTerm& other = lowered.terms.emplace_back();
           other.scheme = part.scheme().name;
@@ -220,12 +254,13 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
             } else if (!read_numbers((problem.terms.*list)[term], first_parameter, other.table)) {
               other.kind = "computed " + other.kind;
             }
+          } else if constexpr (std::same_as<decltype(list), std::vector<KeyBias> Terms::*>) {
+            lower_key_bias(part.recipe->key_biases[n], first_parameter, other);
           } else if constexpr (std::same_as<decltype(list), std::vector<Rotation> Terms::*>) {
             lower_rotation((problem.terms.*list)[term], first_parameter, other);
             lowered.reads_positions |= other.turn.by == "coordinates";
           } else if constexpr (IsTable<std::remove_cvref_t<decltype((problem.terms.*list)[0])>>) {
             lower_table((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
-            lowered.reads_positions |= other.projection.width > 0;
           }
         }
       }

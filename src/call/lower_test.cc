@@ -143,10 +143,35 @@ TEST(Lower, RowsOfATableAndWhatMeetsThem) {
   EXPECT_EQ(vits.table.axes, (std::vector<int>{1, 2}));
 }
 
+TEST(Lower, SlopesOfEitherSide) {
+  const LoweredTerm same = lowered("alibi(heads=2)").terms.at(0);
+  EXPECT_EQ(same.kind, "slopes");
+  EXPECT_EQ(same.past.parameter, 0);
+  EXPECT_EQ(same.past.multiplier, 1.0);
+  EXPECT_EQ(same.future.parameter, 0);
+  EXPECT_EQ(same.future.multiplier, -1.0);
+  EXPECT_EQ(lowered("alibi(heads=2, symmetric=False)").terms.at(0).future.parameter, -1);
+  const LoweredTerm own = lowered("t5(heads=2)+alibi(heads=2, sides=own)").terms.at(1);
+  EXPECT_EQ(own.past.parameter, 1);
+  EXPECT_EQ(own.past.chosen, (std::vector<std::pair<int, int64_t>>{{0, 0}}));
+  EXPECT_EQ(own.future.chosen, (std::vector<std::pair<int, int64_t>>{{0, 1}}));
+}
+
+TEST(Lower, NumbersOfKeysMayBeSums) {
+  Position gates = parse_position("forgetting");
+  gates.parts[0].parameters.push_back(blank({1, 2, 8}));
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredTerm term = lower(qkv, qkv, qkv, gates, {}).terms.at(0);
+  EXPECT_EQ(term.kind, "key bias");
+  EXPECT_TRUE(term.cumulative);
+  EXPECT_EQ(term.table.parameter, 0);
+  EXPECT_EQ(term.table.multiplier, -1.0);
+  EXPECT_EQ(term.table.axes, (std::vector<int>{0, 1, 2}));
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"xpos(head_dim=4, layout=half)", "decaying rotation"},
-           {"alibi(heads=2)", "slopes"},
            {"kerple_log(heads=2)", "computed distance bias"},
            {"gemma_audio(heads=2, head_dim=4, width=8)", "computed row table"},
            {"decomposed(head_dim=4, grid=[2, 4])", "row table of a coordinate"}}) {

@@ -186,7 +186,8 @@ def on_the_cpu(q, k, v, dout, **options):
     relpos._core.attention(q, k, v, call, out, None, softmax)
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     given = (q, k, v, out, softmax, dout, None)
-    relpos._core.attention_backward(given, call, [*gradients, None])
+    wanted = [*gradients, None, *(None for _ in call.parameters)]
+    relpos._core.attention_backward(given, call, wanted)
     return [out, *gradients]
 
 

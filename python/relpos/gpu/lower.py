@@ -3,6 +3,7 @@ options, with the tensors themselves. No element of a tensor is read here, so th
 the GPU."""
 
 from collections import Counter
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
@@ -11,11 +12,14 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos.gpu.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
+from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
+from relpos.gpu.lowered.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.tables import Projected, Table
+from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 from relpos.gpu.problem import Places
-from relpos.gpu.rows.tables import Projected, Table
-from relpos.gpu.terms.class_map import ClassMap
-from relpos.gpu.turn_term import TurnTerm, turn_of
+from relpos.gpu.sums.targets import Targets
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -24,7 +28,6 @@ _READ = {
     *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
 }
-_AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
 
@@ -59,6 +62,9 @@ class _Plan(NamedTuple):
     columns: tuple[Table, ...]
     values: tuple[Table, ...]
     added: tuple[Numbers, ...]
+    slopes: tuple[SlopeTerm, ...]
+    key_biases: tuple[KeyTerm, ...]
+    computed: Computed
     turns: tuple[TurnTerm, ...]
     reads_positions: bool  # the above holds where tokens stand as they were read
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
@@ -76,7 +82,7 @@ class Lowered:
     Attributes:
       scale: of the scores.
       terms: distance biases of the position.
-      sinks, turns: of the position.
+      sinks, turns, slopes, key_biases, computed: of the position.
       rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
@@ -91,8 +97,9 @@ class Lowered:
         plan = _plan(query, key, value, call)
         self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
         self.rows, self.columns, self.values = plan.rows, plan.columns, plan.values
-        self.added = plan.added
-        self.turns, self.tokens = plan.turns, plan.tokens
+        self.added, self.turns, self.tokens = plan.added, plan.turns, plan.tokens
+        self.slopes, self.key_biases = plan.slopes, plan.key_biases
+        self.computed, self._inputs = plan.computed, (query, key, value)
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
@@ -132,6 +139,15 @@ class Lowered:
         """That of queries, of a mask that has one."""
         has = self.mask is not None and self.mask.dim() > 1 and self.mask.shape[-2] > 1
         return self.mask.dim() - 2 if has else None
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """float32 [H or 1, M]: those that are computed."""
+        return self.computed.tables(self._inputs, self._call)
+
+    def pull_back(self, gradients: Sequence[Tensor], targets: Targets) -> None:
+        """Writes what the gradients [H, M] of those tables give."""
+        self.computed.pull_back(self._inputs, self._call, gradients, targets)
 
     @cached_property
     def shifts(self) -> Tensor:
@@ -219,6 +235,15 @@ class Lowered:
             hi = torch.searchsorted(k, q + self.right, right=True)
         return lo, hi
 
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after the
+        last."""
+        if self.spans is not None:
+            lo, hi = self.spans.view(-1, *self.spans.shape[-2:]).long().unbind(-1)
+            return lo, hi
+        lo, hi = (x.clamp(0, self._key.shape[2]) for x in self._within())
+        return lo.view(-1, lo.shape[-1]), hi.view(-1, hi.shape[-1])
+
     @cached_property
     def hides(self) -> bool:
         """Whether some pairs may not be seen."""
@@ -251,9 +276,12 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [term.parameter for term in (*self.terms, *self.sinks)]
+        whole += {n for term in self.computed.terms for n in term.parameters}
         of_tables = (*self.rows, *self.columns, *self.values)
         tables = [numbers for table in of_tables for numbers in table.numbers()] + [*self.added]
         tables += [numbers for turn in self.turns for numbers in turn.numbers]
+        tables += [numbers for slopes in self.slopes for numbers in slopes.numbers()]
+        tables += [term.values for term in self.key_biases]
         counted = Counter([*whole, *(numbers.parameter for numbers in tables)])
         found = {parameter for parameter, count in counted.items() if count > 1}
         return found | {numbers.parameter for numbers in tables if numbers.chosen}
@@ -276,14 +304,13 @@ def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
         if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
             _plans.clear()
         _plans[given] = made
-    if not _plans[given].reads_positions:
-        return _plans[given]
-    at = {name: getattr(call, name) for name in _AT if getattr(call, name) is not None}
-    if not at:
-        return _plans[given]
-    at = {name: tensor.cpu() for name, tensor in at.items()}
-    plain = call._replace(attn_mask=None, key_padding_mask=None, dropout_p=0.0, seed=None)
-    return _made_plan(query, key, value, plain._replace(**at), reads=True)
+    plan = _plans[given]
+    if not plan.reads_positions:
+        return plan
+    if any(getattr(call, name) is not None for name in PLACING):
+        return _made_plan(query, key, value, placed_on_cpu(call), reads=True)
+    everywhere = call._replace(key_lo=None, key_hi=None)  # tables for all distances
+    return plan if call.key_lo is None else _plan(query, key, value, everywhere)
 
 
 def _shape(value: Any) -> Any:
@@ -297,36 +324,35 @@ def _shape(value: Any) -> Any:
 
 def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
     scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
-    biases, sinks, rows, columns, values, added, turns = [], [], [], [], [], [], []
-    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn in terms:
+    biases, sinks, rows, columns, values, added = [], [], [], [], [], []
+    slopes, key_biases, computed, turns = [], [], [], []
+    of_kind = {"row table": rows, "column table": columns, "value table": values}
+    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn, lines, own in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
         elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
-        elif kind == "row table":
-            rows.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
-        elif kind == "value table":
-            values.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
-        elif kind == "column table":
-            columns.append(Table.of(ClassMap(starts, classes), more, query.shape[1]))
+        elif kind in of_kind:
+            table = Table.of(ClassMap(starts, classes), more, query.shape[1])
+            of_kind[kind].append(table)
         elif kind == "vector added to the query":
             added.append(numbers_of(more[0]))
+        elif kind == "computed table":
+            heads, first, last = own
+            parameters = tuple(range(first, last))
+            computed.append(ComputedTerm(ClassMap(starts, classes), heads, parameters))
+        elif kind == "slopes":
+            slopes.append(SlopeTerm(*map(numbers_of, lines[:2])))
+        elif kind == "key bias":
+            key_biases.append(KeyTerm(numbers_of(more[0]), lines[2]))
         elif kind == "rotation":
             turns.append(turn_of(turn, query.shape[2], key.shape[2]))
         else:
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    found = (
-        tuple(biases),
-        tuple(sinks),
-        tuple(rows),
-        tuple(columns),
-        tuple(values),
-        tuple(added),
-        tuple(turns),
-    )
-    return _Plan(scale, *found, reads_positions, tokens)
+    found = map(tuple, (biases, sinks, rows, columns, values, added, slopes, key_biases))
+    return _Plan(scale, *found, Computed(computed), tuple(turns), reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

@@ -14,24 +14,22 @@ from relpos.gpu.device import chip, on
 from relpos.gpu.forward import forward, merge_chunks
 from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
+from relpos.gpu.lines import Lines
 from relpos.gpu.lower import Lowered, refuse
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
 from relpos.gpu.rows import chunks
 from relpos.gpu.rows.added import with_added, write_added_gradient
-from relpos.gpu.rows.launches import bias_of, columns_of, rows_of
-from relpos.gpu.rows.tables import Table
+from relpos.gpu.rows.launches import terms_of
 from relpos.gpu.rows.values import add_values, met_of, write_value_gradients
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
+from relpos.gpu.sums.sink_gradients import write_sink_gradients
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.terms.bias import bias_score
-from relpos.gpu.terms.columns import column_score
-from relpos.gpu.terms.rows import row_score
-from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 from relpos.gpu.visibility import find_queries
 
@@ -100,14 +98,8 @@ class Run:
         self.summed = with_added(self, query)
         self.query, self.key = map(aligned, self.rotations.turned(self.summed, key))
         self.value = aligned(value)
-        terms = [(bias_of(self, term), bias_score) for term in lowered.terms]
-        if lowered.rows:
-            terms.append((rows_of(self, lowered.rows), row_score))
-        if lowered.columns:
-            terms.append((columns_of(self, lowered.columns), column_score))
-        scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(lowered, query, key)
-        self.functions = {"scores": scores, "masks": mask_functions}
+        self.functions: dict[str, Any] = {"scores": (), "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -115,7 +107,7 @@ class Run:
             right=lowered.right,
             places=lowered.places,
             spans=spans_of(lowered.spans),
-            terms=tuple(term for term, _ in terms),
+            terms=(),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -123,15 +115,21 @@ class Run:
             ),
             softcap=None if lowered.softcap is None else lowered.softcap * LOG2E,
             dropout=dropout_of(lowered, self.device),
+            row_shift=None,
+        )
+        self.lines = Lines(self)
+        terms = [*terms_of(self), *self.lines.terms]
+        self.functions["scores"] = tuple(score for _, score in terms)
+        self.problem = self.problem._replace(
+            terms=tuple(term for term, _ in terms), row_shift=self.lines.row_shift
         )
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
-        problem = self.problem
-        given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given) or bool(
-            self.lowered.rows or self.lowered.columns or self.lowered.values
-        )
+        problem, lowered = self.problem, self.lowered
+        given = (problem.spans, problem.softcap, problem.dropout)
+        lists = (problem.masks, lowered.rows, lowered.columns, lowered.values, self.lines.terms)
+        masked = any(each is not None for each in given) or any(lists)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -228,6 +226,7 @@ class Run:
             (triton.cdiv(count, _MERGED),),
             None,
             **results,
+            shift=self.problem.row_shift,
             parts=parts,
             states=states,
             chunks=chunks,
@@ -263,15 +262,23 @@ class Run:
             self.problem = self.problem._replace(values=met_of(self, dout))
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
+        lowered = self.lowered
         turns = rotations.trains(targets)
-        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
-        added = [numbers for numbers in self.lowered.added if targets.wants(numbers.parameter)]
-        rows = [table for table in self.lowered.rows if table.trains(dq, targets)]
-        columns = [table for table in self.lowered.columns if table.trains(dk, targets)]
-        sums = Sums.of(self, [term.map for term in (*tables, *rows)], [t.map for t in columns])
+        tables = [term for term in lowered.terms if targets.wants(term.parameter)]
+        own = lowered.computed.terms if lowered.computed.trains(targets) else ()
+        added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
+        rows = [table for table in lowered.rows if table.trains(dq, targets)]
+        columns = [table for table in lowered.columns if table.trains(dk, targets)]
+        maps = [term.map for term in (*tables, *own, *rows)]
+        sums = Sums.of(self, maps, [table.map for table in columns])
         wide_dk = self.floats(*dk.shape) if dk is not None and columns else dk
         to_dk = rotations.room(self.key, wide_dk)
-        if dk is not None or dv is not None or turns or columns:
+        key_sums = lines = None
+        if self.lines.trains_keys(targets):
+            key_sums = self.floats(self.batch, self.heads, self.keys)
+        if self.lines.trains_slopes(targets):
+            lines = self.floats(self.batch, self.heads, self.queries, 4)
+        if any(x is not None for x in (dk, dv, key_sums)) or turns or columns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
@@ -281,6 +288,7 @@ class Run:
                 ends=sums.key_ends,
                 lo=sums.lo,
                 hi=sums.hi,
+                key_sums=key_sums,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
@@ -291,13 +299,15 @@ class Run:
         if added or (dq is not None and rows):
             wide = self.floats(*self.query.shape)
         to_dq = rotations.room(self.query, wide)
-        if dq is not None or tables or rows or turns or added:
+        if dq is not None or maps or turns or added or lines is not None:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
                 dq=to_dq,
                 ends=sums.ends,
+                lines=lines,
+                nearest=self.lines.nearest,
                 lo=sums.lo,
                 hi=sums.hi,
                 heads=self.heads,
@@ -306,7 +316,16 @@ class Run:
                 **given,
             )
         rotations.finish((self.summed, to_dq, wide), (self.plain[1], to_dk, wide_dk), targets)
-        write_gradients(self, tables, sums, given, targets)
+        if lines is not None:
+            self.lines.write_slopes(lines, (given["sums"], dlse, softmax), targets)
+        if key_sums is not None:
+            self.lines.write_keys(key_sums, targets)
+        to = [(t.map, t.view(targets.to(t.parameter)), t.multiplier) for t in tables]
+        of_computed = [self.floats(self.heads, x.shape[1]) for x in lowered.tables if own]
+        to += [(term.map, x, 1.0) for term, x in zip(own, of_computed, strict=True)]
+        write_gradients(self, to, sums, given)
+        if own:
+            lowered.pull_back(of_computed, targets)
         for numbers in added:
             write_added_gradient(numbers, wide, targets)
         of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
@@ -314,13 +333,11 @@ class Run:
         for to, found in ((dq, wide), (dk, wide_dk)):
             if to is not None and found is not to:
                 to.copy_(found)
-        values = [table for table in self.lowered.values if table.trains(None, targets)]
+        values = [table for table in lowered.values if table.trains(None, targets)]
         write_value_gradients(self, values, dout, softmax, targets)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
-        for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
-            if targets.wants(term.parameter):
-                self.of_sink(term.multiplier, sink, targets.to(term.parameter), given)
+        write_sink_gradients(self, given, targets)
         targets.finish()
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
@@ -358,25 +375,6 @@ class Run:
             KEYS=size,
         )
         return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
-
-    def of_sink(self, multiplier: float, sink: Sink, to: Tensor, given: dict[str, Any]) -> None:
-        """The gradient of a sink."""
-        self.launch(
-            sink_gradient,
-            (self.heads * (self.batch if to.dim() == 3 else 1),),
-            None,
-            gradient=sink_of(to, 1.0),
-            sink=sink,
-            softmax=given["softmax"],
-            sums=given["sums"],
-            multiplier=multiplier,
-            batch=self.batch,
-            heads=self.heads,
-            queries=self.queries,
-            BLOCK=256,
-            OF_ROWS=to.dim() == 3,
-            WIDEN=INTERPRETS,
-        )
 
     def parameter(self, numbers: Any) -> Tensor:
         return self.lowered.parameters[numbers.parameter]

@@ -124,6 +124,7 @@ MASKED = {
 DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
 PRODUCTS = Tile(64, 32, 8, 2)  # rows and cells of what meets tables of rows, on every chip
 AGAIN = Tile(16, 16, 4, 1)  # of what is computed anew: rare, and its products take registers
+NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relpos.gpu.numbers import Numbers
+from relpos.gpu.lowered.numbers import Numbers
 from relpos.gpu.sums.targets import Targets
 
 

@@ -7,34 +7,50 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
-from relpos.gpu.lower import TableBias
-from relpos.gpu.rows.tables import Table
+from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.softmax import LOG2E
-from relpos.gpu.terms.bias import Bias, write_cells
-from relpos.gpu.terms.columns import Columns
-from relpos.gpu.terms.rows import Added, Rows, write_products
+from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.columns import Columns, column_score
+from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
 from relpos.gpu.tiles import PRODUCTS
 
 BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of a program
 
 
-def bias_of(run: Any, term: TableBias) -> Bias:
-    """What the kernels read of a distance bias."""
-    lo, hi = run.lowered.window(term.map.lo, term.map.hi)
+def terms_of(run: Any) -> list[Any]:
+    """What the passes read of all tables that add to scores, with the functions that add it."""
+    lowered = run.lowered
+    biases = [
+        (term.map, term.view(lowered.parameters[term.parameter]), term.multiplier)
+        for term in lowered.terms
+    ]
+    for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
+        biases.append((term.map, table.expand(run.heads, -1), 1.0))
+    found: list[Any] = [(_bias_of(run, *bias), bias_score) for bias in biases]
+    if lowered.rows:
+        found.append((rows_of(run, lowered.rows), row_score))
+    if lowered.columns:
+        found.append((columns_of(run, lowered.columns), column_score))
+    return found
+
+
+def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float) -> Bias:
+    """Of a distance bias."""
+    lo, hi = run.lowered.window(map_.lo, map_.hi)
     width = hi - lo + 1
     stride = triton.cdiv(width, 16) * 16
     cells = run.floats(run.heads, stride)
-    table = term.view(run.lowered.parameters[term.parameter])
     run.launch(
         write_cells,
         (triton.cdiv(width, 256), run.heads),
         None,
         cells=cells,
         table=table,
-        classes=term.map.classes(lo, hi, run.device),
+        classes=map_.classes(lo, hi, run.device),
         head_stride=table.stride(0),
         class_stride=table.stride(1),
-        multiplier=term.multiplier * LOG2E.value,
+        multiplier=multiplier * LOG2E.value,
         stride=stride,
         width=width,
         BLOCK=256,

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.rows.launches import Side, products_of, window_of
-from relpos.gpu.rows.tables import Table
 from relpos.gpu.sums.bands import Bands, write_weights
 from relpos.gpu.sums.row_gradients import bands_times, gather, write_table
 from relpos.gpu.sums.targets import Targets

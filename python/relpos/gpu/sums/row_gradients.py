@@ -8,9 +8,9 @@ import torch
 import triton
 from torch import Tensor
 
+from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.rows.launches import BLOCKS, Side, factor_of, multiplier_of, side_of, table_of
-from relpos.gpu.rows.tables import Projected, Table
 from relpos.gpu.sums.bands import (
     Bands,
     gather_bands,

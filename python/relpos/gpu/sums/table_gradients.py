@@ -8,13 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.lower import TableBias
+from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs
-from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import write_table_gradient
-from relpos.gpu.terms.class_map import ClassMap
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
 MOST_PAIRS = 2**24  # of a chunk of queries, whose gradients are in memory at one time
@@ -43,20 +41,18 @@ class Sums(NamedTuple):
 
 def write_gradients(
     run: Any,
-    tables: Sequence[TableBias],
+    tables: Sequence[tuple[ClassMap, Tensor, float]],
     sums: Sums,
     given: dict[str, Any],
-    targets: Targets,
 ) -> None:
-    """Writes those of the tables, after backward_queries has written the ends; given: what the
-    kernels of the backward pass read."""
+    """Writes those of tables, each (map, gradient [H, M], multiplier), after backward_queries has
+    written the ends; given: what the kernels of the backward pass read."""
     if not tables:
         return
     found = _by_distance(run, sums, given)
-    for term in tables:
-        to = term.view(targets.to(term.parameter))
+    for map_, to, multiplier in tables:
         rows = to.shape[1]
-        cells, starts, longest = term.map.cells(sums.lo, sums.hi, rows, run.device)
+        cells, starts, longest = map_.cells(sums.lo, sums.hi, rows, run.device)
         run.launch(
             write_table_gradient,
             (triton.cdiv(rows, _CLASSES), run.heads),
@@ -67,7 +63,7 @@ def write_gradients(
             starts=starts,
             head_stride=to.stride(0),
             class_stride=to.stride(1),
-            multiplier=term.multiplier,
+            multiplier=multiplier,
             width=found.shape[1],
             rows=rows,
             longest=longest,

@@ -1,4 +1,4 @@
-"""m(delta), which chooses an entry of a table."""
+"""Which row of a table a distance reads."""
 
 from collections.abc import Sequence
 from typing import Any
