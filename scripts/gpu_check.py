@@ -147,7 +147,8 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
 OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
 BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
-OF_LINES = ("lines", "nearest", "key_sums")  # arguments of calls that train them
+# Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
+OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
 TURNED = ("turn_rows", "write_turn_gradient", "sum_angles")
 
 
@@ -286,14 +287,16 @@ def source(row: Row) -> ASTSource:
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
             if row.rows:
-                given = given._replace(terms=(*given.terms, ROWS, COLUMNS), values=ROWS)
+                given = given._replace(terms=(*given.terms, ROWS, COLUMNS), value_rows=ROWS)
             if row.lines:
                 given = given._replace(terms=(*given.terms, *LINES), row_shift="*fp32")
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)
             constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
-        elif name in OF_LINES and not row.lines:
+        elif (name in OF_LINES and not row.lines) or (
+            (row.kernel, name) == OF_COLUMNS and not row.rows
+        ):
             constants[name] = None
             signature[name] = "constexpr"
         else:

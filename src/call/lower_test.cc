@@ -169,11 +169,38 @@ TEST(Lower, NumbersOfKeysMayBeSums) {
   EXPECT_EQ(term.table.axes, (std::vector<int>{0, 1, 2}));
 }
 
+TEST(Lower, RowsThatMeetKeysAndThatJoinValues) {
+  const LoweredCall call = lowered("axial_deeplab(span=3, head_dim=4)");
+  ASSERT_EQ(call.terms.size(), 3U);
+  const char* kinds[] = {"row table", "column table", "value table"};
+  for (size_t n = 0; n < 3; ++n) {
+    const LoweredTerm& term = call.terms[n];
+    EXPECT_EQ(term.kind, kinds[n]);
+    EXPECT_EQ(term.classes, (std::vector<int64_t>{-1, 0, 1, 2, 3, 4, -1}));
+    EXPECT_EQ(term.table.parameter, static_cast<int64_t>(n));
+    EXPECT_EQ(term.scale, n == 2 ? 1.0 : call.scale);
+  }
+}
+
+TEST(Lower, ProjectedRowsAndAVectorBesideTheQuery) {
+  const LoweredCall call = lowered("conformer(heads=2, head_dim=4, width=2)");
+  ASSERT_EQ(call.terms.size(), 2U);
+  EXPECT_TRUE(call.reads_positions);
+  const LoweredTerm &rows = call.terms[0], &added = call.terms[1];
+  EXPECT_EQ(rows.kind, "row table");
+  EXPECT_EQ(rows.table.axes.size(), 2U);
+  EXPECT_NE(rows.added.parameter, -1);
+  EXPECT_EQ(rows.projection.width, 2);
+  ASSERT_EQ(rows.projection.features.size(), 2 * 15U);  // of distances -7 to 7
+  EXPECT_EQ(rows.projection.features[2 * 7], 0.0);      // sin 0 and cos 0
+  EXPECT_EQ(rows.projection.features[2 * 7 + 1], 1.0);
+  EXPECT_EQ(added.kind, "vector added to the query");
+  EXPECT_NE(added.table.parameter, rows.added.parameter);
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"xpos(head_dim=4, layout=half)", "decaying rotation"},
-           {"kerple_log(heads=2)", "computed distance bias"},
-           {"gemma_audio(heads=2, head_dim=4, width=8)", "computed row table"},
            {"decomposed(head_dim=4, grid=[2, 4])", "row table of a coordinate"}}) {
     const LoweredCall call = lowered(text);
     ASSERT_FALSE(call.terms.empty()) << text;

@@ -50,8 +50,8 @@ def pair_gradients(products, met, of_rows, problem, at, CONFIG: tl.constexpr):
     s, visible, distances, slope = pair_scores(products, problem, at, CONFIG)
     p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
     kept = p
-    if problem.values is not None:
-        met = row_score(met, problem.values, at, distances)
+    if problem.value_rows is not None:
+        met = row_score(met, problem.value_rows, at, distances)
     if problem.dropout is not None:
         factor = factors(problem.dropout, at, CONFIG)
         met *= factor

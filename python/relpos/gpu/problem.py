@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
     terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
     units. row_shift float32 [B, H, Lq]: by how much the scores of a row are less than they are, in
-    log2 units. values: Rows of dout and of tables whose rows join values, in the backward pass.
+    log2 units. value_rows: Rows of dout and of tables whose rows join values, in the backward pass.
     What a call has not is None, or ()."""
 
     scale: Any
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
     softcap: Any
     dropout: Any
     row_shift: Any
-    values: Any = None
+    value_rows: Any = None
 
 
 class Config(NamedTuple):

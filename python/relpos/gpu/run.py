@@ -259,7 +259,7 @@ class Run:
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
         if self.lowered.values:
-            self.problem = self.problem._replace(values=met_of(self, dout))
+            self.problem = self.problem._replace(value_rows=met_of(self, dout))
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
         lowered = self.lowered

@@ -95,10 +95,10 @@ TABLE = {
 MASKED = {
     (80, "forward", 16, 64): Tile(32, 32, 4, 1),
     (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
-    (80, "backward_keys", 16, 64): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 64): Tile(16, 32, 4, 1),
     (80, "forward", 16, 128): Tile(32, 32, 8, 1),
     (80, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
-    (80, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 128): Tile(16, 32, 8, 1),
     (80, "forward", 16, 256): Tile(32, 16, 8, 1),
     (80, "backward_queries", 16, 256): Tile(16, 16, 8, 1),
     (80, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
