@@ -8,7 +8,8 @@ from relpos._call.call import Call as Fields
 from tests.support.sample import PLAIN, tensors, trained
 
 HAVE_KERNELS = {"t5", "bias_rpe", "attention_sink", "music_transformer"}
-HAVE_KERNELS |= {"alibi"} | {name for name in PLAIN if name.startswith("rope")}
+HAVE_KERNELS |= {"alibi", "kerple_log", "kerple_power", "fire", "sandwich", "bam", "tisa"}
+HAVE_KERNELS |= {"dynamic_bias"} | {name for name in PLAIN if name.startswith("rope")}
 Q, K, V, _ = tensors(queries=6, keys=6)
 
 
