@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -196,6 +198,41 @@ TEST(Lower, ProjectedRowsAndAVectorBesideTheQuery) {
   EXPECT_EQ(rows.projection.features[2 * 7 + 1], 1.0);
   EXPECT_EQ(added.kind, "vector added to the query");
   EXPECT_NE(added.table.parameter, rows.added.parameter);
+}
+
+TEST(Lower, TablesThatAreComputed) {
+  const LoweredCall call = lowered("t5(heads=2)+kerple_log(heads=2)");
+  ASSERT_EQ(call.terms.size(), 2U);
+  EXPECT_TRUE(call.reads_positions);
+  const LoweredTerm& term = call.terms[1];
+  EXPECT_EQ(term.kind, "computed table");
+  EXPECT_EQ(term.heads, 2);
+  EXPECT_EQ(term.first, 1);
+  EXPECT_EQ(term.last, 3);
+  EXPECT_EQ(term.classes.size(), 15U);  // of the distances from -7 to 7
+
+  Position kerple = parse_position("kerple_log(heads=2)");
+  std::vector<double> p = {1.0, 2.0}, a = {1.0, 0.5};
+  kerple.parts[0].parameters = {TensorView(p.data(), DType::kFloat64, {2}),
+                                TensorView(a.data(), DType::kFloat64, {2})};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const std::vector<std::vector<double>> tables = computed_tables(qkv, qkv, qkv, kerple, {});
+  ASSERT_EQ(tables.size(), 1U);
+  ASSERT_EQ(tables[0].size(), 30U);
+  for (int n = 0; n < 15; ++n) {  // -p log(1 + a |distance|)
+    EXPECT_NEAR(tables[0][static_cast<size_t>(n)], -std::log1p(std::abs(n - 7)), 1e-12);
+    EXPECT_NEAR(tables[0][static_cast<size_t>(15 + n)], -2.0 * std::log1p(0.5 * std::abs(n - 7)),
+                1e-12);
+  }
+  std::vector<double> dp(2), da(2), gradient(30, 0.0);
+  gradient[7 + 3] = 2.0;
+  computed_tables_backward(qkv, qkv, qkv, kerple, {}, {gradient},
+                           {{TensorView(dp.data(), DType::kFloat64, {2}),
+                             TensorView(da.data(), DType::kFloat64, {2})}});
+  EXPECT_NEAR(dp[0], -2.0 * std::log(4.0), 1e-12);
+  EXPECT_NEAR(da[0], -2.0 * 3.0 / 4.0, 1e-12);
+  EXPECT_EQ(dp[1], 0.0);
+  EXPECT_THROW(computed_tables_backward(qkv, qkv, qkv, kerple, {}, {{1.0}}, {{{}, {}}}), Error);
 }
 
 TEST(Lower, KindsOfOtherTerms) {
