@@ -106,6 +106,13 @@ nb::object lowered_numbers(const LoweredNumbers& numbers) {
   return nb::make_tuple(numbers.parameter, numbers.axes, numbers.chosen, numbers.multiplier);
 }
 
+nb::object lowered_projection(const LoweredProjection& projection) {
+  if (projection.width == 0) return nb::none();
+  const auto& features = projection.features;
+  return nb::make_tuple(projection.width,
+                        nb::bytes(features.data(), features.size() * sizeof(double)));
+}
+
 nb::object lowered_turn(const LoweredTurn& turn) {
   if (turn.by.empty()) return nb::none();
   nb::list numbers;
@@ -117,8 +124,9 @@ nb::object lowered_turn(const LoweredTurn& turn) {
 
 // (scale, whether tokens are consecutive, whether positions were read, terms) of a call of which shapes,
 // dtypes and plain options alone are read, and with `reads` tensors of options, which lie on the CPU; a term
-// is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added,
-// scale), turn), with numbers (parameter, axes, chosen, multiplier) or None: lower.h.
+// is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added, scale, projection),
+// turn, (past, future, cumulative), (heads, first, last)), with numbers (parameter, axes, chosen, multiplier) or
+// None, and a projection (width, bytes of features) or None: lower.h.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
   const Bound call(options, shape_of, reads ? memory_of : shape_of);
@@ -127,15 +135,45 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
             to_view(value, "value", shape_of), call.position, call.options);
   nb::list terms;
   for (const LoweredTerm& term : lowered.terms) {
-    terms.append(nb::make_tuple(term.scheme, term.kind, term.starts, term.classes, term.parameter,
-                                term.axes, term.multiplier,
-                                nb::make_tuple(lowered_numbers(term.table),
-                                               lowered_numbers(term.factor),
-                                               lowered_numbers(term.added), term.scale),
-                                lowered_turn(term.turn)));
+    terms.append(nb::make_tuple(
+        term.scheme, term.kind, term.starts, term.classes, term.parameter, term.axes,
+        term.multiplier,
+        nb::make_tuple(lowered_numbers(term.table), lowered_numbers(term.factor),
+                       lowered_numbers(term.added), term.scale,
+                       lowered_projection(term.projection)),
+        lowered_turn(term.turn),
+        nb::make_tuple(lowered_numbers(term.past), lowered_numbers(term.future), term.cumulative),
+        nb::make_tuple(term.heads, term.first, term.last)));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
                         nb::tuple(terms));
+}
+
+// computed_tables of lower.h, of a call whose tensors lie on the CPU but for query, key and value.
+nb::list computed_tables_of(nb::handle query, nb::handle key, nb::handle value,
+                            const nb::tuple& options) {
+  const Bound call(options);
+  nb::list found;
+  for (const std::vector<double>& table :
+       computed_tables(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
+                       to_view(value, "value", shape_of), call.position, call.options)) {
+    found.append(nb::bytes(table.data(), table.size() * sizeof(double)));
+  }
+  return found;
+}
+
+// computed_tables_backward of lower.h, from float64 tables on the CPU to the gradients of the parameters.
+void pull_back_tables(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
+                      nb::handle tables, nb::handle gradients) {
+  const Bound call(options);
+  std::vector<std::vector<double>> given;
+  for (const TensorView& table : to_views(tables, "tables")) {
+    std::vector<double>& numbers = given.emplace_back();
+    for (int64_t n = 0; n < table.numel(); ++n) numbers.push_back(table.at({n}));
+  }
+  computed_tables_backward(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
+                           to_view(value, "value", shape_of), call.position, call.options, given,
+                           call.deal(to_views(gradients, "gradients"), 0));
 }
 
 // Throws where no call with these heads (one batch row, query and key) would take the position.
@@ -180,7 +218,12 @@ void bind_tools(nb::module_& module) {
 void bind_attention(nb::module_& module) {
   module.def("read_fields", &read_fields);
   module.def("check_fits", &check_fits);
-  module.def("lower", &lower_call);
+  // Their value may be None: weights and scores have none.
+  module.def("lower", &lower_call, nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
+  module.def("computed_tables", &computed_tables_of, nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg());
+  module.def("computed_tables_backward", &pull_back_tables, nb::arg(), nb::arg(), nb::arg().none(),
+             nb::arg(), nb::arg(), nb::arg());
   module.def(
       "attention",
       [](nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,

@@ -26,7 +26,7 @@ from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import BLOCKS
 from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
-from relpos.gpu.terms import bias, rotation, sinks
+from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     AGAIN,
@@ -54,11 +54,14 @@ KERNELS = {
         tile_masks.write_cells_of_tiles,
         *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
         *(rotation.sum_angles, rotation.fold_angles),
-        *(row_terms.write_products, bands.write_bands, bands.gather_bands),
-        *(bands.write_factor_gradient, bands.sum_band_rows, bands.write_rows_gradient),
+        *(row_terms.write_products, bands.write_bands, bands.write_weights),
+        *(bands.multiply_bands, bands.sum_band_rows, bands.write_rows_gradient),
+        bands.gather_bands,
+        *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands", "write_pairs"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE}
+OF_TILES |= {"write_bands", "write_weights", "write_pairs"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -75,6 +78,7 @@ PROBLEM = Problem(
     sinks=(),
     softcap=None,
     dropout=None,
+    row_shift=None,
 )
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
@@ -96,6 +100,12 @@ MASKS = {
     "mask by tiles": (PADDING, (tile_masks.hide_by_tiles, TILES)),
 }
 ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
+COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
+NEAREST = slopes.Nearest("*i64", "i32", "i32")
+LINES = (
+    slopes.Slopes("*fp32", "i32", NEAREST),
+    key_bias.KeyBias("*fp32", "*fp32", "i32", "i32", "*fp32", "*fp32"),
+)
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
     [
@@ -111,35 +121,45 @@ TYPES: dict[str, Any] = dict.fromkeys(
         "dlse",
         "parts",
         "states",
+        "shift",
+        "lines",
+        "key_sums",
     ],
     "*fp32",
 )
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64")
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
-TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32")}
+TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32", "i32")}
 TYPES |= {"added": row_terms.Added("*fp32", "i32", "i32", "fp32"), "band": "*fp32"}
 TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
 TYPES |= dict.fromkeys(["x", "to", "of_cos", "of_sin"], HALF)
 TYPES |= {"dy": NUMBERS, "turn": TURN, "turns": (TURN, TURN), "at": HALF._replace(data="*i64")}
 TYPES |= {"frequency": NUMBERS._replace(data="*fp64"), "factors": "*fp64"}
+TYPES |= {"nearest": NEAREST}
 TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
 OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
     "sink_gradient": {"gradient": SINK},
     "sum_mask": {"gradient": MASK},
+    "find_nearest": {"distance": "*i64", "which": "*i32"},
+    "sum_along": {"to": "*fp64", "x": "*fp64"},
     "write_turns": {"pairs": "i32"},
     "sum_angles": {"parts": "*fp64"},
     "fold_angles": {"parts": "*fp64", "gradient": HALF, "pairs": "i32"},
     "sum_band_rows": {"sums": "*fp64", "parts": "i32"},
     "write_rows_gradient": {"cells": "*i32", "sums": "*fp64", "parts": "i32"},
-    "write_factor_gradient": {"gradient": "*fp32"},
+    "write_bands": {"columns": "*fp32"},
+    "gather_bands": {"own": "*i64"},
+    "multiply_bands": {"gradient": "*fp32"},
     "write_pairs": {"to": "*bf16"},
     "write_cells_of_tiles": {"cells": "*i32", "ranges": "*i64", "entries": "*i64", "tiles": "i32"},
 }
-OF_BLOCKS = ("write_products", "write_factor_gradient", "sum_band_rows")
+OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
 BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
+# Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
+OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
 TURNED = ("turn_rows", "write_turn_gradient", "sum_angles")
 
 
@@ -152,10 +172,11 @@ class Row(NamedTuple):
     again: bool = False  # of Config.again
     everything: str = ""  # with each promise, too, and this kind of attn_mask
     rows: bool = False  # with a table of rows, too
+    lines: bool = False  # with slopes and a key bias that are trained, too
 
     def name(self) -> str:
         """As it is shown."""
-        more = (", anew", self.again), (", rows", self.rows)
+        more = (", anew", self.again), (", rows", self.rows), (", lines", self.lines)
         everything = f", everything, {self.everything}" if self.everything else ""
         return self.kernel + everything + "".join(text for text, held in more if held)
 
@@ -181,8 +202,9 @@ def of_table() -> list[Row]:
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
     pairs = [row for row in found if row.kernel == "sum_pairs"]
-    found += [row._replace(kernel="write_bands", rows=True) for row in pairs]
-    found += [row._replace(kernel="write_pairs", rows=True) for row in pairs]
+    for kernel in ("write_bands", "write_weights", "write_pairs"):
+        found += [row._replace(kernel=kernel, rows=True) for row in pairs]
+    found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
     return found + [row._replace(rows=True) for row in masked]
 
 
@@ -213,7 +235,11 @@ def constants_of(row: Row) -> dict[str, Any]:
             value_dim=row.head_dim,
             queries=row.tile.queries,
             keys=row.tile.keys,
-            scores=(bias.bias_score, row_terms.row_score)[: 1 + row.rows],
+            scores=(
+                bias.bias_score,
+                *((row_terms.row_score, columns.column_score) if row.rows else ()),
+                *(slopes.slope_score, key_bias.key_score) * row.lines,
+            ),
             masks=tuple(f for f, _ in MASKS.get(row.everything, ())),
             sinks=int(bool(row.everything)),
             aligned=bool(row.everything),
@@ -235,6 +261,7 @@ def constants_of(row: Row) -> dict[str, Any]:
         "PAIRS": (64, 16) if row.kernel == "turn_rows" else 64,
         "INVERSE": True,
         "FLOAT32": False,
+        "REVERSE": True,
         "COLUMNS": 32,
     } | BLOCKS_OF.get(row.kernel, {})
 
@@ -270,11 +297,18 @@ def source(row: Row) -> ASTSource:
             given = EVERYTHING if row.everything else PROBLEM
             given = given._replace(masks=tuple(m for _, m in MASKS.get(row.everything, ())))
             if row.rows:
-                given = given._replace(terms=(*given.terms, ROWS))
+                given = given._replace(terms=(*given.terms, ROWS, COLUMNS), value_rows=ROWS)
+            if row.lines:
+                given = given._replace(terms=(*given.terms, *LINES), row_shift="*fp32")
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)
             constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
+        elif (name in OF_LINES and not row.lines) or (
+            (row.kernel, name) == OF_COLUMNS and not row.rows
+        ):
+            constants[name] = None
+            signature[name] = "constexpr"
         else:
             given = OF_KERNEL.get(row.kernel, {})
             outputs = ("out", "dq", "dk", "dv", "table", "gradient")

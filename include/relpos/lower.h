@@ -23,6 +23,13 @@ struct LoweredNumbers {
   double multiplier = 1.0;
 };
 
+// A row table [H, span, D] of the distances first, ...: its `table` are weights [H D, width] or [H, D, width],
+// which multiply features [span, width].
+struct LoweredProjection {
+  int64_t width = 0;  // 0: the table is a parameter
+  std::vector<double> features;
+};
+
 // A rotation of the dimensions [start, start + dims) of queries and keys (terms.h). Pair p of a token of key
 // head h turns by the sum over the axes of coordinate[axis] * frequency[axis, h, p].
 struct LoweredTurn {
@@ -42,12 +49,14 @@ struct LoweredTurn {
 };
 
 // A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
-// rows of terms.h, a rotation, or another term, of which its kind alone is said.
+// rows of terms.h, a rotation, slopes, a key bias, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members up to `multiplier` hold, "sink" where the three before it do; "row
-  // table" where classes and the members from `table` on hold, "rotation" where `turn` does; else what the
-  // term is.
+  // "distance bias" where the members up to `multiplier` hold, "sink" where the last three of these do; "row
+  // table", "column table" and "value table" where classes and the members from `table` on do, "vector added to
+  // the query" where `table` does, "rotation" where `turn` does, "slopes" where `past` and `future` do, "key bias"
+  // of `table` [H, Lk] or [B, H, Lk], maybe cumulative; "computed table" where classes and the last three members
+  // hold; else what the term is.
   std::string kind;
   // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
   std::vector<int64_t> starts, classes;
@@ -55,9 +64,15 @@ struct LoweredTerm {
   int64_t parameter = 0;
   std::vector<int> axes;
   double multiplier = 1.0;
-  LoweredNumbers table, factor, added;  // as RowTable of terms.h has them
+  LoweredNumbers table, factor, added;  // as the tables of rows of terms.h have them
   double scale = 1.0;                   // of the products, resolved
+  LoweredProjection projection;
   LoweredTurn turn;
+  LoweredNumbers past, future;  // [H] each: past[h] min(delta, 0) + future[h] max(delta, 0)
+  bool cumulative = false;      // the term reads sums of the numbers along their last axis
+  // Of a "computed table" with the classes above: the axis of heads, H or 1, and the parameters of its part,
+  // [first, last), from which computed_tables() computes it.
+  int64_t heads = 0, first = 0, last = 0;
 };
 
 struct LoweredCall {
@@ -72,6 +87,17 @@ struct LoweredCall {
 // of integers alone, which may be zeros in place of those that say positions.
 LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
                   const Position& position, const Options& options);
+
+// The tables [heads, M] of the call's terms whose kind is "computed table", in their order. All numbers are read.
+std::vector<std::vector<double>> computed_tables(const TensorView& query, const TensorView& key,
+                                                 const TensorView& value, const Position& position,
+                                                 const Options& options);
+// Writes what the gradients of those tables give to parameters, in dparameters[part][parameter] where given.
+void computed_tables_backward(const TensorView& query, const TensorView& key,
+                              const TensorView& value, const Position& position,
+                              const Options& options,
+                              const std::vector<std::vector<double>>& gradients,
+                              const std::vector<std::vector<TensorView>>& dparameters);
 
 }  // namespace relpos
 RELPOS_EXPORT_END

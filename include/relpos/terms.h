@@ -54,6 +54,7 @@ class ClassMap {
 };
 
 class Source;
+struct Projection;  // a table from weights and features of the distance
 
 // Numbers that a term reads: a parameter of the caller (not copied) or values that the library
 // computed. Every element is multiplied by `multiplier` when it is read; gradients are those of the
@@ -64,6 +65,8 @@ struct TermData {
   bool wants_gradient = false;
   std::shared_ptr<const void> owned;  // keeps computed values alive
   const Source* source = nullptr;     // of a parameter that a position's term reads as it is
+  // Given: the numbers are computed from `source`.
+  std::shared_ptr<const Projection> projection{};
 
   static TermData parameter(const TensorView& view, bool wants_gradient, double multiplier = 1.0);
   static TermData computed(std::vector<double> values, const std::vector<int64_t>& shape,

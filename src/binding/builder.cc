@@ -168,6 +168,7 @@ void Builder::slopes(const std::optional<Source>& past, const std::optional<Sour
   }
   const std::array<SourceReader, 2> sides{SourceReader(past), SourceReader(future)};
   const SourceReader& either = sides[past ? 0 : 1];
+  recipe_.slopes.emplace_back(past, future);
   recipe_.add(
       &Terms::biases, &TermGradients::biases,
       [=, who = std::string(scheme())](const PartCall& call) {
@@ -276,7 +277,9 @@ void Builder::project_rows(int64_t heads, const Source& weight,
         const Projection of = projection(call.sizes);
         RowTable rows;
         rows.map = ClassMap::clamp(of.first, of.first + of.span - 1);
-        rows.table = of.table(numbers.numbers(call));
+        rows.table = call.sizes.shapes_only ? of.blank() : of.table(numbers.numbers(call));
+        rows.table.source = numbers.source();
+        rows.table.projection = std::make_shared<Projection>(of);
         rows.table.wants_gradient = numbers.wanted(call);
         rows.added = added.read(call);
         return rows;
@@ -339,6 +342,7 @@ void Builder::key_bias(const Source& values, bool up_to_query) {
   if (values.cumulative_) recipe_.specs[values.index_].cumulative = true;
   if (!up_to_query) ++recipe_.positionless;
   const SourceReader numbers(values);
+  recipe_.key_biases.push_back(values);
   recipe_.add(
       &Terms::key_biases, &TermGradients::key_biases,
       [=](const PartCall& call) { return KeyBias{numbers.read(call), up_to_query}; },

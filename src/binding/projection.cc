@@ -89,6 +89,20 @@ TermData table_in_float(const Projection& p, const std::vector<double>& weight) 
 
 }  // namespace
 
+TermData Projection::blank() const {
+  TermData data;
+  auto zero = std::make_shared<double>(0.0);
+  data.view = TensorView(zero.get(), DType::kFloat64, {heads, span, head_dim}, {0, 0, 0});
+  data.owned = std::move(zero);
+  return data;
+}
+
+std::vector<double> Projection::features_of_all() const {
+  std::vector<double> rows(static_cast<size_t>(span * width));
+  fill_features(*this, 0, span, width, rows.data());
+  return rows;
+}
+
 TermData Projection::table(const std::vector<double>& weight) const {
   return in_double ? table_in_double(*this, weight) : table_in_float(*this, weight);
 }

@@ -16,6 +16,10 @@ struct Projection {
   int threads;
   std::function<void(int64_t first, int64_t count, double* features)> features;  // [count, width]
 
+  // A table of that shape, of no memory.
+  TermData blank() const;
+  // [span, width].
+  std::vector<double> features_of_all() const;
   // [heads, span, head_dim], owned; `weight` [heads head_dim, width].
   TermData table(const std::vector<double>& weight) const;
   // The gradient [heads head_dim, width] that follows from `table_gradient` [heads, span, head_dim].

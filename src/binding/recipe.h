@@ -3,10 +3,13 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "relpos/position.h"
+#include "relpos/scheme.h"
 #include "relpos/terms.h"
 #include "values/term_kinds.h"
 
@@ -25,6 +28,7 @@ struct CallSizes {
   int64_t own_heads = 0;  // of `heads`, those that the call has, and its inputs
   int64_t kv_heads = 0;   // 0, too, where the call has some of the heads
   int64_t own_kv_heads = 0;
+  bool shapes_only = false;  // no number of a table is read, so that those may be anything
 };
 
 // A call as the terms of one part meet it.
@@ -59,6 +63,9 @@ class Recipe {
   std::vector<ParameterSpec> specs;
   std::vector<RecipeTerm> terms;
   TermCounts counts;  // of `terms`
+  // What each bias with slopes reads for the past and for the future, and each key bias.
+  std::vector<std::pair<std::optional<Source>, std::optional<Source>>> slopes;
+  std::vector<Source> key_biases;
   std::vector<Fit> fits;
   size_t positionless = 0;                    // of `terms`, those that read no position of a token
   bool reads_distances = false;               // a term needs the call's distances

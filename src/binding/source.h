@@ -1,6 +1,7 @@
 // Reads a Source of a recipe for a term, and sends the term's gradient back.
 #pragma once
 
+#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -16,17 +17,23 @@ struct ReadParameter {
   size_t index = 0;  // among the part's
   std::vector<int> axes;
   std::vector<std::pair<int, int64_t>> chosen;
+  double multiplier = 1.0;
+  bool cumulative = false, bounded = false;  // sums along the last axis; numbers cut to an interval
 };
 
 class SourceReader {
  public:
   static ReadParameter parameter_of(const Source& source) {
-    return {source.index_, source.axes_, source.chosen_};
+    const bool bounded = std::isfinite(source.least_) || std::isfinite(source.most_);
+    return {source.index_,      source.axes_, source.chosen_, source.multiplier_,
+            source.cumulative_, bounded};
   }
 
   explicit SourceReader(std::optional<Source> source) : source_(std::move(source)) {}
 
   bool given() const noexcept { return source_.has_value(); }
+  // Of numbers that are read as they are; else null.
+  const Source* source() const noexcept { return given() && plain() ? &*source_ : nullptr; }
   bool wanted(const PartCall& call) const { return given() && call.wants[source_->index_]; }
   // The parameter itself where it is read as it is; else numbers computed from it. Not given: none.
   TermData read(const PartCall& call) const;

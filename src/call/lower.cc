@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <concepts>
 #include <list>
+#include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "binding/bound_part.h"
 #include "binding/parts.h"
+#include "binding/projection.h"
 #include "binding/source.h"
+#include "call/computed_tables.h"
 #include "call/make_problem.h"
 #include "values/term_kinds.h"
 
@@ -28,11 +32,34 @@ std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads
   if (bias.slopes.view.given()) return "slopes";
   if (bias.coordinates) return "distance bias of a coordinate";
   if (maps_are_given(part)) return "distance bias of a given map";
-  if (bias.table.source == nullptr) return "computed distance bias";
+  if (is_computed_table(bias)) return "computed table";
   const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
   const std::vector<int64_t> shape = part.parameters[read.index].dims();
   if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
   return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
+}
+
+LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
+  const ReadParameter read = SourceReader::parameter_of(source);
+  return {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
+          read.multiplier};
+}
+
+// Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
+bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers& to) {
+  if (!data.view.given()) return true;
+  if (data.source == nullptr) return false;
+  to = numbers_of(*data.source, first_parameter);
+  return true;
+}
+
+// What the slopes of one side read, if they are given.
+void lower_slopes(const std::optional<Source>& source, int64_t first_parameter, LoweredTerm& term,
+                  LoweredNumbers& to) {
+  if (!source) return;
+  const ReadParameter read = SourceReader::parameter_of(*source);
+  if (read.bounded || read.cumulative) term.kind = "computed slopes";
+  to = numbers_of(*source, first_parameter);
 }
 
 LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
@@ -40,6 +67,12 @@ LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first
   LoweredTerm term;
   term.scheme = part.scheme().name;
   term.kind = other_kind(bias, part, heads);
+  if (term.kind == "computed table") {
+    std::tie(term.starts, term.classes) = bias.map->runs();
+    term.heads = bias.table.view.shape[0];
+    term.first = first_parameter;
+    term.last = first_parameter + static_cast<int64_t>(part.parameters.size());
+  }
   if (!term.kind.empty()) return term;
   term.kind = "distance bias";
   std::tie(term.starts, term.classes) = bias.map->runs();
@@ -48,19 +81,6 @@ LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first
   term.axes = read.axes;
   term.multiplier = bias.table.multiplier;
   return term;
-}
-
-LoweredNumbers numbers_of(const Source& source, int64_t first_parameter, double multiplier = 1.0) {
-  const ReadParameter read = SourceReader::parameter_of(source);
-  return {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen, multiplier};
-}
-
-// Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
-bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers& to) {
-  if (!data.view.given()) return true;
-  if (data.source == nullptr) return false;
-  to = numbers_of(*data.source, first_parameter, data.multiplier);
-  return true;
 }
 
 // Frequencies [axes, pairs] of which each pair has one.
@@ -115,6 +135,13 @@ bool read_angles(const Rotation::Tables& by, int64_t first_parameter, LoweredTur
   });
 }
 
+void lower_key_bias(const Source& source, int64_t first_parameter, LoweredTerm& term) {
+  const ReadParameter read = SourceReader::parameter_of(source);
+  if (read.bounded) term.kind = "computed key bias";
+  term.table = numbers_of(source, first_parameter);
+  term.cumulative = read.cumulative;
+}
+
 void lower_rotation(const Rotation& rotation, int64_t first_parameter, LoweredTerm& term) {
   LoweredTurn turn;
   turn.start = rotation.start;
@@ -145,22 +172,37 @@ void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, 
   term.multiplier = sink.multiplier;
 }
 
-// A table of rows; `term.kind` is its kind's, and says more of what is not lowered.
-void lower_rows(const RowTable& rows, const Part& part, int64_t first_parameter, double scale,
-                LoweredTerm& term) {
-  if (rows.coordinates) {
+// A table that distances choose a row of; `term.kind` is its kind's, and says more of what is not lowered.
+template <typename Table>
+void lower_table(const Table& table, const Part& part, int64_t first_parameter, double scale,
+                 LoweredTerm& term) {
+  bool read = read_numbers(table.table, first_parameter, term.table);
+  if constexpr (!std::same_as<Table, ValueTable>) {
+    read &= read_numbers(table.factor, first_parameter, term.factor);
+    term.scale = table.scale.value_or(scale);
+  }
+  bool along = false;
+  if constexpr (std::same_as<Table, RowTable>) {
+    read &= read_numbers(table.added, first_parameter, term.added);
+    along = table.coordinates != nullptr;
+  }
+  if (along) {
     term.kind += " of a coordinate";
   } else if (maps_are_given(part)) {
     term.kind += " of a given map";
-  } else if (!read_numbers(rows.table, first_parameter, term.table) ||
-             !read_numbers(rows.factor, first_parameter, term.factor) ||
-             !read_numbers(rows.added, first_parameter, term.added)) {
+  } else if (!read) {
     term.kind = "computed " + term.kind;
   } else {
-    std::tie(term.starts, term.classes) = rows.map.runs();
-    term.scale = rows.scale.value_or(scale);
+    std::tie(term.starts, term.classes) = table.map.runs();
+    if (const Projection* projection = table.table.projection.get()) {
+      term.projection = {projection->width, projection->features_of_all()};
+    }
   }
 }
+
+template <typename T>
+concept IsTable =
+    std::same_as<T, RowTable> || std::same_as<T, ColumnTable> || std::same_as<T, ValueTable>;
 
 // The position with initial values in place of its numbers, which `memory` keeps.
 Position with_stand_ins(Position position, std::list<std::vector<double>>& memory) {
@@ -179,18 +221,29 @@ Position with_stand_ins(Position position, std::list<std::vector<double>>& memor
 LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
                   const Position& position, const Options& options) {
   std::list<std::vector<double>> memory;
-  const Call call = make_call(query, key, value, with_stand_ins(position, memory), options);
+  const Call call = make_call(query, key, value, with_stand_ins(position, memory), options, {},
+                              /*shapes_only=*/true);
   const Problem& problem = call.problem;
-  LoweredCall lowered{problem.scale, problem.positions.consecutive, reads_length(position), {}};
+  LoweredCall lowered{problem.scale,
+                      problem.positions.consecutive,
+                      reads_length(position) || reads_distances(position),
+                      {}};
   TermCounts at;
   int64_t first_parameter = 0;
   for (const Part& part : position.parts) {
+    size_t slopes = 0;  // of the part's biases, those with slopes
     for_each_kind([&](const char* kind, auto list, auto) {
       for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
         const size_t term = at[list]++;
         if constexpr (std::same_as<decltype(list), std::vector<DistanceBias> Terms::*>) {
-          lowered.terms.push_back(
-              lower_bias((problem.terms.*list)[term], part, first_parameter, problem.heads));
+          const DistanceBias& bias = (problem.terms.*list)[term];
+          LoweredTerm& own =
+              lowered.terms.emplace_back(lower_bias(bias, part, first_parameter, problem.heads));
+          if (bias.slopes.view.given()) {
+            const auto& [past, future] = part.recipe->slopes[slopes++];
+            lower_slopes(past, first_parameter, own, own.past);
+            lower_slopes(future, first_parameter, own, own.future);
+          }
         } else {
           LoweredTerm& other = lowered.terms.emplace_back();
           other.scheme = part.scheme().name;
@@ -198,12 +251,16 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           if constexpr (std::same_as<decltype(list), std::vector<TermData> Terms::*>) {
             if (list == &Terms::sinks) {
               read_sink((problem.terms.*list)[term], part, first_parameter, other);
+            } else if (!read_numbers((problem.terms.*list)[term], first_parameter, other.table)) {
+              other.kind = "computed " + other.kind;
             }
+          } else if constexpr (std::same_as<decltype(list), std::vector<KeyBias> Terms::*>) {
+            lower_key_bias(part.recipe->key_biases[n], first_parameter, other);
           } else if constexpr (std::same_as<decltype(list), std::vector<Rotation> Terms::*>) {
             lower_rotation((problem.terms.*list)[term], first_parameter, other);
             lowered.reads_positions |= other.turn.by == "coordinates";
-          } else if constexpr (std::same_as<decltype(list), std::vector<RowTable> Terms::*>) {
-            lower_rows((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
+          } else if constexpr (IsTable<std::remove_cvref_t<decltype((problem.terms.*list)[0])>>) {
+            lower_table((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
           }
         }
       }

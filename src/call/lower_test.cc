@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -143,12 +145,99 @@ TEST(Lower, RowsOfATableAndWhatMeetsThem) {
   EXPECT_EQ(vits.table.axes, (std::vector<int>{1, 2}));
 }
 
+TEST(Lower, SlopesOfEitherSide) {
+  const LoweredTerm same = lowered("alibi(heads=2)").terms.at(0);
+  EXPECT_EQ(same.kind, "slopes");
+  EXPECT_EQ(same.past.parameter, 0);
+  EXPECT_EQ(same.past.multiplier, 1.0);
+  EXPECT_EQ(same.future.parameter, 0);
+  EXPECT_EQ(same.future.multiplier, -1.0);
+  EXPECT_EQ(lowered("alibi(heads=2, symmetric=False)").terms.at(0).future.parameter, -1);
+  const LoweredTerm own = lowered("t5(heads=2)+alibi(heads=2, sides=own)").terms.at(1);
+  EXPECT_EQ(own.past.parameter, 1);
+  EXPECT_EQ(own.past.chosen, (std::vector<std::pair<int, int64_t>>{{0, 0}}));
+  EXPECT_EQ(own.future.chosen, (std::vector<std::pair<int, int64_t>>{{0, 1}}));
+}
+
+TEST(Lower, NumbersOfKeysMayBeSums) {
+  Position gates = parse_position("forgetting");
+  gates.parts[0].parameters.push_back(blank({1, 2, 8}));
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredTerm term = lower(qkv, qkv, qkv, gates, {}).terms.at(0);
+  EXPECT_EQ(term.kind, "key bias");
+  EXPECT_TRUE(term.cumulative);
+  EXPECT_EQ(term.table.parameter, 0);
+  EXPECT_EQ(term.table.multiplier, -1.0);
+  EXPECT_EQ(term.table.axes, (std::vector<int>{0, 1, 2}));
+}
+
+TEST(Lower, RowsThatMeetKeysAndThatJoinValues) {
+  const LoweredCall call = lowered("axial_deeplab(span=3, head_dim=4)");
+  ASSERT_EQ(call.terms.size(), 3U);
+  const char* kinds[] = {"row table", "column table", "value table"};
+  for (size_t n = 0; n < 3; ++n) {
+    const LoweredTerm& term = call.terms[n];
+    EXPECT_EQ(term.kind, kinds[n]);
+    EXPECT_EQ(term.classes, (std::vector<int64_t>{-1, 0, 1, 2, 3, 4, -1}));
+    EXPECT_EQ(term.table.parameter, static_cast<int64_t>(n));
+    EXPECT_EQ(term.scale, n == 2 ? 1.0 : call.scale);
+  }
+}
+
+TEST(Lower, ProjectedRowsAndAVectorBesideTheQuery) {
+  const LoweredCall call = lowered("conformer(heads=2, head_dim=4, width=2)");
+  ASSERT_EQ(call.terms.size(), 2U);
+  EXPECT_TRUE(call.reads_positions);
+  const LoweredTerm &rows = call.terms[0], &added = call.terms[1];
+  EXPECT_EQ(rows.kind, "row table");
+  EXPECT_EQ(rows.table.axes.size(), 2U);
+  EXPECT_NE(rows.added.parameter, -1);
+  EXPECT_EQ(rows.projection.width, 2);
+  ASSERT_EQ(rows.projection.features.size(), 2 * 15U);  // of distances -7 to 7
+  EXPECT_EQ(rows.projection.features[2 * 7], 0.0);      // sin 0 and cos 0
+  EXPECT_EQ(rows.projection.features[2 * 7 + 1], 1.0);
+  EXPECT_EQ(added.kind, "vector added to the query");
+  EXPECT_NE(added.table.parameter, rows.added.parameter);
+}
+
+TEST(Lower, TablesThatAreComputed) {
+  const LoweredCall call = lowered("t5(heads=2)+kerple_log(heads=2)");
+  ASSERT_EQ(call.terms.size(), 2U);
+  EXPECT_TRUE(call.reads_positions);
+  const LoweredTerm& term = call.terms[1];
+  EXPECT_EQ(term.kind, "computed table");
+  EXPECT_EQ(term.heads, 2);
+  EXPECT_EQ(term.first, 1);
+  EXPECT_EQ(term.last, 3);
+  EXPECT_EQ(term.classes.size(), 15U);  // of the distances from -7 to 7
+
+  Position kerple = parse_position("kerple_log(heads=2)");
+  std::vector<double> p = {1.0, 2.0}, a = {1.0, 0.5};
+  kerple.parts[0].parameters = {TensorView(p.data(), DType::kFloat64, {2}),
+                                TensorView(a.data(), DType::kFloat64, {2})};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const std::vector<std::vector<double>> tables = computed_tables(qkv, qkv, qkv, kerple, {});
+  ASSERT_EQ(tables.size(), 1U);
+  ASSERT_EQ(tables[0].size(), 30U);
+  for (int n = 0; n < 15; ++n) {  // -p log(1 + a |distance|)
+    EXPECT_NEAR(tables[0][static_cast<size_t>(n)], -std::log1p(std::abs(n - 7)), 1e-12);
+    EXPECT_NEAR(tables[0][static_cast<size_t>(15 + n)], -2.0 * std::log1p(0.5 * std::abs(n - 7)),
+                1e-12);
+  }
+  std::vector<double> dp(2), da(2), gradient(30, 0.0);
+  gradient[7 + 3] = 2.0;
+  computed_tables_backward(qkv, qkv, qkv, kerple, {}, {gradient},
+                           {{TensorView(dp.data(), DType::kFloat64, {2}),
+                             TensorView(da.data(), DType::kFloat64, {2})}});
+  EXPECT_NEAR(dp[0], -2.0 * std::log(4.0), 1e-12);
+  EXPECT_NEAR(da[0], -2.0 * 3.0 / 4.0, 1e-12);
+  EXPECT_EQ(dp[1], 0.0);
+  EXPECT_THROW(computed_tables_backward(qkv, qkv, qkv, kerple, {}, {{1.0}}, {{{}, {}}}), Error);
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"xpos(head_dim=4, layout=half)", "decaying rotation"},
-           {"alibi(heads=2)", "slopes"},
-           {"kerple_log(heads=2)", "computed distance bias"},
-           {"gemma_audio(heads=2, head_dim=4, width=8)", "computed row table"},
            {"decomposed(head_dim=4, grid=[2, 4])", "row table of a coordinate"}}) {
     const LoweredCall call = lowered(text);
     ASSERT_FALSE(call.terms.empty()) << text;

@@ -268,7 +268,7 @@ void hide_classes(const Terms& terms, Visibility& visible) {
 }
 
 // Binds every part to the call, a piece of one of this length (0: all of it), and joins their terms.
-void bind_parts(Call& call, const Position& position, int64_t length) {
+void bind_parts(Call& call, const Position& position, int64_t length, bool shapes_only) {
   Problem& problem = call.problem;
   call.sizes = {problem.batch, call.heads.all,   problem.queries,
                 problem.keys,  problem.head_dim, problem.value_dim};
@@ -277,6 +277,7 @@ void bind_parts(Call& call, const Position& position, int64_t length) {
   if (call.heads.whole()) call.sizes.kv_heads = problem.kv_heads;
   call.sizes.in_double = problem.query.dtype == DType::kFloat64;
   call.sizes.threads = problem.threads;
+  call.sizes.shapes_only = shapes_only;
   call.wants.resize(position.parts.size());
   if (reads_distances(position)) {
     std::tie(call.sizes.first_distance, call.sizes.last_distance) = problem.distance_range();
@@ -378,7 +379,7 @@ void read_mask(Problem& problem, const TensorView& mask) {
 
 Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options,
-               std::vector<std::vector<bool>> wants) {
+               std::vector<std::vector<bool>> wants, bool shapes_only) {
   Call call;
   Problem& problem = call.problem;
   read_sizes(problem, query, key, value, options.enable_gqa);
@@ -392,7 +393,7 @@ Call make_call(const TensorView& query, const TensorView& key, const TensorView&
   read_mask(problem, options.attn_mask);
   problem.visible.tiles = read_tile_mask(options.tile_mask, problem);
   call.wants = std::move(wants);
-  bind_parts(call, position, options.length);
+  bind_parts(call, position, options.length, shapes_only);
   return call;
 }
 

@@ -22,9 +22,10 @@ struct Call {
   Terms whole;                           // where they are not all: the terms of all of them
 };
 
-// `value` may be not given (scores, weights). `wants` empty: no gradient is wanted.
+// `value` may be not given (scores, weights). `wants` empty: no gradient is wanted. shapes_only: of
+// CallSizes.
 Call make_call(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options,
-               std::vector<std::vector<bool>> wants = {});
+               std::vector<std::vector<bool>> wants = {}, bool shapes_only = false);
 
 }  // namespace relpos

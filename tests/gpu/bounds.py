@@ -13,7 +13,7 @@ ulp of the type relative to a number, and least its smallest number's half, thes
   sinks' grad.   their weight times <|dout|, e>
   dv             sum_i (u w + least) |dout_i|
 
-Where rows turn, they are rounded before they are multiplied:
+Where rows turn, or vectors join them, they are rounded before they are multiplied:
 
   score          s = 2 u |scale| <|R q|, |R k|>
   weights        r = exp(s) / sum_j w exp(-s) - 1 of themselves, so that u w above is u w (1 + r) + r w
@@ -42,8 +42,8 @@ def bounds(call, keep=None):
     seen = at.allowed[..., : at.keys]
     weights, sunk = at.weights[..., : at.keys], at.weights[..., at.keys :]
     kept = 1.0 if keep is None else keep.double() / (1.0 - call.case["dropout"])
-    turns = any("rotate" in term for term in signed.terms)
-    score = (2 * u * sized.products().detach() if turns else torch.zeros_like(weights)) * seen
+    packed = {n for n, term in enumerate(signed.terms) if {"rotate", "query_added"} & term.keys()}
+    score = (2 * u * sized.products().detach() if packed else torch.zeros_like(weights)) * seen
     spread = (weights * torch.exp(-score)).sum(-1, keepdim=True) + sunk.sum(-1, keepdim=True)
     off = torch.exp(score) / spread.where(at.alive, 1.0) - 1.0
     off_sunk = 1.0 / spread.where(at.alive, 1.0) - 1.0
@@ -61,13 +61,13 @@ def bounds(call, keep=None):
         of_sinks = off_sunk * (sunk * total).abs() + (1 + off_sunk) * sunk * from_out
         if call.case.get("softcap") is not None:
             of_gradient += 2 * score / call.case["softcap"] * gradient.abs()
-        roundings = 2 if turns else 1
+        roundings = 2 if packed else 1
         of_operand = (of_gradient + roundings * u * gradient.abs() + least) * seen
     of_tables = sized.pulled(of_gradient, of_sinks, of_weights, dout.abs())
     sized = Side(call, True)
     of_products = sized.pulled(of_operand, of_sinks, of_weights, dout.abs())
     more = {"out": of_out, "lse": of_lse.log()}
-    turning = {f"part {n}" for n, term in enumerate(signed.terms) if "rotate" in term}
+    turning = {f"part {n}" for n in packed}
     for (name, _), product, table in zip(call.leaves(), of_products, of_tables, strict=True):
         more[f"gradient of {name}"] = (
             product if name in "qkv" or name.rpartition(" ")[0] in turning else table

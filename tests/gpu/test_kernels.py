@@ -13,7 +13,7 @@ from relpos.gpu.pairs.product import stored
 from relpos.gpu.sums import table_gradients
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.gpu.cases import FACTORS, PLAIN, Here, drawn, judged, number_of
+from tests.gpu.cases import FACTORS, PLAIN, SEED, Here, drawn, judged, number_of
 
 
 @pytest.mark.parametrize("case", list(drawn()), ids=number_of)
@@ -50,6 +50,13 @@ def test_a_wide_map_and_a_tile_of_two_sides_keep_it(mask, garbage, monkeypatch):
     table = wanted | uneven
     monkeypatch.setattr(run, "tile", lambda chip, kernel, *_: table.get(kernel, rest))
     assert not judged(PLAIN | {"position": "bias_rpe#3", "mask": mask, "queries": 129, "keys": 129})
+
+
+def test_a_grid_whose_batch_rows_see_other_keys(garbage):
+    case = GRID | {"mask": "range", "offsets": "zero", "queries": 16, "keys": 5, "seed": SEED + 1}
+    ranges = Here(case).masks["key_range"]
+    assert all(edge.shape == (2, 16) and not torch.equal(*edge) for edge in ranges)
+    assert not judged(case)
 
 
 def test_a_grid_by_chunks_of_queries_keeps_it(garbage, monkeypatch):
@@ -179,7 +186,8 @@ def on_the_cpu(q, k, v, dout, **options):
     relpos._core.attention(q, k, v, call, out, None, softmax)
     gradients = [torch.empty_like(x) for x in (q, k, v)]
     given = (q, k, v, out, softmax, dout, None)
-    relpos._core.attention_backward(given, call, [*gradients, None])
+    wanted = [*gradients, None, *(None for _ in call.parameters)]
+    relpos._core.attention_backward(given, call, wanted)
     return [out, *gradients]
 
 

@@ -14,8 +14,19 @@ def inputs(dtype=torch.float32):
     return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
 
 
+POSITIONS = {
+    "t5": lambda: relpos.T5Bias(4),
+    "shaw": lambda: relpos.Shaw(9, 16, values=False),
+    "lines": lambda: relpos.ALiBi(4, learned=True) + relpos.KerpleLog(4),
+}
+
+
 def position(name):
-    return relpos.T5Bias(4) if name == "t5" else relpos.Shaw(9, 16, values=False)
+    module = POSITIONS[name]()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))
+    return module
 
 
 def step(attend, given, module):
@@ -64,7 +75,7 @@ def test_a_mask_by_tiles_of_another_size_is_refused_as_on_the_cpu():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["t5", "shaw"])
+@pytest.mark.parametrize("name", POSITIONS)
 def test_weights_mix_the_values(name, dtype, garbage, monkeypatch):
     if name == "shaw":
         monkeypatch.setattr(chunks, "MOST_BYTES", 1)
@@ -84,7 +95,7 @@ def test_weights_mix_the_values(name, dtype, garbage, monkeypatch):
     torch.testing.assert_close(whole, torch.ones_like(whole), rtol=0, atol=roughness)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw"])
+@pytest.mark.parametrize("name", POSITIONS)
 def test_scores_are_what_the_softmax_takes(name, garbage, monkeypatch):
     if name == "shaw":
         monkeypatch.setattr(chunks, "MOST_BYTES", 1)
@@ -109,7 +120,7 @@ def mask_of_pairs():
     return mask.masked_fill(torch.rand_like(mask) < 0.2, -torch.inf).requires_grad_()
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw"])
+@pytest.mark.parametrize("name", POSITIONS)
 def test_gradients_of_scores_are_those_of_the_softmax_over_them(name, garbage, monkeypatch):
     """Attention over relpos.scores by torch, against relpos.attention."""
     if name == "shaw":
@@ -117,8 +128,9 @@ def test_gradients_of_scores_are_those_of_the_softmax_over_them(name, garbage, m
     q, k, v = inputs()
     module, mask = position(name), mask_of_pairs()
     options = {"position": module + relpos.AttentionSink(4), "enable_gqa": True, "q_offset": 30}
-    options |= {"attn_mask": mask, "window": (40, 30), "softcap": 4.0}
-    sinks = options["position"].parts[1]
+    options |= {"attn_mask": mask, "window": (40, 30)}
+    options |= {} if name == "lines" else {"softcap": 4.0}
+    sinks = options["position"].parts[-1]
     wanted = [q, k, mask, *options["position"].parameters()]
 
     scores = relpos.scores(q, k, **options)
@@ -134,3 +146,12 @@ def test_gradients_of_scores_are_those_of_the_softmax_over_them(name, garbage, m
             assert not one.any()
         else:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_leave_out_what_joins_values(garbage):
+    q, k, _ = inputs()
+    shaw = relpos.Shaw(9, 16, value_dim=5)
+    scores = relpos.scores(q, k, position=shaw, enable_gqa=True, q_offset=30)
+    keys, values = torch.autograd.grad(scores.square().sum(), list(shaw.parameters()))
+    assert keys.any()
+    assert not values.any()

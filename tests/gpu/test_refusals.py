@@ -7,7 +7,10 @@ from relpos._call.call import Call as Fields
 
 from tests.support.sample import PLAIN, tensors, trained
 
-HAVE_KERNELS = {"t5", "bias_rpe", "attention_sink", "music_transformer"}
+HAVE_KERNELS = {"t5", "bias_rpe", "attention_sink", "music_transformer", "conformer", "enformer"}
+HAVE_KERNELS |= {"gemma_audio", "transformer_xl", "shaw", "relative_key", "deberta", "vits"}
+HAVE_KERNELS |= {"axial_deeplab", "alibi", "bam", "dynamic_bias", "fire", "kerple_log"}
+HAVE_KERNELS |= {"kerple_power", "sandwich", "tisa"}
 HAVE_KERNELS |= {name for name in PLAIN if name.startswith("rope")}
 Q, K, V, _ = tensors(queries=6, keys=6)
 

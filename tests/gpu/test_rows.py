@@ -1,4 +1,5 @@
-"""Tables whose rows meet the queries, or what is given in their place."""
+"""Tables whose rows meet the queries, or what is given in their place, or the keys, and tables
+whose rows join the values."""
 
 import pytest
 import relpos
@@ -14,13 +15,37 @@ ROWS = [*(f"shaw#{n}" for n in (2, 7)), *(f"relative_key#{n}" for n in (2, 3)), 
 ROWS += [f"music_transformer#{n}" for n in range(5)] + [f"inkling#{n}" for n in range(3)]
 ROWS += ["wavlm#0", "prophetnet#0", "shaw#2+t5#3+inkling#0", "music_transformer#3+swin#0"]
 ROWS += ["music_transformer#2+attention_sink#1"]
+PROJECTED = [*(f"transformer_xl#{n}" for n in range(3)), "conformer#0", "gemma_audio#1"]
+PROJECTED += ["enformer#0", "enformer#1", "xlnet#3", "transformer_xl#3+inkling#0+t5#1"]
+PROJECTED += ["conformer#1+rope#0"]
+COLUMNS = [*(f"relative_key#{n}" for n in (0, 1)), *(f"deberta#{n}" for n in (0, 1, 2, 4, 5, 6))]
+COLUMNS += ["relative_key#0+t5#1+rope#1", "deberta#4+swin#0"]
+VALUES = [*(f"shaw#{n}" for n in (0, 1, 3, 4, 5, 8)), "vits#0", "axial_deeplab#0"]
+VALUES += ["shaw#1+swin#0", "vits#0+relative_key#0+attention_sink#1"]
 SIZES = {"queries": [1, 16, 33, 65], "keys": [5, 33, 64, 65], "head_dim": [1, 16, 33, 64, 200]}
 
 
-@pytest.mark.parametrize(
-    "case", list(drawn(len(ROWS) * TIMES, position=ROWS, **SIZES)), ids=number_of
-)
+def of(positions):
+    return list(drawn(len(positions) * TIMES, position=positions, **SIZES))
+
+
+@pytest.mark.parametrize("case", of(ROWS), ids=number_of)
 def test_a_call_with_rows_keeps_the_promise(case, garbage):
+    assert not judged(case), case
+
+
+@pytest.mark.parametrize("case", of(PROJECTED), ids=number_of)
+def test_projected_rows_and_vectors_beside_queries_keep_it(case, garbage):
+    assert not judged(case), case
+
+
+@pytest.mark.parametrize("case", of(COLUMNS), ids=number_of)
+def test_rows_that_meet_keys_keep_it(case, garbage):
+    assert not judged(case), case
+
+
+@pytest.mark.parametrize("case", of(VALUES), ids=number_of)
+def test_rows_that_join_values_keep_it(case, garbage):
     assert not judged(case), case
 
 
@@ -37,14 +62,16 @@ def test_other_tiles_keep_it_too(dtype, garbage, monkeypatch):
         {"position": "deberta#3", "offsets": "scattered", "mask": "range+float"},
         {"position": "music_transformer#4+swin#1", "mask": "bool", "offsets": "zero", "batch": 1},
         {"position": "inkling#2+attention_sink#1", "offsets": "ragged", "mask": "window"},
+        {"position": "axial_deeplab#0", "dropout": 0.3, "mask": "window", "dtype": "float16"},
     ],
-    ids=["dropout", "scattered", "grid", "ragged"],
+    ids=["dropout", "scattered", "grid", "ragged", "values"],
 )
 def test_chunks_of_queries_keep_it(more, garbage, monkeypatch):
     monkeypatch.setattr(chunks, "MOST_BYTES", 1)
     before = relpos.gpu.launches().get("write_products", 0)
+    tables = 2.5 if "axial" in more["position"] else 1  # that of values once, in the backward pass
     assert not judged(PLAIN | {"queries": 65, "keys": 33, "heads": (2, 1)} | more)
-    assert relpos.gpu.launches()["write_products"] == before + 4  # of two chunks
+    assert relpos.gpu.launches()["write_products"] == before + 4 * tables  # of two chunks
 
 
 def test_two_runs_have_the_same_bits_and_rows_that_no_pair_reads_have_none():
@@ -54,7 +81,7 @@ def test_two_runs_have_the_same_bits_and_rows_that_no_pair_reads_have_none():
     for name, result in first.items():
         assert torch.equal(result, second[name]), name
     grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
-    names = ("write_products", "write_bands", "write_factor_gradient", "sum_band_rows")
+    names = ("write_products", "write_bands", "multiply_bands", "sum_band_rows")
     assert [grown[name] for name in names] == [4, 2, 2, 2]
     table = first["gradient of part 0 key_table"]
     assert not table[:8].any()  # of 31 rows, 15 of distance 0, those of -7 to 0 are read
@@ -69,8 +96,24 @@ def test_rows_cost_nothing_that_is_not_wanted():
     before = relpos.gpu.launches()
     relpos.attention(q, k, q, position=shaw).sum().backward()
     after = relpos.gpu.launches()
-    for name in ("backward_queries", "write_bands", "sum_band_rows", "write_factor_gradient"):
+    for name in ("backward_queries", "write_bands", "sum_band_rows", "multiply_bands"):
         assert after.get(name, 0) == before.get(name, 0)
+
+
+def test_a_query_that_is_added_to_is_still_the_query_of_rows():
+    """As on the CPU, and trained alone."""
+    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    conformer = relpos.ConformerRelative(2, 8, width=4)
+    torch.nn.init.normal_(conformer.pos_bias_u)
+    out = relpos.attention(q, k, v, position=conformer)
+    want = torch.empty_like(out)
+    call = Fields.of("attention", q, k, {"position": conformer})
+    relpos._core.attention(q, k, v, call, want, None, None)
+    torch.testing.assert_close(out, want, rtol=2e-6, atol=2e-6)
+    before = relpos.gpu.launches()["backward_keys"]
+    (found,) = torch.autograd.grad(out.sum(), [conformer.pos_bias_u])
+    assert found.any()
+    assert relpos.gpu.launches()["backward_keys"] == before
 
 
 def test_the_chunk_of_queries():

@@ -57,18 +57,19 @@ def scores(query: Tensor, key: Tensor, call: Any, to: Tensor) -> None:
 
 
 def _emit(query: Tensor, key: Tensor, softmax: Tensor | None, call: Any, to: Tensor) -> None:
-    lowered = Lowered(query, key, key, call)
+    lowered = Lowered(query, key, None, call)
     if not to.numel():
         return
     with on(query.device):
-        chunks.emit(Run, lowered, (query, key, key), softmax, to)
+        run = RunOfScores if softmax is None else Run
+        chunks.emit(run, lowered, (query, key, key), softmax, to)
 
 
 def scores_backward(given: Sequence[Any], call: Any, gradients: Sequence[Tensor | None]) -> None:
     """Writes the gradients of query, key, attn_mask and the parameters where they are wanted, from
     (query, key, dscores)."""
     query, key, dscores = given
-    lowered = Lowered(query, key, key, call)
+    lowered = Lowered(query, key, None, call)
     if not query.numel():
         for wanted in gradients:
             if wanted is not None:

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor
 
 from relpos import _core
-from relpos.gpu.numbers import numbers_of
+from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
+from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
+from relpos.gpu.lowered.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.tables import Projected, Table
+from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 from relpos.gpu.problem import Places
-from relpos.gpu.rows.tables import Table
-from relpos.gpu.turn_term import TurnTerm, turn_of
+from relpos.gpu.sums.targets import Targets
 
 MOST_HEAD_DIM = 256
 # The fields of a call that the kernels read. Others must be as they are where nothing is given.
@@ -25,50 +29,8 @@ _READ = {
     *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
     *("tile_ranges", "tile_entries", "tile_words", "tile_lengths"),
 }
-_AT = ("q_offsets", "k_offsets", "q_positions", "k_positions", "key_lo", "key_hi")
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
-
-
-class ClassMap:
-    """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
-
-    def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
-        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
-        self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
-        # Before lo and after hi the class stays as it is there.
-        self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
-        self._held: dict[Any, Any] = {}
-
-    def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
-        """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
-
-    def _between(self, lo: int, hi: int) -> Tensor:
-        distances = torch.arange(lo, hi + 1, device="cpu")
-        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
-
-    def cells(
-        self, lo: int, hi: int, rows: int, device: torch.device
-    ) -> tuple[Tensor, Tensor, int]:
-        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
-        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
-
-        def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._between(lo, hi).sort(stable=True)
-            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
-            starts = torch.searchsorted(ordered, edges)
-            longest = int(starts.diff().max())
-            return cells.int().to(device), starts.int().to(device), longest
-
-        return self._kept(("cells", lo, hi, rows, device), listed)
-
-    def _kept(self, key: Any, make: Any) -> Any:
-        if key not in self._held:
-            if len(self._held) >= _KEPT:
-                self._held.clear()
-            self._held[key] = make()
-        return self._held[key]
 
 
 class TableBias(NamedTuple):
@@ -98,20 +60,34 @@ class _Plan(NamedTuple):
     terms: tuple[TableBias, ...]
     sinks: tuple[SinkTerm, ...]
     rows: tuple[Table, ...]
+    columns: tuple[Table, ...]
+    values: tuple[Table, ...]
+    added: tuple[Numbers, ...]
+    slopes: tuple[SlopeTerm, ...]
+    key_biases: tuple[KeyTerm, ...]
+    computed: Computed
     turns: tuple[TurnTerm, ...]
     reads_positions: bool  # the above holds where tokens stand as they were read
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
+    def numbers(self) -> int:
+        """Those of features."""
+        computed = [table.table for table in self.rows if isinstance(table.table, Projected)]
+        return sum(table.features.numel() for table in computed)
+
 
 class Lowered:
-    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv]. Raises as
-    relpos.attention does on the CPU, and NotImplementedError where no kernel computes it.
+    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv], or of no value
+    where its weights or scores alone are asked for: then what joins values, and sinks, are left
+    out. Raises as relpos.attention does on the CPU, and NotImplementedError where no kernel
+    computes it.
 
     Attributes:
       scale: of the scores.
       terms: distance biases of the position.
-      sinks, turns: of the position.
-      rows: tables whose rows meet the queries.
+      sinks, turns, slopes, key_biases, computed: of the position.
+      rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
+      added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
       first: of its queries, where they are a part of another call's.
@@ -120,11 +96,16 @@ class Lowered:
       left, right: a query sees keys at distances from -left to right.
     """
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, call: Any) -> None:
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> None:
         _check_options(query, value, call)
         plan = _plan(query, key, value, call)
         self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
-        self.rows, self.turns, self.tokens = plan.rows, plan.turns, plan.tokens
+        self.rows, self.columns, self.values = plan.rows, plan.columns, plan.values
+        if value is None:
+            self.sinks = self.values = ()
+        self.added, self.turns, self.tokens = plan.added, plan.turns, plan.tokens
+        self.slopes, self.key_biases = plan.slopes, plan.key_biases
+        self.computed, self._inputs = plan.computed, (query, key, value)
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
@@ -167,6 +148,15 @@ class Lowered:
         """That of queries, of a mask that has one."""
         has = self.mask is not None and self.mask.dim() > 1 and self.mask.shape[-2] > 1
         return self.mask.dim() - 2 if has else None
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """float32 [H or 1, M]: those that are computed."""
+        return self.computed.tables(self._inputs, self._call)
+
+    def pull_back(self, gradients: Sequence[Tensor], targets: Targets) -> None:
+        """Writes what the gradients [H, M] of those tables give."""
+        self.computed.pull_back(self._inputs, self._call, gradients, targets)
 
     @cached_property
     def shifts(self) -> Tensor:
@@ -254,6 +244,15 @@ class Lowered:
             hi = torch.searchsorted(k, q + self.right, right=True)
         return lo, hi
 
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after the
+        last."""
+        if self.spans is not None:
+            lo, hi = self.spans.view(-1, *self.spans.shape[-2:]).long().unbind(-1)
+            return lo, hi
+        lo, hi = (x.clamp(0, self._key.shape[2]) for x in self._within())
+        return lo.view(-1, lo.shape[-1]), hi.view(-1, hi.shape[-1])
+
     @cached_property
     def hides(self) -> bool:
         """Whether some pairs may not be seen."""
@@ -286,8 +285,12 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [term.parameter for term in (*self.terms, *self.sinks)]
-        tables = [numbers for table in self.rows for numbers in table.numbers()]
+        whole += {n for term in self.computed.terms for n in term.parameters}
+        of_tables = (*self.rows, *self.columns, *self.values)
+        tables = [numbers for table in of_tables for numbers in table.numbers()] + [*self.added]
         tables += [numbers for turn in self.turns for numbers in turn.numbers]
+        tables += [numbers for slopes in self.slopes for numbers in slopes.numbers()]
+        tables += [term.values for term in self.key_biases]
         counted = Counter([*whole, *(numbers.parameter for numbers in tables)])
         found = {parameter for parameter, count in counted.items() if count > 1}
         return found | {numbers.parameter for numbers in tables if numbers.chosen}
@@ -299,23 +302,24 @@ class Lowered:
 
 
 _plans: dict[Any, _Plan] = {}
+_KEPT_NUMBERS = 2**24  # of the features that plans hold; with more they are forgotten
 
 
-def _plan(query: Tensor, key: Tensor, value: Tensor, call: Any) -> _Plan:
+def _plan(query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> _Plan:
     given = _shape([query, key, value, *call])
     if given not in _plans:
         made = _made_plan(query, key, value, call)
-        if len(_plans) >= _KEPT:
+        held = sum(plan.numbers() for plan in _plans.values())
+        if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
             _plans.clear()
         _plans[given] = made
-    if not _plans[given].reads_positions:
-        return _plans[given]
-    at = {name: getattr(call, name) for name in _AT if getattr(call, name) is not None}
-    if not at:
-        return _plans[given]
-    at = {name: tensor.cpu() for name, tensor in at.items()}
-    plain = call._replace(attn_mask=None, key_padding_mask=None, dropout_p=0.0, seed=None)
-    return _made_plan(query, key, value, plain._replace(**at), reads=True)
+    plan = _plans[given]
+    if not plan.reads_positions:
+        return plan
+    if any(getattr(call, name) is not None for name in PLACING):
+        return _made_plan(query, key, value, placed_on_cpu(call), reads=True)
+    everywhere = call._replace(key_lo=None, key_hi=None)  # tables for all distances
+    return plan if call.key_lo is None else _plan(query, key, value, everywhere)
 
 
 def _shape(value: Any) -> Any:
@@ -327,27 +331,41 @@ def _shape(value: Any) -> Any:
     return value
 
 
-def _made_plan(query: Tensor, key: Tensor, value: Tensor, call: Any, reads: bool = False) -> _Plan:
+def _made_plan(
+    query: Tensor, key: Tensor, value: Tensor | None, call: Any, reads: bool = False
+) -> _Plan:
     if call.tile_ranges is not None:  # of whose blocks, without numbers, none has a tile
         call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
     scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
-    biases, sinks, rows, turns = [], [], [], []
-    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn in terms:
+    biases, sinks, rows, columns, values, added = [], [], [], [], [], []
+    slopes, key_biases, computed, turns = [], [], [], []
+    of_kind = {"row table": rows, "column table": columns, "value table": values}
+    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn, lines, own in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
         elif kind == "distance bias":
             biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
-        elif kind == "row table":
-            *numbers, own_scale = more
-            rows.append(Table(ClassMap(starts, classes), *map(numbers_of, numbers), own_scale))
+        elif kind in of_kind:
+            table = Table.of(ClassMap(starts, classes), more, query.shape[1])
+            of_kind[kind].append(table)
+        elif kind == "vector added to the query":
+            added.append(numbers_of(more[0]))
+        elif kind == "computed table":
+            heads, first, last = own
+            parameters = tuple(range(first, last))
+            computed.append(ComputedTerm(ClassMap(starts, classes), heads, parameters))
+        elif kind == "slopes":
+            slopes.append(SlopeTerm(*map(numbers_of, lines[:2])))
+        elif kind == "key bias":
+            key_biases.append(KeyTerm(numbers_of(more[0]), lines[2]))
         elif kind == "rotation":
             turns.append(turn_of(turn, query.shape[2], key.shape[2]))
         else:
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    found = tuple(biases), tuple(sinks), tuple(rows), tuple(turns)
-    return _Plan(scale, *found, reads_positions, tokens)
+    found = map(tuple, (biases, sinks, rows, columns, values, added, slopes, key_biases))
+    return _Plan(scale, *found, Computed(computed), tuple(turns), reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
@@ -364,7 +382,7 @@ def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
     return tokens[0], tokens[1]
 
 
-def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
+def _check_options(query: Tensor, value: Tensor | None, call: Any) -> None:
     default = type(call)()
     for name, given, held in zip(call._fields, call, default, strict=True):
         if name not in _READ and given != held:
@@ -372,7 +390,7 @@ def _check_options(query: Tensor, value: Tensor, call: Any) -> None:
     if query.dtype == torch.float64:
         refuse("query", "float64 has no kernel")
     for name, tensor in (("query", query), ("value", value)):
-        if tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
+        if tensor is not None and tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
             refuse(name, f"a head size above {MOST_HEAD_DIM} has no kernel", tensor.shape[3])
 
 

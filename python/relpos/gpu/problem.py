@@ -34,8 +34,9 @@ class Problem(NamedTuple):
     those of the first query, of consecutive tokens; others have places. Of consecutive tokens a
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
     terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
-    units. given: the gradients of the scores, of relpos.scores. What a call has not is None, or
-    ()."""
+    units. row_shift float32 [B, H, Lq]: by how much the scores of a row are less than they are, in
+    log2 units. value_rows: Rows of dout and of tables whose rows join values, in the backward pass.
+    given: the gradients of the scores, of relpos.scores. What a call has not is None, or ()."""
 
     scale: Any
     shifts: Any
@@ -48,6 +49,8 @@ class Problem(NamedTuple):
     sinks: Any
     softcap: Any
     dropout: Any
+    row_shift: Any
+    value_rows: Any = None
     given: Any = None
 
 

@@ -9,6 +9,7 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import padded, room_for
+from relpos.gpu.lowered.turn_term import TurnTerm
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rotation import (
@@ -20,7 +21,6 @@ from relpos.gpu.terms.rotation import (
     write_turn_gradient,
     write_turns,
 )
-from relpos.gpu.turn_term import TurnTerm
 
 _ROWS, _TOKENS, _PARTS = 16, 8, 32  # of a program
 

@@ -11,9 +11,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from relpos.gpu.device import chip
 from relpos.gpu.inputs import dense_of, dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
-from relpos.gpu.lower import Lowered, TableBias
+from relpos.gpu.lines import Lines
+from relpos.gpu.lower import Lowered
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.mode import COUNTS, INTERPRETS
-from relpos.gpu.numbers import Numbers
 from relpos.gpu.pairs.visibility import find_queries
 from relpos.gpu.passes.backward_keys import backward_keys
 from relpos.gpu.passes.backward_queries import backward_queries
@@ -21,15 +22,15 @@ from relpos.gpu.passes.emit import write_pairs
 from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
-from relpos.gpu.rows.launches import rows_of
+from relpos.gpu.rows.added import with_added, write_added_gradient
+from relpos.gpu.rows.launches import terms_of
+from relpos.gpu.rows.values import add_values, met_of, write_value_gradients
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
+from relpos.gpu.sums.sink_gradients import write_sink_gradients
 from relpos.gpu.sums.table_gradients import Sums, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.terms.bias import Bias, bias_score, write_cells
-from relpos.gpu.terms.rows import row_score
-from relpos.gpu.terms.sinks import Sink, sink_gradient
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 
 LOG2E = 1.4426950408889634
@@ -40,23 +41,23 @@ FEW_QUERIES, LEAST_CHUNK, PROGRAMS = 16, 256, 264
 
 class Run:
     """The launches of one call with queries. query and key are as the scores multiply them, plain
-    as the call gives them."""
+    as the call gives them, and summed is the query with what is added to it."""
+
+    from_nearest = True  # rows count slopes and key biases from their nearest visible key
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
+        self._tables: dict[Table, Tensor] = {}
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
         self.plain = query, key
         self.rotations = Rotations(self, lowered.turns)
-        self.query, self.key = map(aligned, self.rotations.turned(query, key))
+        self.summed = with_added(self, query)
+        self.query, self.key = map(aligned, self.rotations.turned(self.summed, key))
         self.value = aligned(value)
-        terms = [(self.bias(term), bias_score) for term in lowered.terms]
-        if lowered.rows:
-            terms.append((rows_of(self, lowered.rows), row_score))
-        scores = tuple(score for _, score in terms)
         masks, mask_functions = masks_of(self)
-        self.functions = {"scores": scores, "masks": mask_functions}
+        self.functions: dict[str, Any] = {"scores": (), "masks": mask_functions}
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -64,7 +65,7 @@ class Run:
             right=lowered.right,
             places=lowered.places,
             spans=spans_of(lowered.spans),
-            terms=tuple(term for term, _ in terms),
+            terms=(),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -72,13 +73,21 @@ class Run:
             ),
             softcap=None if lowered.softcap is None else lowered.softcap * LOG2E,
             dropout=dropout_of(lowered, self.device),
+            row_shift=None,
+        )
+        self.lines = Lines(self)
+        terms = [*terms_of(self), *self.lines.terms]
+        self.functions["scores"] = tuple(score for _, score in terms)
+        self.problem = self.problem._replace(
+            terms=tuple(term for term, _ in terms), row_shift=self.lines.row_shift
         )
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
-        problem = self.problem
-        given = (problem.spans, problem.softcap, problem.dropout, problem.masks or None)
-        masked = any(each is not None for each in given) or bool(self.lowered.rows)
+        problem, lowered = self.problem, self.lowered
+        given = (problem.spans, problem.softcap, problem.dropout)
+        lists = (problem.masks, lowered.rows, lowered.columns, lowered.values, self.lines.terms)
+        masked = any(each is not None for each in given) or any(lists)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
 
     def config(self, tile: Tile, again: bool) -> Config:
@@ -149,6 +158,17 @@ class Run:
         return self.batch * self.heads * triton.cdiv(self.queries, tile.queries)
 
     def forward(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
+        if not self.lowered.values:
+            self.mix(out, softmax, lse)
+            return
+        wide = self.floats(*out.shape)
+        softmax = self.floats(*out.shape[:3], 2) if softmax is None else softmax
+        self.mix(wide, softmax, lse)
+        add_values(self, wide, softmax)
+        out.copy_(wide)
+
+    def mix(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
+        """The forward pass, without what tables add to the values."""
         results = {"out": out, "softmax": softmax, "lse": lse}
         sizes = {"heads": self.heads, "value_dim": self.value_dim}
         chunks, chunk = self.chunks()
@@ -165,6 +185,7 @@ class Run:
             (triton.cdiv(count, _MERGED),),
             None,
             **results,
+            shift=self.problem.row_shift,
             parts=parts,
             states=states,
             chunks=chunks,
@@ -200,40 +221,56 @@ class Run:
         dq, dk, dv, of_mask, *of_parameters = gradients
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
+        if self.lowered.values:
+            self.problem = self.problem._replace(value_rows=met_of(self, dout))
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
-        turns, to_dk = rotations.trains(targets), rotations.room(self.key, dk)
-        if dk is not None or dv is not None or turns:
+        lowered = self.lowered
+        turns = rotations.trains(targets)
+        tables = [term for term in lowered.terms if targets.wants(term.parameter)]
+        own = lowered.computed.terms if lowered.computed.trains(targets) else ()
+        added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
+        rows = [table for table in lowered.rows if table.trains(dq, targets)]
+        columns = [table for table in lowered.columns if table.trains(dk, targets)]
+        maps = [term.map for term in (*tables, *own, *rows)]
+        sums = Sums.of(self, maps, [table.map for table in columns])
+        wide_dk = self.floats(*dk.shape) if dk is not None and columns else dk
+        to_dk = rotations.room(self.key, wide_dk)
+        key_sums = lines = None
+        if self.lines.trains_keys(targets):
+            key_sums = self.floats(self.batch, self.heads, self.keys)
+        if self.lines.trains_slopes(targets):
+            lines = self.floats(self.batch, self.heads, self.queries, 4)
+        if any(x is not None for x in (dk, dv, key_sums)) or turns or columns:
             self.pairs(
                 backward_keys,
                 lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
                 again=True,
                 dk=to_dk,
                 dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
+                ends=sums.key_ends,
+                lo=sums.lo,
+                hi=sums.hi,
+                key_sums=key_sums,
                 kv_heads=self.kv_heads,
                 head_dim=self.head_dim,
                 value_dim=self.value_dim,
                 slope=self.lowered.scale,
                 **given,
             )
-        tables = [term for term in self.lowered.terms if targets.wants(term.parameter)]
-        rows = [
-            table
-            for table in self.lowered.rows
-            if dq is not None or any(targets.wants(n.parameter) for n in table.numbers())
-        ]
-        sums = Sums.of(self, [term.map for term in (*tables, *rows)])
         wide = dq
-        if dq is not None and rows:
-            wide = self.floats(*dq.shape)
+        if added or (dq is not None and rows):
+            wide = self.floats(*self.query.shape)
         to_dq = rotations.room(self.query, wide)
-        if dq is not None or tables or rows or turns:
+        if dq is not None or maps or turns or added or lines is not None:
             self.pairs(
                 backward_queries,
                 self.of_queries,
                 again=True,
                 dq=to_dq,
                 ends=sums.ends,
+                lines=lines,
+                nearest=self.lines.nearest,
                 lo=sums.lo,
                 hi=sums.hi,
                 heads=self.heads,
@@ -241,18 +278,29 @@ class Run:
                 slope=self.lowered.scale,
                 **given,
             )
-        query, key = self.plain
-        rotations.finish((query, to_dq, wide), (key, to_dk, dk), targets)
-        write_gradients(self, tables, sums, given, targets)
-        if rows:
-            write_row_gradients(self, sums, given, wide, targets)
-        if dq is not None and wide is not dq:
-            dq.copy_(wide)
+        rotations.finish((self.summed, to_dq, wide), (self.plain[1], to_dk, wide_dk), targets)
+        if lines is not None:
+            self.lines.write_slopes(lines, (given["sums"], dlse, softmax), targets)
+        if key_sums is not None:
+            self.lines.write_keys(key_sums, targets)
+        to = [(t.map, t.view(targets.to(t.parameter)), t.multiplier) for t in tables]
+        of_computed = [self.floats(self.heads, x.shape[1]) for x in lowered.tables if own]
+        to += [(term.map, x, 1.0) for term, x in zip(own, of_computed, strict=True)]
+        write_gradients(self, to, sums, given)
+        if own:
+            lowered.pull_back(of_computed, targets)
+        for numbers in added:
+            write_added_gradient(numbers, wide, targets)
+        of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
+        write_row_gradients(self, sums, given, *of_tables, targets)
+        for to, found in ((dq, wide), (dk, wide_dk)):
+            if to is not None and found is not to:
+                to.copy_(found)
+        values = [table for table in lowered.values if table.trains(None, targets)]
+        write_value_gradients(self, values, dout, softmax, targets)
         if of_mask is not None:
             write_mask_gradient(self, of_mask, given)
-        for term, sink in zip(self.lowered.sinks, self.problem.sinks, strict=True):
-            if targets.wants(term.parameter) and self.problem.given is None:
-                self.of_sink(term.multiplier, sink, targets.to(term.parameter), given)
+        write_sink_gradients(self, given, targets)
         targets.finish()
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
@@ -291,50 +339,14 @@ class Run:
         )
         return spans._replace(queries=found, query_row=2 * blocks if spans.key_row else 0)
 
-    def of_sink(self, multiplier: float, sink: Sink, to: Tensor, given: dict[str, Any]) -> None:
-        """The gradient of a sink."""
-        self.launch(
-            sink_gradient,
-            (self.heads * (self.batch if to.dim() == 3 else 1),),
-            None,
-            gradient=sink_of(to, 1.0),
-            sink=sink,
-            softmax=given["softmax"],
-            sums=given["sums"],
-            multiplier=multiplier,
-            batch=self.batch,
-            heads=self.heads,
-            queries=self.queries,
-            BLOCK=256,
-            OF_ROWS=to.dim() == 3,
-            WIDEN=INTERPRETS,
-        )
-
-    def bias(self, term: TableBias) -> Bias:
-        """What the kernels read of a distance bias."""
-        lo, hi = self.lowered.window(term.map.lo, term.map.hi)
-        width = hi - lo + 1
-        stride = triton.cdiv(width, 16) * 16
-        cells = self.floats(self.heads, stride)
-        table = term.view(self.lowered.parameters[term.parameter])
-        self.launch(
-            write_cells,
-            (triton.cdiv(width, 256), self.heads),
-            None,
-            cells=cells,
-            table=table,
-            classes=term.map.classes(lo, hi, self.device),
-            head_stride=table.stride(0),
-            class_stride=table.stride(1),
-            multiplier=term.multiplier * LOG2E,
-            stride=stride,
-            width=width,
-            BLOCK=256,
-        )
-        return Bias(cells, stride, lo, width)
-
-    def parameter(self, numbers: Numbers) -> Tensor:
+    def parameter(self, numbers: Any) -> Tensor:
         return self.lowered.parameters[numbers.parameter]
+
+    def table(self, table: Table) -> Tensor:
+        """[M, r] or [H, M, r]."""
+        if table not in self._tables:
+            self._tables[table] = table.table.view(self.parameter(table.table))
+        return self._tables[table]
 
     def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""
@@ -342,7 +354,9 @@ class Run:
 
 
 class RunOfScores(Run):
-    """The launches of the gradients of relpos.scores."""
+    """The launches of relpos.scores and of its gradients."""
+
+    from_nearest = False
 
     def backward(self, dscores: Tensor, gradients: Sequence[Tensor | None]) -> None:
         """From dscores [B, H, Lq, Lk]; the gradient of a value is None. What the kernels read of

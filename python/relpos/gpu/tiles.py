@@ -16,19 +16,11 @@ class Tile(NamedTuple):
 
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
 HEAD_DIMS = (64, 128, 256)
-SLICED = (
-    "sum_diagonals",
-    "sum_pairs",
-    "sum_mask",
-    "write_bands",
-    "write_pairs",
-)  # kernels that multiply a part of D at a time
+# Kernels that multiply a part of D at a time.
+SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_weights", "write_pairs")
 SLICES = {16: 64, 32: 32}  # so many columns, by bits
-_LIKE = {
-    "sum_mask": "sum_pairs",
-    "write_bands": "sum_pairs",
-    "write_pairs": "sum_pairs",
-}  # kernels that have the tiles of others
+# Kernels that have the tiles of others.
+_LIKE = dict.fromkeys(("sum_mask", "write_bands", "write_weights", "write_pairs"), "sum_pairs")
 
 # Kernels whose registers do not depend on the head size have one row, of the largest.
 TABLE = {
@@ -103,10 +95,10 @@ TABLE = {
 MASKED = {
     (80, "forward", 16, 64): Tile(32, 32, 4, 1),
     (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
-    (80, "backward_keys", 16, 64): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 64): Tile(16, 32, 4, 1),
     (80, "forward", 16, 128): Tile(32, 32, 8, 1),
     (80, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
-    (80, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
+    (80, "backward_keys", 16, 128): Tile(16, 32, 8, 1),
     (80, "forward", 16, 256): Tile(32, 16, 8, 1),
     (80, "backward_queries", 16, 256): Tile(16, 16, 8, 1),
     (80, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
@@ -132,6 +124,7 @@ MASKED = {
 DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
 PRODUCTS = Tile(64, 32, 8, 2)  # rows and cells of what meets tables of rows, on every chip
 AGAIN = Tile(16, 16, 4, 1)  # of what is computed anew: rare, and its products take registers
+NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 

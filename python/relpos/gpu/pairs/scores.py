@@ -12,6 +12,7 @@ from relpos.gpu.pairs.product import product, rows
 from relpos.gpu.pairs.softcap import capped
 from relpos.gpu.pairs.softmax import read_state
 from relpos.gpu.pairs.visibility import apart, seen
+from relpos.gpu.terms.rows import row_score
 
 
 @triton.jit
@@ -61,6 +62,8 @@ def pair_gradients(products, met, of_rows, problem, at, CONFIG: tl.constexpr):
     if problem.given is None:
         p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
         kept = p
+        if problem.value_rows is not None:
+            met = row_score(met, problem.value_rows, at, distances)
         if problem.dropout is not None:
             factor = factors(problem.dropout, at, CONFIG)
             met *= factor

@@ -24,15 +24,19 @@ def add_scores(s, reference, total):
 
 
 @triton.jit
-def write_state(softmax, lse, row, a, count, reference, total):
-    """Writes both numbers of rows `row` + a, a < count, and their log-sum-exp where it is wanted.
-    Of a row that sees nothing they are -inf and 1, and -inf."""
+def write_state(softmax, lse, shift, row, a, count, reference, total):
+    """Writes both numbers of rows `row` + a, a < count, and their log-sum-exp where it is wanted,
+    with what the row is less by, if anything. Of a row that sees nothing they are -inf and 1, and
+    -inf."""
     total = tl.where(total == 0.0, 1.0, total)
     if softmax is not None:
         tl.store(softmax + 2 * (row + a), reference, a < count)
         tl.store(softmax + 2 * (row + a) + 1, total, a < count)
     if lse is not None:
-        tl.store(lse + row + a, (reference + tl.log2(total)) * LN2, a < count)
+        found = reference + tl.log2(total)
+        if shift is not None:
+            found += tl.load(shift + row + a, a < count, 0.0)
+        tl.store(lse + row + a, found * LN2, a < count)
 
 
 @triton.jit

@@ -7,9 +7,9 @@ import triton.language as tl
 
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import pair_gradients, read_rows
-from relpos.gpu.pairs.visibility import queries_of
+from relpos.gpu.pairs.visibility import near, queries_of
 
-PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope"]
+PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope", "lo", "hi"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -22,6 +22,8 @@ def backward_keys(
     sums,
     dk,
     dv,
+    ends,
+    key_sums,
     problem,
     kv_heads,
     group,
@@ -30,10 +32,14 @@ def backward_keys(
     head_dim,
     value_dim,
     slope,
+    lo,
+    hi,
     CONFIG: tl.constexpr,
 ):
-    """dk [B, Hk, Lk, D] and dv [B, Hk, Lk, Dv], contiguous; the rest as in backward_queries.
-    Queries beyond the last weigh 0 (read_state)."""
+    """dk [B, Hk, Lk, D] and dv [B, Hk, Lk, Dv], contiguous; where given, ends [B, H, Lk, 2]: of
+    each key the sums of the scores' gradients at distances up to lo, and from hi on, and key_sums
+    [B, H, Lk]: all of them. The rest as in backward_queries. Queries beyond the last weigh 0
+    (read_state)."""
     blocks = tl.cdiv(keys, CONFIG.keys)
     kv_head = tl.program_id(0) // blocks
     k0 = (tl.program_id(0) % blocks) * CONFIG.keys
@@ -51,6 +57,9 @@ def backward_keys(
     first, last = queries_of(problem, b, k0, queries, CONFIG)
     for g in range(group):
         h = hk * group + g
+        before = tl.zeros((CONFIG.keys,), tl.float32)
+        after = tl.zeros((CONFIG.keys,), tl.float32)
+        of_keys = tl.zeros((CONFIG.keys,), tl.float32)
         head_row = (tl.cast(b, tl.int64) * kv_heads * group + h) * queries
         for q0 in range(first, last, CONFIG.queries):
             q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
@@ -59,8 +68,25 @@ def backward_keys(
             at = (b, h, q0, k0, a, c, queries, keys)
             products = products_of(k, tl.trans(q), CONFIG)
             met = products_of(v, tl.trans(given), CONFIG)
-            p, ds, _, visible, _ = pair_gradients(products, met, of_rows, problem, at, CONFIG)
+            p, ds, _, visible, distances = pair_gradients(
+                products, met, of_rows, problem, at, CONFIG
+            )
             acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
             acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
+            if key_sums is not None:
+                of_keys += tl.sum(ds, 1)
+            if ends is not None:
+                corner, within = distances
+                before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+                after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+        head_key = (tl.cast(b, tl.int64) * kv_heads * group + h) * keys + k0
+        if ends is not None:
+            n = tl.arange(0, CONFIG.keys)
+            to = ends + 2 * (head_key + n)
+            tl.store(to, before, n < keys - k0)
+            tl.store(to + 1, after, n < keys - k0)
+        if key_sums is not None:
+            n = tl.arange(0, CONFIG.keys)
+            tl.store(key_sums + head_key + n, of_keys, n < keys - k0)
     write_rows(dk, acc_k * slope, row, keys - k0, head_dim, CONFIG.widen)
     write_rows(dv, acc_v, row, keys - k0, value_dim, CONFIG.widen)

@@ -51,7 +51,7 @@ def forward(
     of_rows = q0 + tl.arange(0, CONFIG.queries)
     if tl.program_id(1) == 0:
         reference, total = join_sinks(
-            problem.sinks, b, h, of_rows, queries, reference, total, CONFIG.sinks
+            problem, head, b, h, of_rows, queries, reference, total, CONFIG.sinks
         )
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
     first = tl.maximum(first, tl.program_id(1) * chunk)
@@ -67,7 +67,8 @@ def forward(
         acc = product_of_seen(p, v, visible, acc * factor[:, None], CONFIG)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
-    write_state(softmax, lse, row, tl.arange(0, CONFIG.queries), queries - q0, reference, total)
+    n = tl.arange(0, CONFIG.queries)
+    write_state(softmax, lse, problem.row_shift, row, n, queries - q0, reference, total)
 
 
 @triton.jit(do_not_specialize=["chunks", "count", "value_dim"])
@@ -75,6 +76,7 @@ def merge_chunks(
     out,
     softmax,
     lse,
+    shift,
     parts,
     states,
     chunks,
@@ -106,4 +108,4 @@ def merge_chunks(
         acc += weight[:, None] * held
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, count - row, value_dim, WIDEN)
-    write_state(softmax, lse, row, a, count - row, reference, total)
+    write_state(softmax, lse, shift, row, a, count - row, reference, total)

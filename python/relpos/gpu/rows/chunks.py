@@ -15,11 +15,16 @@ LEAST = 64
 def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
     """How many queries are computed at a time. Shapes and plain options alone decide it."""
     batch, heads, queries, _ = query.shape
-    if not lowered.rows:
+    cells = 0  # of a query and head
+    for tables in (lowered.rows, lowered.values):
+        if tables:
+            lo, hi = min(each.map.lo for each in tables), max(each.map.hi for each in tables)
+            lo, hi = lowered.window(lo, hi)
+            cells += 2 * (hi - lo + 1)
+    if lowered.places is not None and (cells or lowered.columns):
+        cells += key.shape[2]
+    if not cells:
         return queries
-    maps = [table.map for table in lowered.rows]
-    lo, hi = lowered.window(min(each.lo for each in maps), max(each.hi for each in maps))
-    cells = 2 * (hi - lo + 1) + (0 if lowered.places is None else key.shape[2])
     return max(LEAST, MOST_BYTES // (4 * batch * heads * cells) // LEAST * LEAST)
 
 

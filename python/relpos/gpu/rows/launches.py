@@ -1,44 +1,120 @@
-"""The launches that write what the passes read of tables of rows."""
+"""The launches that write what the passes read of tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
+from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.pairs.softmax import LOG2E
-from relpos.gpu.rows.tables import Table
-from relpos.gpu.terms.rows import Added, Rows, write_products
+from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.columns import Columns, column_score
+from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
 from relpos.gpu.tiles import PRODUCTS
 
 BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of a program
 
 
+def terms_of(run: Any) -> list[Any]:
+    """What the passes read of all tables that add to scores, with the functions that add it."""
+    lowered = run.lowered
+    biases = [
+        (term.map, term.view(lowered.parameters[term.parameter]), term.multiplier)
+        for term in lowered.terms
+    ]
+    for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
+        biases.append((term.map, table.expand(run.heads, -1), 1.0))
+    found: list[Any] = [(_bias_of(run, *bias), bias_score) for bias in biases]
+    if lowered.rows:
+        found.append((rows_of(run, lowered.rows), row_score))
+    if lowered.columns:
+        found.append((columns_of(run, lowered.columns), column_score))
+    return found
+
+
+def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float) -> Bias:
+    """Of a distance bias."""
+    lo, hi = run.lowered.window(map_.lo, map_.hi)
+    width = hi - lo + 1
+    stride = triton.cdiv(width, 16) * 16
+    cells = run.floats(run.heads, stride)
+    run.launch(
+        write_cells,
+        (triton.cdiv(width, 256), run.heads),
+        None,
+        cells=cells,
+        table=table,
+        classes=map_.classes(lo, hi, run.device),
+        head_stride=table.stride(0),
+        class_stride=table.stride(1),
+        multiplier=multiplier * LOG2E.value,
+        stride=stride,
+        width=width,
+        BLOCK=256,
+    )
+    return Bias(cells, stride, lo, width)
+
+
+class Side(NamedTuple):
+    """What meets rows of tables: queries or keys [B, heads, length, D]."""
+
+    plain: Tensor
+    heads: int
+    length: int
+
+
+def side_of(run: Any, of_keys: bool) -> Side:
+    if of_keys:
+        return Side(run.plain[1], run.kv_heads, run.keys)
+    return Side(run.plain[0], run.heads, run.queries)
+
+
 def rows_of(run: Any, tables: Sequence[Table]) -> Rows:
     """What the passes read of all tables whose rows meet the queries."""
+    lo, width, cells = products_of(run, tables, side_of(run, False), run.heads, LOG2E.value)
+    return Rows(cells, run.heads, lo, width)
+
+
+def columns_of(run: Any, tables: Sequence[Table]) -> Columns:
+    """What the passes read of all tables whose rows meet the keys."""
+    by_head = any(len(run.table(table).shape) == 3 for table in tables)
+    heads = run.heads if by_head else run.kv_heads
+    lo, width, cells = products_of(run, tables, side_of(run, True), heads, LOG2E.value)
+    return Columns(cells, heads, run.heads // heads, lo, width)
+
+
+def products_of(
+    run: Any, tables: Sequence[Table], side: Side, heads: int, unit: float
+) -> tuple[int, int, Tensor]:
+    """(the first distance, how many there are, `unit` times the products of these for so many
+    heads)."""
     lo, hi = window_of(run, tables)
     width = hi - lo + 1
-    cells = run.floats(run.batch, run.heads, run.queries, width)
+    cells = run.floats(run.batch, heads, side.length, width)
     for n, table in enumerate(tables):
-        factor, added = factor_of(run, table)
+        if not side.length:
+            continue
+        factor, added = factor_of(run, table, side)
         run.launch(
             write_products,
             (
-                run.batch * run.heads * triton.cdiv(run.queries, BLOCKS["ROWS"]),
+                run.batch * heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
                 triton.cdiv(width, BLOCKS["CELLS"]),
             ),
             PRODUCTS,
             factor=run.rows(factor, BLOCKS["ROWS"], BLOCKS["COLUMNS"]),
             cells=cells,
             added=added,
-            length=run.queries,
+            length=side.length,
             fresh=int(n == 0),
-            **table_of(run, table, lo, hi),
-            multiplier=multiplier_of(table) * LOG2E.value,
+            **table_of(run, table, side, lo, hi) | {"heads": heads},
+            multiplier=multiplier_of(table) * unit,
             **BLOCKS,
         )
-    return Rows(cells, run.heads, lo, width)
+    return lo, width, cells
 
 
 def window_of(run: Any, tables: Sequence[Table]) -> tuple[int, int]:
@@ -52,27 +128,27 @@ def multiplier_of(table: Table) -> float:
     return table.scale * table.table.multiplier * factor
 
 
-def factor_of(run: Any, table: Table) -> tuple[Tensor, Added | None]:
+def factor_of(run: Any, table: Table, side: Side) -> tuple[Tensor, Added | None]:
     """What meets the rows of the table, and what is added to it."""
-    parameters, ratio = run.lowered.parameters, 1.0
-    factor = aligned(run.plain[0])
+    ratio = 1.0
+    factor = aligned(side.plain)
     if table.factor is not None:
-        factor = aligned(table.factor.view(parameters[table.factor.parameter]))
+        factor = aligned(table.factor.view(run.parameter(table.factor)))
         ratio = 1.0 / table.factor.multiplier
     if table.added is None:
         return factor, None
-    data = table.added.view(parameters[table.added.parameter])
+    data = table.added.view(run.parameter(table.added))
     return factor, Added(data, *data.stride(), table.added.multiplier * ratio)
 
 
-def table_of(run: Any, table: Table, lo: int, hi: int) -> dict[str, Any]:
+def table_of(run: Any, table: Table, side: Side, lo: int, hi: int) -> dict[str, Any]:
     """The table of a launch, and the classes of the distances from lo to hi."""
-    data = table.table.view(run.lowered.parameters[table.table.parameter])
+    data = run.table(table)
     return {
         "table": data,
         "classes": table.map.classes(lo, hi, run.device),
         "heads": run.heads,
-        "own_heads": run.heads,
+        "own_heads": side.heads,
         "rank": data.shape[-1],
         "width": hi - lo + 1,
         **table.strides(data),

@@ -1,34 +1,38 @@
-"""The gradients of the scores by query and distance: bands, from which tables of rows and what
-meets them have their gradients.
+"""The gradients of the scores by query and distance, or by key and distance: bands, from which
+tables of rows and what meets them have their gradients.
 
 A band cell x is that of distance lo + x. Of consecutive tokens a query has at most one key at a
 distance; elsewhere the gradients are written pair by pair and gathered. The distances before and
-after the inner ones have two sums a row, `ends`, which backward_queries writes."""
+after the inner ones have two sums a row, `ends`, which backward_queries and backward_keys write."""
 
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
+from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.product import stored, wide_product
-from relpos.gpu.pairs.scores import gradients_at
-from relpos.gpu.pairs.visibility import between, near, span_of
+from relpos.gpu.pairs.scores import gradients_at, pair_scores, sliced
+from relpos.gpu.pairs.softmax import read_state
+from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
 from relpos.gpu.sums.pair_sums import sum_at
 from relpos.gpu.terms.rows import OF_TABLE, factor_rows
 
 
 class Bands(NamedTuple):
-    """cells float32 [B, H, Lq, width], of which the first and the last of a row are not read, and
-    ends [B, H, Lq, 2] in their place. shifts: those of consecutive tokens, where only the cells
-    of keys that there are hold something; else None."""
+    """cells float32 [B, H, L, width], of which the first and the last of a row are not read, and
+    ends [B, H, L, 2] in their place. L is `length`: of queries (sign 1), which meet `others` keys,
+    or of keys (sign -1), which meet queries. shifts: those of consecutive tokens, where only the
+    cells of others that there are hold something; else None."""
 
     cells: Any
     ends: Any
     shifts: Any
     lo: Any
     width: Any
-    queries: Any
-    keys: Any
+    length: Any
+    others: Any
+    sign: Any
 
 
 PLAIN = ["heads", "group", "queries", "keys", "lo", "width"]
@@ -43,6 +47,8 @@ def write_bands(
     softmax,
     sums,
     band,
+    columns,
+    pairs,
     problem,
     heads,
     group,
@@ -52,8 +58,9 @@ def write_bands(
     width,
     CONFIG: tl.constexpr,
 ):
-    """band [B, H, Lq, width]: the inner cells that have a key. Where tokens stand anywhere band is
-    [B, H, Lq, Lk], pair by pair. A program for each block of queries of a head."""
+    """Of consecutive tokens band [B, H, Lq, width], where given: the inner cells that have a key,
+    and columns [B, H, Lk, width]: those that have a query. Of others pairs [B, H, Lq, Lk]. A
+    program for each block of queries of a head."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries
@@ -75,57 +82,134 @@ def write_bands(
         if problem.places is None:
             corner, within = distances
             x = near(corner - lo) + within
-            tl.store(band + row * width + a * width + x, ds, inside & (x > 0) & (x < width - 1))
+            inside &= (x > 0) & (x < width - 1)
+            if band is not None:
+                tl.store(band + row * width + a * width + x, ds, inside)
+            if columns is not None:
+                to = columns + (tl.cast(head, tl.int64) * keys + k0) * width
+                tl.store(to + c * width + x, ds, inside)
         else:
-            tl.store(band + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, ds, inside)
+            tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, ds, inside)
 
 
-@triton.jit(do_not_specialize=["heads", "queries", "keys", "lo", "width", "steps"])
+OF_GATHER = ["heads", "length", "others", "own_row", "other_row", "row_step", "other_step", "sign"]
+
+
+@triton.jit(do_not_specialize=[*OF_GATHER, "lo", "width", "steps"])
 def gather_bands(
     band,
     pairs,
-    places,
-    spans,
+    own,
     ordered,
     order,
+    spans,
     heads,
-    queries,
-    keys,
+    length,
+    others,
+    own_row,
+    other_row,
+    row_step,
+    other_step,
+    sign,
     lo,
     width,
     steps,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """The inner cells of band [B, H, Lq, width], from pairs [B, H, Lq, Lk]; the rest as in
-    fold_pairs. A program for each block of queries of a head, and block of cells."""
-    blocks = tl.cdiv(queries, ROWS)
+    """The inner cells of band [B, H, L, width], from pairs [B, H, Lq, Lk], in which two tokens are
+    row_step apart, and two others other_step. own [.., L]: where the tokens stand. ordered, order
+    [.., others]: where the others do, in ascending order, and whose that is; spans: of queries; the
+    rest as in Bands and fold_pairs. A program for each block of tokens of a head, and block of
+    cells."""
+    blocks = tl.cdiv(length, ROWS)
     head = tl.program_id(0) // blocks
     b = tl.cast(head // heads, tl.int64)
     i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)[:, None]
     x = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = (i < queries) & (x > 0) & (x < width - 1)
+    inside = (i < length) & (x > 0) & (x < width - 1)
     if spans is not None:  # noqa: SIM108  a branch that is not taken is not typed
-        span = span_of(spans, b, i, queries)
+        span = span_of(spans, b, i, length)
     else:
-        span = (0, keys)
-    at = tl.load(places.q + places.q_row * b + i, i < queries, 0) + lo + x
-    row = tl.cast(head, tl.int64) * queries + i
-    sorted_keys = (ordered + places.k_row * b, order + places.k_row * b)
+        span = (0, others)
+    at = tl.load(own + own_row * b + i, i < length, 0) + sign * (lo + x)
+    whose = (ordered + other_row * b, order + other_row * b)
+    row = pairs + tl.cast(head, tl.int64) * length * others + tl.cast(i, tl.int64) * row_step
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
-    acc = sum_at(acc, pairs + row * keys, sorted_keys, at, span, inside, keys, steps)
-    tl.store(band + row * width + x, acc.to(tl.float32), inside)
+    acc = sum_at(acc, row, other_step, whose, at, span, inside, others, steps)
+    to = band + (tl.cast(head, tl.int64) * length + i) * width + x
+    tl.store(to, acc.to(tl.float32), inside)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def write_weights(
+    query,
+    key,
+    softmax,
+    band,
+    ends,
+    pairs,
+    problem,
+    heads,
+    group,
+    queries,
+    keys,
+    lo,
+    width,
+    CONFIG: tl.constexpr,
+):
+    """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too."""
+    blocks = tl.cdiv(queries, CONFIG.queries)
+    head = tl.program_id(0) // blocks
+    q0 = tl.program_id(0) % blocks * CONFIG.queries
+    b, h = head // heads, head % heads
+    a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
+    row = tl.cast(head, tl.int64) * queries + q0
+    reference, inverse = read_state(softmax, row, a, queries - q0)
+    before = tl.zeros((CONFIG.queries,), tl.float32)
+    after = tl.zeros((CONFIG.queries,), tl.float32)
+    if problem.places is None:
+        seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
+        start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
+        first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
+        if seen_from < seen_to:
+            first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
+            last = tl.maximum(last, seen_to)
+        if CONFIG.aligned:
+            first = first // CONFIG.keys * CONFIG.keys
+    else:
+        first, last = 0, keys
+    for k0 in range(first, last, CONFIG.keys):
+        at = (b, h, q0, k0, a, c, queries, keys)
+        products = sliced(query, key, b, h, h // group, q0, k0, CONFIG.head_dim, CONFIG)
+        s, visible, distances, _ = pair_scores(products, problem, at, CONFIG)
+        p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
+        if problem.dropout is not None:
+            p *= factors(problem.dropout, at, CONFIG)
+        corner, within = distances
+        before += tl.sum(tl.where(within <= near(lo - corner), p, 0.0), 1)
+        after += tl.sum(tl.where(within >= near(lo + width - 1 - corner), p, 0.0), 1)
+        inside = (a < queries - q0) & (c < keys - k0)
+        if problem.places is None:
+            x = near(corner - lo) + within
+            inside &= (x > 0) & (x < width - 1)
+            tl.store(band + row * width + a * width + x, p, inside)
+        else:
+            tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, p, inside)
+    n = tl.arange(0, CONFIG.queries)
+    tl.store(ends + 2 * (row + n), before, n < queries - q0)
+    tl.store(ends + 2 * (row + n) + 1, after, n < queries - q0)
 
 
 @triton.jit
 def band_at(bands, b, head, i, x):
-    """float32 of queries i at cells x, 0 where there is no key."""
-    row = tl.cast(head, tl.int64) * bands.queries + i
-    inside = (i < bands.queries) & (x < bands.width)
+    """float32 of tokens i at cells x, 0 where no other stands there."""
+    row = tl.cast(head, tl.int64) * bands.length + i
+    inside = (i < bands.length) & (x < bands.width)
     inner = inside & (x > 0) & (x < bands.width - 1)
     if bands.shifts is not None:
-        j = i - tl.load(bands.shifts + b) + bands.lo + x
-        held = inner & (j >= 0) & (j < bands.keys)
+        j = i - bands.sign * (tl.load(bands.shifts + b) - bands.lo - x)
+        held = inner & (j >= 0) & (j < bands.others)
     else:
         held = inner
     last = tl.where(x > 0, 1, 0)
@@ -134,7 +218,7 @@ def band_at(bands, b, head, i, x):
 
 
 @triton.jit(do_not_specialize=OF_TABLE)
-def write_factor_gradient(
+def multiply_bands(
     gradient,
     bands,
     table,
@@ -151,9 +235,10 @@ def write_factor_gradient(
     CELLS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """gradient float32 [B, own_heads, L, r] of what meets the rows: multiplier times the band of a
-    row times the table. Program (block of rows of a head, block of columns)."""
-    blocks = tl.cdiv(bands.queries, ROWS)
+    """gradient float32 [B, own_heads, L, r] of what meets the rows: multiplier times the bands of a
+    row times the table, over the heads that share it. Program (block of rows of a head, block of
+    columns)."""
+    blocks = tl.cdiv(bands.length, ROWS)
     own = tl.program_id(0) // blocks
     i = (tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS))[:, None]
     n = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
@@ -169,8 +254,8 @@ def write_factor_gradient(
             right = tl.load(at + n * column_stride, (m >= 0) & (n < rank), 0.0).to(tl.float32)
             left = band_at(bands, b, b * heads + h, i, x[None, :])
             acc = wide_product(left, right, acc)
-    to = gradient + (tl.cast(own, tl.int64) * bands.queries + i) * rank + n
-    tl.store(to, acc * multiplier, (i < bands.queries) & (n < rank))
+    to = gradient + (tl.cast(own, tl.int64) * bands.length + i) * rank + n
+    tl.store(to, acc * multiplier, (i < bands.length) & (n < rank))
 
 
 @triton.jit(do_not_specialize=["batch", "heads", "own_heads", "rank", "width", "parts"])
@@ -197,7 +282,7 @@ def sum_band_rows(
     part = tl.program_id(1) // heads
     d = tl.program_id(2) * COLUMNS
     n = (d + tl.arange(0, COLUMNS))[None, :]
-    blocks = tl.cdiv(bands.queries, ROWS)
+    blocks = tl.cdiv(bands.length, ROWS)
     count = tl.cdiv(batch * blocks, parts)
     acc = tl.zeros((CELLS, COLUMNS), tl.float64)
     for block in range(part * count, tl.minimum((part + 1) * count, batch * blocks)):

@@ -58,10 +58,10 @@ def sum_pairs(
 
 
 @triton.jit
-def sum_at(acc, pairs, sorted_keys, at, span, inside, keys, steps):
-    """acc, plus the sums of the rows `pairs` at the keys of each span that stand at `at`.
-    sorted_keys: positions of keys in ascending order, and whose they are; Lk is below
-    2 ** steps."""
+def sum_at(acc, pairs, step_of, sorted_keys, at, span, inside, keys, steps):
+    """acc, plus the sums of the rows `pairs`, whose elements are `step_of` apart, at the keys of
+    each span that stand at `at`. sorted_keys: positions of keys in ascending order, and whose they
+    are; Lk is below 2 ** steps."""
     ordered, order = sorted_keys
     m = tl.zeros(acc.shape, tl.int32)  # of the keys, those before (at, the span)
     for step in range(steps):
@@ -74,7 +74,7 @@ def sum_at(acc, pairs, sorted_keys, at, span, inside, keys, steps):
     whose = tl.load(order + m, met, 0)
     met = met & (tl.load(ordered + m, met, 0) == at) & (whose < span[1])
     while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
-        acc += tl.load(pairs + whose, met, 0.0)
+        acc += tl.load(pairs + tl.cast(whose, tl.int64) * step_of, met, 0.0)
         m += 1
         met = met & (m < keys)
         whose = tl.load(order + m, met, 0)
@@ -131,7 +131,7 @@ def fold_pairs(
             inside = inner & (a < count - i)
             at = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0) + lo + x
             to_pairs = pairs + ((tl.cast(n, tl.int64) * heads + h) * count + i + a) * keys
-            acc = sum_at(acc, to_pairs, (sorted_at, order_at), at, span, inside, keys, steps)
+            acc = sum_at(acc, to_pairs, 1, (sorted_at, order_at), at, span, inside, keys, steps)
     found = tl.sum(acc, 1, keep_dims=True)
     if fresh == 0:
         found += tl.load(to, inner, 0.0)

@@ -1,21 +1,22 @@
 """Gradients of tables of rows and of what meets them: the launches that write bands, and multiply
 them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
-from relpos.gpu.rows.launches import BLOCKS, factor_of, multiplier_of, table_of
-from relpos.gpu.rows.tables import Table
+from relpos.gpu.rows.launches import BLOCKS, Side, factor_of, multiplier_of, side_of, table_of
 from relpos.gpu.sums.bands import (
     Bands,
     gather_bands,
+    multiply_bands,
     sum_band_rows,
     write_bands,
-    write_factor_gradient,
     write_rows_gradient,
 )
 from relpos.gpu.sums.table_gradients import Sums
@@ -28,72 +29,120 @@ CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
 _LEAST_BLOCKS, _MOST_PARTS, _MOST_NUMBERS = 8, 8, 2**23
 
 
+Sided = tuple[Sequence[Table], Tensor | None]
+
+
 def write_row_gradients(
-    run: Any, sums: Sums, given: dict[str, Any], dq: Tensor | None, targets: Targets
+    run: Any, sums: Sums, given: dict[str, Any], rows: Sided, columns: Sided, targets: Targets
 ) -> None:
-    """Adds to dq float32 what comes from the tables, and writes the gradients of their parameters,
-    after backward_queries has written dq and the ends."""
-    if sums.ends is None:
+    """Of tables that meet queries, and keys, beside dq and dk float32 where these are wanted: adds
+    to these, and writes the gradients of parameters, after the passes have written both and the
+    ends."""
+    sides = ((rows, False), (columns, True))
+    if not any(tables for (tables, _), _ in sides):
         return
-    bands = None
-    for table in run.lowered.rows:
-        of_query = table.factor is None and dq is not None
-        if not of_query and not any(targets.wants(n.parameter) for n in table.numbers()):
-            continue
-        bands = bands or _bands(run, sums, given)
-        if targets.wants(table.table.parameter):
-            _write_table(run, table, bands, targets)
-        named = [n for n in (table.factor, table.added) if n is not None]
-        if of_query or any(targets.wants(n.parameter) for n in named):
-            _write_factor(run, table, bands, dq if of_query else None, targets)
+    bands = _bands(run, sums, given)
+    for (tables, gradient), of_keys in sides:
+        side = side_of(run, of_keys)
+        for table in tables if side.length else ():
+            if targets.wants(table.table.parameter):
+                write_table(run, table, side, bands[of_keys], targets)
+            of_plain = table.factor is None and gradient is not None
+            named = [n for n in (table.factor, table.added) if n is not None]
+            if of_plain or any(targets.wants(n.parameter) for n in named):
+                to = gradient if of_plain else None
+                _write_factor(run, table, side, bands[of_keys], to, targets)
 
 
-def _bands(run: Any, sums: Sums, given: dict[str, Any]) -> Bands:
+def _bands(run: Any, sums: Sums, given: dict[str, Any]) -> list[Any]:
+    """Those of queries and of keys, where their ends were written."""
     places = run.lowered.places
     width = sums.hi - sums.lo + 1
-    band = run.floats(run.batch, run.heads, run.queries, width)
     shifts = run.lowered.shifts if places is None else None
-    bands = Bands(band, sums.ends, shifts, sums.lo, width, run.queries, run.keys)
+    found: list[Any] = []
+    for ends, length, others, sign in (
+        (sums.ends, run.queries, run.keys, 1),
+        (sums.key_ends, run.keys, run.queries, -1),
+    ):
+        cells = None if ends is None else run.floats(run.batch, run.heads, length, width)
+        sizes = (sums.lo, width, length, others, sign)
+        found.append(None if cells is None else Bands(cells, ends, shifts, *sizes))
+    if not run.keys:
+        for bands in found:
+            if bands is not None:
+                bands.cells.zero_()
     if width == 2 or not run.keys:
-        return bands if run.keys else bands._replace(cells=band.zero_())
+        return found
     sizes = {"heads": run.heads, "lo": sums.lo, "width": width}
+    to = dict.fromkeys(("band", "columns", "pairs"))
     if places is None:
-        run.pairs(write_bands, run.of_queries, band=band, **given, **sizes)
-        return bands
-    pairs = run.floats(run.batch, run.heads, run.queries, run.keys)
-    run.pairs(write_bands, run.of_queries, band=pairs, **given, **sizes)
-    ordered, order = places.k.sort(dim=-1, stable=True)
+        to |= {
+            name: bands and bands.cells
+            for name, bands in zip(("band", "columns"), found, strict=True)
+        }
+    else:
+        to["pairs"] = run.floats(run.batch, run.heads, run.queries, run.keys)
+    run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
+    if places is not None:
+        for bands in found:
+            if bands is not None:
+                gather(run, bands, to["pairs"], sizes)
+    return found
+
+
+def gather(run: Any, bands: Bands, pairs: Any, sizes: dict[str, Any]) -> None:
+    places, of_keys = run.lowered.places, bands.sign < 0
+    own, other = (places.k, places.q) if of_keys else (places.q, places.k)
+    own_row, other_row = places.q_row, places.k_row
+    ordered, order = other.sort(dim=-1, stable=True)
     run.launch(
         gather_bands,
         (
-            run.batch * run.heads * triton.cdiv(run.queries, GATHERED["ROWS"]),
-            triton.cdiv(width, GATHERED["BLOCK"]),
+            run.batch * run.heads * triton.cdiv(bands.length, GATHERED["ROWS"]),
+            triton.cdiv(bands.width, GATHERED["BLOCK"]),
         ),
         None,
-        band=band,
+        band=bands.cells,
         pairs=pairs,
-        places=places,
-        spans=run.problem.spans,
+        own=own,
         ordered=ordered,
         order=order.int(),
-        queries=run.queries,
-        keys=run.keys,
-        steps=run.keys.bit_length(),
+        spans=None if of_keys else run.problem.spans,
+        length=bands.length,
+        others=bands.others,
+        own_row=other_row if of_keys else own_row,
+        other_row=own_row if of_keys else other_row,
+        row_step=1 if of_keys else run.keys,
+        other_step=run.keys if of_keys else 1,
+        sign=bands.sign,
+        steps=bands.others.bit_length(),
         **sizes,
         **GATHERED,
     )
-    return bands
 
 
 def _write_factor(
-    run: Any, table: Table, bands: Bands, dq: Tensor | None, targets: Targets
+    run: Any, table: Table, side: Side, bands: Bands, plain: Tensor | None, targets: Targets
 ) -> None:
-    given = table_of(run, table, bands.lo, bands.lo + bands.width - 1)
-    found = run.floats(run.batch, run.heads, run.queries, given["rank"])
+    """Of what meets the rows; `plain`: added to, where that is the query or the key."""
+    found = bands_times(run, table, side, bands)
+    if plain is not None:
+        plain += found
+    elif table.factor is not None and targets.wants(table.factor.parameter):
+        table.factor.view(targets.to(table.factor.parameter)).copy_(found)
+    if table.added is not None and targets.wants(table.added.parameter):
+        total = found.sum((0, 2), dtype=torch.float64) * factor_of(run, table, side)[1].multiplier
+        table.added.view(targets.to(table.added.parameter)).copy_(total)
+
+
+def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
+    """float32 [B, heads of the side, L, r]: the bands of each row times the table."""
+    given = table_of(run, table, side, bands.lo, bands.lo + bands.width - 1)
+    found = run.floats(run.batch, side.heads, side.length, given["rank"])
     run.launch(
-        write_factor_gradient,
+        multiply_bands,
         (
-            run.batch * run.heads * triton.cdiv(run.queries, BLOCKS["ROWS"]),
+            run.batch * side.heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
             triton.cdiv(given["rank"], BLOCKS["COLUMNS"]),
         ),
         PRODUCTS,
@@ -103,20 +152,18 @@ def _write_factor(
         multiplier=multiplier_of(table),
         **BLOCKS,
     )
-    if dq is not None:
-        dq += found
-    elif table.factor is not None and targets.wants(table.factor.parameter):
-        table.factor.view(targets.to(table.factor.parameter)).copy_(found)
-    if table.added is not None and targets.wants(table.added.parameter):
-        total = found.sum((0, 2), dtype=torch.float64) * factor_of(run, table)[1].multiplier
-        table.added.view(targets.to(table.added.parameter)).copy_(total)
+    return found
 
 
-def _write_table(run: Any, table: Table, bands: Bands, targets: Targets) -> None:
-    factor, added = factor_of(run, table)
-    to = table.table.view(targets.to(table.table.parameter))
+def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targets) -> None:
+    factor, added = factor_of(run, table, side)
+    to = own = targets.to(table.table.parameter)
+    if isinstance(table.table, Projected):
+        to = run.floats(*run.table(table).shape)
+    else:
+        to = table.table.view(to)
     rows, rank = to.shape[-2:]
-    blocks = run.batch * triton.cdiv(run.queries, BLOCKS["ROWS"])
+    blocks = run.batch * triton.cdiv(side.length, BLOCKS["ROWS"])
     most = min(_MOST_PARTS, _MOST_NUMBERS // (run.heads * bands.width * rank))
     parts = max(1, min(most, blocks // _LEAST_BLOCKS))
     sums = run.floats(parts, run.heads, bands.width, rank, dtype=torch.float64)
@@ -134,7 +181,7 @@ def _write_table(run: Any, table: Table, bands: Bands, targets: Targets) -> None
         bands=bands,
         added=added,
         batch=run.batch,
-        own_heads=run.heads,
+        own_heads=side.heads,
         **sizes,
         **BLOCKS,
     )
@@ -157,3 +204,5 @@ def _write_table(run: Any, table: Table, bands: Bands, targets: Targets) -> None
         **CLASSES,
         WIDEN=INTERPRETS,
     )
+    if isinstance(table.table, Projected):
+        table.table.write_gradient(own, to)

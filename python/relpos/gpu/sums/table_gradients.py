@@ -8,11 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.lower import ClassMap, TableBias
+from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs
-from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
@@ -20,38 +19,40 @@ MOST_PAIRS = 2**24  # of a chunk of queries, whose gradients are in memory at on
 
 
 class Sums(NamedTuple):
-    """The distances lo, ..., hi whose sums are wanted, and of each row the sums at distances up to
-    the first and from the last on: float32 [B, H, Lq, 2], None where nothing is wanted."""
+    """The distances lo, ..., hi whose sums are wanted, and of each query, and each key, the sums at
+    distances up to the first and from the last on: float32 [B, H, Lq, 2] and [B, H, Lk, 2], None
+    where nothing is wanted."""
 
     lo: int
     hi: int
     ends: Tensor | None
+    key_ends: Tensor | None
 
     @classmethod
-    def of(cls, run: Any, maps: Sequence[ClassMap]) -> "Sums":
-        if not maps:
-            return cls(0, 1, None)
-        lo, hi = min(each.lo for each in maps), max(each.hi for each in maps)
-        ends = run.floats(run.batch, run.heads, run.queries, 2)
-        return cls(*run.lowered.window(lo, hi), ends)
+    def of(cls, run: Any, maps: Sequence[ClassMap], of_keys: Sequence[ClassMap]) -> "Sums":
+        if not maps and not of_keys:
+            return cls(0, 1, None, None)
+        both = (*maps, *of_keys)
+        lo, hi = min(each.lo for each in both), max(each.hi for each in both)
+        ends = run.floats(run.batch, run.heads, run.queries, 2) if maps else None
+        key_ends = run.floats(run.batch, run.heads, run.keys, 2) if of_keys else None
+        return cls(*run.lowered.window(lo, hi), ends, key_ends)
 
 
 def write_gradients(
     run: Any,
-    tables: Sequence[TableBias],
+    tables: Sequence[tuple[ClassMap, Tensor, float]],
     sums: Sums,
     given: dict[str, Any],
-    targets: Targets,
 ) -> None:
-    """Writes those of the tables, after backward_queries has written the ends; given: what the
-    kernels of the backward pass read."""
+    """Writes those of tables, each (map, gradient [H, M], multiplier), after backward_queries has
+    written the ends; given: what the kernels of the backward pass read."""
     if not tables:
         return
     found = _by_distance(run, sums, given)
-    for term in tables:
-        to = term.view(targets.to(term.parameter))
+    for map_, to, multiplier in tables:
         rows = to.shape[1]
-        cells, starts, longest = term.map.cells(sums.lo, sums.hi, rows, run.device)
+        cells, starts, longest = map_.cells(sums.lo, sums.hi, rows, run.device)
         run.launch(
             write_table_gradient,
             (triton.cdiv(rows, _CLASSES), run.heads),
@@ -62,7 +63,7 @@ def write_gradients(
             starts=starts,
             head_stride=to.stride(0),
             class_stride=to.stride(1),
-            multiplier=term.multiplier,
+            multiplier=multiplier,
             width=found.shape[1],
             rows=rows,
             longest=longest,
@@ -124,6 +125,9 @@ def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
     rows_are_alike = places.q_row == places.k_row == 0
     together = run.batch if rows_are_alike else 1
     rows = run.batch // together
+    spans = run.problem.spans
+    if together > 1 and spans is not None and spans.key_row:
+        spans = None  # the sums of all batch rows have the keys of each
     tiles = max(1, MOST_PAIRS // (run.heads * run.keys * side))
     count = min(run.queries, tiles * side)
     several = max(1, min(rows, tiles * side // count))
@@ -156,7 +160,7 @@ def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
                 None,
                 by_distance=found,
                 places=places,
-                spans=run.problem.spans,
+                spans=spans,
                 ordered=ordered,
                 order=order,
                 queries=run.queries,

@@ -22,8 +22,8 @@ class Targets:
         """Of a gradient that is wanted, for one term to write."""
         wanted = self._gradients[parameter]
         made = self._written.setdefault(parameter, [])
-        own = torch.zeros_like(wanted, dtype=torch.float32)
-        made.append(own if parameter in self._shared else wanted)
+        shared = parameter in self._shared
+        made.append(torch.zeros_like(wanted, dtype=torch.float32) if shared else wanted)
         return made[-1]
 
     def finish(self) -> None:

@@ -30,10 +30,13 @@ def read_sink(sink, b, h, i, queries):
 
 
 @triton.jit
-def join_sinks(sinks, b, h, i, queries, reference, total, COUNT: tl.constexpr):
-    """(reference, sum) of the softmax with the sinks of queries i."""
+def join_sinks(problem, head, b, h, i, queries, reference, total, COUNT: tl.constexpr):
+    """(reference, sum) of the softmax with the sinks of queries i; head: of all batch rows."""
     for n in tl.static_range(COUNT):
-        s = read_sink(sinks[n], b, h, i, queries)
+        s = read_sink(problem.sinks[n], b, h, i, queries)
+        if problem.row_shift is not None:
+            of_head = problem.row_shift + tl.cast(head, tl.int64) * queries
+            s -= tl.load(of_head + i, i < queries, 0.0)
         after = tl.maximum(reference, tl.ceil(s))
         base = tl.where(after == float("-inf"), 0.0, after)
         total = total * tl.exp2(reference - base) + tl.exp2(s - base)
@@ -47,6 +50,7 @@ def sink_gradient(
     sink,
     softmax,
     sums,
+    shift,
     multiplier,
     batch,
     heads,
@@ -65,7 +69,10 @@ def sink_gradient(
         for first in range(0, queries, BLOCK):
             i = first + tl.arange(0, BLOCK)
             reference, inverse = read_state(softmax, row + first, i - first, queries - first)
-            weight = tl.exp2(read_sink(sink, b + n, h, i, queries) - reference) * inverse
+            s = read_sink(sink, b + n, h, i, queries)
+            if shift is not None:
+                s -= tl.load(shift + row + i, i < queries, 0.0)
+            weight = tl.exp2(s - reference) * inverse
             total = tl.load(sums + row + i, i < queries, 0.0)
             found = tl.where(i < queries, -weight * total, 0.0)
             if OF_ROWS:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from relpos.gpu.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.numbers import Numbers, numbers_of
 
 
 class TurnTerm(NamedTuple):

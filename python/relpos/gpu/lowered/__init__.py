@@ -1,0 +1,1 @@
+"""The terms of a call, as relpos._core.lower says them."""

@@ -1,0 +1,50 @@
+"""Which row of a table a distance reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_KEPT = 256
+
+
+class ClassMap:
+    """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
+
+    def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
+        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
+        self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
+        # Before lo and after hi the class stays as it is there.
+        self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
+        self._held: dict[Any, Any] = {}
+
+    def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
+        """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
+        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
+
+    def _between(self, lo: int, hi: int) -> Tensor:
+        distances = torch.arange(lo, hi + 1, device="cpu")
+        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
+
+    def cells(
+        self, lo: int, hi: int, rows: int, device: torch.device
+    ) -> tuple[Tensor, Tensor, int]:
+        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
+        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
+
+        def listed() -> tuple[Tensor, Tensor, int]:
+            ordered, cells = self._between(lo, hi).sort(stable=True)
+            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
+            starts = torch.searchsorted(ordered, edges)
+            longest = int(starts.diff().max())
+            return cells.int().to(device), starts.int().to(device), longest
+
+        return self._kept(("cells", lo, hi, rows, device), listed)
+
+    def _kept(self, key: Any, make: Any) -> Any:
+        if key not in self._held:
+            if len(self._held) >= _KEPT:
+                self._held.clear()
+            self._held[key] = make()
+        return self._held[key]

@@ -1,0 +1,22 @@
+"""Slopes and key biases of a call, as relpos.gpu.lines takes them."""
+
+from typing import NamedTuple
+
+from relpos.gpu.lowered.numbers import Numbers
+
+
+class SlopeTerm(NamedTuple):
+    """past[h] min(delta, 0) + future[h] max(delta, 0), of [H] each; None: 0."""
+
+    past: Numbers | None
+    future: Numbers | None
+
+    def numbers(self) -> list[Numbers]:
+        return [each for each in self if each is not None]
+
+
+class KeyTerm(NamedTuple):
+    """values [H, Lk] or [B, H, Lk], or their sums along the last axis."""
+
+    values: Numbers
+    cumulative: bool
