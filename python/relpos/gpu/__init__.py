@@ -20,7 +20,7 @@ def kernels() -> Any:
     try:
         from relpos.gpu import calls
     except ModuleNotFoundError as error:
-        if error.name != "triton":
+        if (error.name or "").partition(".")[0] != "triton":
             raise
         raise ImportError(
             "relpos.attention on CUDA needs Triton, which is not installed: pip install triton"

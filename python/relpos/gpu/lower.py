@@ -77,10 +77,9 @@ class _Plan(NamedTuple):
 
 
 class Lowered:
-    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv], or of no value
-    where its weights or scores alone are asked for: then what joins values, and sinks, are left
-    out. Raises as relpos.attention does on the CPU, and NotImplementedError where no kernel
-    computes it.
+    """A call of query [B, H, Lq, D], key [B, Hk, Lk, D] and value [B, Hk, Lk, Dv], or without value
+    that of its weights or scores: what joins values, and sinks, are left out. Raises as
+    relpos.attention does on the CPU, and NotImplementedError where no kernel computes it.
 
     Attributes:
       scale: of the scores.
@@ -109,9 +108,8 @@ class Lowered:
         self.parameters = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
-        self.tiles = None
-        if call.tile_ranges is not None:
-            self.tiles = call.tile_ranges, call.tile_entries, call.tile_words
+        tiles = call.tile_ranges, call.tile_entries, call.tile_words
+        self.tiles = None if call.tile_ranges is None else tiles
         self.left, self.right = call.window or (-1, -1)
         self.left = _UNBOUNDED if self.left < 0 else min(self.left, _UNBOUNDED)
         self.right = _UNBOUNDED if self.right < 0 else min(self.right, _UNBOUNDED)
