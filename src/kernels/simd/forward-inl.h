@@ -27,6 +27,13 @@ namespace {
 constexpr float kSlack = 60.0f;
 constexpr float kNothing = -HUGE_VALF;
 
+// -inf of scores that are all hidden, where Highway's emulation says the lowest finite number.
+HWY_INLINE float highest_lane(V scores) {
+  const F d;
+  if (hn::AllTrue(d, hn::Eq(scores, hn::Set(d, kNothing)))) return kNothing;
+  return hn::GetLane(hn::MaxOfLanes(d, scores));
+}
+
 // Moves a row's reference to the top of these scores and rescales what it has summed, and the weights
 // of the tile's `before` columns to the left. False: the row has seen nothing yet.
 HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row, float* scores,
@@ -42,7 +49,7 @@ HWY_INLINE bool move_reference(const Block& block, ForwardState& state, int row,
     }
     top = hn::Max(top, s);
   }
-  const float highest = hn::GetLane(hn::MaxOfLanes(d, top));
+  const float highest = highest_lane(top);
   if (highest == kNothing) return old != kNothing;
   if (old != kNothing && highest <= old + kSlack) return true;
   state.m[row] = highest;
@@ -145,7 +152,7 @@ struct Softmax {
   static HWY_INLINE float highest(const V (&s)[kVectors]) {
     V top = s[0];
     for (int v = 1; v < kVectors; ++v) top = hn::Max(s[v], top);
-    const float value = hn::GetLane(hn::MaxOfLanes(F(), top));
+    const float value = highest_lane(top);
     return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
   }
 
