@@ -213,8 +213,8 @@ TEST(Lower, TablesThatAreComputed) {
 
   Position kerple = parse_position("kerple_log(heads=2)");
   std::vector<double> p = {1.0, 2.0}, a = {1.0, 0.5};
-  kerple.parts[0].parameters = {TensorView(p.data(), DType::kFloat64, {2}),
-                                TensorView(a.data(), DType::kFloat64, {2})};
+  kerple.parts[0].parameters = {TensorView(p.data(), DType::kFloat64, {2, 1, 1}),
+                                TensorView(a.data(), DType::kFloat64, {2, 1, 1})};
   const TensorView qkv = blank({1, 2, 8, 4});
   const std::vector<std::vector<double>> tables = computed_tables(qkv, qkv, qkv, kerple, {});
   ASSERT_EQ(tables.size(), 1U);
@@ -227,8 +227,8 @@ TEST(Lower, TablesThatAreComputed) {
   std::vector<double> dp(2), da(2), gradient(30, 0.0);
   gradient[7 + 3] = 2.0;
   computed_tables_backward(qkv, qkv, qkv, kerple, {}, {gradient},
-                           {{TensorView(dp.data(), DType::kFloat64, {2}),
-                             TensorView(da.data(), DType::kFloat64, {2})}});
+                           {{TensorView(dp.data(), DType::kFloat64, {2, 1, 1}),
+                             TensorView(da.data(), DType::kFloat64, {2, 1, 1})}});
   EXPECT_NEAR(dp[0], -2.0 * std::log(4.0), 1e-12);
   EXPECT_NEAR(da[0], -2.0 * 3.0 / 4.0, 1e-12);
   EXPECT_EQ(dp[1], 0.0);

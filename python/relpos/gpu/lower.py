@@ -236,8 +236,8 @@ class Lowered:
         return lo, hi
 
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after the
-        last."""
+        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after
+        the last."""
         if self.spans is not None:
             lo, hi = self.spans.view(-1, *self.spans.shape[-2:]).long().unbind(-1)
             return lo, hi
