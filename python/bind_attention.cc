@@ -145,8 +145,8 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
         lowered_turn(term.turn),
         nb::make_tuple(lowered_numbers(term.past), lowered_numbers(term.future), term.cumulative),
         nb::make_tuple(term.heads, term.first, term.last),
-                       nb::make_tuple(lowered_numbers(term.q_coordinates),
-                                      lowered_numbers(term.k_coordinates), term.axis)));
+        nb::make_tuple(lowered_numbers(term.q_coordinates), lowered_numbers(term.k_coordinates),
+                       term.axis)));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
                         nb::tuple(terms));

@@ -33,6 +33,11 @@ def key_score(s, term, at, distances):
     return s + (big + small)
 
 
+@triton.jit
+def add(x, y):
+    return x + y
+
+
 @triton.jit(do_not_specialize=["length", "row_stride", "column_stride"])
 def sum_along(to, x, length, row_stride, column_stride, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
     """to float64 [.., L]: the sums of x up to each element and with it, of float64 rows; REVERSE:
@@ -45,5 +50,5 @@ def sum_along(to, x, length, row_stride, column_stride, BLOCK: tl.constexpr, REV
             n = length - 1 - n
         inside = (n >= 0) & (n < length)
         held = tl.load(x + row * row_stride + n * column_stride, inside, 0.0)
-        tl.store(to + row * length + n, before + tl.cumsum(held, 0), inside)
+        tl.store(to + row * length + n, before + tl.associative_scan(held, 0, add), inside)
         before += tl.sum(held, 0)
