@@ -46,7 +46,7 @@ KERNELS = {
     for kernel in (
         *(forward, backward_queries, backward_keys, row_sums.row_sums),
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
-        *(pair_sums.sum_pairs, pair_sums.fold_pairs),
+        *(pair_sums.sum_pairs, pair_sums.fold_pairs, pair_sums.write_ends),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
         *(dense.sum_mask, visibility.find_queries, merge_chunks),
         *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
