@@ -57,7 +57,7 @@ KERNELS = {
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_bands", "write_weights"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_weights"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -192,9 +192,9 @@ def of_table() -> list[Row]:
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=True) for row in masked]
-    pairs = [row for row in found if row.kernel == "sum_pairs"]
+    bands_of = [row for row in found if row.kernel == "write_bands"]
     for kernel in ("write_bands", "write_weights"):
-        found += [row._replace(kernel=kernel, rows=True) for row in pairs]
+        found += [row._replace(kernel=kernel, rows=True) for row in bands_of]
     found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
     return found + [row._replace(rows=True) for row in masked]
 

@@ -110,9 +110,9 @@ def test_a_query_that_is_added_to_is_still_the_query_of_rows():
     call = Fields.of("attention", q, k, {"position": conformer})
     relpos._core.attention(q, k, v, call, want, None, None)
     torch.testing.assert_close(out, want, rtol=2e-6, atol=2e-6)
-    before = relpos.gpu.launches()["backward_keys"]
+    before = relpos.gpu.launches().get("backward_keys", 0)
     (found,) = torch.autograd.grad(out.square().sum(), [conformer.pos_bias_u])
-    assert relpos.gpu.launches()["backward_keys"] == before
+    assert relpos.gpu.launches().get("backward_keys", 0) == before
     each = [
         relpos.attention(*(x[b : b + 1] for x in (q, k, v)), position=conformer) for b in (0, 1)
     ]
