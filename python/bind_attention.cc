@@ -125,7 +125,8 @@ nb::object lowered_turn(const LoweredTurn& turn) {
 // (scale, whether tokens are consecutive, whether positions were read, terms) of a call of which shapes,
 // dtypes and plain options alone are read, and with `reads` tensors of options, which lie on the CPU; a term
 // is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added, scale, projection),
-// turn, (past, future, cumulative), (heads, first, last)), with numbers (parameter, axes, chosen, multiplier) or
+// turn, (past, future, cumulative), (heads, first, last),
+// (q_coordinates, k_coordinates, axis)), with numbers (parameter, axes, chosen, multiplier) or
 // None, and a projection (width, bytes of features) or None: lower.h.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
@@ -143,7 +144,9 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
                        lowered_projection(term.projection)),
         lowered_turn(term.turn),
         nb::make_tuple(lowered_numbers(term.past), lowered_numbers(term.future), term.cumulative),
-        nb::make_tuple(term.heads, term.first, term.last)));
+        nb::make_tuple(term.heads, term.first, term.last),
+        nb::make_tuple(lowered_numbers(term.q_coordinates), lowered_numbers(term.k_coordinates),
+                       term.axis)));
   }
   return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
                         nb::tuple(terms));

@@ -48,7 +48,7 @@ KERNELS = {
     for kernel in (
         *(forward, backward_queries, backward_keys, row_sums.row_sums),
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
-        *(pair_sums.sum_pairs, pair_sums.fold_pairs),
+        *(pair_sums.sum_pairs, pair_sums.fold_pairs, pair_sums.write_ends),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
         *(dense.sum_mask, visibility.find_queries, merge_chunks, write_pairs),
         tile_masks.write_cells_of_tiles,
@@ -60,8 +60,7 @@ KERNELS = {
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE}
-OF_TILES |= {"write_bands", "write_weights", "write_pairs"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_weights", "write_pairs"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -201,9 +200,10 @@ def of_table() -> list[Row]:
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
-    pairs = [row for row in found if row.kernel == "sum_pairs"]
-    for kernel in ("write_bands", "write_weights", "write_pairs"):
-        found += [row._replace(kernel=kernel, rows=True) for row in pairs]
+    like = {"write_bands": "write_bands", "write_weights": "write_bands", "write_pairs": "sum_pairs"}
+    for kernel, other in like.items():
+        own = [row for row in found if row.kernel == other and not row.rows]
+        found += [row._replace(kernel=kernel, rows=True) for row in own]
     found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
     return found + [row._replace(rows=True) for row in masked]
 

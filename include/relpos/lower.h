@@ -73,6 +73,10 @@ struct LoweredTerm {
   // Of a "computed table" with the classes above: the axis of heads, H or 1, and the parameters of its part,
   // [first, last), from which computed_tables() computes it.
   int64_t heads = 0, first = 0, last = 0;
+  // Of a distance bias, where given: delta is that of axis `axis` of these inputs of queries and of keys,
+  // [B, axes, L], or [B, L] of one axis.
+  LoweredNumbers q_coordinates, k_coordinates;
+  int axis = 0;
 };
 
 struct LoweredCall {

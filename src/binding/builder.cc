@@ -62,7 +62,12 @@ std::function<Builder::Seen(const PartCall&)> Builder::coordinates_of(
   return
       [q = along->queries->index_, k = along->keys->index_, along = *along](const PartCall& call) {
         Coordinates given = coordinates_given(call.parameters[q], call.parameters[k]);
-        if (along.of_query) given = coordinates_read(given, call.positions, along);
+        if (along.of_query) {
+          given = coordinates_read(given, call.positions, along);
+        } else {
+          given.q_source = &*along.queries;
+          given.k_source = &*along.keys;
+        }
         return Seen(std::make_shared<const Coordinates>(std::move(given)), along.axis);
       };
 }

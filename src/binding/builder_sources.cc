@@ -136,6 +136,7 @@ void Builder::check_integers(const std::optional<Source>& source,
 void Builder::check_map(const AnyMap& map, const char* term) const {
   const auto* given = std::get_if<GivenMap>(&map);
   if (given == nullptr) return;
+  recipe_.maps_are_given = true;
   if (given->kind == GivenMap::Kind::kRuns) {
     check_integers(given->starts, {1}, term, "the starts [N] of a map of runs");
     check_integers(given->classes, {1}, term, "the classes [N + 1] of a map of runs");

@@ -66,6 +66,7 @@ class Recipe {
   // What each bias with slopes reads for the past and for the future, and each key bias.
   std::vector<std::pair<std::optional<Source>, std::optional<Source>>> slopes;
   std::vector<Source> key_biases;
+  bool maps_are_given = false;  // the class map of a term is an input of the call
   std::vector<Fit> fits;
   size_t positionless = 0;                    // of `terms`, those that read no position of a token
   bool reads_distances = false;               // a term needs the call's distances

@@ -25,8 +25,8 @@ class SourceReader {
  public:
   static ReadParameter parameter_of(const Source& source) {
     const bool bounded = std::isfinite(source.least_) || std::isfinite(source.most_);
-    return {source.index_,      source.axes_, source.chosen_, source.multiplier_,
-            source.cumulative_, bounded};
+    return {source.index_,      source.axes_,       source.chosen_,
+            source.multiplier_, source.cumulative_, bounded};
   }
 
   explicit SourceReader(std::optional<Source> source) : source_(std::move(source)) {}

@@ -1,10 +1,11 @@
 // Tables of distance biases that are computed from parameters, for kernels that know no formula.
+#include "call/computed_tables.h"
+
 #include <cstddef>
 #include <utility>
 #include <vector>
 
 #include "binding/parts.h"
-#include "call/computed_tables.h"
 #include "call/make_problem.h"
 #include "relpos/error.h"
 #include "relpos/lower.h"

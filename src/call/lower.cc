@@ -21,28 +21,24 @@
 namespace relpos {
 namespace {
 
-// Whether the class map of a term may be one that is given with the call.
-bool maps_are_given(const Part& part) {
-  return std::ranges::any_of(part.specs(),
-                             [](const ParameterSpec& spec) { return spec.integers(); });
+LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
+  const ReadParameter read = SourceReader::parameter_of(source);
+  return {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
+          read.multiplier};
 }
 
 // What a bias is, where it is other than a table that a parameter holds, read by distances.
 std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
   if (bias.slopes.view.given()) return "slopes";
-  if (bias.coordinates) return "distance bias of a coordinate";
-  if (maps_are_given(part)) return "distance bias of a given map";
+  if (bias.coordinates && bias.coordinates->q_source == nullptr) {
+    return "distance bias of a computed coordinate";
+  }
+  if (part.recipe->maps_are_given) return "distance bias of a given map";
   if (is_computed_table(bias)) return "computed table";
   const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
   const std::vector<int64_t> shape = part.parameters[read.index].dims();
   if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
   return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
-}
-
-LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
-  const ReadParameter read = SourceReader::parameter_of(source);
-  return {first_parameter + static_cast<int64_t>(read.index), read.axes, read.chosen,
-          read.multiplier};
 }
 
 // Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
@@ -80,6 +76,11 @@ LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first
   term.parameter = first_parameter + static_cast<int64_t>(read.index);
   term.axes = read.axes;
   term.multiplier = bias.table.multiplier;
+  if (bias.coordinates) {
+    term.q_coordinates = numbers_of(*bias.coordinates->q_source, first_parameter);
+    term.k_coordinates = numbers_of(*bias.coordinates->k_source, first_parameter);
+    term.axis = bias.axis;
+  }
   return term;
 }
 
@@ -188,7 +189,7 @@ void lower_table(const Table& table, const Part& part, int64_t first_parameter, 
   }
   if (along) {
     term.kind += " of a coordinate";
-  } else if (maps_are_given(part)) {
+  } else if (part.recipe->maps_are_given) {
     term.kind += " of a given map";
   } else if (!read) {
     term.kind = "computed " + term.kind;

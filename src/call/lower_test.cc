@@ -235,6 +235,25 @@ TEST(Lower, TablesThatAreComputed) {
   EXPECT_THROW(computed_tables_backward(qkv, qkv, qkv, kerple, {}, {{1.0}}, {{{}, {}}}), Error);
 }
 
+TEST(Lower, BiasesOfCoordinatesThatAreGiven) {
+  Position layout = parse_position("layout(heads=2, buckets=4, buckets_2d=6)");
+  layout.parts[0].parameters = {blank({2, 4}), blank({2, 6}), blank({2, 6}),
+                                blank({1, 2, 8}, DType::kInt64), blank({1, 2, 8}, DType::kInt64)};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredCall call = lower(qkv, qkv, qkv, layout, {});
+  ASSERT_EQ(call.terms.size(), 3U);
+  EXPECT_EQ(call.terms[0].kind, "distance bias");
+  EXPECT_EQ(call.terms[0].q_coordinates.parameter, -1);
+  for (const int axis : {0, 1}) {
+    const LoweredTerm& term = call.terms[static_cast<size_t>(1 + axis)];
+    EXPECT_EQ(term.kind, "distance bias");
+    EXPECT_EQ(term.parameter, 1 + axis);
+    EXPECT_EQ(term.q_coordinates.parameter, 3);
+    EXPECT_EQ(term.k_coordinates.parameter, 4);
+    EXPECT_EQ(term.axis, axis);
+  }
+}
+
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
            {"xpos(head_dim=4, layout=half)", "decaying rotation"},

@@ -16,7 +16,7 @@ ulp of the type relative to a number, and least its smallest number's half, thes
 Where rows turn, or vectors join them, they are rounded before they are multiplied:
 
   score          s = 2 u |scale| <|R q|, |R k|>
-  weights        r = exp(s) / sum_j w exp(-s) - 1 of themselves, so that u w above is u w (1 + r) + r w
+  weights        r = exp(s) / sum_j w exp(-s) - 1 of themselves: u w above is u w (1 + r) + r w
   lse            log sum_j w exp(s)
   scores' grad.  r of itself, and 2 s / c more by the slope of a softcap c; 1 + r times the above
   dq, dk         u of the scores' gradients once more, for the turned rows that these multiply

@@ -138,7 +138,12 @@ turns = [
     relpos.RoPEMixed(2, 16, grid=8, start=4, rotary_dim=4),
     relpos.RotaryTables(16, layout="interleaved", start=8)(*torch.zeros(4, 2, 64, 4).bfloat16()),
 ]
-for options in ({"position": turns}, {"position": t5}, {"position": swin}, causal, everything):
+axial = relpos.AxialDeepLab(span=9, head_dim=16)
+inkling = relpos.Inkling(rank=4, extent=8)(torch.zeros(2, 2, 64, 4).bfloat16())
+projected = [inkling, relpos.ConformerRelative(2, 16)]
+apart = {"position": axial, "q_positions": torch.arange(64), "k_positions": torch.arange(64)}
+given = [{"position": position} for position in (turns, t5, swin, axial, projected)]
+for options in (*given, apart, causal, everything):
     call = Call.of("attention", q, q, options)
     out, lse, softmax = torch.empty_like(q), torch.empty(2, 2, 64), torch.empty(2, 2, 64, 2)
     calls.attention(q, q, q, call, out, lse, softmax)
@@ -158,6 +163,12 @@ def test_launches_bind_and_compile_as_on_a_gpu():
     of_keys = ["find_queries", "backward_keys", "find_queries", "backward_keys"]
     diagonals = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
     pairs = ["fold_ends", "sum_pairs", "fold_pairs", "write_table_gradient"]
+    products = ["write_products", "write_products"]
+    of_weights = ["write_weights", "multiply_bands"]
+    of_table = ["sum_band_rows", "write_rows_gradient"]
+    of_both = [*of_table, "multiply_bands", *of_table, "multiply_bands"]
+    of_rows = [*products, "row_sums", "write_products", "backward_keys", "backward_queries"]
+    gathered = ["write_bands", "gather_bands", "gather_bands"]
     turned = [*["write_turns"] * 3, "turn_rows", "turn_rows"]  # queries, keys; both by the grid
     expected = [
         [
@@ -167,6 +178,18 @@ def test_launches_bind_and_compile_as_on_a_gpu():
         ],
         ["write_cells", "forward", *backward, *diagonals],
         ["write_cells", "forward", *backward, *pairs],
+        [
+            *(*products, "forward", *of_weights, *of_rows, "write_bands", *of_both),
+            *("write_weights", *of_table),
+        ],
+        [
+            *(*products, "forward", *products, "row_sums", "backward_keys", "backward_queries"),
+            *("write_bands", *of_both),
+        ],
+        [
+            *(*products, "forward", "write_weights", "gather_bands", "multiply_bands"),
+            *(*of_rows, *gathered, *of_both, "write_weights", "gather_bands", *of_table),
+        ],
         ["write_cells", "forward", "forward", *anew, *diagonals],
         [
             *("write_cells", "forward", "forward", *rows, *of_keys),

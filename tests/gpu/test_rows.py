@@ -102,7 +102,7 @@ def test_rows_cost_nothing_that_is_not_wanted():
 
 def test_a_query_that_is_added_to_is_still_the_query_of_rows():
     """As on the CPU, and trained alone."""
-    q, k, v = torch.randn(3, 1, 2, 40, 8)
+    q, k, v = torch.randn(3, 2, 2, 40, 8)
     conformer = relpos.ConformerRelative(2, 8, width=4)
     torch.nn.init.normal_(conformer.pos_bias_u)
     out = relpos.attention(q, k, v, position=conformer)
@@ -110,10 +110,15 @@ def test_a_query_that_is_added_to_is_still_the_query_of_rows():
     call = Fields.of("attention", q, k, {"position": conformer})
     relpos._core.attention(q, k, v, call, want, None, None)
     torch.testing.assert_close(out, want, rtol=2e-6, atol=2e-6)
-    before = relpos.gpu.launches()["backward_keys"]
-    (found,) = torch.autograd.grad(out.sum(), [conformer.pos_bias_u])
+    before = relpos.gpu.launches().get("backward_keys", 0)
+    (found,) = torch.autograd.grad(out.square().sum(), [conformer.pos_bias_u])
+    assert relpos.gpu.launches().get("backward_keys", 0) == before
+    each = [
+        relpos.attention(*(x[b : b + 1] for x in (q, k, v)), position=conformer) for b in (0, 1)
+    ]
+    (want,) = torch.autograd.grad(torch.cat(each).square().sum(), [conformer.pos_bias_u])
     assert found.any()
-    assert relpos.gpu.launches()["backward_keys"] == before
+    torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
 
 
 def test_the_chunk_of_queries():

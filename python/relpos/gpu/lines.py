@@ -1,5 +1,5 @@
-"""Slopes and key biases of a call: what its rows count from, what the passes read of both, and their
-gradients."""
+"""Slopes and key biases of a call: what its rows count from, what the passes read of both, and
+their gradients."""
 
 from typing import Any
 
@@ -55,9 +55,9 @@ class Lines:
     def write_slopes(
         self, lines: Tensor, rows: tuple[Tensor, Tensor | None, Tensor], targets: Targets
     ) -> None:
-        """Of the sums [B, H, Lq, 4] that backward_queries wrote (line_sums); rows: the sum, dlse and
-        softmax of each. The gradients of a row's scores and sinks add up to dlse, which says the sum
-        on the side of the nearest key better than adding them up."""
+        """Of the sums [B, H, Lq, 4] that backward_queries wrote (line_sums); rows: the sum, dlse
+        and softmax of each. The gradients of a row's scores and sinks add up to dlse, which says
+        the sum on the side of the nearest key better than adding them up."""
         past, before, future, after = lines.double().unbind(-1)
         if self.nearest is not None:
             sums, dlse, softmax = rows

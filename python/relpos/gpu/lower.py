@@ -16,6 +16,7 @@ from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
 from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.table_bias import Along, TableBias
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 from relpos.gpu.problem import Places
@@ -31,19 +32,6 @@ _READ = {
 }
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
-
-
-class TableBias(NamedTuple):
-    """multiplier * table[h, m(delta)], the table [H, M] a view of a parameter."""
-
-    map: ClassMap
-    parameter: int
-    axes: tuple[int, ...]
-    multiplier: float
-
-    def view(self, parameter: Tensor) -> Tensor:
-        """The table, or its gradient, of the parameter or of the parameter's."""
-        return parameter.permute(self.axes)
 
 
 class SinkTerm(NamedTuple):
@@ -137,6 +125,8 @@ class Lowered:
         sinks = [term.parameter for term in self.sinks]
         found = {n: 2 for n in sinks if self.parameters[n].dim() == 3}
         factors = [table.factor for table in self.rows if table.factor is not None]
+        along = (term.along.q for term in self.terms if term.along is not None)
+        found |= {numbers.parameter: numbers.axes[-1] for numbers in along}
         found |= {factor.parameter: factor.axes[2] for factor in factors}
         turns = (numbers for turn in self.turns for numbers in turn.of_queries())
         return found | {numbers.parameter: axis for numbers, axis in turns}
@@ -243,8 +233,8 @@ class Lowered:
         return lo, hi
 
     def intervals(self) -> tuple[Tensor, Tensor]:
-        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after the
-        last."""
+        """int64 [1 or B, Lq]: the first key that each query sees, masks aside, and the one after
+        the last."""
         if self.spans is not None:
             lo, hi = self.spans.view(-1, *self.spans.shape[-2:]).long().unbind(-1)
             return lo, hi
@@ -338,11 +328,25 @@ def _made_plan(
     biases, sinks, rows, columns, values, added = [], [], [], [], [], []
     slopes, key_biases, computed, turns = [], [], [], []
     of_kind = {"row table": rows, "column table": columns, "value table": values}
-    for scheme, kind, starts, classes, parameter, axes, multiplier, more, turn, lines, own in terms:
+    for (
+        scheme,
+        kind,
+        starts,
+        classes,
+        parameter,
+        axes,
+        multiplier,
+        more,
+        turn,
+        lines,
+        own,
+        at,
+    ) in terms:
         if kind == "sink":
             sinks.append(SinkTerm(parameter, multiplier))
         elif kind == "distance bias":
-            biases.append(TableBias(ClassMap(starts, classes), parameter, tuple(axes), multiplier))
+            table = parameter, tuple(axes), multiplier, Along.of(at)
+            biases.append(TableBias(ClassMap(starts, classes), *table))
         elif kind in of_kind:
             table = Table.of(ClassMap(starts, classes), more, query.shape[1])
             of_kind[kind].append(table)

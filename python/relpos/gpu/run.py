@@ -29,7 +29,7 @@ from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.sink_gradients import write_sink_gradients
-from relpos.gpu.sums.table_gradients import Sums, write_gradients
+from relpos.gpu.sums.table_gradients import Sums, write_coordinate_gradient, write_gradients
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
 
@@ -227,7 +227,8 @@ class Run:
         rotations = self.rotations
         lowered = self.lowered
         turns = rotations.trains(targets)
-        tables = [term for term in lowered.terms if targets.wants(term.parameter)]
+        wanted = [term for term in lowered.terms if targets.wants(term.parameter)]
+        tables = [term for term in wanted if term.along is None]
         own = lowered.computed.terms if lowered.computed.trains(targets) else ()
         added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
         rows = [table for table in lowered.rows if table.trains(dq, targets)]
@@ -291,6 +292,9 @@ class Run:
             lowered.pull_back(of_computed, targets)
         for numbers in added:
             write_added_gradient(numbers, wide, targets)
+        for term in wanted:
+            if term.along is not None:
+                write_coordinate_gradient(self, term, targets.to(term.parameter), given)
         of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
         write_row_gradients(self, sums, given, *of_tables, targets)
         for to, found in ((dq, wide), (dk, wide_dk)):

@@ -20,7 +20,7 @@ HEAD_DIMS = (64, 128, 256)
 SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_weights", "write_pairs")
 SLICES = {16: 64, 32: 32}  # so many columns, by bits
 # Kernels that have the tiles of others.
-_LIKE = dict.fromkeys(("sum_mask", "write_bands", "write_weights", "write_pairs"), "sum_pairs")
+_LIKE = {"sum_mask": "sum_pairs", "write_pairs": "sum_pairs", "write_weights": "write_bands"}
 
 # Kernels whose registers do not depend on the head size have one row, of the largest.
 TABLE = {
@@ -46,6 +46,8 @@ TABLE = {
     (80, "sum_pairs", 16, 256): Tile(16, 16, 8, 1),
     (80, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (80, "sum_pairs", 32, 256): Tile(16, 16, 8, 1),
+    (80, "write_bands", 16, 256): Tile(16, 16, 8, 1),
+    (80, "write_bands", 32, 256): Tile(16, 16, 8, 1),
     (90, "forward", 16, 64): Tile(128, 64, 8, 3),
     (90, "forward", 16, 128): Tile(128, 64, 8, 2),
     (90, "forward", 32, 64): Tile(64, 32, 4, 2),
@@ -68,6 +70,8 @@ TABLE = {
     (90, "sum_pairs", 16, 256): Tile(64, 64, 8, 2),
     (90, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (90, "sum_pairs", 32, 256): Tile(32, 32, 8, 1),
+    (90, "write_bands", 16, 256): Tile(64, 32, 8, 2),
+    (90, "write_bands", 32, 256): Tile(32, 32, 8, 1),
     (100, "forward", 16, 64): Tile(128, 64, 8, 3),
     (100, "forward", 16, 128): Tile(128, 64, 8, 2),
     (100, "forward", 32, 64): Tile(64, 32, 8, 2),
@@ -90,6 +94,8 @@ TABLE = {
     (100, "sum_pairs", 16, 256): Tile(64, 64, 8, 2),
     (100, "sum_diagonals", 32, 256): Tile(64, 64, 8, 1),
     (100, "sum_pairs", 32, 256): Tile(64, 64, 8, 1),
+    (100, "write_bands", 16, 256): Tile(64, 32, 8, 2),
+    (100, "write_bands", 32, 256): Tile(32, 32, 8, 1),
 }
 # Of calls with masks, intervals of keys, softcap or dropout, whose tiles take more registers.
 MASKED = {

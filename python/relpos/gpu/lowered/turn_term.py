@@ -11,8 +11,9 @@ from relpos.gpu.lowered.numbers import Numbers, numbers_of
 
 class TurnTerm(NamedTuple):
     """A rotation, as LoweredTurn of relpos/lower.h says it. frequency float64 [1, axes, 1, pairs],
-    factors float64 [2]: magnitude, and multiplier of frequencies. q, k int64 [.., axes, L, 1] on the
-    CPU: coordinates that follow from positions, and q_near, k_near the same less one of them."""
+    factors float64 [2]: magnitude, and multiplier of frequencies. q, k int64 [.., axes, L, 1] on
+    the CPU: coordinates that follow from positions, and q_near, k_near the same less one of
+    them."""
 
     start: int
     dims: int

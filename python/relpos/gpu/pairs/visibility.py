@@ -77,16 +77,22 @@ def find_queries(spans, found, queries, blocks, BLOCK: tl.constexpr, KEYS: tl.co
 @triton.jit
 def apart(problem, at):
     """Distances of the pairs of a tile: an int64, and what is added to it, int32 or int64."""
-    b, _, q0, k0, a, c, queries, keys = at
+    b, _, q0, k0, a, c, _, _ = at
     if problem.places is None:
         corner = tl.cast(k0, tl.int64) + tl.load(problem.shifts + b) - q0
         within = c - a
     else:
-        p = problem.places
-        corner = tl.cast(0, tl.int64)
-        within = tl.load(p.k + tl.cast(b, tl.int64) * p.k_row + k0 + c, c < keys - k0, 0)
-        within -= tl.load(p.q + tl.cast(b, tl.int64) * p.q_row + q0 + a, a < queries - q0, 0)
+        corner, within = apart_by(problem.places, at)
     return corner, within
+
+
+@triton.jit
+def apart_by(p, at):
+    """The same of tokens at places."""
+    b, _, q0, k0, a, c, queries, keys = at
+    within = tl.load(p.k + tl.cast(b, tl.int64) * p.k_row + k0 + c, c < keys - k0, 0)
+    within -= tl.load(p.q + tl.cast(b, tl.int64) * p.q_row + q0 + a, a < queries - q0, 0)
+    return tl.cast(0, tl.int64), within
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from relpos.gpu.lower import Lowered
+from relpos.gpu.lowered.class_map import ClassMap
 
 MOST_BYTES = 2**28  # of the products and bands of a chunk, unless it is LEAST queries
 LEAST = 64
@@ -15,17 +16,24 @@ LEAST = 64
 def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
     """How many queries are computed at a time. Shapes and plain options alone decide it."""
     batch, heads, queries, _ = query.shape
-    cells = 0  # of a query and head
-    for tables in (lowered.rows, lowered.values):
-        if tables:
-            lo, hi = min(each.map.lo for each in tables), max(each.map.hi for each in tables)
-            lo, hi = lowered.window(lo, hi)
-            cells += 2 * (hi - lo + 1)
+    rows, values = ([table.map for table in each] for each in (lowered.rows, lowered.values))
+    cells = _width(lowered, rows) + 2 * _width(lowered, values)  # of a query and head
+    if rows:  # bands have the distances of all sums
+        others = (*lowered.terms, *lowered.computed.terms, *lowered.columns)
+        cells += _width(lowered, [*rows, *(term.map for term in others)])
     if lowered.places is not None and (cells or lowered.columns):
         cells += key.shape[2]
     if not cells:
         return queries
     return max(LEAST, MOST_BYTES // (4 * batch * heads * cells) // LEAST * LEAST)
+
+
+def _width(lowered: Lowered, maps: Sequence[ClassMap]) -> int:
+    """How many distances the maps tell apart in the call."""
+    if not maps:
+        return 0
+    lo, hi = lowered.window(min(each.lo for each in maps), max(each.hi for each in maps))
+    return hi - lo + 1
 
 
 def forward(

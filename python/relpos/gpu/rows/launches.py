@@ -10,7 +10,7 @@ from relpos.gpu.layout import aligned
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.pairs.softmax import LOG2E
-from relpos.gpu.terms.bias import Bias, bias_score, write_cells
+from relpos.gpu.terms.bias import Bias, CoordinateBias, bias_score, coordinate_score, write_cells
 from relpos.gpu.terms.columns import Columns, column_score
 from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
 from relpos.gpu.tiles import PRODUCTS
@@ -21,13 +21,18 @@ BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of
 def terms_of(run: Any) -> list[Any]:
     """What the passes read of all tables that add to scores, with the functions that add it."""
     lowered = run.lowered
-    biases = [
-        (term.map, term.view(lowered.parameters[term.parameter]), term.multiplier)
-        for term in lowered.terms
-    ]
+    found: list[Any] = []
+    for term in lowered.terms:
+        table = term.view(lowered.parameters[term.parameter]), term.multiplier
+        if term.along is None:
+            found.append((_bias_of(run, term.map, *table), bias_score))
+        else:
+            bias = _bias_of(run, term.map, *table, cut=False)
+            places = term.along.places(lowered.parameters)
+            found.append((CoordinateBias(bias, places), coordinate_score))
     for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
-        biases.append((term.map, table.expand(run.heads, -1), 1.0))
-    found: list[Any] = [(_bias_of(run, *bias), bias_score) for bias in biases]
+        bias = _bias_of(run, term.map, table.expand(run.heads, -1), 1.0)
+        found.append((bias, bias_score))
     if lowered.rows:
         found.append((rows_of(run, lowered.rows), row_score))
     if lowered.columns:
@@ -35,9 +40,9 @@ def terms_of(run: Any) -> list[Any]:
     return found
 
 
-def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float) -> Bias:
-    """Of a distance bias."""
-    lo, hi = run.lowered.window(map_.lo, map_.hi)
+def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float, cut: bool = True) -> Bias:
+    """Of a distance bias; cut: to the distances of the call's positions."""
+    lo, hi = run.lowered.window(map_.lo, map_.hi) if cut else (map_.lo, map_.hi)
     width = hi - lo + 1
     stride = triton.cdiv(width, 16) * 16
     cells = run.floats(run.heads, stride)

@@ -145,6 +145,7 @@ def gather_bands(
 def write_weights(
     query,
     key,
+    value,
     softmax,
     band,
     ends,
@@ -158,7 +159,8 @@ def write_weights(
     width,
     CONFIG: tl.constexpr,
 ):
-    """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too."""
+    """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too; value is not
+    read."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.scores import gradients_at
-from relpos.gpu.pairs.visibility import keys_of, span_of
+from relpos.gpu.pairs.visibility import apart_by, keys_of, span_of
 
 PLAIN = ["heads", "group", "queries", "keys", "row", "first", "count", "batch"]
 
@@ -136,3 +136,41 @@ def fold_pairs(
     if fresh == 0:
         found += tl.load(to, inner, 0.0)
     tl.store(to, found, inner)
+
+
+@triton.jit(do_not_specialize=["heads", "queries", "keys", "row", "first", "count", "lo", "hi"])
+def write_ends(
+    ends,
+    pairs,
+    places,
+    heads,
+    queries,
+    keys,
+    row,
+    first,
+    count,
+    lo,
+    hi,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """ends [B, H, Lq, 2]: of queries first, first + 1, ... of batch rows row, row + 1, ... the sums
+    of `pairs` [.., H, count, Lk] at distances up to lo, and from hi on. A program for each block of
+    queries of a head."""
+    blocks = tl.cdiv(count, ROWS)
+    head = tl.program_id(0) // blocks
+    b, h = row + head // heads, head % heads
+    i = (tl.program_id(0) % blocks) * ROWS + tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, BLOCK)[None, :]
+    before = tl.zeros((ROWS, BLOCK), tl.float64)
+    after = tl.zeros((ROWS, BLOCK), tl.float64)
+    of_rows = pairs + (tl.cast(head, tl.int64) * count + i) * keys
+    for k0 in range(0, keys, BLOCK):
+        at = (b, h, first, k0, i, c, first + count, keys)
+        _, distance = apart_by(places, at)
+        ds = tl.load(of_rows + k0 + c, (i < count) & (c < keys - k0), 0.0)
+        before += tl.where(distance <= lo, ds, 0.0)
+        after += tl.where(distance >= hi, ds, 0.0)
+    to = ends + 2 * ((tl.cast(b, tl.int64) * heads + h) * queries + first + i)
+    tl.store(to, tl.sum(before, 1, keep_dims=True).to(tl.float32), i < count)
+    tl.store(to + 1, tl.sum(after, 1, keep_dims=True).to(tl.float32), i < count)

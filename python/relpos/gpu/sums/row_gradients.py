@@ -28,7 +28,6 @@ CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
 # Rows are summed in parts of at least so many blocks, at most so many and of so many numbers.
 _LEAST_BLOCKS, _MOST_PARTS, _MOST_NUMBERS = 8, 8, 2**23
 
-
 Sided = tuple[Sequence[Table], Tensor | None]
 
 
@@ -41,7 +40,7 @@ def write_row_gradients(
     sides = ((rows, False), (columns, True))
     if not any(tables for (tables, _), _ in sides):
         return
-    bands = _bands(run, sums, given)
+    bands = _bands(run, sums, given, [bool(tables) for (tables, _), _ in sides])
     for (tables, gradient), of_keys in sides:
         side = side_of(run, of_keys)
         for table in tables if side.length else ():
@@ -54,19 +53,20 @@ def write_row_gradients(
                 _write_factor(run, table, side, bands[of_keys], to, targets)
 
 
-def _bands(run: Any, sums: Sums, given: dict[str, Any]) -> list[Any]:
-    """Those of queries and of keys, where their ends were written."""
+def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) -> list[Any]:
+    """Those of queries and of keys, where they are wanted."""
     places = run.lowered.places
     width = sums.hi - sums.lo + 1
     shifts = run.lowered.shifts if places is None else None
     found: list[Any] = []
-    for ends, length, others, sign in (
+    sides = (
         (sums.ends, run.queries, run.keys, 1),
         (sums.key_ends, run.keys, run.queries, -1),
-    ):
-        cells = None if ends is None else run.floats(run.batch, run.heads, length, width)
+    )
+    for own, (ends, length, others, sign) in zip(wanted, sides, strict=True):
+        cells = run.floats(run.batch, run.heads, length, width) if own else None
         sizes = (sums.lo, width, length, others, sign)
-        found.append(None if cells is None else Bands(cells, ends, shifts, *sizes))
+        found.append(Bands(cells, ends, shifts, *sizes) if own else None)
     if not run.keys:
         for bands in found:
             if bands is not None:

@@ -9,12 +9,15 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.table_bias import TableBias
 from relpos.gpu.mode import INTERPRETS
+from relpos.gpu.problem import Places
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
-from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs
+from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs, write_ends
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
+_ENDED = 16  # queries of a program
 MOST_PAIRS = 2**24  # of a chunk of queries, whose gradients are in memory at one time
 
 
@@ -51,26 +54,64 @@ def write_gradients(
         return
     found = _by_distance(run, sums, given)
     for map_, to, multiplier in tables:
-        rows = to.shape[1]
-        cells, starts, longest = map_.cells(sums.lo, sums.hi, rows, run.device)
-        run.launch(
-            write_table_gradient,
-            (triton.cdiv(rows, _CLASSES), run.heads),
-            None,
-            gradient=to,
-            sums=found,
-            cells=cells,
-            starts=starts,
-            head_stride=to.stride(0),
-            class_stride=to.stride(1),
-            multiplier=multiplier,
-            width=found.shape[1],
-            rows=rows,
-            longest=longest,
-            ROWS=_CLASSES,
-            CELLS=32,
-            WIDEN=INTERPRETS,
-        )
+        _write(run, map_.cells(sums.lo, sums.hi, to.shape[1], run.device), found, to, multiplier)
+
+
+def write_coordinate_gradient(
+    run: Any, term: TableBias, gradient: Tensor, given: dict[str, Any]
+) -> None:
+    """Writes that of a table which is read by distances of coordinates."""
+    places = term.along.places(run.lowered.parameters)
+    lo, hi = term.map.lo, term.map.hi
+    found = run.floats(run.heads, hi - lo + 1, dtype=torch.float64)
+    ends = torch.zeros(run.batch, run.heads, run.queries, 2, device=run.device)
+    if run.keys:
+        _add_pairs(run, lo, found, given, places, ends)
+    _fold_ends(run, found, ends)
+    if not run.keys:
+        found.zero_()
+    to = term.view(gradient)
+    _write(run, term.map.cells(lo, hi, to.shape[1], run.device), found, to, term.multiplier)
+
+
+def _write(run: Any, of_classes: Any, sums: Tensor, to: Tensor, multiplier: float) -> None:
+    """Writes the gradient [H, M] of a table, of the sums [H, W] at each distance and the distances
+    of each class (ClassMap.cells)."""
+    cells, starts, longest = of_classes
+    rows = to.shape[1]
+    run.launch(
+        write_table_gradient,
+        (triton.cdiv(rows, _CLASSES), run.heads),
+        None,
+        gradient=to,
+        sums=sums,
+        cells=cells,
+        starts=starts,
+        head_stride=to.stride(0),
+        class_stride=to.stride(1),
+        multiplier=multiplier,
+        width=sums.shape[1],
+        rows=rows,
+        longest=longest,
+        ROWS=_CLASSES,
+        CELLS=32,
+        WIDEN=INTERPRETS,
+    )
+
+
+def _fold_ends(run: Any, found: Tensor, ends: Tensor) -> None:
+    run.launch(
+        fold_ends,
+        (2, run.heads),
+        None,
+        by_distance=found,
+        ends=ends,
+        batch=run.batch,
+        heads=run.heads,
+        queries=run.queries,
+        width=found.shape[1],
+        BLOCK=_ENDS,
+    )
 
 
 def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
@@ -78,9 +119,7 @@ def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
     the last with those outside."""
     width = sums.hi - sums.lo + 1
     found = run.floats(run.heads, width, dtype=torch.float64)
-    sizes = {"batch": run.batch, "heads": run.heads, "queries": run.queries, "width": width}
-    ends = {"by_distance": found, "ends": sums.ends, **sizes}
-    run.launch(fold_ends, (2, run.heads), None, **ends, BLOCK=_ENDS)
+    _fold_ends(run, found, sums.ends)
     if width == 2:
         return found
     if not run.keys:
@@ -88,7 +127,7 @@ def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
     if run.lowered.places is None:
         _add_diagonals(run, sums.lo, found, given)
     else:
-        _add_pairs(run, sums.lo, found, given)
+        _add_pairs(run, sums.lo, found, given, run.lowered.places)
     return found
 
 
@@ -116,9 +155,17 @@ def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> N
     )
 
 
-def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
-    """A chunk of queries, and of batch rows whose tokens stand elsewhere, after the other."""
-    places = run.lowered.places
+def _add_pairs(
+    run: Any,
+    lo: int,
+    found: Tensor,
+    given: dict[str, Any],
+    places: Places,
+    ends: Tensor | None = None,
+) -> None:
+    """A chunk of queries, and of batch rows whose tokens stand elsewhere, after the other; ends
+    [B, H, Lq, 2], where given: zeros, in place of which the sums of the distances up to the first
+    and from the last on are written."""
     ordered, order = places.k.sort(dim=-1, stable=True)
     order = order.int()
     width, side = found.shape[1], run.tile(sum_pairs).queries
@@ -154,6 +201,21 @@ def _add_pairs(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
                 **given,
                 **chunk,
             )
+            if ends is not None:
+                run.launch(
+                    write_ends,
+                    (blocks * triton.cdiv(chunk["count"], _ENDED),),
+                    None,
+                    ends=ends,
+                    places=places,
+                    queries=run.queries,
+                    keys=run.keys,
+                    lo=lo,
+                    hi=lo + width - 1,
+                    **chunk,
+                    BLOCK=64,
+                    ROWS=_ENDED,
+                )
             run.launch(
                 fold_pairs,
                 (triton.cdiv(width, _FOLDED), run.heads),

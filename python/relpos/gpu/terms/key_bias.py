@@ -8,9 +8,9 @@ import triton.language as tl
 
 
 class KeyBias(NamedTuple):
-    """big, small float32 [.., H, Lk]: numbers in log2 units, as sums of two; and the elements between
-    two batch rows. A row is less by what the key has that is nearest to it: rows_big and rows_small
-    [B, H, Lq] are that key's, or None."""
+    """big, small float32 [.., H, Lk]: numbers in log2 units, as sums of two; and the elements
+    between two batch rows. A row is less by what the key has that is nearest to it: rows_big and
+    rows_small [B, H, Lq] are that key's, or None."""
 
     big: Any
     small: Any
@@ -33,10 +33,15 @@ def key_score(s, term, at, distances):
     return s + (big + small)
 
 
+@triton.jit
+def add(x, y):
+    return x + y
+
+
 @triton.jit(do_not_specialize=["length", "row_stride", "column_stride"])
 def sum_along(to, x, length, row_stride, column_stride, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
-    """to float64 [.., L]: the sums of x up to each element and with it, of float64 rows; REVERSE: from
-    it to the last. A program for each row."""
+    """to float64 [.., L]: the sums of x up to each element and with it, of float64 rows; REVERSE:
+    from it to the last. A program for each row."""
     row = tl.cast(tl.program_id(0), tl.int64)
     before = tl.zeros((1,), tl.float64)
     for first in range(0, length, BLOCK):
@@ -45,5 +50,5 @@ def sum_along(to, x, length, row_stride, column_stride, BLOCK: tl.constexpr, REV
             n = length - 1 - n
         inside = (n >= 0) & (n < length)
         held = tl.load(x + row * row_stride + n * column_stride, inside, 0.0)
-        tl.store(to + row * length + n, before + tl.cumsum(held, 0), inside)
+        tl.store(to + row * length + n, before + tl.associative_scan(held, 0, add), inside)
         before += tl.sum(held, 0)

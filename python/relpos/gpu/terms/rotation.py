@@ -1,8 +1,8 @@
-"""R of the scores: rows of queries and of keys, turned in pairs of their dimensions before the passes,
-and gradients turned back after them (Su et al.: RoFormer, arXiv 2104.09864, section 3.2).
+"""R of the scores: rows of queries and of keys, turned in pairs of their dimensions before the
+passes, and gradients turned back after them (Su et al.: RoFormer, arXiv 2104.09864, section 3.2).
 
-A pair (x, y) becomes (x cos - y sin, y cos + x sin). Angles are float64, and their cosines and sines
-are rounded once to float32, as on the CPU (src/values/angles.h)."""
+A pair (x, y) becomes (x cos - y sin, y cos + x sin). Angles are float64, and their cosines and
+sines are rounded once to float32, as on the CPU (src/values/angles.h)."""
 
 from typing import Any, NamedTuple
 
@@ -39,12 +39,11 @@ class Turn(NamedTuple):
 
 @triton.jit
 def cos_and_sin(angle):
-    """Those of float64 angles in radians, rounded to float32. An angle is counted in turns, of which
-    the whole ones go before anything is lost but 2^-53 of it, as in a product with 1 / 2 pi in two
-    parts; a polynomial has the rest of an eighth."""
+    """Those of float64 angles in radians, rounded to float32. An angle is counted in turns, of
+    which the whole ones go before anything is lost but 2^-53 of it, as in a product with 1 / 2 pi
+    in two parts; a polynomial has the rest of an eighth."""
     whole = tl.floor(angle * 0.15915494309189535 + 0.5)
     rest = tl.fma(angle, 0.15915494309189535, -whole) - angle * 9.839338337591243e-18
-    rest -= tl.floor(rest + 0.5)
     quarter = tl.floor(4.0 * rest + 0.5)
     x = (rest - 0.25 * quarter) * 6.283185307179586
     square = x * x
@@ -87,10 +86,11 @@ def write_turns(
     PAIRS: tl.constexpr,
     FLOAT32: tl.constexpr,
 ):
-    """cos and sin float32 [.., tables, L, pairs] of tokens whose coordinate of axis a is `at`, a Grid
-    int64 [.., axes, L, 1]. The angle is the sum over the axes of it times the frequency, a Grid [1,
-    axes, tables, pairs]; FLOAT32: of products of float32. factors float64 [2]: what cosines and sines
-    are multiplied by, and what frequencies are. Program (block of tokens of all batch rows, table)."""
+    """cos and sin float32 [.., tables, L, pairs] of tokens whose coordinate of axis a is `at`, a
+    Grid int64 [.., axes, L, 1]. The angle is the sum over the axes of it times the frequency, a
+    Grid [1, axes, tables, pairs]; FLOAT32: of products of float32. factors float64 [2]: what
+    cosines and sines are multiplied by, and what frequencies are. Program (block of tokens of all
+    batch rows, table)."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
     h = tl.program_id(1)
     p = tl.arange(0, PAIRS)[None, :]
@@ -161,8 +161,8 @@ def turn_rows(
     WIDEN: tl.constexpr,
 ):
     """to: R x, or its inverse, of Grids [B, H, L, D]: a program for each block of rows of a head.
-    Dimensions that no turn has are copied. A row of zeros stays one under INVERSE, whatever it turns
-    by."""
+    Dimensions that no turn has are copied. A row of zeros stays one under INVERSE, whatever it
+    turns by."""
     blocks = tl.cdiv(length, BM)
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
@@ -264,9 +264,9 @@ def sum_angles(
     BM: tl.constexpr,
     PAIRS: tl.constexpr,
 ):
-    """parts float64 [.., tables, axes, pairs], from row `part` on: sums over the rows of a block, and
-    over the heads that share a table, of what their angles get, times the coordinate, `at` as in
-    write_turns. x and dy as in gradient_at. Program (block of rows of a batch row, table)."""
+    """parts float64 [.., tables, axes, pairs], from row `part` on: sums over the rows of a block,
+    and over the heads that share a table, of what their angles get, times the coordinate, `at` as
+    in write_turns. x and dy as in gradient_at. Program (block of rows of a batch row, table)."""
     blocks = tl.cdiv(length, BM)
     b, own = tl.program_id(0) // blocks, tl.program_id(1)
     i = (tl.program_id(0) % blocks) * BM + tl.arange(0, BM)[:, None]
@@ -300,7 +300,8 @@ def fold_angles(
     PAIRS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """gradient: a Grid [1, axes, tables, pairs], the sums of `count` parts. Program (axis, table)."""
+    """gradient: a Grid [1, axes, tables, pairs], the sums of `count` parts. Program (axis,
+    table)."""
     a, h = tl.program_id(0), tl.program_id(1)
     p = tl.arange(0, PAIRS)[None, :]
     acc = tl.zeros((BLOCK, PAIRS), tl.float64)

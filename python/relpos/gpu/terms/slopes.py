@@ -1,8 +1,9 @@
-"""Biases that are linear in the distance on either side, past[h] min(delta, 0) + future[h] max(delta,
-0), as ALiBi's (Press et al., arXiv 2108.12409): they hold at any distance without a table.
+"""Biases that are linear in the distance on either side, past[h] min(delta, 0) + future[h]
+max(delta, 0), as ALiBi's (Press et al., arXiv 2108.12409): they hold at any distance without a
+table.
 
-A row counts from its nearest visible key on, so that near scores keep their small parts wherever the
-row stands; softmax does not see it, and lse gets it back (src/kernels/plan/row_shift.h)."""
+A row counts from its nearest visible key on, so that near scores keep their small parts wherever
+the row stands; softmax does not see it, and lse gets it back (src/kernels/plan/row_shift.h)."""
 
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ def from_nearest(nearest, at, distances):
         row = nearest.distance + tl.cast(b, tl.int64) * nearest.batch
         row += tl.cast(h, tl.int64) * nearest.head + q0
         d = tl.load(row + a, a < queries - q0, 0)
-    if within.dtype == tl.int64:
+    if within.dtype == tl.int64:  # noqa: SIM108  a branch that is not taken is not typed
         x = corner + within - d
     else:
         x = near(corner - d) + within
@@ -67,11 +68,11 @@ def slope_score(s, term, at, distances):
 
 @triton.jit
 def line_sums(ds, nearest, at, distances):
-    """Of each row four sums of gradients ds: at distances below 0, of ds times the distance from the
-    nearest key and of ds, and the same at those above."""
+    """Of each row four sums of gradients ds: at distances below 0, of ds times the distance from
+    the nearest key and of ds, and the same at those above."""
     corner, within = distances
     x, _ = from_nearest(nearest, at, distances)
-    if within.dtype == tl.int64:
+    if within.dtype == tl.int64:  # noqa: SIM108  a branch that is not taken is not typed
         delta = corner + within
     else:
         delta = near(corner) + within
@@ -86,9 +87,9 @@ def line_sums(ds, nearest, at, distances):
 
 @triton.jit(do_not_specialize=["heads", "queries", "keys"])
 def find_nearest(distance, which, problem, heads, queries, keys, CONFIG: tl.constexpr):
-    """distance int64 and which int32 [B, heads, Lq]: of the visible keys of each query that which is
-    nearest, of two the one that is not before it; 0 where there is none. A program for each block of
-    queries."""
+    """distance int64 and which int32 [B, heads, Lq]: of the visible keys of each query that which
+    is nearest, of two the one that is not before it; 0 where there is none. A program for each
+    block of queries."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
