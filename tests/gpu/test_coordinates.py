@@ -8,8 +8,10 @@ from relpos.gpu.sums import table_gradients
 
 from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
 
-POSITIONS = [*(f"layout#{n}" for n in range(2)), *(f"udop#{n}" for n in range(3))]
-POSITIONS += ["layout#0+rope#0", "udop#0+alibi#3", "layout#1+udop#2", "udop#1+t5#0"]
+POSITIONS = ["layout#1", "udop#1", "udop#2"]
+POSITIONS += ["layout#1+rope#0", "udop#1+alibi#3", "layout#1+udop#2", "udop#1+t5#0"]
+if TIMES > 1:  # their maps are wide, which the interpreter takes long for
+    POSITIONS += ["layout#0", "udop#0"]
 SIZES = {
     "queries": [1, 16, 33, 65],
     "keys": [5, 33, 64, 65],
@@ -19,7 +21,7 @@ SIZES = {
     "scale": [None, 0.37],
     "wants": ["all", "all", "tables", "key"],
 }
-CASE = PLAIN | {"position": "layout#0", "queries": 40, "keys": 33, "mask": "padding"}
+CASE = PLAIN | {"position": "layout#1", "queries": 40, "keys": 33, "mask": "padding"}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +37,7 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
     monkeypatch.setattr(chunks, "LEAST", 16)
     monkeypatch.setattr(chunks, "MOST_BYTES", 1)
     assert not judged(CASE)
-    assert not judged(CASE | {"position": "layout#0+music_transformer#0", "queries": 20})
+    assert not judged(CASE | {"position": "layout#1+music_transformer#0", "queries": 20})
 
 
 def test_two_runs_have_the_same_bits():
