@@ -7,6 +7,7 @@ import torch
 from relpos._call.call import Call as Fields
 from relpos.gpu import tiles
 from relpos.gpu.lower import Lowered
+from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.rows import chunks
 
 from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
@@ -18,7 +19,7 @@ ROWS += ["music_transformer#2+attention_sink#1"]
 PROJECTED = [*(f"transformer_xl#{n}" for n in range(3)), "conformer#0", "gemma_audio#1"]
 PROJECTED += ["enformer#0", "enformer#1", "xlnet#3", "transformer_xl#3+inkling#0+t5#1"]
 PROJECTED += ["conformer#1+rope#0"]
-COLUMNS = [*(f"relative_key#{n}" for n in (0, 1)), *(f"deberta#{n}" for n in (0, 1, 2, 4, 5, 6))]
+COLUMNS = [*(f"relative_key#{n}" for n in (0, 1)), *(f"deberta#{n}" for n in (1, 2, 4, 5, 6))]
 COLUMNS += ["relative_key#0+t5#1+rope#1", "deberta#4+swin#0"]
 VALUES = [*(f"shaw#{n}" for n in (0, 1, 3, 4, 5, 8)), "vits#0", "axial_deeplab#0"]
 VALUES += ["shaw#1+swin#0", "vits#0+relative_key#0+attention_sink#1"]
@@ -119,6 +120,15 @@ def test_a_query_that_is_added_to_is_still_the_query_of_rows():
     (want,) = torch.autograd.grad(torch.cat(each).square().sum(), [conformer.pos_bias_u])
     assert found.any()
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_starts_that_no_distance_reaches_are_none():
+    """Of DeBERTa with few buckets, whose window would be that of all distances."""
+    far = ClassMap([1 - 2**62, -3, 2, 2**62], [9, 0, 1, 2, 8])
+    assert (far.lo, far.hi) == (-4, 2)
+    assert far.classes(-4, 2, torch.device("cpu")).tolist() == [0, 1, 1, 1, 1, 1, 2]
+    none = ClassMap([2**62], [3, 4])
+    assert none.classes(0, 1, torch.device("cpu")).tolist() == [3, 3]
 
 
 def test_the_chunk_of_queries():

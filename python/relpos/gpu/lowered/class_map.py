@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 _KEPT = 256
+_FARTHEST = 2**62  # no distance is farther from 0
 
 
 class ClassMap:
     """m(delta): classes[n] for starts[n - 1] <= delta < starts[n], -1 is none."""
 
     def __init__(self, starts: Sequence[int], classes: Sequence[int]) -> None:
+        reached = [n for n, start in enumerate(starts) if -_FARTHEST + 1 < start < _FARTHEST]
+        passed = sum(start <= -_FARTHEST + 1 for start in starts)
+        starts = [starts[n] for n in reached]
+        classes = classes[passed : passed + len(reached) + 1]
         self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
         self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
         # Before lo and after hi the class stays as it is there.
