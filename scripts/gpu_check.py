@@ -60,7 +60,7 @@ KERNELS = {
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_weights", "write_pairs"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_weights", "write_pairs", "sum_mask"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -200,10 +200,11 @@ def of_table() -> list[Row]:
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
-    like = {"write_bands": "write_bands", "write_weights": "write_bands", "write_pairs": "sum_pairs"}
-    for kernel, other in like.items():
-        own = [row for row in found if row.kernel == other and not row.rows]
-        found += [row._replace(kernel=kernel, rows=True) for row in own]
+    bands = [row for row in found if row.kernel == "write_bands"]
+    pairs = [row for row in found if row.kernel == "sum_pairs"]
+    for kernel, like in ("write_bands", bands), ("write_weights", bands), ("write_pairs", pairs):
+        found += [row._replace(kernel=kernel, rows=True) for row in like]
+    found += [row._replace(kernel="sum_mask") for row in pairs]
     found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
     return found + [row._replace(rows=True) for row in masked]
 

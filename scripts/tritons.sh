@@ -11,6 +11,6 @@ for version in 3.7.1 3.8.0 3.9.0; do
     .venv/bin/python -m pip install --quiet --no-deps --target "$folder" "triton==$version"
   echo "Triton $version"
   PYTHONPATH=$folder RELPOS_GPU=interpret OMP_NUM_THREADS=1 .venv/bin/python -m pytest -q -p no:cacheprovider \
-    tests/gpu -k "two_runs or packed or (keeps_the_promise and 1)"
+    tests/gpu -k "two_runs or packed or angles_are or (keeps_the_promise and 1)"
   PYTHONPATH=$folder .venv/bin/python -m pytest -q -p no:cacheprovider tests/gpu -k "bind_and_compile"
 done

@@ -303,3 +303,12 @@ def test_vmap_and_compile_reach_the_kernels():
     each = torch.func.vmap(lambda x: relpos.attention(x, x, x, position=t5))(q)
     whole = relpos.attention(q[:, 0], q[:, 0], q[:, 0], position=t5)
     torch.testing.assert_close(each[:, 0], whole)
+
+
+@pytest.mark.parametrize("position", [relpos.SwinBias(2, window=2), relpos.ALiBi2D(2, grid=[2, 2])])
+def test_a_grid_without_keys(position, garbage):
+    q, none = torch.randn(1, 2, 4, 8, requires_grad=True), torch.zeros(1, 2, 0, 8)
+    out = relpos.attention(q, none, none, position=position, q_offset=0)
+    assert not out.any()
+    (gradient,) = torch.autograd.grad(out.sum(), q)
+    assert not gradient.any()

@@ -40,14 +40,18 @@ def some_of_both(b, h, i, j):
 
 
 @pytest.mark.parametrize(
-    ("rows", "name"), [((1, 1), "t5"), ((2, 4), "t5"), ((1, 4), "shaw"), ((2, 1), "t5")]
+    ("rows", "name"), [((1, 1), "t5"), ((2, 4), "lines"), ((1, 4), "shaw"), ((2, 1), "t5")]
 )
 def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
     if name == "shaw":
         monkeypatch.setattr(chunks, "MOST_BYTES", 1)  # of 64 queries
     mask = relpos.from_mask_mod(some_of_both, QUERIES, KEYS, batch=rows[0], heads=rows[1])
     given, module = inputs(), position(name)
-    options = {"position": module, "enable_gqa": True, "q_offset": 0}
+    options = {"position": module, "enable_gqa": True}
+    if name == "lines":  # far from the keys, where rows count from the nearest that their head sees
+        options |= {"q_positions": torch.arange(QUERIES) + 200, "k_positions": torch.arange(KEYS)}
+    else:
+        options |= {"q_offset": 0}
     before = relpos.gpu.launches().get("write_cells_of_tiles", 0)
     found, dense = (
         step(lambda *x, m=m: relpos.attention(*x, attn_mask=m, **options), given, module)

@@ -144,3 +144,28 @@ def test_the_chunk_of_queries():
     assert chunk(q, position=music, is_causal=True) == 64
     assert chunk(q[:, :, :100], position=music, is_causal=True) >= 100
     assert chunk(q, position=relpos.Shaw(16, 8, values=False)) == 31744
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        relpos.Shaw(4, 16, value_dim=16),
+        relpos.RelativeKey(4, 16, kind="relative_key_query"),
+        relpos.TransformerXL(2, 16),
+    ],
+    ids=lambda position: type(position).__name__,
+)
+def test_a_number_that_nobody_sees_reaches_no_table(position, garbage):
+    torch.manual_seed(4)
+    given = [torch.randn(2, 2, 9, 16) for _ in range(3)]
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[0, 5], padding[1] = True, True  # a key, and all that a batch row could see
+
+    def gradients(hidden):
+        q, k, v = (x.clone() for x in given)
+        k[0, :, 5] = v[0, :, 5] = q[1, :, 3] = hidden
+        out = relpos.attention(q, k, v, position=position, key_padding_mask=padding, q_offset=0)
+        return torch.autograd.grad(out.square().sum(), list(position.parameters()))
+
+    for one, other in zip(gradients(torch.nan), gradients(0.0), strict=True):
+        assert torch.equal(one, other)

@@ -6,13 +6,27 @@ import subprocess
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 _SAFE_PTXAS = (13, 3)  # before it, products on Hopper whose input is in registers are wrong
 _chips: dict[torch.device, int] = {}
+_copies = WeakTensorKeyDictionary()
 
 
 def on(device: torch.device) -> Any:
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+def uploaded(tensor: Tensor, device: torch.device) -> Tensor:
+    """The numbers on the device, of a tensor that is kept and does not change: they are copied
+    once, since a copy waits for the device."""
+    if tensor.device == device:
+        return tensor
+    held = _copies.setdefault(tensor, {})
+    if device not in held:
+        held[device] = tensor.to(device)
+    return held[device]
 
 
 def chip(device: torch.device) -> int:

@@ -82,6 +82,7 @@ def dropout_of(lowered: Lowered, device: torch.device) -> Dropout | None:
     if p == 0.0:
         return None
     threshold = min(math.floor(p * 2.0**32 + 0.5), 2**32 - 1)
-    drawn = torch.tensor([int(lowered.seed), threshold], dtype=torch.int64)
+    numbers = (int(lowered.seed), threshold)  # filled in, since a copy waits for the device
+    drawn = torch.stack([torch.full((), n, dtype=torch.int64, device=device) for n in numbers])
     scale = 1.0 / (1.0 - p) if p < 1.0 else 0.0
-    return Dropout(drawn.to(device), scale, lowered.first)
+    return Dropout(drawn, scale, lowered.first)

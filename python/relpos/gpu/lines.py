@@ -108,7 +108,8 @@ class Lines:
             which = torch.minimum(torch.maximum(at, lo), hi - 1)
             distance = torch.where(lo < hi, which - at, 0)
             return distance[:, None], which.clamp(0, run.keys - 1)[:, None]
-        heads = run.heads if lowered.mask is not None else 1
+        by_head = lowered.tiles is not None and lowered.tiles[0].shape[1] > 1
+        heads = run.heads if lowered.mask is not None or by_head else 1
         distance, which = (
             run.floats(run.batch, heads, run.queries, dtype=dtype)
             for dtype in (torch.int64, torch.int32)

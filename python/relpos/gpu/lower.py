@@ -6,30 +6,24 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.device import uploaded
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
 from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.refusals import check_options, refuse
 from relpos.gpu.lowered.table_bias import Along, TableBias
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 from relpos.gpu.problem import Places
 from relpos.gpu.sums.targets import Targets
 
-MOST_HEAD_DIM = 256
-# The fields of a call that the kernels read. Others must be as they are where nothing is given.
-_READ = {
-    *("position", "is_causal", "scale", "enable_gqa", "window", "q_offset", "q_offsets"),
-    *("k_offset", "k_offsets", "parameters", "q_positions", "k_positions", "key_lo", "key_hi"),
-    *("key_padding_mask", "attn_mask", "softcap", "dropout_p", "seed"),
-    *("tile_ranges", "tile_entries", "tile_words", "tile_lengths"),
-}
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
 
@@ -84,7 +78,7 @@ class Lowered:
     """
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> None:
-        _check_options(query, value, call)
+        check_options(query, value, call)
         plan = _plan(query, key, value, call)
         self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
         self.rows, self.columns, self.values = plan.rows, plan.columns, plan.values
@@ -171,7 +165,7 @@ class Lowered:
         if call.q_positions is not None:
             q, k = self._own(call.q_positions), call.k_positions.contiguous()
         elif self.tokens is not None:
-            q, k = (tokens.to(self._query.device) for tokens in self.tokens)
+            q, k = (uploaded(tokens, self._query.device) for tokens in self.tokens)
             q = self._own(q)
         else:
             return None
@@ -260,6 +254,8 @@ class Lowered:
         holds of all before it, what is said of hi of all after it."""
         if self.tokens is not None:
             q, k = self._own(self.tokens[0]), self.tokens[1]
+            if not k.numel():
+                return lo, hi
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
         elif self.shift is None or self.places is not None:
             return lo, hi
@@ -382,23 +378,3 @@ def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
         _core.place_tokens(call.position, of_keys, numbers)
         tokens.append(numbers)
     return tokens[0], tokens[1]
-
-
-def _check_options(query: Tensor, value: Tensor | None, call: Any) -> None:
-    default = type(call)()
-    for name, given, held in zip(call._fields, call, default, strict=True):
-        if name not in _READ and given != held:
-            refuse(name)
-    if query.dtype == torch.float64:
-        refuse("query", "float64 has no kernel")
-    for name, tensor in (("query", query), ("value", value)):
-        if tensor is not None and tensor.dim() == 4 and tensor.shape[3] > MOST_HEAD_DIM:
-            refuse(name, f"a head size above {MOST_HEAD_DIM} has no kernel", tensor.shape[3])
-
-
-def refuse(name: str, why: str = "has no kernel", got: Any = None) -> NoReturn:
-    came = "" if got is None else f", got {got}"
-    raise NotImplementedError(
-        f"{name}: {why} on the GPU yet{came}; docs/gpu.md lists what has. relpos computes "
-        "the call on the CPU: move its tensors with .cpu()"
-    )

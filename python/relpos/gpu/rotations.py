@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from relpos.gpu.device import uploaded
 from relpos.gpu.layout import padded, room_for
 from relpos.gpu.lowered.turn_term import TurnTerm
 from relpos.gpu.mode import INTERPRETS
@@ -135,9 +136,9 @@ class Rotations:
             q, k = (each.view(self.run.parameter(each))[..., None] for each in term.numbers)
             return q, k
         if term.by == "coordinates":
-            q = self._own(term.q).to(self.run.device)
+            q = self._own(uploaded(term.q, self.run.device))
             same = term.k is term.q and q.shape == term.q.shape
-            return q, q if same else term.k.to(self.run.device)
+            return q, q if same else uploaded(term.k, self.run.device)
         q, k = self.run.lowered.positions
         at = q[:, None, :, None]
         return at, at if k is q else k[:, None, :, None]
@@ -152,7 +153,7 @@ class Rotations:
         if trained:
             frequency = term.numbers[0].view(self.run.parameter(term.numbers[0]))[None]
         else:
-            frequency = term.frequency.to(self.run.device)
+            frequency = uploaded(term.frequency, self.run.device)
         rows, axes, length, _ = at.shape
         tables, pairs = frequency.shape[2:]
         cos, sin = (self.run.floats(rows, tables, length, pairs) for _ in range(2))
@@ -166,7 +167,7 @@ class Rotations:
             sin=sin,
             at=grid(at),
             frequency=grid(frequency),
-            factors=term.factors.to(self.run.device),
+            factors=uploaded(term.factors, self.run.device),
             axes=axes,
             length=length,
             tokens=rows * length,
@@ -224,12 +225,12 @@ class Rotations:
         wanted: Tensor,
     ) -> None:
         """The gradient of trained frequencies."""
-        numbers = term.numbers[0]
+        numbers, device = term.numbers[0], self.run.device
         to = numbers.view(wanted)[None]
         _, axes, tables, pairs = to.shape
         sides = (
-            (*of_queries, self.of_queries[n], self._own(term.q_near)),
-            (*of_keys, self.of_keys[n], term.k_near),
+            (*of_queries, self.of_queries[n], self._own(uploaded(term.q_near, device))),
+            (*of_keys, self.of_keys[n], uploaded(term.k_near, device)),
         )
         counts = [x.shape[0] * triton.cdiv(x.shape[2], _ROWS) for x, *_ in sides]
         parts = self.run.floats(sum(counts), tables, axes, pairs, dtype=torch.float64)
@@ -244,7 +245,7 @@ class Rotations:
                 x=grid(x),
                 dy=grid(dy),
                 turn=turn,
-                at=grid(near.to(self.run.device)),
+                at=grid(near),
                 part=part,
                 heads=x.shape[1],
                 length=x.shape[2],

@@ -14,7 +14,8 @@ from relpos.gpu.sums.targets import Targets
 # Tensors of a call that say where tokens stand, and those of which no table depends.
 PLACING = ("q_offsets", "k_offsets", "q_positions", "k_positions")
 _UNREAD = {"attn_mask": None, "key_padding_mask": None, "key_lo": None, "key_hi": None}
-_UNREAD |= {"dropout_p": 0.0, "seed": None}
+_UNREAD |= {"dropout_p": 0.0, "seed": None, "tile_ranges": None, "tile_entries": None}
+_UNREAD |= {"tile_words": None, "tile_lengths": None}
 
 
 class ComputedTerm(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from relpos.gpu.device import uploaded
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.sums.targets import Targets
 
@@ -32,11 +33,11 @@ class Projected(NamedTuple):
         """The table, float32."""
         weights = self.weights.view(parameter).double() * self.weights.multiplier
         weights = weights.reshape(self.heads, -1, self.features.shape[1])
-        return (self.features.to(parameter.device) @ weights.mT).float()
+        return (uploaded(self.features, parameter.device) @ weights.mT).float()
 
     def write_gradient(self, gradient: Tensor, of_table: Tensor) -> None:
         """Of the parameter, from the table's."""
-        found = of_table.double().mT @ self.features.to(gradient.device)
+        found = of_table.double().mT @ uploaded(self.features, gradient.device)
         to = self.weights.view(gradient)
         to.copy_(found.reshape(to.shape) * self.weights.multiplier)
 

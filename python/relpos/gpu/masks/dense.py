@@ -73,15 +73,14 @@ def sum_mask(
     first_b = tile // columns // own_rows // own_heads * over_batch
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
-    for n in range(over_batch * over_heads * over_queries * over_keys):
-        k0 = (first_k + n % over_keys) * CONFIG.keys
-        q0 = (first_q + n // over_keys % over_queries) * CONFIG.queries
-        h = first_h + n // over_keys // over_queries % over_heads
-        b = first_b + n // over_keys // over_queries // over_heads
-        at = (b, h, q0, k0, a, c, queries, keys)
-        tensors = (query, key, value, dout, softmax, sums)
-        _, _, ds, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
-        acc += ds
+    for n in range(over_batch * over_heads):
+        h, b = first_h + n % over_heads, first_b + n // over_heads
+        for q in range(first_q, first_q + over_queries):
+            for k in range(first_k, first_k + over_keys):
+                at = (b, h, q * CONFIG.queries, k * CONFIG.keys, a, c, queries, keys)
+                tensors = (query, key, value, dout, softmax, sums)
+                _, _, ds, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
+                acc += ds
     i, j = first_q * CONFIG.queries + a, first_k * CONFIG.keys + c
     inside = (i < queries) & (j < keys)
     if SHARED_BY_QUERIES:

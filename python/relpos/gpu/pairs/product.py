@@ -26,6 +26,21 @@ def wide_product(x, y, acc):
 
 
 @triton.jit
+def wide_product_of_met(x, y, acc):
+    """acc + x y of float32 numbers, where a number of y that is not finite reaches, as NaN, the
+    rows alone whose number for it is not 0."""
+    odd = not_finite(y)
+    if tl.max(tl.max(tl.where(odd, 1, 0), 1), 0) > 0:
+        zero = tl.zeros(acc.shape, tl.float32)
+        met = wide_product(tl.where(x != 0.0, 1.0, 0.0), tl.where(odd, 1.0, 0.0), zero)
+        found = wide_product(x, tl.where(odd, 0.0, y), acc)
+        acc = tl.where(met > 0.0, float("nan"), found)
+    else:
+        acc = wide_product(x, y, acc)
+    return acc
+
+
+@triton.jit
 def product_of_seen(p, y, visible, acc, CONFIG: tl.constexpr):
     """acc + p y of p float32, rounded to y's type, which is 0 where a pair is hidden. Under
     CONFIG.again a number of y that is not finite reaches the rows that see it alone; else all of

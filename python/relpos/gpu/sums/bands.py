@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
-from relpos.gpu.pairs.product import stored, wide_product
+from relpos.gpu.pairs.product import stored, wide_product_of_met
 from relpos.gpu.pairs.scores import gradients_at, pair_scores, sliced
 from relpos.gpu.pairs.softmax import read_state
 from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
@@ -255,7 +255,7 @@ def multiply_bands(
             at = table + tl.cast(h, tl.int64) * head_stride + tl.cast(m, tl.int64) * class_stride
             right = tl.load(at + n * column_stride, (m >= 0) & (n < rank), 0.0).to(tl.float32)
             left = band_at(bands, b, b * heads + h, i, x[None, :])
-            acc = wide_product(left, right, acc)
+            acc = wide_product_of_met(left, right, acc)
     to = gradient + (tl.cast(own, tl.int64) * bands.length + i) * rank + n
     tl.store(to, acc * multiplier, (i < bands.length) & (n < rank))
 
@@ -294,7 +294,7 @@ def sum_band_rows(
         own = h // (heads // own_heads)
         right = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
         none = tl.zeros((CELLS, COLUMNS), tl.float32)
-        acc += wide_product(left, right, none).to(tl.float64)
+        acc += wide_product_of_met(left, right, none).to(tl.float64)
     to = sums + (tl.cast(tl.program_id(1), tl.int64) * width + x) * rank + n
     tl.store(to, acc, (x < width) & (n < rank))
 

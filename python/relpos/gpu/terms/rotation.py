@@ -43,7 +43,8 @@ def cos_and_sin(angle):
     which the whole ones go before anything is lost but 2^-53 of it, as in a product with 1 / 2 pi
     in two parts; a polynomial has the rest of an eighth."""
     whole = tl.floor(angle * 0.15915494309189535 + 0.5)
-    rest = tl.fma(angle, 0.15915494309189535, -whole) - angle * 9.839338337591243e-18
+    turns = tl.full(angle.shape, 0.15915494309189535, tl.float64)  # fma rounds literals before 3.9
+    rest = tl.fma(angle, turns, -whole) - angle * 9.839338337591243e-18
     quarter = tl.floor(4.0 * rest + 0.5)
     x = (rest - 0.25 * quarter) * 6.283185307179586
     square = x * x

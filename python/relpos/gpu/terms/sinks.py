@@ -76,7 +76,8 @@ def sink_gradient(
             total = tl.load(sums + row + i, i < queries, 0.0)
             found = tl.where(i < queries, -weight * total, 0.0)
             if OF_ROWS:
-                to = gradient.data + b * gradient.batch + h * gradient.head + i * gradient.query
+                to = gradient.data + tl.cast(b, tl.int64) * gradient.batch
+                to += tl.cast(h, tl.int64) * gradient.head + tl.cast(i, tl.int64) * gradient.query
                 found = stored(found * multiplier, gradient.data.dtype.element_ty, WIDEN)
                 tl.store(to, found, i < queries)
             else:
