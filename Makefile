@@ -32,9 +32,10 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools wheels test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, ARM, and other Tritons; two hours and more
+test-full: site-tools wheels test ## the same with six times the conformance cases, twenty times the random terms, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, and other Tritons; two hours and more
 	@$(PY) -m tests.peers.other_cpus
 	@scripts/fuzz.sh
+	@GTEST_FILTER='*Callers*:*Thread*:*Parallel*:*Pool*:*Cancel*:*Buffer*' scripts/sanitize.sh tsan
 	@scripts/arm.sh
 	@scripts/tritons.sh
 
@@ -53,7 +54,7 @@ fuzz: build ## a minute of libFuzzer for each reader and for the arguments of ca
 mutants: build ## plants small faults, one after the other, and counts those that tests find; ARGS="--only kernels"
 	@$(PY) -m tests.mutants $(ARGS)
 
-coverage: build ## lines and branches of src/ that the C++ tests run; what they do not is in build/coverage/not_run.txt
+coverage: build ## lines and branches of src/ that the C++ tests and the tool's run; what they do not is in build/coverage/not_run.txt
 	@scripts/coverage.sh
 
 sbom: build ## build/sbom.json, what relpos is built of, in CycloneDX

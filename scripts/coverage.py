@@ -1,80 +1,84 @@
-"""Lines and branches of src/ that the C++ tests run, from the counts of a build with gcov. For each
-folder a line; what was not run goes to build/coverage/not_run.txt. scripts/coverage.sh runs it.
+"""Lines and branches of src/ that programs ran, from the counts of a build by clang: for each folder
+a line, and what was not run in not_run.txt beside the counts. scripts/coverage.sh runs it.
 
-Templates and SIMD targets compile a line several times: it has run where one copy has. Branches to
-where an exception leaves do not count: tests of refusals and of out-of-memory take them.
+    scripts/coverage.py COUNTS PROGRAM...
+
+A line or a side of a branch has run where one copy of a template's has. A condition that the
+compiler decides is no branch.
 """
 
 import collections
-import concurrent.futures
 import json
 import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build/coverage"
-
-
-def counts_of(file):
-    """gcov's report of one object."""
-    command = ["gcov", "--json-format", "--stdout", "--branch-probabilities", str(file)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True, cwd=BUILD).stdout
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src"
 
 
 def is_product(path):
-    return "_test." not in path.name and "testing" not in path.parts
+    return path.is_relative_to(SOURCES) and "_test." not in path.name and "testing" not in path.parts
 
 
-class Counts:
-    """Of every line and branch of src/."""
-
-    def __init__(self):
-        self.lines = collections.Counter()  # (file, line)
-        self.branches = collections.Counter()  # (file, line, which of how many)
-
-    def add(self, report):
-        for unit in report["files"]:
-            path = pathlib.Path(report["current_working_directory"], unit["file"]).resolve()
-            if not path.is_relative_to(ROOT / "src") or not is_product(path):
-                continue
-            name = str(path.relative_to(ROOT))
-            for line in unit["lines"]:
-                self.lines[name, line["line_number"]] += line["count"]
-                own = [b["count"] for b in line["branches"] if not b["throw"]]
-                for n, count in enumerate(own):
-                    self.branches[name, line["line_number"], n, len(own)] += count
-
-    def share(self, counts, folder):
-        own = [count for at, count in counts.items() if at[0].startswith(folder + "/")]
-        run = sum(count > 0 for count in own)
-        return f"{run:6} of {len(own):6} {100 * run / max(1, len(own)):6.1f} %"
-
-    def not_run(self):
-        for name, line in sorted(at for at, count in self.lines.items() if count == 0):
-            yield f"{name}:{line}"
-        for name, line, n, many in sorted(at for at, count in self.branches.items() if count == 0):
-            if self.lines[name, line] > 0:
-                yield f"{name}:{line}: branch {n} of {many}"
+def exported(counts, programs, form):
+    first, *others = programs
+    command = ["llvm-cov", "export", f"-format={form}", f"-instr-profile={counts}", first]
+    command += [f"-object={program}" for program in others]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def main():
-    files = sorted(BUILD.rglob("*.gcda"))
-    if not files:
-        sys.exit("coverage: no counts; run scripts/coverage.sh")
-    counts = Counts()
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for reports in pool.map(counts_of, files):
-            for report in reports:
-                counts.add(report)
-    folders = sorted({at[0].rpartition("/")[0] for at in counts.lines})
+def name_of(path):
+    return str(path.relative_to(SOURCES.parent))
+
+
+def lines_of(text):
+    """{(file, line): how often it ran}, of a report in lcov's form."""
+    found = collections.Counter()
+    name = None
+    for row in text.splitlines():
+        key, _, value = row.partition(":")
+        if key == "SF":
+            path = pathlib.Path(value).resolve()
+            name = name_of(path) if is_product(path) else None
+        elif key == "DA" and name:
+            line, count = value.split(",")[:2]
+            found[name, int(line)] += int(count)
+    return found
+
+
+def branches_of(text):
+    """{(file, line, column, "true" or "false"): how often that side ran}."""
+    found = collections.Counter()
+    for unit in json.loads(text)["data"][0]["files"]:
+        path = pathlib.Path(unit["filename"]).resolve()
+        if not is_product(path):
+            continue
+        for line, column, _, _, true, false, *_ in unit["branches"]:
+            at = name_of(path), line, column
+            found[(*at, "true")] += true
+            found[(*at, "false")] += false
+    return found
+
+
+def share(counts, folder):
+    own = [count for at, count in counts.items() if at[0].startswith(folder + "/")]
+    run = sum(count > 0 for count in own)
+    return f"{run:6} of {len(own):6} {100 * run / max(1, len(own)):6.1f} %"
+
+
+def main(counts, *programs):
+    lines = lines_of(exported(counts, programs, "lcov"))
+    branches = branches_of(exported(counts, programs, "text"))
+    folders = sorted({at[0].rpartition("/")[0] for at in lines})
     print(f"{'':24}{'lines':>20}{'branches':>27}")
     for folder in ["src", *folders]:
-        both = [counts.share(of, folder) for of in (counts.lines, counts.branches)]
-        print(f"{folder:24}{both[0]}{both[1]:>28}")
-    (BUILD / "not_run.txt").write_text("\n".join(counts.not_run()) + "\n")
+        print(f"{folder:24}{share(lines, folder)}{share(branches, folder):>28}")
+    not_run = [f"{name}:{line}" for (name, line), count in sorted(lines.items()) if count == 0]
+    for (name, line, column, side), count in sorted(branches.items()):
+        if count == 0 and lines[name, line] > 0:
+            not_run.append(f"{name}:{line}:{column}: never {side}")
+    pathlib.Path(counts).with_name("not_run.txt").write_text("\n".join(not_run) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

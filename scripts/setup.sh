@@ -2,8 +2,8 @@
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
 # and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site; `setup.sh arm`
-# what `make test-arm` needs: a compiler for ARM and qemu; `setup.sh clang` what `make fuzz` and
-# `make test-msan` need: clang with its runtime, and GoogleTest's sources. RELPOS_LOCKED=1 installs the
+# what `make test-arm` needs: a compiler for ARM and qemu; `setup.sh clang` what `make fuzz`,
+# `make test-msan` and `make coverage` need: clang with its runtime, and GoogleTest's sources. RELPOS_LOCKED=1 installs the
 # files whose hashes requirements.lock has, and no others.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -37,6 +37,7 @@ missing_packages() {
   fi
   if [ "$purpose" = clang ]; then
     command -v clang++ >/dev/null || echo clang libclang-rt-dev
+    command -v llvm-cov >/dev/null || echo llvm
     [ -e /usr/src/googletest/CMakeLists.txt ] || echo libgtest-dev
   fi
   for pair in hwy/highway.h=libhwy-dev gtest/gtest.h=libgtest-dev CLI/CLI.hpp=libcli11-dev \
