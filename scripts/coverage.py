@@ -1,5 +1,5 @@
-"""Lines and branches of src/ that programs ran, from the counts of a build by clang: for each folder
-a line, and what was not run in not_run.txt beside the counts. scripts/coverage.sh runs it.
+"""Lines and branches of src/ that programs ran, from the counts of a build by clang: for each
+folder a line, and what was not run in not_run.txt beside the counts. scripts/coverage.sh runs it.
 
     scripts/coverage.py COUNTS PROGRAM...
 
@@ -17,7 +17,9 @@ SOURCES = pathlib.Path(__file__).resolve().parents[1] / "src"
 
 
 def is_product(path):
-    return path.is_relative_to(SOURCES) and "_test." not in path.name and "testing" not in path.parts
+    return (
+        path.is_relative_to(SOURCES) and "_test." not in path.name and "testing" not in path.parts
+    )
 
 
 def exported(counts, programs, form):
