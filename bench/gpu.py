@@ -39,24 +39,44 @@ class Side(NamedTuple):
     trained: tuple[Tensor, ...] = ()
 
 
+def positions(shape: Shape, causal: bool, device: str) -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
+    """What is measured, by its name in the table, and what it trains."""
+    heads, dim = shape.heads, shape.head_dim
+    factor = torch.randn(*shape[:3], 16, device=device)
+    made = {
+        "T5 table that is not trained": relpos.T5Bias(heads, bidirectional=not causal),
+        "T5 table": relpos.T5Bias(heads, bidirectional=not causal),
+        "BiasRPE of 1023 distances": relpos.BiasRPE(heads, max_distance=512),
+        "ALiBi": relpos.ALiBi(heads),
+        "KERPLE": relpos.KerpleLog(heads),
+        "RoPE": relpos.RoPE(dim, layout="half"),
+        "Shaw, m 64": relpos.Shaw(64, dim, value_dim=dim),
+        "DeBERTa": relpos.DeBERTa(heads, dim),
+        "Transformer-XL": relpos.TransformerXL(heads, dim),
+        "Inkling": relpos.Inkling(rank=16, extent=1024),
+        "Music Transformer": relpos.MusicTransformer(shape.length, dim) if causal else None,
+    }
+    made["T5 table that is not trained"].requires_grad_(False)
+    found: dict[str, Any] = {"no position": (None, ())}
+    for name, module in made.items():
+        if module is not None:
+            position = module.to(device)
+            trained = tuple(p for p in position.parameters() if p.requires_grad)
+            found[name] = position(factor) if name == "Inkling" else position, trained
+    return found
+
+
 def sides(shape: Shape, causal: bool, device: str, peers: bool) -> Iterator[tuple[str, Any]]:
     """(name, Side, or why there is none)."""
-    t5 = relpos.T5Bias(shape.heads, bidirectional=not causal).to(device)
-    frozen = relpos.T5Bias(shape.heads, bidirectional=not causal).to(device).requires_grad_(False)
-    near = relpos.BiasRPE(shape.heads, max_distance=512).to(device)
     yield "SDPA", Side(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal))
-    for name, position in (
-        ("relpos, no position", None),
-        ("relpos, T5 table that is not trained", frozen),
-        ("relpos, T5 table", t5),
-        ("relpos, BiasRPE of 1023 distances", near),
-    ):
+    all_ = positions(shape, causal, device)
+    for name, (position, trained) in all_.items():
 
         def call(q: Tensor, k: Tensor, v: Tensor, of: Any = position) -> Tensor:
             return relpos.attention(q, k, v, position=of, is_causal=causal)
 
-        parameters = () if position is None else tuple(position.parameters())
-        yield name, Side(call, tuple(p for p in parameters if p.requires_grad))
+        yield f"relpos, {name}", Side(call, trained)
+    t5, _ = all_["T5 table"]
     yield "FlexAttention, T5 table", flex(t5, causal, shape) if peers else "not run here"
 
 

@@ -62,8 +62,16 @@ def test_the_bench_runs_in_the_interpreter():
         "relpos, T5 table that is not trained",
         "relpos, T5 table",
         "relpos, BiasRPE of 1023 distances",
+        "relpos, ALiBi",
+        "relpos, KERPLE",
+        "relpos, RoPE",
+        "relpos, Shaw, m 64",
+        "relpos, DeBERTa",
+        "relpos, Transformer-XL",
+        "relpos, Inkling",
     ]
-    assert len(rows) == 10
+    assert names.count("relpos, Music Transformer, causal") == 1
+    assert len(rows) == 25
     assert text.count("not timed") == 2
     assert re.search(r"launches:.* sum_diagonals \d", text)
     refused = subprocess.run(bench[:2], env=ENV, cwd=ROOT, capture_output=True, text=True)
