@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import threading
+import time
 
 import pytest
 from relpos.lab import cli, kept
@@ -134,3 +135,27 @@ def test_a_file_is_replaced_whole(tmp_path):
         kept.write_json(tmp_path / "a", [object()])
     assert json.loads((tmp_path / "a").read_text()) == [1]
     assert names(tmp_path) == ["a"]
+
+
+def test_a_run_waits_for_a_process_that_is_about_to_end(tmp_path):
+    """One that was killed as it started a worker, whose lock that one still holds for a moment."""
+    with kept.run_folder(tmp_path, ASKED, resume=False):
+        with (
+            pytest.raises(kept.CannotResume, match="another run writes there"),
+            kept.run_folder(tmp_path, ASKED, resume=True),
+        ):
+            pass
+    began, ended = threading.Event(), threading.Event()
+
+    def hold():
+        with kept.run_folder(tmp_path, ASKED, resume=True):
+            began.set()
+            time.sleep(0.5)
+        ended.set()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert began.wait(60)
+    with kept.run_folder(tmp_path, ASKED, resume=True):
+        assert ended.wait(60)
+    holder.join()

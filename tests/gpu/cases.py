@@ -15,7 +15,7 @@ from tests.support.promise import missed
 
 SEED = 20261125
 TIMES = 10 if os.environ.get("RELPOS_FULL") == "1" else 1  # as many cases
-DRAWN = 60 * TIMES
+DRAWN = 40 * TIMES
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
 POSITIONS += ["t5#0+bias_rpe#2", "attention_sink#0", "attention_sink#1", "t5#1+attention_sink#1"]
 GRIDS = ["swin#0", "swin#1", "swin#4", "beit#0", "levit#0", "swin#1+t5#3"]

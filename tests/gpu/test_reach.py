@@ -125,6 +125,7 @@ def test_calls_of_other_libraries():
     torch.testing.assert_close(found.transpose(1, 2), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.peers
 def test_a_model_of_transformers_is_fused_by_the_same_line(launched):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4}
     config = T5Config(vocab_size=50, decoder_start_token_id=0, dropout_rate=0.0, **sizes)

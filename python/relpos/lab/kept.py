@@ -11,14 +11,17 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 
 FOLDER = "unfinished"
+PATIENCE = 3.0
 
 
 class CannotResume(ValueError):
@@ -60,12 +63,10 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
         raise CannotResume(f"--resume: {out} has no unfinished run; start one without --resume")
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _taken(lock):
             raise CannotResume(
                 f"--out {out}: another run writes there; wait for it, or choose another folder"
-            ) from None
+            )
         if resume:
             before = json.loads(identity.read_text())
             for name, value in json.loads(json.dumps(asked)).items():
@@ -80,6 +81,21 @@ def run_folder(out: Path, asked: dict, *, resume: bool) -> Iterator[Path]:
                     shutil.rmtree(job)
             write_json(identity, asked)
         yield folder
+
+
+def _taken(lock: IO[str]) -> bool:
+    """Whether nobody holds the lock, or a process that ends within PATIENCE seconds: where a run is
+    killed as it starts a worker, that one holds it until it is a program of its own."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.05)
+        else:
+            return True
 
 
 def remove(folder: Path) -> None:

@@ -27,7 +27,10 @@ class Projected(NamedTuple):
     def chosen(self) -> tuple[tuple[int, int], ...]:
         return self.weights.chosen
 
-    multiplier = 1.0  # of the table
+    @property
+    def multiplier(self) -> float:
+        """Of the table."""
+        return 1.0
 
     def view(self, parameter: Tensor) -> Tensor:
         """The table, float32."""
