@@ -139,12 +139,12 @@ def test_a_file_is_replaced_whole(tmp_path):
 
 def test_a_run_waits_for_a_process_that_is_about_to_end(tmp_path):
     """One that was killed as it started a worker, whose lock that one still holds for a moment."""
-    with kept.run_folder(tmp_path, ASKED, resume=False):
-        with (
-            pytest.raises(kept.CannotResume, match="another run writes there"),
-            kept.run_folder(tmp_path, ASKED, resume=True),
-        ):
-            pass
+    with (
+        kept.run_folder(tmp_path, ASKED, resume=False),
+        pytest.raises(kept.CannotResume, match="another run writes there"),
+        kept.run_folder(tmp_path, ASKED, resume=True),
+    ):
+        pass
     began, ended = threading.Event(), threading.Event()
 
     def hold():
