@@ -83,7 +83,7 @@ SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
 MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
 TILES = tile_masks.Tiles("*i32", "*i64", "i32", "i32", "i32", "i32", "i32")
-NUMBERS = rotation.Grid("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
+NUMBERS = rotation.Strided("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
 HALF = NUMBERS._replace(data="*bf16")
 TURN = rotation.Turn(NUMBERS, NUMBERS, "i32", "i32", "i32", "i32", "i32")
 EVERYTHING = PROBLEM._replace(

@@ -48,6 +48,16 @@ OF_GRIDS = {
     "mask": ["", "range", "padding", "bool", "float", "padding+range"],
     "offsets": ["zero", "both"],
 }
+# Sizes for cases of one kind of term; test_kernels.py draws from all of FACTORS.
+SMALL = {
+    "queries": [1, 16, 33, 65],
+    "keys": [5, 33, 64, 65],
+    "heads": [(1, 1), (4, 2), (3, 1), (2, 2)],
+    "head_dim": [4, 16, 34],
+    "value_dim": [8, 16],
+    "scale": [None, 0.37],
+    "wants": ["all", "all", "tables", "key"],
+}
 PLAIN = {name: values[0] for name, values in FACTORS.items()}
 PLAIN |= {"position": "t5#0", "queries": 65, "keys": 97, "heads": (4, 2), "head_dim": 16}
 PLAIN |= {
@@ -84,6 +94,11 @@ def drawn(count=DRAWN, **others):
         yield case
 
 
+def drawn_of(positions, **others):
+    """Small cases, TIMES of each position."""
+    return list(drawn(len(positions) * TIMES, position=positions, **SMALL | others))
+
+
 class Here(Call):
     """A call whose pattern of dropout is that of the CPU."""
 
@@ -118,3 +133,23 @@ def judged(case):
 def number_of(case):
     """What a drawn case is shown as."""
     return str(case["seed"] - SEED)
+
+
+def assert_the_same_bits_twice(case):
+    """The results, by name."""
+    first, second = (Here(case).computed() for _ in range(2))
+    for name, result in first.items():
+        assert torch.equal(result, second[name]), name
+    return first
+
+
+def on_the_cpu(q, k, v, dout, **options):
+    """out and the gradients of query, key and value by the kernels of the CPU."""
+    call = Fields.of("attention", q, k, options)
+    out, softmax = torch.empty_like(dout), torch.empty(*dout.shape[:3], 2)
+    relpos._core.attention(q, k, v, call, out, None, softmax)
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    given = (q, k, v, out, softmax, dout, None)
+    wanted = [*gradients, None, *(None for _ in call.parameters)]
+    relpos._core.attention_backward(given, call, wanted)
+    return [out, *gradients]

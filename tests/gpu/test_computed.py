@@ -4,27 +4,22 @@ import pytest
 import relpos
 import torch
 
-from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
-from tests.gpu.test_kernels import on_the_cpu
+from tests.gpu.cases import (
+    PLAIN,
+    assert_the_same_bits_twice,
+    drawn_of,
+    judged,
+    number_of,
+    on_the_cpu,
+)
 
 POSITIONS = [f"kerple_log#{n}" for n in (0, 1)] + ["kerple_power#1", "fire#0", "fire#1"]
 POSITIONS += ["sandwich#1", "bam#0", "tisa#1", "dynamic_bias#1", "alibi_2d#0", "alibi_2d#2"]
 POSITIONS += ["swin_v2#0", "swin_v2#2", "kerple_log#0+t5#1", "fire#0+kerple_power#0"]
 POSITIONS += ["dynamic_bias#2+rope#0", "kerple_log#1+alibi#3+attention_sink#1"]
-SIZES = {
-    "queries": [1, 16, 33, 65],
-    "keys": [5, 33, 64, 65],
-    "heads": [(1, 1), (4, 2), (3, 1), (2, 2)],
-    "head_dim": [4, 16, 34],
-    "value_dim": [8, 16],
-    "scale": [None, 0.37],
-    "wants": ["all", "all", "tables", "key"],
-}
 
 
-@pytest.mark.parametrize(
-    "case", list(drawn(len(POSITIONS) * TIMES, position=POSITIONS, **SIZES)), ids=number_of
-)
+@pytest.mark.parametrize("case", drawn_of(POSITIONS), ids=number_of)
 def test_a_call_keeps_the_promise(case, garbage):
     assert not judged(case), case
 
@@ -64,6 +59,4 @@ def test_a_table_follows_its_numbers():
 
 def test_two_runs_have_the_same_bits():
     case = PLAIN | {"position": "fire#0+kerple_log#0", "queries": 33, "keys": 65}
-    first, second = (Here(case).computed() for _ in range(2))
-    for name, result in first.items():
-        assert torch.equal(result, second[name]), name
+    assert_the_same_bits_twice(case)

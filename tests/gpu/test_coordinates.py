@@ -6,27 +6,16 @@ import torch
 from relpos.gpu.rows import chunks
 from relpos.gpu.sums import table_gradients
 
-from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
+from tests.gpu.cases import PLAIN, TIMES, assert_the_same_bits_twice, drawn_of, judged, number_of
 
 POSITIONS = ["layout#1", "udop#1", "udop#2"]
 POSITIONS += ["layout#1+rope#0", "udop#1+alibi#3", "layout#1+udop#2", "udop#1+t5#0"]
 if TIMES > 1:  # their maps are wide, which the interpreter takes long for
     POSITIONS += ["layout#0", "udop#0"]
-SIZES = {
-    "queries": [1, 16, 33, 65],
-    "keys": [5, 33, 64, 65],
-    "heads": [(1, 1), (4, 2), (3, 1), (2, 2)],
-    "head_dim": [4, 16, 34],
-    "value_dim": [8, 16],
-    "scale": [None, 0.37],
-    "wants": ["all", "all", "tables", "key"],
-}
 CASE = PLAIN | {"position": "layout#1", "queries": 40, "keys": 33, "mask": "padding"}
 
 
-@pytest.mark.parametrize(
-    "case", list(drawn(len(POSITIONS) * TIMES, position=POSITIONS, **SIZES)), ids=number_of
-)
+@pytest.mark.parametrize("case", drawn_of(POSITIONS), ids=number_of)
 def test_a_call_keeps_the_promise(case, garbage):
     assert not judged(case), case
 
@@ -41,9 +30,7 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
 
 
 def test_two_runs_have_the_same_bits():
-    first, second = (Here(CASE).computed() for _ in range(2))
-    for name, result in first.items():
-        assert torch.equal(result, second[name]), name
+    assert_the_same_bits_twice(CASE)
 
 
 def test_without_keys_a_table_gets_nothing():

@@ -13,7 +13,7 @@ from relpos.gpu.pairs.product import stored
 from relpos.gpu.sums import table_gradients
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.gpu.cases import FACTORS, PLAIN, SEED, Here, drawn, judged, number_of
+from tests.gpu.cases import FACTORS, PLAIN, SEED, Here, drawn, judged, number_of, on_the_cpu
 
 
 @pytest.mark.parametrize("case", list(drawn()), ids=number_of)
@@ -177,18 +177,6 @@ def test_the_cpu_has_the_same_results(dtype):
         torch.testing.assert_close(out, want, rtol=limit, atol=limit)
         torch.testing.assert_close(lse, wanted_lse, rtol=3e-6, atol=3e-6)
         assert (lse == -torch.inf).any() == ("q_offset" in more and more.get("is_causal", False))
-
-
-def on_the_cpu(q, k, v, dout, **options):
-    """out and the gradients of query, key and value by the kernels of the CPU."""
-    call = Fields.of("attention", q, k, options)
-    out, softmax = torch.empty_like(dout), torch.empty(*dout.shape[:3], 2)
-    relpos._core.attention(q, k, v, call, out, None, softmax)
-    gradients = [torch.empty_like(x) for x in (q, k, v)]
-    given = (q, k, v, out, softmax, dout, None)
-    wanted = [*gradients, None, *(None for _ in call.parameters)]
-    relpos._core.attention_backward(given, call, wanted)
-    return [out, *gradients]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -4,21 +4,18 @@ import pytest
 import relpos
 import torch
 
-from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
-from tests.gpu.test_kernels import on_the_cpu
+from tests.gpu.cases import (
+    PLAIN,
+    assert_the_same_bits_twice,
+    drawn_of,
+    judged,
+    number_of,
+    on_the_cpu,
+)
 
 POSITIONS = [f"alibi#{n}" for n in range(8)] + ["forgetting#0"]
 POSITIONS += ["alibi#4+t5#3", "alibi#3+attention_sink#1", "alibi#7+alibi#3", "forgetting#0+rope#0"]
 POSITIONS += ["alibi#3+rope_mixed#0", "alibi#2+music_transformer#0"]
-SIZES = {
-    "queries": [1, 16, 33, 65],
-    "keys": [5, 33, 64, 65],
-    "heads": [(1, 1), (4, 2), (3, 1), (2, 2)],
-    "head_dim": [4, 16, 34],
-    "value_dim": [8, 16],
-    "scale": [None, 0.37],
-    "wants": ["all", "all", "tables", "key"],
-}
 
 
 def fitted(cases):
@@ -31,7 +28,7 @@ def fitted(cases):
 
 @pytest.mark.parametrize(
     "case",
-    list(fitted(drawn(len(POSITIONS) * TIMES, position=POSITIONS, **SIZES))),
+    list(fitted(drawn_of(POSITIONS))),
     ids=number_of,
 )
 def test_a_call_keeps_the_promise(case, garbage):
@@ -134,9 +131,7 @@ def test_numbers_of_keys_are_a_mask_that_queries_share(by_row, softcap):
 
 def test_two_runs_have_the_same_bits():
     case = PLAIN | {"position": "alibi#7+forgetting#0", "queries": 33, "keys": 65}
-    first, second = (Here(case).computed() for _ in range(2))
-    for name, result in first.items():
-        assert torch.equal(result, second[name]), name
+    assert_the_same_bits_twice(case)
 
 
 def test_what_launches_and_what_does_not():

@@ -10,7 +10,7 @@ from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.rows import chunks
 
-from tests.gpu.cases import PLAIN, TIMES, Here, drawn, judged, number_of
+from tests.gpu.cases import PLAIN, TIMES, assert_the_same_bits_twice, drawn, judged, number_of
 
 ROWS = [*(f"shaw#{n}" for n in (2, 7)), *(f"relative_key#{n}" for n in (2, 3)), "deberta#3"]
 ROWS += [f"music_transformer#{n}" for n in range(5)] + [f"inkling#{n}" for n in range(3)]
@@ -78,9 +78,7 @@ def test_chunks_of_queries_keep_it(more, garbage, monkeypatch):
 def test_two_runs_have_the_same_bits_and_rows_that_no_pair_reads_have_none():
     case = PLAIN | {"position": "shaw#7", "queries": 33}
     before = relpos.gpu.launches()
-    first, second = (Here(case).computed() for _ in range(2))
-    for name, result in first.items():
-        assert torch.equal(result, second[name]), name
+    first = assert_the_same_bits_twice(case)
     grown = {n: count - before.get(n, 0) for n, count in relpos.gpu.launches().items()}
     names = ("write_products", "write_bands", "multiply_bands", "sum_band_rows")
     assert [grown[name] for name in names] == [4, 2, 2, 2]

@@ -45,7 +45,7 @@ def tiles_of(run: Any, ranges: Tensor, entries: Tensor, words: Tensor) -> Tiles:
     """Of a relpos.TileMask."""
     batch, heads, blocks, _ = ranges.shape
     tiles = triton.cdiv(run.keys, KEYS)
-    cells = run.floats(batch, heads, blocks, tiles, dtype=torch.int32)
+    cells = run.workspace(batch, heads, blocks, tiles, dtype=torch.int32)
     if cells.numel():
         run.launch(
             write_cells_of_tiles,

@@ -37,7 +37,7 @@ class Lines:
         # A softcap sees the scores themselves.
         if run.from_nearest and run.lowered.softcap is None and run.keys:
             distance, which = self._nearest()
-            self.row_shift = run.floats(run.batch, run.heads, run.queries, dtype=torch.float64)
+            self.row_shift = run.workspace(run.batch, run.heads, run.queries, dtype=torch.float64)
             self.row_shift.zero_()
         if self.slopes:
             self._add_slopes(distance)
@@ -111,7 +111,7 @@ class Lines:
         by_head = lowered.tiles is not None and lowered.tiles[0].shape[1] > 1
         heads = run.heads if lowered.mask is not None or by_head else 1
         distance, which = (
-            run.floats(run.batch, heads, run.queries, dtype=dtype)
+            run.workspace(run.batch, heads, run.queries, dtype=dtype)
             for dtype in (torch.int64, torch.int32)
         )
         run.launch(

@@ -14,7 +14,7 @@ from relpos.gpu.lowered.turn_term import TurnTerm
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rotation import (
-    Grid,
+    Strided,
     Turn,
     fold_angles,
     sum_angles,
@@ -48,7 +48,7 @@ class Rotations:
     def room(self, like: Tensor, wanted: Tensor | None) -> Tensor:
         """Where a pass writes the gradient of queries or keys [B, H, L, D]."""
         if self.terms:
-            return self.run.floats(*like.shape)
+            return self.run.workspace(*like.shape)
         return torch.empty_like(like, memory_format=_DENSE) if wanted is None else wanted
 
     def trains(self, targets: Targets) -> bool:
@@ -92,8 +92,8 @@ class Rotations:
             turn_rows,
             (batch * heads * triton.cdiv(length, _ROWS),),
             None,
-            to=grid(to),
-            x=grid(x),
+            to=strided(to),
+            x=strided(x),
             turns=turns,
             heads=heads,
             length=length,
@@ -109,7 +109,9 @@ class Rotations:
         """What queries turn by, and what keys do."""
         if term.by == "tables":
             q_cos, q_sin, k_cos, k_sin = (
-                grid(by_head(each.view(self.run.parameter(each))), each.multiplier * term.magnitude)
+                strided(
+                    by_head(each.view(self.run.parameter(each))), each.multiplier * term.magnitude
+                )
                 for each in term.numbers
             )
             tables = by_head(term.numbers[0].view(self.run.parameter(term.numbers[0]))).shape[1]
@@ -120,11 +122,13 @@ class Rotations:
         queries = self._written(term, at_q)
         keys = queries if at_k is at_q else self._written(term, at_k)
         return (
-            self._turn_of(term, *map(grid, queries), queries[0].shape[1], True),
-            self._turn_of(term, *map(grid, keys), keys[0].shape[1], False),
+            self._turn_of(term, *map(strided, queries), queries[0].shape[1], True),
+            self._turn_of(term, *map(strided, keys), keys[0].shape[1], False),
         )
 
-    def _turn_of(self, term: TurnTerm, cos: Grid, sin: Grid, tables: int, of_queries: bool) -> Turn:
+    def _turn_of(
+        self, term: TurnTerm, cos: Strided, sin: Strided, tables: int, of_queries: bool
+    ) -> Turn:
         heads = self.run.heads if of_queries else self.run.kv_heads
         pairs = term.dims // 2
         steps = (2, 1) if term.interleaved else (1, pairs)
@@ -156,7 +160,7 @@ class Rotations:
             frequency = uploaded(term.frequency, self.run.device)
         rows, axes, length, _ = at.shape
         tables, pairs = frequency.shape[2:]
-        cos, sin = (self.run.floats(rows, tables, length, pairs) for _ in range(2))
+        cos, sin = (self.run.workspace(rows, tables, length, pairs) for _ in range(2))
         if not cos.numel():
             return cos, sin
         self.run.launch(
@@ -165,8 +169,8 @@ class Rotations:
             None,
             cos=cos,
             sin=sin,
-            at=grid(at),
-            frequency=grid(frequency),
+            at=strided(at),
+            frequency=strided(frequency),
             factors=uploaded(term.factors, self.run.device),
             axes=axes,
             length=length,
@@ -195,7 +199,9 @@ class Rotations:
         of_queries = turns is self.of_queries
         numbers = term.numbers[:2] if of_queries else term.numbers[2:]
         to = [
-            None if each is None else grid(by_head(own.view(each)), own.multiplier * term.magnitude)
+            None
+            if each is None
+            else strided(by_head(own.view(each)), own.multiplier * term.magnitude)
             for own, each in zip(numbers, wanted, strict=True)
         ]
         shared = turns[n].share
@@ -205,8 +211,8 @@ class Rotations:
             None,
             of_cos=to[0],
             of_sin=to[1],
-            x=grid(x),
-            dy=grid(dy),
+            x=strided(x),
+            dy=strided(dy),
             turn=turns[n],
             heads=heads,
             length=length,
@@ -233,7 +239,7 @@ class Rotations:
             (*of_keys, self.of_keys[n], uploaded(term.k_near, device)),
         )
         counts = [x.shape[0] * triton.cdiv(x.shape[2], _ROWS) for x, *_ in sides]
-        parts = self.run.floats(sum(counts), tables, axes, pairs, dtype=torch.float64)
+        parts = self.run.workspace(sum(counts), tables, axes, pairs, dtype=torch.float64)
         for (x, dy, turn, near), count, part in zip(sides, counts, (0, counts[0]), strict=True):
             if not count:
                 continue
@@ -242,10 +248,10 @@ class Rotations:
                 (count, tables),
                 None,
                 parts=parts,
-                x=grid(x),
-                dy=grid(dy),
+                x=strided(x),
+                dy=strided(dy),
                 turn=turn,
-                at=grid(near),
+                at=strided(near),
                 part=part,
                 heads=x.shape[1],
                 length=x.shape[2],
@@ -258,7 +264,7 @@ class Rotations:
             fold_angles,
             (axes, tables),
             None,
-            gradient=grid(to, numbers.multiplier),
+            gradient=strided(to, numbers.multiplier),
             parts=parts,
             count=sum(counts),
             tables=tables,
@@ -270,10 +276,10 @@ class Rotations:
         )
 
 
-def grid(x: Tensor, multiplier: float = 1.0) -> Grid:
+def strided(x: Tensor, multiplier: float = 1.0) -> Strided:
     """Of a tensor [B, H, L, N]; an axis of size 1 is one that all share."""
     strides = (stride if size > 1 else 0 for size, stride in zip(x.shape, x.stride(), strict=True))
-    return Grid(x, *strides, multiplier)
+    return Strided(x, *strides, multiplier)
 
 
 def by_head(table: Tensor) -> Tensor:

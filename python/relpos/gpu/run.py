@@ -161,8 +161,8 @@ class Run:
         if not self.lowered.values:
             self.mix(out, softmax, lse)
             return
-        wide = self.floats(*out.shape)
-        softmax = self.floats(*out.shape[:3], 2) if softmax is None else softmax
+        wide = self.workspace(*out.shape)
+        softmax = self.workspace(*out.shape[:3], 2) if softmax is None else softmax
         self.mix(wide, softmax, lse)
         add_values(self, wide, softmax)
         out.copy_(wide)
@@ -175,8 +175,8 @@ class Run:
         if chunks == 1:
             self.pairs(forward, self.of_queries, again=True, **results, **sizes, chunk=chunk)
             return
-        parts = self.floats(chunks, *out.shape)
-        states = self.floats(chunks, *out.shape[:3], 2)
+        parts = self.workspace(chunks, *out.shape)
+        states = self.workspace(chunks, *out.shape[:3], 2)
         of_chunks = {"out": parts, "softmax": states, "lse": None, "chunk": chunk}
         self.pairs(forward, self.of_queries, chunks, again=True, **of_chunks, **sizes)
         count = self.batch * self.heads * self.queries
@@ -235,13 +235,13 @@ class Run:
         columns = [table for table in lowered.columns if table.trains(dk, targets)]
         maps = [term.map for term in (*tables, *own, *rows)]
         sums = Sums.of(self, maps, [table.map for table in columns])
-        wide_dk = self.floats(*dk.shape) if dk is not None and columns else dk
+        wide_dk = self.workspace(*dk.shape) if dk is not None and columns else dk
         to_dk = rotations.room(self.key, wide_dk)
         key_sums = lines = None
         if self.lines.trains_keys(targets):
-            key_sums = self.floats(self.batch, self.heads, self.keys)
+            key_sums = self.workspace(self.batch, self.heads, self.keys)
         if self.lines.trains_slopes(targets):
-            lines = self.floats(self.batch, self.heads, self.queries, 4)
+            lines = self.workspace(self.batch, self.heads, self.queries, 4)
         if any(x is not None for x in (dk, dv, key_sums)) or turns or columns:
             self.pairs(
                 backward_keys,
@@ -261,7 +261,7 @@ class Run:
             )
         wide = dq
         if added or (dq is not None and rows):
-            wide = self.floats(*self.query.shape)
+            wide = self.workspace(*self.query.shape)
         to_dq = rotations.room(self.query, wide)
         if dq is not None or maps or turns or added or lines is not None:
             self.pairs(
@@ -285,7 +285,7 @@ class Run:
         if key_sums is not None:
             self.lines.write_keys(key_sums, targets)
         to = [(t.map, t.view(targets.to(t.parameter)), t.multiplier) for t in tables]
-        of_computed = [self.floats(self.heads, x.shape[1]) for x in lowered.tables if own]
+        of_computed = [self.workspace(self.heads, x.shape[1]) for x in lowered.tables if own]
         to += [(term.map, x, 1.0) for term, x in zip(own, of_computed, strict=True)]
         write_gradients(self, to, sums, given)
         if own:
@@ -308,7 +308,7 @@ class Run:
         targets.finish()
 
     def sums(self, out: Tensor, dout: Tensor, dlse: Tensor | None) -> Tensor:
-        sums = self.floats(self.batch, self.heads, self.queries)
+        sums = self.workspace(self.batch, self.heads, self.queries)
         self.launch(
             row_sums,
             (self.batch * self.heads * triton.cdiv(self.queries, _ROWS),),
@@ -329,7 +329,7 @@ class Run:
         """With the queries that see each block of so many keys."""
         spans, blocks = self.problem.spans, triton.cdiv(self.keys, size)
         rows = self.batch if spans.key_row else 1
-        found = self.floats(rows, blocks, 2, dtype=torch.int32)
+        found = self.workspace(rows, blocks, 2, dtype=torch.int32)
         self.launch(
             find_queries,
             (rows * blocks,),
@@ -352,7 +352,7 @@ class Run:
             self._tables[table] = table.table.view(self.parameter(table.table))
         return self._tables[table]
 
-    def floats(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def workspace(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
@@ -366,7 +366,7 @@ class RunOfScores(Run):
         """From dscores [B, H, Lq, Lk]; the gradient of a value is None. What the kernels read of
         weights and outputs is not used."""
         self.problem = self.problem._replace(given=dense_of(dscores))
-        softmax = self.floats(self.batch, self.heads, self.queries, 2)
+        softmax = self.workspace(self.batch, self.heads, self.queries, 2)
         super().backward(self.query, softmax, self.query, None, gradients)
 
 

@@ -45,7 +45,7 @@ def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float, cut: bo
     lo, hi = run.lowered.window(map_.lo, map_.hi) if cut else (map_.lo, map_.hi)
     width = hi - lo + 1
     stride = triton.cdiv(width, 16) * 16
-    cells = run.floats(run.heads, stride)
+    cells = run.workspace(run.heads, stride)
     run.launch(
         write_cells,
         (triton.cdiv(width, 256), run.heads),
@@ -98,7 +98,7 @@ def products_of(
     heads)."""
     lo, hi = window_of(run, tables)
     width = hi - lo + 1
-    cells = run.floats(run.batch, heads, side.length, width)
+    cells = run.workspace(run.batch, heads, side.length, width)
     for n, table in enumerate(tables):
         if not side.length:
             continue

@@ -40,8 +40,8 @@ def write_value_gradients(
 def _weights(run: Any, softmax: Tensor) -> Bands:
     lo, hi = window_of(run, run.lowered.values)
     width, places = hi - lo + 1, run.lowered.places
-    band = run.floats(run.batch, run.heads, run.queries, width)
-    ends = run.floats(run.batch, run.heads, run.queries, 2)
+    band = run.workspace(run.batch, run.heads, run.queries, width)
+    ends = run.workspace(run.batch, run.heads, run.queries, 2)
     shifts = run.lowered.shifts if places is None else None
     bands = Bands(band, ends, shifts, lo, width, run.queries, run.keys, 1)
     if not run.keys:
@@ -50,7 +50,7 @@ def _weights(run: Any, softmax: Tensor) -> Bands:
         return bands
     pairs = None
     if places is not None:
-        pairs = run.floats(run.batch, run.heads, run.queries, run.keys)
+        pairs = run.workspace(run.batch, run.heads, run.queries, run.keys)
     sizes = {"heads": run.heads, "lo": lo, "width": width}
     to = {"band": band, "ends": ends, "pairs": pairs}
     run.pairs(write_weights, run.of_queries, softmax=softmax, **to, **sizes)

@@ -38,6 +38,20 @@ class Bands(NamedTuple):
 PLAIN = ["heads", "group", "queries", "keys", "lo", "width"]
 
 
+@triton.jit
+def inner_keys(problem, b, q0, lo, width, keys, CONFIG: tl.constexpr):
+    """The keys from the first to the last at inner distances of a block of queries, seen or not:
+    their cells are read. All, where tokens stand anywhere."""
+    if problem.places is None:
+        start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
+        first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
+        if CONFIG.aligned:
+            first = first // CONFIG.keys * CONFIG.keys
+    else:
+        first, last = 0, keys
+    return first, last
+
+
 @triton.jit(do_not_specialize=PLAIN)
 def write_bands(
     query,
@@ -67,13 +81,7 @@ def write_bands(
     b, h = head // heads, head % heads
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
-    if problem.places is None:
-        start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
-        first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
-        if CONFIG.aligned:
-            first = first // CONFIG.keys * CONFIG.keys
-    else:
-        first, last = 0, keys
+    first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
         at = (b, h, q0, k0, a, c, queries, keys)
         tensors = (query, key, value, dout, softmax, sums)
@@ -145,7 +153,6 @@ def gather_bands(
 def write_weights(
     query,
     key,
-    value,
     softmax,
     band,
     ends,
@@ -159,8 +166,7 @@ def write_weights(
     width,
     CONFIG: tl.constexpr,
 ):
-    """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too; value is not
-    read."""
+    """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries
@@ -170,17 +176,11 @@ def write_weights(
     reference, inverse = read_state(softmax, row, a, queries - q0)
     before = tl.zeros((CONFIG.queries,), tl.float32)
     after = tl.zeros((CONFIG.queries,), tl.float32)
-    if problem.places is None:
-        seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
-        start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
-        first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
-        if seen_from < seen_to:
-            first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
-            last = tl.maximum(last, seen_to)
-        if CONFIG.aligned:
-            first = first // CONFIG.keys * CONFIG.keys
-    else:
-        first, last = 0, keys
+    first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
+    seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
+    if seen_from < seen_to:  # for the ends
+        first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
+        last = tl.maximum(last, seen_to)
     for k0 in range(first, last, CONFIG.keys):
         at = (b, h, q0, k0, a, c, queries, keys)
         products = sliced(query, key, b, h, h // group, q0, k0, CONFIG.head_dim, CONFIG)

@@ -64,7 +64,7 @@ def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) 
         (sums.key_ends, run.keys, run.queries, -1),
     )
     for own, (ends, length, others, sign) in zip(wanted, sides, strict=True):
-        cells = run.floats(run.batch, run.heads, length, width) if own else None
+        cells = run.workspace(run.batch, run.heads, length, width) if own else None
         sizes = (sums.lo, width, length, others, sign)
         found.append(Bands(cells, ends, shifts, *sizes) if own else None)
     if not run.keys:
@@ -81,7 +81,7 @@ def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) 
             for name, bands in zip(("band", "columns"), found, strict=True)
         }
     else:
-        to["pairs"] = run.floats(run.batch, run.heads, run.queries, run.keys)
+        to["pairs"] = run.workspace(run.batch, run.heads, run.queries, run.keys)
     run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
     if places is not None:
         for bands in found:
@@ -92,8 +92,8 @@ def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) 
 
 def gather(run: Any, bands: Bands, pairs: Any, sizes: dict[str, Any]) -> None:
     places, of_keys = run.lowered.places, bands.sign < 0
-    own, other = (places.k, places.q) if of_keys else (places.q, places.k)
-    own_row, other_row = places.q_row, places.k_row
+    sides = [(places.q, places.q_row, run.keys), (places.k, places.k_row, 1)]
+    (own, own_row, row_step), (other, other_row, other_step) = sides[:: bands.sign]
     ordered, order = other.sort(dim=-1, stable=True)
     run.launch(
         gather_bands,
@@ -110,10 +110,10 @@ def gather(run: Any, bands: Bands, pairs: Any, sizes: dict[str, Any]) -> None:
         spans=None if of_keys else run.problem.spans,
         length=bands.length,
         others=bands.others,
-        own_row=other_row if of_keys else own_row,
-        other_row=own_row if of_keys else other_row,
-        row_step=1 if of_keys else run.keys,
-        other_step=run.keys if of_keys else 1,
+        own_row=own_row,
+        other_row=other_row,
+        row_step=row_step,
+        other_step=other_step,
         sign=bands.sign,
         steps=bands.others.bit_length(),
         **sizes,
@@ -138,7 +138,7 @@ def _write_factor(
 def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
     """float32 [B, heads of the side, L, r]: the bands of each row times the table."""
     given = table_of(run, table, side, bands.lo, bands.lo + bands.width - 1)
-    found = run.floats(run.batch, side.heads, side.length, given["rank"])
+    found = run.workspace(run.batch, side.heads, side.length, given["rank"])
     run.launch(
         multiply_bands,
         (
@@ -159,14 +159,14 @@ def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targe
     factor, added = factor_of(run, table, side)
     to = own = targets.to(table.table.parameter)
     if isinstance(table.table, Projected):
-        to = run.floats(*run.table(table).shape)
+        to = run.workspace(*run.table(table).shape)
     else:
         to = table.table.view(to)
     rows, rank = to.shape[-2:]
     blocks = run.batch * triton.cdiv(side.length, BLOCKS["ROWS"])
     most = min(_MOST_PARTS, _MOST_NUMBERS // (run.heads * bands.width * rank))
     parts = max(1, min(most, blocks // _LEAST_BLOCKS))
-    sums = run.floats(parts, run.heads, bands.width, rank, dtype=torch.float64)
+    sums = run.workspace(parts, run.heads, bands.width, rank, dtype=torch.float64)
     sizes = {"heads": run.heads, "rank": rank, "width": bands.width, "parts": parts}
     run.launch(
         sum_band_rows,

@@ -37,8 +37,8 @@ class Sums(NamedTuple):
             return cls(0, 1, None, None)
         both = (*maps, *of_keys)
         lo, hi = min(each.lo for each in both), max(each.hi for each in both)
-        ends = run.floats(run.batch, run.heads, run.queries, 2) if maps else None
-        key_ends = run.floats(run.batch, run.heads, run.keys, 2) if of_keys else None
+        ends = run.workspace(run.batch, run.heads, run.queries, 2) if maps else None
+        key_ends = run.workspace(run.batch, run.heads, run.keys, 2) if of_keys else None
         return cls(*run.lowered.window(lo, hi), ends, key_ends)
 
 
@@ -63,7 +63,7 @@ def write_coordinate_gradient(
     """Writes that of a table which is read by distances of coordinates."""
     places = term.along.places(run.lowered.parameters)
     lo, hi = term.map.lo, term.map.hi
-    found = run.floats(run.heads, hi - lo + 1, dtype=torch.float64)
+    found = run.workspace(run.heads, hi - lo + 1, dtype=torch.float64)
     ends = torch.zeros(run.batch, run.heads, run.queries, 2, device=run.device)
     if run.keys:
         _add_pairs(run, lo, found, given, places, ends)
@@ -118,7 +118,7 @@ def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
     """float64 [H, hi - lo + 1]: the sums of the scores' gradients at each distance, the first and
     the last with those outside."""
     width = sums.hi - sums.lo + 1
-    found = run.floats(run.heads, width, dtype=torch.float64)
+    found = run.workspace(run.heads, width, dtype=torch.float64)
     _fold_ends(run, found, sums.ends)
     if width == 2:
         return found
@@ -137,7 +137,7 @@ def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> N
     log = side.bit_length() - 1
     most = triton.cdiv(run.queries, side) + triton.cdiv(run.keys, side)
     diagonals = min(width // side + 3, most)
-    tiles = run.floats(run.batch, run.heads, diagonals, side, side)
+    tiles = run.workspace(run.batch, run.heads, diagonals, side, side)
     of_tiles = {"tiles": tiles, "lo": lo, "diagonals": diagonals, "LOG": log, "heads": run.heads}
     run.pairs(sum_diagonals, lambda _: run.batch * run.heads * diagonals, **given, **of_tiles)
     run.launch(
@@ -178,7 +178,7 @@ def _add_pairs(
     tiles = max(1, MOST_PAIRS // (run.heads * run.keys * side))
     count = min(run.queries, tiles * side)
     several = max(1, min(rows, tiles * side // count))
-    pairs = run.floats(several, run.heads, count, run.keys)
+    pairs = run.workspace(several, run.heads, count, run.keys)
     for row in range(0, rows, several):
         for first in range(0, run.queries, count):
             chunk = {

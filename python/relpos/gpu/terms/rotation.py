@@ -12,7 +12,7 @@ import triton.language as tl
 from relpos.gpu.pairs.product import stored
 
 
-class Grid(NamedTuple):
+class Strided(NamedTuple):
     """Numbers [B, H, L, N] in memory, with the elements between two of each axis, 0 where all share
     theirs; `multiplier` times each is meant."""
 
@@ -88,8 +88,8 @@ def write_turns(
     FLOAT32: tl.constexpr,
 ):
     """cos and sin float32 [.., tables, L, pairs] of tokens whose coordinate of axis a is `at`, a
-    Grid int64 [.., axes, L, 1]. The angle is the sum over the axes of it times the frequency, a
-    Grid [1, axes, tables, pairs]; FLOAT32: of products of float32. factors float64 [2]: what
+    Strided int64 [.., axes, L, 1]. The angle is the sum over the axes of it times the frequency, a
+    Strided [1, axes, tables, pairs]; FLOAT32: of products of float32. factors float64 [2]: what
     cosines and sines are multiplied by, and what frequencies are. Program (block of tokens of all
     batch rows, table)."""
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -137,7 +137,7 @@ def turn_at(turn, b, h, i, count, p, PAIRS: tl.constexpr):
 
 @triton.jit
 def pair_at(x, turn, b, h, i, count, p):
-    """float32 pairs of rows i < count of a Grid."""
+    """float32 pairs of rows i < count of a Strided."""
     first = turn.start + turn.step * p
     inside = (i < count) & (p < turn.pairs)
     row = x.data + tl.cast(b, tl.int64) * x.batch + tl.cast(h, tl.int64) * x.head
@@ -301,7 +301,7 @@ def fold_angles(
     PAIRS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    """gradient: a Grid [1, axes, tables, pairs], the sums of `count` parts. Program (axis,
+    """gradient: a Strided [1, axes, tables, pairs], the sums of `count` parts. Program (axis,
     table)."""
     a, h = tl.program_id(0), tl.program_id(1)
     p = tl.arange(0, PAIRS)[None, :]
