@@ -101,55 +101,61 @@ Bound::Bound(const nb::tuple& call, ReadTensor read, ReadTensor of_options) {
   position = to_position(text, parameters, read);
 }
 
-nb::object lowered_numbers(const LoweredNumbers& numbers) {
+nb::object lowered(const LoweredNumbers& numbers) {
   if (numbers.parameter < 0) return nb::none();
   return nb::make_tuple(numbers.parameter, numbers.axes, numbers.chosen, numbers.multiplier);
 }
 
-nb::object lowered_projection(const LoweredProjection& projection) {
-  if (projection.width == 0) return nb::none();
-  const auto& features = projection.features;
-  return nb::make_tuple(projection.width,
-                        nb::bytes(features.data(), features.size() * sizeof(double)));
+nb::object lowered(const std::monostate&) { return nb::none(); }
+
+nb::object lowered(const LoweredMap& map) { return nb::make_tuple(map.starts, map.classes); }
+
+nb::object lowered(const LoweredBias& bias) {
+  return nb::make_tuple(lowered(bias.map), lowered(bias.table), lowered(bias.q_coordinates),
+                        lowered(bias.k_coordinates), bias.axis);
 }
 
-nb::object lowered_turn(const LoweredTurn& turn) {
-  if (turn.by.empty()) return nb::none();
+nb::object lowered(const LoweredComputedTable& table) {
+  return nb::make_tuple(lowered(table.map), table.heads, table.first, table.last);
+}
+
+nb::object lowered(const LoweredSlopes& slopes) {
+  return nb::make_tuple(lowered(slopes.past), lowered(slopes.future));
+}
+
+nb::object lowered(const LoweredKeyBias& bias) {
+  return nb::make_tuple(lowered(bias.values), bias.cumulative);
+}
+
+nb::object lowered(const LoweredRows& rows) {
+  return nb::make_tuple(lowered(rows.map), lowered(rows.table), lowered(rows.factor),
+                        lowered(rows.added), rows.scale, rows.width,
+                        nb::bytes(rows.features.data(), rows.features.size() * sizeof(double)));
+}
+
+nb::object lowered(const LoweredTurn& turn) {
   nb::list numbers;
-  for (const LoweredNumbers& each : turn.numbers) numbers.append(lowered_numbers(each));
+  for (const LoweredNumbers& each : turn.numbers) numbers.append(lowered(each));
   return nb::make_tuple(turn.start, turn.dims, turn.interleaved, turn.magnitude,
                         turn.float32_angles, turn.axes, turn.frequency, turn.by, nb::tuple(numbers),
                         turn.q, turn.k);
 }
 
-// (scale, whether tokens are consecutive, whether positions were read, terms) of a call of which shapes,
-// dtypes and plain options alone are read, and with `reads` tensors of options, which lie on the CPU; a term
-// is (scheme, kind, starts, classes, parameter, axes, multiplier, (table, factor, added, scale, projection),
-// turn, (past, future, cumulative), (heads, first, last),
-// (q_coordinates, k_coordinates, axis)), with numbers (parameter, axes, chosen, multiplier) or
-// None, and a projection (width, bytes of features) or None: lower.h.
+// (scale, whether tokens are consecutive, whether the terms hold at the positions that were read alone, terms)
+// of a call of which shapes, dtypes and plain options alone are read, and with `reads` tensors of options,
+// which lie on the CPU. A term is (scheme, kind, what), with the members of lower.h in their order; numbers that
+// are not given are None, and so is what kernels are not told.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
   const Bound call(options, shape_of, reads ? memory_of : shape_of);
-  const LoweredCall lowered =
-      lower(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
-            to_view(value, "value", shape_of), call.position, call.options);
+  const LoweredCall found = lower(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
+                                  to_view(value, "value", shape_of), call.position, call.options);
   nb::list terms;
-  for (const LoweredTerm& term : lowered.terms) {
-    terms.append(nb::make_tuple(
-        term.scheme, term.kind, term.starts, term.classes, term.parameter, term.axes,
-        term.multiplier,
-        nb::make_tuple(lowered_numbers(term.table), lowered_numbers(term.factor),
-                       lowered_numbers(term.added), term.scale,
-                       lowered_projection(term.projection)),
-        lowered_turn(term.turn),
-        nb::make_tuple(lowered_numbers(term.past), lowered_numbers(term.future), term.cumulative),
-        nb::make_tuple(term.heads, term.first, term.last),
-        nb::make_tuple(lowered_numbers(term.q_coordinates), lowered_numbers(term.k_coordinates),
-                       term.axis)));
+  for (const LoweredTerm& term : found.terms) {
+    nb::object what = std::visit([](const auto& each) { return lowered(each); }, term.what);
+    terms.append(nb::make_tuple(term.scheme, term.kind, std::move(what)));
   }
-  return nb::make_tuple(lowered.scale, lowered.consecutive, lowered.reads_positions,
-                        nb::tuple(terms));
+  return nb::make_tuple(found.scale, found.consecutive, found.reads_positions, nb::tuple(terms));
 }
 
 // computed_tables of lower.h, of a call whose tensors lie on the CPU but for query, key and value.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "relpos/attention.h"
@@ -23,10 +24,47 @@ struct LoweredNumbers {
   double multiplier = 1.0;
 };
 
-// A row table [H, span, D] of the distances first, ...: its `table` are weights [H D, width] or [H, D, width],
-// which multiply features [span, width].
-struct LoweredProjection {
-  int64_t width = 0;  // 0: the table is a parameter
+// m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
+struct LoweredMap {
+  std::vector<int64_t> starts, classes;
+};
+
+// table[h, m(delta)] of [H, M].
+struct LoweredBias {
+  LoweredMap map;
+  LoweredNumbers table;
+  // Where given: delta is that of axis `axis` of these inputs of queries and of keys, [B, axes, L], or [B, L]
+  // of one axis.
+  LoweredNumbers q_coordinates, k_coordinates;
+  int axis = 0;
+};
+
+// The same of a table [heads, M], heads H or 1, that computed_tables() computes from the parameters
+// [first, last), those of its part.
+struct LoweredComputedTable {
+  LoweredMap map;
+  int64_t heads = 0, first = 0, last = 0;
+};
+
+// past[h] min(delta, 0) + future[h] max(delta, 0), of [H] each.
+struct LoweredSlopes {
+  LoweredNumbers past, future;
+};
+
+// [H, Lk] or [B, H, Lk]; cumulative: their sums along the last axis.
+struct LoweredKeyBias {
+  LoweredNumbers values;
+  bool cumulative = false;
+};
+
+// A table of rows of terms.h whose distances are those of positions, with what meets it.
+struct LoweredRows {
+  LoweredMap map;
+  LoweredNumbers table, factor, added;
+  double scale = 1.0;  // of the products, resolved
+  // Above 0: the table is [H, span, D] of the distances first, ..., and `table` the weights [H D, width] or
+  // [H, D, width], which multiply features [span, width].
+  int64_t width = 0;
   std::vector<double> features;
 };
 
@@ -48,35 +86,14 @@ struct LoweredTurn {
   std::vector<int64_t> q, k;  // [axes, 1 or B, Lq], [axes, 1 or B, Lk]
 };
 
-// A distance bias multiplier * table[h, m(delta)], a sink multiplier * sinks[h] or sinks[b, h, i], a table of
-// rows of terms.h, a rotation, slopes, a key bias, or another term, of which its kind alone is said.
 struct LoweredTerm {
   std::string scheme;  // "t5"
-  // "distance bias" where the members up to `multiplier` hold, "sink" where the last three of these do; "row
-  // table", "column table" and "value table" where classes and the members from `table` on do, "vector added to
-  // the query" where `table` does, "rotation" where `turn` does, "slopes" where `past` and `future` do, "key bias"
-  // of `table` [H, Lk] or [B, H, Lk], maybe cumulative; "computed table" where classes and the last three members
-  // hold; else what the term is.
-  std::string kind;
-  // m(delta) is classes[n] for starts[n - 1] <= delta < starts[n]; -1: nothing is added.
-  std::vector<int64_t> starts, classes;
-  // The table [H, M]: this parameter, counted over all parts, with its axes in the order of `axes`.
-  int64_t parameter = 0;
-  std::vector<int> axes;
-  double multiplier = 1.0;
-  LoweredNumbers table, factor, added;  // as the tables of rows of terms.h have them
-  double scale = 1.0;                   // of the products, resolved
-  LoweredProjection projection;
-  LoweredTurn turn;
-  LoweredNumbers past, future;  // [H] each: past[h] min(delta, 0) + future[h] max(delta, 0)
-  bool cumulative = false;      // the term reads sums of the numbers along their last axis
-  // Of a "computed table" with the classes above: the axis of heads, H or 1, and the parameters of its part,
-  // [first, last), from which computed_tables() computes it.
-  int64_t heads = 0, first = 0, last = 0;
-  // Of a distance bias, where given: delta is that of axis `axis` of these inputs of queries and of keys,
-  // [B, axes, L], or [B, L] of one axis.
-  LoweredNumbers q_coordinates, k_coordinates;
-  int axis = 0;
+  std::string kind;    // in words: "distance bias", "row table"
+  // Numbers alone: a sink [H] or [B, H, Lq], or a vector [H, D] added to the query. Of the kinds that are not
+  // said to kernels: nothing.
+  std::variant<std::monostate, LoweredNumbers, LoweredBias, LoweredComputedTable, LoweredSlopes,
+               LoweredKeyBias, LoweredRows, LoweredTurn>
+      what;
 };
 
 struct LoweredCall {

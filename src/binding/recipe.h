@@ -64,7 +64,8 @@ class Recipe {
   std::vector<RecipeTerm> terms;
   TermCounts counts;  // of `terms`
   // What each bias with slopes reads for the past and for the future, and each key bias.
-  std::vector<std::pair<std::optional<Source>, std::optional<Source>>> slopes;
+  using Slopes = std::pair<std::optional<Source>, std::optional<Source>>;
+  std::vector<Slopes> slopes;
   std::vector<Source> key_biases;
   bool maps_are_given = false;  // the class map of a term is an input of the call
   std::vector<Fit> fits;

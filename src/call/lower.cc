@@ -27,9 +27,8 @@ LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
           read.multiplier};
 }
 
-// What a bias is, where it is other than a table that a parameter holds, read by distances.
+// What a bias without slopes is, where it is other than a table that a parameter holds.
 std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
-  if (bias.slopes.view.given()) return "slopes";
   if (bias.coordinates && bias.coordinates->q_source == nullptr) {
     return "distance bias of a computed coordinate";
   }
@@ -49,39 +48,47 @@ bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers&
   return true;
 }
 
-// What the slopes of one side read, if they are given.
-void lower_slopes(const std::optional<Source>& source, int64_t first_parameter, LoweredTerm& term,
-                  LoweredNumbers& to) {
-  if (!source) return;
-  const ReadParameter read = SourceReader::parameter_of(*source);
-  if (read.bounded || read.cumulative) term.kind = "computed slopes";
-  to = numbers_of(*source, first_parameter);
+LoweredMap map_of(const ClassMap& map) {
+  LoweredMap found;
+  std::tie(found.starts, found.classes) = map.runs();
+  return found;
 }
 
-LoweredTerm lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
-                       int64_t heads) {
-  LoweredTerm term;
-  term.scheme = part.scheme().name;
+// What the slopes of one side read, if they are given; false where numbers are not a parameter's as they are.
+bool read_slopes(const std::optional<Source>& source, int64_t first_parameter, LoweredNumbers& to) {
+  if (!source) return true;
+  const ReadParameter read = SourceReader::parameter_of(*source);
+  to = numbers_of(*source, first_parameter);
+  return !read.bounded && !read.cumulative;
+}
+
+void lower_slopes(const Recipe::Slopes& of, int64_t first_parameter, LoweredTerm& term) {
+  LoweredSlopes slopes;
+  const bool past = read_slopes(of.first, first_parameter, slopes.past);
+  const bool future = read_slopes(of.second, first_parameter, slopes.future);
+  term.kind = past && future ? "slopes" : "computed slopes";
+  if (past && future) term.what = std::move(slopes);
+}
+
+void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter, int64_t heads,
+                LoweredTerm& term) {
   term.kind = other_kind(bias, part, heads);
   if (term.kind == "computed table") {
-    std::tie(term.starts, term.classes) = bias.map->runs();
-    term.heads = bias.table.view.shape[0];
-    term.first = first_parameter;
-    term.last = first_parameter + static_cast<int64_t>(part.parameters.size());
+    const int64_t end = first_parameter + static_cast<int64_t>(part.parameters.size());
+    term.what =
+        LoweredComputedTable{map_of(*bias.map), bias.table.view.shape[0], first_parameter, end};
   }
-  if (!term.kind.empty()) return term;
+  if (!term.kind.empty()) return;
   term.kind = "distance bias";
-  std::tie(term.starts, term.classes) = bias.map->runs();
-  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
-  term.parameter = first_parameter + static_cast<int64_t>(read.index);
-  term.axes = read.axes;
-  term.multiplier = bias.table.multiplier;
+  LoweredBias found;
+  found.map = map_of(*bias.map);
+  found.table = numbers_of(*bias.table.source, first_parameter);
   if (bias.coordinates) {
-    term.q_coordinates = numbers_of(*bias.coordinates->q_source, first_parameter);
-    term.k_coordinates = numbers_of(*bias.coordinates->k_source, first_parameter);
-    term.axis = bias.axis;
+    found.q_coordinates = numbers_of(*bias.coordinates->q_source, first_parameter);
+    found.k_coordinates = numbers_of(*bias.coordinates->k_source, first_parameter);
+    found.axis = bias.axis;
   }
-  return term;
+  term.what = std::move(found);
 }
 
 // Frequencies [axes, pairs] of which each pair has one.
@@ -138,9 +145,11 @@ bool read_angles(const Rotation::Tables& by, int64_t first_parameter, LoweredTur
 
 void lower_key_bias(const Source& source, int64_t first_parameter, LoweredTerm& term) {
   const ReadParameter read = SourceReader::parameter_of(source);
-  if (read.bounded) term.kind = "computed key bias";
-  term.table = numbers_of(source, first_parameter);
-  term.cumulative = read.cumulative;
+  if (read.bounded) {
+    term.kind = "computed key bias";
+  } else {
+    term.what = LoweredKeyBias{numbers_of(source, first_parameter), read.cumulative};
+  }
 }
 
 void lower_rotation(const Rotation& rotation, int64_t first_parameter, LoweredTerm& term) {
@@ -155,36 +164,45 @@ void lower_rotation(const Rotation& rotation, int64_t first_parameter, LoweredTe
   } else if (!std::visit(read, rotation.angles)) {
     term.kind = "computed rotation";
   } else {
-    term.turn = std::move(turn);
+    term.what = std::move(turn);
   }
 }
 
-// What a sink reads, where it is a whole parameter; else it stays a computed one.
-void read_sink(const TermData& sink, const Part& part, int64_t first_parameter, LoweredTerm& term) {
-  term.kind = "computed sink";
-  if (sink.source == nullptr) return;
-  const ReadParameter read = SourceReader::parameter_of(*sink.source);
-  const bool whole = read.chosen.empty() && std::ranges::is_sorted(read.axes) &&
-                     read.axes.size() == static_cast<size_t>(part.parameters[read.index].rank);
-  if (!whole) return;
-  term.kind = "sink";
-  term.parameter = first_parameter + static_cast<int64_t>(read.index);
-  term.axes = read.axes;
-  term.multiplier = sink.multiplier;
+// A vector that joins the queries.
+void lower_vector(const TermData& data, int64_t first_parameter, LoweredTerm& term) {
+  LoweredNumbers numbers;
+  if (read_numbers(data, first_parameter, numbers)) {
+    term.what = std::move(numbers);
+  } else {
+    term.kind = "computed " + term.kind;
+  }
+}
+
+// A sink is read where it is a whole parameter.
+void lower_sink(const TermData& sink, const Part& part, int64_t first_parameter,
+                LoweredTerm& term) {
+  if (sink.source != nullptr) {
+    const ReadParameter read = SourceReader::parameter_of(*sink.source);
+    const bool whole = read.chosen.empty() && std::ranges::is_sorted(read.axes) &&
+                       read.axes.size() == static_cast<size_t>(part.parameters[read.index].rank);
+    if (whole) term.what = numbers_of(*sink.source, first_parameter);
+  }
+  term.kind = std::holds_alternative<std::monostate>(term.what) ? "computed sink" : "sink";
 }
 
 // A table that distances choose a row of; `term.kind` is its kind's, and says more of what is not lowered.
 template <typename Table>
 void lower_table(const Table& table, const Part& part, int64_t first_parameter, double scale,
                  LoweredTerm& term) {
-  bool read = read_numbers(table.table, first_parameter, term.table);
+  LoweredRows rows;
+  bool read = read_numbers(table.table, first_parameter, rows.table);
   if constexpr (!std::same_as<Table, ValueTable>) {
-    read &= read_numbers(table.factor, first_parameter, term.factor);
-    term.scale = table.scale.value_or(scale);
+    read &= read_numbers(table.factor, first_parameter, rows.factor);
+    rows.scale = table.scale.value_or(scale);
   }
   bool along = false;
   if constexpr (std::same_as<Table, RowTable>) {
-    read &= read_numbers(table.added, first_parameter, term.added);
+    read &= read_numbers(table.added, first_parameter, rows.added);
     along = table.coordinates != nullptr;
   }
   if (along) {
@@ -194,10 +212,12 @@ void lower_table(const Table& table, const Part& part, int64_t first_parameter, 
   } else if (!read) {
     term.kind = "computed " + term.kind;
   } else {
-    std::tie(term.starts, term.classes) = table.map.runs();
+    rows.map = map_of(table.map);
     if (const Projection* projection = table.table.projection.get()) {
-      term.projection = {projection->width, projection->features_of_all()};
+      rows.width = projection->width;
+      rows.features = projection->features_of_all();
     }
+    term.what = std::move(rows);
   }
 }
 
@@ -235,34 +255,29 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
     size_t slopes = 0;  // of the part's biases, those with slopes
     for_each_kind([&](const char* kind, auto list, auto) {
       for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
-        const size_t term = at[list]++;
-        if constexpr (std::same_as<decltype(list), std::vector<DistanceBias> Terms::*>) {
-          const DistanceBias& bias = (problem.terms.*list)[term];
-          LoweredTerm& own =
-              lowered.terms.emplace_back(lower_bias(bias, part, first_parameter, problem.heads));
-          if (bias.slopes.view.given()) {
-            const auto& [past, future] = part.recipe->slopes[slopes++];
-            lower_slopes(past, first_parameter, own, own.past);
-            lower_slopes(future, first_parameter, own, own.future);
+        const auto& data = (problem.terms.*list)[at[list]++];
+        using Data = std::remove_cvref_t<decltype(data)>;
+        LoweredTerm& term = lowered.terms.emplace_back(LoweredTerm{part.scheme().name, kind, {}});
+        if constexpr (std::same_as<Data, DistanceBias>) {
+          if (data.slopes.view.given()) {
+            lower_slopes(part.recipe->slopes[slopes++], first_parameter, term);
+          } else {
+            lower_bias(data, part, first_parameter, problem.heads, term);
           }
-        } else {
-          LoweredTerm& other = lowered.terms.emplace_back();
-          other.scheme = part.scheme().name;
-          other.kind = kind;
-          if constexpr (std::same_as<decltype(list), std::vector<TermData> Terms::*>) {
-            if (list == &Terms::sinks) {
-              read_sink((problem.terms.*list)[term], part, first_parameter, other);
-            } else if (!read_numbers((problem.terms.*list)[term], first_parameter, other.table)) {
-              other.kind = "computed " + other.kind;
-            }
-          } else if constexpr (std::same_as<decltype(list), std::vector<KeyBias> Terms::*>) {
-            lower_key_bias(part.recipe->key_biases[n], first_parameter, other);
-          } else if constexpr (std::same_as<decltype(list), std::vector<Rotation> Terms::*>) {
-            lower_rotation((problem.terms.*list)[term], first_parameter, other);
-            lowered.reads_positions |= other.turn.by == "coordinates";
-          } else if constexpr (IsTable<std::remove_cvref_t<decltype((problem.terms.*list)[0])>>) {
-            lower_table((problem.terms.*list)[term], part, first_parameter, problem.scale, other);
+        } else if constexpr (std::same_as<Data, TermData>) {
+          if (list == &Terms::sinks) {
+            lower_sink(data, part, first_parameter, term);
+          } else {
+            lower_vector(data, first_parameter, term);
           }
+        } else if constexpr (std::same_as<Data, KeyBias>) {
+          lower_key_bias(part.recipe->key_biases[n], first_parameter, term);
+        } else if constexpr (std::same_as<Data, Rotation>) {
+          lower_rotation(data, first_parameter, term);
+          const auto* turn = std::get_if<LoweredTurn>(&term.what);
+          lowered.reads_positions |= turn != nullptr && turn->by == "coordinates";
+        } else if constexpr (IsTable<Data>) {
+          lower_table(data, part, first_parameter, problem.scale, term);
         }
       }
     });

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "relpos/error.h"
@@ -35,6 +36,12 @@ LoweredCall lowered(const std::string& text, const Options& options = {}) {
   return lower(qkv, qkv, qkv, text.empty() ? Position{} : of_shapes(text), options);
 }
 
+// A term's numbers, of the type that its kind has.
+template <typename What>
+const What& what(const LoweredTerm& term) {
+  return std::get<What>(term.what);
+}
+
 TEST(Lower, ATableWithItsMapAndWhereItIsRead) {
   const LoweredCall call = lowered("bias_rpe(heads=2, max_distance=3)+t5(heads=2, bias_scale=0.5)");
   EXPECT_EQ(call.scale, 0.5);
@@ -43,16 +50,18 @@ TEST(Lower, ATableWithItsMapAndWhereItIsRead) {
   const LoweredTerm &near = call.terms[0], &t5 = call.terms[1];
   EXPECT_EQ(near.scheme, "bias_rpe");
   EXPECT_EQ(near.kind, "distance bias");
-  EXPECT_EQ(near.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
-  EXPECT_EQ(near.classes, (std::vector<int64_t>{4, 3, 2, 1, 0}));
-  EXPECT_EQ(near.parameter, 0);
-  EXPECT_EQ(near.axes, (std::vector<int>{0, 1}));
-  EXPECT_EQ(near.multiplier, 1.0);
+  const auto& of_near = what<LoweredBias>(near);
+  EXPECT_EQ(of_near.map.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
+  EXPECT_EQ(of_near.map.classes, (std::vector<int64_t>{4, 3, 2, 1, 0}));
+  EXPECT_EQ(of_near.table.parameter, 0);
+  EXPECT_EQ(of_near.table.axes, (std::vector<int>{0, 1}));
+  EXPECT_EQ(of_near.table.multiplier, 1.0);
   EXPECT_EQ(t5.scheme, "t5");
-  EXPECT_EQ(t5.parameter, 1);
-  EXPECT_EQ(t5.axes, (std::vector<int>{1, 0}));
-  EXPECT_EQ(t5.multiplier, 0.5);
-  EXPECT_EQ(t5.classes.size(), t5.starts.size() + 1);
+  const auto& of_t5 = what<LoweredBias>(t5);
+  EXPECT_EQ(of_t5.table.parameter, 1);
+  EXPECT_EQ(of_t5.table.axes, (std::vector<int>{1, 0}));
+  EXPECT_EQ(of_t5.table.multiplier, 0.5);
+  EXPECT_EQ(of_t5.map.classes.size(), of_t5.map.starts.size() + 1);
 }
 
 TEST(Lower, SinksAreParameters) {
@@ -61,8 +70,8 @@ TEST(Lower, SinksAreParameters) {
   const LoweredTerm& sink = call.terms[1];
   EXPECT_EQ(sink.scheme, "attention_sink");
   EXPECT_EQ(sink.kind, "sink");
-  EXPECT_EQ(sink.parameter, 1);
-  EXPECT_EQ(sink.multiplier, 1.0);
+  EXPECT_EQ(what<LoweredNumbers>(sink).parameter, 1);
+  EXPECT_EQ(what<LoweredNumbers>(sink).multiplier, 1.0);
 }
 
 TEST(Lower, RotationsSayWhatTheyTurnBy) {
@@ -70,7 +79,7 @@ TEST(Lower, RotationsSayWhatTheyTurnBy) {
   ASSERT_EQ(rope.terms.size(), 1U);
   EXPECT_EQ(rope.terms[0].kind, "rotation");
   EXPECT_FALSE(rope.reads_positions);
-  const LoweredTurn& turn = rope.terms[0].turn;
+  const auto& turn = what<LoweredTurn>(rope.terms[0]);
   EXPECT_EQ(turn.by, "position");
   EXPECT_EQ(turn.start, 0);
   EXPECT_EQ(turn.dims, 4);
@@ -81,7 +90,7 @@ TEST(Lower, RotationsSayWhatTheyTurnBy) {
   const LoweredCall mixed = lowered("t5(heads=2)+rope_mixed(heads=2, head_dim=4, grid=[2, 4])");
   ASSERT_EQ(mixed.terms.size(), 2U);
   EXPECT_TRUE(mixed.reads_positions);
-  const LoweredTurn& by_head = mixed.terms[1].turn;
+  const auto& by_head = what<LoweredTurn>(mixed.terms[1]);
   EXPECT_EQ(by_head.by, "coordinates");
   EXPECT_TRUE(by_head.interleaved);
   EXPECT_TRUE(by_head.frequency.empty());
@@ -101,7 +110,7 @@ TEST(Lower, RotationsSayWhereInputsLie) {
   const LoweredCall call = lower(qkv, qkv, qkv, mrope, {});
   ASSERT_EQ(call.terms.size(), 1U);
   EXPECT_FALSE(call.reads_positions);
-  const LoweredTurn& turn = call.terms[0].turn;
+  const auto& turn = what<LoweredTurn>(call.terms[0]);
   EXPECT_EQ(turn.by, "inputs");
   EXPECT_EQ(turn.axes, 3);
   ASSERT_EQ(turn.frequency.size(), 12U);
@@ -116,15 +125,17 @@ TEST(Lower, RotationsSayWhereInputsLie) {
   Position tables = parse_position("rotary_tables(head_dim=8, layout=half, rotary_dim=4)");
   for (int n = 0; n < 4; ++n) tables.parts[0].parameters.push_back(blank({1, 8, 2}));
   const LoweredCall given = lower(qkv, qkv, qkv, tables, {});
-  EXPECT_EQ(given.terms[0].turn.by, "tables");
-  ASSERT_EQ(given.terms[0].turn.numbers.size(), 4U);
-  EXPECT_EQ(given.terms[0].turn.numbers[3].parameter, 3);
+  const auto& by_tables = what<LoweredTurn>(given.terms[0]);
+  EXPECT_EQ(by_tables.by, "tables");
+  ASSERT_EQ(by_tables.numbers.size(), 4U);
+  EXPECT_EQ(by_tables.numbers[3].parameter, 3);
 }
 
 TEST(Lower, RowsOfATableAndWhatMeetsThem) {
-  const LoweredTerm shaw = lowered("shaw(head_dim=4, max_distance=2, values=False)").terms.at(0);
-  EXPECT_EQ(shaw.kind, "row table");
-  EXPECT_EQ(shaw.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
+  const LoweredTerm of_shaw = lowered("shaw(head_dim=4, max_distance=2, values=False)").terms.at(0);
+  EXPECT_EQ(of_shaw.kind, "row table");
+  const auto& shaw = what<LoweredRows>(of_shaw);
+  EXPECT_EQ(shaw.map.starts, (std::vector<int64_t>{-1, 0, 1, 2}));
   EXPECT_EQ(shaw.table.parameter, 0);
   EXPECT_EQ(shaw.table.axes, (std::vector<int>{0, 1}));
   EXPECT_EQ(shaw.factor.parameter, -1);
@@ -134,26 +145,29 @@ TEST(Lower, RowsOfATableAndWhatMeetsThem) {
   position.parts[0].parameters = {blank({5, 4})};
   position.parts[1].parameters = {blank({320, 2}), blank({1, 2, 8, 1})};
   const TensorView qkv = blank({1, 2, 8, 4});
-  const LoweredTerm gated = lower(qkv, qkv, qkv, position, {}).terms.at(1);
+  const auto gated = what<LoweredRows>(lower(qkv, qkv, qkv, position, {}).terms.at(1));
   EXPECT_EQ(gated.table.parameter, 1);
   EXPECT_EQ(gated.table.axes, (std::vector<int>{1, 0, -1}));
   EXPECT_EQ(gated.factor.parameter, 2);
   EXPECT_EQ(gated.added.parameter, -1);
   EXPECT_EQ(gated.scale, 1.0);
-  const LoweredTerm vits = lowered("vits(head_dim=4, window_size=2)").terms.at(0);
+  const auto vits = what<LoweredRows>(lowered("vits(head_dim=4, window_size=2)").terms.at(0));
   EXPECT_EQ(vits.table.chosen, (std::vector<std::pair<int, int64_t>>{{0, 0}}));
   EXPECT_EQ(vits.table.axes, (std::vector<int>{1, 2}));
 }
 
 TEST(Lower, SlopesOfEitherSide) {
-  const LoweredTerm same = lowered("alibi(heads=2)").terms.at(0);
-  EXPECT_EQ(same.kind, "slopes");
+  const LoweredTerm alibi = lowered("alibi(heads=2)").terms.at(0);
+  EXPECT_EQ(alibi.kind, "slopes");
+  const auto& same = what<LoweredSlopes>(alibi);
   EXPECT_EQ(same.past.parameter, 0);
   EXPECT_EQ(same.past.multiplier, 1.0);
   EXPECT_EQ(same.future.parameter, 0);
   EXPECT_EQ(same.future.multiplier, -1.0);
-  EXPECT_EQ(lowered("alibi(heads=2, symmetric=False)").terms.at(0).future.parameter, -1);
-  const LoweredTerm own = lowered("t5(heads=2)+alibi(heads=2, sides=own)").terms.at(1);
+  const LoweredTerm past_alone = lowered("alibi(heads=2, symmetric=False)").terms.at(0);
+  EXPECT_EQ(what<LoweredSlopes>(past_alone).future.parameter, -1);
+  const auto own =
+      what<LoweredSlopes>(lowered("t5(heads=2)+alibi(heads=2, sides=own)").terms.at(1));
   EXPECT_EQ(own.past.parameter, 1);
   EXPECT_EQ(own.past.chosen, (std::vector<std::pair<int, int64_t>>{{0, 0}}));
   EXPECT_EQ(own.future.chosen, (std::vector<std::pair<int, int64_t>>{{0, 1}}));
@@ -165,10 +179,11 @@ TEST(Lower, NumbersOfKeysMayBeSums) {
   const TensorView qkv = blank({1, 2, 8, 4});
   const LoweredTerm term = lower(qkv, qkv, qkv, gates, {}).terms.at(0);
   EXPECT_EQ(term.kind, "key bias");
-  EXPECT_TRUE(term.cumulative);
-  EXPECT_EQ(term.table.parameter, 0);
-  EXPECT_EQ(term.table.multiplier, -1.0);
-  EXPECT_EQ(term.table.axes, (std::vector<int>{0, 1, 2}));
+  const auto& bias = what<LoweredKeyBias>(term);
+  EXPECT_TRUE(bias.cumulative);
+  EXPECT_EQ(bias.values.parameter, 0);
+  EXPECT_EQ(bias.values.multiplier, -1.0);
+  EXPECT_EQ(bias.values.axes, (std::vector<int>{0, 1, 2}));
 }
 
 TEST(Lower, RowsThatMeetKeysAndThatJoinValues) {
@@ -178,9 +193,10 @@ TEST(Lower, RowsThatMeetKeysAndThatJoinValues) {
   for (size_t n = 0; n < 3; ++n) {
     const LoweredTerm& term = call.terms[n];
     EXPECT_EQ(term.kind, kinds[n]);
-    EXPECT_EQ(term.classes, (std::vector<int64_t>{-1, 0, 1, 2, 3, 4, -1}));
-    EXPECT_EQ(term.table.parameter, static_cast<int64_t>(n));
-    EXPECT_EQ(term.scale, n == 2 ? 1.0 : call.scale);
+    const auto& rows = what<LoweredRows>(term);
+    EXPECT_EQ(rows.map.classes, (std::vector<int64_t>{-1, 0, 1, 2, 3, 4, -1}));
+    EXPECT_EQ(rows.table.parameter, static_cast<int64_t>(n));
+    EXPECT_EQ(rows.scale, n == 2 ? 1.0 : call.scale);
   }
 }
 
@@ -188,16 +204,17 @@ TEST(Lower, ProjectedRowsAndAVectorBesideTheQuery) {
   const LoweredCall call = lowered("conformer(heads=2, head_dim=4, width=2)");
   ASSERT_EQ(call.terms.size(), 2U);
   EXPECT_TRUE(call.reads_positions);
-  const LoweredTerm &rows = call.terms[0], &added = call.terms[1];
-  EXPECT_EQ(rows.kind, "row table");
+  const LoweredTerm& added = call.terms[1];
+  EXPECT_EQ(call.terms[0].kind, "row table");
+  const auto& rows = what<LoweredRows>(call.terms[0]);
   EXPECT_EQ(rows.table.axes.size(), 2U);
   EXPECT_NE(rows.added.parameter, -1);
-  EXPECT_EQ(rows.projection.width, 2);
-  ASSERT_EQ(rows.projection.features.size(), 2 * 15U);  // of distances -7 to 7
-  EXPECT_EQ(rows.projection.features[2 * 7], 0.0);      // sin 0 and cos 0
-  EXPECT_EQ(rows.projection.features[2 * 7 + 1], 1.0);
+  EXPECT_EQ(rows.width, 2);
+  ASSERT_EQ(rows.features.size(), 2 * 15U);  // of distances -7 to 7
+  EXPECT_EQ(rows.features[2 * 7], 0.0);      // sin 0 and cos 0
+  EXPECT_EQ(rows.features[2 * 7 + 1], 1.0);
   EXPECT_EQ(added.kind, "vector added to the query");
-  EXPECT_NE(added.table.parameter, rows.added.parameter);
+  EXPECT_NE(what<LoweredNumbers>(added).parameter, rows.added.parameter);
 }
 
 TEST(Lower, TablesThatAreComputed) {
@@ -206,10 +223,11 @@ TEST(Lower, TablesThatAreComputed) {
   EXPECT_TRUE(call.reads_positions);
   const LoweredTerm& term = call.terms[1];
   EXPECT_EQ(term.kind, "computed table");
-  EXPECT_EQ(term.heads, 2);
-  EXPECT_EQ(term.first, 1);
-  EXPECT_EQ(term.last, 3);
-  EXPECT_EQ(term.classes.size(), 15U);  // of the distances from -7 to 7
+  const auto& table = what<LoweredComputedTable>(term);
+  EXPECT_EQ(table.heads, 2);
+  EXPECT_EQ(table.first, 1);
+  EXPECT_EQ(table.last, 3);
+  EXPECT_EQ(table.map.classes.size(), 15U);  // of the distances from -7 to 7
 
   Position kerple = parse_position("kerple_log(heads=2)");
   std::vector<double> p = {1.0, 2.0}, a = {1.0, 0.5};
@@ -243,14 +261,15 @@ TEST(Lower, BiasesOfCoordinatesThatAreGiven) {
   const LoweredCall call = lower(qkv, qkv, qkv, layout, {});
   ASSERT_EQ(call.terms.size(), 3U);
   EXPECT_EQ(call.terms[0].kind, "distance bias");
-  EXPECT_EQ(call.terms[0].q_coordinates.parameter, -1);
+  EXPECT_EQ(what<LoweredBias>(call.terms[0]).q_coordinates.parameter, -1);
   for (const int axis : {0, 1}) {
     const LoweredTerm& term = call.terms[static_cast<size_t>(1 + axis)];
     EXPECT_EQ(term.kind, "distance bias");
-    EXPECT_EQ(term.parameter, 1 + axis);
-    EXPECT_EQ(term.q_coordinates.parameter, 3);
-    EXPECT_EQ(term.k_coordinates.parameter, 4);
-    EXPECT_EQ(term.axis, axis);
+    const auto& bias = what<LoweredBias>(term);
+    EXPECT_EQ(bias.table.parameter, 1 + axis);
+    EXPECT_EQ(bias.q_coordinates.parameter, 3);
+    EXPECT_EQ(bias.k_coordinates.parameter, 4);
+    EXPECT_EQ(bias.axis, axis);
   }
 }
 
@@ -261,7 +280,7 @@ TEST(Lower, KindsOfOtherTerms) {
     const LoweredCall call = lowered(text);
     ASSERT_FALSE(call.terms.empty()) << text;
     EXPECT_EQ(call.terms.back().kind, kind) << text;
-    EXPECT_TRUE(call.terms.back().classes.empty()) << text;
+    EXPECT_TRUE(std::holds_alternative<std::monostate>(call.terms.back().what)) << text;
   }
   EXPECT_TRUE(lowered("").terms.empty());
   EXPECT_FALSE(lowered("swin(heads=2, window=[3])").consecutive);

@@ -13,12 +13,11 @@ from torch import Tensor
 
 from relpos import _core
 from relpos.gpu.device import uploaded
-from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
 from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.lowered.refusals import check_options, refuse
-from relpos.gpu.lowered.table_bias import Along, TableBias
+from relpos.gpu.lowered.table_bias import TableBias
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 from relpos.gpu.problem import Places
@@ -28,19 +27,12 @@ _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _KEPT = 256
 
 
-class SinkTerm(NamedTuple):
-    """multiplier * a parameter, [H] or [B, H, Lq]."""
-
-    parameter: int
-    multiplier: float
-
-
 class _Plan(NamedTuple):
     """What shapes and plain options decide."""
 
     scale: float
     terms: tuple[TableBias, ...]
-    sinks: tuple[SinkTerm, ...]
+    sinks: tuple[Numbers, ...]
     rows: tuple[Table, ...]
     columns: tuple[Table, ...]
     values: tuple[Table, ...]
@@ -268,10 +260,10 @@ class Lowered:
     def shared(self) -> set[int]:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
-        whole = [term.parameter for term in (*self.terms, *self.sinks)]
-        whole += {n for term in self.computed.terms for n in term.parameters}
+        whole = [n for term in self.computed.terms for n in term.parameters]
         of_tables = (*self.rows, *self.columns, *self.values)
-        tables = [numbers for table in of_tables for numbers in table.numbers()] + [*self.added]
+        tables = [numbers for table in of_tables for numbers in table.numbers()]
+        tables += [*self.sinks, *self.added, *(term.table for term in self.terms)]
         tables += [numbers for turn in self.turns for numbers in turn.numbers]
         tables += [numbers for slopes in self.slopes for numbers in slopes.numbers()]
         tables += [term.values for term in self.key_biases]
@@ -321,49 +313,28 @@ def _made_plan(
     if call.tile_ranges is not None:  # of whose blocks, without numbers, none has a tile
         call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
     scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
-    biases, sinks, rows, columns, values, added = [], [], [], [], [], []
-    slopes, key_biases, computed, turns = [], [], [], []
-    of_kind = {"row table": rows, "column table": columns, "value table": values}
-    for (
-        scheme,
-        kind,
-        starts,
-        classes,
-        parameter,
-        axes,
-        multiplier,
-        more,
-        turn,
-        lines,
-        own,
-        at,
-    ) in terms:
-        if kind == "sink":
-            sinks.append(SinkTerm(parameter, multiplier))
-        elif kind == "distance bias":
-            table = parameter, tuple(axes), multiplier, Along.of(at)
-            biases.append(TableBias(ClassMap(starts, classes), *table))
-        elif kind in of_kind:
-            table = Table.of(ClassMap(starts, classes), more, query.shape[1])
-            of_kind[kind].append(table)
-        elif kind == "vector added to the query":
-            added.append(numbers_of(more[0]))
-        elif kind == "computed table":
-            heads, first, last = own
-            parameters = tuple(range(first, last))
-            computed.append(ComputedTerm(ClassMap(starts, classes), heads, parameters))
-        elif kind == "slopes":
-            slopes.append(SlopeTerm(*map(numbers_of, lines[:2])))
-        elif kind == "key bias":
-            key_biases.append(KeyTerm(numbers_of(more[0]), lines[2]))
-        elif kind == "rotation":
-            turns.append(turn_of(turn, query.shape[2], key.shape[2]))
-        else:
+    heads, lengths = query.shape[1], (query.shape[2], key.shape[2])
+    made = {
+        "distance bias": TableBias.of,
+        "sink": numbers_of,
+        "row table": lambda what: Table.of(what, heads),
+        "column table": lambda what: Table.of(what, heads),
+        "value table": lambda what: Table.of(what, heads),
+        "vector added to the query": numbers_of,
+        "slopes": SlopeTerm.of,
+        "key bias": KeyTerm.of,
+        "computed table": ComputedTerm.of,
+        "rotation": lambda what: turn_of(what, *lengths),
+    }
+    found: dict[str, list[Any]] = {kind: [] for kind in made}
+    for scheme, kind, what in terms:
+        if kind not in made:
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
+        found[kind].append(made[kind](what))
     given = consecutive or call.q_positions is not None
     tokens = None if given else _placed(query, key, call)
-    found = map(tuple, (biases, sinks, rows, columns, values, added, slopes, key_biases))
-    return _Plan(scale, *found, Computed(computed), tuple(turns), reads_positions, tokens)
+    *plain, computed, turns = map(tuple, found.values())
+    return _Plan(scale, *plain, Computed(computed), turns, reads_positions, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

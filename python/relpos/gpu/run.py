@@ -227,7 +227,7 @@ class Run:
         rotations = self.rotations
         lowered = self.lowered
         turns = rotations.trains(targets)
-        wanted = [term for term in lowered.terms if targets.wants(term.parameter)]
+        wanted = [term for term in lowered.terms if targets.wants(term.table.parameter)]
         tables = [term for term in wanted if term.along is None]
         own = lowered.computed.terms if lowered.computed.trains(targets) else ()
         added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
@@ -284,7 +284,10 @@ class Run:
             self.lines.write_slopes(lines, (given["sums"], dlse, softmax), targets)
         if key_sums is not None:
             self.lines.write_keys(key_sums, targets)
-        to = [(t.map, t.view(targets.to(t.parameter)), t.multiplier) for t in tables]
+        to = [
+            (term.map, term.table.view(targets.to(term.table.parameter)), term.table.multiplier)
+            for term in tables
+        ]
         of_computed = [self.workspace(self.heads, x.shape[1]) for x in lowered.tables if own]
         to += [(term.map, x, 1.0) for term, x in zip(own, of_computed, strict=True)]
         write_gradients(self, to, sums, given)
@@ -294,7 +297,7 @@ class Run:
             write_added_gradient(numbers, wide, targets)
         for term in wanted:
             if term.along is not None:
-                write_coordinate_gradient(self, term, targets.to(term.parameter), given)
+                write_coordinate_gradient(self, term, targets, given)
         of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
         write_row_gradients(self, sums, given, *of_tables, targets)
         for to, found in ((dq, wide), (dk, wide_dk)):

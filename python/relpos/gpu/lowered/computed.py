@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from relpos import _core
+from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.sums.targets import Targets
 
 # Tensors of a call that say where tokens stand, and those of which no table depends.
@@ -21,9 +22,15 @@ _UNREAD |= {"tile_words": None, "tile_lengths": None}
 class ComputedTerm(NamedTuple):
     """b[h, m(delta)] of a table [heads, M], heads H or 1, from the parameters of its part."""
 
-    map: Any
+    map: ClassMap
     heads: int
     parameters: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lowered: Any) -> "ComputedTerm":
+        """As _core.lower says it."""
+        map_, heads, first, last = lowered
+        return cls(ClassMap(*map_), heads, tuple(range(first, last)))
 
 
 def placed_on_cpu(call: Any) -> Any:

@@ -1,8 +1,8 @@
 """Slopes and key biases of a call, as relpos.gpu.lines takes them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from relpos.gpu.lowered.numbers import Numbers
+from relpos.gpu.lowered.numbers import Numbers, numbers_of
 
 
 class SlopeTerm(NamedTuple):
@@ -10,6 +10,11 @@ class SlopeTerm(NamedTuple):
 
     past: Numbers | None
     future: Numbers | None
+
+    @classmethod
+    def of(cls, lowered: Any) -> "SlopeTerm":
+        """As _core.lower says it."""
+        return cls(*map(numbers_of, lowered))
 
     def numbers(self) -> list[Numbers]:
         return [each for each in self if each is not None]
@@ -20,3 +25,9 @@ class KeyTerm(NamedTuple):
 
     values: Numbers
     cumulative: bool
+
+    @classmethod
+    def of(cls, lowered: Any) -> "KeyTerm":
+        """As _core.lower says it."""
+        values, cumulative = lowered
+        return cls(numbers_of(values), cumulative)

@@ -17,11 +17,6 @@ class Along(NamedTuple):
     k: Numbers
     axis: int
 
-    @classmethod
-    def of(cls, lowered: Any) -> "Along | None":
-        q, k, axis = lowered
-        return None if q is None else cls(numbers_of(q), numbers_of(k), axis)
-
     def places(self, parameters: Sequence[Tensor]) -> Places:
         """Where the tokens of each batch row stand on it."""
         both = (numbers.view(parameters[numbers.parameter]) for numbers in (self.q, self.k))
@@ -31,15 +26,15 @@ class Along(NamedTuple):
 
 
 class TableBias(NamedTuple):
-    """multiplier * table[h, m(delta)], the table [H, M] a view of a parameter; along: whose
-    distance delta is, None of positions."""
+    """table[h, m(delta)] of [H, M]; along: whose distance delta is, None of positions."""
 
     map: ClassMap
-    parameter: int
-    axes: tuple[int, ...]
-    multiplier: float
-    along: Along | None = None
+    table: Numbers
+    along: Along | None
 
-    def view(self, parameter: Tensor) -> Tensor:
-        """The table, or its gradient, of the parameter or of the parameter's."""
-        return parameter.permute(self.axes)
+    @classmethod
+    def of(cls, lowered: Any) -> "TableBias":
+        """As _core.lower says it."""
+        map_, table, q, k, axis = lowered
+        along = None if q is None else Along(numbers_of(q), numbers_of(k), axis)
+        return cls(ClassMap(*map_), numbers_of(table), along)

@@ -1,12 +1,12 @@
 """Tables of rows as relpos._core.lower says them."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from relpos.gpu.device import uploaded
+from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.sums.targets import Targets
 
@@ -49,22 +49,21 @@ class Table(NamedTuple):
     """scale <a_i, table[m(delta)]>, of a table [M, r] or [H, M, r], and a_i the query or `factor`
     [B, H, Lq, r], plus `added` [H, r]; or the same of the key or a factor [B, Hk, Lk, r]."""
 
-    map: Any
+    map: ClassMap
     table: Numbers | Projected
     factor: Numbers | None
     added: Numbers | None
     scale: float
 
     @classmethod
-    def of(cls, map_: Any, more: Sequence[Any], heads: int) -> "Table":
+    def of(cls, lowered: Any, heads: int) -> "Table":
         """As _core.lower says it, of a call with so many heads."""
-        table, factor, added, scale, projection = more
+        map_, table, factor, added, scale, width, features = lowered
         found: Any = numbers_of(table)
-        if projection is not None:
-            width, features = projection
+        if width:
             features = torch.frombuffer(bytearray(features), dtype=torch.float64)
             found = Projected(found, features.view(-1, width), heads)
-        return cls(map_, found, numbers_of(factor), numbers_of(added), scale)
+        return cls(ClassMap(*map_), found, numbers_of(factor), numbers_of(added), scale)
 
     def trains(self, factor: Tensor | None, targets: Targets) -> bool:
         """Whether gradients are wanted of what it reads; `factor`: where that of the queries is."""

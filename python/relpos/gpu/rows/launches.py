@@ -23,7 +23,7 @@ def terms_of(run: Any) -> list[Any]:
     lowered = run.lowered
     found: list[Any] = []
     for term in lowered.terms:
-        table = term.view(lowered.parameters[term.parameter]), term.multiplier
+        table = term.table.view(run.parameter(term.table)), term.table.multiplier
         if term.along is None:
             found.append((_bias_of(run, term.map, *table), bias_score))
         else:

@@ -14,6 +14,7 @@ from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.problem import Places
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
 from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs, write_ends
+from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
@@ -58,7 +59,7 @@ def write_gradients(
 
 
 def write_coordinate_gradient(
-    run: Any, term: TableBias, gradient: Tensor, given: dict[str, Any]
+    run: Any, term: TableBias, targets: Targets, given: dict[str, Any]
 ) -> None:
     """Writes that of a table which is read by distances of coordinates."""
     places = term.along.places(run.lowered.parameters)
@@ -70,8 +71,9 @@ def write_coordinate_gradient(
     _fold_ends(run, found, ends)
     if not run.keys:
         found.zero_()
-    to = term.view(gradient)
-    _write(run, term.map.cells(lo, hi, to.shape[1], run.device), found, to, term.multiplier)
+    to = term.table.view(targets.to(term.table.parameter))
+    classes = term.map.cells(lo, hi, to.shape[1], run.device)
+    _write(run, classes, found, to, term.table.multiplier)
 
 
 def _write(run: Any, of_classes: Any, sums: Tensor, to: Tensor, multiplier: float) -> None:
