@@ -50,6 +50,13 @@ def test_rows_that_join_values_keep_it(case, garbage):
     assert not judged(case), case
 
 
+@pytest.mark.parametrize("offsets", ["zero", "aligned"])
+def test_rows_join_values_tiles_away_from_the_inner_distances(offsets, garbage):
+    """Of keys after them, and before them, where the ends of a row alone are summed."""
+    case = {"position": "shaw#0", "queries": 16, "keys": 193, "mask": "", "offsets": offsets}
+    assert not judged(PLAIN | case)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_other_tiles_keep_it_too(dtype, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(32, 32, 4, 1))
