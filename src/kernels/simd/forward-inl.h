@@ -9,6 +9,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <type_traits>
 
@@ -30,8 +31,9 @@ constexpr float kNothing = -HUGE_VALF;
 // -inf of scores that are all hidden, where Highway's emulation says the lowest finite number.
 HWY_INLINE float highest_lane(V scores) {
   const F d;
-  if (hn::AllTrue(d, hn::Eq(scores, hn::Set(d, kNothing)))) return kNothing;
-  return hn::GetLane(hn::MaxOfLanes(d, scores));
+  const float highest = hn::GetLane(hn::MaxOfLanes(d, scores));
+  if (HWY_LIKELY(highest > -FLT_MAX)) return highest;
+  return hn::AllTrue(d, hn::Eq(scores, hn::Set(d, kNothing))) ? kNothing : highest;
 }
 
 // Moves a row's reference to the top of these scores and rescales what it has summed, and the weights
