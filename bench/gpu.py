@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import relpos
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 HEADS, HEAD_DIM = 16, 128
@@ -68,7 +69,18 @@ def positions(shape: Shape, causal: bool, device: str) -> dict[str, tuple[Any, t
 
 def sides(shape: Shape, causal: bool, device: str, peers: bool) -> Iterator[tuple[str, Any]]:
     """(name, Side, or why there is none)."""
-    yield "SDPA", Side(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=causal))
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    yield "SDPA", Side(plain)
+    for name in ("CUDNN_ATTENTION", "FLASH_ATTENTION") if peers else ():
+
+        def by(q: Tensor, k: Tensor, v: Tensor, name: str = name) -> Tensor:
+            with sdpa_kernel(SDPBackend[name]):
+                return plain(q, k, v)
+
+        yield f"SDPA by {name}", Side(by)
     all_ = positions(shape, causal, device)
     for name, (position, trained) in all_.items():
 

@@ -6,9 +6,10 @@ import random
 import relpos
 import torch
 from relpos._call.call import Call as Fields
+from relpos.gpu.mode import INTERPRETS
 
 from tests.gpu.bounds import bounds
-from tests.support.call import Call
+from tests.support.call import Call, laid_out
 from tests.support.cases import configuration
 from tests.support.oracle import oracle_of
 from tests.support.promise import missed
@@ -99,15 +100,47 @@ def drawn_of(positions, **others):
     return list(drawn(len(positions) * TIMES, position=positions, **SMALL | others))
 
 
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETS else "cpu"
+
+
+def moved(named):
+    """{name: the same on DEVICE}."""
+    there = {}
+    for name, x in named.items():
+        several = isinstance(x, tuple) and all(isinstance(each, torch.Tensor) for each in x)
+        if several:
+            there[name] = tuple(each.to(DEVICE) for each in x)
+        else:
+            there[name] = x.to(DEVICE) if isinstance(x, torch.Tensor) else x
+    return there
+
+
 class Here(Call):
-    """A call whose pattern of dropout is that of the CPU."""
+    """A call on DEVICE whose pattern of dropout is that of the CPU. Its tensors are the CPU's."""
 
     def computed(self):
+        kind = self.case["strides"]
+        inputs = [x.to(DEVICE) for x in self.inputs]
+        if DEVICE != "cpu" and kind != "expanded":  # copies have plain strides
+            inputs = [laid_out(x, kind) for x in inputs]
+        keywords = moved(self.keywords())
         torch.manual_seed(self.case["seed"])
         found = relpos.attention(
-            *self.inputs, **self.keywords(), dropout_p=self.case["dropout"], return_lse=True
+            *inputs, **keywords, dropout_p=self.case["dropout"], return_lse=True
         )
-        return self.results(*found)
+        found = self.results(*(x.cpu() for x in found))
+        for module in self.modules:
+            module.cpu()
+        return {name: x if x is None else x.cpu() for name, x in found.items()}
+
+    def position(self):
+        for module in self.modules:
+            module.to(DEVICE)
+        held, self.given = self.given, [moved(given) for given in self.given]
+        try:
+            return super().position()
+        finally:
+            self.given = held
 
     def kept(self):
         if self.case["dropout"] == 0:

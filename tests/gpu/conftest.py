@@ -1,4 +1,4 @@
-"""What the interpreter runs is collected where RELPOS_GPU=interpret is set."""
+"""What the interpreter runs is collected where RELPOS_GPU=interpret is set, and where there is a GPU."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret"
+INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret" or torch.cuda.is_available()
 _STARTS = "test_process.py"  # the others, where there is an interpreter
 collect_ignore = [
     path.name

@@ -23,7 +23,8 @@ def spans_of(spans: Tensor | None) -> Spans | None:
     if spans is None:
         return None
     several = spans.dim() == 3 and len(spans) > 1
-    return Spans(spans, 2 * spans.shape[-2] if several else 0, None, 0)
+    # Before a kernel needs queries: Triton 3.6 does not take None in a structure of a structure.
+    return Spans(spans, 2 * spans.shape[-2] if several else 0, spans, 0)
 
 
 def masks_of(run: Any) -> Masks:
