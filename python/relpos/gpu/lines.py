@@ -24,6 +24,7 @@ class Lines:
     Attributes:
       terms: what the passes read, with the functions that add it to scores.
       nearest: what slopes count from, or None.
+      wide: whether the passes hold numbers of each row or key for them.
       row_shift: float32 [B, H, Lq], by how much rows are less, in log2 units, or None.
     """
 
@@ -31,11 +32,14 @@ class Lines:
         self.run, self.slopes, self.keys = run, run.lowered.slopes, run.lowered.key_biases
         self.terms: list[Any] = []
         self.nearest = self.row_shift = None
+        self.wide = False
         if not self.slopes and not self.keys:
             return
         distance = which = None
-        # A softcap sees the scores themselves.
-        if run.from_nearest and run.lowered.softcap is None and run.keys:
+        # A softcap sees the scores themselves; and the nearest key of a query that sees its own
+        # is at distance 0.
+        at_zero = not self.keys and not run.problem.masks and run.lowered.sees_itself
+        if run.from_nearest and run.lowered.softcap is None and run.keys and not at_zero:
             distance, which = self._nearest()
             self.row_shift = run.workspace(run.batch, run.heads, run.queries, dtype=torch.float64)
             self.row_shift.zero_()
@@ -45,6 +49,7 @@ class Lines:
             self._add_keys(which)
         if self.row_shift is not None:
             self.row_shift = self.row_shift.float()
+        self.wide = bool(self.keys) or self.nearest is not None
 
     def trains_slopes(self, targets: Targets) -> bool:
         return any(targets.wants(n.parameter) for term in self.slopes for n in term.numbers())

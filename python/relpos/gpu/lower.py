@@ -241,6 +241,14 @@ class Lowered:
         queries, keys = self._query.shape[2], self._key.shape[2]
         return self.shift - queries + 1 < -self.left or self.shift + keys - 1 > self.right
 
+    @cached_property
+    def sees_itself(self) -> bool:
+        """Whether each query surely sees a key at its own position, masks aside."""
+        if self.places is not None or self.spans is not None or self.shift is None:
+            return False
+        inside = self.shift <= 0 and self._query.shape[2] - self.shift <= self._key.shape[2]
+        return inside and self.left >= 0 and self.right >= 0
+
     def window(self, lo: int, hi: int) -> tuple[int, int]:
         """Distances lo < hi cut to those that occur, where these are known: what is said of lo
         holds of all before it, what is said of hi of all after it."""

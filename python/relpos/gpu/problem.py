@@ -33,7 +33,9 @@ class Problem(NamedTuple):
     """scale: of the scores, in log2 units. shifts int64 [B]: the positions of the first key less
     those of the first query, of consecutive tokens; others have places. Of consecutive tokens a
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
-    terms/ and masks/ have them, in the order of Config.scores and Config.masks. softcap: in log2
+    terms/ and masks/ have them, in the order of Config.scores and Config.masks. window int64: the
+    first and the last distance between which tables change that are read by the distances of
+    tokens, under Config.far. softcap: in log2
     units. row_shift float32 [B, H, Lq]: by how much the scores of a row are less than they are, in
     log2 units. value_rows: Rows of dout and of tables whose rows join values, in the backward pass.
     given: the gradients of the scores, of relpos.scores. What a call has not is None, or ()."""
@@ -45,6 +47,7 @@ class Problem(NamedTuple):
     places: Any
     spans: Any
     terms: Any
+    window: Any
     masks: Any
     sinks: Any
     softcap: Any
@@ -57,7 +60,10 @@ class Problem(NamedTuple):
 class Config(NamedTuple):
     """Constants of a kernel of pairs. head_dim, value_dim: D and Dv, padded to powers of two.
     queries, keys: of a tile. scores, masks: the functions of the terms and the masks. sinks: how
-    many there are. aligned: tiles start at multiples of their keys. slice: so many columns of D and
+    many there are. tables: how many of the first terms read tables by the distances of tokens. open:
+    consecutive tokens see what `left` and `right` say, so that most tiles are seen as a whole
+    (parts_of); far: with tables, of terms or of values. split: the loops over
+    keys are split into such parts, which no branch then tells from each other. aligned: tiles start at multiples of their keys. slice: so many columns of D and
     Dv are multiplied at a time, where a kernel does it. again: what is not finite is computed anew,
     with care for what pairs do not see (product_of_seen)."""
 
@@ -70,6 +76,10 @@ class Config(NamedTuple):
     scores: Any
     masks: Any
     sinks: Any
+    tables: Any
+    open: Any
+    far: Any
+    split: Any
     aligned: Any
     slice: Any
     again: Any = False

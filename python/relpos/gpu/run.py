@@ -23,7 +23,7 @@ from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
 from relpos.gpu.rows.added import with_added, write_added_gradient
-from relpos.gpu.rows.launches import terms_of
+from relpos.gpu.rows.launches import terms_of, window_of_terms
 from relpos.gpu.rows.values import add_values, met_of, write_value_gradients
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
@@ -57,7 +57,8 @@ class Run:
         self.query, self.key = map(aligned, self.rotations.turned(self.summed, key))
         self.value = aligned(value)
         masks, mask_functions = masks_of(self)
-        self.functions: dict[str, Any] = {"scores": (), "masks": mask_functions}
+        self.functions: dict[str, Any] = {"scores": (), "tables": 0, "masks": mask_functions}
+        self.split = False
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -66,6 +67,7 @@ class Run:
             places=lowered.places,
             spans=spans_of(lowered.spans),
             terms=(),
+            window=(0, 0),
             masks=masks,
             sinks=tuple(
                 sink_of(lowered.parameters[sink.parameter], sink.multiplier * LOG2E)
@@ -76,19 +78,30 @@ class Run:
             row_shift=None,
         )
         self.lines = Lines(self)
-        terms = [*terms_of(self), *self.lines.terms]
+        tables, others = terms_of(self)
+        terms = [*tables, *others, *self.lines.terms]
         self.functions["scores"] = tuple(score for _, score in terms)
+        self.functions["tables"] = len(tables)
+        # Split loops take too many registers beside numbers that differ from row to row.
+        self.split = not (lowered.rows or lowered.columns or lowered.values or self.lines.wide)
         self.problem = self.problem._replace(
-            terms=tuple(term for term, _ in terms), row_shift=self.lines.row_shift
+            terms=tuple(term for term, _ in terms),
+            window=window_of_terms([term for term, _ in tables]),
+            row_shift=self.lines.row_shift,
         )
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
         problem, lowered = self.problem, self.lowered
         given = (problem.spans, problem.softcap, problem.dropout)
-        lists = (problem.masks, lowered.rows, lowered.columns, lowered.values, self.lines.terms)
+        lists = (problem.masks, lowered.rows, lowered.columns, lowered.values, self.lines.wide)
         masked = any(each is not None for each in given) or any(lists)
         return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
+
+    def is_open(self) -> bool:
+        """Config.open."""
+        problem = self.problem
+        return problem.places is None and problem.spans is None and not problem.masks
 
     def config(self, tile: Tile, again: bool) -> Config:
         narrow = self.query.element_size() == 2
@@ -101,6 +114,9 @@ class Run:
             keys=tile.keys,
             **self.functions,
             sinks=len(self.problem.sinks),
+            open=not again and self.is_open(),
+            split=self.split and not again and self.is_open(),
+            far=bool(self.functions["tables"] or self.problem.value_rows),
             slice=SLICES[16 if narrow else 32],
             aligned=self.problem.dropout is not None,
             again=again,
@@ -222,7 +238,9 @@ class Run:
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
         if self.lowered.values:
-            self.problem = self.problem._replace(value_rows=met_of(self, dout))
+            met = met_of(self, dout)
+            tables = [*self.problem.terms[: self.functions["tables"]], met]
+            self.problem = self.problem._replace(value_rows=met, window=window_of_terms(tables))
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
         lowered = self.lowered

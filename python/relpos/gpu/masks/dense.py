@@ -75,9 +75,10 @@ def sum_mask(
     acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
     for n in range(over_batch * over_heads):
         h, b = first_h + n % over_heads, first_b + n // over_heads
+        shift = tl.load(problem.shifts + b)
         for q in range(first_q, first_q + over_queries):
             for k in range(first_k, first_k + over_keys):
-                at = (b, h, q * CONFIG.queries, k * CONFIG.keys, a, c, queries, keys)
+                at = (b, h, q * CONFIG.queries, k * CONFIG.keys, a, c, queries, keys, shift)
                 tensors = (query, key, value, dout, softmax, sums)
                 _, _, ds, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
                 acc += ds

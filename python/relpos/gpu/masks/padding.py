@@ -16,7 +16,7 @@ class Padding(NamedTuple):
 
 @triton.jit
 def hide_padding(s, visible, mask, at):
-    b, _, _, k0, _, c, _, keys = at
+    b, _, _, k0, _, c, _, keys, _ = at
     n = tl.cast(k0, tl.int64) + c
     of_keys = mask.hidden + tl.cast(b, tl.int64) * mask.row + n * mask.column
     return s, visible & (tl.load(of_keys, n < keys, 1) == 0)

@@ -30,7 +30,7 @@ class Tiles(NamedTuple):
 
 @triton.jit
 def hide_by_tiles(s, visible, mask, at):
-    b, h, q0, k0, a, c, queries, keys = at
+    b, h, q0, k0, a, c, queries, keys, _ = at
     i, j = mask.first + q0 + a, k0 + c
     inside = (a < queries - q0) & (c < keys - k0)
     cells = mask.cells + tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head

@@ -61,7 +61,7 @@ def words(x0, x1, x2, x3, key0, key1, key2, key3):
 def factors(dropout, at, CONFIG: tl.constexpr):
     """What the weights of a tile are multiplied by; its first key is a multiple of as many as it
     has."""
-    b, h, q0, k0, a, _, _, _ = at
+    b, h, q0, k0, a, _, _, _, _ = at
     groups: tl.constexpr = (CONFIG.keys + 63) // 64  # of 64 keys, which share 16 counters
     across: tl.constexpr = a.shape[0] == 1  # the tile is [keys, queries]
     n = tl.arange(0, 16 * groups)

@@ -1,8 +1,8 @@
 """The scores of a tile of pairs, their weights and their gradients, which the kernels compute anew.
 
-`at` says where a tile stands: (b, h, q0, k0, a, c, queries, keys): batch row and head, its first
-query and key, the numbers of queries and keys within it, broadcast to it, and how many of both the
-call has. Tiles are [queries, keys] or [keys, queries]."""
+`at` says where a tile stands: (b, h, q0, k0, a, c, queries, keys, shift): batch row and head, its
+first query and key, the numbers of queries and keys within it, broadcast to it, how many of both
+the call has, and the batch row's of problem.shifts. Tiles are [queries, keys] or [keys, queries]."""
 
 import triton
 import triton.language as tl
@@ -11,33 +11,73 @@ from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.product import product, rows
 from relpos.gpu.pairs.softcap import capped
 from relpos.gpu.pairs.softmax import read_state
-from relpos.gpu.pairs.visibility import apart, seen
+from relpos.gpu.pairs.visibility import all_seen, apart, near, seen
 from relpos.gpu.terms.rows import row_score
 
 
 @triton.jit
-def pair_scores(products, problem, at, CONFIG: tl.constexpr):
+def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
     """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
-    softcap), from products of queries and keys."""
+    softcap), from products of queries and keys. PART: of parts_of."""
     s = products * problem.scale
     distances = apart(problem, at)
-    for n in tl.static_range(len(CONFIG.scores)):
+    if PART < 0 and CONFIG.far:
+        below, above = problem.window
+        if far_from(distances, below, above, CONFIG):
+            s = with_tables(s, problem, at, distances, CONFIG, 1)
+        else:
+            s = with_tables(s, problem, at, distances, CONFIG, 0)
+    else:
+        s = with_tables(s, problem, at, distances, CONFIG, PART)
+    for n in tl.static_range(CONFIG.tables, len(CONFIG.scores)):
         s = CONFIG.scores[n](s, problem.terms[n], at, distances)
     if problem.softcap is not None:
         s, slope = capped(s, problem.softcap)
     else:
         slope = 1.0
-    visible = seen(problem, at, distances)
-    for n in tl.static_range(len(CONFIG.masks)):
-        s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
-    return tl.where(visible, s, float("-inf")), visible, distances, slope
+    if PART == 0:
+        visible = seen(problem, at, distances)
+        for n in tl.static_range(len(CONFIG.masks)):
+            s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
+        s = tl.where(visible, s, float("-inf"))
+    elif PART < 0:
+        if all_seen(problem, at, distances, CONFIG) == 0:
+            s = tl.where(seen(problem, at, distances), s, float("-inf"))
+        visible = s != float("-inf")
+    else:
+        visible = s == s
+    return s, visible, distances, slope
+
+
+@triton.jit
+def with_tables(s, problem, at, distances, CONFIG: tl.constexpr, PART: tl.constexpr):
+    read = reading(distances, CONFIG, PART)
+    for n in tl.static_range(CONFIG.tables):
+        s = CONFIG.scores[n](s, problem.terms[n], at, read)
+    return s
+
+
+@triton.jit
+def far_from(distances, lo, hi, CONFIG: tl.constexpr):
+    """Whether all distances of a tile are up to lo, or from hi on."""
+    corner, _ = distances
+    return (corner + CONFIG.keys <= lo + 1) | (corner - CONFIG.queries >= hi - 1)
+
+
+@triton.jit
+def reading(distances, CONFIG: tl.constexpr, PART: tl.constexpr):
+    """The distances by which a tile reads tables: one where all of it reads the same."""
+    corner, within = distances
+    if PART > 0 and CONFIG.far:
+        within = tl.zeros((1, 1), tl.int32)
+    return corner, within
 
 
 @triton.jit
 def read_pairs(pairs, at, outside):
     """The tile of numbers [B, H, Lq, Lk]: a structure of `data` and of the elements between two of
     each axis."""
-    b, h, q0, k0, a, c, queries, keys = at
+    b, h, q0, k0, a, c, queries, keys, _ = at
     corner = tl.cast(b, tl.int64) * pairs.batch + tl.cast(h, tl.int64) * pairs.head
     i, j = tl.cast(q0, tl.int64) + a, tl.cast(k0, tl.int64) + c
     inside = (i < queries) & (j < keys)
@@ -52,27 +92,60 @@ def read_rows(softmax, sums, row, a, count):
 
 
 @triton.jit
-def pair_gradients(products, met, of_rows, problem, at, CONFIG: tl.constexpr):
+def pair_gradients(
+    products, met, of_rows, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0
+):
     """(weights after dropout, gradients of the scores in natural units before softcap and after it,
     which pairs are seen, distances), from products of queries and keys, and met, those of dout and
     values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights and
     gradients are 0. Where the gradients of the scores are given, there are no weights."""
     reference, inverse, total = of_rows
-    s, visible, distances, slope = pair_scores(products, problem, at, CONFIG)
+    s, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
     if problem.given is None:
-        p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
+        p = tl.exp2(s - reference) * inverse
+        if PART == 0:
+            p = tl.where(visible, p, 0.0)
         kept = p
         if problem.value_rows is not None:
-            met = row_score(met, problem.value_rows, at, distances)
+            read = reading(distances, CONFIG, PART)
+            met = row_score(met, problem.value_rows, at, read)
         if problem.dropout is not None:
             factor = factors(problem.dropout, at, CONFIG)
             met *= factor
             kept = p * factor
-        ds = tl.where(visible, p * (met - total), 0.0)
+        ds = p * (met - total)
+        if PART == 0:
+            ds = tl.where(visible, ds, 0.0)
     else:
-        ds = tl.where(visible, read_pairs(problem.given, at, 0.0).to(tl.float32), 0.0)
+        ds = read_pairs(problem.given, at, 0.0).to(tl.float32)
+        if PART <= 0:
+            ds = tl.where(visible, ds, 0.0)
         kept = tl.zeros_like(ds)
     return kept, ds * slope, ds, visible, distances
+
+
+@triton.jit
+def add_ends(found, ds, distances, lo, hi, CONFIG: tl.constexpr, PART: tl.constexpr):
+    """(before, after), with the sums along axis 1 of ds at distances up to lo, and from hi on."""
+    before, after = found
+    corner, within = distances
+    if PART == 1:
+        before += tl.sum(ds, 1)
+    elif PART == 2:
+        after += tl.sum(ds, 1)
+    elif PART < 0:
+        if far_from(distances, lo, hi, CONFIG):
+            below = corner + CONFIG.keys <= lo + 1
+            total = tl.sum(ds, 1)
+            before += tl.where(below, total, 0.0)
+            after += tl.where(below, 0.0, total)
+        else:
+            before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+            after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+    else:
+        before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+        after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+    return before, after
 
 
 @triton.jit
@@ -80,7 +153,7 @@ def gradients_at(tensors, heads, group, problem, at, CONFIG: tl.constexpr):
     """pair_gradients of a tile [queries, keys], from (query, key, value, dout, softmax, sums). Its
     products are taken of CONFIG.slice columns at a time, which saves registers."""
     query, key, value, dout, softmax, sums = tensors
-    b, h, q0, k0, a, _, queries, _ = at
+    b, h, q0, k0, a, _, queries, _, _ = at
     own = h // group
     row = (tl.cast(b, tl.int64) * heads + h) * queries + q0
     of_rows = read_rows(softmax, sums, row, a, queries - q0)

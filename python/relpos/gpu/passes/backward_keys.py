@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.pairs.scores import pair_gradients, read_rows
-from relpos.gpu.pairs.visibility import near, queries_of
+from relpos.gpu.pairs.scores import add_ends, pair_gradients, read_rows
+from relpos.gpu.pairs.visibility import queries_of
 
 PLAIN = ["kv_heads", "group", "queries", "keys", "head_dim", "value_dim", "slope", "lo", "hi"]
 
@@ -49,36 +49,24 @@ def backward_keys(
         sound = finite(dk, row, keys - k0, head_dim, CONFIG.keys, CONFIG.head_dim)
         if sound & finite(dv, row, keys - k0, value_dim, CONFIG.keys, CONFIG.value_dim):
             return
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[None, :], tl.arange(0, CONFIG.keys)[:, None]
     k = rows(key, b, hk, k0, CONFIG.keys, CONFIG.head_dim)
     v = rows(value, b, hk, k0, CONFIG.keys, CONFIG.value_dim)
     acc_k = tl.zeros((CONFIG.keys, CONFIG.head_dim), tl.float32)
     acc_v = tl.zeros((CONFIG.keys, CONFIG.value_dim), tl.float32)
     first, last = queries_of(problem, b, k0, queries, CONFIG)
+    none = tl.zeros((CONFIG.keys,), tl.float32)
     for g in range(group):
         h = hk * group + g
-        before = tl.zeros((CONFIG.keys,), tl.float32)
-        after = tl.zeros((CONFIG.keys,), tl.float32)
-        of_keys = tl.zeros((CONFIG.keys,), tl.float32)
-        head_row = (tl.cast(b, tl.int64) * kv_heads * group + h) * queries
+        own = (k, v, query, dout, softmax, sums, b, h, kv_heads * group, k0, a, c)
+        sizes = (queries, keys, shift)
+        state = (acc_k, acc_v, (none, none), none)
+        others = (ends, lo, hi, key_sums)
         for q0 in range(first, last, CONFIG.queries):
-            q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
-            given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
-            of_rows = read_rows(softmax, sums, head_row + q0, a, queries - q0)
-            at = (b, h, q0, k0, a, c, queries, keys)
-            products = products_of(k, tl.trans(q), CONFIG)
-            met = products_of(v, tl.trans(given), CONFIG)
-            p, ds, _, visible, distances = pair_gradients(
-                products, met, of_rows, problem, at, CONFIG
-            )
-            acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
-            acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
-            if key_sums is not None:
-                of_keys += tl.sum(ds, 1)
-            if ends is not None:
-                corner, within = distances
-                before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
-                after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+            state = add_queries(own, sizes, q0, state, others, problem, CONFIG)
+        acc_k, acc_v, of_ends, of_keys = state
+        before, after = of_ends
         head_key = (tl.cast(b, tl.int64) * kv_heads * group + h) * keys + k0
         if ends is not None:
             n = tl.arange(0, CONFIG.keys)
@@ -90,3 +78,30 @@ def backward_keys(
             tl.store(key_sums + head_key + n, of_keys, n < keys - k0)
     write_rows(dk, acc_k * slope, row, keys - k0, head_dim, CONFIG.widen)
     write_rows(dv, acc_v, row, keys - k0, value_dim, CONFIG.widen)
+
+
+@triton.jit
+def add_queries(own, sizes, q0, state, others, problem, CONFIG: tl.constexpr):
+    """The sums of a block of keys, with those of the queries from q0 on."""
+    k, v, query, dout, softmax, sums, b, h, heads, k0, a, c = own
+    queries, keys, shift = sizes
+    acc_k, acc_v, of_ends, of_keys = state
+    ends, lo, hi, key_sums = others
+    part: tl.constexpr = -1 if CONFIG.open else 0
+    row = (tl.cast(b, tl.int64) * heads + h) * queries + q0
+    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+    given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
+    of_rows = read_rows(softmax, sums, row, a, queries - q0)
+    at = (b, h, q0, k0, a, c, queries, keys, shift)
+    products = products_of(k, tl.trans(q), CONFIG)
+    met = products_of(v, tl.trans(given), CONFIG)
+    p, ds, _, visible, distances = pair_gradients(
+        products, met, of_rows, problem, at, CONFIG, part
+    )
+    acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
+    acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
+    if key_sums is not None:
+        of_keys += tl.sum(ds, 1)
+    if ends is not None:
+        of_ends = add_ends(of_ends, ds, distances, lo, hi, CONFIG, part)
+    return acc_k, acc_v, of_ends, of_keys

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.pairs.scores import pair_gradients, read_rows
-from relpos.gpu.pairs.visibility import keys_of, near
+from relpos.gpu.pairs.scores import add_ends, pair_gradients, read_rows
+from relpos.gpu.pairs.visibility import keys_of, parts_of
 from relpos.gpu.terms.slopes import line_sums
 
 PLAIN = ["heads", "group", "queries", "keys", "head_dim", "slope", "lo", "hi"]
@@ -47,45 +47,64 @@ def backward_queries(
     if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
         if finite(dq, row, queries - q0, head_dim, CONFIG.queries, CONFIG.head_dim):
             return
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
     given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
     of_rows = read_rows(softmax, sums, row, a, queries - q0)
     acc = tl.zeros((CONFIG.queries, CONFIG.head_dim), tl.float32)
-    before = tl.zeros((CONFIG.queries,), tl.float32)
-    after = tl.zeros((CONFIG.queries,), tl.float32)
-    below_sum = tl.zeros((CONFIG.queries,), tl.float32)
-    below_count = tl.zeros((CONFIG.queries,), tl.float32)
-    above_sum = tl.zeros((CONFIG.queries,), tl.float32)
-    above_count = tl.zeros((CONFIG.queries,), tl.float32)
+    own = (q, given, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
+    none = tl.zeros((CONFIG.queries,), tl.float32)
+    state = (acc, (none, none), (none, none, none, none))
+    others = (of_rows, ends, lo, hi, lines, nearest)
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
-    for k0 in range(first, last, CONFIG.keys):
-        k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
-        v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
-        at = (b, h, q0, k0, a, c, queries, keys)
-        products = products_of(q, tl.trans(k), CONFIG)
-        met = products_of(given, tl.trans(v), CONFIG)
-        _, ds, _, visible, distances = pair_gradients(products, met, of_rows, problem, at, CONFIG)
-        acc = product_of_seen(ds, k, visible, acc, CONFIG)
-        if lines is not None:
-            below, number, above, others = line_sums(ds, nearest, at, distances)
-            below_sum += below
-            below_count += number
-            above_sum += above
-            above_count += others
-        if ends is not None:
-            corner, within = distances
-            before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
-            after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+    if CONFIG.split:
+        start = tl.cast(q0, tl.int64) - shift
+        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
+        for k0 in range(first, one, CONFIG.keys):
+            state = add_keys(own, k0, state, others, problem, CONFIG, 0)
+        for k0 in range(one, two, CONFIG.keys):
+            state = add_keys(own, k0, state, others, problem, CONFIG, 1)
+        if CONFIG.far:
+            for k0 in range(two, three, CONFIG.keys):
+                state = add_keys(own, k0, state, others, problem, CONFIG, 0)
+            for k0 in range(three, four, CONFIG.keys):
+                state = add_keys(own, k0, state, others, problem, CONFIG, 2)
+        first = four
+        for k0 in range(first, last, CONFIG.keys):
+            state = add_keys(own, k0, state, others, problem, CONFIG, 0)
+    else:
+        part: tl.constexpr = -1 if CONFIG.open else 0
+        for k0 in range(first, last, CONFIG.keys):
+            state = add_keys(own, k0, state, others, problem, CONFIG, part)
+    acc, of_ends, of_lines = state
     write_rows(dq, acc * slope, row, queries - q0, head_dim, CONFIG.widen)
+    n = tl.arange(0, CONFIG.queries)
     if lines is not None:
-        n = tl.arange(0, CONFIG.queries)
-        to = lines + 4 * (row + n)
-        tl.store(to, below_sum, n < queries - q0)
-        tl.store(to + 1, below_count, n < queries - q0)
-        tl.store(to + 2, above_sum, n < queries - q0)
-        tl.store(to + 3, above_count, n < queries - q0)
+        for at in tl.static_range(4):
+            tl.store(lines + 4 * (row + n) + at, of_lines[at], n < queries - q0)
     if ends is not None:
-        a = tl.arange(0, CONFIG.queries)
-        tl.store(ends + 2 * (row + a), before, a < queries - q0)
-        tl.store(ends + 2 * (row + a) + 1, after, a < queries - q0)
+        for at in tl.static_range(2):
+            tl.store(ends + 2 * (row + n) + at, of_ends[at], n < queries - q0)
+
+
+@triton.jit
+def add_keys(own, k0, state, others, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
+    """The sums of a block of queries, with those of the keys from k0 on."""
+    q, given, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    acc, of_ends, of_lines = state
+    of_rows, ends, lo, hi, lines, nearest = others
+    k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
+    v = rows(value, b, kv_head, k0, CONFIG.keys, CONFIG.value_dim)
+    at = (b, h, q0, k0, a, c, queries, keys, shift)
+    products = products_of(q, tl.trans(k), CONFIG)
+    met = products_of(given, tl.trans(v), CONFIG)
+    _, ds, _, visible, distances = pair_gradients(
+        products, met, of_rows, problem, at, CONFIG, PART
+    )
+    acc = product_of_seen(ds, k, visible, acc, CONFIG)
+    if lines is not None:
+        of_lines = line_sums(of_lines, ds, nearest, at, distances)
+    if ends is not None:
+        of_ends = add_ends(of_ends, ds, distances, lo, hi, CONFIG, PART)
+    return acc, of_ends, of_lines

@@ -27,10 +27,11 @@ def write_pairs(
     blocks = tl.cdiv(queries, CONFIG.queries)
     head, q0 = tl.program_id(0) // blocks, tl.program_id(0) % blocks * CONFIG.queries
     b, h = head // heads, head % heads
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
     for k0 in range(0, keys, CONFIG.keys):
-        at = (b, h, q0, k0, a, c, queries, keys)
+        at = (b, h, q0, k0, a, c, queries, keys, shift)
         products = sliced(query, key, b, h, h // group, q0, k0, CONFIG.head_dim, CONFIG)
         s, visible, _, _ = pair_scores(products, problem, at, CONFIG)
         if softmax is not None:

@@ -8,7 +8,7 @@ from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import pair_scores
 from relpos.gpu.pairs.softmax import add_scores, write_state
-from relpos.gpu.pairs.visibility import keys_of
+from relpos.gpu.pairs.visibility import keys_of, parts_of
 from relpos.gpu.terms.sinks import join_sinks
 
 PLAIN = ["heads", "group", "queries", "keys", "value_dim", "chunk"]
@@ -43,6 +43,7 @@ def forward(
     if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
         if finite(out, row, queries - q0, value_dim, CONFIG.queries, CONFIG.value_dim):
             return
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
     reference = tl.full((CONFIG.queries,), float("-inf"), tl.float32)
@@ -56,19 +57,48 @@ def forward(
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
     first = tl.maximum(first, tl.program_id(1) * chunk)
     last = tl.minimum(last, (tl.program_id(1) + 1) * chunk)
-    for k0 in range(first, last, CONFIG.keys):
-        k = rows(key, b, h // group, k0, CONFIG.keys, CONFIG.head_dim)
-        at = (b, h, q0, k0, a, c, queries, keys)
-        s, visible, _, _ = pair_scores(products_of(q, tl.trans(k), CONFIG), problem, at, CONFIG)
-        p, factor, reference, total = add_scores(s, reference, total)
-        if problem.dropout is not None:
-            p *= factors(problem.dropout, at, CONFIG)
-        v = rows(value, b, h // group, k0, CONFIG.keys, CONFIG.value_dim)
-        acc = product_of_seen(p, v, visible, acc * factor[:, None], CONFIG)
+    own = (q, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
+    if CONFIG.split:
+        start = tl.cast(q0, tl.int64) - shift
+        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
+        for k0 in range(first, one, CONFIG.keys):
+            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
+        for k0 in range(one, two, CONFIG.keys):
+            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 1)
+        if CONFIG.far:
+            for k0 in range(two, three, CONFIG.keys):
+                reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
+            for k0 in range(three, four, CONFIG.keys):
+                reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 2)
+        first = four
+        for k0 in range(first, last, CONFIG.keys):
+            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
+    else:
+        part: tl.constexpr = -1 if CONFIG.open else 0
+        for k0 in range(first, last, CONFIG.keys):
+            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, part)
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
     n = tl.arange(0, CONFIG.queries)
     write_state(softmax, lse, problem.row_shift, row, n, queries - q0, reference, total)
+
+
+@triton.jit
+def add_keys(
+    own, k0, reference, total, acc, problem, CONFIG: tl.constexpr, PART: tl.constexpr
+):
+    """The sums of a block of queries, with those of the keys from k0 on."""
+    q, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
+    at = (b, h, q0, k0, a, c, queries, keys, shift)
+    products = products_of(q, tl.trans(k), CONFIG)
+    s, visible, _, _ = pair_scores(products, problem, at, CONFIG, PART)
+    p, factor, reference, total = add_scores(s, reference, total)
+    if problem.dropout is not None:
+        p *= factors(problem.dropout, at, CONFIG)
+    v = rows(value, b, kv_head, k0, CONFIG.keys, CONFIG.value_dim)
+    acc = product_of_seen(p, v, visible, acc * factor[:, None], CONFIG)
+    return reference, total, acc
 
 
 @triton.jit(do_not_specialize=["chunks", "count", "value_dim"])

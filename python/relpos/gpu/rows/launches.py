@@ -18,10 +18,12 @@ from relpos.gpu.tiles import PRODUCTS
 BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of a program
 
 
-def terms_of(run: Any) -> list[Any]:
-    """What the passes read of all tables that add to scores, with the functions that add it."""
+def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
+    """What the passes read of all tables that add to scores, with the functions that add it: first
+    what is read by the distances of tokens, then by those of coordinates."""
     lowered = run.lowered
     found: list[Any] = []
+    others: list[Any] = []
     for term in lowered.terms:
         table = term.table.view(run.parameter(term.table)), term.table.multiplier
         if term.along is None:
@@ -29,7 +31,7 @@ def terms_of(run: Any) -> list[Any]:
         else:
             bias = _bias_of(run, term.map, *table, cut=False)
             places = term.along.places(lowered.parameters)
-            found.append((CoordinateBias(bias, places), coordinate_score))
+            others.append((CoordinateBias(bias, places), coordinate_score))
     for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
         bias = _bias_of(run, term.map, table.expand(run.heads, -1), 1.0)
         found.append((bias, bias_score))
@@ -37,7 +39,14 @@ def terms_of(run: Any) -> list[Any]:
         found.append((rows_of(run, lowered.rows), row_score))
     if lowered.columns:
         found.append((columns_of(run, lowered.columns), column_score))
-    return found
+    return found, others
+
+
+def window_of_terms(tables: Sequence[Any]) -> tuple[int, int]:
+    """The first and the last distance between which one of them changes."""
+    if not tables:
+        return 0, 0
+    return min(term.lo for term in tables), max(term.lo + term.width - 1 for term in tables)
 
 
 def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float, cut: bool = True) -> Bias:

@@ -79,11 +79,12 @@ def write_bands(
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries
     b, h = head // heads, head % heads
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
     first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
-        at = (b, h, q0, k0, a, c, queries, keys)
+        at = (b, h, q0, k0, a, c, queries, keys, shift)
         tensors = (query, key, value, dout, softmax, sums)
         _, ds, _, _, distances = gradients_at(tensors, heads, group, problem, at, CONFIG)
         inside = (a < queries - q0) & (c < keys - k0)
@@ -171,6 +172,7 @@ def write_weights(
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries
     b, h = head // heads, head % heads
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
     reference, inverse = read_state(softmax, row, a, queries - q0)
@@ -182,7 +184,7 @@ def write_weights(
         first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
         last = tl.maximum(last, seen_to)
     for k0 in range(first, last, CONFIG.keys):
-        at = (b, h, q0, k0, a, c, queries, keys)
+        at = (b, h, q0, k0, a, c, queries, keys, shift)
         products = sliced(query, key, b, h, h // group, q0, k0, CONFIG.head_dim, CONFIG)
         s, visible, distances, _ = pair_scores(products, problem, at, CONFIG)
         p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)

@@ -53,7 +53,7 @@ def sum_diagonals(
     for tile in range(first, last):
         q0 = tile * side
         k0 = tl.cast(q0 + d * side, tl.int32)
-        at = (b, h, q0, k0, a, c, queries, keys)
+        at = (b, h, q0, k0, a, c, queries, keys, shift)
         tensors = (query, key, value, dout, softmax, sums)
         _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
         acc += ds

@@ -49,7 +49,7 @@ def sum_pairs(
         b = row + head // heads * batch + n
         seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
         if (k0 < seen_to) & (k0 + CONFIG.keys > seen_from):
-            at = (b, h, q0, k0, a, c, queries, keys)
+            at = (b, h, q0, k0, a, c, queries, keys, tl.load(problem.shifts + b))
             tensors = (query, key, value, dout, softmax, sums)
             _, ds, _, _, _ = gradients_at(tensors, heads, group, problem, at, CONFIG)
             acc += ds
@@ -166,7 +166,7 @@ def write_ends(
     after = tl.zeros((ROWS, BLOCK), tl.float64)
     of_rows = pairs + (tl.cast(head, tl.int64) * count + i) * keys
     for k0 in range(0, keys, BLOCK):
-        at = (b, h, first, k0, i, c, first + count, keys)
+        at = (b, h, first, k0, i, c, first + count, keys, 0)
         _, distance = apart_by(places, at)
         ds = tl.load(of_rows + k0 + c, (i < count) & (c < keys - k0), 0.0)
         before += tl.where(distance <= lo, ds, 0.0)

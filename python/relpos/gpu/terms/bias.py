@@ -24,7 +24,7 @@ class Bias(NamedTuple):
 
 @triton.jit
 def bias_score(s, term, at, distances):
-    _, h, _, _, _, _, _, _ = at
+    _, h, _, _, _, _, _, _, _ = at
     corner, within = distances
     x = near(corner - term.lo) + within
     row = term.cells + tl.cast(h, tl.int64) * term.stride

@@ -21,7 +21,7 @@ class Columns(NamedTuple):
 
 @triton.jit
 def column_score(s, term, at, distances):
-    b, h, _, k0, _, c, _, keys = at
+    b, h, _, k0, _, c, _, keys, _ = at
     corner, within = distances
     x = near(corner - term.lo) + within
     row = (tl.cast(b, tl.int64) * term.heads + h // term.share) * keys + k0

@@ -22,7 +22,7 @@ class KeyBias(NamedTuple):
 
 @triton.jit
 def key_score(s, term, at, distances):
-    b, h, q0, k0, a, c, queries, keys = at
+    b, h, q0, k0, a, c, queries, keys, _ = at
     own = tl.cast(b, tl.int64) * term.batch + tl.cast(h, tl.int64) * keys + k0
     big = tl.load(term.big + own + c, c < keys - k0, 0.0)
     small = tl.load(term.small + own + c, c < keys - k0, 0.0)

@@ -34,7 +34,7 @@ class Added(NamedTuple):
 
 @triton.jit
 def row_score(s, term, at, distances):
-    b, h, q0, _, a, _, queries, _ = at
+    b, h, q0, _, a, _, queries, _, _ = at
     corner, within = distances
     x = near(corner - term.lo) + within
     row = (tl.cast(b, tl.int64) * term.heads + h) * queries + q0

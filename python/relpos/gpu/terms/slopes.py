@@ -36,7 +36,7 @@ class Slopes(NamedTuple):
 @triton.jit
 def from_nearest(nearest, at, distances):
     """(distances of a tile less that of the row's nearest key, which is the second)."""
-    b, h, q0, _, a, _, queries, _ = at
+    b, h, q0, _, a, _, queries, _, _ = at
     corner, within = distances
     if nearest is None:
         d = tl.cast(a, tl.int64) * 0
@@ -55,7 +55,7 @@ def from_nearest(nearest, at, distances):
 def slope_score(s, term, at, distances):
     """Beyond the query, seen from the nearest key, the distance has the other slope: there
     past delta - future d = past (delta + d) - (past + future) d, and the like."""
-    _, h, _, _, _, _, _, _ = at
+    _, h, _, _, _, _, _, _, _ = at
     x, d = from_nearest(term.nearest, at, distances)
     past, future = tl.load(term.slopes + h), tl.load(term.slopes + term.heads + h)
     both = tl.load(term.slopes + 2 * term.heads + h)
@@ -67,8 +67,8 @@ def slope_score(s, term, at, distances):
 
 
 @triton.jit
-def line_sums(ds, nearest, at, distances):
-    """Of each row four sums of gradients ds: at distances below 0, of ds times the distance from
+def line_sums(found, ds, nearest, at, distances):
+    """Four sums of each row, with those of gradients ds: at distances below 0, of ds times the distance from
     the nearest key and of ds, and the same at those above."""
     corner, within = distances
     x, _ = from_nearest(nearest, at, distances)
@@ -77,12 +77,12 @@ def line_sums(ds, nearest, at, distances):
     else:
         delta = near(corner) + within
     weighed = ds * x.to(tl.float32)
-    return (
-        tl.sum(tl.where(delta < 0, weighed, 0.0), 1),
-        tl.sum(tl.where(delta < 0, ds, 0.0), 1),
-        tl.sum(tl.where(delta > 0, weighed, 0.0), 1),
-        tl.sum(tl.where(delta > 0, ds, 0.0), 1),
-    )
+    below, number, above, others = found
+    below += tl.sum(tl.where(delta < 0, weighed, 0.0), 1)
+    number += tl.sum(tl.where(delta < 0, ds, 0.0), 1)
+    above += tl.sum(tl.where(delta > 0, weighed, 0.0), 1)
+    others += tl.sum(tl.where(delta > 0, ds, 0.0), 1)
+    return below, number, above, others
 
 
 @triton.jit(do_not_specialize=["heads", "queries", "keys"])
@@ -94,12 +94,13 @@ def find_nearest(distance, which, problem, heads, queries, keys, CONFIG: tl.cons
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
     q0 = (tl.program_id(0) % blocks) * CONFIG.queries
+    shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     best = tl.full((CONFIG.queries,), NOWHERE, tl.int64)
     found = tl.zeros((CONFIG.queries,), tl.int32)
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
-        at = (b, h, q0, k0, a, c, queries, keys)
+        at = (b, h, q0, k0, a, c, queries, keys, shift)
         distances = apart(problem, at)
         visible = seen(problem, at, distances)
         s = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
