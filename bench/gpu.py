@@ -110,11 +110,14 @@ def flex(t5: Any, causal: bool, shape: Shape) -> Any:
 
     length = shape.length
     mask = create_block_mask(sees, None, None, length, length) if causal else None
-    return Side(lambda q, k, v: compiled(q, k, v, score, mask, kernel_options={"bwd_num_stages": 1}), (table,))
+    return Side(
+        lambda q, k, v: compiled(q, k, v, score, mask, kernel_options={"bwd_num_stages": 1}),
+        (table,),
+    )
 
 
 def milliseconds(run: Callable[[], Any], device: str, rounds: int) -> float:
-    """The median of some rounds after one that compiles."""
+    """The median of some rounds after one that compiles; of fewer where they take a second."""
     run()
     if device == "cpu":
         started = time.perf_counter()
@@ -129,11 +132,16 @@ def milliseconds(run: Callable[[], Any], device: str, rounds: int) -> float:
         end.record()
         torch.cuda.synchronize()
         found.append(begin.elapsed_time(end))
+        if sum(found) > 1000.0:
+            break
     return statistics.median(found)
 
 
-def measured(side: Side, shape: Shape, dtype: torch.dtype, device: str, rounds: int) -> list[float]:
-    """Milliseconds of forward, and of forward and backward."""
+def measured(
+    side: Side, shape: Shape, dtype: torch.dtype, device: str, rounds: int
+) -> tuple[list[float], int]:
+    """Milliseconds of forward, and of forward and backward, and the MiB that both take at once
+    beyond inputs and outputs."""
     *qkv, dout = (torch.randn(shape, device=device, dtype=dtype) for _ in range(4))
     leaves = [x.requires_grad_() for x in qkv]
 
@@ -144,7 +152,29 @@ def measured(side: Side, shape: Shape, dtype: torch.dtype, device: str, rounds: 
     def both() -> Any:
         return torch.autograd.grad(side.call(*leaves), (*leaves, *side.trained), dout)
 
-    return [milliseconds(run, device, rounds) for run in (forward, both)]
+    times = [milliseconds(run, device, rounds) for run in (forward, both)]
+    if device == "cpu":
+        return times, 0
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = both()
+    returned = sum(x.nbytes for x in found) + dout.nbytes  # gradients, and out
+    return times, (torch.cuda.max_memory_allocated() - before - returned) >> 20
+
+
+def long(dtype: str) -> None:
+    """A training step of two heads over many tokens, of two lengths."""
+    for length in (65536, 131072):
+        shape = Shape(1, 2, length, HEAD_DIM)
+        t5 = relpos.T5Bias(2, bidirectional=False).cuda()
+
+        def call(q: Tensor, k: Tensor, v: Tensor, t5: Any = t5) -> Tensor:
+            return relpos.attention(q, k, v, position=t5, is_causal=True)
+
+        side = Side(call, tuple(t5.parameters()))
+        (forward, both), memory = measured(side, shape, getattr(torch, dtype), "cuda", 2)
+        text = ", ".join(map(str, shape))
+        print(f"| {text} | relpos, T5 table, causal | {forward:.3f} | | {both:.3f} | | {memory} |")
 
 
 def main() -> None:
@@ -161,8 +191,8 @@ def main() -> None:
         )
     what = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter"
     print(f"{what}, torch {torch.__version__}, {chosen.dtype}")
-    print("| B, H, L, D | row | forward ms | TFLOP/s | forward + backward ms | TFLOP/s |")
-    print("|---|---|---|---|---|---|")
+    print("| B, H, L, D | row | forward ms | TFLOP/s | forward + backward ms | TFLOP/s | MiB |")
+    print("|---|---|---|---|---|---|---|")
     for length in [64] if chosen.small else chosen.lengths:
         sizes = (1, 2, length, 16) if chosen.small else (2, HEADS, length, HEAD_DIM)
         shape = Shape(*sizes)
@@ -170,15 +200,19 @@ def main() -> None:
             for name, side in sides(shape, causal, device, peers=device == "cuda"):
                 label = f"| {', '.join(map(str, shape))} | {name}{', causal' if causal else ''} |"
                 if isinstance(side, str):
-                    print(f"{label} not timed: {side} | | | |")
+                    print(f"{label} not timed: {side} | | | | |")
                     continue
-                times = measured(side, shape, getattr(torch, chosen.dtype), device, chosen.rounds)
+                times, memory = measured(
+                    side, shape, getattr(torch, chosen.dtype), device, chosen.rounds
+                )
                 counted = (FORWARD, FORWARD + BACKWARD)
                 cells = [
                     f"{ms:.3f} | {shape.operations(products, causal) / ms / 1e9:.1f}"
                     for ms, products in zip(times, counted, strict=True)
                 ]
-                print(f"{label} {' | '.join(cells)} |", flush=True)
+                print(f"{label} {' | '.join(cells)} | {memory} |", flush=True)
+    if device == "cuda":
+        long(chosen.dtype)
     counts = relpos.gpu.launches()
     print("launches:", ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
 

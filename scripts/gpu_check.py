@@ -24,12 +24,14 @@ from relpos.gpu.passes.backward_queries import backward_queries
 from relpos.gpu.passes.emit import write_pairs
 from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Places, Problem, Spans
-from relpos.gpu.rows.launches import BLOCKS
+from relpos.gpu.rows.launches import BLOCKS, PRODUCT_BLOCKS
 from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
 from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     AGAIN,
+    BIASED,
+    CROWDED,
     DECODE,
     HEAD_DIMS,
     MASKED,
@@ -37,8 +39,12 @@ from relpos.gpu.tiles import (
     SHARED_KIB,
     SLICED,
     SLICES,
+    SUMMED,
     TABLE,
+    WITH_COLUMNS,
+    WITH_ROWS,
     Tile,
+    splits,
 )
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -60,7 +66,7 @@ KERNELS = {
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_weights", "write_pairs", "sum_mask"}
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_pairs", "sum_mask"}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -72,7 +78,7 @@ PROBLEM = Problem(
     right="i64",
     places=None,
     spans=None,
-    terms=(bias.Bias("*fp32", "i32", "i64", "i32"),),
+    terms=(),
     window=("i64", "i64"),
     masks=(),
     sinks=(),
@@ -103,9 +109,19 @@ ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
 COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
 NEAREST = slopes.Nearest("*i64", "i32", "i32")
 LINES = (
-    slopes.Slopes("*fp32", "i32", NEAREST),
-    key_bias.KeyBias("*fp32", "*fp32", "i32", "i32", "*fp32", "*fp32"),
+    (slopes.Slopes("*fp32", "i32", NEAREST), slopes.slope_score),
+    (key_bias.KeyBias("*fp32", "*fp32", "i32", "i32", "*fp32", "*fp32"), key_bias.key_score),
 )
+BIAS = bias.Bias("*fp32", "i32", "i64", "i32"), bias.bias_score
+OF_QUERIES, OF_KEYS = (ROWS, row_terms.row_score), (COLUMNS, columns.column_score)
+# Terms by kind; "rows" and "all" have rows that join values, too.
+TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
+    "plain": ((slopes.Slopes("*fp32", "i32", None), slopes.slope_score),),
+    "biased": (BIAS,),
+    "rows": (OF_QUERIES,),
+    "columns": (OF_QUERIES, OF_KEYS),
+    "all": (BIAS, OF_QUERIES, OF_KEYS),
+}
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
     [
@@ -156,7 +172,8 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_cells_of_tiles": {"cells": "*i32", "ranges": "*i64", "entries": "*i64", "tiles": "i32"},
 }
 OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
-BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_rows_gradient": row_gradients.CLASSES}
+BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_products": PRODUCT_BLOCKS}
+BLOCKS_OF |= {"write_rows_gradient": row_gradients.CLASSES}
 BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
 # Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
 OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
@@ -171,14 +188,23 @@ class Row(NamedTuple):
     tile: Tile
     again: bool = False  # of Config.again
     everything: str = ""  # with each promise, too, and this kind of attn_mask
-    rows: bool = False  # with a table of rows, too
+    kind: str = "biased"  # what is read: of TERMS
     lines: bool = False  # with slopes and a key bias that are trained, too
 
     def name(self) -> str:
         """As it is shown."""
-        more = (", anew", self.again), (", rows", self.rows), (", lines", self.lines)
+        more = (", anew", self.again), (", lines", self.lines)
         everything = f", everything, {self.everything}" if self.everything else ""
-        return self.kernel + everything + "".join(text for text, held in more if held)
+        kind = "" if self.kind == "biased" else f", {self.kind}"
+        return self.kernel + everything + kind + "".join(text for text, held in more if held)
+
+    def splits(self) -> bool:
+        """Config.split."""
+        kind = "masked" if self.everything or self.lines or self.kind == "all" else self.kind
+        return not self.again and splits(*self[:4], kind)
+
+    def reads_columns(self) -> bool:
+        return self.kind in ("columns", "all")
 
 
 class Found(NamedTuple):
@@ -197,17 +223,24 @@ class Found(NamedTuple):
 
 
 def of_table() -> list[Row]:
-    found = [Row(*key, tile) for key, tile in TABLE.items()]
+    found = [Row(*key, tile) for key, tile in (TABLE | BIASED).items()]
+    plain = [Row(*key, tile, kind="plain") for key, tile in TABLE.items()]
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
     bands = [row for row in found if row.kernel == "write_bands"]
     pairs = [row for row in found if row.kernel == "sum_pairs"]
-    for kernel, like in ("write_bands", bands), ("write_weights", bands), ("write_pairs", pairs):
-        found += [row._replace(kernel=kernel, rows=True) for row in like]
+    weights = [row for row in found if row.kernel == "write_weights"]
+    found += [row._replace(kind=kind) for row in weights for kind in ("rows", "columns")]
+    found += [row._replace(kind="all") for row in (*bands, *weights)]
+    found += [row._replace(kernel="write_pairs", kind="all") for row in pairs]
     found += [row._replace(kernel="sum_mask") for row in pairs]
-    found += [row._replace(lines=True) for row in masked if row.kernel in AGAIN_TOO]
-    return found + [row._replace(rows=True) for row in masked]
+    crowded = [Row(*key, tile) for key, tile in CROWDED.items()]
+    found += [row._replace(lines=True) for row in crowded]
+    found += [row._replace(kind="all") for row in crowded]
+    for kind, own in ("rows", WITH_ROWS), ("columns", WITH_COLUMNS):
+        found += [Row(*key, tile, kind=kind) for key, tile in own.items()]
+    return found + [row for row in plain if row.kernel in AGAIN_TOO]
 
 
 def rows() -> list[Row]:
@@ -215,12 +248,13 @@ def rows() -> list[Row]:
     other kernel on each chip."""
     found = of_table()
     found += [
-        Row(chip, kernel, bits, head_dim, AGAIN, again=True)
+        Row(chip, kernel, bits, head_dim, AGAIN[kernel], again=True)
         for chip, kernel, bits, head_dim in TABLE
         if kernel in AGAIN_TOO and head_dim == max(HEAD_DIMS)
     ]
     tiles = dict.fromkeys(sorted(KERNELS.keys() - OF_TILES), Tile(64, 64, 4, 3))
-    tiles |= {"row_sums": Tile(32, 64, 4, 3)} | dict.fromkeys(OF_BLOCKS, PRODUCTS)
+    tiles |= {"row_sums": Tile(32, 64, 4, 3)} | dict.fromkeys(OF_BLOCKS, SUMMED)
+    tiles["write_products"] = PRODUCTS
     tiles |= dict.fromkeys(TURNED, Tile(16, 64, 4, 3))
     return found + [
         Row(chip, name, 32, 128, tile) for chip in SHARED_KIB for name, tile in tiles.items()
@@ -237,17 +271,15 @@ def constants_of(row: Row) -> dict[str, Any]:
             value_dim=row.head_dim,
             queries=row.tile.queries,
             keys=row.tile.keys,
-            scores=(
-                bias.bias_score,
-                *((row_terms.row_score, columns.column_score) if row.rows else ()),
-                *(slopes.slope_score, key_bias.key_score) * row.lines,
-            ),
+            scores=tuple(score for _, score in terms_of(row)),
             masks=tuple(f for f, _ in MASKS.get(row.everything, ())),
             sinks=int(bool(row.everything)),
-            tables=3 if row.rows else 1,
+            tables=0 if row.kind == "plain" else len(TERMS[row.kind]),
             open=not (row.everything or row.again),
-            split=not (row.everything or row.again or row.rows or row.lines),
-            far=True,
+            stages=min(row.tile.stages, 2),
+            bare=False,
+            split=not row.everything and row.splits(),
+            far=row.kind != "plain",
             aligned=bool(row.everything),
             slice=SLICES[row.bits],
             again=row.again,
@@ -270,6 +302,11 @@ def constants_of(row: Row) -> dict[str, Any]:
         "REVERSE": True,
         "COLUMNS": 32,
     } | BLOCKS_OF.get(row.kernel, {})
+
+
+def terms_of(row: Row) -> tuple[tuple[Any, Any], ...]:
+    """With their functions."""
+    return (*TERMS[row.kind], *LINES * row.lines)
 
 
 def pointers(path: tuple[int, ...], type_: Any, attributes: dict[Any, Any]) -> Any:
@@ -298,20 +335,22 @@ def source(row: Row) -> ASTSource:
             columns = SLICES[row.bits] if row.kernel in SLICED else row.head_dim
             signature[name] = f"tensordesc<{element}[1,1,{count},{columns}]>"
         elif name == "factor":
-            signature[name] = f"tensordesc<{element}[1,1,{BLOCKS['ROWS']},{BLOCKS['COLUMNS']}]>"
+            sizes = BLOCKS_OF[row.kernel]
+            signature[name] = f"tensordesc<{element}[1,1,{sizes['ROWS']},{sizes['COLUMNS']}]>"
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
             given = given._replace(masks=tuple(m for _, m in MASKS.get(row.everything, ())))
-            if row.rows:
-                given = given._replace(terms=(*given.terms, ROWS, COLUMNS), value_rows=ROWS)
+            given = given._replace(terms=tuple(term for term, _ in terms_of(row)))
+            if row.kind in ("rows", "all"):
+                given = given._replace(value_rows=ROWS)
             if row.lines:
-                given = given._replace(terms=(*given.terms, *LINES), row_shift="*fp32")
+                given = given._replace(row_shift="*fp32")
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)
             constants |= {(n, at): None for at, type_ in enumerate(given) if type_ is None}
         elif (name in OF_LINES and not row.lines) or (
-            (row.kernel, name) == OF_COLUMNS and not row.rows
+            (row.kernel, name) == OF_COLUMNS and not row.reads_columns()
         ):
             constants[name] = None
             signature[name] = "constexpr"

@@ -84,7 +84,7 @@ def drawn(count=DRAWN, **others):
             case[name] = deck.pop()
         # Scores whose products add up to hundreds differ by more than the bound of a row that one
         # key has when backward_keys computes them anew: docs/gpu.md.
-        if case["head_dim"] > 128 and case["scale"] == 1.0:
+        if case["head_dim"] >= 128 and case["scale"] == 1.0:
             case["scale"] = None
         names = [part.split("#")[0] for part in filter(None, case["position"].split("+"))]
         if any(hasattr(oracle_of(name), "place") for name in names):  # in no order of a line

@@ -1,4 +1,4 @@
-"""What the interpreter runs is collected where RELPOS_GPU=interpret is set, and where there is a GPU."""
+"""What the interpreter runs is collected where RELPOS_GPU=interpret is set, or a GPU is there."""
 
 import os
 from pathlib import Path

@@ -23,7 +23,7 @@ from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
 from relpos.gpu.rows.added import with_added, write_added_gradient
-from relpos.gpu.rows.launches import terms_of, window_of_terms
+from relpos.gpu.rows.launches import terms_of, window_of_call
 from relpos.gpu.rows.values import add_values, met_of, write_value_gradients
 from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
@@ -31,7 +31,7 @@ from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.sink_gradients import write_sink_gradients
 from relpos.gpu.sums.table_gradients import Sums, write_coordinate_gradient, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, tile
+from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, splits, tile
 
 LOG2E = 1.4426950408889634
 _ROWS, _MERGED = 32, 16  # of a program of row_sums, of merge_chunks
@@ -58,7 +58,7 @@ class Run:
         self.value = aligned(value)
         masks, mask_functions = masks_of(self)
         self.functions: dict[str, Any] = {"scores": (), "tables": 0, "masks": mask_functions}
-        self.split = False
+        self.kind = "masked"
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,
@@ -82,29 +82,43 @@ class Run:
         terms = [*tables, *others, *self.lines.terms]
         self.functions["scores"] = tuple(score for _, score in terms)
         self.functions["tables"] = len(tables)
-        # Split loops take too many registers beside numbers that differ from row to row.
-        self.split = not (lowered.rows or lowered.columns or lowered.values or self.lines.wide)
         self.problem = self.problem._replace(
             terms=tuple(term for term, _ in terms),
-            window=window_of_terms([term for term, _ in tables]),
+            window=window_of_call(self, [term for term, _ in tables]),
             row_shift=self.lines.row_shift,
         )
+        self.kind = self.kind_of(len(tables) + len(others))
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
-        bits, size = 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
+        return tile(self.chip, kernel.fn.__name__, *self.sizes(), again, self.kind)
+
+    def sizes(self) -> tuple[int, int]:
+        """The bits of an element, and the larger head size."""
+        return 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
+
+    def kind_of(self, tables: int) -> str:
+        """Of tiles.KINDS, of a call that reads so many tables by distance."""
         problem, lowered = self.problem, self.lowered
-        given = (problem.spans, problem.softcap, problem.dropout)
-        lists = (problem.masks, lowered.rows, lowered.columns, lowered.values, self.lines.wide)
-        masked = any(each is not None for each in given) or any(lists)
-        return tile(self.chip, kernel.fn.__name__, bits, size, again, masked)
+        given = (problem.spans, problem.places, problem.softcap, problem.dropout)
+        by_row = bool(lowered.rows or lowered.columns or lowered.values)
+        biased = tables > bool(lowered.rows) + bool(lowered.columns)
+        if self.lines.wide or (by_row and biased):
+            return "crowded"
+        if any(each is not None for each in given) or problem.masks:
+            return "masked"
+        if by_row:
+            return "columns" if lowered.columns else "rows"
+        return "biased" if biased else "plain"
 
     def is_open(self) -> bool:
         """Config.open."""
         problem = self.problem
         return problem.places is None and problem.spans is None and not problem.masks
 
-    def config(self, tile: Tile, again: bool) -> Config:
+    def config(self, kernel: Any, tile: Tile, again: bool) -> Config:
         narrow = self.query.element_size() == 2
+        is_open = not again and self.is_open()
+        which = self.chip, kernel.fn.__name__, *self.sizes()
         return Config(
             precision="ieee" if narrow else "tf32x3",
             widen=narrow and INTERPRETS,
@@ -114,9 +128,13 @@ class Run:
             keys=tile.keys,
             **self.functions,
             sinks=len(self.problem.sinks),
-            open=not again and self.is_open(),
-            split=self.split and not again and self.is_open(),
-            far=bool(self.functions["tables"] or self.problem.value_rows),
+            open=is_open,
+            stages=min(tile.stages, 2),
+            bare=not self.problem.terms
+            and self.problem.softcap is None
+            and self.lowered.scale > 0.0,
+            split=is_open and splits(*which, self.kind),
+            far=bool(self.functions["tables"] or self.lowered.values),
             slice=SLICES[16 if narrow else 32],
             aligned=self.problem.dropout is not None,
             again=again,
@@ -167,7 +185,7 @@ class Run:
                 queries=self.queries,
                 keys=self.keys,
                 problem=problem,
-                CONFIG=self.config(tile, anew),
+                CONFIG=self.config(kernel, tile, anew),
             )
 
     def of_queries(self, tile: Tile) -> int:
@@ -238,9 +256,7 @@ class Run:
         dout = aligned(dout)
         given = {"dout": dout, "softmax": softmax, "sums": self.sums(out, dout, dlse)}
         if self.lowered.values:
-            met = met_of(self, dout)
-            tables = [*self.problem.terms[: self.functions["tables"]], met]
-            self.problem = self.problem._replace(value_rows=met, window=window_of_terms(tables))
+            self.problem = self.problem._replace(value_rows=met_of(self, dout))
         targets = Targets(of_parameters, self.lowered.shared)
         rotations = self.rotations
         lowered = self.lowered

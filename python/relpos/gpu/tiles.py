@@ -2,9 +2,10 @@
 runs on a chip. scripts/gpu_check.py compiles each row and reads its registers.
 
 Keys of the table: chip (80: Ampere and Ada, with 99 KiB of shared memory on the smallest; 90:
-Hopper; 100: Blackwell), kernel, bits of an element, largest head size."""
+Hopper; 100: Blackwell), kernel, bits of an element, largest head size. Rows of Hopper in 16 bits
+are the fastest of some that were timed on an H200 (docs/gpu.md); the others are what fits."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Tile(NamedTuple):
@@ -20,7 +21,7 @@ HEAD_DIMS = (64, 128, 256)
 SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_weights", "write_pairs")
 SLICES = {16: 64, 32: 32}  # so many columns, by bits
 # Kernels that have the tiles of others.
-_LIKE = {"sum_mask": "sum_pairs", "write_pairs": "sum_pairs", "write_weights": "write_bands"}
+_LIKE = {"sum_mask": "sum_pairs", "write_pairs": "sum_pairs"}
 
 # Kernels whose registers do not depend on the head size have one row, of the largest.
 TABLE = {
@@ -36,7 +37,7 @@ TABLE = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 1),
     (80, "backward_keys", 32, 64): Tile(32, 32, 8, 1),
     (80, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
-    (80, "forward", 16, 256): Tile(64, 32, 8, 1),
+    (80, "forward", 16, 256): Tile(64, 16, 8, 1),
     (80, "forward", 32, 256): Tile(16, 16, 8, 1),
     (80, "backward_queries", 16, 256): Tile(32, 16, 8, 1),
     (80, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
@@ -47,22 +48,24 @@ TABLE = {
     (80, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (80, "sum_pairs", 32, 256): Tile(16, 16, 8, 1),
     (80, "write_bands", 16, 256): Tile(16, 16, 8, 1),
+    (80, "write_weights", 16, 256): Tile(16, 16, 8, 1),
     (80, "write_bands", 32, 256): Tile(16, 16, 8, 1),
+    (80, "write_weights", 32, 256): Tile(16, 16, 8, 1),
     (90, "forward", 16, 64): Tile(128, 64, 8, 3),
-    (90, "forward", 16, 128): Tile(128, 64, 8, 2),
+    (90, "forward", 16, 128): Tile(64, 64, 4, 3),
     (90, "forward", 32, 64): Tile(64, 32, 4, 2),
     (90, "forward", 32, 128): Tile(16, 32, 4, 2),
     (90, "backward_queries", 16, 64): Tile(128, 64, 8, 3),
-    (90, "backward_queries", 16, 128): Tile(128, 64, 8, 2),
+    (90, "backward_queries", 16, 128): Tile(64, 64, 4, 2),
     (90, "backward_queries", 32, 64): Tile(16, 32, 4, 2),
     (90, "backward_queries", 32, 128): Tile(16, 32, 8, 2),
     (90, "backward_keys", 16, 64): Tile(32, 128, 8, 2),
-    (90, "backward_keys", 16, 128): Tile(16, 64, 4, 1),
+    (90, "backward_keys", 16, 128): Tile(32, 64, 4, 2),
     (90, "backward_keys", 32, 64): Tile(16, 16, 4, 1),
     (90, "backward_keys", 32, 128): Tile(16, 16, 4, 1),
     (90, "forward", 16, 256): Tile(64, 32, 8, 2),
     (90, "forward", 32, 256): Tile(16, 16, 8, 1),
-    (90, "backward_queries", 16, 256): Tile(32, 32, 8, 1),
+    (90, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
     (90, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
     (90, "backward_keys", 16, 256): Tile(16, 32, 8, 1),
     (90, "backward_keys", 32, 256): Tile(16, 16, 8, 1),
@@ -71,9 +74,11 @@ TABLE = {
     (90, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (90, "sum_pairs", 32, 256): Tile(32, 32, 8, 1),
     (90, "write_bands", 16, 256): Tile(64, 32, 8, 2),
+    (90, "write_weights", 16, 256): Tile(128, 32, 8, 2),
     (90, "write_bands", 32, 256): Tile(32, 32, 8, 1),
+    (90, "write_weights", 32, 256): Tile(32, 32, 8, 1),
     (100, "forward", 16, 64): Tile(128, 64, 8, 3),
-    (100, "forward", 16, 128): Tile(128, 64, 8, 2),
+    (100, "forward", 16, 128): Tile(64, 64, 4, 2),
     (100, "forward", 32, 64): Tile(64, 32, 8, 2),
     (100, "forward", 32, 128): Tile(64, 32, 8, 1),
     (100, "backward_queries", 16, 64): Tile(128, 64, 8, 3),
@@ -95,9 +100,22 @@ TABLE = {
     (100, "sum_diagonals", 32, 256): Tile(64, 64, 8, 1),
     (100, "sum_pairs", 32, 256): Tile(64, 64, 8, 1),
     (100, "write_bands", 16, 256): Tile(64, 32, 8, 2),
+    (100, "write_weights", 16, 256): Tile(64, 32, 8, 2),
     (100, "write_bands", 32, 256): Tile(32, 32, 8, 1),
+    (100, "write_weights", 32, 256): Tile(32, 32, 8, 1),
 }
-# Of calls with masks, intervals of keys, softcap or dropout, whose tiles take more registers.
+# Of calls that read biases of tables, which take registers.
+BIASED = {(90, "backward_keys", 16, 128): Tile(32, 64, 4, 1)}
+# Of calls that read numbers of rows or keys by distance, and no bias.
+WITH_ROWS = {
+    (90, "forward", 16, 128): Tile(64, 32, 4, 2),
+    (90, "backward_queries", 16, 128): Tile(64, 32, 8, 2),
+    (90, "backward_keys", 16, 128): Tile(16, 64, 4, 2),
+}
+# Of both rows and keys.
+WITH_COLUMNS = WITH_ROWS | {(90, "backward_keys", 16, 128): Tile(32, 32, 8, 2)}
+# Of calls with masks, intervals of keys, softcap or dropout, whose tiles take more registers, and
+# of what the two kinds above have no row for.
 MASKED = {
     (80, "forward", 16, 64): Tile(32, 32, 4, 1),
     (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
@@ -128,22 +146,60 @@ MASKED = {
     (100, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
 }
 DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
-PRODUCTS = Tile(64, 32, 8, 2)  # rows and cells of what meets tables of rows, on every chip
-AGAIN = Tile(16, 16, 4, 1)  # of what is computed anew: rare, and its products take registers
+# Rows and cells of what meets tables of rows, and of sums of bands, on every chip.
+PRODUCTS, SUMMED = Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)
+# Of what is computed anew: rare, and its products take registers. The more rows, the fewer programs
+# have to find out that nothing is; with 64 of them Triton 3.9 fails to compile for Blackwell.
+AGAIN = {
+    "forward": Tile(32, 16, 4, 1),
+    "backward_queries": Tile(32, 16, 4, 1),
+    "backward_keys": Tile(16, 32, 4, 1),
+}
 NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 
+# Of calls with slopes or key biases that hold numbers of each row, and of those with biases beside
+# numbers of rows or keys.
+CROWDED = MASKED | {
+    (80, "backward_keys", 16, 64): Tile(32, 16, 8, 1),
+    (80, "backward_keys", 16, 128): Tile(16, 16, 8, 1),
+    (100, "forward", 16, 64): Tile(32, 32, 8, 1),
+    (100, "forward", 16, 128): Tile(32, 32, 8, 1),
+}
+KINDS = {
+    "plain": TABLE,
+    "biased": TABLE | BIASED,
+    "rows": TABLE | MASKED | WITH_ROWS,
+    "columns": TABLE | MASKED | WITH_COLUMNS,
+    "masked": TABLE | MASKED,
+    "crowded": TABLE | CROWDED,
+}
+
+
 def tile(
-    chip: int, kernel: str, bits: int, head_dim: int, again: bool = False, masked: bool = False
+    chip: int, kernel: str, bits: int, head_dim: int, again: bool = False, kind: str = "plain"
 ) -> Tile:
     """The tile of a kernel for elements of so many bits, head_dim the larger of D and Dv. Chip 0 is
-    the interpreter. again: of Config.again. masked: of a call that MASKED speaks of."""
+    the interpreter. again: of Config.again. kind: of KINDS."""
     if chip == 0:
         return INTERPRETED
     if again:
-        return AGAIN
+        return AGAIN[kernel]
+    return KINDS[kind][_key(KINDS[kind], chip, kernel, bits, head_dim)]
+
+
+def splits(chip: int, kernel: str, bits: int, head_dim: int, kind: str) -> bool:
+    """Config.split: with what calls of MASKED hold, split loops take too many registers."""
+    if chip == 0 or kind in ("plain", "biased"):
+        return True
+    if kind not in ("rows", "columns"):
+        return False
+    return kernel == "write_weights" or _key(KINDS[kind], chip, kernel, bits, head_dim) in WITH_ROWS
+
+
+def _key(rows: Any, chip: int, kernel: str, bits: int, head_dim: int) -> Any:
+    """Of the row with the smallest head size that is enough."""
     name = _LIKE.get(kernel, kernel)
-    rows = (TABLE | MASKED) if masked else TABLE
-    sizes = (each for each in HEAD_DIMS if head_dim <= each)
-    return next(rows[chip, name, bits, each] for each in sizes if (chip, name, bits, each) in rows)
+    keys = ((chip, name, bits, each) for each in HEAD_DIMS if head_dim <= each)
+    return next(key for key in keys if key in rows)

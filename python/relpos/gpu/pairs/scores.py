@@ -2,7 +2,8 @@
 
 `at` says where a tile stands: (b, h, q0, k0, a, c, queries, keys, shift): batch row and head, its
 first query and key, the numbers of queries and keys within it, broadcast to it, how many of both
-the call has, and the batch row's of problem.shifts. Tiles are [queries, keys] or [keys, queries]."""
+the call has, and the batch row's of problem.shifts. Tiles are [queries, keys], or the other way
+round."""
 
 import triton
 import triton.language as tl
@@ -18,7 +19,9 @@ from relpos.gpu.terms.rows import row_score
 @triton.jit
 def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
     """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
-    softcap), from products of queries and keys. PART: of parts_of."""
+    softcap), from products of queries and keys. PART: 1 or 2 of a tile in the first or the second
+    part of parts_of, 0 of any, where nothing is assumed; -1 of any, under CONFIG.open, where it is
+    found out, and all pairs are said to be seen."""
     s = products * problem.scale
     distances = apart(problem, at)
     if PART < 0 and CONFIG.far:
@@ -40,13 +43,19 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
         for n in tl.static_range(len(CONFIG.masks)):
             s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
         s = tl.where(visible, s, float("-inf"))
-    elif PART < 0:
-        if all_seen(problem, at, distances, CONFIG) == 0:
-            s = tl.where(seen(problem, at, distances), s, float("-inf"))
-        visible = s != float("-inf")
     else:
+        if PART < 0:
+            s = hidden(s, float("-inf"), problem, at, distances, CONFIG)
         visible = s == s
     return s, visible, distances, slope
+
+
+@triton.jit
+def hidden(x, other, problem, at, distances, CONFIG: tl.constexpr):
+    """x, and `other` where a pair is hidden, under CONFIG.open."""
+    if all_seen(problem, at, distances, CONFIG) == 0:
+        x = tl.where(seen(problem, at, distances), x, other)
+    return x
 
 
 @triton.jit
@@ -103,7 +112,7 @@ def pair_gradients(
     s, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
     if problem.given is None:
         p = tl.exp2(s - reference) * inverse
-        if PART == 0:
+        if PART == 0:  # else a row that sees nothing is not finite: it is computed anew
             p = tl.where(visible, p, 0.0)
         kept = p
         if problem.value_rows is not None:
@@ -118,7 +127,9 @@ def pair_gradients(
             ds = tl.where(visible, ds, 0.0)
     else:
         ds = read_pairs(problem.given, at, 0.0).to(tl.float32)
-        if PART <= 0:
+        if PART < 0:
+            ds = hidden(ds, 0.0, problem, at, distances, CONFIG)
+        elif PART == 0:
             ds = tl.where(visible, ds, 0.0)
         kept = tl.zeros_like(ds)
     return kept, ds * slope, ds, visible, distances

@@ -13,13 +13,14 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def add_scores(s, reference, total):
+def add_scores(s, unit, reference, total):
     """(unnormalised weights, factor of what was summed before, reference, sum) after scores s [BM,
-    BN], -inf where hidden. The factor is a power of two, since references are integers."""
-    after = tl.maximum(reference, tl.ceil(tl.max(s, 1)))
+    BN] times unit > 0, -inf where hidden. The factor is a power of two, since references are
+    integers."""
+    after = tl.maximum(reference, tl.ceil(tl.max(s, 1) * unit))
     base = tl.where(after == float("-inf"), 0.0, after)
     factor = tl.exp2(reference - base)
-    p = tl.exp2(s - base[:, None])
+    p = tl.exp2(s * unit - base[:, None])
     return p, factor, after, total * factor + tl.sum(p, 1)
 
 
@@ -41,9 +42,7 @@ def write_state(softmax, lse, shift, row, a, count, reference, total):
 
 @triton.jit
 def read_state(softmax, row, a, count):
-    """(reference, 1 / sum) of rows `row` + a; of those beyond `count`, and of those that see nothing,
-    all weights are 0."""
+    """(reference, 1 / sum) of rows `row` + a; of those beyond `count` all weights are 0."""
     at = softmax + 2 * (row + a)
     reference = tl.load(at, a < count, float("inf"))
-    reference = tl.where(reference == float("-inf"), float("inf"), reference)
     return reference, 1.0 / tl.load(at + 1, a < count, 1.0)

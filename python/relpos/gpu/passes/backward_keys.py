@@ -95,9 +95,7 @@ def add_queries(own, sizes, q0, state, others, problem, CONFIG: tl.constexpr):
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(k, tl.trans(q), CONFIG)
     met = products_of(v, tl.trans(given), CONFIG)
-    p, ds, _, visible, distances = pair_gradients(
-        products, met, of_rows, problem, at, CONFIG, part
-    )
+    p, ds, _, visible, distances = pair_gradients(products, met, of_rows, problem, at, CONFIG, part)
     acc_v = product_of_seen(p, given, visible, acc_v, CONFIG)
     acc_k = product_of_seen(ds, q, visible, acc_k, CONFIG)
     if key_sums is not None:

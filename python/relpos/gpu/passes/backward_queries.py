@@ -61,17 +61,17 @@ def backward_queries(
     if CONFIG.split:
         start = tl.cast(q0, tl.int64) - shift
         one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
-        for k0 in range(first, one, CONFIG.keys):
+        for k0 in tl.range(first, one, CONFIG.keys, num_stages=CONFIG.stages):
             state = add_keys(own, k0, state, others, problem, CONFIG, 0)
         for k0 in range(one, two, CONFIG.keys):
             state = add_keys(own, k0, state, others, problem, CONFIG, 1)
         if CONFIG.far:
-            for k0 in range(two, three, CONFIG.keys):
+            for k0 in tl.range(two, three, CONFIG.keys, num_stages=CONFIG.stages):
                 state = add_keys(own, k0, state, others, problem, CONFIG, 0)
             for k0 in range(three, four, CONFIG.keys):
                 state = add_keys(own, k0, state, others, problem, CONFIG, 2)
         first = four
-        for k0 in range(first, last, CONFIG.keys):
+        for k0 in tl.range(first, last, CONFIG.keys, num_stages=CONFIG.stages):
             state = add_keys(own, k0, state, others, problem, CONFIG, 0)
     else:
         part: tl.constexpr = -1 if CONFIG.open else 0
@@ -99,9 +99,7 @@ def add_keys(own, k0, state, others, problem, CONFIG: tl.constexpr, PART: tl.con
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(q, tl.trans(k), CONFIG)
     met = products_of(given, tl.trans(v), CONFIG)
-    _, ds, _, visible, distances = pair_gradients(
-        products, met, of_rows, problem, at, CONFIG, PART
-    )
+    _, ds, _, visible, distances = pair_gradients(products, met, of_rows, problem, at, CONFIG, PART)
     acc = product_of_seen(ds, k, visible, acc, CONFIG)
     if lines is not None:
         of_lines = line_sums(of_lines, ds, nearest, at, distances)

@@ -61,17 +61,17 @@ def forward(
     if CONFIG.split:
         start = tl.cast(q0, tl.int64) - shift
         one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
-        for k0 in range(first, one, CONFIG.keys):
+        for k0 in tl.range(first, one, CONFIG.keys, num_stages=CONFIG.stages):
             reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
         for k0 in range(one, two, CONFIG.keys):
             reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 1)
         if CONFIG.far:
-            for k0 in range(two, three, CONFIG.keys):
+            for k0 in tl.range(two, three, CONFIG.keys, num_stages=CONFIG.stages):
                 reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
             for k0 in range(three, four, CONFIG.keys):
                 reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 2)
         first = four
-        for k0 in range(first, last, CONFIG.keys):
+        for k0 in tl.range(first, last, CONFIG.keys, num_stages=CONFIG.stages):
             reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
     else:
         part: tl.constexpr = -1 if CONFIG.open else 0
@@ -84,16 +84,18 @@ def forward(
 
 
 @triton.jit
-def add_keys(
-    own, k0, reference, total, acc, problem, CONFIG: tl.constexpr, PART: tl.constexpr
-):
+def add_keys(own, k0, reference, total, acc, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
     """The sums of a block of queries, with those of the keys from k0 on."""
     q, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
     k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(q, tl.trans(k), CONFIG)
-    s, visible, _, _ = pair_scores(products, problem, at, CONFIG, PART)
-    p, factor, reference, total = add_scores(s, reference, total)
+    if CONFIG.bare and PART > 0:  # one product a pair less
+        s, visible, unit = products, products == products, problem.scale
+    else:
+        s, visible, _, _ = pair_scores(products, problem, at, CONFIG, PART)
+        unit = 1.0
+    p, factor, reference, total = add_scores(s, unit, reference, total)
     if problem.dropout is not None:
         p *= factors(problem.dropout, at, CONFIG)
     v = rows(value, b, kv_head, k0, CONFIG.keys, CONFIG.value_dim)

@@ -13,9 +13,11 @@ from relpos.gpu.pairs.softmax import LOG2E
 from relpos.gpu.terms.bias import Bias, CoordinateBias, bias_score, coordinate_score, write_cells
 from relpos.gpu.terms.columns import Columns, column_score
 from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
-from relpos.gpu.tiles import PRODUCTS
+from relpos.gpu.tiles import PRODUCTS, SUMMED
 
-BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}  # of a program
+# Of a program.
+PRODUCT_BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}
+BLOCKS = {"ROWS": SUMMED.queries, "CELLS": SUMMED.keys, "COLUMNS": 32}
 
 
 def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
@@ -42,11 +44,13 @@ def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
     return found, others
 
 
-def window_of_terms(tables: Sequence[Any]) -> tuple[int, int]:
-    """The first and the last distance between which one of them changes."""
-    if not tables:
-        return 0, 0
-    return min(term.lo for term in tables), max(term.lo + term.width - 1 for term in tables)
+def window_of_call(run: Any, tables: Sequence[Any]) -> tuple[int, int]:
+    """The first and the last distance between which one of the terms changes, or what joins the
+    values."""
+    edges = [(term.lo, term.lo + term.width - 1) for term in tables]
+    if run.lowered.values:
+        edges.append(window_of(run, run.lowered.values))
+    return (min(lo for lo, _ in edges), max(hi for _, hi in edges)) if edges else (0, 0)
 
 
 def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float, cut: bool = True) -> Bias:
@@ -115,18 +119,18 @@ def products_of(
         run.launch(
             write_products,
             (
-                run.batch * heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
-                triton.cdiv(width, BLOCKS["CELLS"]),
+                run.batch * heads * triton.cdiv(side.length, PRODUCT_BLOCKS["ROWS"]),
+                triton.cdiv(width, PRODUCT_BLOCKS["CELLS"]),
             ),
             PRODUCTS,
-            factor=run.rows(factor, BLOCKS["ROWS"], BLOCKS["COLUMNS"]),
+            factor=run.rows(factor, PRODUCT_BLOCKS["ROWS"], PRODUCT_BLOCKS["COLUMNS"]),
             cells=cells,
             added=added,
             length=side.length,
             fresh=int(n == 0),
             **table_of(run, table, side, lo, hi) | {"heads": heads},
             multiplier=multiplier_of(table) * unit,
-            **BLOCKS,
+            **PRODUCT_BLOCKS,
         )
     return lo, width, cells
 

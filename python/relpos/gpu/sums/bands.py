@@ -12,9 +12,9 @@ import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.product import stored, wide_product_of_met
-from relpos.gpu.pairs.scores import gradients_at, pair_scores, sliced
+from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_scores, sliced
 from relpos.gpu.pairs.softmax import read_state
-from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
+from relpos.gpu.pairs.visibility import between, keys_of, near, parts_of, span_of
 from relpos.gpu.sums.pair_sums import sum_at
 from relpos.gpu.terms.rows import OF_TABLE, factor_rows
 
@@ -176,33 +176,61 @@ def write_weights(
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
     reference, inverse = read_state(softmax, row, a, queries - q0)
-    before = tl.zeros((CONFIG.queries,), tl.float32)
-    after = tl.zeros((CONFIG.queries,), tl.float32)
+    none = tl.zeros((CONFIG.queries,), tl.float32)
+    found = (none, none)
     first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
     seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
     if seen_from < seen_to:  # for the ends
         first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
         last = tl.maximum(last, seen_to)
+    own = (query, key, b, h, h // group, q0, a, c, queries, keys, shift)
+    of_rows = (reference, inverse)
+    to = (band, pairs, row, lo, width)
+    if CONFIG.split:
+        start = tl.cast(q0, tl.int64) - shift
+        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
+        for k0 in range(first, one, CONFIG.keys):
+            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
+        for k0 in range(one, two, CONFIG.keys):
+            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 1)
+        for k0 in range(two, three, CONFIG.keys):
+            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
+        for k0 in range(three, four, CONFIG.keys):
+            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 2)
+        first = four
     for k0 in range(first, last, CONFIG.keys):
-        at = (b, h, q0, k0, a, c, queries, keys, shift)
-        products = sliced(query, key, b, h, h // group, q0, k0, CONFIG.head_dim, CONFIG)
-        s, visible, distances, _ = pair_scores(products, problem, at, CONFIG)
-        p = tl.where(visible, tl.exp2(s - reference) * inverse, 0.0)
-        if problem.dropout is not None:
-            p *= factors(problem.dropout, at, CONFIG)
-        corner, within = distances
-        before += tl.sum(tl.where(within <= near(lo - corner), p, 0.0), 1)
-        after += tl.sum(tl.where(within >= near(lo + width - 1 - corner), p, 0.0), 1)
+        found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
+    before, after = found
+    n = tl.arange(0, CONFIG.queries)
+    tl.store(ends + 2 * (row + n), before, n < queries - q0)
+    tl.store(ends + 2 * (row + n) + 1, after, n < queries - q0)
+
+
+@triton.jit
+def add_weights(own, k0, found, of_rows, to, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
+    """The ends of a block of queries, with those of the keys from k0 on, whose inner cells it
+    writes."""
+    query, key, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    reference, inverse = of_rows
+    band, pairs, row, lo, width = to
+    at = (b, h, q0, k0, a, c, queries, keys, shift)
+    products = sliced(query, key, b, h, kv_head, q0, k0, CONFIG.head_dim, CONFIG)
+    s, visible, distances, _ = pair_scores(products, problem, at, CONFIG, PART)
+    p = tl.exp2(s - reference) * inverse
+    if PART == 0:
+        p = tl.where(visible, p, 0.0)
+    if problem.dropout is not None:
+        p *= factors(problem.dropout, at, CONFIG)
+    if PART == 0:
         inside = (a < queries - q0) & (c < keys - k0)
         if problem.places is None:
+            corner, within = distances
             x = near(corner - lo) + within
             inside &= (x > 0) & (x < width - 1)
             tl.store(band + row * width + a * width + x, p, inside)
         else:
             tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, p, inside)
-    n = tl.arange(0, CONFIG.queries)
-    tl.store(ends + 2 * (row + n), before, n < queries - q0)
-    tl.store(ends + 2 * (row + n) + 1, after, n < queries - q0)
+    return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, PART)
 
 
 @triton.jit
@@ -281,7 +309,7 @@ def sum_band_rows(
     """sums float64 [parts, H, width, r]: of each cell the bands of all rows times factor_rows, a
     part of the blocks of rows in each of `parts`. Program (block of cells, part and head, block of
     columns)."""
-    x = (tl.program_id(0) * CELLS + tl.arange(0, CELLS))[:, None]
+    x = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
     h = tl.program_id(1) % heads
     part = tl.program_id(1) // heads
     d = tl.program_id(2) * COLUMNS
@@ -292,11 +320,13 @@ def sum_band_rows(
     for block in range(part * count, tl.minimum((part + 1) * count, batch * blocks)):
         b = block // blocks
         i = block % blocks * ROWS
-        left = band_at(bands, b, b * heads + h, i + tl.arange(0, ROWS)[None, :], x)
+        of_rows = i + tl.arange(0, ROWS)[:, None]
+        left = tl.trans(band_at(bands, b, b * heads + h, of_rows, x[None, :]))
         own = h // (heads // own_heads)
         right = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
         none = tl.zeros((CELLS, COLUMNS), tl.float32)
         acc += wide_product_of_met(left, right, none).to(tl.float64)
+    x = x[:, None]
     to = sums + (tl.cast(tl.program_id(1), tl.int64) * width + x) * rank + n
     tl.store(to, acc, (x < width) & (n < rank))
 

@@ -21,7 +21,7 @@ from relpos.gpu.sums.bands import (
 )
 from relpos.gpu.sums.table_gradients import Sums
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.tiles import PRODUCTS
+from relpos.gpu.tiles import SUMMED
 
 GATHERED = {"BLOCK": 32, "ROWS": 32}
 CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
@@ -145,7 +145,7 @@ def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
             run.batch * side.heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
             triton.cdiv(given["rank"], BLOCKS["COLUMNS"]),
         ),
-        PRODUCTS,
+        SUMMED,
         gradient=found,
         bands=bands,
         **given,
@@ -175,7 +175,7 @@ def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targe
             parts * run.heads,
             triton.cdiv(rank, BLOCKS["COLUMNS"]),
         ),
-        PRODUCTS,
+        SUMMED,
         factor=run.rows(factor, BLOCKS["ROWS"], BLOCKS["COLUMNS"]),
         sums=sums,
         bands=bands,

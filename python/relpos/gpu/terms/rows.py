@@ -54,7 +54,7 @@ def factor_rows(factor, added, b, h, own, i, d, rank, ROWS: tl.constexpr, COLUMN
     return found
 
 
-OF_TABLE = ["heads", "own_heads", "rank", "width", "head_stride", "class_stride", "column_stride"]
+OF_TABLE = ["heads", "own_heads", "rank", "width", "head_stride", "class_stride"]
 
 
 @triton.jit(do_not_specialize=[*OF_TABLE, "length", "fresh"])
@@ -91,11 +91,11 @@ def write_products(
     of_cells = table + tl.cast(h, tl.int64) * head_stride + tl.cast(m, tl.int64) * class_stride
     acc = tl.zeros((ROWS, CELLS), tl.float32)
     for d in range(0, rank, COLUMNS):
-        n = d + tl.arange(0, COLUMNS)[:, None]
-        inside = (m >= 0)[None, :] & (n < rank)
-        right = tl.load(of_cells[None, :] + n * column_stride, inside, 0.0).to(tl.float32)
+        n = d + tl.arange(0, COLUMNS)[None, :]
+        inside = (m >= 0)[:, None] & (n < rank)
+        right = tl.load(of_cells[:, None] + n * column_stride, inside, 0.0).to(tl.float32)
         left = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
-        acc = wide_product(left, right, acc)
+        acc = wide_product(left, tl.trans(right), acc)
     a = tl.arange(0, ROWS)[:, None]
     to = cells + (tl.cast(head, tl.int64) * length + i) * width + a * width + x[None, :]
     inside = (a < length - i) & (x < width)[None, :]

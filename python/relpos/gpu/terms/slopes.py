@@ -68,8 +68,8 @@ def slope_score(s, term, at, distances):
 
 @triton.jit
 def line_sums(found, ds, nearest, at, distances):
-    """Four sums of each row, with those of gradients ds: at distances below 0, of ds times the distance from
-    the nearest key and of ds, and the same at those above."""
+    """Four sums of each row, with those of gradients ds: at distances below 0, of ds times the
+    distance from the nearest key and of ds, and the same at those above."""
     corner, within = distances
     x, _ = from_nearest(nearest, at, distances)
     if within.dtype == tl.int64:  # noqa: SIM108  a branch that is not taken is not typed
