@@ -31,7 +31,7 @@ from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.sink_gradients import write_sink_gradients
 from relpos.gpu.sums.table_gradients import Sums, write_coordinate_gradient, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, splits, tile
+from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, kind_of, splits, tile
 
 LOG2E = 1.4426950408889634
 _ROWS, _MERGED = 32, 16  # of a program of row_sums, of merge_chunks
@@ -87,7 +87,7 @@ class Run:
             window=window_of_call(self, [term for term, _ in tables]),
             row_shift=self.lines.row_shift,
         )
-        self.kind = self.kind_of(len(tables) + len(others))
+        self.kind = kind_of(self, len(tables) + len(others))
 
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         return tile(self.chip, kernel.fn.__name__, *self.sizes(), again, self.kind)
@@ -95,20 +95,6 @@ class Run:
     def sizes(self) -> tuple[int, int]:
         """The bits of an element, and the larger head size."""
         return 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
-
-    def kind_of(self, tables: int) -> str:
-        """Of tiles.KINDS, of a call that reads so many tables by distance."""
-        problem, lowered = self.problem, self.lowered
-        given = (problem.spans, problem.places, problem.softcap, problem.dropout)
-        by_row = bool(lowered.rows or lowered.columns or lowered.values)
-        biased = tables > bool(lowered.rows) + bool(lowered.columns)
-        if self.lines.wide or (by_row and biased):
-            return "crowded"
-        if any(each is not None for each in given) or problem.masks:
-            return "masked"
-        if by_row:
-            return "columns" if lowered.columns else "rows"
-        return "biased" if biased else "plain"
 
     def is_open(self) -> bool:
         """Config.open."""

@@ -100,12 +100,15 @@ TABLE = {
     (100, "sum_diagonals", 32, 256): Tile(64, 64, 8, 1),
     (100, "sum_pairs", 32, 256): Tile(64, 64, 8, 1),
     (100, "write_bands", 16, 256): Tile(64, 32, 8, 2),
-    (100, "write_weights", 16, 256): Tile(64, 32, 8, 2),
+    (100, "write_weights", 16, 256): Tile(32, 32, 8, 1),
     (100, "write_bands", 32, 256): Tile(32, 32, 8, 1),
     (100, "write_weights", 32, 256): Tile(32, 32, 8, 1),
 }
 # Of calls that read biases of tables, which take registers.
-BIASED = {(90, "backward_keys", 16, 128): Tile(32, 64, 4, 1)}
+BIASED = {
+    (80, "backward_keys", 16, 128): Tile(32, 64, 8, 2),
+    (90, "backward_keys", 16, 128): Tile(32, 64, 4, 1),
+}
 # Of calls that read numbers of rows or keys by distance, and no bias.
 WITH_ROWS = {
     (90, "forward", 16, 128): Tile(64, 32, 4, 2),
@@ -187,6 +190,21 @@ def tile(
     if again:
         return AGAIN[kernel]
     return KINDS[kind][_key(KINDS[kind], chip, kernel, bits, head_dim)]
+
+
+def kind_of(run: Any, tables: int) -> str:
+    """Of KINDS, of a call that reads so many tables by distance."""
+    problem, lowered = run.problem, run.lowered
+    given = (problem.spans, problem.places, problem.softcap, problem.dropout)
+    by_row = bool(lowered.rows or lowered.columns or lowered.values)
+    biased = tables > bool(lowered.rows) + bool(lowered.columns)
+    if run.lines.wide or (by_row and biased):
+        return "crowded"
+    if any(each is not None for each in given) or problem.masks:
+        return "masked"
+    if by_row:
+        return "columns" if lowered.columns else "rows"
+    return "biased" if biased else "plain"
 
 
 def splits(chip: int, kernel: str, bits: int, head_dim: int, kind: str) -> bool:

@@ -25,11 +25,11 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
     s = products * problem.scale
     distances = apart(problem, at)
     if PART < 0 and CONFIG.far:
-        below, above = problem.window
-        if far_from(distances, below, above, CONFIG):
+        if is_plain(problem, at, distances, CONFIG):
             s = with_tables(s, problem, at, distances, CONFIG, 1)
         else:
             s = with_tables(s, problem, at, distances, CONFIG, 0)
+            s = tl.where(seen(problem, at, distances), s, float("-inf"))
     else:
         s = with_tables(s, problem, at, distances, CONFIG, PART)
     for n in tl.static_range(CONFIG.tables, len(CONFIG.scores)):
@@ -44,7 +44,7 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
             s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
         s = tl.where(visible, s, float("-inf"))
     else:
-        if PART < 0:
+        if PART < 0 and not CONFIG.far:
             s = hidden(s, float("-inf"), problem, at, distances, CONFIG)
         visible = s == s
     return s, visible, distances, slope
@@ -67,6 +67,19 @@ def with_tables(s, problem, at, distances, CONFIG: tl.constexpr, PART: tl.conste
 
 
 @triton.jit
+def with_values(met, problem, at, distances, CONFIG: tl.constexpr, PART: tl.constexpr):
+    return row_score(met, problem.value_rows, at, reading(distances, CONFIG, PART))
+
+
+@triton.jit
+def is_plain(problem, at, distances, CONFIG: tl.constexpr):
+    """Whether a tile would be in a part of parts_of."""
+    below, above = problem.window
+    far = far_from(distances, below, above, CONFIG)
+    return far & all_seen(problem, at, distances, CONFIG)
+
+
+@triton.jit
 def far_from(distances, lo, hi, CONFIG: tl.constexpr):
     """Whether all distances of a tile are up to lo, or from hi on."""
     corner, _ = distances
@@ -78,7 +91,7 @@ def reading(distances, CONFIG: tl.constexpr, PART: tl.constexpr):
     """The distances by which a tile reads tables: one where all of it reads the same."""
     corner, within = distances
     if PART > 0 and CONFIG.far:
-        within = tl.zeros((1, 1), tl.int32)
+        within = tl.cast(0, tl.int32)
     return corner, within
 
 
@@ -116,8 +129,13 @@ def pair_gradients(
             p = tl.where(visible, p, 0.0)
         kept = p
         if problem.value_rows is not None:
-            read = reading(distances, CONFIG, PART)
-            met = row_score(met, problem.value_rows, at, read)
+            if PART < 0:
+                if is_plain(problem, at, distances, CONFIG):
+                    met = with_values(met, problem, at, distances, CONFIG, 1)
+                else:
+                    met = with_values(met, problem, at, distances, CONFIG, 0)
+            else:
+                met = with_values(met, problem, at, distances, CONFIG, PART)
         if problem.dropout is not None:
             factor = factors(problem.dropout, at, CONFIG)
             met *= factor
