@@ -232,6 +232,15 @@ def test_few_queries_and_chunks_of_their_keys(more, garbage, monkeypatch):
     assert relpos.gpu.launches()["merge_chunks"] == before + 1
 
 
+@pytest.mark.parametrize("left", [100, 301, 444])
+def test_a_window_that_starts_within_a_tile_of_a_chunk(left, monkeypatch):
+    monkeypatch.setattr(run, "LEAST_CHUNK", 64)
+    q, k, v, dout = (torch.randn(1, 1, length, 8) for length in (3, 500, 500, 3))
+    options = {"window": (left, 0), "q_offset": 497}
+    out = relpos.attention(q, k, v, **options)
+    torch.testing.assert_close(out, on_the_cpu(q, k, v, dout, **options)[0])
+
+
 def test_the_chunks_of_keys():
     q, k = torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5000, 8)
 

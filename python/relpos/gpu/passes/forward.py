@@ -55,6 +55,8 @@ def forward(
             problem, head, b, h, of_rows, queries, reference, total, CONFIG.sinks
         )
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
+    if tl.num_programs(1) > 1:  # no tile has keys of two chunks
+        first = first // CONFIG.keys * CONFIG.keys
     first = tl.maximum(first, tl.program_id(1) * chunk)
     last = tl.minimum(last, (tl.program_id(1) + 1) * chunk)
     own = (q, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
