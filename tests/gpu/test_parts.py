@@ -69,7 +69,9 @@ def test_small_tiles_keep_the_promise(position, split, garbage, monkeypatch):
     monkeypatch.setattr(run, "splits", lambda *_: split)
     which = POSITIONS.index(position) + split
     mask, dropout = MASKS[which % len(MASKS)], 0.3 * (which % 3 == 0)
-    assert not judged(CASE | {"position": position, "mask": mask, "dropout": dropout})
+    softcap = 1.5 if which % 2 else None
+    case = {"position": position, "mask": mask, "dropout": dropout, "softcap": softcap}
+    assert not judged(CASE | case)
 
 
 @pytest.mark.parametrize("mask", ["", "window", "range", "bool"])

@@ -44,7 +44,8 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
             s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
         s = tl.where(visible, s, float("-inf"))
     else:
-        if PART < 0 and not CONFIG.far:
+        # A softcap makes scores of -inf finite.
+        if PART < 0 and (not CONFIG.far or problem.softcap is not None):
             s = hidden(s, float("-inf"), problem, at, distances, CONFIG)
         visible = s == s
     return s, visible, distances, slope
