@@ -30,6 +30,7 @@ from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     AGAIN,
+    AGAIN_WIDE,
     BIASED,
     CROWDED,
     DECODE,
@@ -248,7 +249,7 @@ def rows() -> list[Row]:
     other kernel on each chip."""
     found = of_table()
     found += [
-        Row(chip, kernel, bits, head_dim, AGAIN[kernel], again=True)
+        Row(chip, kernel, bits, head_dim, AGAIN[kernel] if bits == 16 else AGAIN_WIDE, again=True)
         for chip, kernel, bits, head_dim in TABLE
         if kernel in AGAIN_TOO and head_dim == max(HEAD_DIMS)
     ]

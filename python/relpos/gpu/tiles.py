@@ -158,6 +158,7 @@ AGAIN = {
     "backward_queries": Tile(32, 16, 4, 1),
     "backward_keys": Tile(16, 32, 4, 1),
 }
+AGAIN_WIDE = Tile(16, 16, 4, 1)  # of float32, which takes shared memory
 NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
 INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
@@ -188,7 +189,7 @@ def tile(
     if chip == 0:
         return INTERPRETED
     if again:
-        return AGAIN[kernel]
+        return AGAIN[kernel] if bits == 16 else AGAIN_WIDE
     return KINDS[kind][_key(KINDS[kind], chip, kernel, bits, head_dim)]
 
 
