@@ -191,17 +191,19 @@ class Row(NamedTuple):
     everything: str = ""  # with each promise, too, and this kind of attn_mask
     kind: str = "biased"  # what is read: of TERMS
     lines: bool = False  # with slopes and a key bias that are trained, too
+    scores: bool = False  # of relpos.scores, whose gradients are given
 
     def name(self) -> str:
         """As it is shown."""
-        more = (", anew", self.again), (", lines", self.lines)
+        more = (", anew", self.again), (", lines", self.lines), (", scores", self.scores)
         everything = f", everything, {self.everything}" if self.everything else ""
         kind = "" if self.kind == "biased" else f", {self.kind}"
         return self.kernel + everything + kind + "".join(text for text, held in more if held)
 
     def splits(self) -> bool:
         """Config.split."""
-        kind = "masked" if self.everything or self.lines or self.kind == "all" else self.kind
+        masked = self.everything or self.lines or self.scores or self.kind == "all"
+        kind = "masked" if masked else self.kind
         return not self.again and splits(*self[:4], kind)
 
     def reads_columns(self) -> bool:
@@ -241,6 +243,7 @@ def of_table() -> list[Row]:
     found += [row._replace(kind="all") for row in crowded]
     for kind, own in ("rows", WITH_ROWS), ("columns", WITH_COLUMNS):
         found += [Row(*key, tile, kind=kind) for key, tile in own.items()]
+    found += [row._replace(scores=True) for row in masked if row.kernel != "forward"]
     return found + [row for row in plain if row.kernel in AGAIN_TOO]
 
 
@@ -346,6 +349,8 @@ def source(row: Row) -> ASTSource:
                 given = given._replace(value_rows=ROWS)
             if row.lines:
                 given = given._replace(row_shift="*fp32")
+            if row.scores:
+                given = given._replace(given=MASK)
             if row.kernel == "sum_pairs":
                 given = given._replace(places=PLACES)
             signature[name] = pointers((n,), given, attributes)

@@ -39,7 +39,7 @@ class Lines:
         # A softcap sees the scores themselves; and the nearest key of a query that sees its own
         # is at distance 0.
         at_zero = not self.keys and not run.problem.masks and run.lowered.sees_itself
-        if run.from_nearest and run.lowered.softcap is None and run.keys and not at_zero:
+        if not run.of_scores and run.lowered.softcap is None and run.keys and not at_zero:
             distance, which = self._nearest()
             self.row_shift = run.workspace(run.batch, run.heads, run.queries, dtype=torch.float64)
             self.row_shift.zero_()

@@ -43,7 +43,7 @@ class Run:
     """The launches of one call with queries. query and key are as the scores multiply them, plain
     as the call gives them, and summed is the query with what is added to it."""
 
-    from_nearest = True  # rows count slopes and key biases from their nearest visible key
+    of_scores = False  # else rows count slopes and key biases from their nearest visible key
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
@@ -383,7 +383,7 @@ class Run:
 class RunOfScores(Run):
     """The launches of relpos.scores and of its gradients."""
 
-    from_nearest = False
+    of_scores = True
 
     def backward(self, dscores: Tensor, gradients: Sequence[Tensor | None]) -> None:
         """From dscores [B, H, Lq, Lk]; the gradient of a value is None. What the kernels read of

@@ -117,8 +117,8 @@ WITH_ROWS = {
 }
 # Of both rows and keys.
 WITH_COLUMNS = WITH_ROWS | {(90, "backward_keys", 16, 128): Tile(32, 32, 8, 2)}
-# Of calls with masks, intervals of keys, softcap or dropout, whose tiles take more registers, and
-# of what the two kinds above have no row for.
+# Of calls with masks, intervals of keys, softcap or dropout, and of gradients of scores that are
+# given, whose tiles take more registers, and of what the two kinds above have no row for.
 MASKED = {
     (80, "forward", 16, 64): Tile(32, 32, 4, 1),
     (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
@@ -201,7 +201,7 @@ def kind_of(run: Any, tables: int) -> str:
     biased = tables > bool(lowered.rows) + bool(lowered.columns)
     if run.lines.wide or (by_row and biased):
         return "crowded"
-    if any(each is not None for each in given) or problem.masks:
+    if any(each is not None for each in given) or problem.masks or run.of_scores:
         return "masked"
     if by_row:
         return "columns" if lowered.columns else "rows"
