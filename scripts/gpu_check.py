@@ -29,8 +29,6 @@ from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_
 from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
-    AGAIN,
-    AGAIN_WIDE,
     BIASED,
     CROWDED,
     DECODE,
@@ -46,6 +44,7 @@ from relpos.gpu.tiles import (
     WITH_ROWS,
     Tile,
     splits,
+    tile,
 )
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -252,7 +251,7 @@ def rows() -> list[Row]:
     other kernel on each chip."""
     found = of_table()
     found += [
-        Row(chip, kernel, bits, head_dim, AGAIN[kernel] if bits == 16 else AGAIN_WIDE, again=True)
+        Row(chip, kernel, bits, head_dim, tile(chip, kernel, bits, head_dim, True), again=True)
         for chip, kernel, bits, head_dim in TABLE
         if kernel in AGAIN_TOO and head_dim == max(HEAD_DIMS)
     ]

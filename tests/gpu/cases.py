@@ -7,6 +7,7 @@ import relpos
 import torch
 from relpos._call.call import Call as Fields
 from relpos.gpu.mode import INTERPRETS
+from torch.utils._pytree import tree_map_only
 
 from tests.gpu.bounds import bounds
 from tests.support.call import Call, laid_out
@@ -14,6 +15,7 @@ from tests.support.cases import configuration
 from tests.support.oracle import oracle_of
 from tests.support.promise import missed
 
+DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETS else "cpu"
 SEED = 20261125
 TIMES = 10 if os.environ.get("RELPOS_FULL") == "1" else 1  # as many cases
 DRAWN = 40 * TIMES
@@ -100,19 +102,13 @@ def drawn_of(positions, **others):
     return list(drawn(len(positions) * TIMES, position=positions, **SMALL | others))
 
 
-DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETS else "cpu"
-
-
 def moved(named):
     """{name: the same on DEVICE}."""
-    there = {}
-    for name, x in named.items():
-        several = isinstance(x, tuple) and all(isinstance(each, torch.Tensor) for each in x)
-        if several:
-            there[name] = tuple(each.to(DEVICE) for each in x)
-        else:
-            there[name] = x.to(DEVICE) if isinstance(x, torch.Tensor) else x
-    return there
+    return {name: tree_map_only(torch.Tensor, to_device, x) for name, x in named.items()}
+
+
+def to_device(x):
+    return x.to(DEVICE)
 
 
 class Here(Call):
@@ -120,7 +116,7 @@ class Here(Call):
 
     def computed(self):
         kind = self.case["strides"]
-        inputs = [x.to(DEVICE) for x in self.inputs]
+        inputs = [to_device(x) for x in self.inputs]
         if DEVICE != "cpu" and kind != "expanded":  # copies have plain strides
             inputs = [laid_out(x, kind) for x in inputs]
         keywords = moved(self.keywords())

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-INTERPRETS = os.environ.get("RELPOS_GPU") == "interpret" or torch.cuda.is_available()
-_STARTS = "test_process.py"  # the others, where there is an interpreter
+COMPUTES = os.environ.get("RELPOS_GPU") == "interpret" or torch.cuda.is_available()
+_STARTS = "test_process.py"  # the others, where kernels compute
 collect_ignore = [
     path.name
     for path in Path(__file__).parent.glob("test_*.py")
-    if (path.name == _STARTS) == INTERPRETS
+    if (path.name == _STARTS) == COMPUTES
 ]
 
 

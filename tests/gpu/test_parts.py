@@ -9,8 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from relpos.gpu import run, tiles
-from relpos.gpu.pairs.scores import is_plain
-from relpos.gpu.pairs.visibility import parts_of
+from relpos.gpu.pairs.parts import is_plain, parts_of
 from relpos.gpu.problem import Config, Problem
 
 from tests.gpu.cases import PLAIN, judged, on_the_cpu

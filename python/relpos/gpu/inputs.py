@@ -23,7 +23,7 @@ def spans_of(spans: Tensor | None) -> Spans | None:
     if spans is None:
         return None
     several = spans.dim() == 3 and len(spans) > 1
-    # Before a kernel needs queries: Triton 3.6 does not take None in a structure of a structure.
+    # Of queries there are none yet; Triton 3.6 takes no None in a structure of a structure.
     return Spans(spans, 2 * spans.shape[-2] if several else 0, spans, 0)
 
 

@@ -35,10 +35,10 @@ class Problem(NamedTuple):
     query sees the keys at distances from -left to right, unless there are spans. terms, masks: as
     terms/ and masks/ have them, in the order of Config.scores and Config.masks. window int64: the
     first and the last distance between which tables change that are read by the distances of
-    tokens, under Config.far. softcap: in log2
-    units. row_shift float32 [B, H, Lq]: by how much the scores of a row are less than they are, in
-    log2 units. value_rows: Rows of dout and of tables whose rows join values, in the backward pass.
-    given: the gradients of the scores, of relpos.scores. What a call has not is None, or ()."""
+    tokens, under Config.far. softcap: in log2 units. row_shift float32 [B, H, Lq]: by how much the
+    scores of a row are less than they are, in log2 units. value_rows: Rows of dout and of tables
+    whose rows join values, in the backward pass. given: the gradients of the scores, of
+    relpos.scores. What a call has not is None, or ()."""
 
     scale: Any
     shifts: Any
@@ -62,12 +62,12 @@ class Config(NamedTuple):
     queries, keys: of a tile. scores, masks: the functions of the terms and the masks. sinks: how
     many there are. tables: how many of the first terms read tables by the distances of tokens.
     open: consecutive tokens see what `left` and `right` say, so that most tiles are seen as a whole
-    (parts_of). far: with tables, of terms or of values. split: the loops over keys are split into
-    such parts, which no branch then tells from each other. stages: of the loops in which tables are
-    read pair by pair, which takes shared memory. bare: scores are products times a scale above 0
-    and nothing else. aligned: tiles start at multiples of their keys. slice: so many columns of D
-    and Dv are multiplied at a time, where a kernel does it. again: what is not finite is computed
-    anew, with care for what pairs do not see (product_of_seen)."""
+    (pairs/parts.py). far: with tables, of terms or of values. split: the loops over keys are split
+    into such parts, which no branch then tells from each other. stages: of the loops in which
+    tables are read pair by pair, which takes shared memory. bare: scores are products times a scale
+    above 0 and nothing else. aligned: tiles start at multiples of their keys. slice: so many
+    columns of D and Dv are multiplied at a time, where a kernel does it. again: what is not finite
+    is computed anew, with care for what pairs do not see (product_of_seen)."""
 
     precision: Any
     widen: Any

@@ -58,7 +58,7 @@ class Run:
         self.value = aligned(value)
         masks, mask_functions = masks_of(self)
         self.functions: dict[str, Any] = {"scores": (), "tables": 0, "masks": mask_functions}
-        self.kind = "masked"
+        self.kind = "masked"  # until the terms are known
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
             shifts=lowered.shifts,

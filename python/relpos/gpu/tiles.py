@@ -148,21 +148,6 @@ MASKED = {
     (100, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
     (100, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
 }
-DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
-# Rows and cells of what meets tables of rows, and of sums of bands, on every chip.
-PRODUCTS, SUMMED = Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)
-# Of what is computed anew: rare, and its products take registers. The more rows, the fewer programs
-# have to find out that nothing is; with 64 of them Triton 3.9 fails to compile for Blackwell.
-AGAIN = {
-    "forward": Tile(32, 16, 4, 1),
-    "backward_queries": Tile(32, 16, 4, 1),
-    "backward_keys": Tile(16, 32, 4, 1),
-}
-AGAIN_WIDE = Tile(16, 16, 4, 1)  # of float32, which takes shared memory
-NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
-INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
-
-
 # Of calls with slopes or key biases that hold numbers of each row, and of those with biases beside
 # numbers of rows or keys.
 CROWDED = MASKED | {
@@ -179,6 +164,19 @@ KINDS = {
     "masked": TABLE | MASKED,
     "crowded": TABLE | CROWDED,
 }
+DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
+# Rows and cells of what meets tables of rows, and of sums of bands, on every chip.
+PRODUCTS, SUMMED = Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)
+# Of what is computed anew: rare, and its products take registers. The more rows, the fewer programs
+# have to find out that nothing is; with 64 of them Triton 3.9 fails to compile for Blackwell.
+AGAIN = {
+    "forward": Tile(32, 16, 4, 1),
+    "backward_queries": Tile(32, 16, 4, 1),
+    "backward_keys": Tile(16, 32, 4, 1),
+}
+AGAIN_IN_FLOAT32 = Tile(16, 16, 4, 1)  # which takes shared memory
+NEAREST = Tile(64, 64, 4, 1)  # of what rows count from, on every chip
+INTERPRETED = Tile(64, 64, 4, 1)  # the interpreter takes its time by operations, not by elements
 
 
 def tile(
@@ -189,7 +187,7 @@ def tile(
     if chip == 0:
         return INTERPRETED
     if again:
-        return AGAIN[kernel] if bits == 16 else AGAIN_WIDE
+        return AGAIN[kernel] if bits == 16 else AGAIN_IN_FLOAT32
     return KINDS[kind][_key(KINDS[kind], chip, kernel, bits, head_dim)]
 
 

@@ -9,19 +9,19 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
+from relpos.gpu.pairs.parts import all_seen, far_from, is_plain
 from relpos.gpu.pairs.product import product, rows
 from relpos.gpu.pairs.softcap import capped
 from relpos.gpu.pairs.softmax import read_state
-from relpos.gpu.pairs.visibility import all_seen, apart, near, seen
+from relpos.gpu.pairs.visibility import apart, near, seen
 from relpos.gpu.terms.rows import row_score
 
 
 @triton.jit
 def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
     """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
-    softcap), from products of queries and keys. PART: 1 or 2 of a tile in the first or the second
-    part of parts_of, 0 of any, where nothing is assumed; -1 of any, under CONFIG.open, where it is
-    found out, and all pairs are said to be seen."""
+    softcap), from products of queries and keys. PART: of parts.py; of -1 all
+    pairs are said to be seen."""
     s = products * problem.scale
     distances = apart(problem, at)
     if PART < 0 and CONFIG.far:
@@ -70,21 +70,6 @@ def with_tables(s, problem, at, distances, CONFIG: tl.constexpr, PART: tl.conste
 @triton.jit
 def with_values(met, problem, at, distances, CONFIG: tl.constexpr, PART: tl.constexpr):
     return row_score(met, problem.value_rows, at, reading(distances, CONFIG, PART))
-
-
-@triton.jit
-def is_plain(problem, at, distances, CONFIG: tl.constexpr):
-    """Whether a tile would be in a part of parts_of."""
-    below, above = problem.window
-    far = far_from(distances, below, above, CONFIG)
-    return far & all_seen(problem, at, distances, CONFIG)
-
-
-@triton.jit
-def far_from(distances, lo, hi, CONFIG: tl.constexpr):
-    """Whether all distances of a tile are up to lo, or from hi on."""
-    corner, _ = distances
-    return (corner + CONFIG.keys <= lo + 1) | (corner - CONFIG.queries >= hi - 1)
 
 
 @triton.jit
@@ -158,7 +143,7 @@ def pair_gradients(
 def add_ends(found, ds, distances, lo, hi, CONFIG: tl.constexpr, PART: tl.constexpr):
     """(before, after), with the sums along axis 1 of ds at distances up to lo, and from hi on."""
     before, after = found
-    corner, within = distances
+    corner, _ = distances
     if PART == 1:
         before += tl.sum(ds, 1)
     elif PART == 2:
@@ -170,11 +155,18 @@ def add_ends(found, ds, distances, lo, hi, CONFIG: tl.constexpr, PART: tl.conste
             before += tl.where(below, total, 0.0)
             after += tl.where(below, 0.0, total)
         else:
-            before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
-            after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+            before, after = add_ends_of_pairs(before, after, ds, distances, lo, hi)
     else:
-        before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
-        after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+        before, after = add_ends_of_pairs(before, after, ds, distances, lo, hi)
+    return before, after
+
+
+@triton.jit
+def add_ends_of_pairs(before, after, ds, distances, lo, hi):
+    """The same of a tile of any distances."""
+    corner, within = distances
+    before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+    after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
     return before, after
 
 

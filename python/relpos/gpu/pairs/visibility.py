@@ -50,53 +50,6 @@ def queries_of(problem, b, k0, queries, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def parts_of(problem, first, last, start, keys, CONFIG: tl.constexpr):
-    """(from, to, from, to): the keys between `first` and `last` whose tiles, of a block of queries
-    under CONFIG.open, are seen as a whole; with CONFIG.far the first part of them reads tables at
-    distances before problem.window, the second after it, else the second is empty. `start`: the key
-    at distance 0 of the first query."""
-    below, above = problem.window
-    seen_from = up(start - problem.left - 1 + CONFIG.queries - first, CONFIG.keys)
-    beyond = tl.minimum(start + problem.right + 1, tl.cast(keys, tl.int64))
-    seen_to = down(beyond - first, CONFIG.keys)
-    if CONFIG.far:
-        before = down(start + below + 1 - first, CONFIG.keys)
-        after = up(start + above - 1 + CONFIG.queries - first, CONFIG.keys)
-    else:
-        before, after = seen_to, seen_to
-    return edges(first, last, seen_from, before, after, seen_to)
-
-
-@triton.jit
-def up(x, SIZE: tl.constexpr):
-    """The first multiple of SIZE from x on, and 0 if that is more."""
-    return tl.maximum(x + (SIZE - 1), 0) // SIZE * SIZE
-
-
-@triton.jit
-def down(x, SIZE: tl.constexpr):
-    """The last multiple of SIZE up to x, and 0 if that is more."""
-    return tl.maximum(x, 0) // SIZE * SIZE
-
-
-@triton.jit
-def edges(first, last, seen_from, before, after, seen_to):
-    """Of multiples of tiles from `first` on, in order, and as int32."""
-    most = tl.cast(tl.maximum(last - first, 0), tl.int64)
-    one = tl.minimum(seen_from, most)
-    two = tl.minimum(tl.maximum(before, one), most)
-    four = tl.minimum(tl.maximum(seen_to, one), most)
-    two = tl.minimum(two, four)
-    three = tl.minimum(tl.maximum(after, two), four)
-    return (
-        first + tl.cast(one, tl.int32),
-        first + tl.cast(two, tl.int32),
-        first + tl.cast(three, tl.int32),
-        first + tl.cast(four, tl.int32),
-    )
-
-
-@triton.jit
 def span_of(spans, b, i, queries):
     """The keys that queries i see; none beyond the last query."""
     at = spans.keys + tl.cast(b, tl.int64) * spans.key_row + tl.cast(i, tl.int64) * 2
@@ -140,15 +93,6 @@ def apart_by(p, at):
     within = tl.load(p.k + tl.cast(b, tl.int64) * p.k_row + k0 + c, c < keys - k0, 0)
     within -= tl.load(p.q + tl.cast(b, tl.int64) * p.q_row + q0 + a, a < queries - q0, 0)
     return tl.cast(0, tl.int64), within
-
-
-@triton.jit
-def all_seen(problem, at, distances, CONFIG: tl.constexpr):
-    """Whether every pair of a tile is seen, under CONFIG.open. Queries beyond the last may be."""
-    _, _, _, k0, _, _, _, keys, _ = at
-    corner, _ = distances
-    after = corner - CONFIG.queries >= -problem.left - 1
-    return after & (corner + CONFIG.keys <= problem.right + 1) & (k0 + CONFIG.keys <= keys)
 
 
 @triton.jit

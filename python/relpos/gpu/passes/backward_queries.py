@@ -4,9 +4,10 @@ queries of a head."""
 import triton
 import triton.language as tl
 
+from relpos.gpu.pairs.parts import through_keys
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import add_ends, pair_gradients, read_rows
-from relpos.gpu.pairs.visibility import keys_of, parts_of
+from relpos.gpu.pairs.visibility import keys_of
 from relpos.gpu.terms.slopes import line_sums
 
 PLAIN = ["heads", "group", "queries", "keys", "head_dim", "slope", "lo", "hi"]
@@ -50,33 +51,17 @@ def backward_queries(
     shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
-    given = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
+    of_out = rows(dout, b, h, q0, CONFIG.queries, CONFIG.value_dim)
     of_rows = read_rows(softmax, sums, row, a, queries - q0)
     acc = tl.zeros((CONFIG.queries, CONFIG.head_dim), tl.float32)
-    own = (q, given, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
+    own = (q, of_out, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
     none = tl.zeros((CONFIG.queries,), tl.float32)
     state = (acc, (none, none), (none, none, none, none))
     others = (of_rows, ends, lo, hi, lines, nearest)
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
-    if CONFIG.split:
-        start = tl.cast(q0, tl.int64) - shift
-        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
-        for k0 in tl.range(first, one, CONFIG.keys, num_stages=CONFIG.stages):
-            state = add_keys(own, k0, state, others, problem, CONFIG, 0)
-        for k0 in range(one, two, CONFIG.keys):
-            state = add_keys(own, k0, state, others, problem, CONFIG, 1)
-        if CONFIG.far:
-            for k0 in tl.range(two, three, CONFIG.keys, num_stages=CONFIG.stages):
-                state = add_keys(own, k0, state, others, problem, CONFIG, 0)
-            for k0 in range(three, four, CONFIG.keys):
-                state = add_keys(own, k0, state, others, problem, CONFIG, 2)
-        first = four
-        for k0 in tl.range(first, last, CONFIG.keys, num_stages=CONFIG.stages):
-            state = add_keys(own, k0, state, others, problem, CONFIG, 0)
-    else:
-        part: tl.constexpr = -1 if CONFIG.open else 0
-        for k0 in range(first, last, CONFIG.keys):
-            state = add_keys(own, k0, state, others, problem, CONFIG, part)
+    start = tl.cast(q0, tl.int64) - shift
+    given = (own, others)
+    state = through_keys(add_keys, given, state, first, last, start, keys, problem, CONFIG)
     acc, of_ends, of_lines = state
     write_rows(dq, acc * slope, row, queries - q0, head_dim, CONFIG.widen)
     n = tl.arange(0, CONFIG.queries)
@@ -89,16 +74,17 @@ def backward_queries(
 
 
 @triton.jit
-def add_keys(own, k0, state, others, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
+def add_keys(given, k0, state, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
     """The sums of a block of queries, with those of the keys from k0 on."""
-    q, given, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    own, others = given
+    q, of_out, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
     acc, of_ends, of_lines = state
     of_rows, ends, lo, hi, lines, nearest = others
     k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
     v = rows(value, b, kv_head, k0, CONFIG.keys, CONFIG.value_dim)
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(q, tl.trans(k), CONFIG)
-    met = products_of(given, tl.trans(v), CONFIG)
+    met = products_of(of_out, tl.trans(v), CONFIG)
     _, ds, _, visible, distances = pair_gradients(products, met, of_rows, problem, at, CONFIG, PART)
     acc = product_of_seen(ds, k, visible, acc, CONFIG)
     if lines is not None:

@@ -5,10 +5,11 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
+from relpos.gpu.pairs.parts import through_keys
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import pair_scores
 from relpos.gpu.pairs.softmax import add_scores, write_state
-from relpos.gpu.pairs.visibility import keys_of, parts_of
+from relpos.gpu.pairs.visibility import keys_of
 from relpos.gpu.terms.sinks import join_sinks
 
 PLAIN = ["heads", "group", "queries", "keys", "value_dim", "chunk"]
@@ -59,26 +60,11 @@ def forward(
         first = first // CONFIG.keys * CONFIG.keys
     first = tl.maximum(first, tl.program_id(1) * chunk)
     last = tl.minimum(last, (tl.program_id(1) + 1) * chunk)
-    own = (q, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
-    if CONFIG.split:
-        start = tl.cast(q0, tl.int64) - shift
-        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
-        for k0 in tl.range(first, one, CONFIG.keys, num_stages=CONFIG.stages):
-            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
-        for k0 in range(one, two, CONFIG.keys):
-            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 1)
-        if CONFIG.far:
-            for k0 in tl.range(two, three, CONFIG.keys, num_stages=CONFIG.stages):
-                reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
-            for k0 in range(three, four, CONFIG.keys):
-                reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 2)
-        first = four
-        for k0 in tl.range(first, last, CONFIG.keys, num_stages=CONFIG.stages):
-            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, 0)
-    else:
-        part: tl.constexpr = -1 if CONFIG.open else 0
-        for k0 in range(first, last, CONFIG.keys):
-            reference, total, acc = add_keys(own, k0, reference, total, acc, problem, CONFIG, part)
+    given = (q, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
+    start = tl.cast(q0, tl.int64) - shift
+    state = (reference, total, acc)
+    state = through_keys(add_keys, given, state, first, last, start, keys, problem, CONFIG)
+    reference, total, acc = state
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
     n = tl.arange(0, CONFIG.queries)
@@ -86,9 +72,10 @@ def forward(
 
 
 @triton.jit
-def add_keys(own, k0, reference, total, acc, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
+def add_keys(given, k0, state, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
     """The sums of a block of queries, with those of the keys from k0 on."""
-    q, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    q, key, value, b, h, kv_head, q0, a, c, queries, keys, shift = given
+    reference, total, acc = state
     k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(q, tl.trans(k), CONFIG)

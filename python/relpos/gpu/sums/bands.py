@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
+from relpos.gpu.pairs.parts import through_keys
 from relpos.gpu.pairs.product import stored, wide_product_of_met
 from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_scores, sliced
 from relpos.gpu.pairs.softmax import read_state
-from relpos.gpu.pairs.visibility import between, keys_of, near, parts_of, span_of
+from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
 from relpos.gpu.sums.pair_sums import sum_at
 from relpos.gpu.terms.rows import OF_TABLE, factor_rows
 
@@ -184,22 +185,9 @@ def write_weights(
         first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
         last = tl.maximum(last, seen_to)
     own = (query, key, b, h, h // group, q0, a, c, queries, keys, shift)
-    of_rows = (reference, inverse)
-    to = (band, pairs, row, lo, width)
-    if CONFIG.split:
-        start = tl.cast(q0, tl.int64) - shift
-        one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
-        for k0 in range(first, one, CONFIG.keys):
-            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
-        for k0 in range(one, two, CONFIG.keys):
-            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 1)
-        for k0 in range(two, three, CONFIG.keys):
-            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
-        for k0 in range(three, four, CONFIG.keys):
-            found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 2)
-        first = four
-    for k0 in range(first, last, CONFIG.keys):
-        found = add_weights(own, k0, found, of_rows, to, problem, CONFIG, 0)
+    given = (own, (reference, inverse), (band, pairs, row, lo, width))
+    start = tl.cast(q0, tl.int64) - shift
+    found = through_keys(add_weights, given, found, first, last, start, keys, problem, CONFIG)
     before, after = found
     n = tl.arange(0, CONFIG.queries)
     tl.store(ends + 2 * (row + n), before, n < queries - q0)
@@ -207,21 +195,23 @@ def write_weights(
 
 
 @triton.jit
-def add_weights(own, k0, found, of_rows, to, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
+def add_weights(given, k0, found, problem, CONFIG: tl.constexpr, PART: tl.constexpr):
     """The ends of a block of queries, with those of the keys from k0 on, whose inner cells it
     writes."""
+    own, of_rows, to = given
+    part: tl.constexpr = 0 if PART < 0 else PART
     query, key, b, h, kv_head, q0, a, c, queries, keys, shift = own
     reference, inverse = of_rows
     band, pairs, row, lo, width = to
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = sliced(query, key, b, h, kv_head, q0, k0, CONFIG.head_dim, CONFIG)
-    s, visible, distances, _ = pair_scores(products, problem, at, CONFIG, PART)
+    s, visible, distances, _ = pair_scores(products, problem, at, CONFIG, part)
     p = tl.exp2(s - reference) * inverse
-    if PART == 0:
+    if part == 0:
         p = tl.where(visible, p, 0.0)
     if problem.dropout is not None:
         p *= factors(problem.dropout, at, CONFIG)
-    if PART == 0:
+    if part == 0:
         inside = (a < queries - q0) & (c < keys - k0)
         if problem.places is None:
             corner, within = distances
@@ -230,7 +220,7 @@ def add_weights(own, k0, found, of_rows, to, problem, CONFIG: tl.constexpr, PART
             tl.store(band + row * width + a * width + x, p, inside)
         else:
             tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, p, inside)
-    return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, PART)
+    return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, part)
 
 
 @triton.jit
