@@ -110,9 +110,14 @@ nb::object lowered(const std::monostate&) { return nb::none(); }
 
 nb::object lowered(const LoweredMap& map) { return nb::make_tuple(map.starts, map.classes); }
 
+nb::object lowered(const std::optional<LoweredCoordinates>& along) {
+  if (!along) return nb::none();
+  return nb::make_tuple(lowered(along->of_queries), lowered(along->of_keys), along->axis, along->q,
+                        along->k);
+}
+
 nb::object lowered(const LoweredBias& bias) {
-  return nb::make_tuple(lowered(bias.map), lowered(bias.table), lowered(bias.q_coordinates),
-                        lowered(bias.k_coordinates), bias.axis);
+  return nb::make_tuple(lowered(bias.map), lowered(bias.table), lowered(bias.along));
 }
 
 nb::object lowered(const LoweredComputedTable& table) {
@@ -129,7 +134,7 @@ nb::object lowered(const LoweredKeyBias& bias) {
 
 nb::object lowered(const LoweredRows& rows) {
   return nb::make_tuple(lowered(rows.map), lowered(rows.table), lowered(rows.factor),
-                        lowered(rows.added), rows.scale, rows.width,
+                        lowered(rows.added), rows.scale, lowered(rows.along), rows.width,
                         nb::bytes(rows.features.data(), rows.features.size() * sizeof(double)));
 }
 
@@ -141,13 +146,18 @@ nb::object lowered(const LoweredTurn& turn) {
                         turn.q, turn.k);
 }
 
-// (scale, whether tokens are consecutive, whether the terms hold at the positions that were read alone, terms)
-// of a call of which shapes, dtypes and plain options alone are read, and with `reads` tensors of options,
-// which lie on the CPU. A term is (scheme, kind, what), with the members of lower.h in their order; numbers that
+TensorView memory_of_integers(nb::handle tensor) {
+  const TensorView shape = shape_of(tensor);
+  return is_floating(shape.dtype) ? shape : memory_of(tensor);
+}
+
+// (scale, whether tokens are consecutive, whether the terms hold at the positions, and for the inputs of
+// integers, that were read alone, terms) of a call of which shapes, dtypes and plain options alone are read,
+// and with `reads` tensors of options and inputs of integers, which lie on the CPU. A term is (scheme, kind, what), with the members of lower.h in their order; numbers that
 // are not given are None, and so is what kernels are not told.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
-  const Bound call(options, shape_of, reads ? memory_of : shape_of);
+  const Bound call(options, reads ? memory_of_integers : shape_of, reads ? memory_of : shape_of);
   const LoweredCall found = lower(to_view(query, "query", shape_of), to_view(key, "key", shape_of),
                                   to_view(value, "value", shape_of), call.position, call.options);
   nb::list terms;
@@ -155,7 +165,8 @@ nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const n
     nb::object what = std::visit([](const auto& each) { return lowered(each); }, term.what);
     terms.append(nb::make_tuple(term.scheme, term.kind, std::move(what)));
   }
-  return nb::make_tuple(found.scale, found.consecutive, found.reads_positions, nb::tuple(terms));
+  return nb::make_tuple(found.scale, found.consecutive, found.reads_positions, found.reads_inputs,
+                        nb::tuple(terms));
 }
 
 // computed_tables of lower.h, of a call whose tensors lie on the CPU but for query, key and value.

@@ -114,6 +114,11 @@ LINES = (
 )
 BIAS = bias.Bias("*fp32", "i32", "i64", "i32"), bias.bias_score
 OF_QUERIES, OF_KEYS = (ROWS, row_terms.row_score), (COLUMNS, columns.column_score)
+APART = (
+    (bias.CoordinateBias(BIAS[0], PLACES), bias.coordinate_score),
+    (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
+    (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
+)
 # Terms by kind; "rows" and "all" have rows that join values, too.
 TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "plain": ((slopes.Slopes("*fp32", "i32", None), slopes.slope_score),),
@@ -121,7 +126,9 @@ TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "rows": (OF_QUERIES,),
     "columns": (OF_QUERIES, OF_KEYS),
     "all": (BIAS, OF_QUERIES, OF_KEYS),
+    "coordinates": APART,
 }
+NOT_TABLES = ("plain", "coordinates")  # by distances of tokens
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
     [
@@ -144,7 +151,7 @@ TYPES: dict[str, Any] = dict.fromkeys(
     "*fp32",
 )
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
-TYPES |= dict.fromkeys(["lo", "hi"], "i64")
+TYPES |= dict.fromkeys(["lo", "hi"], "i64") | {"edges": "*i64"}
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
 TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32", "i32")}
 TYPES |= {"added": row_terms.Added("*fp32", "i32", "i32", "fp32"), "band": "*fp32"}
@@ -201,7 +208,8 @@ class Row(NamedTuple):
 
     def splits(self) -> bool:
         """Config.split."""
-        masked = self.everything or self.lines or self.scores or self.kind == "all"
+        crowded = self.lines or self.kind in ("all", "coordinates")
+        masked = self.everything or self.scores or crowded
         kind = "masked" if masked else self.kind
         return not self.again and splits(*self[:4], kind)
 
@@ -235,11 +243,13 @@ def of_table() -> list[Row]:
     weights = [row for row in found if row.kernel == "write_weights"]
     found += [row._replace(kind=kind) for row in weights for kind in ("rows", "columns")]
     found += [row._replace(kind="all") for row in (*bands, *weights)]
+    apart = [row._replace(kind="coordinates") for row in (*bands, *pairs)]
+    found += [row._replace(tile=tile(*row[:4], kind="crowded")) for row in apart]
     found += [row._replace(kernel="write_pairs", kind="all") for row in pairs]
     found += [row._replace(kernel="sum_mask") for row in pairs]
     crowded = [Row(*key, tile) for key, tile in CROWDED.items()]
     found += [row._replace(lines=True) for row in crowded]
-    found += [row._replace(kind="all") for row in crowded]
+    found += [row._replace(kind=kind) for row in crowded for kind in ("all", "coordinates")]
     for kind, own in ("rows", WITH_ROWS), ("columns", WITH_COLUMNS):
         found += [Row(*key, tile, kind=kind) for key, tile in own.items()]
     found += [row._replace(scores=True) for row in masked if row.kernel != "forward"]
@@ -277,12 +287,12 @@ def constants_of(row: Row) -> dict[str, Any]:
             scores=tuple(score for _, score in terms_of(row)),
             masks=tuple(f for f, _ in MASKS.get(row.everything, ())),
             sinks=int(bool(row.everything)),
-            tables=0 if row.kind == "plain" else len(TERMS[row.kind]),
+            tables=0 if row.kind in NOT_TABLES else len(TERMS[row.kind]),
             open=not (row.everything or row.again),
             stages=min(row.tile.stages, 2),
             bare=False,
             split=not row.everything and row.splits(),
-            far=row.kind != "plain",
+            far=row.kind not in NOT_TABLES,
             aligned=bool(row.everything),
             slice=SLICES[row.bits],
             again=row.again,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -29,14 +30,19 @@ struct LoweredMap {
   std::vector<int64_t> starts, classes;
 };
 
+// Where tokens stand, instead of at their positions: on axis `axis` of two inputs [B, axes, L], or [B, L] of
+// one axis; or, without inputs, at q [1 or B, Lq] and k [1 or B, Lk].
+struct LoweredCoordinates {
+  LoweredNumbers of_queries, of_keys;
+  int axis = 0;
+  std::vector<int64_t> q, k;
+};
+
 // table[h, m(delta)] of [H, M].
 struct LoweredBias {
   LoweredMap map;
   LoweredNumbers table;
-  // Where given: delta is that of axis `axis` of these inputs of queries and of keys, [B, axes, L], or [B, L]
-  // of one axis.
-  LoweredNumbers q_coordinates, k_coordinates;
-  int axis = 0;
+  std::optional<LoweredCoordinates> along;  // given: delta is theirs
 };
 
 // The same of a table [heads, M], heads H or 1, that computed_tables() computes from the parameters
@@ -57,11 +63,12 @@ struct LoweredKeyBias {
   bool cumulative = false;
 };
 
-// A table of rows of terms.h whose distances are those of positions, with what meets it.
+// A table of rows of terms.h, with what meets it.
 struct LoweredRows {
   LoweredMap map;
   LoweredNumbers table, factor, added;
-  double scale = 1.0;  // of the products, resolved
+  double scale = 1.0;                       // of the products, resolved
+  std::optional<LoweredCoordinates> along;  // given, of rows that meet queries: delta is theirs
   // Above 0: the table is [H, span, D] of the distances first, ..., and `table` the weights [H D, width] or
   // [H, D, width], which multiply features [span, width].
   int64_t width = 0;
@@ -99,13 +106,13 @@ struct LoweredTerm {
 struct LoweredCall {
   double scale = 1.0;       // of the scores
   bool consecutive = true;  // tokens stand at consecutive positions, from the call's offsets on
-  // What is said of the terms holds at the positions that were read alone.
-  bool reads_positions = false;
+  // What is said of the terms holds at the positions, and for the inputs of integers, that were read alone.
+  bool reads_positions = false, reads_inputs = false;
   std::vector<LoweredTerm> terms;
 };
 
 // Throws Error where attention() would, as far as shapes, dtypes and plain options tell. Elements are read
-// of integers alone, which may be zeros in place of those that say positions.
+// of integers alone, which may be zeros in place of those that say positions or coordinates.
 LoweredCall lower(const TensorView& query, const TensorView& key, const TensorView& value,
                   const Position& position, const Options& options);
 

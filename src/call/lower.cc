@@ -29,9 +29,6 @@ LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
 
 // What a bias without slopes is, where it is other than a table that a parameter holds.
 std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
-  if (bias.coordinates && bias.coordinates->q_source == nullptr) {
-    return "distance bias of a computed coordinate";
-  }
   if (part.recipe->maps_are_given) return "distance bias of a given map";
   if (is_computed_table(bias)) return "computed table";
   const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
@@ -51,6 +48,29 @@ bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers&
 LoweredMap map_of(const ClassMap& map) {
   LoweredMap found;
   std::tie(found.starts, found.classes) = map.runs();
+  return found;
+}
+
+// The numbers of one axis, of [axes, rows, length].
+std::vector<int64_t> on_axis(const std::vector<int64_t>& numbers, int64_t axis, int64_t axes) {
+  const auto count = std::ssize(numbers) / axes;
+  return {numbers.begin() + axis * count, numbers.begin() + (axis + 1) * count};
+}
+
+// Where tokens stand for a term, where these are no positions.
+template <typename Term>
+std::optional<LoweredCoordinates> along_of(const Term& term, int64_t first_parameter) {
+  if (term.coordinates == nullptr) return std::nullopt;
+  const Coordinates& at = *term.coordinates;
+  LoweredCoordinates found;
+  if (at.q_source != nullptr) {
+    found.of_queries = numbers_of(*at.q_source, first_parameter);
+    found.of_keys = numbers_of(*at.k_source, first_parameter);
+    found.axis = term.axis;
+  } else {
+    found.q = on_axis(at.q, term.axis, at.axes);
+    found.k = on_axis(at.k, term.axis, at.axes);
+  }
   return found;
 }
 
@@ -83,11 +103,7 @@ void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parame
   LoweredBias found;
   found.map = map_of(*bias.map);
   found.table = numbers_of(*bias.table.source, first_parameter);
-  if (bias.coordinates) {
-    found.q_coordinates = numbers_of(*bias.coordinates->q_source, first_parameter);
-    found.k_coordinates = numbers_of(*bias.coordinates->k_source, first_parameter);
-    found.axis = bias.axis;
-  }
+  found.along = along_of(bias, first_parameter);
   term.what = std::move(found);
 }
 
@@ -200,14 +216,11 @@ void lower_table(const Table& table, const Part& part, int64_t first_parameter, 
     read &= read_numbers(table.factor, first_parameter, rows.factor);
     rows.scale = table.scale.value_or(scale);
   }
-  bool along = false;
   if constexpr (std::same_as<Table, RowTable>) {
     read &= read_numbers(table.added, first_parameter, rows.added);
-    along = table.coordinates != nullptr;
+    rows.along = along_of(table, first_parameter);
   }
-  if (along) {
-    term.kind += " of a coordinate";
-  } else if (part.recipe->maps_are_given) {
+  if (part.recipe->maps_are_given) {
     term.kind += " of a given map";
   } else if (!read) {
     term.kind = "computed " + term.kind;
@@ -219,6 +232,17 @@ void lower_table(const Table& table, const Part& part, int64_t first_parameter, 
     }
     term.what = std::move(rows);
   }
+}
+
+// Whether coordinates that were computed say where tokens stand for the term.
+bool stands_at_computed(const LoweredTerm& term) {
+  const auto computed = [](const std::optional<LoweredCoordinates>& along) {
+    return along && along->of_queries.parameter < 0;
+  };
+  if (const auto* bias = std::get_if<LoweredBias>(&term.what)) return computed(bias->along);
+  if (const auto* rows = std::get_if<LoweredRows>(&term.what)) return computed(rows->along);
+  const auto* turn = std::get_if<LoweredTurn>(&term.what);
+  return turn != nullptr && turn->by == "coordinates";
 }
 
 template <typename T>
@@ -248,6 +272,7 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
   LoweredCall lowered{problem.scale,
                       problem.positions.consecutive,
                       reads_length(position) || reads_distances(position),
+                      false,
                       {}};
   TermCounts at;
   int64_t first_parameter = 0;
@@ -274,11 +299,12 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           lower_key_bias(part.recipe->key_biases[n], first_parameter, term);
         } else if constexpr (std::same_as<Data, Rotation>) {
           lower_rotation(data, first_parameter, term);
-          const auto* turn = std::get_if<LoweredTurn>(&term.what);
-          lowered.reads_positions |= turn != nullptr && turn->by == "coordinates";
         } else if constexpr (IsTable<Data>) {
           lower_table(data, part, first_parameter, problem.scale, term);
         }
+        if (!stands_at_computed(term)) continue;
+        lowered.reads_positions = true;
+        lowered.reads_inputs |= std::ranges::any_of(part.specs(), &ParameterSpec::integers);
       }
     });
     first_parameter += static_cast<int64_t>(part.parameters.size());

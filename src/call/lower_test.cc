@@ -261,22 +261,69 @@ TEST(Lower, BiasesOfCoordinatesThatAreGiven) {
   const LoweredCall call = lower(qkv, qkv, qkv, layout, {});
   ASSERT_EQ(call.terms.size(), 3U);
   EXPECT_EQ(call.terms[0].kind, "distance bias");
-  EXPECT_EQ(what<LoweredBias>(call.terms[0]).q_coordinates.parameter, -1);
+  EXPECT_FALSE(what<LoweredBias>(call.terms[0]).along);
   for (const int axis : {0, 1}) {
     const LoweredTerm& term = call.terms[static_cast<size_t>(1 + axis)];
     EXPECT_EQ(term.kind, "distance bias");
     const auto& bias = what<LoweredBias>(term);
     EXPECT_EQ(bias.table.parameter, 1 + axis);
-    EXPECT_EQ(bias.q_coordinates.parameter, 3);
-    EXPECT_EQ(bias.k_coordinates.parameter, 4);
-    EXPECT_EQ(bias.axis, axis);
+    ASSERT_TRUE(bias.along);
+    EXPECT_EQ(bias.along->of_queries.parameter, 3);
+    EXPECT_EQ(bias.along->of_keys.parameter, 4);
+    EXPECT_EQ(bias.along->axis, axis);
+    EXPECT_TRUE(bias.along->q.empty());
   }
+  EXPECT_FALSE(call.reads_positions || call.reads_inputs);
+}
+
+TEST(Lower, RowsOfCoordinatesThatFollowFromPositions) {
+  Options options;
+  options.q_offset = Offset(3);
+  options.k_offset = Offset(0);
+  const TensorView query = blank({1, 2, 5, 4}), key = blank({1, 2, 8, 4});
+  const Position image = of_shapes("decomposed(head_dim=4, grid=[2, 4])");
+  const LoweredCall call = lower(query, key, key, image, options);
+  EXPECT_TRUE(call.reads_positions);
+  EXPECT_FALSE(call.reads_inputs);
+  ASSERT_EQ(call.terms.size(), 2U);
+  const auto &height = what<LoweredRows>(call.terms[0]), &width = what<LoweredRows>(call.terms[1]);
+  ASSERT_TRUE(height.along && width.along);
+  EXPECT_EQ(height.along->of_queries.parameter, -1);
+  EXPECT_EQ(height.along->q, (std::vector<int64_t>{0, 1, 1, 1, 1}));
+  EXPECT_EQ(width.along->q, (std::vector<int64_t>{3, 0, 1, 2, 3}));
+  EXPECT_EQ(height.along->k, (std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(width.along->k, (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 2, 3}));
+  EXPECT_EQ(height.table.parameter, 0);
+  EXPECT_EQ(width.table.parameter, 1);
+}
+
+TEST(Lower, CoordinatesThatFollowFromInputsAreReadWhereTheyAreThere) {
+  std::vector<int64_t> q_segments{0, 2, 1}, k_segments{1, 0};
+  Position cpm = parse_position(
+      "cpm_ant(heads=2, segments=3, buckets=4, max_distance=8, max_length=16)");
+  cpm.parts[0].parameters = {blank({13, 2}),
+                             TensorView(q_segments.data(), DType::kInt64, {1, 3}),
+                             TensorView(k_segments.data(), DType::kInt64, {1, 2})};
+  const TensorView query = blank({1, 2, 3, 4}), key = blank({1, 2, 2, 4});
+  Options options;
+  options.q_offset = Offset(0);
+  const LoweredCall call = lower(query, key, key, cpm, options);
+  EXPECT_TRUE(call.reads_positions && call.reads_inputs);
+  ASSERT_EQ(call.terms.size(), 2U);
+  const auto &within = what<LoweredBias>(call.terms[0]), &pairs = what<LoweredBias>(call.terms[1]);
+  ASSERT_TRUE(within.along && pairs.along);
+  EXPECT_EQ(within.along->q, (std::vector<int64_t>{0, 2 * 64 + 1, 64 + 2}));
+  EXPECT_EQ(within.along->k, (std::vector<int64_t>{64, 1}));
+  EXPECT_EQ(pairs.along->q, (std::vector<int64_t>{0, -6, -3}));
+  EXPECT_EQ(pairs.along->k, (std::vector<int64_t>{1, 0}));
+
+  q_segments[1] = 3;  // segments are 0, 1, 2
+  EXPECT_THROW(lower(query, key, key, cpm, options), Error);
 }
 
 TEST(Lower, KindsOfOtherTerms) {
   for (const auto& [text, kind] : std::vector<std::pair<std::string, std::string>>{
-           {"xpos(head_dim=4, layout=half)", "decaying rotation"},
-           {"decomposed(head_dim=4, grid=[2, 4])", "row table of a coordinate"}}) {
+           {"xpos(head_dim=4, layout=half)", "decaying rotation"}}) {
     const LoweredCall call = lowered(text);
     ASSERT_FALSE(call.terms.empty()) << text;
     EXPECT_EQ(call.terms.back().kind, kind) << text;

@@ -49,7 +49,7 @@ FACTORS = {
 }
 OF_GRIDS = {
     "mask": ["", "range", "padding", "bool", "float", "padding+range"],
-    "offsets": ["zero", "both"],
+    "offsets": ["zero", "both", "ragged"],
 }
 # Sizes for cases of one kind of term; test_kernels.py draws from all of FACTORS.
 SMALL = {

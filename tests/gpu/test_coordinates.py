@@ -1,4 +1,5 @@
-"""Biases of the distance of coordinates that are inputs of the call."""
+"""Biases and rows of the distance of coordinates, which are inputs of the call, or follow from these
+and from positions."""
 
 import pytest
 import relpos
@@ -12,11 +13,22 @@ POSITIONS = ["layout#1", "udop#1", "udop#2"]
 POSITIONS += ["layout#1+rope#0", "udop#1+alibi#3", "layout#1+udop#2", "udop#1+t5#0"]
 if TIMES > 1:  # their maps are wide, which the interpreter takes long for
     POSITIONS += ["layout#0", "udop#0"]
+ROWS = ["botnet#0", "botnet#1", "decomposed#0", "decomposed#1+t5#1", "xlnet#0", "xlnet#1"]
+ROWS += ["funnel#0", "funnel#1", "funnel#2", "cpm_ant#0", "cpm_ant#1"]
+ROWS += ["xlnet#0+layout#1+rope#0", "botnet#0+shaw#1", "cpm_ant#1+swin#0"]
 CASE = PLAIN | {"position": "layout#1", "queries": 40, "keys": 33, "mask": "padding"}
 
 
 @pytest.mark.parametrize("case", drawn_of(POSITIONS), ids=number_of)
 def test_a_call_keeps_the_promise(case, garbage):
+    assert not judged(case), case
+
+
+FEW = {"queries": [1, 16, 33], "keys": [5, 33, 64], "heads": [(1, 1), (4, 2)]}
+
+
+@pytest.mark.parametrize("case", drawn_of(ROWS, **FEW), ids=number_of)
+def test_rows_and_what_is_computed_keep_it(case, garbage):
     assert not judged(case), case
 
 
@@ -27,10 +39,28 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
     monkeypatch.setattr(chunks, "MOST_BYTES", 1)
     assert not judged(CASE)
     assert not judged(CASE | {"position": "layout#1+music_transformer#0", "queries": 20})
+    for position in ("xlnet#0", "botnet#0+shaw#1"):
+        assert not judged(CASE | {"position": position, "queries": 20, "heads": (2, 1), "batch": 1})
 
 
-def test_two_runs_have_the_same_bits():
-    assert_the_same_bits_twice(CASE)
+@pytest.mark.parametrize("position", ["layout#1", "xlnet#0", "decomposed#0"])
+def test_two_runs_have_the_same_bits(position):
+    assert_the_same_bits_twice(CASE | {"position": position})
+
+
+def test_segments_are_read_anew_in_each_call():
+    """A plan of the same shapes is another's where other segments are given."""
+    cpm = relpos.CPMAntBias(2, segments=3, buckets=4, max_distance=8, max_length=16)
+    q = torch.randn(1, 2, 3, 8)
+    found = []
+    for numbers in ([0, 1, 2], [2, 2, 0], [0, 1, 2]):
+        segments = torch.tensor([numbers])
+        found.append(relpos.attention(q, q, q, position=cpm(segments, segments)))
+    assert torch.equal(found[0], found[2])
+    assert not torch.allclose(found[0], found[1])
+    wrong = torch.tensor([[0, 1, 3]])
+    with pytest.raises(ValueError, match=r"segments: expected 0 to 2, got 3"):
+        relpos.attention(q, q, q, position=cpm(wrong, wrong))
 
 
 def test_without_keys_a_table_gets_nothing():

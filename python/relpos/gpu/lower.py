@@ -3,7 +3,7 @@ options, with the tensors themselves. No element of a tensor is read here, so th
 the GPU."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,14 +13,15 @@ from torch import Tensor
 
 from relpos import _core
 from relpos.gpu.device import uploaded
-from relpos.gpu.lowered.computed import PLACING, Computed, ComputedTerm, placed_on_cpu
+from relpos.gpu.lowered.along import Along
+from relpos.gpu.lowered.computed import OFFSETS, PLACING, Computed, ComputedTerm, placed_on_cpu
 from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.lowered.refusals import check_options, refuse
 from relpos.gpu.lowered.table_bias import TableBias
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
-from relpos.gpu.problem import Places
+from relpos.gpu.problem import Places, places_of
 from relpos.gpu.sums.targets import Targets
 
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
@@ -41,13 +42,17 @@ class _Plan(NamedTuple):
     key_biases: tuple[KeyTerm, ...]
     computed: Computed
     turns: tuple[TurnTerm, ...]
-    reads_positions: bool  # the above holds where tokens stand as they were read
+    reads: tuple[str, ...]  # fields of a call, without whose tensors the above holds alone
+    reads_inputs: bool  # the same of inputs of integers
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
     def numbers(self) -> int:
-        """Those of features."""
+        """Those of features and coordinates."""
         computed = [table.table for table in self.rows if isinstance(table.table, Projected)]
-        return sum(table.features.numel() for table in computed)
+        held = [table.features for table in computed] + list(self.tokens or ())
+        along = (term.along for term in (*self.terms, *self.rows))
+        held += [x for each in along if each is not None for x in each.at or ()]
+        return sum(x.numel() for x in held)
 
 
 class Lowered:
@@ -60,6 +65,8 @@ class Lowered:
       terms: distance biases of the position.
       sinks, turns, slopes, key_biases, computed: of the position.
       rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
+      rows_along: those of rows that are read by distances of coordinates.
+      device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters: of the position.
@@ -73,7 +80,9 @@ class Lowered:
         check_options(query, value, call)
         plan = _plan(query, key, value, call)
         self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
-        self.rows, self.columns, self.values = plan.rows, plan.columns, plan.values
+        self.rows = tuple(table for table in plan.rows if table.along is None)
+        self.rows_along = tuple(table for table in plan.rows if table.along is not None)
+        self.columns, self.values, self.device = plan.columns, plan.values, query.device
         if value is None:
             self.sinks = self.values = ()
         self.added, self.turns, self.tokens = plan.added, plan.turns, plan.tokens
@@ -110,9 +119,11 @@ class Lowered:
         """{parameter: its axis of queries}, of those that have one."""
         sinks = [term.parameter for term in self.sinks]
         found = {n: 2 for n in sinks if self.parameters[n].dim() == 3}
-        factors = [table.factor for table in self.rows if table.factor is not None]
-        along = (term.along.q for term in self.terms if term.along is not None)
-        found |= {numbers.parameter: numbers.axes[-1] for numbers in along}
+        rows = (*self.rows, *self.rows_along)
+        factors = [table.factor for table in rows if table.factor is not None]
+        along = (term.along for term in (*self.terms, *rows) if term.along is not None)
+        given = [each.q for each in along if each.q is not None]
+        found |= {numbers.parameter: numbers.axes[-1] for numbers in given}
         found |= {factor.parameter: factor.axes[2] for factor in factors}
         turns = (numbers for turn in self.turns for numbers in turn.of_queries())
         return found | {numbers.parameter: axis for numbers, axis in turns}
@@ -155,15 +166,14 @@ class Lowered:
         """Where tokens stand that are not consecutive."""
         call = self._call
         if call.q_positions is not None:
-            q, k = self._own(call.q_positions), call.k_positions.contiguous()
+            q, k = call.q_positions, call.k_positions.contiguous()
         elif self.tokens is not None:
-            q, k = (uploaded(tokens, self._query.device) for tokens in self.tokens)
-            q = self._own(q)
+            q, k = (uploaded(tokens, self.device) for tokens in self.tokens)
         else:
             return None
-        return Places(q, k, *(x.shape[-1] if x.dim() == 2 and len(x) > 1 else 0 for x in (q, k)))
+        return places_of(self.own(q), k)
 
-    def _own(self, numbers: Tensor) -> Tensor:
+    def own(self, numbers: Tensor) -> Tensor:
         """Those of the queries, of numbers [.., Lq] of all queries of the call."""
         return numbers.narrow(-1, self.first, self._query.shape[2]).contiguous()
 
@@ -195,7 +205,7 @@ class Lowered:
         if call.key_lo is None:
             lo, hi = self._within()
         else:
-            lo, hi = map(self._own, torch.broadcast_tensors(call.key_lo, call.key_hi))
+            lo, hi = map(self.own, torch.broadcast_tensors(call.key_lo, call.key_hi))
         if call.key_lo is not None and bounded:
             first, last = self._within()
             lo, hi = torch.maximum(lo, first), torch.minimum(hi, last)
@@ -249,15 +259,16 @@ class Lowered:
         inside = self.shift <= 0 and self._query.shape[2] - self.shift <= self._key.shape[2]
         return inside and self.left >= 0 and self.right >= 0
 
-    def window(self, lo: int, hi: int) -> tuple[int, int]:
-        """Distances lo < hi cut to those that occur, where these are known: what is said of lo
-        holds of all before it, what is said of hi of all after it."""
-        if self.tokens is not None:
-            q, k = self._own(self.tokens[0]), self.tokens[1]
+    def window(self, lo: int, hi: int, along: Along | None = None) -> tuple[int, int]:
+        """Distances lo < hi, of positions or `along`, cut to those that occur, where these are
+        known: what is said of lo holds of all before it, what is said of hi of all after it."""
+        at = self.tokens if along is None else along.at
+        if at is not None:
+            q, k = self.own(at[0]), at[1]
             if not k.numel():
                 return lo, hi
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
-        elif self.shift is None or self.places is not None:
+        elif along is not None or self.shift is None or self.places is not None:
             return lo, hi
         else:
             first, last = self._apart(self.shift)
@@ -269,7 +280,7 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [n for term in self.computed.terms for n in term.parameters]
-        of_tables = (*self.rows, *self.columns, *self.values)
+        of_tables = (*self.rows, *self.rows_along, *self.columns, *self.values)
         tables = [numbers for table in of_tables for numbers in table.numbers()]
         tables += [*self.sinks, *self.added, *(term.table for term in self.terms)]
         tables += [numbers for turn in self.turns for numbers in turn.numbers]
@@ -290,20 +301,27 @@ _KEPT_NUMBERS = 2**24  # of the features that plans hold; with more they are for
 
 
 def _plan(query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> _Plan:
-    given = _shape([query, key, value, *call])
-    if given not in _plans:
-        made = _made_plan(query, key, value, call)
+    shapes = _shape([query, key, value, *call])
+    plan = _kept(shapes, lambda: _made_plan(query, key, value, call))
+    if plan.reads_inputs or any(getattr(call, name) is not None for name in plan.reads):
+        own = placed_on_cpu(call)
+        read = [getattr(own, name) for name in PLACING]
+        read += [None if x.is_floating_point() else x for x in own.parameters]
+        known = (None if x is None else x.contiguous().numpy().tobytes() for x in read)
+        return _kept((shapes, *known), lambda: _made_plan(query, key, value, own, reads=True))
+    if not plan.reads or call.key_lo is None:
+        return plan
+    return _plan(query, key, value, call._replace(key_lo=None, key_hi=None))  # of all distances
+
+
+def _kept(known: Any, make: Callable[[], _Plan]) -> _Plan:
+    if known not in _plans:
+        made = make()
         held = sum(plan.numbers() for plan in _plans.values())
         if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
             _plans.clear()
-        _plans[given] = made
-    plan = _plans[given]
-    if not plan.reads_positions:
-        return plan
-    if any(getattr(call, name) is not None for name in PLACING):
-        return _made_plan(query, key, value, placed_on_cpu(call), reads=True)
-    everywhere = call._replace(key_lo=None, key_hi=None)  # tables for all distances
-    return plan if call.key_lo is None else _plan(query, key, value, everywhere)
+        _plans[known] = made
+    return _plans[known]
 
 
 def _shape(value: Any) -> Any:
@@ -320,14 +338,14 @@ def _made_plan(
 ) -> _Plan:
     if call.tile_ranges is not None:  # of whose blocks, without numbers, none has a tile
         call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
-    scale, consecutive, reads_positions, terms = _core.lower(query, key, value, call, reads)
+    scale, consecutive, positions, inputs, terms = _core.lower(query, key, value, call, reads)
     heads, lengths = query.shape[1], (query.shape[2], key.shape[2])
     made = {
-        "distance bias": TableBias.of,
+        "distance bias": lambda what: TableBias.of(what, lengths),
         "sink": numbers_of,
-        "row table": lambda what: Table.of(what, heads),
-        "column table": lambda what: Table.of(what, heads),
-        "value table": lambda what: Table.of(what, heads),
+        "row table": lambda what: Table.of(what, heads, lengths),
+        "column table": lambda what: Table.of(what, heads, lengths),
+        "value table": lambda what: Table.of(what, heads, lengths),
         "vector added to the query": numbers_of,
         "slopes": SlopeTerm.of,
         "key bias": KeyTerm.of,
@@ -340,20 +358,22 @@ def _made_plan(
             refuse(f"position: {scheme}", f"its {kind} has no kernel")
         found[kind].append(made[kind](what))
     given = consecutive or call.q_positions is not None
-    tokens = None if given else _placed(query, key, call)
+    read = PLACING if positions else () if given else OFFSETS
+    tokens = None
+    if not given and (reads or all(getattr(call, name) is None for name in OFFSETS)):
+        tokens = _placed(query, key, call)
     *plain, computed, turns = map(tuple, found.values())
-    return _Plan(scale, *plain, Computed(computed), turns, reads_positions, tokens)
+    return _Plan(scale, *plain, Computed(computed), turns, read, inputs, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
-    for name in ("q_offsets", "k_offsets"):
-        if getattr(call, name) is not None:
-            refuse(
-                name.removesuffix("s"), "a tensor beside a scheme that places tokens has no kernel"
-            )
+    """int64 [L], or [B, L] where offsets are a tensor's, of queries and keys."""
     tokens = []
-    for tensor, offset, of_keys in ((query, call.q_offset, False), (key, call.k_offset, True)):
-        numbers = torch.arange(tensor.shape[2], device="cpu") + (offset or 0)
+    for tensor, of_keys in ((query, False), (key, True)):
+        name = "k_offset" if of_keys else "q_offset"
+        offsets = getattr(call, name + "s")
+        offset = (getattr(call, name) or 0) if offsets is None else offsets[:, None]
+        numbers = (torch.arange(tensor.shape[2], device="cpu") + offset).contiguous()
         _core.place_tokens(call.position, of_keys, numbers)
         tokens.append(numbers)
     return tokens[0], tokens[1]

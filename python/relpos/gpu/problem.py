@@ -4,6 +4,7 @@ promise is a field or an entry here, and an argument of no kernel."""
 from typing import Any, NamedTuple
 
 import triton.language as tl
+from torch import Tensor
 
 from relpos.gpu.mode import INTERPRETS
 
@@ -16,6 +17,12 @@ class Places(NamedTuple):
     k: Any
     q_row: Any
     k_row: Any
+
+
+def places_of(q: Tensor, k: Tensor) -> Places:
+    """Of contiguous numbers [L], [1, L] or [B, L]."""
+    rows = (x.shape[-1] if x.dim() == 2 and len(x) > 1 else 0 for x in (q, k))
+    return Places(q, k, *rows)
 
 
 class Spans(NamedTuple):

@@ -252,6 +252,7 @@ class Run:
         own = lowered.computed.terms if lowered.computed.trains(targets) else ()
         added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
         rows = [table for table in lowered.rows if table.trains(dq, targets)]
+        apart = [table for table in lowered.rows_along if table.trains(dq, targets)]
         columns = [table for table in lowered.columns if table.trains(dk, targets)]
         maps = [term.map for term in (*tables, *own, *rows)]
         sums = Sums.of(self, maps, [table.map for table in columns])
@@ -280,7 +281,7 @@ class Run:
                 **given,
             )
         wide = dq
-        if added or (dq is not None and rows):
+        if added or (dq is not None and (rows or apart)):
             wide = self.workspace(*self.query.shape)
         to_dq = rotations.room(self.query, wide)
         if dq is not None or maps or turns or added or lines is not None:
@@ -318,7 +319,7 @@ class Run:
         for term in wanted:
             if term.along is not None:
                 write_coordinate_gradient(self, term, targets, given)
-        of_tables = (rows, None if dq is None else wide), (columns, wide_dk)
+        of_tables = ((*rows, *apart), None if dq is None else wide), (columns, wide_dk)
         write_row_gradients(self, sums, given, *of_tables, targets)
         for to, found in ((dq, wide), (dk, wide_dk)):
             if to is not None and found is not to:

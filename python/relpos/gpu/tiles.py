@@ -148,13 +148,14 @@ MASKED = {
     (100, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
     (100, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
 }
-# Of calls with slopes or key biases that hold numbers of each row, and of those with biases beside
-# numbers of rows or keys.
+# Of calls with slopes or key biases that hold numbers of each row, with biases beside numbers of rows
+# or keys, and with what is read by distances of coordinates.
 CROWDED = MASKED | {
     (80, "backward_keys", 16, 64): Tile(32, 16, 8, 1),
     (80, "backward_keys", 16, 128): Tile(16, 16, 8, 1),
     (100, "forward", 16, 64): Tile(32, 32, 8, 1),
     (100, "forward", 16, 128): Tile(32, 32, 8, 1),
+    (100, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
 }
 KINDS = {
     "plain": TABLE,
@@ -197,7 +198,8 @@ def kind_of(run: Any, tables: int) -> str:
     given = (problem.spans, problem.places, problem.softcap, problem.dropout)
     by_row = bool(lowered.rows or lowered.columns or lowered.values)
     biased = tables > bool(lowered.rows) + bool(lowered.columns)
-    if run.lines.wide or (by_row and biased):
+    apart = bool(lowered.rows_along) or any(term.along is not None for term in lowered.terms)
+    if run.lines.wide or apart or (by_row and biased):
         return "crowded"
     if any(each is not None for each in given) or problem.masks or run.of_scores:
         return "masked"

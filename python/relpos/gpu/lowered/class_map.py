@@ -18,7 +18,7 @@ class ClassMap:
         passed = sum(start <= -_FARTHEST + 1 for start in starts)
         starts = [starts[n] for n in reached]
         classes = classes[passed : passed + len(reached) + 1]
-        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
+        self.starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
         self._classes = torch.tensor(classes, dtype=torch.int32, device="cpu")
         # Before lo and after hi the class stays as it is there.
         self.lo, self.hi = (starts[0] - 1, starts[-1]) if starts else (0, 1)
@@ -26,30 +26,53 @@ class ClassMap:
 
     def classes(self, lo: int, hi: int, device: torch.device) -> Tensor:
         """int32 [hi - lo + 1]: the classes of the distances lo, ..., hi."""
-        return self._kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
+        return self.kept(("classes", lo, hi, device), lambda: self._between(lo, hi).to(device))
 
     def _between(self, lo: int, hi: int) -> Tensor:
-        distances = torch.arange(lo, hi + 1, device="cpu")
-        return self._classes[torch.searchsorted(self._starts, distances, right=True)]
+        return self._at(torch.arange(lo, hi + 1, device="cpu"))
+
+    def _at(self, distances: Tensor) -> Tensor:
+        return self._classes[torch.searchsorted(self.starts, distances, right=True)]
 
     def cells(
-        self, lo: int, hi: int, rows: int, device: torch.device
+        self,
+        lo: int,
+        hi: int,
+        rows: int,
+        device: torch.device,
+        runs_of: "tuple[ClassMap, ...] | None" = None,
     ) -> tuple[Tensor, Tensor, int]:
-        """The distances of each class, less lo: (cells, starts, longest), int32. Those of class m
-        are cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`."""
+        """The cells of each class: (cells, starts, longest), int32. Those of class m are
+        cells[starts[m]], ..., cells[starts[m + 1] - 1], at most `longest`. A cell is one of the
+        distances lo, ..., hi, less lo, or of the runs of maps, this among them (edges)."""
 
         def listed() -> tuple[Tensor, Tensor, int]:
-            ordered, cells = self._between(lo, hi).sort(stable=True)
-            edges = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
-            starts = torch.searchsorted(ordered, edges)
+            at = torch.arange(lo, hi + 1, device="cpu") if runs_of is None else edges(runs_of, lo, hi)
+            ordered, cells = self._at(at).sort(stable=True)
+            classes = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
+            starts = torch.searchsorted(ordered, classes)
             longest = int(starts.diff().max())
             return cells.int().to(device), starts.int().to(device), longest
 
-        return self._kept(("cells", lo, hi, rows, device), listed)
+        return self.kept(("cells", lo, hi, rows, device, runs_of), listed)
 
-    def _kept(self, key: Any, make: Any) -> Any:
+    def kept(self, key: Any, make: Any) -> Any:
         if key not in self._held:
             if len(self._held) >= _KEPT:
                 self._held.clear()
             self._held[key] = make()
         return self._held[key]
+
+
+def edges(maps: Sequence[ClassMap], lo: int, hi: int) -> Tensor:
+    """int64 [W], ascending: the first distances of the runs from lo to hi within which no map
+    changes. The first run is lo alone, the last hi."""
+    own = torch.tensor([lo, lo + 1, hi], dtype=torch.int64, device="cpu")
+    found = torch.cat([own, *(each.starts for each in maps)]).unique()
+    return found[(found >= lo) & (found <= hi)]
+
+
+def edges_on(maps: tuple[ClassMap, ...], lo: int, hi: int, device: torch.device) -> Tensor:
+    """The same on a device."""
+    made = maps[0].kept(("edges", maps, lo, hi, device), lambda: edges(maps, lo, hi).to(device))
+    return made

@@ -13,7 +13,8 @@ from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.sums.targets import Targets
 
 # Tensors of a call that say where tokens stand, and those of which no table depends.
-PLACING = ("q_offsets", "k_offsets", "q_positions", "k_positions")
+OFFSETS = ("q_offsets", "k_offsets")
+PLACING = (*OFFSETS, "q_positions", "k_positions")
 _UNREAD = {"attn_mask": None, "key_padding_mask": None, "key_lo": None, "key_hi": None}
 _UNREAD |= {"dropout_p": 0.0, "seed": None, "tile_ranges": None, "tile_entries": None}
 _UNREAD |= {"tile_words": None, "tile_lengths": None}
@@ -34,11 +35,12 @@ class ComputedTerm(NamedTuple):
 
 
 def placed_on_cpu(call: Any) -> Any:
-    """The call with the tensors that say where tokens stand on the CPU, and without what no table
-    depends on."""
+    """The call with the tensors that say where tokens stand on the CPU, inputs of integers among
+    them, and without what no table depends on."""
     given = {name: getattr(call, name) for name in PLACING}
     held = {name: None if x is None else x.cpu() for name, x in given.items()}
-    return call._replace(**_UNREAD, **held)
+    inputs = tuple(x if x.is_floating_point() else x.cpu() for x in call.parameters)
+    return call._replace(**_UNREAD, **held, parameters=inputs)
 
 
 class Computed:

@@ -7,12 +7,20 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
+from relpos.gpu.lowered.along import Along
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.pairs.softmax import LOG2E
 from relpos.gpu.terms.bias import Bias, CoordinateBias, bias_score, coordinate_score, write_cells
 from relpos.gpu.terms.columns import Columns, column_score
-from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
+from relpos.gpu.terms.rows import (
+    Added,
+    CoordinateRows,
+    Rows,
+    coordinate_row_score,
+    row_score,
+    write_products,
+)
 from relpos.gpu.tiles import PRODUCTS, SUMMED
 
 # Of a program.
@@ -28,17 +36,20 @@ def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
     others: list[Any] = []
     for term in lowered.terms:
         table = term.table.view(run.parameter(term.table)), term.table.multiplier
+        bias = _bias_of(run, term.map, *table, term.along)
         if term.along is None:
-            found.append((_bias_of(run, term.map, *table), bias_score))
+            found.append((bias, bias_score))
         else:
-            bias = _bias_of(run, term.map, *table, cut=False)
-            places = term.along.places(lowered.parameters)
+            places = term.along.places(lowered)
             others.append((CoordinateBias(bias, places), coordinate_score))
     for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
         bias = _bias_of(run, term.map, table.expand(run.heads, -1), 1.0)
         found.append((bias, bias_score))
     if lowered.rows:
         found.append((rows_of(run, lowered.rows), row_score))
+    for table in lowered.rows_along:
+        own = CoordinateRows(rows_of(run, [table]), table.along.places(lowered))
+        others.append((own, coordinate_row_score))
     if lowered.columns:
         found.append((columns_of(run, lowered.columns), column_score))
     return found, others
@@ -53,9 +64,11 @@ def window_of_call(run: Any, tables: Sequence[Any]) -> tuple[int, int]:
     return (min(lo for lo, _ in edges), max(hi for _, hi in edges)) if edges else (0, 0)
 
 
-def _bias_of(run: Any, map_: ClassMap, table: Tensor, multiplier: float, cut: bool = True) -> Bias:
-    """Of a distance bias; cut: to the distances of the call's positions."""
-    lo, hi = run.lowered.window(map_.lo, map_.hi) if cut else (map_.lo, map_.hi)
+def _bias_of(
+    run: Any, map_: ClassMap, table: Tensor, multiplier: float, along: Along | None = None
+) -> Bias:
+    """Of a distance bias."""
+    lo, hi = run.lowered.window(map_.lo, map_.hi, along)
     width = hi - lo + 1
     stride = triton.cdiv(width, 16) * 16
     cells = run.workspace(run.heads, stride)
@@ -91,7 +104,7 @@ def side_of(run: Any, of_keys: bool) -> Side:
 
 
 def rows_of(run: Any, tables: Sequence[Table]) -> Rows:
-    """What the passes read of all tables whose rows meet the queries."""
+    """What the passes read of tables whose rows meet the queries, by the same distances."""
     lo, width, cells = products_of(run, tables, side_of(run, False), run.heads, LOG2E.value)
     return Rows(cells, run.heads, lo, width)
 
@@ -136,8 +149,9 @@ def products_of(
 
 
 def window_of(run: Any, tables: Sequence[Table]) -> tuple[int, int]:
+    """Of tables that are read by the same distances."""
     lo, hi = min(table.map.lo for table in tables), max(table.map.hi for table in tables)
-    return run.lowered.window(lo, hi)
+    return run.lowered.window(lo, hi, tables[0].along)
 
 
 def multiplier_of(table: Table) -> float:

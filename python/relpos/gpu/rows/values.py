@@ -55,5 +55,5 @@ def _weights(run: Any, softmax: Tensor) -> Bands:
     to = {"band": band, "ends": ends, "pairs": pairs}
     run.pairs(write_weights, run.of_queries, softmax=softmax, **to, **sizes)
     if pairs is not None and width > 2:
-        gather(run, bands, pairs, sizes)
+        gather(run, bands, pairs, places)
     return bands

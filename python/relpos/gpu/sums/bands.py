@@ -2,8 +2,9 @@
 tables of rows and what meets them have their gradients.
 
 A band cell x is that of distance lo + x. Of consecutive tokens a query has at most one key at a
-distance; elsewhere the gradients are written pair by pair and gathered. The distances before and
-after the inner ones have two sums a row, `ends`, which backward_queries and backward_keys write."""
+distance; elsewhere, and by distances of coordinates, the gradients are written pair by pair and
+gathered. The distances before and after the inner ones have two sums a row, `ends`, which
+backward_queries and backward_keys write, or write_ends of pairs."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from relpos.gpu.pairs.product import stored, wide_product_of_met
 from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_scores, sliced
 from relpos.gpu.pairs.softmax import read_state
 from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
-from relpos.gpu.sums.pair_sums import sum_at
+from relpos.gpu.sums.pair_sums import sum_between
 from relpos.gpu.terms.rows import OF_TABLE, factor_rows
 
 
@@ -40,10 +41,10 @@ PLAIN = ["heads", "group", "queries", "keys", "lo", "width"]
 
 
 @triton.jit
-def inner_keys(problem, b, q0, lo, width, keys, CONFIG: tl.constexpr):
+def inner_keys(problem, pairs, b, q0, lo, width, keys, CONFIG: tl.constexpr):
     """The keys from the first to the last at inner distances of a block of queries, seen or not:
-    their cells are read. All, where tokens stand anywhere."""
-    if problem.places is None:
+    their cells are read. All, where `pairs` are wanted."""
+    if pairs is None:
         start = tl.cast(q0, tl.int64) - tl.load(problem.shifts + b) + lo
         first, last = between(start + 1, start + CONFIG.queries + width - 2, keys)
         if CONFIG.aligned:
@@ -73,9 +74,9 @@ def write_bands(
     width,
     CONFIG: tl.constexpr,
 ):
-    """Of consecutive tokens band [B, H, Lq, width], where given: the inner cells that have a key,
-    and columns [B, H, Lk, width]: those that have a query. Of others pairs [B, H, Lq, Lk]. A
-    program for each block of queries of a head."""
+    """What is given of: band [B, H, Lq, width], of consecutive tokens the inner cells that have a
+    key; columns [B, H, Lk, width], those that have a query; pairs [B, H, Lq, Lk]. A program for
+    each block of queries of a head."""
     blocks = tl.cdiv(queries, CONFIG.queries)
     head = tl.program_id(0) // blocks
     q0 = tl.program_id(0) % blocks * CONFIG.queries
@@ -83,23 +84,22 @@ def write_bands(
     shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
-    first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
+    first, last = inner_keys(problem, pairs, b, q0, lo, width, keys, CONFIG)
     for k0 in range(first, last, CONFIG.keys):
         at = (b, h, q0, k0, a, c, queries, keys, shift)
         tensors = (query, key, value, dout, softmax, sums)
         _, ds, _, _, distances = gradients_at(tensors, heads, group, problem, at, CONFIG)
         inside = (a < queries - q0) & (c < keys - k0)
-        if problem.places is None:
-            corner, within = distances
-            x = near(corner - lo) + within
-            inside &= (x > 0) & (x < width - 1)
-            if band is not None:
-                tl.store(band + row * width + a * width + x, ds, inside)
-            if columns is not None:
-                to = columns + (tl.cast(head, tl.int64) * keys + k0) * width
-                tl.store(to + c * width + x, ds, inside)
-        else:
+        if pairs is not None:
             tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, ds, inside)
+        corner, within = distances
+        x = near(corner - lo) + within
+        inside &= (x > 0) & (x < width - 1)
+        if band is not None:
+            tl.store(band + row * width + a * width + x, ds, inside)
+        if columns is not None:
+            to = columns + (tl.cast(head, tl.int64) * keys + k0) * width
+            tl.store(to + c * width + x, ds, inside)
 
 
 OF_GATHER = ["heads", "length", "others", "own_row", "other_row", "row_step", "other_step", "sign"]
@@ -146,7 +146,8 @@ def gather_bands(
     whose = (ordered + other_row * b, order + other_row * b)
     row = pairs + tl.cast(head, tl.int64) * length * others + tl.cast(i, tl.int64) * row_step
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
-    acc = sum_at(acc, row, other_step, whose, at, span, inside, others, steps)
+    at = (at, at + 1)
+    acc = sum_between(acc, row, other_step, whose, at, span, inside, others, steps)
     to = band + (tl.cast(head, tl.int64) * length + i) * width + x
     tl.store(to, acc.to(tl.float32), inside)
 
@@ -179,7 +180,7 @@ def write_weights(
     reference, inverse = read_state(softmax, row, a, queries - q0)
     none = tl.zeros((CONFIG.queries,), tl.float32)
     found = (none, none)
-    first, last = inner_keys(problem, b, q0, lo, width, keys, CONFIG)
+    first, last = inner_keys(problem, pairs, b, q0, lo, width, keys, CONFIG)
     seen_from, seen_to = keys_of(problem, b, q0, queries, keys, CONFIG)
     if seen_from < seen_to:  # for the ends
         first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
@@ -213,7 +214,7 @@ def add_weights(given, k0, found, problem, CONFIG: tl.constexpr, PART: tl.conste
         p *= factors(problem.dropout, at, CONFIG)
     if part == 0:
         inside = (a < queries - q0) & (c < keys - k0)
-        if problem.places is None:
+        if pairs is None:
             corner, within = distances
             x = near(corner - lo) + within
             inside &= (x > 0) & (x < width - 1)

@@ -58,31 +58,31 @@ def sum_pairs(
 
 
 @triton.jit
-def sum_at(acc, pairs, step_of, sorted_keys, at, span, inside, keys, steps):
+def sum_between(acc, pairs, step_of, sorted_keys, at, span, inside, keys, steps):
     """acc, plus the sums of the rows `pairs`, whose elements are `step_of` apart, at the keys of
-    each span that stand at `at`. sorted_keys: positions of keys in ascending order, and whose they
-    are; Lk is below 2 ** steps."""
+    each span that stand from at[0] on and before at[1]. sorted_keys: positions of keys in ascending
+    order, and whose they are; Lk is below 2 ** steps."""
     ordered, order = sorted_keys
     m = tl.zeros(acc.shape, tl.int32)  # of the keys, those before (at, the span)
     for step in range(steps):
         further = m + (1 << (steps - 1 - step))
         known = tl.load(ordered + further - 1, further <= keys, 0)
         whose = tl.load(order + further - 1, further <= keys, 0)
-        before = (known < at) | ((known == at) & (whose < span[0]))
+        before = (known < at[0]) | ((known == at[0]) & (whose < span[0]))
         m = tl.where((further <= keys) & before, further, m)
     met = inside & (m < keys)
-    whose = tl.load(order + m, met, 0)
-    met = met & (tl.load(ordered + m, met, 0) == at) & (whose < span[1])
+    met &= tl.load(ordered + m, met, 0) < at[1]
     while tl.max(tl.max(tl.where(met, 1, 0), 1), 0) > 0:
-        acc += tl.load(pairs + tl.cast(whose, tl.int64) * step_of, met, 0.0)
-        m += 1
-        met = met & (m < keys)
         whose = tl.load(order + m, met, 0)
-        met = met & (tl.load(ordered + m, met, 0) == at) & (whose < span[1])
+        seen = met & (whose >= span[0]) & (whose < span[1])
+        acc += tl.load(pairs + tl.cast(whose, tl.int64) * step_of, seen, 0.0)
+        m += 1
+        met &= m < keys
+        met &= tl.load(ordered + m, met, 0) < at[1]
     return acc
 
 
-OF_FOLD = ["heads", "queries", "keys", "row", "first", "count", "batch", "lo", "width", "steps"]
+OF_FOLD = ["heads", "queries", "keys", "row", "first", "count", "batch", "width", "steps"]
 OF_FOLD += ["fresh"]
 
 
@@ -101,15 +101,16 @@ def fold_pairs(
     first,
     count,
     batch,
-    lo,
+    edges,
     width,
     steps,
     fresh,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Adds to by_distance float64 [H, width], of distances lo, lo + 1, ..., the sums of `pairs`
-    [batch, H, count, Lk] at each but the first and the last; what it held counts unless `fresh`.
+    """Adds to by_distance float64 [H, width] the sums of `pairs` [batch, H, count, Lk] at each run
+    of distances but the first and the last, which begin at `edges` [width]; what it held counts
+    unless `fresh`.
     ordered, order [.., Lk]: the positions of keys in ascending order, and whose they are; Lk is
     below 2 ** steps. A program for each block of distances, and head."""
     h = tl.program_id(1)
@@ -118,6 +119,7 @@ def fold_pairs(
     inner = (x > 0) & (x < width - 1)
     to = by_distance + tl.cast(h, tl.int64) * width + x
     acc = tl.zeros((BLOCK, ROWS), tl.float64)
+    begin, end = tl.load(edges + x, inner, 0), tl.load(edges + x + 1, inner, 0)
     for n in range(batch):
         b = tl.cast(row + n, tl.int64)
         sorted_at = ordered + places.k_row * b
@@ -129,9 +131,11 @@ def fold_pairs(
             else:
                 span = (0, keys)
             inside = inner & (a < count - i)
-            at = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0) + lo + x
+            own = tl.load(places.q + places.q_row * b + of_rows, a < count - i, 0)
+            at = (own + begin, own + end)
             to_pairs = pairs + ((tl.cast(n, tl.int64) * heads + h) * count + i + a) * keys
-            acc = sum_at(acc, to_pairs, 1, (sorted_at, order_at), at, span, inside, keys, steps)
+            whose = (sorted_at, order_at)
+            acc = sum_between(acc, to_pairs, 1, whose, at, span, inside, keys, steps)
     found = tl.sum(acc, 1, keep_dims=True)
     if fresh == 0:
         found += tl.load(to, inner, 0.0)

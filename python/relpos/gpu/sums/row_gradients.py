@@ -10,6 +10,7 @@ from torch import Tensor
 
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
+from relpos.gpu.problem import Places
 from relpos.gpu.rows.launches import BLOCKS, Side, factor_of, multiplier_of, side_of, table_of
 from relpos.gpu.sums.bands import (
     Bands,
@@ -19,7 +20,7 @@ from relpos.gpu.sums.bands import (
     write_bands,
     write_rows_gradient,
 )
-from relpos.gpu.sums.table_gradients import Sums
+from relpos.gpu.sums.table_gradients import Sums, write_ends_of
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.tiles import SUMMED
 
@@ -37,24 +38,64 @@ def write_row_gradients(
     """Of tables that meet queries, and keys, beside dq and dk float32 where these are wanted: adds
     to these, and writes the gradients of parameters, after the passes have written both and the
     ends."""
-    sides = ((rows, False), (columns, True))
-    if not any(tables for (tables, _), _ in sides):
+    of_places = [table for table in rows[0] if table.along is None]
+    apart = [table for table in rows[0] if table.along is not None]
+    wanted = [bool(of_places), bool(columns[0])]
+    if not apart and not any(wanted):
         return
-    bands = _bands(run, sums, given, [bool(tables) for (tables, _), _ in sides])
-    for (tables, gradient), of_keys in sides:
-        side = side_of(run, of_keys)
-        for table in tables if side.length else ():
-            if targets.wants(table.table.parameter):
-                write_table(run, table, side, bands[of_keys], targets)
-            of_plain = table.factor is None and gradient is not None
-            named = [n for n in (table.factor, table.added) if n is not None]
-            if of_plain or any(targets.wants(n.parameter) for n in named):
-                to = gradient if of_plain else None
-                _write_factor(run, table, side, bands[of_keys], to, targets)
+    *bands, pairs = _bands(run, sums, given, wanted, bool(apart))
+    found = [(table, rows[1], False, bands[0]) for table in of_places]
+    found += [(table, columns[1], True, bands[1]) for table in columns[0]]
+    for table, gradient, of_keys, own in found:
+        _write(run, table, side_of(run, of_keys), own, gradient, targets)
+    for table in apart:
+        own = _bands_along(run, table, pairs)
+        _write(run, table, side_of(run, False), own, rows[1], targets)
 
 
-def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) -> list[Any]:
-    """Those of queries and of keys, where they are wanted."""
+def _write(
+    run: Any,
+    table: Table,
+    side: Side,
+    bands: Bands,
+    gradient: Tensor | None,
+    targets: Targets,
+) -> None:
+    """The gradients of what a table reads; that of the query or the key is added to `gradient`."""
+    if not side.length:
+        return
+    if targets.wants(table.table.parameter):
+        write_table(run, table, side, bands, targets)
+    of_plain = table.factor is None and gradient is not None
+    named = [n for n in (table.factor, table.added) if n is not None]
+    if of_plain or any(targets.wants(n.parameter) for n in named):
+        _write_factor(run, table, side, bands, gradient if of_plain else None, targets)
+
+
+def _bands_along(run: Any, table: Table, pairs: Tensor) -> Bands:
+    """By the distances of coordinates, of gradients pair by pair [B, H, Lq, Lk]."""
+    places = table.along.places(run.lowered)
+    lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.along)
+    width, blocks = hi - lo + 1, run.batch * run.heads
+    cells = run.workspace(run.batch, run.heads, run.queries, width)
+    ends = run.workspace(run.batch, run.heads, run.queries, 2)
+    bands = Bands(cells, ends, None, lo, width, run.queries, run.keys, 1)
+    if not run.keys:
+        cells.zero_()
+        ends.zero_()
+        return bands
+    whole = {"pairs": pairs, "heads": run.heads, "row": 0, "first": 0, "count": run.queries}
+    write_ends_of(run, ends, places, (lo, hi), blocks, whole)
+    if width > 2:
+        gather(run, bands, pairs, places)
+    return bands
+
+
+def _bands(
+    run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool], apart: bool
+) -> list[Any]:
+    """Those of queries and of keys, where they are wanted, and the gradients pair by pair, where
+    tokens stand anywhere or `apart`."""
     places = run.lowered.places
     width = sums.hi - sums.lo + 1
     shifts = run.lowered.shifts if places is None else None
@@ -71,27 +112,28 @@ def _bands(run: Any, sums: Sums, given: dict[str, Any], wanted: Sequence[bool]) 
         for bands in found:
             if bands is not None:
                 bands.cells.zero_()
-    if width == 2 or not run.keys:
-        return found
-    sizes = {"heads": run.heads, "lo": sums.lo, "width": width}
+    inner = width > 2 and any(wanted)
+    if not run.keys or not (inner or apart):
+        return [*found, None]
     to = dict.fromkeys(("band", "columns", "pairs"))
-    if places is None:
+    if places is None and inner:
         to |= {
             name: bands and bands.cells
             for name, bands in zip(("band", "columns"), found, strict=True)
         }
-    else:
+    if places is not None or apart:
         to["pairs"] = run.workspace(run.batch, run.heads, run.queries, run.keys)
+    sizes = {"heads": run.heads, "lo": sums.lo, "width": width}
     run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
-    if places is not None:
+    if places is not None and inner:
         for bands in found:
             if bands is not None:
-                gather(run, bands, to["pairs"], sizes)
-    return found
+                gather(run, bands, to["pairs"], places)
+    return [*found, to["pairs"]]
 
 
-def gather(run: Any, bands: Bands, pairs: Any, sizes: dict[str, Any]) -> None:
-    places, of_keys = run.lowered.places, bands.sign < 0
+def gather(run: Any, bands: Bands, pairs: Any, places: Places) -> None:
+    of_keys = bands.sign < 0
     sides = [(places.q, places.q_row, run.keys), (places.k, places.k_row, 1)]
     (own, own_row, row_step), (other, other_row, other_step) = sides[:: bands.sign]
     ordered, order = other.sort(dim=-1, stable=True)
@@ -116,7 +158,9 @@ def gather(run: Any, bands: Bands, pairs: Any, sizes: dict[str, Any]) -> None:
         other_step=other_step,
         sign=bands.sign,
         steps=bands.others.bit_length(),
-        **sizes,
+        heads=run.heads,
+        lo=bands.lo,
+        width=bands.width,
         **GATHERED,
     )
 

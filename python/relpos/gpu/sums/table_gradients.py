@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.class_map import ClassMap, edges_on
 from relpos.gpu.lowered.table_bias import TableBias
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.problem import Places
@@ -53,32 +53,37 @@ def write_gradients(
     written the ends; given: what the kernels of the backward pass read."""
     if not tables:
         return
-    found = _by_distance(run, sums, given)
+    # Of consecutive tokens cells are distances; of others runs, which each key is in one of.
+    maps = None if run.lowered.places is None else tuple(map_ for map_, _, _ in tables)
+    found = _by_distance(run, sums, given, maps)
     for map_, to, multiplier in tables:
-        _write(run, map_.cells(sums.lo, sums.hi, to.shape[1], run.device), found, to, multiplier)
+        cells = map_.cells(sums.lo, sums.hi, to.shape[1], run.device, maps)
+        _write(run, cells, found, to, multiplier)
 
 
 def write_coordinate_gradient(
     run: Any, term: TableBias, targets: Targets, given: dict[str, Any]
 ) -> None:
     """Writes that of a table which is read by distances of coordinates."""
-    places = term.along.places(run.lowered.parameters)
-    lo, hi = term.map.lo, term.map.hi
-    found = run.workspace(run.heads, hi - lo + 1, dtype=torch.float64)
+    places = term.along.places(run.lowered)
+    lo, hi = run.lowered.window(term.map.lo, term.map.hi, term.along)
+    own, to = (term.map,), term.table.view(targets.to(term.table.parameter))
+    edges = edges_on(own, lo, hi, run.device)
+    found = run.workspace(run.heads, len(edges), dtype=torch.float64)
     ends = torch.zeros(run.batch, run.heads, run.queries, 2, device=run.device)
     if run.keys:
-        _add_pairs(run, lo, found, given, places, ends)
+        _add_pairs(run, edges, (lo, hi), found, given, places, ends)
     _fold_ends(run, found, ends)
     if not run.keys:
         found.zero_()
-    to = term.table.view(targets.to(term.table.parameter))
-    classes = term.map.cells(lo, hi, to.shape[1], run.device)
-    _write(run, classes, found, to, term.table.multiplier)
+    _write(
+        run, term.map.cells(lo, hi, to.shape[1], run.device, own), found, to, term.table.multiplier
+    )
 
 
 def _write(run: Any, of_classes: Any, sums: Tensor, to: Tensor, multiplier: float) -> None:
-    """Writes the gradient [H, M] of a table, of the sums [H, W] at each distance and the distances
-    of each class (ClassMap.cells)."""
+    """Writes the gradient [H, M] of a table, of the sums [H, W] of each cell and the cells of each
+    class (ClassMap.cells)."""
     cells, starts, longest = of_classes
     rows = to.shape[1]
     run.launch(
@@ -116,10 +121,13 @@ def _fold_ends(run: Any, found: Tensor, ends: Tensor) -> None:
     )
 
 
-def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
-    """float64 [H, hi - lo + 1]: the sums of the scores' gradients at each distance, the first and
-    the last with those outside."""
-    width = sums.hi - sums.lo + 1
+def _by_distance(
+    run: Any, sums: Sums, given: dict[str, Any], maps: tuple[ClassMap, ...] | None
+) -> Tensor:
+    """float64 [H, W]: the sums of the scores' gradients at each distance from lo to hi, or each of
+    the runs of `maps` there, the first and the last with those outside."""
+    edges = None if maps is None else edges_on(maps, sums.lo, sums.hi, run.device)
+    width = sums.hi - sums.lo + 1 if edges is None else len(edges)
     found = run.workspace(run.heads, width, dtype=torch.float64)
     _fold_ends(run, found, sums.ends)
     if width == 2:
@@ -129,8 +137,33 @@ def _by_distance(run: Any, sums: Sums, given: dict[str, Any]) -> Tensor:
     if run.lowered.places is None:
         _add_diagonals(run, sums.lo, found, given)
     else:
-        _add_pairs(run, sums.lo, found, given, run.lowered.places)
+        _add_pairs(run, edges, (sums.lo, sums.hi), found, given, run.lowered.places)
     return found
+
+
+def write_ends_of(
+    run: Any,
+    ends: Tensor,
+    places: Places,
+    window: tuple[int, int],
+    blocks: int,
+    chunk: dict[str, Any],
+) -> None:
+    """ends [B, H, Lq, 2] of a chunk of pairs (write_ends), of so many blocks of a head each."""
+    run.launch(
+        write_ends,
+        (blocks * triton.cdiv(chunk["count"], _ENDED),),
+        None,
+        ends=ends,
+        places=places,
+        queries=run.queries,
+        keys=run.keys,
+        lo=window[0],
+        hi=window[1],
+        **chunk,
+        BLOCK=64,
+        ROWS=_ENDED,
+    )
 
 
 def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
@@ -159,13 +192,14 @@ def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> N
 
 def _add_pairs(
     run: Any,
-    lo: int,
+    edges: Tensor,
+    window: tuple[int, int],
     found: Tensor,
     given: dict[str, Any],
     places: Places,
     ends: Tensor | None = None,
 ) -> None:
-    """A chunk of queries, and of batch rows whose tokens stand elsewhere, after the other; ends
+    """Of the runs that begin at `edges`, from the first to the last distance of `window`. A chunk of queries, and of batch rows whose tokens stand elsewhere, after the other; ends
     [B, H, Lq, 2], where given: zeros, in place of which the sums of the distances up to the first
     and from the last on are written."""
     ordered, order = places.k.sort(dim=-1, stable=True)
@@ -204,20 +238,7 @@ def _add_pairs(
                 **chunk,
             )
             if ends is not None:
-                run.launch(
-                    write_ends,
-                    (blocks * triton.cdiv(chunk["count"], _ENDED),),
-                    None,
-                    ends=ends,
-                    places=places,
-                    queries=run.queries,
-                    keys=run.keys,
-                    lo=lo,
-                    hi=lo + width - 1,
-                    **chunk,
-                    BLOCK=64,
-                    ROWS=_ENDED,
-                )
+                write_ends_of(run, ends, places, window, blocks, chunk)
             run.launch(
                 fold_pairs,
                 (triton.cdiv(width, _FOLDED), run.heads),
@@ -230,7 +251,7 @@ def _add_pairs(
                 queries=run.queries,
                 keys=run.keys,
                 batch=these,
-                lo=lo,
+                edges=edges,
                 width=width,
                 steps=run.keys.bit_length(),
                 fresh=int(row == first == 0),
