@@ -110,14 +110,21 @@ nb::object lowered(const std::monostate&) { return nb::none(); }
 
 nb::object lowered(const LoweredMap& map) { return nb::make_tuple(map.starts, map.classes); }
 
-nb::object lowered(const std::optional<LoweredCoordinates>& along) {
-  if (!along) return nb::none();
-  return nb::make_tuple(lowered(along->of_queries), lowered(along->of_keys), along->axis, along->q,
-                        along->k);
+nb::object lowered(const LoweredCoordinates& along) {
+  return nb::make_tuple("coordinates", lowered(along.of_queries), lowered(along.of_keys),
+                        along.axis, along.q, along.k);
+}
+
+nb::object lowered(const LoweredClasses& of) {
+  return nb::make_tuple("classes", of.parameter, of.hidden);
+}
+
+nb::object lowered(const LoweredDistance& delta) {
+  return std::visit([](const auto& each) { return lowered(each); }, delta);
 }
 
 nb::object lowered(const LoweredBias& bias) {
-  return nb::make_tuple(lowered(bias.map), lowered(bias.table), lowered(bias.along));
+  return nb::make_tuple(lowered(bias.map), lowered(bias.table), lowered(bias.delta));
 }
 
 nb::object lowered(const LoweredComputedTable& table) {
@@ -134,7 +141,7 @@ nb::object lowered(const LoweredKeyBias& bias) {
 
 nb::object lowered(const LoweredRows& rows) {
   return nb::make_tuple(lowered(rows.map), lowered(rows.table), lowered(rows.factor),
-                        lowered(rows.added), rows.scale, lowered(rows.along), rows.width,
+                        lowered(rows.added), rows.scale, lowered(rows.delta), rows.width,
                         nb::bytes(rows.features.data(), rows.features.size() * sizeof(double)));
 }
 
@@ -148,7 +155,7 @@ nb::object lowered(const LoweredTurn& turn) {
 
 TensorView memory_of_integers(nb::handle tensor) {
   const TensorView shape = shape_of(tensor);
-  return is_floating(shape.dtype) ? shape : memory_of(tensor);
+  return shape.dtype == DType::kInt64 ? memory_of(tensor) : shape;
 }
 
 // (scale, whether tokens are consecutive, whether the terms hold at the positions, and for the inputs of

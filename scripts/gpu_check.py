@@ -25,14 +25,24 @@ from relpos.gpu.passes.emit import write_pairs
 from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import BLOCKS, PRODUCT_BLOCKS
-from relpos.gpu.sums import bands, distance_sums, pair_sums, row_gradients, row_sums
-from relpos.gpu.terms import bias, columns, key_bias, rotation, sinks, slopes
+from relpos.gpu.sums import (
+    bands,
+    class_sums,
+    distance_sums,
+    pair_sums,
+    row_gradients,
+    row_sums,
+    table_gradients,
+)
+from relpos.gpu.terms import bias, classes, columns, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
+    APART,
     BIASED,
     CROWDED,
     DECODE,
     HEAD_DIMS,
+    KINDS,
     MASKED,
     PRODUCTS,
     SHARED_KIB,
@@ -62,11 +72,12 @@ KERNELS = {
         *(rotation.sum_angles, rotation.fold_angles),
         *(row_terms.write_products, bands.write_bands, bands.write_weights),
         *(bands.multiply_bands, bands.sum_band_rows, bands.write_rows_gradient),
-        bands.gather_bands,
+        *(bands.gather_bands, class_sums.gather_classes),
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
 OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_pairs", "sum_mask"}
+OF_PAIRS = ("write_bands", "sum_pairs")  # whose results are gathered by coordinates and classes
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -88,7 +99,7 @@ PROBLEM = Problem(
 )
 SPANS = Spans("*i32", "i32", "*i32", "i32")
 SINK = sinks.Sink("*fp32", "i32", "i32", "i32", "fp32")
-MASK = dense.DenseMask("*bf16", "i32", "i32", "i32", "i32")
+MASK = dense.Pairs("*bf16", "i32", "i32", "i32", "i32")
 TILES = tile_masks.Tiles("*i32", "*i64", "i32", "i32", "i32", "i32", "i32")
 NUMBERS = rotation.Strided("*fp32", "i32", "i32", "i32", "i32", "fp32")  # of a rotation
 HALF = NUMBERS._replace(data="*bf16")
@@ -114,11 +125,17 @@ LINES = (
 )
 BIAS = bias.Bias("*fp32", "i32", "i64", "i32"), bias.bias_score
 OF_QUERIES, OF_KEYS = (ROWS, row_terms.row_score), (COLUMNS, columns.column_score)
-APART = (
+AT_COORDINATES = (
     (bias.CoordinateBias(BIAS[0], PLACES), bias.coordinate_score),
     (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
     (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
 )
+CLASSES = MASK._replace(data="*u8")
+CLASSED = (
+    (classes.OfClasses(BIAS[0], CLASSES), classes.class_score),
+    (classes.OfClasses(ROWS, CLASSES), classes.class_row_score),
+)
+HIDDEN = (dense.hide_class, dense.Hidden(CLASSES, "i32"))
 # Terms by kind; "rows" and "all" have rows that join values, too.
 TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "plain": ((slopes.Slopes("*fp32", "i32", None), slopes.slope_score),),
@@ -126,9 +143,11 @@ TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "rows": (OF_QUERIES,),
     "columns": (OF_QUERIES, OF_KEYS),
     "all": (BIAS, OF_QUERIES, OF_KEYS),
-    "coordinates": APART,
+    "coordinates": AT_COORDINATES,
+    "classes": CLASSED,
 }
-NOT_TABLES = ("plain", "coordinates")  # by distances of tokens
+APART_KINDS = ("coordinates", "classes")
+NOT_TABLES = ("plain", *APART_KINDS)  # that distances of tokens choose
 # Types of arguments by name; others are int32. Descriptors and constants are below.
 TYPES: dict[str, Any] = dict.fromkeys(
     [
@@ -174,6 +193,7 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_rows_gradient": {"cells": "*i32", "sums": "*fp64", "parts": "i32"},
     "write_bands": {"columns": "*fp32"},
     "gather_bands": {"own": "*i64"},
+    "gather_classes": {"classes": CLASSES},
     "multiply_bands": {"gradient": "*fp32"},
     "write_pairs": {"to": "*bf16"},
     "write_cells_of_tiles": {"cells": "*i32", "ranges": "*i64", "entries": "*i64", "tiles": "i32"},
@@ -181,6 +201,7 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
 OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_products": PRODUCT_BLOCKS}
 BLOCKS_OF |= {"write_rows_gradient": row_gradients.CLASSES}
+BLOCKS_OF |= {"gather_classes": table_gradients.BY_CLASS}
 BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
 # Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
 OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
@@ -208,7 +229,7 @@ class Row(NamedTuple):
 
     def splits(self) -> bool:
         """Config.split."""
-        crowded = self.lines or self.kind in ("all", "coordinates")
+        crowded = self.lines or self.kind in ("all", *APART_KINDS)
         masked = self.everything or self.scores or crowded
         kind = "masked" if masked else self.kind
         return not self.again and splits(*self[:4], kind)
@@ -243,13 +264,15 @@ def of_table() -> list[Row]:
     weights = [row for row in found if row.kernel == "write_weights"]
     found += [row._replace(kind=kind) for row in weights for kind in ("rows", "columns")]
     found += [row._replace(kind="all") for row in (*bands, *weights)]
-    apart = [row._replace(kind="coordinates") for row in (*bands, *pairs)]
-    found += [row._replace(tile=tile(*row[:4], kind="crowded")) for row in apart]
+    apart = {
+        key: tile for key, tile in KINDS["apart"].items() if key in APART or key[1] in OF_PAIRS
+    }
+    found += [Row(*key, tile, kind=kind) for key, tile in apart.items() for kind in APART_KINDS]
     found += [row._replace(kernel="write_pairs", kind="all") for row in pairs]
     found += [row._replace(kernel="sum_mask") for row in pairs]
     crowded = [Row(*key, tile) for key, tile in CROWDED.items()]
     found += [row._replace(lines=True) for row in crowded]
-    found += [row._replace(kind=kind) for row in crowded for kind in ("all", "coordinates")]
+    found += [row._replace(kind="all") for row in crowded]
     for kind, own in ("rows", WITH_ROWS), ("columns", WITH_COLUMNS):
         found += [Row(*key, tile, kind=kind) for key, tile in own.items()]
     found += [row._replace(scores=True) for row in masked if row.kernel != "forward"]
@@ -285,10 +308,10 @@ def constants_of(row: Row) -> dict[str, Any]:
             queries=row.tile.queries,
             keys=row.tile.keys,
             scores=tuple(score for _, score in terms_of(row)),
-            masks=tuple(f for f, _ in MASKS.get(row.everything, ())),
+            masks=tuple(f for f, _ in masks_of(row)),
             sinks=int(bool(row.everything)),
             tables=0 if row.kind in NOT_TABLES else len(TERMS[row.kind]),
-            open=not (row.everything or row.again),
+            open=not (masks_of(row) or row.again),
             stages=min(row.tile.stages, 2),
             bare=False,
             split=not row.everything and row.splits(),
@@ -322,6 +345,11 @@ def terms_of(row: Row) -> tuple[tuple[Any, Any], ...]:
     return (*TERMS[row.kind], *LINES * row.lines)
 
 
+def masks_of(row: Row) -> tuple[tuple[Any, Any], ...]:
+    """With their functions."""
+    return MASKS.get(row.everything, ()) + (HIDDEN,) * (row.kind == "classes")
+
+
 def pointers(path: tuple[int, ...], type_: Any, attributes: dict[Any, Any]) -> Any:
     """The type as a signature has it, with the alignment of each pointer noted."""
     if isinstance(type_, tuple):
@@ -352,7 +380,7 @@ def source(row: Row) -> ASTSource:
             signature[name] = f"tensordesc<{element}[1,1,{sizes['ROWS']},{sizes['COLUMNS']}]>"
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
-            given = given._replace(masks=tuple(m for _, m in MASKS.get(row.everything, ())))
+            given = given._replace(masks=tuple(mask for _, mask in masks_of(row)))
             given = given._replace(terms=tuple(term for term, _ in terms_of(row)))
             if row.kind in ("rows", "all"):
                 given = given._replace(value_rows=ROWS)

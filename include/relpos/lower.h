@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -30,7 +29,7 @@ struct LoweredMap {
   std::vector<int64_t> starts, classes;
 };
 
-// Where tokens stand, instead of at their positions: on axis `axis` of two inputs [B, axes, L], or [B, L] of
+// Where tokens stand in place of their positions: on axis `axis` of two inputs [B, axes, L], or [B, L] of
 // one axis; or, without inputs, at q [1 or B, Lq] and k [1 or B, Lk].
 struct LoweredCoordinates {
   LoweredNumbers of_queries, of_keys;
@@ -38,11 +37,21 @@ struct LoweredCoordinates {
   std::vector<int64_t> q, k;
 };
 
-// table[h, m(delta)] of [H, M].
+// The class of each pair, in its place: of the parameter [Lq, Lk] or [B, Lq, Lk]; pairs of class `hidden` are
+// not seen, -1: there is none.
+struct LoweredClasses {
+  int64_t parameter = -1;
+  int hidden = -1;
+};
+
+// What the distance of a pair is: that of positions, of coordinates, or its class.
+using LoweredDistance = std::variant<std::monostate, LoweredCoordinates, LoweredClasses>;
+
+// table[h, m(delta)] of [H, M], or [1, M] for all heads.
 struct LoweredBias {
   LoweredMap map;
   LoweredNumbers table;
-  std::optional<LoweredCoordinates> along;  // given: delta is theirs
+  LoweredDistance delta;
 };
 
 // The same of a table [heads, M], heads H or 1, that computed_tables() computes from the parameters
@@ -67,8 +76,8 @@ struct LoweredKeyBias {
 struct LoweredRows {
   LoweredMap map;
   LoweredNumbers table, factor, added;
-  double scale = 1.0;                       // of the products, resolved
-  std::optional<LoweredCoordinates> along;  // given, of rows that meet queries: delta is theirs
+  double scale = 1.0;     // of the products, resolved
+  LoweredDistance delta;  // of rows that meet keys or join values that of positions
   // Above 0: the table is [H, span, D] of the distances first, ..., and `table` the weights [H D, width] or
   // [H, D, width], which multiply features [span, width].
   int64_t width = 0;

@@ -189,6 +189,7 @@ struct PairClasses {
   // Pairs of this class are not seen, as those that a mask hides; -1: there is none. It need not be a row
   // of the table.
   int hidden = -1;
+  const Source* source = nullptr;  // of a position's term: the input
 
   int64_t of(int64_t b, int64_t i, int64_t j) const noexcept {
     return view.load_int(view.rank == 3 ? view.offset({b, i, j}) : view.offset({i, j}));

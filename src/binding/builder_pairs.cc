@@ -10,8 +10,8 @@ void Builder::pair_bias(const Source& table, const Source& classes, int hidden) 
   const SourceReader numbers(table);
   recipe_.add(
       &Terms::pair_biases, &TermGradients::pair_biases,
-      [=, at = classes.index_](const PartCall& call) {
-        return PairBias{numbers.read(call), {call.parameters[at], hidden}};
+      [=](const PartCall& call) {
+        return PairBias{numbers.read(call), {call.parameters[classes.index_], hidden, &classes}};
       },
       [=](const PartCall& call, const TermGradients::Values& own, ParameterSums& sums) {
         numbers.add_gradient(call, own.table, sums);
@@ -24,8 +24,8 @@ void Builder::pair_rows(const Source& table, const Source& classes, const Column
   const SourceReader numbers(table), factor(options.factor);
   recipe_.add(
       &Terms::pair_rows, &TermGradients::pair_rows,
-      [=, at = classes.index_, scale = options.scale](const PartCall& call) {
-        const PairClasses bytes{call.parameters[at], hidden};
+      [=, scale = options.scale](const PartCall& call) {
+        const PairClasses bytes{call.parameters[classes.index_], hidden, &classes};
         return PairRows{numbers.read(call), factor.read(call), scale, bytes};
       },
       [=](const PartCall& call, const TermGradients::Rows& own, ParameterSums& sums) {

@@ -27,16 +27,6 @@ LoweredNumbers numbers_of(const Source& source, int64_t first_parameter) {
           read.multiplier};
 }
 
-// What a bias without slopes is, where it is other than a table that a parameter holds.
-std::string other_kind(const DistanceBias& bias, const Part& part, int64_t heads) {
-  if (part.recipe->maps_are_given) return "distance bias of a given map";
-  if (is_computed_table(bias)) return "computed table";
-  const ReadParameter read = SourceReader::parameter_of(*bias.table.source);
-  const std::vector<int64_t> shape = part.parameters[read.index].dims();
-  if (!read.chosen.empty() || read.axes.size() != shape.size()) return "bias of a part of a table";
-  return shape[static_cast<size_t>(read.axes[0])] == heads ? "" : "distance bias of all heads";
-}
-
 // Whether a term reads numbers of a parameter as they are, or none; then `to` says how.
 bool read_numbers(const TermData& data, int64_t first_parameter, LoweredNumbers& to) {
   if (!data.view.given()) return true;
@@ -51,16 +41,19 @@ LoweredMap map_of(const ClassMap& map) {
   return found;
 }
 
+// Of pairs whose class is the row of a table of so many.
+LoweredMap map_of_classes(int64_t rows) { return map_of(ClassMap::zero_outside(0, rows - 1)); }
+
 // The numbers of one axis, of [axes, rows, length].
 std::vector<int64_t> on_axis(const std::vector<int64_t>& numbers, int64_t axis, int64_t axes) {
   const auto count = std::ssize(numbers) / axes;
   return {numbers.begin() + axis * count, numbers.begin() + (axis + 1) * count};
 }
 
-// Where tokens stand for a term, where these are no positions.
+// What the distance of a term by distances is.
 template <typename Term>
-std::optional<LoweredCoordinates> along_of(const Term& term, int64_t first_parameter) {
-  if (term.coordinates == nullptr) return std::nullopt;
+LoweredDistance distance_of(const Term& term, int64_t first_parameter) {
+  if (term.coordinates == nullptr) return std::monostate();
   const Coordinates& at = *term.coordinates;
   LoweredCoordinates found;
   if (at.q_source != nullptr) {
@@ -72,6 +65,10 @@ std::optional<LoweredCoordinates> along_of(const Term& term, int64_t first_param
     found.k = on_axis(at.k, term.axis, at.axes);
   }
   return found;
+}
+
+LoweredDistance distance_of(const PairClasses& classes, int64_t first_parameter) {
+  return LoweredClasses{numbers_of(*classes.source, first_parameter).parameter, classes.hidden};
 }
 
 // What the slopes of one side read, if they are given; false where numbers are not a parameter's as they are.
@@ -90,21 +87,27 @@ void lower_slopes(const Recipe::Slopes& of, int64_t first_parameter, LoweredTerm
   if (past && future) term.what = std::move(slopes);
 }
 
-void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter, int64_t heads,
+void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
                 LoweredTerm& term) {
-  term.kind = other_kind(bias, part, heads);
-  if (term.kind == "computed table") {
+  if (is_computed_table(bias)) {
+    term.kind = "computed table";
     const int64_t end = first_parameter + static_cast<int64_t>(part.parameters.size());
     term.what =
         LoweredComputedTable{map_of(*bias.map), bias.table.view.shape[0], first_parameter, end};
+    return;
   }
-  if (!term.kind.empty()) return;
-  term.kind = "distance bias";
-  LoweredBias found;
-  found.map = map_of(*bias.map);
-  found.table = numbers_of(*bias.table.source, first_parameter);
-  found.along = along_of(bias, first_parameter);
-  term.what = std::move(found);
+  term.what = LoweredBias{map_of(*bias.map), numbers_of(*bias.table.source, first_parameter),
+                          distance_of(bias, first_parameter)};
+}
+
+void lower_pair_bias(const PairBias& bias, int64_t first_parameter, LoweredTerm& term) {
+  LoweredBias found{map_of_classes(bias.table.view.shape[1]), {}, {}};
+  if (read_numbers(bias.table, first_parameter, found.table)) {
+    found.delta = distance_of(bias.classes, first_parameter);
+    term.what = std::move(found);
+  } else {
+    term.kind = "computed " + term.kind;
+  }
 }
 
 // Frequencies [axes, pairs] of which each pair has one.
@@ -208,8 +211,7 @@ void lower_sink(const TermData& sink, const Part& part, int64_t first_parameter,
 
 // A table that distances choose a row of; `term.kind` is its kind's, and says more of what is not lowered.
 template <typename Table>
-void lower_table(const Table& table, const Part& part, int64_t first_parameter, double scale,
-                 LoweredTerm& term) {
+void lower_table(const Table& table, int64_t first_parameter, double scale, LoweredTerm& term) {
   LoweredRows rows;
   bool read = read_numbers(table.table, first_parameter, rows.table);
   if constexpr (!std::same_as<Table, ValueTable>) {
@@ -218,36 +220,41 @@ void lower_table(const Table& table, const Part& part, int64_t first_parameter, 
   }
   if constexpr (std::same_as<Table, RowTable>) {
     read &= read_numbers(table.added, first_parameter, rows.added);
-    rows.along = along_of(table, first_parameter);
+    rows.delta = distance_of(table, first_parameter);
   }
-  if (part.recipe->maps_are_given) {
-    term.kind += " of a given map";
-  } else if (!read) {
-    term.kind = "computed " + term.kind;
+  if constexpr (std::same_as<Table, PairRows>) {
+    rows.delta = distance_of(table.classes, first_parameter);
+    rows.map =
+        map_of_classes(table.table.view.shape[static_cast<size_t>(table.table.view.rank - 2)]);
   } else {
     rows.map = map_of(table.map);
-    if (const Projection* projection = table.table.projection.get()) {
-      rows.width = projection->width;
-      rows.features = projection->features_of_all();
-    }
-    term.what = std::move(rows);
   }
+  if (!read) {
+    term.kind = "computed " + term.kind;
+    return;
+  }
+  if (const Projection* projection = table.table.projection.get()) {
+    rows.width = projection->width;
+    rows.features = projection->features_of_all();
+  }
+  term.what = std::move(rows);
 }
 
 // Whether coordinates that were computed say where tokens stand for the term.
 bool stands_at_computed(const LoweredTerm& term) {
-  const auto computed = [](const std::optional<LoweredCoordinates>& along) {
-    return along && along->of_queries.parameter < 0;
+  const auto computed = [](const LoweredDistance& delta) {
+    const auto* along = std::get_if<LoweredCoordinates>(&delta);
+    return along != nullptr && along->of_queries.parameter < 0;
   };
-  if (const auto* bias = std::get_if<LoweredBias>(&term.what)) return computed(bias->along);
-  if (const auto* rows = std::get_if<LoweredRows>(&term.what)) return computed(rows->along);
+  if (const auto* bias = std::get_if<LoweredBias>(&term.what)) return computed(bias->delta);
+  if (const auto* rows = std::get_if<LoweredRows>(&term.what)) return computed(rows->delta);
   const auto* turn = std::get_if<LoweredTurn>(&term.what);
   return turn != nullptr && turn->by == "coordinates";
 }
 
 template <typename T>
-concept IsTable =
-    std::same_as<T, RowTable> || std::same_as<T, ColumnTable> || std::same_as<T, ValueTable>;
+concept IsTable = std::same_as<T, RowTable> || std::same_as<T, ColumnTable> ||
+                  std::same_as<T, PairRows> || std::same_as<T, ValueTable>;
 
 // The position with initial values in place of its numbers, which `memory` keeps.
 Position with_stand_ins(Position position, std::list<std::vector<double>>& memory) {
@@ -277,6 +284,7 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
   TermCounts at;
   int64_t first_parameter = 0;
   for (const Part& part : position.parts) {
+    lowered.reads_inputs |= part.recipe->maps_are_given;
     size_t slopes = 0;  // of the part's biases, those with slopes
     for_each_kind([&](const char* kind, auto list, auto) {
       for (size_t n = 0; n < part.recipe->counts[list]; ++n) {
@@ -287,7 +295,7 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           if (data.slopes.view.given()) {
             lower_slopes(part.recipe->slopes[slopes++], first_parameter, term);
           } else {
-            lower_bias(data, part, first_parameter, problem.heads, term);
+            lower_bias(data, part, first_parameter, term);
           }
         } else if constexpr (std::same_as<Data, TermData>) {
           if (list == &Terms::sinks) {
@@ -295,12 +303,14 @@ LoweredCall lower(const TensorView& query, const TensorView& key, const TensorVi
           } else {
             lower_vector(data, first_parameter, term);
           }
+        } else if constexpr (std::same_as<Data, PairBias>) {
+          lower_pair_bias(data, first_parameter, term);
         } else if constexpr (std::same_as<Data, KeyBias>) {
           lower_key_bias(part.recipe->key_biases[n], first_parameter, term);
         } else if constexpr (std::same_as<Data, Rotation>) {
           lower_rotation(data, first_parameter, term);
         } else if constexpr (IsTable<Data>) {
-          lower_table(data, part, first_parameter, problem.scale, term);
+          lower_table(data, first_parameter, problem.scale, term);
         }
         if (!stands_at_computed(term)) continue;
         lowered.reads_positions = true;

@@ -261,17 +261,17 @@ TEST(Lower, BiasesOfCoordinatesThatAreGiven) {
   const LoweredCall call = lower(qkv, qkv, qkv, layout, {});
   ASSERT_EQ(call.terms.size(), 3U);
   EXPECT_EQ(call.terms[0].kind, "distance bias");
-  EXPECT_FALSE(what<LoweredBias>(call.terms[0]).along);
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(what<LoweredBias>(call.terms[0]).delta));
   for (const int axis : {0, 1}) {
     const LoweredTerm& term = call.terms[static_cast<size_t>(1 + axis)];
     EXPECT_EQ(term.kind, "distance bias");
     const auto& bias = what<LoweredBias>(term);
     EXPECT_EQ(bias.table.parameter, 1 + axis);
-    ASSERT_TRUE(bias.along);
-    EXPECT_EQ(bias.along->of_queries.parameter, 3);
-    EXPECT_EQ(bias.along->of_keys.parameter, 4);
-    EXPECT_EQ(bias.along->axis, axis);
-    EXPECT_TRUE(bias.along->q.empty());
+    const auto& along = std::get<LoweredCoordinates>(bias.delta);
+    EXPECT_EQ(along.of_queries.parameter, 3);
+    EXPECT_EQ(along.of_keys.parameter, 4);
+    EXPECT_EQ(along.axis, axis);
+    EXPECT_TRUE(along.q.empty());
   }
   EXPECT_FALSE(call.reads_positions || call.reads_inputs);
 }
@@ -287,22 +287,22 @@ TEST(Lower, RowsOfCoordinatesThatFollowFromPositions) {
   EXPECT_FALSE(call.reads_inputs);
   ASSERT_EQ(call.terms.size(), 2U);
   const auto &height = what<LoweredRows>(call.terms[0]), &width = what<LoweredRows>(call.terms[1]);
-  ASSERT_TRUE(height.along && width.along);
-  EXPECT_EQ(height.along->of_queries.parameter, -1);
-  EXPECT_EQ(height.along->q, (std::vector<int64_t>{0, 1, 1, 1, 1}));
-  EXPECT_EQ(width.along->q, (std::vector<int64_t>{3, 0, 1, 2, 3}));
-  EXPECT_EQ(height.along->k, (std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1}));
-  EXPECT_EQ(width.along->k, (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 2, 3}));
+  const auto &rows = std::get<LoweredCoordinates>(height.delta),
+             &columns = std::get<LoweredCoordinates>(width.delta);
+  EXPECT_EQ(rows.of_queries.parameter, -1);
+  EXPECT_EQ(rows.q, (std::vector<int64_t>{0, 1, 1, 1, 1}));
+  EXPECT_EQ(columns.q, (std::vector<int64_t>{3, 0, 1, 2, 3}));
+  EXPECT_EQ(rows.k, (std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1}));
+  EXPECT_EQ(columns.k, (std::vector<int64_t>{0, 1, 2, 3, 0, 1, 2, 3}));
   EXPECT_EQ(height.table.parameter, 0);
   EXPECT_EQ(width.table.parameter, 1);
 }
 
 TEST(Lower, CoordinatesThatFollowFromInputsAreReadWhereTheyAreThere) {
   std::vector<int64_t> q_segments{0, 2, 1}, k_segments{1, 0};
-  Position cpm = parse_position(
-      "cpm_ant(heads=2, segments=3, buckets=4, max_distance=8, max_length=16)");
-  cpm.parts[0].parameters = {blank({13, 2}),
-                             TensorView(q_segments.data(), DType::kInt64, {1, 3}),
+  Position cpm =
+      parse_position("cpm_ant(heads=2, segments=3, buckets=4, max_distance=8, max_length=16)");
+  cpm.parts[0].parameters = {blank({13, 2}), TensorView(q_segments.data(), DType::kInt64, {1, 3}),
                              TensorView(k_segments.data(), DType::kInt64, {1, 2})};
   const TensorView query = blank({1, 2, 3, 4}), key = blank({1, 2, 2, 4});
   Options options;
@@ -310,15 +310,59 @@ TEST(Lower, CoordinatesThatFollowFromInputsAreReadWhereTheyAreThere) {
   const LoweredCall call = lower(query, key, key, cpm, options);
   EXPECT_TRUE(call.reads_positions && call.reads_inputs);
   ASSERT_EQ(call.terms.size(), 2U);
-  const auto &within = what<LoweredBias>(call.terms[0]), &pairs = what<LoweredBias>(call.terms[1]);
-  ASSERT_TRUE(within.along && pairs.along);
-  EXPECT_EQ(within.along->q, (std::vector<int64_t>{0, 2 * 64 + 1, 64 + 2}));
-  EXPECT_EQ(within.along->k, (std::vector<int64_t>{64, 1}));
-  EXPECT_EQ(pairs.along->q, (std::vector<int64_t>{0, -6, -3}));
-  EXPECT_EQ(pairs.along->k, (std::vector<int64_t>{1, 0}));
+  const auto along = [&](size_t term) {
+    return std::get<LoweredCoordinates>(what<LoweredBias>(call.terms[term]).delta);
+  };
+  const LoweredCoordinates within = along(0), pairs = along(1);
+  EXPECT_EQ(within.q, (std::vector<int64_t>{0, 2 * 64 + 1, 64 + 2}));
+  EXPECT_EQ(within.k, (std::vector<int64_t>{64, 1}));
+  EXPECT_EQ(pairs.q, (std::vector<int64_t>{0, -6, -3}));
+  EXPECT_EQ(pairs.k, (std::vector<int64_t>{1, 0}));
 
   q_segments[1] = 3;  // segments are 0, 1, 2
   EXPECT_THROW(lower(query, key, key, cpm, options), Error);
+}
+
+TEST(Lower, ClassesOfPairsAreRowsOfATable) {
+  Position pairs = parse_position("pair_bias(hidden=4)+pair_rows(by_row=true, by_head=true)");
+  pairs.parts[0].parameters = {blank({2, 3}), blank({8, 8}, DType::kUInt8)};
+  pairs.parts[1].parameters = {blank({2, 5, 4}), blank({1, 8, 8}, DType::kUInt8)};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredCall call = lower(qkv, qkv, qkv, pairs, {});
+  EXPECT_FALSE(call.reads_positions || call.reads_inputs);
+  ASSERT_EQ(call.terms.size(), 2U);
+  EXPECT_EQ(call.terms[0].kind, "pair bias");
+  EXPECT_EQ(call.terms[1].kind, "pair rows");
+  const auto& bias = what<LoweredBias>(call.terms[0]);
+  const auto& rows = what<LoweredRows>(call.terms[1]);
+  EXPECT_EQ(bias.map.starts, (std::vector<int64_t>{0, 1, 2, 3}));
+  EXPECT_EQ(bias.map.classes, (std::vector<int64_t>{-1, 0, 1, 2, -1}));
+  EXPECT_EQ(bias.table.parameter, 0);
+  const auto &of_bias = std::get<LoweredClasses>(bias.delta),
+             &of_rows = std::get<LoweredClasses>(rows.delta);
+  EXPECT_EQ(of_bias.parameter, 1);
+  EXPECT_EQ(of_bias.hidden, 4);
+  EXPECT_EQ(of_rows.parameter, 3);
+  EXPECT_EQ(of_rows.hidden, -1);
+  EXPECT_EQ(rows.map.starts.size(), 6U);
+  EXPECT_EQ(rows.scale, 0.5);
+}
+
+TEST(Lower, MapsThatAreGivenAreReadWhereTheyAreThere) {
+  std::vector<int64_t> first{-2}, starts{0, 3}, classes{1, -1, 0};
+  Position given = parse_position("distance_bias+distance_bias(map=runs)");
+  given.parts[0].parameters = {blank({2, 3}), TensorView(first.data(), DType::kInt64, {1})};
+  given.parts[1].parameters = {blank({1, 2}), TensorView(starts.data(), DType::kInt64, {2}),
+                               TensorView(classes.data(), DType::kInt64, {3})};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredCall call = lower(qkv, qkv, qkv, given, {});
+  EXPECT_TRUE(call.reads_inputs);
+  EXPECT_FALSE(call.reads_positions);
+  const auto &near = what<LoweredBias>(call.terms[0]), &runs = what<LoweredBias>(call.terms[1]);
+  EXPECT_EQ(near.map.starts, (std::vector<int64_t>{-1, 0}));
+  EXPECT_EQ(near.map.classes, (std::vector<int64_t>{0, 1, 2}));
+  EXPECT_EQ(runs.map.starts, starts);
+  EXPECT_EQ(runs.map.classes, classes);
 }
 
 TEST(Lower, KindsOfOtherTerms) {

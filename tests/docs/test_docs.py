@@ -87,6 +87,11 @@ def test_the_page_of_cpp_shows_the_example():
     assert example in blocks(ROOT / "docs/cpp.md", "cpp")
 
 
+def test_contributing_shows_the_bias_of_the_gpu():
+    (shown,) = [code for code in blocks(CONTRIBUTING, "python") if "bias_score" in code]
+    assert shown in (ROOT / "python/relpos/gpu/terms/bias.py").read_text()
+
+
 @with_blocks("sh")
 def test_shell_runs(page, tmp_path):
     """From a folder with what the commands read, the tool on the path."""

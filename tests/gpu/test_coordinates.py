@@ -1,5 +1,5 @@
-"""Biases and rows of the distance of coordinates, which are inputs of the call, or follow from these
-and from positions."""
+"""Biases and rows of the distance of coordinates, which are inputs of the call, or follow from
+these and from positions."""
 
 import pytest
 import relpos

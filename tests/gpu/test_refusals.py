@@ -36,19 +36,6 @@ def test_other_calls_without_a_kernel():
         attention(float32_products=True)
 
 
-def test_own_maps_are_refused():
-    q = torch.randn(1, 2, 4, 8)
-
-    class Own(relpos.Position):
-        def bias(self, distance):
-            return -distance.abs().float()[None].expand(2, -1)
-
-    with pytest.raises(
-        NotImplementedError, match=r"its distance bias of a given map has no kernel"
-    ):
-        attention(q, q, q, position=Own())
-
-
 T5 = relpos.T5Bias(4)
 
 

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.lower import Lowered
-from relpos.gpu.masks.dense import DenseMask, add_mask, hide_unseen
+from relpos.gpu.masks.dense import Hidden, add_mask, hide_class, hide_unseen, pairs_of
 from relpos.gpu.masks.padding import Padding, hide_padding
 from relpos.gpu.masks.tiles import KEYS, Tiles, hide_by_tiles, write_cells_of_tiles
 from relpos.gpu.pairs.dropout import Dropout
@@ -35,8 +35,10 @@ def masks_of(run: Any) -> Masks:
         hidden = lowered.padding.view(torch.uint8)
         found.append((Padding(hidden, *hidden.stride()), hide_padding))
     if lowered.mask is not None:
-        mask = dense_of(lowered.mask.expand(sizes))
+        mask = pairs_of(lowered.mask.expand(sizes))
         found.append((mask, hide_unseen if lowered.mask.dtype == torch.bool else add_mask))
+    for delta in lowered.hidden:
+        found.append((Hidden(delta.read(lowered), delta.hidden), hide_class))
     if lowered.tiles is not None:
         found.append((tiles_of(run, *lowered.tiles), hide_by_tiles))
     return tuple(mask for mask, _ in found), tuple(function for _, function in found)
@@ -63,13 +65,6 @@ def tiles_of(run: Any, ranges: Tensor, entries: Tensor, words: Tensor) -> Tiles:
     row = cells.stride(0) if batch > 1 else 0
     head = cells.stride(1) if heads > 1 else 0
     return Tiles(cells, words.contiguous(), row, head, tiles, words.shape[1], run.lowered.first)
-
-
-def dense_of(mask: Tensor) -> DenseMask:
-    """Of a mask [B, H, Lq, Lk]."""
-    values = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-    strides = zip(mask.shape, mask.stride(), strict=True)
-    return DenseMask(values, *(stride if size > 1 else 0 for size, stride in strides))
 
 
 def sink_of(values: Tensor, multiplier: float) -> Sink:

@@ -3,56 +3,22 @@ options, with the tensors themselves. No element of a tensor is read here, so th
 the GPU."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from relpos import _core
 from relpos.gpu.device import uploaded
-from relpos.gpu.lowered.along import Along
-from relpos.gpu.lowered.computed import OFFSETS, PLACING, Computed, ComputedTerm, placed_on_cpu
-from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
-from relpos.gpu.lowered.numbers import Numbers, numbers_of
-from relpos.gpu.lowered.refusals import check_options, refuse
-from relpos.gpu.lowered.table_bias import TableBias
-from relpos.gpu.lowered.tables import Projected, Table
-from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
+from relpos.gpu.lowered.delta import Classes, Delta
+from relpos.gpu.lowered.plan import plan_of
+from relpos.gpu.lowered.refusals import check_options
 from relpos.gpu.problem import Places, places_of
 from relpos.gpu.sums.targets import Targets
 
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
-_KEPT = 256
-
-
-class _Plan(NamedTuple):
-    """What shapes and plain options decide."""
-
-    scale: float
-    terms: tuple[TableBias, ...]
-    sinks: tuple[Numbers, ...]
-    rows: tuple[Table, ...]
-    columns: tuple[Table, ...]
-    values: tuple[Table, ...]
-    added: tuple[Numbers, ...]
-    slopes: tuple[SlopeTerm, ...]
-    key_biases: tuple[KeyTerm, ...]
-    computed: Computed
-    turns: tuple[TurnTerm, ...]
-    reads: tuple[str, ...]  # fields of a call, without whose tensors the above holds alone
-    reads_inputs: bool  # the same of inputs of integers
-    tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
-
-    def numbers(self) -> int:
-        """Those of features and coordinates."""
-        computed = [table.table for table in self.rows if isinstance(table.table, Projected)]
-        held = [table.features for table in computed] + list(self.tokens or ())
-        along = (term.along for term in (*self.terms, *self.rows))
-        held += [x for each in along if each is not None for x in each.at or ()]
-        return sum(x.numel() for x in held)
 
 
 class Lowered:
@@ -65,7 +31,7 @@ class Lowered:
       terms: distance biases of the position.
       sinks, turns, slopes, key_biases, computed: of the position.
       rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
-      rows_along: those of rows that are read by distances of coordinates.
+      rows_apart: those of rows that no distance of positions chooses.
       device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
@@ -78,10 +44,10 @@ class Lowered:
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> None:
         check_options(query, value, call)
-        plan = _plan(query, key, value, call)
+        plan = plan_of(query, key, value, call)
         self.scale, self.terms, self.sinks = plan.scale, plan.terms, plan.sinks
-        self.rows = tuple(table for table in plan.rows if table.along is None)
-        self.rows_along = tuple(table for table in plan.rows if table.along is not None)
+        self.rows = tuple(table for table in plan.rows if table.delta is None)
+        self.rows_apart = tuple(table for table in plan.rows if table.delta is not None)
         self.columns, self.values, self.device = plan.columns, plan.values, query.device
         if value is None:
             self.sinks = self.values = ()
@@ -106,8 +72,9 @@ class Lowered:
         for name in ("shifts", "shift", "places", "positions", "spans", "hides"):
             part.__dict__.pop(name, None)
         part.first, part._query = self.first + first, self._query.narrow(2, first, count)
+        axes = self.query_axes
         part.parameters = tuple(
-            each.narrow(axis, first, count) if (axis := self.query_axes.get(n)) else each
+            each.narrow(axes[n], first, count) if n in axes else each
             for n, each in enumerate(self.parameters)
         )
         if self.mask_axis is not None:
@@ -119,14 +86,24 @@ class Lowered:
         """{parameter: its axis of queries}, of those that have one."""
         sinks = [term.parameter for term in self.sinks]
         found = {n: 2 for n in sinks if self.parameters[n].dim() == 3}
-        rows = (*self.rows, *self.rows_along)
+        rows = (*self.rows, *self.rows_apart)
         factors = [table.factor for table in rows if table.factor is not None]
-        along = (term.along for term in (*self.terms, *rows) if term.along is not None)
-        given = [each.q for each in along if each.q is not None]
-        found |= {numbers.parameter: numbers.axes[-1] for numbers in given}
+        for term in (*self.terms, *rows):
+            found |= {} if term.delta is None else term.delta.query_axes(self.parameters)
         found |= {factor.parameter: factor.axes[2] for factor in factors}
         turns = (numbers for turn in self.turns for numbers in turn.of_queries())
         return found | {numbers.parameter: axis for numbers, axis in turns}
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """B, H, Lq and Lk."""
+        return (*self._query.shape[:3], self._key.shape[2])
+
+    @property
+    def hidden(self) -> list[Classes]:
+        """Classes of pairs of which some are not seen."""
+        deltas = (term.delta for term in (*self.terms, *self.rows_apart))
+        return [x for x in deltas if isinstance(x, Classes) and x.hidden >= 0]
 
     @cached_property
     def mask_axis(self) -> int | None:
@@ -242,7 +219,7 @@ class Lowered:
         """Whether some pairs may not be seen."""
         call = self._call
         given = (self.spans, call.key_padding_mask, call.attn_mask, self.tiles)
-        if any(each is not None for each in given):
+        if self.hidden or any(each is not None for each in given):
             return True
         if self.places is not None:
             return False
@@ -259,16 +236,16 @@ class Lowered:
         inside = self.shift <= 0 and self._query.shape[2] - self.shift <= self._key.shape[2]
         return inside and self.left >= 0 and self.right >= 0
 
-    def window(self, lo: int, hi: int, along: Along | None = None) -> tuple[int, int]:
-        """Distances lo < hi, of positions or `along`, cut to those that occur, where these are
+    def window(self, lo: int, hi: int, delta: Delta = None) -> tuple[int, int]:
+        """Distances lo < hi, of positions or `delta`, cut to those that occur, where these are
         known: what is said of lo holds of all before it, what is said of hi of all after it."""
-        at = self.tokens if along is None else along.at
+        at = self.tokens if delta is None else delta.at
         if at is not None:
             q, k = self.own(at[0]), at[1]
             if not k.numel():
                 return lo, hi
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
-        elif along is not None or self.shift is None or self.places is not None:
+        elif delta is not None or self.shift is None or self.places is not None:
             return lo, hi
         else:
             first, last = self._apart(self.shift)
@@ -280,7 +257,7 @@ class Lowered:
         """Parameters that several terms read, or terms read a part of, so that gradients are
         summed."""
         whole = [n for term in self.computed.terms for n in term.parameters]
-        of_tables = (*self.rows, *self.rows_along, *self.columns, *self.values)
+        of_tables = (*self.rows, *self.rows_apart, *self.columns, *self.values)
         tables = [numbers for table in of_tables for numbers in table.numbers()]
         tables += [*self.sinks, *self.added, *(term.table for term in self.terms)]
         tables += [numbers for turn in self.turns for numbers in turn.numbers]
@@ -294,86 +271,3 @@ class Lowered:
         """The smallest and the largest distance of a call of consecutive tokens."""
         first = max(shift - self._query.shape[2] + 1, -self.left)
         return first, min(shift + self._key.shape[2] - 1, self.right)
-
-
-_plans: dict[Any, _Plan] = {}
-_KEPT_NUMBERS = 2**24  # of the features that plans hold; with more they are forgotten
-
-
-def _plan(query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> _Plan:
-    shapes = _shape([query, key, value, *call])
-    plan = _kept(shapes, lambda: _made_plan(query, key, value, call))
-    if plan.reads_inputs or any(getattr(call, name) is not None for name in plan.reads):
-        own = placed_on_cpu(call)
-        read = [getattr(own, name) for name in PLACING]
-        read += [None if x.is_floating_point() else x for x in own.parameters]
-        known = (None if x is None else x.contiguous().numpy().tobytes() for x in read)
-        return _kept((shapes, *known), lambda: _made_plan(query, key, value, own, reads=True))
-    if not plan.reads or call.key_lo is None:
-        return plan
-    return _plan(query, key, value, call._replace(key_lo=None, key_hi=None))  # of all distances
-
-
-def _kept(known: Any, make: Callable[[], _Plan]) -> _Plan:
-    if known not in _plans:
-        made = make()
-        held = sum(plan.numbers() for plan in _plans.values())
-        if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
-            _plans.clear()
-        _plans[known] = made
-    return _plans[known]
-
-
-def _shape(value: Any) -> Any:
-    """What _core.lower reads of a value."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
-    if isinstance(value, (list, tuple)):
-        return tuple(_shape(each) for each in value)
-    return value
-
-
-def _made_plan(
-    query: Tensor, key: Tensor, value: Tensor | None, call: Any, reads: bool = False
-) -> _Plan:
-    if call.tile_ranges is not None:  # of whose blocks, without numbers, none has a tile
-        call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
-    scale, consecutive, positions, inputs, terms = _core.lower(query, key, value, call, reads)
-    heads, lengths = query.shape[1], (query.shape[2], key.shape[2])
-    made = {
-        "distance bias": lambda what: TableBias.of(what, lengths),
-        "sink": numbers_of,
-        "row table": lambda what: Table.of(what, heads, lengths),
-        "column table": lambda what: Table.of(what, heads, lengths),
-        "value table": lambda what: Table.of(what, heads, lengths),
-        "vector added to the query": numbers_of,
-        "slopes": SlopeTerm.of,
-        "key bias": KeyTerm.of,
-        "computed table": ComputedTerm.of,
-        "rotation": lambda what: turn_of(what, *lengths),
-    }
-    found: dict[str, list[Any]] = {kind: [] for kind in made}
-    for scheme, kind, what in terms:
-        if kind not in made:
-            refuse(f"position: {scheme}", f"its {kind} has no kernel")
-        found[kind].append(made[kind](what))
-    given = consecutive or call.q_positions is not None
-    read = PLACING if positions else () if given else OFFSETS
-    tokens = None
-    if not given and (reads or all(getattr(call, name) is None for name in OFFSETS)):
-        tokens = _placed(query, key, call)
-    *plain, computed, turns = map(tuple, found.values())
-    return _Plan(scale, *plain, Computed(computed), turns, read, inputs, tokens)
-
-
-def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:
-    """int64 [L], or [B, L] where offsets are a tensor's, of queries and keys."""
-    tokens = []
-    for tensor, of_keys in ((query, False), (key, True)):
-        name = "k_offset" if of_keys else "q_offset"
-        offsets = getattr(call, name + "s")
-        offset = (getattr(call, name) or 0) if offsets is None else offsets[:, None]
-        numbers = (torch.arange(tensor.shape[2], device="cpu") + offset).contiguous()
-        _core.place_tokens(call.position, of_keys, numbers)
-        tokens.append(numbers)
-    return tokens[0], tokens[1]

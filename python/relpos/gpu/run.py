@@ -9,11 +9,12 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from relpos.gpu.device import chip
-from relpos.gpu.inputs import dense_of, dropout_of, masks_of, sink_of, spans_of
+from relpos.gpu.inputs import dropout_of, masks_of, sink_of, spans_of
 from relpos.gpu.layout import aligned, padded, strides_of
 from relpos.gpu.lines import Lines
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.tables import Table
+from relpos.gpu.masks.dense import pairs_of
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.pairs.visibility import find_queries
 from relpos.gpu.passes.backward_keys import backward_keys
@@ -29,7 +30,7 @@ from relpos.gpu.sums.mask_gradient import write_mask_gradient
 from relpos.gpu.sums.row_gradients import write_row_gradients
 from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.sink_gradients import write_sink_gradients
-from relpos.gpu.sums.table_gradients import Sums, write_coordinate_gradient, write_gradients
+from relpos.gpu.sums.table_gradients import Sums, write_gradient_apart, write_gradients
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, kind_of, splits, tile
 
@@ -248,11 +249,11 @@ class Run:
         lowered = self.lowered
         turns = rotations.trains(targets)
         wanted = [term for term in lowered.terms if targets.wants(term.table.parameter)]
-        tables = [term for term in wanted if term.along is None]
+        tables = [term for term in wanted if term.delta is None]
         own = lowered.computed.terms if lowered.computed.trains(targets) else ()
         added = [numbers for numbers in lowered.added if targets.wants(numbers.parameter)]
         rows = [table for table in lowered.rows if table.trains(dq, targets)]
-        apart = [table for table in lowered.rows_along if table.trains(dq, targets)]
+        apart = [table for table in lowered.rows_apart if table.trains(dq, targets)]
         columns = [table for table in lowered.columns if table.trains(dk, targets)]
         maps = [term.map for term in (*tables, *own, *rows)]
         sums = Sums.of(self, maps, [table.map for table in columns])
@@ -317,8 +318,8 @@ class Run:
         for numbers in added:
             write_added_gradient(numbers, wide, targets)
         for term in wanted:
-            if term.along is not None:
-                write_coordinate_gradient(self, term, targets, given)
+            if term.delta is not None:
+                write_gradient_apart(self, term, targets, given)
         of_tables = ((*rows, *apart), None if dq is None else wide), (columns, wide_dk)
         write_row_gradients(self, sums, given, *of_tables, targets)
         for to, found in ((dq, wide), (dk, wide_dk)):
@@ -389,7 +390,7 @@ class RunOfScores(Run):
     def backward(self, dscores: Tensor, gradients: Sequence[Tensor | None]) -> None:
         """From dscores [B, H, Lq, Lk]; the gradient of a value is None. What the kernels read of
         weights and outputs is not used."""
-        self.problem = self.problem._replace(given=dense_of(dscores))
+        self.problem = self.problem._replace(given=pairs_of(dscores))
         softmax = self.workspace(self.batch, self.heads, self.queries, 2)
         super().backward(self.query, softmax, self.query, None, gradients)
 

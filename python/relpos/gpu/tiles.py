@@ -148,13 +148,19 @@ MASKED = {
     (100, "backward_queries", 16, 256): Tile(16, 32, 8, 1),
     (100, "backward_keys", 16, 256): Tile(16, 16, 8, 1),
 }
-# Of calls with slopes or key biases that hold numbers of each row, with biases beside numbers of rows
-# or keys, and with what is read by distances of coordinates.
+# Of calls with slopes or key biases that hold numbers of each row, and of those with biases beside
+# numbers of rows or keys.
 CROWDED = MASKED | {
     (80, "backward_keys", 16, 64): Tile(32, 16, 8, 1),
     (80, "backward_keys", 16, 128): Tile(16, 16, 8, 1),
     (100, "forward", 16, 64): Tile(32, 32, 8, 1),
     (100, "forward", 16, 128): Tile(32, 32, 8, 1),
+}
+# Of calls that read what no distance of positions chooses.
+APART = CROWDED | {
+    (90, "forward", 16, 128): Tile(32, 32, 8, 1),
+    (90, "backward_keys", 16, 64): Tile(16, 32, 4, 1),
+    (90, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
     (100, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
 }
 KINDS = {
@@ -164,6 +170,7 @@ KINDS = {
     "columns": TABLE | MASKED | WITH_COLUMNS,
     "masked": TABLE | MASKED,
     "crowded": TABLE | CROWDED,
+    "apart": TABLE | APART,
 }
 DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
 # Rows and cells of what meets tables of rows, and of sums of bands, on every chip.
@@ -198,8 +205,10 @@ def kind_of(run: Any, tables: int) -> str:
     given = (problem.spans, problem.places, problem.softcap, problem.dropout)
     by_row = bool(lowered.rows or lowered.columns or lowered.values)
     biased = tables > bool(lowered.rows) + bool(lowered.columns)
-    apart = bool(lowered.rows_along) or any(term.along is not None for term in lowered.terms)
-    if run.lines.wide or apart or (by_row and biased):
+    apart = bool(lowered.rows_apart) or any(term.delta is not None for term in lowered.terms)
+    if apart:
+        return "apart"
+    if run.lines.wide or (by_row and biased):
         return "crowded"
     if any(each is not None for each in given) or problem.masks or run.of_scores:
         return "masked"

@@ -47,7 +47,11 @@ class ClassMap:
         distances lo, ..., hi, less lo, or of the runs of maps, this among them (edges)."""
 
         def listed() -> tuple[Tensor, Tensor, int]:
-            at = torch.arange(lo, hi + 1, device="cpu") if runs_of is None else edges(runs_of, lo, hi)
+            at = (
+                torch.arange(lo, hi + 1, device="cpu")
+                if runs_of is None
+                else edges(runs_of, lo, hi)
+            )
             ordered, cells = self._at(at).sort(stable=True)
             classes = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
             starts = torch.searchsorted(ordered, classes)
@@ -74,5 +78,4 @@ def edges(maps: Sequence[ClassMap], lo: int, hi: int) -> Tensor:
 
 def edges_on(maps: tuple[ClassMap, ...], lo: int, hi: int, device: torch.device) -> Tensor:
     """The same on a device."""
-    made = maps[0].kept(("edges", maps, lo, hi, device), lambda: edges(maps, lo, hi).to(device))
-    return made
+    return maps[0].kept(("edges", maps, lo, hi, device), lambda: edges(maps, lo, hi).to(device))

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from relpos.gpu.device import uploaded
-from relpos.gpu.lowered.along import Along
 from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.delta import Delta, delta_of
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.sums.targets import Targets
 
@@ -48,26 +48,26 @@ class Projected(NamedTuple):
 
 class Table(NamedTuple):
     """scale <a_i, table[m(delta)]>, of a table [M, r] or [H, M, r], and a_i the query or `factor`
-    [B, H, Lq, r], plus `added` [H, r]; or the same of the key or a factor [B, Hk, Lk, r]. along:
-    whose distance delta is, None of positions."""
+    [B, H, Lq, r], plus `added` [H, r]; or the same of the key or a factor [B, Hk, Lk, r]. delta is
+    a distance of positions where it is None."""
 
     map: ClassMap
     table: Numbers | Projected
     factor: Numbers | None
     added: Numbers | None
     scale: float
-    along: Along | None
+    delta: Delta
 
     @classmethod
     def of(cls, lowered: Any, heads: int, lengths: tuple[int, int]) -> "Table":
         """As _core.lower says it, of a call with so many heads, queries and keys."""
-        map_, table, factor, added, scale, along, width, features = lowered
+        map_, table, factor, added, scale, delta, width, features = lowered
         found: Any = numbers_of(table)
         if width:
             features = torch.frombuffer(bytearray(features), dtype=torch.float64)
             found = Projected(found, features.view(-1, width), heads)
         more = numbers_of(factor), numbers_of(added), scale
-        return cls(ClassMap(*map_), found, *more, Along.of(along, lengths))
+        return cls(ClassMap(*map_), found, *more, delta_of(delta, lengths))
 
     def trains(self, factor: Tensor | None, targets: Targets) -> bool:
         """Whether gradients are wanted of what it reads; `factor`: where that of the queries is."""

@@ -1,24 +1,46 @@
-"""A mask of all pairs, bool or added to the scores: relpos.attention's attn_mask."""
+"""Masks of all pairs: relpos.attention's attn_mask, of bool or added to the scores, and pairs of a
+class that is not seen."""
 
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from relpos.gpu.pairs.product import stored
 from relpos.gpu.pairs.scores import gradients_at, read_pairs
 from relpos.gpu.pairs.softmax import LOG2E
 
 
-class DenseMask(NamedTuple):
-    """data [B, H, Lq, Lk], with the elements between two of each axis, 0 where all share theirs;
-    uint8 of a mask of bool, where 1 is seen."""
+class Pairs(NamedTuple):
+    """Numbers of pairs: data [B, H, Lq, Lk], with the elements between two of each axis, 0 where
+    all share theirs; uint8 of a mask of bool, where 1 is seen."""
 
     data: Any
     batch: Any
     head: Any
     query: Any
     key: Any
+
+
+def pairs_of(numbers: Tensor) -> Pairs:
+    """Of [B, H, Lq, Lk]."""
+    values = numbers.view(torch.uint8) if numbers.dtype == torch.bool else numbers
+    strides = zip(numbers.shape, numbers.stride(), strict=True)
+    return Pairs(values, *(stride if size > 1 else 0 for size, stride in strides))
+
+
+class Hidden(NamedTuple):
+    """The class of each pair, and the one whose pairs are not seen."""
+
+    classes: Any
+    hidden: Any
+
+
+@triton.jit
+def hide_class(s, visible, mask, at):
+    return s, visible & (read_pairs(mask.classes, at, 0) != mask.hidden)
 
 
 @triton.jit
@@ -60,7 +82,7 @@ def sum_mask(
     SHARED_BY_QUERIES: tl.constexpr,
     SHARED_BY_KEYS: tl.constexpr,
 ):
-    """gradient: a DenseMask of the gradient of one that is added to the scores. A program for each
+    """gradient: a Pairs of the gradient of one that is added to the scores. A program for each
     tile of it, which goes through the batch rows, heads, blocks of queries and blocks of keys that
     share it, over_batch, ... of them. `columns`: the tiles of a row of tiles. The rest as in
     backward_queries."""

@@ -21,7 +21,7 @@ def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
     if rows:  # bands have the distances of all sums
         others = (*lowered.terms, *lowered.computed.terms, *lowered.columns)
         cells += _width(lowered, [*rows, *(term.map for term in others)])
-    apart = [lowered.window(each.map.lo, each.map.hi, each.along) for each in lowered.rows_along]
+    apart = [lowered.window(each.map.lo, each.map.hi, each.delta) for each in lowered.rows_apart]
     cells += sum(2 * (hi - lo + 1) for lo, hi in apart)
     if apart or (lowered.places is not None and (cells or lowered.columns)):
         cells += key.shape[2]

@@ -7,11 +7,12 @@ import triton
 from torch import Tensor
 
 from relpos.gpu.layout import aligned
-from relpos.gpu.lowered.along import Along
 from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.delta import Classes, Delta
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.pairs.softmax import LOG2E
 from relpos.gpu.terms.bias import Bias, CoordinateBias, bias_score, coordinate_score, write_cells
+from relpos.gpu.terms.classes import OfClasses, class_row_score, class_score
 from relpos.gpu.terms.columns import Columns, column_score
 from relpos.gpu.terms.rows import (
     Added,
@@ -30,26 +31,32 @@ BLOCKS = {"ROWS": SUMMED.queries, "CELLS": SUMMED.keys, "COLUMNS": 32}
 
 def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
     """What the passes read of all tables that add to scores, with the functions that add it: first
-    what is read by the distances of tokens, then by those of coordinates."""
+    what is read by the distances of tokens, then what is not."""
     lowered = run.lowered
     found: list[Any] = []
     others: list[Any] = []
     for term in lowered.terms:
         table = term.table.view(run.parameter(term.table)), term.table.multiplier
-        bias = _bias_of(run, term.map, *table, term.along)
-        if term.along is None:
+        bias = _bias_of(run, term.map, *table, term.delta)
+        if term.delta is None:
             found.append((bias, bias_score))
+        elif isinstance(term.delta, Classes):
+            others.append((OfClasses(bias, term.delta.read(lowered)), class_score))
         else:
-            places = term.along.places(lowered)
-            others.append((CoordinateBias(bias, places), coordinate_score))
+            others.append((CoordinateBias(bias, term.delta.read(lowered)), coordinate_score))
     for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
-        bias = _bias_of(run, term.map, table.expand(run.heads, -1), 1.0)
+        bias = _bias_of(run, term.map, table, 1.0)
         found.append((bias, bias_score))
     if lowered.rows:
         found.append((rows_of(run, lowered.rows), row_score))
-    for table in lowered.rows_along:
-        own = CoordinateRows(rows_of(run, [table]), table.along.places(lowered))
-        others.append((own, coordinate_row_score))
+    for table in lowered.rows_apart:
+        own = rows_of(run, [table]), table.delta.read(lowered)
+        by_class = isinstance(table.delta, Classes)
+        others.append(
+            (OfClasses(*own), class_row_score)
+            if by_class
+            else (CoordinateRows(*own), coordinate_row_score)
+        )
     if lowered.columns:
         found.append((columns_of(run, lowered.columns), column_score))
     return found, others
@@ -65,10 +72,11 @@ def window_of_call(run: Any, tables: Sequence[Any]) -> tuple[int, int]:
 
 
 def _bias_of(
-    run: Any, map_: ClassMap, table: Tensor, multiplier: float, along: Along | None = None
+    run: Any, map_: ClassMap, table: Tensor, multiplier: float, delta: Delta = None
 ) -> Bias:
-    """Of a distance bias."""
-    lo, hi = run.lowered.window(map_.lo, map_.hi, along)
+    """Of a distance bias of [H, M] or [1, M]."""
+    table = table.expand(run.heads, -1)
+    lo, hi = run.lowered.window(map_.lo, map_.hi, delta)
     width = hi - lo + 1
     stride = triton.cdiv(width, 16) * 16
     cells = run.workspace(run.heads, stride)
@@ -151,7 +159,7 @@ def products_of(
 def window_of(run: Any, tables: Sequence[Table]) -> tuple[int, int]:
     """Of tables that are read by the same distances."""
     lo, hi = min(table.map.lo for table in tables), max(table.map.hi for table in tables)
-    return run.lowered.window(lo, hi, tables[0].along)
+    return run.lowered.window(lo, hi, tables[0].delta)
 
 
 def multiplier_of(table: Table) -> float:

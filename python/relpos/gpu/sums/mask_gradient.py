@@ -5,8 +5,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
-from relpos.gpu.inputs import dense_of
-from relpos.gpu.masks.dense import sum_mask
+from relpos.gpu.masks.dense import pairs_of, sum_mask
 
 
 def write_mask_gradient(run: Any, to: Tensor, given: dict[str, Any]) -> None:
@@ -28,7 +27,7 @@ def write_mask_gradient(run: Any, to: Tensor, given: dict[str, Any]) -> None:
     run.pairs(
         sum_mask,
         lambda _: own[0] * own[1] * own[2] * own[3],
-        gradient=dense_of(to),
+        gradient=pairs_of(to),
         heads=run.heads,
         columns=own[3],
         SHARED_BY_QUERIES=shared[2],

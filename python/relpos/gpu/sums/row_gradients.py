@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from relpos.gpu.lowered.delta import Classes
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.problem import Places
@@ -20,7 +21,7 @@ from relpos.gpu.sums.bands import (
     write_bands,
     write_rows_gradient,
 )
-from relpos.gpu.sums.table_gradients import Sums, write_ends_of
+from relpos.gpu.sums.table_gradients import Sums, gather_by_class, write_ends_of
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.tiles import SUMMED
 
@@ -38,8 +39,8 @@ def write_row_gradients(
     """Of tables that meet queries, and keys, beside dq and dk float32 where these are wanted: adds
     to these, and writes the gradients of parameters, after the passes have written both and the
     ends."""
-    of_places = [table for table in rows[0] if table.along is None]
-    apart = [table for table in rows[0] if table.along is not None]
+    of_places = [table for table in rows[0] if table.delta is None]
+    apart = [table for table in rows[0] if table.delta is not None]
     wanted = [bool(of_places), bool(columns[0])]
     if not apart and not any(wanted):
         return
@@ -49,7 +50,7 @@ def write_row_gradients(
     for table, gradient, of_keys, own in found:
         _write(run, table, side_of(run, of_keys), own, gradient, targets)
     for table in apart:
-        own = _bands_along(run, table, pairs)
+        own = _bands_apart(run, table, pairs)
         _write(run, table, side_of(run, False), own, rows[1], targets)
 
 
@@ -72,10 +73,9 @@ def _write(
         _write_factor(run, table, side, bands, gradient if of_plain else None, targets)
 
 
-def _bands_along(run: Any, table: Table, pairs: Tensor) -> Bands:
-    """By the distances of coordinates, of gradients pair by pair [B, H, Lq, Lk]."""
-    places = table.along.places(run.lowered)
-    lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.along)
+def _bands_apart(run: Any, table: Table, pairs: Tensor) -> Bands:
+    """By what no distance of positions says, of gradients pair by pair [B, H, Lq, Lk]."""
+    lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.delta)
     width, blocks = hi - lo + 1, run.batch * run.heads
     cells = run.workspace(run.batch, run.heads, run.queries, width)
     ends = run.workspace(run.batch, run.heads, run.queries, 2)
@@ -85,6 +85,11 @@ def _bands_along(run: Any, table: Table, pairs: Tensor) -> Bands:
         ends.zero_()
         return bands
     whole = {"pairs": pairs, "heads": run.heads, "row": 0, "first": 0, "count": run.queries}
+    places = table.delta.read(run.lowered)
+    if isinstance(table.delta, Classes):
+        gather_by_class(run, cells, places, lo, blocks, whole)
+        ends.zero_()  # no class is beyond
+        return bands
     write_ends_of(run, ends, places, (lo, hi), blocks, whole)
     if width > 2:
         gather(run, bands, pairs, places)
