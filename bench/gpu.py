@@ -64,6 +64,15 @@ def positions(shape: Shape, causal: bool, device: str) -> dict[str, tuple[Any, t
             position = module.to(device)
             trained = tuple(p for p in position.parameters() if p.requires_grad)
             found[name] = position(factor) if name == "Inkling" else position, trained
+    xlnet = relpos.XLNet(heads, dim).to(device)
+    segments = (torch.arange(shape.length, device=device) * 4 // shape.length).expand(
+        shape.batch, -1
+    )
+    found["XLNet, segments too"] = xlnet(segments, segments), tuple(xlnet.parameters())
+    numbers = torch.randn(heads, 64, device=device, requires_grad=True)
+    classes = torch.randint(64, (shape.length,) * 2, dtype=torch.uint8, device=device)
+    pairs = relpos.terms.PairBias(numbers, relpos.PairClasses(classes))
+    found["Graphormer, 64 classes of pairs"] = pairs, (numbers,)
     return found
 
 
