@@ -309,6 +309,8 @@ def constants_of(row: Row) -> dict[str, Any]:
             keys=row.tile.keys,
             scores=tuple(score for _, score in terms_of(row)),
             masks=tuple(f for f, _ in masks_of(row)),
+            tiles=1 if row.everything == "mask by tiles" else -1,
+            across=tile_masks.across(row.tile.keys),
             sinks=int(bool(row.everything)),
             tables=0 if row.kind in NOT_TABLES else len(TERMS[row.kind]),
             open=not (masks_of(row) or row.again),

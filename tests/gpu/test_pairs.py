@@ -1,9 +1,13 @@
 """Masks by tiles, weights and scores in the interpreter, against the same without them."""
 
+import sys
+
 import pytest
 import relpos
 import torch
 from relpos.gpu.rows import chunks
+
+from tests.gpu.cases import DEVICE
 
 QUERIES, KEYS = 97, 130
 
@@ -60,6 +64,25 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
     assert relpos.gpu.launches()["write_cells_of_tiles"] > before
     for one, other in zip(found, dense, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter calls functions of Python")
+def test_tiles_that_nobody_sees_are_not_computed(monkeypatch):
+    """Of 64 keys and as many queries, half a block of the mask, forward and backward."""
+    counts = dict.fromkeys(("forward", "backward_queries", "backward_keys"), 0)
+    for kernel in counts:
+        module = sys.modules[f"relpos.gpu.passes.{kernel}"]
+        name = "add_queries" if kernel == "backward_keys" else "add_keys"
+
+        def counted(*given, of=kernel, add=getattr(module, name)):
+            counts[of] += 1
+            return add(*given)
+
+        monkeypatch.setattr(module, name, counted)
+    q = torch.randn(1, 1, 256, 16, requires_grad=True)
+    mask = relpos.from_mask_mod(lambda b, h, i, j: j // 64 == i // 128 + 1, 256, 256)
+    relpos.attention(q, q, q, attn_mask=mask).sum().backward()
+    assert counts == dict.fromkeys(counts, 4)
 
 
 def test_masks_by_tiles_that_hide_all_or_nothing(garbage):

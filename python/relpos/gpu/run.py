@@ -15,6 +15,7 @@ from relpos.gpu.lines import Lines
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.masks.dense import pairs_of
+from relpos.gpu.masks.tiles import across, index_in
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.pairs.visibility import find_queries
 from relpos.gpu.passes.backward_keys import backward_keys
@@ -57,8 +58,8 @@ class Run:
         self.summed = with_added(self, query)
         self.query, self.key = map(aligned, self.rotations.turned(self.summed, key))
         self.value = aligned(value)
-        masks, mask_functions = masks_of(self)
-        self.functions: dict[str, Any] = {"scores": (), "tables": 0, "masks": mask_functions}
+        masks, of_masks = masks_of(self)
+        self.functions: dict[str, Any] = {"scores": (), "tables": 0, "masks": of_masks}
         self.kind = "masked"  # until the terms are known
         self.problem = Problem(
             scale=lowered.scale * LOG2E,
@@ -103,8 +104,7 @@ class Run:
         return problem.places is None and problem.spans is None and not problem.masks
 
     def config(self, kernel: Any, tile: Tile, again: bool) -> Config:
-        narrow = self.query.element_size() == 2
-        is_open = not again and self.is_open()
+        narrow, is_open = self.query.element_size() == 2, not again and self.is_open()
         which = self.chip, kernel.fn.__name__, *self.sizes()
         return Config(
             precision="ieee" if narrow else "tf32x3",
@@ -114,6 +114,8 @@ class Run:
             queries=tile.queries,
             keys=tile.keys,
             **self.functions,
+            tiles=index_in(self.functions["masks"]),
+            across=across(tile.keys),
             sinks=len(self.problem.sinks),
             open=is_open,
             stages=min(tile.stages, 2),

@@ -28,6 +28,16 @@ class Tiles(NamedTuple):
     first: Any
 
 
+def across(keys: int) -> int:
+    """Of so many keys, Config.across."""
+    return 2 if keys <= KEYS.value else triton.next_power_of_2(keys // KEYS.value + 1)
+
+
+def index_in(masks: tuple[Any, ...]) -> int:
+    """Of a call's functions of masks, Config.tiles."""
+    return masks.index(hide_by_tiles) if hide_by_tiles in masks else -1
+
+
 @triton.jit
 def hide_by_tiles(s, visible, mask, at):
     b, h, q0, k0, a, c, queries, keys, _ = at
@@ -40,6 +50,21 @@ def hide_by_tiles(s, visible, mask, at):
     bits = tl.load(mask.words + word, found > 0, 0)
     seen = (found == _ALL) | (((bits >> tl.cast(j % KEYS, tl.int64)) & 1) != 0)
     return s, visible & seen
+
+
+@triton.jit
+def sees_tile(mask, block, k0, CONFIG: tl.constexpr):
+    """Whether one of a block of queries may see one of the block of keys at k0; block: (b, h, q0,
+    queries, keys, ...)."""
+    b, h, q0, queries, keys = block[0], block[1], block[2], block[3], block[4]
+    n = tl.arange(0, CONFIG.queries)[:, None]
+    i = mask.first + q0 + n
+    # The first key of each tile that the block touches, and its last.
+    j = k0 + tl.minimum(tl.arange(0, CONFIG.across)[None, :] * KEYS, CONFIG.keys - 1)
+    cells = mask.cells + tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
+    cells += tl.cast(i // mask.rows, tl.int64) * mask.tiles
+    found = tl.load(cells + j // KEYS, (n < queries - q0) & (j < keys), _NONE)
+    return tl.max(tl.max(tl.where(found != _NONE, 1, 0), 1), 0) > 0
 
 
 @triton.jit(do_not_specialize=["rows", "tiles", "steps"])

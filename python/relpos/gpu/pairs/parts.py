@@ -6,13 +6,25 @@ CONFIG.open, which finds out by a branch what it is."""
 import triton
 import triton.language as tl
 
+from relpos.gpu.masks.tiles import sees_tile
+
 
 @triton.jit
 def through_keys(
-    add: tl.constexpr, given, state, first, last, start, keys, problem, CONFIG: tl.constexpr
+    add: tl.constexpr,
+    given,
+    state,
+    first,
+    last,
+    block,
+    problem,
+    CONFIG: tl.constexpr,
+    EACH: tl.constexpr = False,
 ):
     """state, to which add(given, k0, state, problem, CONFIG, PART) adds each tile of the keys from
-    `first` to `last`, in order, for a block of queries; `start` as in parts_of."""
+    `first` to `last`, in order, for a block of queries: (b, h, q0, queries, keys, start as in
+    parts_of). EACH: tiles that a TileMask hides as a whole, too."""
+    _, _, _, _, keys, start = block
     if CONFIG.split:
         one, two, three, four = parts_of(problem, first, last, start, keys, CONFIG)
         for k0 in tl.range(first, one, CONFIG.keys, num_stages=CONFIG.stages):
@@ -29,7 +41,10 @@ def through_keys(
     else:
         part: tl.constexpr = -1 if CONFIG.open else 0
         for k0 in range(first, last, CONFIG.keys):
-            state = add(given, k0, state, problem, CONFIG, part)
+            if EACH or CONFIG.tiles < 0:
+                state = add(given, k0, state, problem, CONFIG, part)
+            elif sees_tile(problem.masks[CONFIG.tiles], block, k0, CONFIG):
+                state = add(given, k0, state, problem, CONFIG, part)
     return state
 
 

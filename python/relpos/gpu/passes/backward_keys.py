@@ -5,6 +5,7 @@ costs registers."""
 import triton
 import triton.language as tl
 
+from relpos.gpu.masks.tiles import sees_tile
 from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import add_ends, pair_gradients, read_rows
 from relpos.gpu.pairs.visibility import queries_of
@@ -64,7 +65,10 @@ def backward_keys(
         state = (acc_k, acc_v, (none, none), none)
         others = (ends, lo, hi, key_sums)
         for q0 in range(first, last, CONFIG.queries):
-            state = add_queries(own, sizes, q0, state, others, problem, CONFIG)
+            if CONFIG.tiles < 0:
+                state = add_queries(own, sizes, q0, state, others, problem, CONFIG)
+            elif sees_tile(problem.masks[CONFIG.tiles], (b, h, q0, queries, keys), k0, CONFIG):
+                state = add_queries(own, sizes, q0, state, others, problem, CONFIG)
         acc_k, acc_v, of_ends, of_keys = state
         before, after = of_ends
         head_key = (tl.cast(b, tl.int64) * kv_heads * group + h) * keys + k0

@@ -59,9 +59,9 @@ def backward_queries(
     state = (acc, (none, none), (none, none, none, none))
     others = (of_rows, ends, lo, hi, lines, nearest)
     first, last = keys_of(problem, b, q0, queries, keys, CONFIG)
-    start = tl.cast(q0, tl.int64) - shift
+    block = (b, h, q0, queries, keys, tl.cast(q0, tl.int64) - shift)
     given = (own, others)
-    state = through_keys(add_keys, given, state, first, last, start, keys, problem, CONFIG)
+    state = through_keys(add_keys, given, state, first, last, block, problem, CONFIG)
     acc, of_ends, of_lines = state
     write_rows(dq, acc * slope, row, queries - q0, head_dim, CONFIG.widen)
     n = tl.arange(0, CONFIG.queries)

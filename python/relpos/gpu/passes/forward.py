@@ -61,9 +61,9 @@ def forward(
     first = tl.maximum(first, tl.program_id(1) * chunk)
     last = tl.minimum(last, (tl.program_id(1) + 1) * chunk)
     given = (q, key, value, b, h, h // group, q0, a, c, queries, keys, shift)
-    start = tl.cast(q0, tl.int64) - shift
+    block = (b, h, q0, queries, keys, tl.cast(q0, tl.int64) - shift)
     state = (reference, total, acc)
-    state = through_keys(add_keys, given, state, first, last, start, keys, problem, CONFIG)
+    state = through_keys(add_keys, given, state, first, last, block, problem, CONFIG)
     reference, total, acc = state
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
     write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)

@@ -187,8 +187,9 @@ def write_weights(
         last = tl.maximum(last, seen_to)
     own = (query, key, b, h, h // group, q0, a, c, queries, keys, shift)
     given = (own, (reference, inverse), (band, pairs, row, lo, width))
-    start = tl.cast(q0, tl.int64) - shift
-    found = through_keys(add_weights, given, found, first, last, start, keys, problem, CONFIG)
+    block = (b, h, q0, queries, keys, tl.cast(q0, tl.int64) - shift)
+    # The inner cells of each tile are read.
+    found = through_keys(add_weights, given, found, first, last, block, problem, CONFIG, True)
     before, after = found
     n = tl.arange(0, CONFIG.queries)
     tl.store(ends + 2 * (row + n), before, n < queries - q0)
