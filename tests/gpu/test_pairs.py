@@ -1,6 +1,6 @@
 """Masks by tiles, weights and scores in the interpreter, against the same without them."""
 
-import sys
+import importlib
 
 import pytest
 import relpos
@@ -68,10 +68,10 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter calls functions of Python")
 def test_tiles_that_nobody_sees_are_not_computed(monkeypatch):
-    """Of 64 keys and as many queries, half a block of the mask, forward and backward."""
+    """Of 64 keys and as many queries: 4 of 12 are in a block of the mask that sees them."""
     counts = dict.fromkeys(("forward", "backward_queries", "backward_keys"), 0)
     for kernel in counts:
-        module = sys.modules[f"relpos.gpu.passes.{kernel}"]
+        module = importlib.import_module(f"relpos.gpu.passes.{kernel}")
         name = "add_queries" if kernel == "backward_keys" else "add_keys"
 
         def counted(*given, of=kernel, add=getattr(module, name)):
@@ -79,9 +79,9 @@ def test_tiles_that_nobody_sees_are_not_computed(monkeypatch):
             return add(*given)
 
         monkeypatch.setattr(module, name, counted)
-    q = torch.randn(1, 1, 256, 16, requires_grad=True)
-    mask = relpos.from_mask_mod(lambda b, h, i, j: j // 64 == i // 128 + 1, 256, 256)
-    relpos.attention(q, q, q, attn_mask=mask).sum().backward()
+    q, k = (torch.randn(1, 1, n, 16, requires_grad=True) for n in (192, 256))
+    mask = relpos.from_mask_mod(lambda b, h, i, j: j // 64 == i // 96 + 1, 192, 256)
+    relpos.attention(q, k, k, attn_mask=mask, q_offset=0).sum().backward()
     assert counts == dict.fromkeys(counts, 4)
 
 
