@@ -1,6 +1,7 @@
 """Masks by tiles, weights and scores in the interpreter, against the same without them."""
 
 import importlib
+from functools import partial
 
 import pytest
 import relpos
@@ -70,15 +71,15 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
 def test_tiles_that_nobody_sees_are_not_computed(monkeypatch):
     """Of 64 keys and as many queries: 4 of 12 are in a block of the mask that sees them."""
     counts = dict.fromkeys(("forward", "backward_queries", "backward_keys"), 0)
+
+    def counted(kernel, add, *given):
+        counts[kernel] += 1
+        return add(*given)
+
     for kernel in counts:
         module = importlib.import_module(f"relpos.gpu.passes.{kernel}")
         name = "add_queries" if kernel == "backward_keys" else "add_keys"
-
-        def counted(*given, of=kernel, add=getattr(module, name)):
-            counts[of] += 1
-            return add(*given)
-
-        monkeypatch.setattr(module, name, counted)
+        monkeypatch.setattr(module, name, partial(counted, kernel, getattr(module, name)))
     q, k = (torch.randn(1, 1, n, 16, requires_grad=True) for n in (192, 256))
     mask = relpos.from_mask_mod(lambda b, h, i, j: j // 64 == i // 96 + 1, 192, 256)
     relpos.attention(q, k, k, attn_mask=mask, q_offset=0).sum().backward()
