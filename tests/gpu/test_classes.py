@@ -7,7 +7,15 @@ from relpos import terms
 from relpos.gpu.rows import chunks
 from relpos.gpu.sums import table_gradients
 
-from tests.gpu.cases import PLAIN, assert_the_same_bits_twice, drawn_of, judged, number_of
+from tests.gpu.cases import (
+    DEVICE,
+    PLAIN,
+    assert_the_same_bits_twice,
+    drawn_of,
+    judged,
+    number_of,
+    to_device,
+)
 
 POSITIONS = [f"{name}#{n}" for name in ("pair_bias", "pair_rows") for n in range(4)]
 POSITIONS += ["pair_bias#1+pair_rows#2", "pair_bias#1+alibi#3", "pair_rows#1+t5#0+rope#0"]
@@ -42,3 +50,19 @@ def test_without_keys_a_table_gets_nothing(term):
     position = term(table, relpos.PairClasses(torch.zeros(3, 0, dtype=torch.uint8)))
     out = relpos.attention(q, none, none, position=position, q_offset=0)
     assert not any(grad.any() for grad in torch.autograd.grad(out.sum(), [q, table]))
+
+
+def test_what_a_hidden_class_hides_is_not_read():
+    """A key and a value that are not finite reach the queries alone that see them."""
+    classes = torch.zeros(40, 70, dtype=torch.uint8)
+    classes[:33, 69] = 3
+    table, classes = torch.randn(2, 3, device=DEVICE), to_device(classes)
+    position = terms.PairBias(table, relpos.PairClasses(classes, hidden=3))
+    q, k, v = (torch.randn(1, 2, length, 8) for length in (40, 70, 70))
+    k[:, :, 69], v[:, :, 69] = torch.nan, torch.inf
+    q, k, v = (to_device(x).requires_grad_() for x in (q, k, v))
+    out = relpos.attention(q, k, v, position=position, q_offset=0)
+    assert out[:, :, :33].isfinite().all()
+    assert not out[:, :, 33:].isfinite().any()
+    dq, _ = torch.autograd.grad(out[:, :, :33].sum(), [q, k])
+    assert dq[:, :, :33].isfinite().all()

@@ -22,6 +22,7 @@ def inputs(dtype=torch.float32):
 POSITIONS = {
     "t5": lambda: relpos.T5Bias(4),
     "shaw": lambda: relpos.Shaw(9, 16, values=False),
+    "window": lambda: relpos.T5Bias(4),
     "lines": lambda: relpos.ALiBi(4, learned=True) + relpos.KerpleLog(4),
 }
 
@@ -44,19 +45,27 @@ def some_of_both(b, h, i, j):
     return ((j - i + 20 * h) % 170 < 90 + 10 * b) & (j // 64 != 1 + b) | (i // 70 == h - 2)
 
 
+def after_a_tile(b, h, i, j):
+    return j >= 64
+
+
 @pytest.mark.parametrize(
-    ("rows", "name"), [((1, 1), "t5"), ((2, 4), "lines"), ((1, 4), "shaw"), ((2, 1), "t5")]
+    ("rows", "name"),
+    [((1, 1), "t5"), ((2, 4), "lines"), ((1, 4), "shaw"), ((2, 1), "t5"), ((2, 4), "window")],
 )
 def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
     if name == "shaw":
         monkeypatch.setattr(chunks, "MOST_BYTES", 1)  # of 64 queries
-    mask = relpos.from_mask_mod(some_of_both, QUERIES, KEYS, batch=rows[0], heads=rows[1])
+    seen = after_a_tile if name == "window" else some_of_both
+    mask = relpos.from_mask_mod(seen, QUERIES, KEYS, batch=rows[0], heads=rows[1])
     given, module = inputs(), position(name)
     options = {"position": module, "enable_gqa": True}
     if name == "lines":  # far from the keys, where rows count from the nearest that their head sees
         options |= {"q_positions": torch.arange(QUERIES) + 200, "k_positions": torch.arange(KEYS)}
     else:
         options |= {"q_offset": 0}
+    if name == "window":  # blocks of keys begin anywhere in tiles
+        options |= {"window": (45, 31)}
     before = relpos.gpu.launches().get("write_cells_of_tiles", 0)
     found, dense = (
         step(lambda *x, m=m: relpos.attention(*x, attn_mask=m, **options), given, module)
