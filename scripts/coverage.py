@@ -49,14 +49,15 @@ def lines_of(text):
 
 
 def branches_of(text):
-    """{(file, line, column, "true" or "false"): how often that side ran}."""
+    """{(file, line, column, "true" or "false"): how often that side ran}. Of the lists that clang
+    gives, those of the functions leave out what the compiler decides; those of the files do not."""
     found = collections.Counter()
-    for unit in json.loads(text)["data"][0]["files"]:
-        path = pathlib.Path(unit["filename"]).resolve()
-        if not is_product(path):
-            continue
-        for line, column, _, _, true, false, *_ in unit["branches"]:
-            at = name_of(path), line, column
+    for function in json.loads(text)["data"][0]["functions"]:
+        paths = [pathlib.Path(name).resolve() for name in function["filenames"]]
+        for line, column, _, _, true, false, unit, *_ in function["branches"]:
+            if not is_product(paths[unit]):
+                continue
+            at = name_of(paths[unit]), line, column
             found[(*at, "true")] += true
             found[(*at, "false")] += false
     return found

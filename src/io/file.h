@@ -28,7 +28,6 @@ class RELPOS_EXPORT InputFile {
   InputFile& operator=(const InputFile&) = delete;
 
   int64_t size() const noexcept { return size_; }
-  const std::string& path() const noexcept { return path_; }
   // offset + bytes <= size(), else an error that says the file is truncated.
   void read(int64_t offset, void* out, int64_t bytes) const;
   // The bytes of so many elements of `item` bytes; an error that starts with `who` on overflow.

@@ -87,6 +87,12 @@ TEST(Dropout, KeepsAtItsRateInEveryRowAndColumn) {
   }
 }
 
+TEST(Dropout, ScalesWhatItKeepsToTheSameMean) {
+  for (const double p : {0.0, 0.25, 0.5, 0.75})
+    EXPECT_EQ(Dropout(p, 7).keep_scale() * (1 - p), 1.0);
+  EXPECT_EQ(Dropout(1.0, 7).keep_scale(), 0.0);
+}
+
 TEST(Dropout, RowsSeedsAndShiftsAgreeByChanceOnly) {
   const auto bits = [](uint64_t seed, int64_t b, int64_t h, int64_t i) {
     return row_bits(Dropout(0.5, seed), b, h, i);

@@ -75,7 +75,6 @@ struct Visibility {
     }
     return word;
   }
-  bool boolean_mask() const noexcept { return mask.given() && mask.dtype == DType::kBool; }
   bool floating_mask() const noexcept { return mask.given() && mask.dtype != DType::kBool; }
   int64_t mask_offset(int64_t b, int64_t h, int64_t i, int64_t j) const noexcept {
     return mask.offset({b, h, i, j});
