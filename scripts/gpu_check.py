@@ -34,7 +34,7 @@ from relpos.gpu.sums import (
     row_sums,
     table_gradients,
 )
-from relpos.gpu.terms import bias, classes, columns, key_bias, rotation, sinks, slopes
+from relpos.gpu.terms import bias, classes, columns, coordinates, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
     APART,
@@ -126,9 +126,8 @@ LINES = (
 BIAS = bias.Bias("*fp32", "i32", "i64", "i32"), bias.bias_score
 OF_QUERIES, OF_KEYS = (ROWS, row_terms.row_score), (COLUMNS, columns.column_score)
 AT_COORDINATES = (
-    (bias.CoordinateBias(BIAS[0], PLACES), bias.coordinate_score),
-    (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
-    (row_terms.CoordinateRows(ROWS, PLACES), row_terms.coordinate_row_score),
+    (coordinates.AtCoordinates(BIAS[0], PLACES), coordinates.coordinate_score),
+    *((coordinates.AtCoordinates(ROWS, PLACES), coordinates.coordinate_row_score),) * 2,
 )
 CLASSES = MASK._replace(data="*u8")
 CLASSED = (

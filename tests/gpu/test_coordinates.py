@@ -11,11 +11,11 @@ from tests.gpu.cases import PLAIN, TIMES, assert_the_same_bits_twice, drawn_of, 
 
 POSITIONS = ["layout#1", "udop#1", "udop#2"]
 POSITIONS += ["layout#1+rope#0", "udop#1+alibi#3", "layout#1+udop#2", "udop#1+t5#0"]
+ROWS = ["botnet#1", "decomposed#1+t5#1", "xlnet#0", "funnel#0", "funnel#2", "cpm_ant#1"]
+ROWS += ["xlnet#1+layout#1+rope#0", "botnet#0+shaw#1", "cpm_ant#1+swin#0"]
 if TIMES > 1:  # their maps are wide, which the interpreter takes long for
     POSITIONS += ["layout#0", "udop#0"]
-ROWS = ["botnet#0", "botnet#1", "decomposed#0", "decomposed#1+t5#1", "xlnet#0", "xlnet#1"]
-ROWS += ["funnel#0", "funnel#1", "funnel#2", "cpm_ant#0", "cpm_ant#1"]
-ROWS += ["xlnet#0+layout#1+rope#0", "botnet#0+shaw#1", "cpm_ant#1+swin#0"]
+    ROWS += ["cpm_ant#0", "botnet#0", "decomposed#0", "funnel#1", "xlnet#1"]
 CASE = PLAIN | {"position": "layout#1", "queries": 40, "keys": 33, "mask": "padding"}
 
 
@@ -43,7 +43,7 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
         assert not judged(CASE | {"position": position, "queries": 20, "heads": (2, 1), "batch": 1})
 
 
-@pytest.mark.parametrize("position", ["layout#1", "xlnet#0", "decomposed#0"])
+@pytest.mark.parametrize("position", ["layout#1", "xlnet#0"])
 def test_two_runs_have_the_same_bits(position):
     assert_the_same_bits_twice(CASE | {"position": position})
 

@@ -41,7 +41,7 @@ def through_keys(
     else:
         part: tl.constexpr = -1 if CONFIG.open else 0
         for k0 in range(first, last, CONFIG.keys):
-            if EACH or CONFIG.tiles < 0:
+            if EACH or CONFIG.tiles < 0:  # noqa: SIM114  what is not taken is not compiled
                 state = add(given, k0, state, problem, CONFIG, part)
             elif sees_tile(problem.masks[CONFIG.tiles], block, k0, CONFIG):
                 state = add(given, k0, state, problem, CONFIG, part)

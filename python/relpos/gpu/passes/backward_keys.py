@@ -65,7 +65,7 @@ def backward_keys(
         state = (acc_k, acc_v, (none, none), none)
         others = (ends, lo, hi, key_sums)
         for q0 in range(first, last, CONFIG.queries):
-            if CONFIG.tiles < 0:
+            if CONFIG.tiles < 0:  # noqa: SIM114  what is not taken is not compiled
                 state = add_queries(own, sizes, q0, state, others, problem, CONFIG)
             elif sees_tile(problem.masks[CONFIG.tiles], (b, h, q0, queries, keys), k0, CONFIG):
                 state = add_queries(own, sizes, q0, state, others, problem, CONFIG)

@@ -8,20 +8,18 @@ from torch import Tensor
 
 from relpos.gpu.layout import aligned
 from relpos.gpu.lowered.class_map import ClassMap
-from relpos.gpu.lowered.delta import Classes, Delta
+from relpos.gpu.lowered.delta import Along, Classes, Delta
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.pairs.softmax import LOG2E
-from relpos.gpu.terms.bias import Bias, CoordinateBias, bias_score, coordinate_score, write_cells
+from relpos.gpu.terms.bias import Bias, bias_score, write_cells
 from relpos.gpu.terms.classes import OfClasses, class_row_score, class_score
 from relpos.gpu.terms.columns import Columns, column_score
-from relpos.gpu.terms.rows import (
-    Added,
-    CoordinateRows,
-    Rows,
+from relpos.gpu.terms.coordinates import (
+    AtCoordinates,
     coordinate_row_score,
-    row_score,
-    write_products,
+    coordinate_score,
 )
+from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
 from relpos.gpu.tiles import PRODUCTS, SUMMED
 
 # Of a program.
@@ -40,26 +38,27 @@ def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
         bias = _bias_of(run, term.map, *table, term.delta)
         if term.delta is None:
             found.append((bias, bias_score))
-        elif isinstance(term.delta, Classes):
-            others.append((OfClasses(bias, term.delta.read(lowered)), class_score))
         else:
-            others.append((CoordinateBias(bias, term.delta.read(lowered)), coordinate_score))
+            others.append(_apart(run, bias, term.delta, class_score, coordinate_score))
     for term, table in zip(lowered.computed.terms, lowered.tables, strict=True):
         bias = _bias_of(run, term.map, table, 1.0)
         found.append((bias, bias_score))
     if lowered.rows:
         found.append((rows_of(run, lowered.rows), row_score))
     for table in lowered.rows_apart:
-        own = rows_of(run, [table]), table.delta.read(lowered)
-        by_class = isinstance(table.delta, Classes)
-        others.append(
-            (OfClasses(*own), class_row_score)
-            if by_class
-            else (CoordinateRows(*own), coordinate_row_score)
-        )
+        rows = rows_of(run, [table])
+        others.append(_apart(run, rows, table.delta, class_row_score, coordinate_row_score))
     if lowered.columns:
         found.append((columns_of(run, lowered.columns), column_score))
     return found, others
+
+
+def _apart(run: Any, table: Any, delta: Along | Classes, by_class: Any, by_distance: Any) -> Any:
+    """What the passes read of a table that no distance of positions chooses, and its function."""
+    of_pairs = delta.read(run.lowered)
+    if isinstance(delta, Classes):
+        return OfClasses(table, of_pairs), by_class
+    return AtCoordinates(table, of_pairs), by_distance
 
 
 def window_of_call(run: Any, tables: Sequence[Any]) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.product import stored
-from relpos.gpu.pairs.visibility import apart_by, near
+from relpos.gpu.pairs.visibility import near
 
 
 class Bias(NamedTuple):
@@ -29,18 +29,6 @@ def bias_score(s, term, at, distances):
     x = near(corner - term.lo) + within
     row = term.cells + tl.cast(h, tl.int64) * term.stride
     return s + tl.load(row + tl.minimum(tl.maximum(x, 0), term.width - 1))
-
-
-class CoordinateBias(NamedTuple):
-    """A Bias that is read by distances of places of its own."""
-
-    bias: Any
-    places: Any
-
-
-@triton.jit
-def coordinate_score(s, term, at, distances):
-    return bias_score(s, term.bias, at, apart_by(term.places, at))
 
 
 @triton.jit(do_not_specialize=["head_stride", "class_stride", "stride", "width"])

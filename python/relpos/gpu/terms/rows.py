@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.product import rows, wide_product
-from relpos.gpu.pairs.visibility import apart_by, near
+from relpos.gpu.pairs.visibility import near
 
 
 class Rows(NamedTuple):
@@ -40,18 +40,6 @@ def row_score(s, term, at, distances):
     row = (tl.cast(b, tl.int64) * term.heads + h) * queries + q0
     at_row = term.cells + row * term.width + a * term.width
     return s + tl.load(at_row + tl.minimum(tl.maximum(x, 0), term.width - 1), a < queries - q0, 0.0)
-
-
-class CoordinateRows(NamedTuple):
-    """Rows that are read by distances of places of their own."""
-
-    rows: Any
-    places: Any
-
-
-@triton.jit
-def coordinate_row_score(s, term, at, distances):
-    return row_score(s, term.rows, at, apart_by(term.places, at))
 
 
 @triton.jit
