@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/sanitized.h"
+#include "testing/allocations.h"
 
 namespace relpos {
 namespace {
@@ -46,6 +47,18 @@ TEST(Buffer, KeepsNoMoreThanItSays) {
   }
   EXPECT_LE(detail::kept_bytes(), kKeptBytes);
   EXPECT_EQ(detail::kept_bytes() > kKeptBytes / 2, kKeeps);
+}
+
+TEST(Buffer, WhereMemoryIsShortKeptBlocksAreFreed) {
+  if (!allocations::kCanFail) GTEST_SKIP() << "the sanitizer's operator new does not fail";
+  Buffer<char> kept(3 * kMiB);
+  kept = Buffer<char>();
+  ASSERT_GT(detail::kept_bytes(), 0U);
+  const allocations::Failing failing(1, allocations::Failing::kOne);
+  const Buffer<char> next(7 * kMiB);  // no test keeps one of this size
+  EXPECT_TRUE(allocations::Failing::any());
+  EXPECT_NE(next.get(), nullptr);
+  EXPECT_EQ(detail::kept_bytes(), 0U);
 }
 
 TEST(Buffer, ThreadsNeverShareABlock) {

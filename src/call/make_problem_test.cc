@@ -91,6 +91,15 @@ TEST(CallRefusals, OfShapesAndOptions) {
       {[](Call& c) { c.options.softcap = 1e-31; }, "softcap: expected"},
       {[](Call& c) { c.options.first_head = 1; }, "first_head: expected"},
       {[](Call& c) {
+         c.options.tile_mask.ranges = c.made(DType::kInt64, {1, 1, 1, 2});
+         c.options.tile_mask.ranges.store(1, 2);
+         c.options.tile_mask.entries = c.made(DType::kInt64, {2, 2});  // tile 0, twice
+         c.options.tile_mask.words = c.made(DType::kInt64, {1, kQueries});
+         c.options.tile_mask.queries = kQueries;
+         c.options.tile_mask.keys = kKeys;
+       },
+       "tiles of a TileMask that ascend from 0 to 0, got 0 after 0"},
+      {[](Call& c) {
          c.position = parse_position("rope_dynamic(head_dim=8, layout=half, factor=2)");
          c.options.length = 2;
        },

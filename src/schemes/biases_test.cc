@@ -35,6 +35,9 @@ TEST(Golden, AtDistances) {
       {"kerple_log(heads=1)", p_and_a, -2, {-2.197225}},
       {"kerple_log(heads=1)", p_and_a, -3, {-2.772589}},
       {"kerple_log(heads=1)", p_and_a, -4, {-3.218876}},
+      // Numbers of kerple outside of their bounds are read as these.
+      {"kerple_log(heads=1)", {{-3.0}, {0.001}}, -4, {-0.000392}},
+      {"kerple_power(heads=1)", {{5.0}, {-2.0}}, -3, {-0.09}},
       // Location, scale and shape, as the authors' code computes them.
       {"bam(heads=1)", {{0.0}, {-1.0}, {1.0}}, 0, {-1e-5}},
       {"bam(heads=1)", {{0.0}, {-1.0}, {1.0}}, -3, {-1.103648}},

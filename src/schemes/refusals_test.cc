@@ -44,6 +44,8 @@ TEST(Refusals, OfOptions) {
       {"shaw(max_distance=-1, head_dim=3)", "shaw: max_distance"},
       {"shaw(max_distance=4611686018427387904, head_dim=3)", "shaw: max_distance"},
       {"shaw(max_distance=9, head_dim=2, rows=20)", "shaw: rows: expected an odd number"},
+      {"shaw(max_distance=9, head_dim=2, rows=17)", "shaw: rows: expected an odd number"},
+      {"shaw(max_distance=3, right=9, head_dim=2, rows=17)", "shaw: rows: expected an odd number"},
       {"swin(heads=1, window=[])", "swin: window: expected one or two whole numbers"},
       {"swin(heads=1, window=[1, 2, 3])", "swin: window: expected one or two whole numbers"},
       {"swin(heads=1, window=[0])", "swin: window: expected one or two whole numbers"},

@@ -35,7 +35,10 @@ NEAR = {
         *("MaskOrder", "GuardPages"),
     ],
     "src/values": ["ClassMap", "Tensor", "Option", "Position", "Rotary", "Dense", "Terms", "Views"],
-    "src/binding": ["Builder", "Networks", "Registered", "GivenTerms", "SomeHeads"],
+    "src/binding": [
+        *("Builder", "Networks", "Registered", "GivenTerms", "SomeHeads", "Dense", "Golden"),
+        *("Biases", "Rotary", "Rotations"),
+    ],
     "src/call": [
         *("Rotary", "Dense", "Check", "GivenTerms", "SomeHeads", "GuardPages"),
         *("tests/call/test_masks.py", "tests/call/test_tile_mask.py", "tests/fuzz/test_fuzz.py"),

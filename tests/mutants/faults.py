@@ -107,7 +107,7 @@ FAULTS = [
         "src/kernels/plan/angle_tables.h",
         ("a.sin[n] * b.cos[n] + a.cos[n] * b.sin[n]", "a.sin[n] * b.cos[n] - a.cos[n] * b.sin[n]"),
         ("sin[n] = static_cast<float>(sin[n] * magnitude_);", ""),
-        ("tile_ = tile;\n", ""),
+        ("if (tile_ != tile) coarse_", "if (!tile_) coarse_"),
     ),
     *of(
         "src/kernels/terms/key_biases.cc",
@@ -179,7 +179,10 @@ FAULTS = [
     *of("src/schemes/t5.cc", ("bias_scale * weight", "weight")),
     *of("src/schemes/alibi.cc", ("b.slopes(slope[0], -slope[1])", "b.slopes(slope[0], slope[1])")),
     *of("src/schemes/shaw.cc", ("2 == 1 && std::max(left(), right()) <= middle", "2 == 1")),
-    *of("src/schemes/deberta.cc", ("if (n <= half) return n;", "if (n < half) return n;")),
+    *of(
+        "src/schemes/deberta.cc",
+        ("std::ceil(share * (middle - 1.0))", "std::floor(share * (middle - 1.0))"),
+    ),
     *of(
         "src/schemes/sandwich.cc",
         ("0.5 * static_cast<double>(delta)", "static_cast<double>(delta)"),

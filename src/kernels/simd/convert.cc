@@ -145,8 +145,9 @@ bool scale_in_double(const float* from, int64_t step, int64_t n, double multipli
   alignas(64) float numbers[kN];
   const auto run = [&](auto multiplied) HWY_ATTR {
     int64_t i = 0;
-    // One lane is left to the loop below: Highway's conversion of one would make Inf finite.
-    for (; kN > 1 && i + kN <= n; i += kN) {
+    // Emulated vectors are left to the loop below: Highway's conversion of these would make Inf finite.
+    constexpr bool kKeepsInf = HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128;
+    for (; kKeepsInf && i + kN <= n; i += kN) {
       const auto x =
           step == 1 ? hn::LoadU(f, from + i) : hn::Reverse(f, hn::LoadU(f, from - i - (kN - 1)));
       largest = largest_finite(largest, x);

@@ -1,7 +1,10 @@
 // The units of x86-64 CPUs: AMX's tdpbf16ps and AVX-512's vdpbf16ps.
+#include "base/sanitized.h"
 #include "kernels/block/matrix_unit.h"
 
-#if defined(__x86_64__)
+// MemorySanitizer wants every lane of an instruction's operands written, also those that nobody reads. What it
+// watches are the emulations, which compute number by number.
+#if defined(__x86_64__) && !defined(RELPOS_MEMORY_SANITIZER)
 
 #include <immintrin.h>
 #include <sys/syscall.h>
