@@ -30,6 +30,17 @@ def prefix(tmp_path_factory):
     return out
 
 
+def built(code, prefix, folder, compiler="gcc"):
+    """The program of C99, linked with the library."""
+    source, program = folder / "main.c", folder / "main"
+    source.write_text(code)
+    (library,) = prefix.rglob("librelpos.so")
+    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
+    paths = [f"-I{prefix / 'include'}", f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"]
+    run(compiler, *strict, source, *paths, "-lrelpos", "-o", program)
+    return program
+
+
 def test_symbols_are_those_of_the_header(prefix):
     declared = set(re.findall(r"RELPOS_API [^;]*?\b(relpos_\w+)\(", HEADER))
     listed = set(re.findall(r"^    (relpos_\w+);", (ROOT / "c/relpos.map").read_text(), re.M))
@@ -45,12 +56,8 @@ def test_symbols_are_those_of_the_header(prefix):
 def test_the_example_equals_numpy(compiler, prefix, tmp_path):
     if shutil.which(compiler) is None:
         pytest.skip(f"{compiler} is not installed")
-    (library,) = prefix.rglob("librelpos.so")
-    strict = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror"]
-    paths = [f"-I{prefix / 'include'}", f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"]
-    program = tmp_path / "example"
-    run(compiler, *strict, ROOT / "examples/c/main.c", *paths, "-lrelpos", "-o", program)
-    shown = run(program)
+    example = (ROOT / "examples/c/main.c").read_text()
+    shown = run(built(example, prefix, tmp_path, compiler))
 
     numbers = np.arange(2 * 16 * 8)
     q, k, v, dout = (
@@ -107,13 +114,39 @@ int main(void) {
 """
 
 
+WIDE = r"""
+#include <relpos.h>
+#include <stdio.h>
+
+int main(void) {
+  static double bias[12 * 2 * 2];
+  relpos_call* call = relpos_call_new("alibi(heads=12)");
+  relpos_tensor out = {0};
+  out.data = bias;
+  out.dtype = RELPOS_FLOAT64;
+  out.rank = 3;
+  out.shape[0] = 12;
+  out.shape[1] = out.shape[2] = 2;
+  out.strides[0] = 4;
+  out.strides[1] = 2;
+  out.strides[2] = 1;
+  printf("%d\n", relpos_dense(call, "key", 0, 2, 2, &out));
+  printf("%.17g\n", bias[8 * 4 + 2]);
+  relpos_call_free(call);
+  return 0;
+}
+"""
+
+
+def test_values_that_follow_from_options_are_float64_in_float64(prefix, tmp_path):
+    """The ninth of 12 slopes is the root of a half, which no float32 is."""
+    status, slope = run(built(WIDE, prefix, tmp_path)).split()
+    assert status == "0"
+    assert abs(float(slope) + 0.5**0.5) < 1e-15
+
+
 def test_errors_and_other_functions(prefix, tmp_path):
-    source, program = tmp_path / "wrong.c", tmp_path / "wrong"
-    source.write_text(WRONG)
-    (library,) = prefix.rglob("librelpos.so")
-    paths = [f"-I{prefix / 'include'}", f"-L{library.parent}", f"-Wl,-rpath,{library.parent}"]
-    run("gcc", "-std=c99", "-pedantic", "-Werror", source, *paths, "-lrelpos", "-o", program)
-    schemes, status, slopes, *errors = run(program).splitlines()
+    schemes, status, slopes, *errors = run(built(WRONG, prefix, tmp_path)).splitlines()
     bias = rn.dense("alibi(heads=2)", 3, 3, 0)
     assert schemes == f"{len(relpos.schemes())} schemes"
     assert (status, slopes) == ("0", f"{bias[0, 1, 0]:.4f} {bias[1, 2, 0]:.4f}")

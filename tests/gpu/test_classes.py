@@ -37,7 +37,7 @@ def test_chunks_of_queries_keep_it(position, garbage, monkeypatch):
     assert not judged(CASE | {"position": position})
 
 
-@pytest.mark.parametrize("position", ["pair_bias#3", "pair_rows#1"])
+@pytest.mark.parametrize("position", ["pair_bias#3+pair_rows#1"])
 def test_two_runs_have_the_same_bits(position):
     assert_the_same_bits_twice(CASE | {"position": position})
 

@@ -43,7 +43,7 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
         assert not judged(CASE | {"position": position, "queries": 20, "heads": (2, 1), "batch": 1})
 
 
-@pytest.mark.parametrize("position", ["layout#1", "xlnet#0"])
+@pytest.mark.parametrize("position", ["layout#1+xlnet#0"])
 def test_two_runs_have_the_same_bits(position):
     assert_the_same_bits_twice(CASE | {"position": position})
 

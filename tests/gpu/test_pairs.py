@@ -22,7 +22,6 @@ def inputs(dtype=torch.float32):
 POSITIONS = {
     "t5": lambda: relpos.T5Bias(4),
     "shaw": lambda: relpos.Shaw(9, 16, values=False),
-    "window": lambda: relpos.T5Bias(4),
     "lines": lambda: relpos.ALiBi(4, learned=True) + relpos.KerpleLog(4),
 }
 
@@ -58,7 +57,7 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
         monkeypatch.setattr(chunks, "MOST_BYTES", 1)  # of 64 queries
     seen = after_a_tile if name == "window" else some_of_both
     mask = relpos.from_mask_mod(seen, QUERIES, KEYS, batch=rows[0], heads=rows[1])
-    given, module = inputs(), position(name)
+    given, module = inputs(), position("t5" if name == "window" else name)
     options = {"position": module, "enable_gqa": True}
     if name == "lines":  # far from the keys, where rows count from the nearest that their head sees
         options |= {"q_positions": torch.arange(QUERIES) + 200, "k_positions": torch.arange(KEYS)}
