@@ -160,8 +160,9 @@ TensorView memory_of_integers(nb::handle tensor) {
 
 // (scale, whether tokens are consecutive, whether the terms hold at the positions, and for the inputs of
 // integers, that were read alone, terms) of a call of which shapes, dtypes and plain options alone are read,
-// and with `reads` tensors of options and inputs of integers, which lie on the CPU. A term is (scheme, kind, what), with the members of lower.h in their order; numbers that
-// are not given are None, and so is what kernels are not told.
+// and with `reads` tensors of options and inputs of integers, which lie on the CPU. A term is (scheme, kind,
+// what), with the members of lower.h in their order; numbers that are not given are None, and so is what kernels
+// are not told.
 nb::tuple lower_call(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
                      bool reads) {
   const Bound call(options, reads ? memory_of_integers : shape_of, reads ? memory_of : shape_of);

@@ -37,7 +37,6 @@ from relpos.gpu.sums import (
 from relpos.gpu.terms import bias, classes, columns, coordinates, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
 from relpos.gpu.tiles import (
-    APART,
     BIASED,
     CROWDED,
     DECODE,
@@ -76,8 +75,8 @@ KERNELS = {
         *(slopes.find_nearest, key_bias.sum_along),
     )
 }
-OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {"write_pairs", "sum_mask"}
-OF_PAIRS = ("write_bands", "sum_pairs")  # whose results are gathered by coordinates and classes
+LIKE_PAIRS = ("write_pairs", "sum_mask")  # which have the tiles of sum_pairs
+OF_TILES = {kernel for _, kernel, _, _ in TABLE} | {*LIKE_PAIRS}
 AGAIN_TOO = ("forward", "backward_queries", "backward_keys")
 ELEMENTS = {16: "bf16", 32: "fp32"}
 LOG2 = {16: 4, 32: 5, 64: 6, 128: 7}
@@ -263,10 +262,11 @@ def of_table() -> list[Row]:
     weights = [row for row in found if row.kernel == "write_weights"]
     found += [row._replace(kind=kind) for row in weights for kind in ("rows", "columns")]
     found += [row._replace(kind="all") for row in (*bands, *weights)]
-    apart = {
-        key: tile for key, tile in KINDS["apart"].items() if key in APART or key[1] in OF_PAIRS
-    }
-    found += [Row(*key, tile, kind=kind) for key, tile in apart.items() for kind in APART_KINDS]
+    apart = [
+        Row(*key, tile, kind=kind) for key, tile in KINDS["apart"].items() for kind in APART_KINDS
+    ]
+    of_pairs = [row for row in apart if row.kernel == "sum_pairs"]
+    found += apart + [row._replace(kernel=name) for row in of_pairs for name in LIKE_PAIRS]
     found += [row._replace(kernel="write_pairs", kind="all") for row in pairs]
     found += [row._replace(kernel="sum_mask") for row in pairs]
     crowded = [Row(*key, tile) for key, tile in CROWDED.items()]

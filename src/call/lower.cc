@@ -87,6 +87,16 @@ void lower_slopes(const Recipe::Slopes& of, int64_t first_parameter, LoweredTerm
   if (past && future) term.what = std::move(slopes);
 }
 
+// Says the bias of a table whose numbers are a parameter's as they are.
+void lower_numbers(const TermData& table, int64_t first_parameter, LoweredBias found,
+                   LoweredTerm& term) {
+  if (read_numbers(table, first_parameter, found.table)) {
+    term.what = std::move(found);
+  } else {
+    term.kind = "computed " + term.kind;
+  }
+}
+
 void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parameter,
                 LoweredTerm& term) {
   if (is_computed_table(bias)) {
@@ -96,18 +106,15 @@ void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parame
         LoweredComputedTable{map_of(*bias.map), bias.table.view.shape[0], first_parameter, end};
     return;
   }
-  term.what = LoweredBias{map_of(*bias.map), numbers_of(*bias.table.source, first_parameter),
-                          distance_of(bias, first_parameter)};
+  LoweredBias found{map_of(*bias.map), {}, distance_of(bias, first_parameter)};
+  lower_numbers(bias.table, first_parameter, std::move(found), term);
 }
 
 void lower_pair_bias(const PairBias& bias, int64_t first_parameter, LoweredTerm& term) {
-  LoweredBias found{map_of_classes(bias.table.view.shape[1]), {}, {}};
-  if (read_numbers(bias.table, first_parameter, found.table)) {
-    found.delta = distance_of(bias.classes, first_parameter);
-    term.what = std::move(found);
-  } else {
-    term.kind = "computed " + term.kind;
-  }
+  LoweredBias found{map_of_classes(bias.table.view.shape[1]),
+                    {},
+                    distance_of(bias.classes, first_parameter)};
+  lower_numbers(bias.table, first_parameter, std::move(found), term);
 }
 
 // Frequencies [axes, pairs] of which each pair has one.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "relpos/error.h"
+#include "relpos/scheme.h"
 
 namespace relpos {
 namespace {
@@ -363,6 +364,30 @@ TEST(Lower, MapsThatAreGivenAreReadWhereTheyAreThere) {
   EXPECT_EQ(near.map.classes, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(runs.map.starts, starts);
   EXPECT_EQ(runs.map.classes, classes);
+}
+
+// A bias of coordinates whose numbers are bounded.
+struct Bounded {
+  void options(OptionList&) {}
+  void terms(Builder& b) const {
+    const Source table = b.parameter("table", {2, 3}, Init::normal(1.0), "");
+    const Source q = b.integers("q_at", {kBatch, kQueries}, 1, ""),
+                 k = b.integers("k_at", {kBatch, kKeys}, 1, "");
+    b.bias(ClassMap::clamp(-1, 1), table.at_most(5.0), Along::given(q, k, 0));
+  }
+};
+
+TEST(Lower, NumbersThatAreNotAParametersAsTheyAreHaveAKindOfTheirOwn) {
+  const Scheme scheme = make_scheme<Bounded>("bounded", "Bounded", "", "");
+  Position bounded;
+  bounded.parts.push_back(make_part(scheme, {}));
+  bounded.parts[0].parameters = {blank({2, 3}), blank({1, 8}, DType::kInt64),
+                                 blank({1, 8}, DType::kInt64)};
+  const TensorView qkv = blank({1, 2, 8, 4});
+  const LoweredCall call = lower(qkv, qkv, qkv, bounded, {});
+  ASSERT_EQ(call.terms.size(), 1U);
+  EXPECT_EQ(call.terms[0].kind, "computed distance bias");
+  EXPECT_TRUE(std::holds_alternative<std::monostate>(call.terms[0].what));
 }
 
 TEST(Lower, KindsOfOtherTerms) {

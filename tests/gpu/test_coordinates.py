@@ -1,9 +1,14 @@
 """Biases and rows of the distance of coordinates, which are inputs of the call, or follow from
 these and from positions."""
 
+from types import SimpleNamespace
+
 import pytest
 import relpos
 import torch
+from relpos import terms
+from relpos.gpu.lowered.delta import Along
+from relpos.gpu.lowered.numbers import Numbers
 from relpos.gpu.rows import chunks
 from relpos.gpu.sums import table_gradients
 
@@ -46,6 +51,26 @@ def test_chunks_of_queries_keep_it(garbage, monkeypatch):
 @pytest.mark.parametrize("position", ["layout#1+xlnet#0"])
 def test_two_runs_have_the_same_bits(position):
     assert_the_same_bits_twice(CASE | {"position": position})
+
+
+def test_one_input_may_be_that_of_queries_and_of_keys():
+    """A chunk of queries has its part of it, and all keys."""
+    numbers = Numbers(0, (0, 1), (), 1.0)
+    whole = torch.arange(12)[None]
+    call = SimpleNamespace(parameters=(whole.narrow(1, 4, 3),), whole=(whole,))
+    places = Along(numbers, numbers, 0, None).read(call)
+    assert torch.equal(places.q, whole[:, 4:7])
+    assert torch.equal(places.k, whole)
+
+
+def test_a_map_that_is_too_wide_for_a_number_of_each_distance_is_refused():
+    far = 2**22
+    position = terms.DistanceBias(torch.randn(2, 2), relpos.Buckets.runs([-far, far], [0, 1, 0]))
+    q = torch.randn(1, 2, 3, 8)
+    at = torch.tensor([0, 1, far])
+    assert relpos.attention(q, q, q, position=position).isfinite().all()  # no distance is far
+    with pytest.raises(NotImplementedError, match=r"^position: a map that changes over 4194304 "):
+        relpos.attention(q, q, q, position=position, q_positions=at, k_positions=at)
 
 
 def test_segments_are_read_anew_in_each_call():

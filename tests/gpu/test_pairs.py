@@ -75,6 +75,16 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
         assert torch.equal(one, other)
 
 
+def test_the_last_keys_are_seen_by_blocks_that_reach_beyond_them():
+    """Of 130 keys the last two are a tile of their own: a block from within the one before meets it."""
+    mask = relpos.from_mask_mod(lambda b, h, i, j: j >= 128, QUERIES, KEYS)
+    options = {"enable_gqa": True, "q_offset": 0, "window": (45, 40)}
+    given = inputs()
+    found, dense = (relpos.attention(*given, attn_mask=m, **options) for m in (mask, mask.dense()))
+    assert torch.equal(found, dense)
+    assert found[:, :, 96].any()
+
+
 @pytest.mark.skipif(DEVICE != "cpu", reason="the interpreter calls functions of Python")
 def test_tiles_that_nobody_sees_are_not_computed(monkeypatch):
     """Of 64 keys and as many queries: 4 of 12 are in a block of the mask that sees them."""

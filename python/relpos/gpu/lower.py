@@ -1,6 +1,5 @@
-"""A call as the kernels of the GPU take it: what relpos._core.lower says of its shapes and plain
-options, with the tensors themselves. No element of a tensor is read here, so that nothing waits for
-the GPU."""
+"""A call as the kernels of the GPU take it: what its plan says (lowered/plan.py), with the tensors
+themselves, of which no element is read here."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +13,19 @@ from torch import Tensor
 from relpos.gpu.device import uploaded
 from relpos.gpu.lowered.delta import Classes, Delta
 from relpos.gpu.lowered.plan import plan_of
-from relpos.gpu.lowered.refusals import check_options
+from relpos.gpu.lowered.refusals import check_options, refuse
 from relpos.gpu.problem import Places, places_of
 from relpos.gpu.sums.targets import Targets
 
 _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
+_WIDEST = 2**22  # distances of a table
+
+
+def _held(lo: int, hi: int) -> tuple[int, int]:
+    if hi - lo >= _WIDEST:
+        why = f"a map that changes over {_WIDEST} distances or more has no kernel"
+        refuse("position", why, hi - lo + 1)
+    return lo, hi
 
 
 class Lowered:
@@ -35,7 +42,7 @@ class Lowered:
       device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
-      parameters: of the position.
+      parameters, whole: of the position; of a part of a call, those of its queries, and all.
       first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
       tiles: ranges, entries and words of a relpos.TileMask, or None.
@@ -54,7 +61,7 @@ class Lowered:
         self.added, self.turns, self.tokens = plan.added, plan.turns, plan.tokens
         self.slopes, self.key_biases = plan.slopes, plan.key_biases
         self.computed, self._inputs = plan.computed, (query, key, value)
-        self.parameters = tuple(call.parameters)
+        self.parameters = self.whole = tuple(call.parameters)
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
         tiles = call.tile_ranges, call.tile_entries, call.tile_words
@@ -238,7 +245,8 @@ class Lowered:
 
     def window(self, lo: int, hi: int, delta: Delta = None) -> tuple[int, int]:
         """Distances lo < hi, of positions or `delta`, cut to those that occur, where these are
-        known: what is said of lo holds of all before it, what is said of hi of all after it."""
+        known: what is said of lo holds of all before it, what is said of hi of all after it. Raises
+        NotImplementedError where they are too many to have a number each."""
         at = self.tokens if delta is None else delta.at
         if at is not None:
             q, k = self.own(at[0]), at[1]
@@ -246,11 +254,11 @@ class Lowered:
                 return lo, hi
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
         elif delta is not None or self.shift is None or self.places is not None:
-            return lo, hi
+            return _held(lo, hi)
         else:
             first, last = self._apart(self.shift)
         lo = min(max(lo, first), hi - 1)
-        return lo, max(min(hi, last), lo + 1)
+        return _held(lo, max(min(hi, last), lo + 1))
 
     @cached_property
     def shared(self) -> set[int]:

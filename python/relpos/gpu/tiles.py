@@ -161,7 +161,8 @@ APART = CROWDED | {
     (90, "forward", 16, 128): Tile(32, 32, 8, 1),
     (90, "backward_keys", 16, 64): Tile(16, 32, 4, 1),
     (90, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
-    (100, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
+    (90, "write_weights", 16, 256): Tile(64, 32, 8, 2),
+    (100, "sum_pairs", 16, 256): Tile(32, 32, 8, 2),
 }
 KINDS = {
     "plain": TABLE,

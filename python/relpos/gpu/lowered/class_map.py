@@ -58,14 +58,17 @@ class ClassMap:
             longest = int(starts.diff().max())
             return cells.int().to(device), starts.int().to(device), longest
 
-        return self.kept(("cells", lo, hi, rows, device, runs_of), listed)
+        of_runs = None if runs_of is None else tuple(map(id, runs_of))  # which one plan keeps
+        return self.kept(("cells", lo, hi, rows, device, of_runs), listed)
 
     def kept(self, key: Any, make: Any) -> Any:
-        if key not in self._held:
+        """What `make` makes; threads may make it twice."""
+        found = self._held.get(key)
+        if found is None:
             if len(self._held) >= _KEPT:
                 self._held.clear()
-            self._held[key] = make()
-        return self._held[key]
+            found = self._held[key] = make()
+        return found
 
 
 def edges(maps: Sequence[ClassMap], lo: int, hi: int) -> Tensor:
@@ -78,4 +81,5 @@ def edges(maps: Sequence[ClassMap], lo: int, hi: int) -> Tensor:
 
 def edges_on(maps: tuple[ClassMap, ...], lo: int, hi: int, device: torch.device) -> Tensor:
     """The same on a device."""
-    return maps[0].kept(("edges", maps, lo, hi, device), lambda: edges(maps, lo, hi).to(device))
+    key = "edges", tuple(map(id, maps)), lo, hi, device
+    return maps[0].kept(key, lambda: edges(maps, lo, hi).to(device))

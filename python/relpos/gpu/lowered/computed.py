@@ -35,12 +35,11 @@ class ComputedTerm(NamedTuple):
 
 
 def placed_on_cpu(call: Any) -> Any:
-    """The call with the tensors that say where tokens stand on the CPU, inputs of int64 among them,
-    and without what no table depends on."""
+    """The call with the tensors that say where tokens stand on the CPU, and without what no table
+    depends on."""
     given = {name: getattr(call, name) for name in PLACING}
     held = {name: None if x is None else x.cpu() for name, x in given.items()}
-    parameters = tuple(x.cpu() if x.dtype == torch.int64 else x for x in call.parameters)
-    return call._replace(**_UNREAD, **held, parameters=parameters)
+    return call._replace(**_UNREAD, **held)
 
 
 class Computed:

@@ -1,4 +1,5 @@
-"""What shapes and plain options of a call decide, kept for other calls of the same."""
+"""What shapes and plain options of a call decide, and the integers that say where its tokens stand,
+kept for other calls of the same."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ _KEPT = 256
 
 
 class Plan(NamedTuple):
-    """What shapes and plain options decide."""
+    """What is decided so."""
 
     scale: float
     terms: tuple[TableBias, ...]
@@ -47,16 +48,17 @@ class Plan(NamedTuple):
 
 _plans: dict[Any, Plan] = {}
 _READ_AS = {"pair bias": "distance bias", "pair rows": "row table"}  # whose distance is a class
-_KEPT_NUMBERS = 2**24  # of the features that plans hold; with more they are forgotten
+_KEPT_NUMBERS = 2**24  # that plans hold, and the integers they are kept by; else they are forgotten
 
 
 def plan_of(query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> Plan:
     shapes = _shape([query, key, value, *call])
-    plan = _held(shapes, lambda: _made(query, key, value, call))
+    plan = _held((shapes,), lambda: _made(query, key, value, call))
     if plan.reads_inputs or any(getattr(call, name) is not None for name in plan.reads):
-        own = placed_on_cpu(call)
+        inputs = tuple(x.cpu() if x.dtype == torch.int64 else x for x in call.parameters)
+        own = placed_on_cpu(call)._replace(parameters=inputs)
         read = [getattr(own, name) for name in PLACING]
-        read += [x if x.dtype == torch.int64 else None for x in own.parameters]
+        read += [x if x.dtype == torch.int64 else None for x in inputs]
         known = (None if x is None else x.contiguous().numpy().tobytes() for x in read)
         return _held((shapes, *known), lambda: _made(query, key, value, own, reads=True))
     if not plan.reads or call.key_lo is None:
@@ -64,14 +66,20 @@ def plan_of(query: Tensor, key: Tensor, value: Tensor | None, call: Any) -> Plan
     return plan_of(query, key, value, call._replace(key_lo=None, key_hi=None))  # of all distances
 
 
-def _held(known: Any, make: Callable[[], Plan]) -> Plan:
-    if known not in _plans:
-        made = make()
-        held = sum(plan.numbers() for plan in _plans.values())
-        if len(_plans) >= _KEPT or held + made.numbers() > _KEPT_NUMBERS:
+def _held(known: tuple[Any, ...], make: Callable[[], Plan]) -> Plan:
+    """The plan of what is known of a call; threads may make it twice."""
+    plan = _plans.get(known)
+    if plan is None:
+        plan = make()
+        held = sum(_numbers(*each) for each in [*_plans.items(), (known, plan)])
+        if len(_plans) >= _KEPT or held > _KEPT_NUMBERS:
             _plans.clear()
-        _plans[known] = made
-    return _plans[known]
+        _plans[known] = plan
+    return plan
+
+
+def _numbers(known: tuple[Any, ...], plan: Plan) -> int:
+    return plan.numbers() + sum(len(x) // 8 for x in known if isinstance(x, bytes))
 
 
 def _shape(value: Any) -> Any:

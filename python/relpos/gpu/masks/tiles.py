@@ -59,11 +59,12 @@ def sees_tile(mask, block, k0, CONFIG: tl.constexpr):
     b, h, q0, queries, keys = block[0], block[1], block[2], block[3], block[4]
     n = tl.arange(0, CONFIG.queries)[:, None]
     i = mask.first + q0 + n
-    # The first key of each tile that the block touches, and its last.
+    # The first key of each tile that the block touches, and its last that there is.
     j = k0 + tl.minimum(tl.arange(0, CONFIG.across)[None, :] * KEYS, CONFIG.keys - 1)
+    j = tl.minimum(j, keys - 1)
     cells = mask.cells + tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
     cells += tl.cast(i // mask.rows, tl.int64) * mask.tiles
-    found = tl.load(cells + j // KEYS, (n < queries - q0) & (j < keys), _NONE)
+    found = tl.load(cells + j // KEYS, (n < queries - q0) & (j >= 0), _NONE)
     return tl.max(tl.max(tl.where(found != _NONE, 1, 0), 1), 0) > 0
 
 

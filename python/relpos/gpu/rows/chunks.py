@@ -14,12 +14,13 @@ LEAST = 64
 
 
 def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
-    """How many queries are computed at a time. Shapes and plain options alone decide it."""
+    """How many queries are computed at a time. What a plan says decides it."""
     batch, heads, queries, _ = query.shape
     rows, values = ([table.map for table in each] for each in (lowered.rows, lowered.values))
     cells = _width(lowered, rows) + 2 * _width(lowered, values)  # of a query and head
     if rows:  # bands have the distances of all sums
-        others = (*lowered.terms, *lowered.computed.terms, *lowered.columns)
+        biases = [term for term in lowered.terms if term.delta is None]
+        others = (*biases, *lowered.computed.terms, *lowered.columns)
         cells += _width(lowered, [*rows, *(term.map for term in others)])
     apart = [lowered.window(each.map.lo, each.map.hi, each.delta) for each in lowered.rows_apart]
     cells += sum(2 * (hi - lo + 1) for lo, hi in apart)
