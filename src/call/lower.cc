@@ -111,9 +111,8 @@ void lower_bias(const DistanceBias& bias, const Part& part, int64_t first_parame
 }
 
 void lower_pair_bias(const PairBias& bias, int64_t first_parameter, LoweredTerm& term) {
-  LoweredBias found{map_of_classes(bias.table.view.shape[1]),
-                    {},
-                    distance_of(bias.classes, first_parameter)};
+  LoweredBias found{
+      map_of_classes(bias.table.view.shape[1]), {}, distance_of(bias.classes, first_parameter)};
   lower_numbers(bias.table, first_parameter, std::move(found), term);
 }
 

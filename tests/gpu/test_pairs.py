@@ -76,7 +76,7 @@ def test_a_mask_by_tiles_is_its_dense_mask(rows, name, garbage, monkeypatch):
 
 
 def test_the_last_keys_are_seen_by_blocks_that_reach_beyond_them():
-    """Of 130 keys the last two are a tile of their own: a block from within the one before meets it."""
+    """Of 130 keys the last two are a tile of their own; a block begins within the one before."""
     mask = relpos.from_mask_mod(lambda b, h, i, j: j >= 128, QUERIES, KEYS)
     options = {"enable_gqa": True, "q_offset": 0, "window": (45, 40)}
     given = inputs()
