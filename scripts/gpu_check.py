@@ -29,10 +29,10 @@ from relpos.gpu.sums import (
     bands,
     class_sums,
     distance_sums,
+    pair_launches,
     pair_sums,
     row_gradients,
     row_sums,
-    table_gradients,
 )
 from relpos.gpu.terms import bias, classes, columns, coordinates, key_bias, rotation, sinks, slopes
 from relpos.gpu.terms import rows as row_terms
@@ -199,8 +199,8 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
 OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
 BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_products": PRODUCT_BLOCKS}
 BLOCKS_OF |= {"write_rows_gradient": row_gradients.CLASSES}
-BLOCKS_OF |= {"gather_classes": table_gradients.BY_CLASS}
-BLOCKS_OF |= {"gather_bands": row_gradients.GATHERED, "write_turns": {"BLOCK": 8}}
+BLOCKS_OF |= {"gather_classes": pair_launches.BY_CLASS}
+BLOCKS_OF |= {"gather_bands": pair_launches.GATHERED, "write_turns": {"BLOCK": 8}}
 # Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
 OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
 TURNED = ("turn_rows", "write_turn_gradient", "sum_angles")
@@ -309,7 +309,6 @@ def constants_of(row: Row) -> dict[str, Any]:
             scores=tuple(score for _, score in terms_of(row)),
             masks=tuple(f for f, _ in masks_of(row)),
             tiles=1 if row.everything == "mask by tiles" else -1,
-            across=tile_masks.across(row.tile.keys),
             sinks=int(bool(row.everything)),
             tables=0 if row.kind in NOT_TABLES else len(TERMS[row.kind]),
             open=not (masks_of(row) or row.again),

@@ -5,7 +5,7 @@ import relpos
 import torch
 from relpos import terms
 from relpos.gpu.rows import chunks
-from relpos.gpu.sums import table_gradients
+from relpos.gpu.sums import pair_launches
 
 from tests.gpu.cases import (
     DEVICE,
@@ -31,7 +31,7 @@ def test_a_call_keeps_the_promise(case, garbage):
 @pytest.mark.parametrize("position", ["pair_bias#1", "pair_rows#3+pair_bias#0"])
 def test_chunks_of_queries_keep_it(position, garbage, monkeypatch):
     """Of the sums of pairs, and of the whole call beside rows."""
-    monkeypatch.setattr(table_gradients, "MOST_PAIRS", 1)
+    monkeypatch.setattr(pair_launches, "MOST_PAIRS", 1)
     monkeypatch.setattr(chunks, "LEAST", 16)
     monkeypatch.setattr(chunks, "MOST_BYTES", 1)
     assert not judged(CASE | {"position": position})

@@ -10,7 +10,7 @@ from relpos import terms
 from relpos.gpu.lowered.delta import Along
 from relpos.gpu.lowered.numbers import Numbers
 from relpos.gpu.rows import chunks
-from relpos.gpu.sums import table_gradients
+from relpos.gpu.sums import pair_launches
 
 from tests.gpu.cases import PLAIN, TIMES, assert_the_same_bits_twice, drawn_of, judged, number_of
 
@@ -39,7 +39,7 @@ def test_rows_and_what_is_computed_keep_it(case, garbage):
 
 def test_chunks_of_queries_keep_it(garbage, monkeypatch):
     """Of the sums of pairs, and of the whole call beside a table of rows."""
-    monkeypatch.setattr(table_gradients, "MOST_PAIRS", 1)
+    monkeypatch.setattr(pair_launches, "MOST_PAIRS", 1)
     monkeypatch.setattr(chunks, "LEAST", 16)
     monkeypatch.setattr(chunks, "MOST_BYTES", 1)
     assert not judged(CASE)

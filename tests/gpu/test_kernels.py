@@ -10,10 +10,10 @@ import triton.language as tl
 from relpos._call.call import Call as Fields
 from relpos.gpu import lower, run, tiles
 from relpos.gpu.pairs.product import stored
-from relpos.gpu.sums import table_gradients
+from relpos.gpu.sums import pair_launches
 from triton.runtime.interpreter import InterpreterBuilder
 
-from tests.gpu.cases import PLAIN, SEED, Here, drawn, judged, number_of, on_the_cpu
+from tests.gpu.cases import FACTORS, PLAIN, SEED, Here, drawn, judged, number_of, on_the_cpu
 
 
 @pytest.mark.parametrize("case", list(drawn()), ids=number_of)
@@ -25,7 +25,7 @@ GRID = PLAIN | {"position": "swin#0", "mask": ""}
 
 
 @pytest.mark.parametrize("case", [PLAIN, GRID], ids=["distances", "grid"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FACTORS["dtype"])
 def test_other_tiles_keep_it_too(case, dtype, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", tiles.Tile(32, 32, 4, 1))
     assert not judged(case | {"dtype": dtype})
@@ -60,7 +60,7 @@ def test_a_grid_whose_batch_rows_see_other_keys(garbage):
 
 
 def test_a_grid_by_chunks_of_queries_keeps_it(garbage, monkeypatch):
-    monkeypatch.setattr(table_gradients, "MOST_PAIRS", 1)
+    monkeypatch.setattr(pair_launches, "MOST_PAIRS", 1)
     before = relpos.gpu.launches().get("fold_pairs", 0)
     assert not judged(GRID | {"queries": 97})
     assert relpos.gpu.launches()["fold_pairs"] == before + 2

@@ -73,10 +73,8 @@ def test_small_tiles_keep_the_promise(position, split, garbage, monkeypatch):
     assert not judged(CASE | case)
 
 
-@pytest.mark.parametrize(
-    ("mask", "dtype"),
-    [("", "bfloat16"), ("window", "float16"), ("range", "bfloat16"), ("bool", "float16")],
-)
+@pytest.mark.parametrize("mask", ["", "window", "range", "bool"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_small_tiles_keep_it_in_16_bits(mask, dtype, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
     assert not judged(CASE | {"position": "t5#8", "mask": mask, "dtype": dtype, "queries": 49})

@@ -21,7 +21,7 @@ _UNBOUNDED = 2**62 - 2**40  # farther than positions are apart
 _WIDEST = 2**22  # distances of a table
 
 
-def _held(lo: int, hi: int) -> tuple[int, int]:
+def _narrow_enough(lo: int, hi: int) -> tuple[int, int]:
     if hi - lo >= _WIDEST:
         why = f"a map that changes over {_WIDEST} distances or more has no kernel"
         refuse("position", why, hi - lo + 1)
@@ -38,7 +38,7 @@ class Lowered:
       terms: distance biases of the position.
       sinks, turns, slopes, key_biases, computed: of the position.
       rows, columns, values: tables whose rows meet the queries, the keys, and join the values.
-      rows_apart: those of rows that no distance of positions chooses.
+      rows_apart: tables that coordinates or classes of pairs choose rows of, for the queries.
       device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
@@ -254,11 +254,11 @@ class Lowered:
                 return lo, hi
             first, last = int(k.min() - q.max()), int(k.max() - q.min())
         elif delta is not None or self.shift is None or self.places is not None:
-            return _held(lo, hi)
+            return _narrow_enough(lo, hi)
         else:
             first, last = self._apart(self.shift)
         lo = min(max(lo, first), hi - 1)
-        return _held(lo, max(min(hi, last), lo + 1))
+        return _narrow_enough(lo, max(min(hi, last), lo + 1))
 
     @cached_property
     def shared(self) -> set[int]:

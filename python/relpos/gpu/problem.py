@@ -67,15 +67,15 @@ class Problem(NamedTuple):
 class Config(NamedTuple):
     """Constants of a kernel of pairs. head_dim, value_dim: D and Dv, padded to powers of two.
     queries, keys: of a tile. scores, masks: the functions of the terms and the masks. tiles: which
-    mask is a TileMask, -1 for none; across: more tiles of its keys than a tile touches, a power of
-    two. sinks: how many there are. tables: how many of the first terms read tables by the distances
-    of tokens. open: consecutive tokens see what `left` and `right` say, so that most tiles are seen
-    as a whole (pairs/parts.py). far: with tables, of terms or of values. split: the loops over keys
-    are split into such parts, which no branch then tells from each other. stages: of the loops in
-    which tables are read pair by pair, which takes shared memory. bare: scores are products times a
-    scale above 0 and nothing else. aligned: tiles start at multiples of their keys. slice: so many
-    columns of D and Dv are multiplied at a time, where a kernel does it. again: what is not finite
-    is computed anew, with care for what pairs do not see (product_of_seen)."""
+    mask is a TileMask, -1 for none. sinks: how many there are. tables: how many of the first terms
+    read tables by the distances of tokens. open: consecutive tokens see what `left` and `right`
+    say, so that most tiles are seen as a whole (pairs/parts.py). far: with tables, of terms or of
+    values. split: the loops over keys are split into such parts, which no branch then tells from
+    each other. stages: of the loops in which tables are read pair by pair, which takes shared
+    memory. bare: scores are products times a scale above 0 and nothing else. aligned: tiles start
+    at multiples of their keys. slice: so many columns of D and Dv are multiplied at a time, where a
+    kernel does it. again: what is not finite is computed anew, with care for what pairs do not see
+    (product_of_seen)."""
 
     precision: Any
     widen: Any
@@ -86,7 +86,6 @@ class Config(NamedTuple):
     scores: Any
     masks: Any
     tiles: Any
-    across: Any
     sinks: Any
     tables: Any
     open: Any

@@ -15,7 +15,7 @@ from relpos.gpu.lines import Lines
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.masks.dense import pairs_of
-from relpos.gpu.masks.tiles import across, index_in
+from relpos.gpu.masks.tiles import index_in
 from relpos.gpu.mode import COUNTS, INTERPRETS
 from relpos.gpu.pairs.visibility import find_queries
 from relpos.gpu.passes.backward_keys import backward_keys
@@ -115,7 +115,6 @@ class Run:
             keys=tile.keys,
             **self.functions,
             tiles=index_in(self.functions["masks"]),
-            across=across(tile.keys),
             sinks=len(self.problem.sinks),
             open=is_open,
             stages=min(tile.stages, 2),

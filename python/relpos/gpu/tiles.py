@@ -156,7 +156,7 @@ CROWDED = MASKED | {
     (100, "forward", 16, 64): Tile(32, 32, 8, 1),
     (100, "forward", 16, 128): Tile(32, 32, 8, 1),
 }
-# Of calls that read what no distance of positions chooses.
+# Of calls with tables that coordinates or classes of pairs choose from.
 APART = CROWDED | {
     (90, "forward", 16, 128): Tile(32, 32, 8, 1),
     (90, "backward_keys", 16, 64): Tile(16, 32, 4, 1),

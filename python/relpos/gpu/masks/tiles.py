@@ -28,11 +28,6 @@ class Tiles(NamedTuple):
     first: Any
 
 
-def across(keys: int) -> int:
-    """Of so many keys, Config.across."""
-    return 2 if keys <= KEYS.value else triton.next_power_of_2(keys // KEYS.value + 1)
-
-
 def index_in(masks: tuple[Any, ...]) -> int:
     """Of a call's functions of masks, Config.tiles."""
     return masks.index(hide_by_tiles) if hide_by_tiles in masks else -1
@@ -60,7 +55,8 @@ def sees_tile(mask, block, k0, CONFIG: tl.constexpr):
     n = tl.arange(0, CONFIG.queries)[:, None]
     i = mask.first + q0 + n
     # The first key of each tile that the block touches, and its last that there is.
-    j = k0 + tl.minimum(tl.arange(0, CONFIG.across)[None, :] * KEYS, CONFIG.keys - 1)
+    count: tl.constexpr = 2 if CONFIG.keys <= KEYS else 2 * CONFIG.keys // KEYS
+    j = k0 + tl.minimum(tl.arange(0, count)[None, :] * KEYS, CONFIG.keys - 1)
     j = tl.minimum(j, keys - 1)
     cells = mask.cells + tl.cast(b, tl.int64) * mask.batch + tl.cast(h, tl.int64) * mask.head
     cells += tl.cast(i // mask.rows, tl.int64) * mask.tiles

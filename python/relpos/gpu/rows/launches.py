@@ -54,7 +54,8 @@ def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _apart(run: Any, table: Any, delta: Along | Classes, by_class: Any, by_distance: Any) -> Any:
-    """What the passes read of a table that no distance of positions chooses, and its function."""
+    """What the passes read of a table that coordinates or classes of pairs choose from, and its
+    function."""
     of_pairs = delta.read(run.lowered)
     if isinstance(delta, Classes):
         return OfClasses(table, of_pairs), by_class

@@ -8,7 +8,8 @@ from torch import Tensor
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.rows.launches import Side, products_of, window_of
 from relpos.gpu.sums.bands import Bands, write_weights
-from relpos.gpu.sums.row_gradients import bands_times, gather, write_table
+from relpos.gpu.sums.pair_launches import gather
+from relpos.gpu.sums.row_gradients import bands_times, write_table
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rows import Rows
 

@@ -11,21 +11,19 @@ from torch import Tensor
 from relpos.gpu.lowered.delta import Classes
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
-from relpos.gpu.problem import Places
 from relpos.gpu.rows.launches import BLOCKS, Side, factor_of, multiplier_of, side_of, table_of
 from relpos.gpu.sums.bands import (
     Bands,
-    gather_bands,
     multiply_bands,
     sum_band_rows,
     write_bands,
     write_rows_gradient,
 )
-from relpos.gpu.sums.table_gradients import Sums, gather_by_class, write_ends_of
+from relpos.gpu.sums.pair_launches import gather, gather_by_class, write_ends_of
+from relpos.gpu.sums.table_gradients import Sums
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.tiles import SUMMED
 
-GATHERED = {"BLOCK": 32, "ROWS": 32}
 CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
 # Rows are summed in parts of at least so many blocks, at most so many and of so many numbers.
 _LEAST_BLOCKS, _MOST_PARTS, _MOST_NUMBERS = 8, 8, 2**23
@@ -74,7 +72,7 @@ def _write(
 
 
 def _bands_apart(run: Any, table: Table, pairs: Tensor) -> Bands:
-    """By what no distance of positions says, of gradients pair by pair [B, H, Lq, Lk]."""
+    """By coordinates or classes of pairs, of gradients pair by pair [B, H, Lq, Lk]."""
     lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.delta)
     width, blocks = hi - lo + 1, run.batch * run.heads
     cells = run.workspace(run.batch, run.heads, run.queries, width)
@@ -135,39 +133,6 @@ def _bands(
             if bands is not None:
                 gather(run, bands, to["pairs"], places)
     return [*found, to["pairs"]]
-
-
-def gather(run: Any, bands: Bands, pairs: Any, places: Places) -> None:
-    of_keys = bands.sign < 0
-    sides = [(places.q, places.q_row, run.keys), (places.k, places.k_row, 1)]
-    (own, own_row, row_step), (other, other_row, other_step) = sides[:: bands.sign]
-    ordered, order = other.sort(dim=-1, stable=True)
-    run.launch(
-        gather_bands,
-        (
-            run.batch * run.heads * triton.cdiv(bands.length, GATHERED["ROWS"]),
-            triton.cdiv(bands.width, GATHERED["BLOCK"]),
-        ),
-        None,
-        band=bands.cells,
-        pairs=pairs,
-        own=own,
-        ordered=ordered,
-        order=order.int(),
-        spans=None if of_keys else run.problem.spans,
-        length=bands.length,
-        others=bands.others,
-        own_row=own_row,
-        other_row=other_row,
-        row_step=row_step,
-        other_step=other_step,
-        sign=bands.sign,
-        steps=bands.others.bit_length(),
-        heads=run.heads,
-        lo=bands.lo,
-        width=bands.width,
-        **GATHERED,
-    )
 
 
 def _write_factor(

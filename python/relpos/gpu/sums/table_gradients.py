@@ -1,7 +1,7 @@
 """Gradients of the tables of distance biases: the launches that add up the scores' gradients at
 each distance, and then at the distances of each class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,19 +11,13 @@ from torch import Tensor
 from relpos.gpu.lowered.class_map import ClassMap, edges_on
 from relpos.gpu.lowered.delta import Classes
 from relpos.gpu.lowered.table_bias import TableBias
-from relpos.gpu.masks.dense import Pairs
 from relpos.gpu.mode import INTERPRETS
-from relpos.gpu.problem import Places
-from relpos.gpu.sums.class_sums import gather_classes
 from relpos.gpu.sums.distance_sums import fold_diagonals, fold_ends, sum_diagonals
-from relpos.gpu.sums.pair_sums import fold_pairs, sum_pairs, write_ends
+from relpos.gpu.sums.pair_launches import add_classes, add_pairs
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.bias import write_table_gradient
 
 _FOLDED, _CLASSES, _ENDS = 32, 16, 256  # of a program: distances, classes, rows
-_ENDED = 16  # queries of a program
-BY_CLASS = {"ROWS": 4, "CELLS": 32, "BLOCK": 32}
-MOST_PAIRS = 2**24  # of a chunk of queries, whose gradients are in memory at one time
 
 
 class Sums(NamedTuple):
@@ -68,17 +62,17 @@ def write_gradients(
 def write_gradient_apart(
     run: Any, term: TableBias, targets: Targets, given: dict[str, Any]
 ) -> None:
-    """Writes that of a table which no distance of positions is the way to."""
+    """Writes that of a table that coordinates or classes of pairs choose from."""
     lo, hi = run.lowered.window(term.map.lo, term.map.hi, term.delta)
     own, to = (term.map,), term.table.view(targets.to(term.table.parameter))
     of_pairs, edges = term.delta.read(run.lowered), edges_on(own, lo, hi, run.device)
     found = run.workspace(run.heads, len(edges), dtype=torch.float64)
     if isinstance(term.delta, Classes):
-        _add_classes(run, lo, found.zero_(), given, of_pairs)
+        add_classes(run, lo, found.zero_(), given, of_pairs)
     else:
         ends = torch.zeros(run.batch, run.heads, run.queries, 2, device=run.device)
         if run.keys:
-            _add_pairs(run, edges, (lo, hi), found, given, of_pairs, ends)
+            add_pairs(run, edges, (lo, hi), found, given, of_pairs, ends)
         _fold_ends(run, found, ends)
         if not run.keys:
             found.zero_()
@@ -147,33 +141,8 @@ def _by_distance(
     if run.lowered.places is None:
         _add_diagonals(run, sums.lo, found, given)
     else:
-        _add_pairs(run, edges, (sums.lo, sums.hi), found, given, run.lowered.places)
+        add_pairs(run, edges, (sums.lo, sums.hi), found, given, run.lowered.places)
     return found
-
-
-def write_ends_of(
-    run: Any,
-    ends: Tensor,
-    places: Places,
-    window: tuple[int, int],
-    blocks: int,
-    chunk: dict[str, Any],
-) -> None:
-    """ends [B, H, Lq, 2] of a chunk of pairs (write_ends), of so many blocks of a head each."""
-    run.launch(
-        write_ends,
-        (blocks * triton.cdiv(chunk["count"], _ENDED),),
-        None,
-        ends=ends,
-        places=places,
-        queries=run.queries,
-        keys=run.keys,
-        lo=window[0],
-        hi=window[1],
-        **chunk,
-        BLOCK=64,
-        ROWS=_ENDED,
-    )
 
 
 def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> None:
@@ -198,113 +167,3 @@ def _add_diagonals(run: Any, lo: int, found: Tensor, given: dict[str, Any]) -> N
         BM=side,
         BLOCK=_FOLDED,
     )
-
-
-def _add_pairs(
-    run: Any,
-    edges: Tensor,
-    window: tuple[int, int],
-    found: Tensor,
-    given: dict[str, Any],
-    places: Places,
-    ends: Tensor | None = None,
-) -> None:
-    """Of the runs that begin at `edges`, from the first to the last distance of `window`; ends
-    [B, H, Lq, 2], where given: zeros, in place of which the sums of the distances up to the first
-    and from the last on are written."""
-    ordered, order = places.k.sort(dim=-1, stable=True)
-    order = order.int()
-    width = found.shape[1]
-    spans, alike = run.problem.spans, places.q_row == places.k_row == 0
-    if alike and run.batch > 1 and spans is not None and spans.key_row:
-        spans = None  # the sums of all batch rows have the keys of each
-    for chunk, rows in _chunks(run, given, alike, run.keys):
-        if ends is not None:
-            write_ends_of(run, ends, places, window, rows * run.heads, chunk)
-        run.launch(
-            fold_pairs,
-            (triton.cdiv(width, _FOLDED), run.heads),
-            None,
-            by_distance=found,
-            places=places,
-            spans=spans,
-            ordered=ordered,
-            order=order,
-            queries=run.queries,
-            keys=run.keys,
-            batch=rows,
-            edges=edges,
-            width=width,
-            steps=run.keys.bit_length(),
-            fresh=int(chunk["row"] == chunk["first"] == 0),
-            **chunk,
-            BLOCK=_FOLDED,
-            ROWS=32,
-        )
-
-
-def _add_classes(run: Any, lo: int, found: Tensor, given: dict[str, Any], classes: Pairs) -> None:
-    """To found float64 [H, W], of the classes lo, lo + 1, ..."""
-    if not run.keys:
-        return
-    width = found.shape[1]
-    for chunk, rows in _chunks(run, given, classes.batch == 0, max(run.keys, width)):
-        band = run.workspace(rows, run.heads, chunk["count"], width)
-        gather_by_class(run, band, classes, lo, rows * run.heads, chunk)
-        found += band.sum((0, 2), dtype=torch.float64)
-
-
-def gather_by_class(
-    run: Any, band: Tensor, classes: Pairs, lo: int, blocks: int, chunk: dict[str, Any]
-) -> None:
-    """band [.., H, count, W] of a chunk of pairs (gather_classes), of so many blocks of a head."""
-    width = band.shape[-1]
-    run.launch(
-        gather_classes,
-        (
-            blocks * triton.cdiv(chunk["count"], BY_CLASS["ROWS"]),
-            triton.cdiv(width, BY_CLASS["CELLS"]),
-        ),
-        None,
-        band=band,
-        classes=classes,
-        keys=run.keys,
-        lo=lo,
-        width=width,
-        **chunk,
-        **BY_CLASS,
-    )
-
-
-def _chunks(
-    run: Any, given: dict[str, Any], alike: bool, width: int
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """The gradients pair by pair of a chunk of queries, and of some batch rows, after the other,
-    and how many rows; where all are alike the sum of all, as of one. width: numbers of each query
-    in a chunk."""
-    side, together = run.tile(sum_pairs).queries, run.batch if alike else 1
-    rows = run.batch // together
-    tiles = max(1, MOST_PAIRS // (run.heads * width * side))
-    count = min(run.queries, tiles * side)
-    several = max(1, min(rows, tiles * side // count))
-    pairs = run.workspace(several, run.heads, count, run.keys)
-    for row in range(0, rows, several):
-        for first in range(0, run.queries, count):
-            chunk = {
-                "pairs": pairs,
-                "heads": run.heads,
-                "row": row,
-                "first": first,
-                "count": min(count, run.queries - first),
-            }
-            these = min(several, rows - row)
-            run.pairs(
-                sum_pairs,
-                lambda tile, blocks=these * run.heads, count=chunk["count"]: (
-                    blocks * triton.cdiv(count, tile.queries) * triton.cdiv(run.keys, tile.keys)
-                ),
-                batch=together,
-                **given,
-                **chunk,
-            )
-            yield chunk, these
