@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,15 @@ struct Call {
 
 using Change = std::function<void(Call&)>;
 
+// Each change of a call that runs is refused with these words.
+void expect_refusals(std::span<const std::pair<Change, const char*>> rows) {
+  for (const auto& [change, words] : rows) {
+    Call call;
+    change(call);
+    expect_error([&] { call.run(); }, words);
+  }
+}
+
 TEST(CallRefusals, OfDtypes) {
   const std::pair<Change, const char*> rows[] = {
       {[](Call& c) { c.q = c.made(DType::kInt64, {kBatch, kHeads, kQueries, kDim}); },
@@ -69,11 +79,7 @@ TEST(CallRefusals, OfDtypes) {
        },
        "expected int64 ranges of a TileMask, got int32"},
   };
-  for (const auto& [change, words] : rows) {
-    Call call;
-    change(call);
-    expect_error([&] { call.run(); }, words);
-  }
+  expect_refusals(rows);
 }
 
 TEST(CallRefusals, OfShapesAndOptions) {
@@ -105,11 +111,7 @@ TEST(CallRefusals, OfShapesAndOptions) {
        },
        "length: expected"},
   };
-  for (const auto& [change, words] : rows) {
-    Call call;
-    change(call);
-    expect_error([&] { call.run(); }, words);
-  }
+  expect_refusals(rows);
 }
 
 // Rotations of a sum may share a head, each in dims of its own.
