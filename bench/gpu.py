@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import relpos
@@ -126,24 +127,23 @@ def flex(t5: Any, causal: bool, shape: Shape) -> Any:
 
 
 def milliseconds(run: Callable[[], Any], device: str, rounds: int) -> float:
-    """The median of some rounds after one that compiles; of fewer where they take a second."""
+    """The median of some rounds, of fewer where they take a second, after two: one that compiles,
+    and one that says how long they take. Calls follow each other, as in training, so that what
+    Python does before a launch counts where it takes longer than the kernels before."""
+    run()
+    started = time.perf_counter()
     run()
     if device == "cpu":
-        started = time.perf_counter()
-        run()
         return 1000.0 * (time.perf_counter() - started)
-    found = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
+    torch.cuda.synchronize()
+    rounds = max(2, min(rounds, int(1.0 / (time.perf_counter() - started))))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
         run()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end))
-        if sum(found) > 1000.0:
-            break
-    return statistics.median(found)
+        mark.record()
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in pairwise(marks))
 
 
 def measured(

@@ -2,7 +2,7 @@
 and shared memory. Fails where a kernel of 16-bit types spills, where one takes more shared memory
 than the chip has, and where one adds atomically, which would not give the same bits twice.
 
-.venv/bin/python scripts/gpu_check.py [--chip 90] [--kernel forward]
+.venv/bin/python scripts/gpu_check.py [--chip 90] [--kernel forward] [--compile]
 """
 
 import argparse
@@ -22,10 +22,12 @@ from relpos.gpu.pairs.dropout import Dropout
 from relpos.gpu.passes.backward_keys import backward_keys
 from relpos.gpu.passes.backward_queries import backward_queries
 from relpos.gpu.passes.emit import write_pairs
+from relpos.gpu.passes.finish import join_shares, mark_rows
 from relpos.gpu.passes.forward import forward, merge_chunks
-from relpos.gpu.problem import Config, Places, Problem, Spans
-from relpos.gpu.rows.launches import BLOCKS, PRODUCT_BLOCKS
+from relpos.gpu.problem import ALL, FAR_AWAY, NEAR, Config, Places, Problem, Spans
+from relpos.gpu.rows.launches import blocks_of
 from relpos.gpu.sums import (
+    band_products,
     bands,
     class_sums,
     distance_sums,
@@ -43,15 +45,16 @@ from relpos.gpu.tiles import (
     HEAD_DIMS,
     KINDS,
     MASKED,
-    PRODUCTS,
+    OF_ROWS,
     SHARED_KIB,
     SLICED,
-    SLICES,
-    SUMMED,
     TABLE,
     WITH_COLUMNS,
     WITH_ROWS,
+    WITH_VALUES,
     Tile,
+    near_tile,
+    slice_of,
     splits,
     tile,
 )
@@ -65,12 +68,15 @@ KERNELS = {
         *(distance_sums.sum_diagonals, distance_sums.fold_diagonals, distance_sums.fold_ends),
         *(pair_sums.sum_pairs, pair_sums.fold_pairs, pair_sums.write_ends),
         *(bias.write_cells, bias.write_table_gradient, sinks.sink_gradient),
-        *(dense.sum_mask, visibility.find_queries, merge_chunks, write_pairs),
+        *(dense.sum_mask, visibility.find_queries, merge_chunks, join_shares, write_pairs),
+        *(mark_rows,),
         tile_masks.write_cells_of_tiles,
         *(rotation.write_turns, rotation.turn_rows, rotation.write_turn_gradient),
         *(rotation.sum_angles, rotation.fold_angles),
-        *(row_terms.write_products, bands.write_bands, bands.write_weights),
-        *(bands.multiply_bands, bands.sum_band_rows, bands.write_rows_gradient),
+        *(row_terms.write_parts, row_terms.write_products),
+        *(bands.write_bands, bands.write_weights, bands.finish_bands),
+        *(band_products.multiply_bands, band_products.sum_band_rows),
+        *(band_products.write_rows_gradient,),
         *(bands.gather_bands, class_sums.gather_classes),
         *(slopes.find_nearest, key_bias.sum_along),
     )
@@ -134,16 +140,18 @@ CLASSED = (
     (classes.OfClasses(ROWS, CLASSES), classes.class_row_score),
 )
 HIDDEN = (dense.hide_class, dense.Hidden(CLASSES, "i32"))
-# Terms by kind; "rows" and "all" have rows that join values, too.
+# Terms by kind; "values" and "all" have rows that join values, too.
 TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "plain": ((slopes.Slopes("*fp32", "i32", None), slopes.slope_score),),
     "biased": (BIAS,),
     "rows": (OF_QUERIES,),
+    "values": (OF_QUERIES,),
     "columns": (OF_QUERIES, OF_KEYS),
     "all": (BIAS, OF_QUERIES, OF_KEYS),
     "coordinates": AT_COORDINATES,
     "classes": CLASSED,
 }
+WITH = {"rows": WITH_ROWS, "values": WITH_VALUES, "columns": WITH_COLUMNS}
 APART_KINDS = ("coordinates", "classes")
 NOT_TABLES = ("plain", *APART_KINDS)  # that distances of tokens choose
 # Types of arguments by name; others are int32. Descriptors and constants are below.
@@ -170,14 +178,13 @@ TYPES: dict[str, Any] = dict.fromkeys(
 TYPES |= dict.fromkeys(["slope", "multiplier"], "fp32")
 TYPES |= dict.fromkeys(["lo", "hi"], "i64") | {"edges": "*i64"}
 TYPES |= {"by_distance": "*fp64", "shifts": "*i64", "places": PLACES, "ordered": "*i64"}
-TYPES |= {"bands": bands.Bands("*fp32", "*fp32", "*i64", "i64", "i32", "i32", "i32", "i32")}
 TYPES |= {"added": row_terms.Added("*fp32", "i32", "i32", "fp32"), "band": "*fp32"}
 TYPES |= {"spans": SPANS, "found": "*i32", "sink": SINK}
 TYPES |= dict.fromkeys(["x", "to", "of_cos", "of_sin"], HALF)
 TYPES |= {"dy": NUMBERS, "turn": TURN, "turns": (TURN, TURN), "at": HALF._replace(data="*i64")}
 TYPES |= {"frequency": NUMBERS._replace(data="*fp64"), "factors": "*fp64"}
 TYPES |= {"nearest": NEAREST}
-TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32")
+TYPES |= dict.fromkeys(["classes", "starts", "order"], "*i32") | {"odd": "*i8"}
 OF_KERNEL: dict[str, dict[str, Any]] = {
     "write_table_gradient": {"cells": "*i32", "sums": "*fp64"},
     "sink_gradient": {"gradient": SINK},
@@ -193,13 +200,24 @@ OF_KERNEL: dict[str, dict[str, Any]] = {
     "gather_bands": {"own": "*i64"},
     "gather_classes": {"classes": CLASSES},
     "multiply_bands": {"gradient": "*fp32"},
+    "mark_rows": {"x": "*bf16", "y": "*bf16"},
+    "join_shares": {"to": "*bf16", "shares": "*fp32", "slope": "fp32"},
+    "write_parts": {"parts": "*bf16", "table": "*fp32"},
     "write_pairs": {"to": "*bf16"},
     "write_cells_of_tiles": {"cells": "*i32", "ranges": "*i64", "entries": "*i64", "tiles": "i32"},
 }
-OF_BLOCKS = ("write_products", "multiply_bands", "sum_band_rows")
-BLOCKS_OF = dict.fromkeys(OF_BLOCKS, BLOCKS) | {"write_products": PRODUCT_BLOCKS}
+# Elements, None for those of the call, and blocks of what kernels of tables read.
+DESCRIPTORS = {
+    ("write_products", "factor"): (None, "ROWS", "COLUMNS"),
+    ("sum_band_rows", "factor"): (None, "ROWS", "COLUMNS"),
+    ("write_products", "parts"): ("bf16", "CELLS", "COLUMNS"),
+    ("multiply_bands", "parts"): ("bf16", "CELLS", "COLUMNS"),
+    ("multiply_bands", "bands"): ("fp32", "ROWS", "CELLS"),
+    ("sum_band_rows", "bands"): ("fp32", "ROWS", "CELLS"),
+}
+BLOCKS_OF: dict[str, dict[str, Any]] = {}
 BLOCKS_OF |= {"write_rows_gradient": row_gradients.CLASSES}
-BLOCKS_OF |= {"gather_classes": pair_launches.BY_CLASS}
+BLOCKS_OF |= {"gather_classes": pair_launches.BY_CLASS, "finish_bands": row_gradients.FINISHED}
 BLOCKS_OF |= {"gather_bands": pair_launches.GATHERED, "write_turns": {"BLOCK": 8}}
 # Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
 OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")
@@ -217,20 +235,21 @@ class Row(NamedTuple):
     kind: str = "biased"  # what is read: of TERMS
     lines: bool = False  # with slopes and a key bias that are trained, too
     scores: bool = False  # of relpos.scores, whose gradients are given
+    share: int = ALL  # of backward_keys
 
     def name(self) -> str:
         """As it is shown."""
         more = (", anew", self.again), (", lines", self.lines), (", scores", self.scores)
+        more = *more, (", near", self.share == NEAR), (", far", self.share == FAR_AWAY)
         everything = f", everything, {self.everything}" if self.everything else ""
         kind = "" if self.kind == "biased" else f", {self.kind}"
         return self.kernel + everything + kind + "".join(text for text, held in more if held)
 
     def splits(self) -> bool:
-        """Config.split."""
+        """Config.open."""
         crowded = self.lines or self.kind in ("all", *APART_KINDS)
-        masked = self.everything or self.scores or crowded
-        kind = "masked" if masked else self.kind
-        return not self.again and splits(*self[:4], kind)
+        kind = "masked" if self.everything or self.scores or crowded else self.kind
+        return not self.again and splits(self.chip, self.bits, self.head_dim, kind)
 
     def reads_columns(self) -> bool:
         return self.kind in ("columns", "all")
@@ -257,11 +276,7 @@ def of_table() -> list[Row]:
     few = [row._replace(tile=DECODE[row.bits]) for row in found if row.kernel == "forward"]
     masked = [Row(*key, tile) for key, tile in MASKED.items()]
     found += few + [row._replace(everything=kind) for row in masked for kind in MASKS]
-    bands = [row for row in found if row.kernel == "write_bands"]
     pairs = [row for row in found if row.kernel == "sum_pairs"]
-    weights = [row for row in found if row.kernel == "write_weights"]
-    found += [row._replace(kind=kind) for row in weights for kind in ("rows", "columns")]
-    found += [row._replace(kind="all") for row in (*bands, *weights)]
     apart = [
         Row(*key, tile, kind=kind) for key, tile in KINDS["apart"].items() for kind in APART_KINDS
     ]
@@ -272,10 +287,21 @@ def of_table() -> list[Row]:
     crowded = [Row(*key, tile) for key, tile in CROWDED.items()]
     found += [row._replace(lines=True) for row in crowded]
     found += [row._replace(kind="all") for row in crowded]
-    for kind, own in ("rows", WITH_ROWS), ("columns", WITH_COLUMNS):
+    weights = [row for row in found if row.kernel == "write_weights"]
+    found += [row._replace(kind="all") for row in weights]
+    for kind, own in WITH.items():
         found += [Row(*key, tile, kind=kind) for key, tile in own.items()]
     found += [row._replace(scores=True) for row in masked if row.kernel != "forward"]
-    return found + [row for row in plain if row.kernel in AGAIN_TOO]
+    found += [row for row in plain if row.kernel in AGAIN_TOO]
+    return [each for row in found for each in shares_of(row)]
+
+
+def shares_of(row: Row) -> list[Row]:
+    """The launches of a row: of backward_keys with tables two, where masks allow."""
+    if row.kernel != "backward_keys" or row.kind in NOT_TABLES or not row.splits():
+        return [row]
+    near = near_tile(row.chip, row.bits, row.head_dim, row.kind)
+    return [row._replace(share=FAR_AWAY), row._replace(share=NEAR, tile=near)]
 
 
 def rows() -> list[Row]:
@@ -288,11 +314,19 @@ def rows() -> list[Row]:
         if kernel in AGAIN_TOO and head_dim == max(HEAD_DIMS)
     ]
     tiles = dict.fromkeys(sorted(KERNELS.keys() - OF_TILES), Tile(64, 64, 4, 3))
-    tiles |= {"row_sums": Tile(32, 64, 4, 3)} | dict.fromkeys(OF_BLOCKS, SUMMED)
-    tiles["write_products"] = PRODUCTS
+    tiles |= {"row_sums": Tile(32, 64, 4, 3)}
     tiles |= dict.fromkeys(TURNED, Tile(16, 64, 4, 3))
+    of_rows = {name for _, name in OF_ROWS}
+    found += [
+        Row(chip, name, 32, 128, tile)
+        for chip in SHARED_KIB
+        for name, tile in tiles.items()
+        if name not in of_rows
+    ]
     return found + [
-        Row(chip, name, 32, 128, tile) for chip in SHARED_KIB for name, tile in tiles.items()
+        Row(chip, name, bits, 128, tile)
+        for (chip, name), (tile, _) in OF_ROWS.items()
+        for bits in (16, 32)
     ]
 
 
@@ -311,14 +345,15 @@ def constants_of(row: Row) -> dict[str, Any]:
             tiles=1 if row.everything == "mask by tiles" else -1,
             sinks=int(bool(row.everything)),
             tables=0 if row.kind in NOT_TABLES else len(TERMS[row.kind]),
-            open=not (masks_of(row) or row.again),
+            open=row.splits(),
             stages=min(row.tile.stages, 2),
-            bare=False,
-            split=not row.everything and row.splits(),
+            bare=row.kind in ("biased", "rows", "values") and not (row.everything or row.lines),
             far=row.kind not in NOT_TABLES,
             aligned=bool(row.everything),
-            slice=SLICES[row.bits],
+            slice=slice_of(row.chip, row.bits, row.head_dim),
             again=row.again,
+            share=row.share,
+            parted=row.tile[:2] if row.share else (),
         ).constants(),
         "SHARED_BY_QUERIES": False,
         "SHARED_BY_KEYS": False,
@@ -337,7 +372,19 @@ def constants_of(row: Row) -> dict[str, Any]:
         "FLOAT32": False,
         "REVERSE": True,
         "COLUMNS": 32,
-    } | BLOCKS_OF.get(row.kernel, {})
+        "DEPTH": 3,
+        "COUNT": 3,
+        "X": 128,
+        "Y": 128,
+        "AGAIN": row.again,
+    } | blocks(row)
+
+
+def blocks(row: Row) -> dict[str, Any]:
+    """Constants of kernels that are not of pairs."""
+    if (row.chip, row.kernel) in OF_ROWS:
+        return blocks_of(row.chip, row.kernel, row.head_dim)[1] | {"WIDEN": False}
+    return BLOCKS_OF.get(row.kernel, {})
 
 
 def terms_of(row: Row) -> tuple[tuple[Any, Any], ...]:
@@ -373,16 +420,18 @@ def source(row: Row) -> ASTSource:
             signature[name] = "constexpr"
         elif name in ("query", "dout", "key", "value"):
             count = tile.keys if name in ("key", "value") else tile.queries
-            columns = SLICES[row.bits] if row.kernel in SLICED else row.head_dim
+            sliced = slice_of(row.chip, row.bits, row.head_dim)
+            columns = min(sliced if row.kernel in SLICED else 256, row.head_dim)
             signature[name] = f"tensordesc<{element}[1,1,{count},{columns}]>"
-        elif name == "factor":
-            sizes = BLOCKS_OF[row.kernel]
-            signature[name] = f"tensordesc<{element}[1,1,{sizes['ROWS']},{sizes['COLUMNS']}]>"
+        elif (row.kernel, name) in DESCRIPTORS:
+            kind, *block = DESCRIPTORS[row.kernel, name]
+            rows, columns = (blocks(row)[each] for each in block)
+            signature[name] = f"tensordesc<{kind or element}[1,1,{rows},{columns}]>"
         elif name == "problem":
             given = EVERYTHING if row.everything else PROBLEM
             given = given._replace(masks=tuple(mask for _, mask in masks_of(row)))
             given = given._replace(terms=tuple(term for term, _ in terms_of(row)))
-            if row.kind in ("rows", "all"):
+            if row.kind in ("values", "all"):
                 given = given._replace(value_rows=ROWS)
             if row.lines:
                 given = given._replace(row_shift="*fp32")
@@ -432,6 +481,7 @@ def main() -> int:
     parser.add_argument("--chip", type=int, choices=SHARED_KIB, help="only this one")
     parser.add_argument("--kernel", choices=KERNELS, help="only this one")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--compile", action="store_true", help="fail where a row does not compile")
     chosen = parser.parse_args()
     wanted = [
         row
@@ -454,7 +504,7 @@ def main() -> int:
                 f"{found.shared / 1024:.0f} |",
                 flush=True,
             )
-            for fault in found.faults():
+            for fault in () if chosen.compile else found.faults():
                 failed += 1
                 print(f"gpu-check: sm_{row.chip} {row.name()}: {fault}", file=sys.stderr)
     return 1 if failed else 0

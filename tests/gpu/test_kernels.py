@@ -10,6 +10,7 @@ import triton.language as tl
 from relpos._call.call import Call as Fields
 from relpos.gpu import lower, run, tiles
 from relpos.gpu.pairs.product import stored
+from relpos.gpu.passes import forward_launches
 from relpos.gpu.sums import pair_launches
 from triton.runtime.interpreter import InterpreterBuilder
 
@@ -134,6 +135,7 @@ def test_two_runs_have_the_same_bits_and_triton_computes_them():
         "row_sums": 2,
         "backward_keys": 4,
         "backward_queries": 4,
+        "mark_rows": 6,
         "sum_diagonals": 2,
         "fold_diagonals": 2,
         "fold_ends": 2,
@@ -225,8 +227,8 @@ def test_a_window_that_needs_one_key_of_one_more_tile(window):
     ids=["window", "padding", "mask"],
 )
 def test_few_queries_and_chunks_of_their_keys(more, garbage, monkeypatch):
-    monkeypatch.setattr(run, "LEAST_CHUNK", 64)
-    monkeypatch.setattr(run, "PROGRAMS", 24)
+    monkeypatch.setattr(forward_launches, "LEAST_CHUNK", 64)
+    monkeypatch.setattr(forward_launches, "PROGRAMS", 24)
     before = relpos.gpu.launches().get("merge_chunks", 0)
     assert not judged(PLAIN | {"queries": 5, "keys": 330} | more)
     assert relpos.gpu.launches()["merge_chunks"] == before + 1
@@ -234,7 +236,7 @@ def test_few_queries_and_chunks_of_their_keys(more, garbage, monkeypatch):
 
 @pytest.mark.parametrize("left", [100, 301, 444])
 def test_a_window_that_starts_within_a_tile_of_a_chunk(left, monkeypatch):
-    monkeypatch.setattr(run, "LEAST_CHUNK", 64)
+    monkeypatch.setattr(forward_launches, "LEAST_CHUNK", 64)
     q, k, v, dout = (torch.randn(1, 1, length, 8) for length in (3, 500, 500, 3))
     options = {"window": (left, 0), "q_offset": 497}
     out = relpos.attention(q, k, v, **options)
@@ -246,7 +248,7 @@ def test_the_chunks_of_keys():
 
     def chunks(q, k):
         lowered = lower.Lowered(q, k, k, Fields.of("attention", q, k, {}))
-        return run.Run(lowered, q, k, k).chunks()
+        return forward_launches.chunks_of(run.Run(lowered, q, k, k))
 
     assert chunks(q, k) == (16, 320)
     assert chunks(q, k[:, :, :511]) == (1, 511)

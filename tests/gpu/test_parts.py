@@ -1,5 +1,5 @@
-"""Tiles that are seen as a whole, away from where tables change: the loops and the branches that
-such tiles have of their own take most of a long call, and none of a short one in large tiles."""
+"""Tiles that are seen as a whole, away from where tables change: the loops that such tiles have of
+their own take most of a long call, and none of a short one in large tiles."""
 
 import random
 
@@ -8,8 +8,9 @@ import relpos
 import torch
 import triton
 import triton.language as tl
-from relpos.gpu import run, tiles
-from relpos.gpu.pairs.parts import is_plain, parts_of
+from relpos.gpu import tiles
+from relpos.gpu.pairs.parts import parts_of_keys, parts_of_queries
+from relpos.gpu.passes import key_launches
 from relpos.gpu.problem import Config, Problem
 
 from tests.gpu.cases import PLAIN, judged, on_the_cpu
@@ -24,53 +25,67 @@ CASE |= {"batch": 1}
 
 
 @triton.jit
-def _parts(to, problem, last, start, keys, CONFIG: tl.constexpr):
-    one, two, three, four = parts_of(problem, 0, last, start, keys, CONFIG)
-    tl.store(to, one)
-    tl.store(to + 1, two)
-    tl.store(to + 2, three)
-    tl.store(to + 3, four)
-    for k0 in range(0, last, CONFIG.keys):
-        at = (0, 0, 0, k0, 0, 0, 0, keys, 0)
-        plain = is_plain(problem, at, (k0 - start, 0), CONFIG)
-        tl.store(to + 4 + k0 // CONFIG.keys, tl.cast(plain, tl.int64))
+def _parts(to, problem, last, start, k0, keys, OF_QUERIES: tl.constexpr, CONFIG: tl.constexpr):
+    if OF_QUERIES:
+        parts = parts_of_queries(problem, 0, last, start, k0, keys, 8, 4, CONFIG)
+    else:
+        parts = parts_of_keys(problem, 0, last, start, keys, CONFIG)
+    for n in tl.static_range(4):
+        tl.store(to + n, parts[n])
 
 
-def test_parts_are_the_tiles_that_are_seen_as_a_whole_far_from_tables():
-    """Of 8 queries and tiles of 4 keys, one by one."""
+@pytest.mark.parametrize("of_queries", [False, True], ids=["keys", "queries"])
+def test_parts_are_the_tiles_that_are_seen_as_a_whole_far_from_tables(of_queries):
+    """Of tiles of 8 queries and 4 keys, one by one, for the first queries and for keys 20 to 23."""
     names = dict.fromkeys(Config._fields) | {"queries": 8, "keys": 4, "far": True}
     none, draw, sides = dict.fromkeys(Problem._fields), random.Random(1), set()
+    size, k0, count = (8, 20, 80) if of_queries else (4, 0, 50)
     for _ in range(300):
         left, right = (draw.choice([draw.randrange(-4, 40), 2**62]) for _ in range(2))
         below = draw.randrange(-30, 20)
-        above, start, keys = below + draw.randrange(1, 20), draw.randrange(-30, 60), 50
-        last = min(max(start + right + 8, 0), keys)  # of keys_of
+        above, start = below + draw.randrange(1, 20), draw.randrange(-30, 60)
+        keys = draw.choice([22, 24, 50]) if of_queries else count
+        reach = start + left + 4 if of_queries else start + right + 8
+        last = min(max(reach, 0), count)  # of queries_of, keys_of
         problem = Problem(**none | {"left": left, "right": right, "window": (below, above)})
-        to = torch.full((4 + 13,), -1)
-        _parts[(1,)](to, problem, last, start, keys, Config(**names))
-        one, two, three, four = to[:4].tolist()
-        plain = []
-        for k0 in range(0, last, 4):
-            apart = [j - start - i for j in range(k0, k0 + 4) for i in range(8)]
-            seen = k0 + 4 <= keys and all(-left <= d <= right for d in apart)
-            plain.append(seen and (max(apart) <= below) - (min(apart) >= above))
-        assert to[4 : 4 + len(plain)].tolist() == [int(side != 0) for side in plain]
-        for k0, side in zip(range(0, last, 4), plain, strict=True):
-            assert (one <= k0 < two) - (three <= k0 < four) == side, (problem, start, last, k0)
+        to = torch.full((4,), -1)
+        _parts[(1,)](to, problem, last, start, k0, keys, of_queries, Config(**names))
+        one, two, three, four = to.tolist()
+        for at in range(0, last, size):
+            if of_queries:  # whose key at distance 0 is `start` later than they
+                first, apart = k0, [start + c - at - a for a in range(8) for c in range(4)]
+            else:
+                first, apart = at, [at + c - start - a for a in range(8) for c in range(4)]
+            seen = first + 4 <= keys and all(-left <= d <= right for d in apart)
+            side = seen and (max(apart) <= below) - (min(apart) >= above)
+            side = -side if of_queries else side  # far keys are before near queries
+            assert (one <= at < two) - (three <= at < four) == side, (problem, start, last, at)
             sides.add(side)
     assert sides == {-1, 0, 1}
 
 
-@pytest.mark.parametrize("split", [True, False], ids=["loops", "branches"])
+@pytest.mark.parametrize("other", [0, 1])
 @pytest.mark.parametrize("position", POSITIONS)
-def test_small_tiles_keep_the_promise(position, split, garbage, monkeypatch):
+def test_small_tiles_keep_the_promise(position, other, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
-    monkeypatch.setattr(run, "splits", lambda *_: split)
-    which = POSITIONS.index(position) + split
+    which = POSITIONS.index(position) + other
     mask, dropout = MASKS[which % len(MASKS)], 0.3 * (which % 3 == 0)
     softcap = 1.5 if which % 2 else None
     case = {"position": position, "mask": mask, "dropout": dropout, "softcap": softcap}
     assert not judged(CASE | case)
+
+
+@pytest.mark.parametrize("position", ["t5#8", "deberta#1"])
+def test_both_parts_and_the_others_are_summed_by_some_heads_at_a_time(
+    position, garbage, monkeypatch
+):
+    monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
+    monkeypatch.setattr(key_launches, "SHARE_BYTES", 1)
+    monkeypatch.setattr(key_launches, "SHARE_BYTES_BESIDE_ROWS", 1)
+    monkeypatch.setattr(key_launches, "PROGRAMS", 8)  # of 6 blocks: three heads
+    before = relpos.gpu.launches().get("join_shares", 0)
+    assert not judged(CASE | {"position": position, "heads": (4, 2), "batch": 2, "mask": "causal"})
+    assert relpos.gpu.launches()["join_shares"] == before + 4
 
 
 @pytest.mark.parametrize("mask", ["", "window", "range", "bool"])

@@ -152,7 +152,8 @@ axial = relpos.AxialDeepLab(span=9, head_dim=16)
 inkling = relpos.Inkling(rank=4, extent=8)(torch.zeros(2, 2, 64, 4).bfloat16())
 projected = [inkling, relpos.ConformerRelative(2, 16)]
 apart = {"position": axial, "q_positions": torch.arange(64), "k_positions": torch.arange(64)}
-given = [{"position": position} for position in (turns, t5, swin, axial, projected)]
+narrow = relpos.BiasRPE(2, max_distance=8)
+given = [{"position": position} for position in (turns, t5, narrow, swin, axial, projected)]
 for options in (*given, apart, causal, everything):
     call = Call.of("attention", q, q, options)
     out, lse, softmax = torch.empty_like(q), torch.empty(2, 2, 64), torch.empty(2, 2, 64, 2)
@@ -169,16 +170,20 @@ def test_launches_bind_and_compile_as_on_a_gpu():
     """Triton's own way from a launch to the binary, with a driver that stands in for a GPU's."""
     rows = ["write_cells", "row_sums"]
     backward = [*rows, "backward_keys", "backward_queries"]
-    anew = [*rows, "backward_keys", "backward_keys", "backward_queries", "backward_queries"]
-    of_keys = ["find_queries", "backward_keys", "find_queries", "backward_keys"]
+    twice = ["forward", "mark_rows", "forward"]
+    anew = ["backward_keys", "mark_rows", "backward_keys"]
+    anew_of_queries = ["backward_queries", "mark_rows", "backward_queries"]
+    of_keys = ["find_queries", "backward_keys", "mark_rows", "find_queries", "backward_keys"]
     diagonals = ["fold_ends", "sum_diagonals", "fold_diagonals", "write_table_gradient"]
+    by_shares = ["backward_keys", "backward_keys", "join_shares", "join_shares"]
     pairs = ["fold_ends", "sum_pairs", "fold_pairs", "write_table_gradient"]
-    products = ["write_products", "write_products"]
-    of_weights = ["write_weights", "multiply_bands"]
-    of_table = ["sum_band_rows", "write_rows_gradient"]
-    of_both = [*of_table, "multiply_bands", *of_table, "multiply_bands"]
-    of_rows = [*products, "row_sums", "write_products", "backward_keys", "backward_queries"]
-    gathered = ["write_bands", "gather_bands", "gather_bands"]
+    products = ["write_parts", "write_products"] * 2
+    times = ["write_parts", "multiply_bands", "multiply_bands"]
+    of_table = ["sum_band_rows", "sum_band_rows", "write_rows_gradient"]
+    of_both = [*of_table, *times, *of_table, *times]
+    of_passes = ["backward_keys", "backward_queries"]
+    of_rows = [*products, "row_sums", "write_parts", "write_products", *of_passes]
+    gathered = ["gather_bands", "finish_bands"]
     turned = [*["write_turns"] * 3, "turn_rows", "turn_rows"]  # queries, keys; both by the grid
     expected = [
         [
@@ -187,23 +192,26 @@ def test_launches_bind_and_compile_as_on_a_gpu():
             *("write_turn_gradient", "write_turn_gradient"),
         ],
         ["write_cells", "forward", *backward, *diagonals],
+        ["write_cells", "forward", *rows, *by_shares, "backward_queries", *diagonals],
         ["write_cells", "forward", *backward, *pairs],
         [
-            *(*products, "forward", *of_weights, *of_rows, "write_bands", *of_both),
-            *("write_weights", *of_table),
+            *(*products, "forward", "write_weights", "finish_bands", *times, *of_rows),
+            *("write_bands", "finish_bands", "finish_bands", *of_both),
+            *("write_weights", "finish_bands", *of_table),
         ],
         [
             *(*products, "forward", *products, "row_sums", "backward_keys", "backward_queries"),
-            *("write_bands", *of_both),
+            *("write_bands", "finish_bands", *of_both),
         ],
         [
-            *(*products, "forward", "write_weights", "gather_bands", "multiply_bands"),
-            *(*of_rows, *gathered, *of_both, "write_weights", "gather_bands", *of_table),
+            *(*products, "forward", "write_weights", *gathered, *times),
+            *(*of_rows, "write_bands", *gathered, *gathered, *of_both),
+            *("write_weights", *gathered, *of_table),
         ],
-        ["write_cells", "forward", "forward", *anew, *diagonals],
+        ["write_cells", *twice, *rows, *anew, *anew_of_queries, *diagonals],
         [
-            *("write_cells", "forward", "forward", *rows, *of_keys),
-            *("backward_queries", "backward_queries", *pairs, "sum_mask", "sink_gradient"),
+            *("write_cells", *twice, *rows, *of_keys, *anew_of_queries),
+            *(*pairs, "sum_mask", "sink_gradient"),
         ],
     ]
     shown = ran(LAUNCHES).split("\n\n")[:-1]

@@ -129,7 +129,7 @@ class Lines:
             heads=heads,
             queries=run.queries,
             keys=run.keys,
-            CONFIG=run.config(find_nearest, NEAREST, again=False),
+            CONFIG=run.config(NEAREST),
         )
         return distance, which.long()
 

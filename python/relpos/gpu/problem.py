@@ -8,6 +8,8 @@ from torch import Tensor
 
 from relpos.gpu.mode import INTERPRETS
 
+ALL, NEAR, FAR_AWAY = 0, 1, 2  # Config.share
+
 
 class Places(NamedTuple):
     """int64 [.., Lq] and [.., Lk]: positions of queries and keys, and the elements between two
@@ -70,12 +72,12 @@ class Config(NamedTuple):
     mask is a TileMask, -1 for none. sinks: how many there are. tables: how many of the first terms
     read tables by the distances of tokens. open: consecutive tokens see what `left` and `right`
     say, so that most tiles are seen as a whole (pairs/parts.py). far: with tables, of terms or of
-    values. split: the loops over keys are split into such parts, which no branch then tells from
-    each other. stages: of the loops in which tables are read pair by pair, which takes shared
-    memory. bare: scores are products times a scale above 0 and nothing else. aligned: tiles start
-    at multiples of their keys. slice: so many columns of D and Dv are multiplied at a time, where a
-    kernel does it. again: what is not finite is computed anew, with care for what pairs do not see
-    (product_of_seen)."""
+    values. stages: of the loops in which tables are read pair by pair, which takes shared memory.
+    bare: scores are products times a scale above 0, and numbers of biases and rows. aligned: tiles
+    start at multiples of their keys. slice: so many columns of D and Dv are multiplied at a time,
+    where a kernel does it. again: what is not finite is computed anew, with care for what pairs do
+    not see (product_of_seen). share: of backward_keys, ALL tiles, those between parts (NEAR), or
+    those of both parts (FAR_AWAY), of tiles of so many queries and keys as `parted` says."""
 
     precision: Any
     widen: Any
@@ -90,12 +92,13 @@ class Config(NamedTuple):
     tables: Any
     open: Any
     far: Any
-    split: Any
     stages: Any
     bare: Any
     aligned: Any
     slice: Any
     again: Any = False
+    share: Any = ALL
+    parted: Any = ()
 
     def constants(self) -> "Config":
         """As a kernel takes it: before 3.8 Triton takes fields as constants where each is one."""

@@ -21,8 +21,10 @@ from relpos.gpu.pairs.visibility import find_queries
 from relpos.gpu.passes.backward_keys import backward_keys
 from relpos.gpu.passes.backward_queries import backward_queries
 from relpos.gpu.passes.emit import write_pairs
-from relpos.gpu.passes.forward import forward, merge_chunks
-from relpos.gpu.problem import Config, Problem, Spans
+from relpos.gpu.passes.finish_launches import odd_of
+from relpos.gpu.passes.forward_launches import mix
+from relpos.gpu.passes.key_launches import write_key_gradients
+from relpos.gpu.problem import ALL, Config, Problem, Spans
 from relpos.gpu.rotations import Rotations
 from relpos.gpu.rows.added import with_added, write_added_gradient
 from relpos.gpu.rows.launches import terms_of, window_of_call
@@ -33,12 +35,10 @@ from relpos.gpu.sums.row_sums import row_sums
 from relpos.gpu.sums.sink_gradients import write_sink_gradients
 from relpos.gpu.sums.table_gradients import Sums, write_gradient_apart, write_gradients
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.tiles import DECODE, SLICED, SLICES, Tile, kind_of, splits, tile
+from relpos.gpu.tiles import DECODE, SLICED, Tile, kind_of, near_tile, slice_of, splits, tile
 
 LOG2E = 1.4426950408889634
-_ROWS, _MERGED = 32, 16  # of a program of row_sums, of merge_chunks
-# The keys of so many queries are computed in chunks of at least so many, for so many programs.
-FEW_QUERIES, LEAST_CHUNK, PROGRAMS = 16, 256, 264
+_ROWS = 32  # of a program of row_sums
 
 
 class Run:
@@ -94,18 +94,21 @@ class Run:
     def tile(self, kernel: Any, again: bool = False) -> Tile:
         return tile(self.chip, kernel.fn.__name__, *self.sizes(), again, self.kind)
 
+    def near_tile(self) -> Tile:
+        """Of the tiles between parts, which divides that of backward_keys."""
+        return near_tile(self.chip, *self.sizes(), self.kind)
+
     def sizes(self) -> tuple[int, int]:
         """The bits of an element, and the larger head size."""
         return 8 * self.query.element_size(), max(self.head_dim, self.value_dim)
 
     def is_open(self) -> bool:
-        """Config.open."""
+        """Whether consecutive tokens see what two numbers say."""
         problem = self.problem
         return problem.places is None and problem.spans is None and not problem.masks
 
-    def config(self, kernel: Any, tile: Tile, again: bool) -> Config:
-        narrow, is_open = self.query.element_size() == 2, not again and self.is_open()
-        which = self.chip, kernel.fn.__name__, *self.sizes()
+    def config(self, tile: Tile, again: bool = False, share: int = ALL) -> Config:
+        narrow = self.query.element_size() == 2
         return Config(
             precision="ieee" if narrow else "tf32x3",
             widen=narrow and INTERPRETS,
@@ -116,16 +119,18 @@ class Run:
             **self.functions,
             tiles=index_in(self.functions["masks"]),
             sinks=len(self.problem.sinks),
-            open=is_open,
+            open=not again and self.by_parts(),
             stages=min(tile.stages, 2),
-            bare=not self.problem.terms
+            bare=len(self.problem.terms) == self.functions["tables"]
+            and not self.lowered.columns
             and self.problem.softcap is None
             and self.lowered.scale > 0.0,
-            split=is_open and splits(*which, self.kind),
-            far=bool(self.functions["tables"] or self.lowered.values),
-            slice=SLICES[16 if narrow else 32],
+            far=self.far(),
+            slice=slice_of(self.chip, *self.sizes()),
             aligned=self.problem.dropout is not None,
             again=again,
+            share=share,
+            parted=self.tile(backward_keys)[:2] if share else (),
         ).constants()
 
     def rows(self, tensor: Tensor, count: int, columns: int = 0) -> Any:
@@ -142,95 +147,106 @@ class Run:
             given |= {"num_warps": tile.warps, "num_stages": tile.stages}
         kernel[grid](**given, enable_fp_fusion=True)
 
+    def twice(self, kernel: Any, grid: tuple[int, ...], tile: Tile, **given: Any) -> None:
+        """Launches a kernel, and once more for what is not finite."""
+        for again in (False, True):
+            self.launch(kernel, grid, tile, **given, AGAIN=again)
+
     def pairs(
-        self, kernel: Any, programs: Any, chunks: int = 1, again: bool = False, **given: Any
+        self,
+        kernel: Any,
+        programs: Any,
+        chunks: int = 1,
+        written: Tensor | None = None,
+        **given: Any,
     ) -> None:
         """Launches a kernel that goes through tiles of pairs, for so many programs of its tile, of
-        each of `chunks` of keys. again: then for what is not finite once more, where pairs may
-        be hidden."""
-        for anew in (False, True) if again and self.lowered.hides else (False,):
-            tile = self.tile(kernel, anew)
-            if chunks > 1 and self.chip and not anew:
-                tile = DECODE[8 * self.query.element_size()]
-            if not programs(tile):
-                continue
-            sliced = kernel.fn.__name__ in SLICED
-            columns = SLICES[8 * self.query.element_size()] if sliced else 0
-            problem = self.problem
-            if kernel is backward_keys and problem.spans is not None:
-                problem = problem._replace(spans=self.spans_of_keys(tile.keys))
-            blocks = {"query": (self.query, tile.queries), "key": (self.key, tile.keys)}
-            blocks |= {"value": (self.value, tile.keys)}
-            if "dout" in given:
-                blocks["dout"] = given["dout"], tile.queries
-            blocks = {name: rows for name, rows in blocks.items() if name in kernel.arg_names}
-            self.launch(
-                kernel,
-                (programs(tile), chunks),
-                tile,
-                **given | {name: self.rows(*rows, columns) for name, rows in blocks.items()},
-                group=self.heads // self.kv_heads,
-                queries=self.queries,
-                keys=self.keys,
-                problem=problem,
-                CONFIG=self.config(kernel, tile, anew),
-            )
+        each of `chunks` of keys. written: its results [.., D]; where pairs may be hidden, what is
+        not finite of them is computed anew by a second launch."""
+        given |= {} if written is None else {"odd": None}
+        tile = self.tile(kernel)
+        if chunks > 1 and self.chip:
+            tile = DECODE[8 * self.query.element_size()]
+        self.tiles(kernel, programs, tile, chunks, **given)
+        if written is not None:
+            self.again(kernel, programs, chunks, (written, None), **given)
+
+    def again(
+        self,
+        kernel: Any,
+        programs: Any,
+        chunks: int,
+        written: tuple[Tensor, Tensor | None],
+        **given: Any,
+    ) -> None:
+        """Of the results [.., D] and [.., Dv] what is not finite, where pairs may be hidden."""
+        if self.lowered.hides:
+            given["odd"] = odd_of(self, *written)
+            self.tiles(kernel, programs, self.tile(kernel, True), chunks, again=True, **given)
+
+    def tiles(
+        self,
+        kernel: Any,
+        programs: Any,
+        tile: Tile,
+        chunks: int = 1,
+        again: bool = False,
+        share: int = ALL,
+        **given: Any,
+    ) -> None:
+        """One launch of it. again, share: of Config."""
+        if not programs(tile):
+            return
+        sliced = kernel.fn.__name__ in SLICED
+        most = slice_of(self.chip, *self.sizes()) if sliced else 256
+        problem = self.problem
+        if kernel is backward_keys and problem.spans is not None:
+            problem = problem._replace(spans=self.spans_of_keys(tile.keys))
+        blocks = {"query": (self.query, tile.queries), "key": (self.key, tile.keys)}
+        blocks |= {"value": (self.value, tile.keys)}
+        if "dout" in given:
+            blocks["dout"] = given["dout"], tile.queries
+        read = {
+            name: self.rows(x, count, min(most, padded(x.shape[3])))
+            for name, (x, count) in blocks.items()
+            if name in kernel.arg_names
+        }
+        self.launch(
+            kernel,
+            (programs(tile), chunks),
+            tile,
+            **given | read,
+            group=self.heads // self.kv_heads,
+            queries=self.queries,
+            keys=self.keys,
+            problem=problem,
+            CONFIG=self.config(tile, again, share),
+        )
 
     def of_queries(self, tile: Tile) -> int:
         return self.batch * self.heads * triton.cdiv(self.queries, tile.queries)
 
+    def by_parts(self) -> bool:
+        """Config.open."""
+        return self.is_open() and splits(self.chip, *self.sizes(), self.kind)
+
+    def far(self) -> bool:
+        """Config.far."""
+        return bool(self.functions["tables"] or self.lowered.values)
+
     def forward(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
         if not self.lowered.values:
-            self.mix(out, softmax, lse)
+            mix(self, out, softmax, lse)
             return
         wide = self.workspace(*out.shape)
         softmax = self.workspace(*out.shape[:3], 2) if softmax is None else softmax
-        self.mix(wide, softmax, lse)
+        mix(self, wide, softmax, lse)
         add_values(self, wide, softmax)
         out.copy_(wide)
-
-    def mix(self, out: Tensor, softmax: Tensor | None, lse: Tensor | None) -> None:
-        """The forward pass, without what tables add to the values."""
-        results = {"out": out, "softmax": softmax, "lse": lse}
-        sizes = {"heads": self.heads, "value_dim": self.value_dim}
-        chunks, chunk = self.chunks()
-        if chunks == 1:
-            self.pairs(forward, self.of_queries, again=True, **results, **sizes, chunk=chunk)
-            return
-        parts = self.workspace(chunks, *out.shape)
-        states = self.workspace(chunks, *out.shape[:3], 2)
-        of_chunks = {"out": parts, "softmax": states, "lse": None, "chunk": chunk}
-        self.pairs(forward, self.of_queries, chunks, again=True, **of_chunks, **sizes)
-        count = self.batch * self.heads * self.queries
-        self.launch(
-            merge_chunks,
-            (triton.cdiv(count, _MERGED),),
-            None,
-            **results,
-            shift=self.problem.row_shift,
-            parts=parts,
-            states=states,
-            chunks=chunks,
-            count=count,
-            value_dim=self.value_dim,
-            BV=padded(self.value_dim),
-            BM=_MERGED,
-            WIDEN=INTERPRETS,
-        )
 
     def emit(self, softmax: Tensor | None, to: Tensor) -> None:
         """The weights, or without softmax the scores."""
         self.pairs(write_pairs, self.of_queries, softmax=softmax, to=to, heads=self.heads)
-
-    def chunks(self) -> tuple[int, int]:
-        """Of few queries, how many chunks their keys are computed in, and of how many keys: enough
-        programs for a large GPU. Shapes alone decide it."""
-        rows = self.batch * self.heads
-        if self.queries > FEW_QUERIES or self.keys < 2 * LEAST_CHUNK or rows >= PROGRAMS:
-            return 1, max(self.keys, 1)
-        wanted = min(triton.cdiv(PROGRAMS, rows), self.keys // LEAST_CHUNK)
-        chunk = 64 * triton.cdiv(triton.cdiv(self.keys, wanted), 64)
-        return triton.cdiv(self.keys, chunk), chunk
 
     def backward(
         self,
@@ -266,22 +282,10 @@ class Run:
         if self.lines.trains_slopes(targets):
             lines = self.workspace(self.batch, self.heads, self.queries, 4)
         if any(x is not None for x in (dk, dv, key_sums)) or turns or columns:
-            self.pairs(
-                backward_keys,
-                lambda tile: self.batch * self.kv_heads * triton.cdiv(self.keys, tile.keys),
-                again=True,
-                dk=to_dk,
-                dv=torch.empty_like(self.value, memory_format=_DENSE) if dv is None else dv,
-                ends=sums.key_ends,
-                lo=sums.lo,
-                hi=sums.hi,
-                key_sums=key_sums,
-                kv_heads=self.kv_heads,
-                head_dim=self.head_dim,
-                value_dim=self.value_dim,
-                slope=self.lowered.scale,
-                **given,
-            )
+            if dv is None:
+                dv = torch.empty_like(self.value, memory_format=torch.contiguous_format)
+            more = {"ends": sums.key_ends, "lo": sums.lo, "hi": sums.hi, "key_sums": key_sums}
+            write_key_gradients(self, to_dk, dv, given | more)
         wide = dq
         if added or (dq is not None and (rows or apart)):
             wide = self.workspace(*self.query.shape)
@@ -290,7 +294,7 @@ class Run:
             self.pairs(
                 backward_queries,
                 self.of_queries,
-                again=True,
+                written=to_dq,
                 dq=to_dq,
                 ends=sums.ends,
                 lines=lines,
@@ -394,6 +398,3 @@ class RunOfScores(Run):
         self.problem = self.problem._replace(given=pairs_of(dscores))
         softmax = self.workspace(self.batch, self.heads, self.queries, 2)
         super().backward(self.query, softmax, self.query, None, gradients)
-
-
-_DENSE = torch.contiguous_format

@@ -3,7 +3,8 @@ runs on a chip. scripts/gpu_check.py compiles each row and reads its registers.
 
 Keys of the table: chip (80: Ampere and Ada, with 99 KiB of shared memory on the smallest; 90:
 Hopper; 100: Blackwell), kernel, bits of an element, largest head size. Rows of Hopper in 16 bits
-are the fastest of some that were timed on an H200 (docs/gpu.md); the others are what fits."""
+are the fastest of some that were timed on an H200 and an H100 (docs/gpu.md); the others are what
+fits."""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +19,7 @@ class Tile(NamedTuple):
 SHARED_KIB = {80: 99, 90: 227, 100: 227}  # of a block, on the smallest chip of the row
 HEAD_DIMS = (64, 128, 256)
 # Kernels that multiply a part of D at a time.
-SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_weights", "write_pairs")
-SLICES = {16: 64, 32: 32}  # so many columns, by bits
+SLICED = ("sum_diagonals", "sum_pairs", "sum_mask", "write_bands", "write_pairs")
 # Kernels that have the tiles of others.
 _LIKE = {"sum_mask": "sum_pairs", "write_pairs": "sum_pairs"}
 
@@ -48,7 +48,7 @@ TABLE = {
     (80, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (80, "sum_pairs", 32, 256): Tile(16, 16, 8, 1),
     (80, "write_bands", 16, 256): Tile(16, 16, 8, 1),
-    (80, "write_weights", 16, 256): Tile(16, 16, 8, 1),
+    (80, "write_weights", 16, 256): Tile(16, 16, 4, 1),
     (80, "write_bands", 32, 256): Tile(16, 16, 8, 1),
     (80, "write_weights", 32, 256): Tile(16, 16, 8, 1),
     (90, "forward", 16, 64): Tile(128, 64, 8, 3),
@@ -69,12 +69,14 @@ TABLE = {
     (90, "backward_queries", 32, 256): Tile(16, 16, 8, 1),
     (90, "backward_keys", 16, 256): Tile(16, 32, 8, 1),
     (90, "backward_keys", 32, 256): Tile(16, 16, 8, 1),
+    (90, "sum_diagonals", 16, 128): Tile(64, 64, 4, 2),
     (90, "sum_diagonals", 16, 256): Tile(64, 64, 8, 2),
     (90, "sum_pairs", 16, 256): Tile(64, 64, 8, 2),
     (90, "sum_diagonals", 32, 256): Tile(32, 32, 4, 1),
     (90, "sum_pairs", 32, 256): Tile(32, 32, 8, 1),
     (90, "write_bands", 16, 256): Tile(64, 32, 8, 2),
-    (90, "write_weights", 16, 256): Tile(128, 32, 8, 2),
+    (90, "write_weights", 16, 128): Tile(64, 32, 4, 2),
+    (90, "write_weights", 16, 256): Tile(64, 32, 8, 1),
     (90, "write_bands", 32, 256): Tile(32, 32, 8, 1),
     (90, "write_weights", 32, 256): Tile(32, 32, 8, 1),
     (100, "forward", 16, 64): Tile(128, 64, 8, 3),
@@ -107,16 +109,26 @@ TABLE = {
 # Of calls that read biases of tables, which take registers.
 BIASED = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 2),
-    (90, "backward_keys", 16, 128): Tile(32, 64, 4, 1),
 }
-# Of calls that read numbers of rows or keys by distance, and no bias.
+# Of calls that read numbers of rows by distance, and no bias.
 WITH_ROWS = {
     (90, "forward", 16, 128): Tile(64, 32, 4, 2),
-    (90, "backward_queries", 16, 128): Tile(64, 32, 8, 2),
+    (90, "backward_queries", 16, 128): Tile(64, 32, 4, 2),
     (90, "backward_keys", 16, 128): Tile(16, 64, 4, 2),
+    (90, "write_bands", 16, 128): Tile(64, 32, 4, 2),
 }
-# Of both rows and keys.
-WITH_COLUMNS = WITH_ROWS | {(90, "backward_keys", 16, 128): Tile(32, 32, 8, 2)}
+# Whose rows join values, too, and of rows and keys.
+WITH_VALUES = WITH_ROWS | {(90, "backward_queries", 16, 128): Tile(64, 16, 4, 2)}
+WITH_COLUMNS = WITH_ROWS
+# Of tiles of backward_keys in which tables change.
+NEAR = {
+    "biased": {
+        (90, "backward_keys", 16, 128): Tile(32, 64, 4, 1),
+        (100, "backward_keys", 16, 128): Tile(16, 32, 8, 1),
+    },
+    "rows": {(90, "backward_keys", 16, 128): Tile(16, 64, 4, 1)},
+    "values": {(90, "backward_keys", 16, 128): Tile(16, 64, 4, 1)},
+}
 # Of calls with masks, intervals of keys, softcap or dropout, and of gradients of scores that are
 # given, whose tiles take more registers, and of what the two kinds above have no row for.
 MASKED = {
@@ -151,6 +163,7 @@ MASKED = {
 # Of calls with slopes or key biases that hold numbers of each row, and of those with biases beside
 # numbers of rows or keys.
 CROWDED = MASKED | {
+    (90, "write_bands", 16, 128): Tile(64, 32, 8, 2),
     (80, "backward_keys", 16, 64): Tile(32, 16, 8, 1),
     (80, "backward_keys", 16, 128): Tile(16, 16, 8, 1),
     (100, "forward", 16, 64): Tile(32, 32, 8, 1),
@@ -161,21 +174,33 @@ APART = CROWDED | {
     (90, "forward", 16, 128): Tile(32, 32, 8, 1),
     (90, "backward_keys", 16, 64): Tile(16, 32, 4, 1),
     (90, "sum_pairs", 16, 256): Tile(64, 32, 8, 2),
-    (90, "write_weights", 16, 256): Tile(64, 32, 8, 2),
+    (90, "sum_diagonals", 16, 128): Tile(32, 32, 8, 1),
+    (90, "write_weights", 16, 128): Tile(64, 32, 8, 2),
     (100, "sum_pairs", 16, 256): Tile(32, 32, 8, 2),
 }
 KINDS = {
     "plain": TABLE,
     "biased": TABLE | BIASED,
     "rows": TABLE | MASKED | WITH_ROWS,
+    "values": TABLE | MASKED | WITH_VALUES,
     "columns": TABLE | MASKED | WITH_COLUMNS,
     "masked": TABLE | MASKED,
     "crowded": TABLE | CROWDED,
     "apart": TABLE | APART,
 }
 DECODE = {16: Tile(16, 32, 4, 2), 32: Tile(16, 16, 4, 1)}  # of few queries, on every chip
-# Rows and cells of what meets tables of rows, and of sums of bands, on every chip.
-PRODUCTS, SUMMED = Tile(128, 64, 8, 2), Tile(64, 32, 8, 2)
+# Rows and cells of what multiplies tables of rows and bands, and at most so many columns at a time.
+OF_ROWS = {
+    (80, "write_products"): (Tile(64, 64, 8, 2), 32),
+    (80, "multiply_bands"): (Tile(64, 32, 8, 1), 64),
+    (80, "sum_band_rows"): (Tile(64, 64, 8, 1), 32),
+    (90, "write_products"): (Tile(128, 64, 8, 3), 64),
+    (90, "multiply_bands"): (Tile(64, 64, 4, 2), 128),
+    (90, "sum_band_rows"): (Tile(64, 128, 8, 2), 64),
+    (100, "write_products"): (Tile(128, 64, 8, 3), 64),
+    (100, "multiply_bands"): (Tile(64, 64, 4, 2), 128),
+    (100, "sum_band_rows"): (Tile(64, 128, 8, 2), 64),
+}
 # Of what is computed anew: rare, and its products take registers. The more rows, the fewer programs
 # have to find out that nothing is; with 64 of them Triton 3.9 fails to compile for Blackwell.
 AGAIN = {
@@ -200,6 +225,35 @@ def tile(
     return KINDS[kind][_key(KINDS[kind], chip, kernel, bits, head_dim)]
 
 
+def tile_of_rows(chip: int, kernel: str) -> tuple[Tile, int]:
+    """Of OF_ROWS."""
+    return OF_ROWS[chip or 90, kernel]
+
+
+def slice_of(chip: int, bits: int, head_dim: int) -> int:
+    """So many columns SLICED kernels multiply at a time."""
+    if bits == 32:
+        return 32
+    return 128 if chip == 90 and head_dim <= 128 else 64
+
+
+def splits(chip: int, bits: int, head_dim: int, kind: str) -> bool:
+    """Whether tiles that are seen as a whole have loops, or launches, of their own: elsewhere two
+    take too many registers."""
+    with_rows = (chip, "forward", bits, head_dim) in WITH_ROWS or chip == 0
+    return kind in ("plain", "biased") or (kind in ("rows", "values", "columns") and with_rows)
+
+
+def near_tile(chip: int, bits: int, head_dim: int, kind: str) -> Tile:
+    """Of the tiles of backward_keys in which tables change. It divides that of the others."""
+    row = chip, "backward_keys", bits, head_dim
+    key = _key(KINDS[kind], *row) if chip else None
+    if key in NEAR.get(kind, ()):
+        return NEAR[kind][key]
+    own, least = tile(*row, False, kind), tile(*row, False, "crowded")
+    return Tile(min(own.queries, least.queries), min(own.keys, least.keys), least.warps, 1)
+
+
 def kind_of(run: Any, tables: int) -> str:
     """Of KINDS, of a call that reads so many tables by distance."""
     problem, lowered = run.problem, run.lowered
@@ -214,17 +268,10 @@ def kind_of(run: Any, tables: int) -> str:
     if any(each is not None for each in given) or problem.masks or run.of_scores:
         return "masked"
     if by_row:
+        if lowered.values:
+            return "crowded" if lowered.columns else "values"
         return "columns" if lowered.columns else "rows"
     return "biased" if biased else "plain"
-
-
-def splits(chip: int, kernel: str, bits: int, head_dim: int, kind: str) -> bool:
-    """Config.split: with what calls of MASKED hold, split loops take too many registers."""
-    if chip == 0 or kind in ("plain", "biased"):
-        return True
-    if kind not in ("rows", "columns"):
-        return False
-    return kernel == "write_weights" or _key(KINDS[kind], chip, kernel, bits, head_dim) in WITH_ROWS
 
 
 def _key(rows: Any, chip: int, kernel: str, bits: int, head_dim: int) -> Any:

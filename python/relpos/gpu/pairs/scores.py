@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
-from relpos.gpu.pairs.parts import all_seen, far_from, is_plain
+from relpos.gpu.pairs.parts import all_seen
 from relpos.gpu.pairs.product import product, rows
 from relpos.gpu.pairs.softcap import capped
 from relpos.gpu.pairs.softmax import read_state
@@ -20,18 +20,9 @@ from relpos.gpu.terms.rows import row_score
 @triton.jit
 def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
     """(scores in log2 units, -inf where they are hidden; which are not; distances; the slope of
-    softcap), from products of queries and keys. PART: of parts.py; of -1 all
-    pairs are said to be seen."""
-    s = products * problem.scale
+    softcap), from products of queries and keys. PART: of parts.py."""
     distances = apart(problem, at)
-    if PART < 0 and CONFIG.far:
-        if is_plain(problem, at, distances, CONFIG):
-            s = with_tables(s, problem, at, distances, CONFIG, 1)
-        else:
-            s = with_tables(s, problem, at, distances, CONFIG, 0)
-            s = tl.where(seen(problem, at, distances), s, float("-inf"))
-    else:
-        s = with_tables(s, problem, at, distances, CONFIG, PART)
+    s = with_tables(products * problem.scale, problem, at, distances, CONFIG, PART)
     for n in tl.static_range(CONFIG.tables, len(CONFIG.scores)):
         s = CONFIG.scores[n](s, problem.terms[n], at, distances)
     if problem.softcap is not None:
@@ -44,8 +35,7 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
             s, visible = CONFIG.masks[n](s, visible, problem.masks[n], at)
         s = tl.where(visible, s, float("-inf"))
     else:
-        # A softcap makes scores of -inf finite.
-        if PART < 0 and (not CONFIG.far or problem.softcap is not None):
+        if PART < 0:
             s = hidden(s, float("-inf"), problem, at, distances, CONFIG)
         visible = s == s
     return s, visible, distances, slope
@@ -57,6 +47,32 @@ def hidden(x, other, problem, at, distances, CONFIG: tl.constexpr):
     if all_seen(problem, at, distances, CONFIG) == 0:
         x = tl.where(seen(problem, at, distances), x, other)
     return x
+
+
+@triton.jit
+def exponents(products, reference, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr):
+    """The same of scores less the references of their rows, which are broadcast to the tile."""
+    if CONFIG.bare and PART > 0:  # one addition a pair less
+        distances = apart(problem, at)
+        offset = with_tables(0.0, problem, at, distances, CONFIG, PART)
+        x, visible = products * problem.scale - (reference - offset), products == products
+        slope = 1.0
+    else:
+        s, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
+        x = s - reference
+    return x, visible, distances, slope
+
+
+@triton.jit
+def pair_weights(products, of_rows, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
+    """(weights before dropout, 0 of hidden pairs; which are seen; distances; the slope of softcap),
+    of_rows as read_state gives them, broadcast to the tile."""
+    reference, inverse = of_rows
+    x, visible, distances, slope = exponents(products, reference, problem, at, CONFIG, PART)
+    p = tl.exp2(x) * inverse
+    if PART == 0:  # else a row that sees nothing is not finite: it is computed anew
+        p = tl.where(visible, p, 0.0)
+    return p, visible, distances, slope
 
 
 @triton.jit
@@ -108,34 +124,25 @@ def pair_gradients(
     values; of_rows as read_rows gives them, broadcast to the tile. Of hidden pairs weights and
     gradients are 0. Where the gradients of the scores are given, there are no weights."""
     reference, inverse, total = of_rows
-    s, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
     if problem.given is None:
-        p = tl.exp2(s - reference) * inverse
-        if PART == 0:  # else a row that sees nothing is not finite: it is computed anew
-            p = tl.where(visible, p, 0.0)
+        state = (reference, inverse)
+        p, visible, distances, slope = pair_weights(products, state, problem, at, CONFIG, PART)
         kept = p
         if problem.value_rows is not None:
-            if PART < 0:
-                if is_plain(problem, at, distances, CONFIG):
-                    met = with_values(met, problem, at, distances, CONFIG, 1)
-                else:
-                    met = with_values(met, problem, at, distances, CONFIG, 0)
-            else:
-                met = with_values(met, problem, at, distances, CONFIG, PART)
+            met = with_values(met, problem, at, distances, CONFIG, PART)
         if problem.dropout is not None:
             factor = factors(problem.dropout, at, CONFIG)
             met *= factor
             kept = p * factor
         ds = p * (met - total)
-        if PART == 0:
-            ds = tl.where(visible, ds, 0.0)
     else:
+        _, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
         ds = read_pairs(problem.given, at, 0.0).to(tl.float32)
+        kept = tl.zeros_like(ds)
         if PART < 0:
             ds = hidden(ds, 0.0, problem, at, distances, CONFIG)
-        elif PART == 0:
-            ds = tl.where(visible, ds, 0.0)
-        kept = tl.zeros_like(ds)
+    if PART == 0:
+        ds = tl.where(visible, ds, 0.0)
     return kept, ds * slope, ds, visible, distances
 
 
@@ -143,30 +150,14 @@ def pair_gradients(
 def add_ends(found, ds, distances, lo, hi, CONFIG: tl.constexpr, PART: tl.constexpr):
     """(before, after), with the sums along axis 1 of ds at distances up to lo, and from hi on."""
     before, after = found
-    corner, _ = distances
-    if PART == 1:
-        before += tl.sum(ds, 1)
-    elif PART == 2:
-        after += tl.sum(ds, 1)
-    elif PART < 0:
-        if far_from(distances, lo, hi, CONFIG):
-            below = corner + CONFIG.keys <= lo + 1
-            total = tl.sum(ds, 1)
-            before += tl.where(below, total, 0.0)
-            after += tl.where(below, 0.0, total)
-        else:
-            before, after = add_ends_of_pairs(before, after, ds, distances, lo, hi)
-    else:
-        before, after = add_ends_of_pairs(before, after, ds, distances, lo, hi)
-    return before, after
-
-
-@triton.jit
-def add_ends_of_pairs(before, after, ds, distances, lo, hi):
-    """The same of a tile of any distances."""
     corner, within = distances
-    before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
-    after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
+    if PART > 0:  # all of them are before, or after
+        total, below = tl.sum(ds, 1), corner + CONFIG.keys <= lo + 1
+        before += tl.where(below, total, 0.0)
+        after += tl.where(below, 0.0, total)
+    else:
+        before += tl.sum(tl.where(within <= near(lo - corner), ds, 0.0), 1)
+        after += tl.sum(tl.where(within >= near(hi - corner), ds, 0.0), 1)
     return before, after
 
 
@@ -187,9 +178,15 @@ def gradients_at(tensors, heads, group, problem, at, CONFIG: tl.constexpr):
 @triton.jit
 def sliced(x, y, b, h, own, q0, k0, SIZE: tl.constexpr, CONFIG: tl.constexpr):
     """Products of rows of x from q0 on of head h, and of y from k0 on of head `own`."""
+    columns: tl.constexpr = CONFIG.slice if CONFIG.slice < SIZE else SIZE
     acc = tl.zeros((CONFIG.queries, CONFIG.keys), tl.float32)
-    for d in range(0, SIZE, CONFIG.slice):
-        left = rows(x, b, h, q0, CONFIG.queries, CONFIG.slice, d)
-        right = rows(y, b, own, k0, CONFIG.keys, CONFIG.slice, d)
+    if columns == SIZE:  # a loop of one turn would stay one
+        left = rows(x, b, h, q0, CONFIG.queries, columns)
+        right = rows(y, b, own, k0, CONFIG.keys, columns)
         acc = product(left, tl.trans(right), acc, CONFIG)
+    else:
+        for d in range(0, SIZE, columns):
+            left = rows(x, b, h, q0, CONFIG.queries, columns, d)
+            right = rows(y, b, own, k0, CONFIG.keys, columns, d)
+            acc = product(left, tl.trans(right), acc, CONFIG)
     return acc

@@ -13,14 +13,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def add_scores(s, unit, reference, total):
+def add_scores(s, unit, offset, reference, total):
     """(unnormalised weights, factor of what was summed before, reference, sum) after scores s [BM,
-    BN] times unit > 0, -inf where hidden. The factor is a power of two, since references are
-    integers."""
-    after = tl.maximum(reference, tl.ceil(tl.max(s, 1) * unit))
+    BN] times unit > 0, and offset more, a number or [BM, 1]; -inf where hidden. The factor is a
+    power of two, since references are integers."""
+    most = tl.max(tl.max(s, 1)[:, None] * unit + offset, 1)
+    after = tl.maximum(reference, tl.ceil(most))
     base = tl.where(after == float("-inf"), 0.0, after)
     factor = tl.exp2(reference - base)
-    p = tl.exp2(s * unit - base[:, None])
+    p = tl.exp2(s * unit - (base[:, None] - offset))
     return p, factor, after, total * factor + tl.sum(p, 1)
 
 

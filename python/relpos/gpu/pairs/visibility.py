@@ -37,14 +37,14 @@ def keys_of(problem, b, q0, queries, keys, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def queries_of(problem, b, k0, queries, CONFIG: tl.constexpr):
-    """The queries from the first to the last that see a key of the block at k0."""
+def queries_of(problem, b, k0, queries, KEYS: tl.constexpr):
+    """The queries from the first to the last that see one of so many keys from k0 on."""
     if problem.spans is None:
         start = tl.cast(k0, tl.int64) + tl.load(problem.shifts + b)
-        first, last = between(start - problem.right, start + problem.left + CONFIG.keys, queries)
+        first, last = between(start - problem.right, start + problem.left + KEYS, queries)
     else:
         spans = problem.spans
-        at = spans.queries + tl.cast(b, tl.int64) * spans.query_row + k0 // CONFIG.keys * 2
+        at = spans.queries + tl.cast(b, tl.int64) * spans.query_row + k0 // KEYS * 2
         first, last = tl.load(at), tl.load(at + 1)
     return first, last
 

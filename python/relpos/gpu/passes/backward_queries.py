@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.parts import through_keys
-from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
+from relpos.gpu.pairs.product import marked, product_of_seen, products_of, rows, write_rows
 from relpos.gpu.pairs.scores import add_ends, pair_gradients, read_rows
 from relpos.gpu.pairs.visibility import keys_of
 from relpos.gpu.terms.slopes import line_sums
@@ -25,6 +25,7 @@ def backward_queries(
     ends,
     lines,
     nearest,
+    odd,
     problem,
     heads,
     group,
@@ -46,7 +47,7 @@ def backward_queries(
     b, h = head // heads, head % heads
     row = tl.cast(head, tl.int64) * queries + q0
     if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
-        if finite(dq, row, queries - q0, head_dim, CONFIG.queries, CONFIG.head_dim):
+        if marked(odd, row, queries - q0, CONFIG.queries) == 0:
             return
     shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]

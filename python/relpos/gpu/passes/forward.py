@@ -6,10 +6,10 @@ import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.parts import through_keys
-from relpos.gpu.pairs.product import finite, product_of_seen, products_of, rows, write_rows
-from relpos.gpu.pairs.scores import pair_scores
+from relpos.gpu.pairs.product import marked, product_of_seen, products_of, rows, write_rows
+from relpos.gpu.pairs.scores import pair_scores, with_tables
 from relpos.gpu.pairs.softmax import add_scores, write_state
-from relpos.gpu.pairs.visibility import keys_of
+from relpos.gpu.pairs.visibility import apart, keys_of
 from relpos.gpu.terms.sinks import join_sinks
 
 PLAIN = ["heads", "group", "queries", "keys", "value_dim", "chunk"]
@@ -23,6 +23,7 @@ def forward(
     out,
     softmax,
     lse,
+    odd,
     problem,
     heads,
     group,
@@ -32,7 +33,7 @@ def forward(
     chunk,
     CONFIG: tl.constexpr,
 ):
-    """out [.., B, H, Lq, Dv], softmax [.., B, H, Lq, 2] and lse [B, H, Lq], contiguous, of
+    """out [.., B, H, Lq, Dv], softmax [.., B, H, Lq, 2], odd and lse [B, H, Lq], contiguous, of
     descriptors of query [B, H, Lq, D], key [B, H / group, Lk, D] and value. `..`: one for each
     chunk of keys, a multiple of 64, which is the second axis of programs."""
     blocks = tl.cdiv(queries, CONFIG.queries)
@@ -42,7 +43,7 @@ def forward(
     before = tl.program_id(1) * (tl.num_programs(0) // blocks)  # heads of other chunks
     row = tl.cast(before + head, tl.int64) * queries + q0
     if CONFIG.again:  # noqa: SIM102  a branch that is not taken is not typed
-        if finite(out, row, queries - q0, value_dim, CONFIG.queries, CONFIG.value_dim):
+        if marked(odd, row, queries - q0, CONFIG.queries) == 0:
             return
     shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
@@ -79,12 +80,13 @@ def add_keys(given, k0, state, problem, CONFIG: tl.constexpr, PART: tl.constexpr
     k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
     at = (b, h, q0, k0, a, c, queries, keys, shift)
     products = products_of(q, tl.trans(k), CONFIG)
-    if CONFIG.bare and PART > 0:  # one product a pair less
+    if CONFIG.bare and PART > 0:  # one product and one sum a pair less
         s, visible, unit = products, products == products, problem.scale
+        offset = with_tables(0.0, problem, at, apart(problem, at), CONFIG, PART)
     else:
         s, visible, _, _ = pair_scores(products, problem, at, CONFIG, PART)
-        unit = 1.0
-    p, factor, reference, total = add_scores(s, unit, reference, total)
+        unit, offset = 1.0, 0.0
+    p, factor, reference, total = add_scores(s, unit, offset, reference, total)
     if problem.dropout is not None:
         p *= factors(problem.dropout, at, CONFIG)
     v = rows(value, b, kv_head, k0, CONFIG.keys, CONFIG.value_dim)

@@ -9,7 +9,7 @@ from torch import Tensor
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
 
-MOST_BYTES = 2**28  # of the products and bands of a chunk, unless it is LEAST queries
+MOST_BYTES = 2**29  # of the products and bands of a chunk, unless it is LEAST queries
 LEAST = 64
 
 
@@ -28,7 +28,9 @@ def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
         cells += key.shape[2]
     if not cells:
         return queries
-    return max(LEAST, MOST_BYTES // (4 * batch * heads * cells) // LEAST * LEAST)
+    of_keys = 2 * _width(lowered, [table.map for table in lowered.columns]) * key.shape[2]
+    most = max(MOST_BYTES, 4 * batch * heads * of_keys)  # as many as columns take in any case
+    return max(LEAST, most // (4 * batch * heads * cells) // LEAST * LEAST)
 
 
 def _width(lowered: Lowered, maps: Sequence[ClassMap]) -> int:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.layout import aligned
+from relpos.gpu.layout import aligned, padded
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.delta import Along, Classes, Delta
 from relpos.gpu.lowered.tables import Table
+from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.pairs.softmax import LOG2E
 from relpos.gpu.terms.bias import Bias, bias_score, write_cells
 from relpos.gpu.terms.classes import OfClasses, class_row_score, class_score
@@ -19,12 +21,18 @@ from relpos.gpu.terms.coordinates import (
     coordinate_row_score,
     coordinate_score,
 )
-from relpos.gpu.terms.rows import Added, Rows, row_score, write_products
-from relpos.gpu.tiles import PRODUCTS, SUMMED
+from relpos.gpu.terms.rows import Added, Rows, row_score, write_parts, write_products
+from relpos.gpu.tiles import Tile, tile_of_rows
 
-# Of a program.
-PRODUCT_BLOCKS = {"ROWS": PRODUCTS.queries, "CELLS": PRODUCTS.keys, "COLUMNS": 32}
-BLOCKS = {"ROWS": SUMMED.queries, "CELLS": SUMMED.keys, "COLUMNS": 32}
+PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # of part_of
+_WRITTEN = {"CELLS": 64, "COLUMNS": 32}  # of a program of write_parts
+
+
+def blocks_of(chip: int, kernel: str, rank: int) -> tuple[Tile, dict[str, Any]]:
+    """The tile and the constants of a kernel of OF_ROWS, of so many columns."""
+    tile, most = tile_of_rows(chip, kernel)
+    sizes = {"ROWS": tile.queries, "CELLS": tile.keys}
+    return tile, sizes | {"COLUMNS": min(most, padded(rank)), "WIDEN": INTERPRETS}
 
 
 def terms_of(run: Any) -> tuple[list[Any], list[Any]]:
@@ -137,21 +145,25 @@ def products_of(
         if not side.length:
             continue
         factor, added = factor_of(run, table, side)
+        rank = run.table(table).shape[-1]
+        tile, blocks = blocks_of(run.chip, "write_products", rank)
         run.launch(
             write_products,
             (
-                run.batch * heads * triton.cdiv(side.length, PRODUCT_BLOCKS["ROWS"]),
-                triton.cdiv(width, PRODUCT_BLOCKS["CELLS"]),
+                run.batch * heads * triton.cdiv(side.length, blocks["ROWS"]),
+                triton.cdiv(width, blocks["CELLS"]),
             ),
-            PRODUCTS,
-            factor=run.rows(factor, PRODUCT_BLOCKS["ROWS"], PRODUCT_BLOCKS["COLUMNS"]),
+            tile,
+            factor=run.rows(factor, blocks["ROWS"], blocks["COLUMNS"]),
             cells=cells,
             added=added,
             length=side.length,
             fresh=int(n == 0),
-            **table_of(run, table, side, lo, hi) | {"heads": heads},
+            **parts_of_table(run, table, lo, hi, blocks),
+            heads=heads,
+            own_heads=side.heads,
             multiplier=multiplier_of(table) * unit,
-            **PRODUCT_BLOCKS,
+            **blocks,
         )
     return lo, width, cells
 
@@ -181,15 +193,29 @@ def factor_of(run: Any, table: Table, side: Side) -> tuple[Tensor, Added | None]
     return factor, Added(data, *data.stride(), table.added.multiplier * ratio)
 
 
-def table_of(run: Any, table: Table, side: Side, lo: int, hi: int) -> dict[str, Any]:
-    """The table of a launch, and the classes of the distances from lo to hi."""
+def parts_of_table(
+    run: Any, table: Table, lo: int, hi: int, blocks: dict[str, Any]
+) -> dict[str, Any]:
+    """What a launch reads of the table: the rows of the distances from lo to hi, as parts."""
     data = run.table(table)
-    return {
-        "table": data,
-        "classes": table.map.classes(lo, hi, run.device),
-        "heads": run.heads,
-        "own_heads": side.heads,
-        "rank": data.shape[-1],
-        "width": hi - lo + 1,
+    count, rank, width = PARTS[data.dtype], data.shape[-1], hi - lo + 1
+    heads, pitch = data.shape[0] if data.dim() == 3 else 1, 16 * triton.cdiv(rank, 16)
+    parts = run.workspace(count, heads, width, pitch, dtype=torch.bfloat16)
+    run.launch(
+        write_parts,
+        (triton.cdiv(width, _WRITTEN["CELLS"]), heads, triton.cdiv(rank, _WRITTEN["COLUMNS"])),
+        None,
+        parts=parts,
+        table=data,
+        classes=table.map.classes(lo, hi, run.device),
+        rank=rank,
+        width=width,
         **table.strides(data),
-    }
+        pitch=pitch,
+        COUNT=count,
+        WIDEN=INTERPRETS,
+        **_WRITTEN,
+    )
+    of_parts = run.rows(parts[..., :rank], blocks["CELLS"], blocks["COLUMNS"])
+    sizes = {"table_heads": heads, "rank": rank, "width": width, "COUNT": count}
+    return {"parts": of_parts, **sizes}

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.rows.launches import Side, products_of, window_of
-from relpos.gpu.sums.bands import Bands, write_weights
+from relpos.gpu.sums.bands import Bands, row_of, write_weights
 from relpos.gpu.sums.pair_launches import gather
-from relpos.gpu.sums.row_gradients import bands_times, write_table
+from relpos.gpu.sums.row_gradients import bands_of, bands_times, finish, write_table
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rows import Rows
 
@@ -41,20 +41,18 @@ def write_value_gradients(
 def _weights(run: Any, softmax: Tensor) -> Bands:
     lo, hi = window_of(run, run.lowered.values)
     width, places = hi - lo + 1, run.lowered.places
-    band = run.workspace(run.batch, run.heads, run.queries, width)
-    ends = run.workspace(run.batch, run.heads, run.queries, 2)
-    shifts = run.lowered.shifts if places is None else None
-    bands = Bands(band, ends, shifts, lo, width, run.queries, run.keys, 1)
+    bands = bands_of(run, lo, width, of_keys=False)
     if not run.keys:
-        band.zero_()
-        ends.zero_()
+        bands.cells.zero_()
         return bands
+    ends = run.workspace(run.batch, run.heads, run.queries, 2)
     pairs = None
     if places is not None:
         pairs = run.workspace(run.batch, run.heads, run.queries, run.keys)
-    sizes = {"heads": run.heads, "lo": lo, "width": width}
-    to = {"band": band, "ends": ends, "pairs": pairs}
+    sizes = {"heads": run.heads, "lo": lo, "width": width, "pitch": row_of(width)}
+    to = {"band": bands.cells, "ends": ends, "pairs": pairs}
     run.pairs(write_weights, run.of_queries, softmax=softmax, **to, **sizes)
     if pairs is not None and width > 2:
         gather(run, bands, pairs, places)
+    finish(run, bands, ends, run.lowered.shifts if places is None else None)
     return bands

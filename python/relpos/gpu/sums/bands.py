@@ -3,8 +3,9 @@ tables of rows and what meets them have their gradients.
 
 A band cell x is that of distance lo + x. Of consecutive tokens a query has at most one key at a
 distance; elsewhere, and by distances of coordinates, the gradients are written pair by pair and
-gathered. The distances before and after the inner ones have two sums a row, `ends`, which
-backward_queries and backward_keys write, or write_ends of pairs."""
+gathered. The first and the last cell of a row are sums over all distances up to it, and from it on:
+`ends`, which backward_queries and backward_keys write, or write_ends of pairs. finish_bands puts
+them there, and zeros where there is no pair."""
 
 from typing import Any, NamedTuple
 
@@ -13,23 +14,21 @@ import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.parts import through_keys
-from relpos.gpu.pairs.product import stored, wide_product_of_met
-from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_scores, sliced
+from relpos.gpu.pairs.product import (
+    products_of,
+    rows,
+)
+from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_weights
 from relpos.gpu.pairs.softmax import read_state
 from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
 from relpos.gpu.sums.pair_sums import sum_between
-from relpos.gpu.terms.rows import OF_TABLE, factor_rows
 
 
 class Bands(NamedTuple):
-    """cells float32 [B, H, L, width], of which the first and the last of a row are not read, and
-    ends [B, H, L, 2] in their place. L is `length`: of queries (sign 1), which meet `others` keys,
-    or of keys (sign -1), which meet queries. shifts: those of consecutive tokens, where only the
-    cells of others that there are hold something; else None."""
+    """cells float32 [B, H, L, width], in rows of row_of(width) numbers. L is `length`: of queries
+    (sign 1), which meet `others` keys, or of keys (sign -1), which meet queries."""
 
     cells: Any
-    ends: Any
-    shifts: Any
     lo: Any
     width: Any
     length: Any
@@ -37,7 +36,7 @@ class Bands(NamedTuple):
     sign: Any
 
 
-PLAIN = ["heads", "group", "queries", "keys", "lo", "width"]
+PLAIN = ["heads", "group", "queries", "keys", "lo", "width", "pitch"]
 
 
 @triton.jit
@@ -72,6 +71,7 @@ def write_bands(
     keys,
     lo,
     width,
+    pitch,
     CONFIG: tl.constexpr,
 ):
     """What is given of: band [B, H, Lq, width], of consecutive tokens the inner cells that have a
@@ -96,16 +96,16 @@ def write_bands(
         x = near(corner - lo) + within
         inside &= (x > 0) & (x < width - 1)
         if band is not None:
-            tl.store(band + row * width + a * width + x, ds, inside)
+            tl.store(band + row * pitch + a * pitch + x, ds, inside)
         if columns is not None:
-            to = columns + (tl.cast(head, tl.int64) * keys + k0) * width
-            tl.store(to + c * width + x, ds, inside)
+            to = columns + (tl.cast(head, tl.int64) * keys + k0) * pitch
+            tl.store(to + c * pitch + x, ds, inside)
 
 
 OF_GATHER = ["heads", "length", "others", "own_row", "other_row", "row_step", "other_step", "sign"]
 
 
-@triton.jit(do_not_specialize=[*OF_GATHER, "lo", "width", "steps"])
+@triton.jit(do_not_specialize=[*OF_GATHER, "lo", "width", "pitch", "steps"])
 def gather_bands(
     band,
     pairs,
@@ -123,6 +123,7 @@ def gather_bands(
     sign,
     lo,
     width,
+    pitch,
     steps,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -148,7 +149,7 @@ def gather_bands(
     acc = tl.zeros((ROWS, BLOCK), tl.float64)
     at = (at, at + 1)
     acc = sum_between(acc, row, other_step, whose, at, span, inside, others, steps)
-    to = band + (tl.cast(head, tl.int64) * length + i) * width + x
+    to = band + (tl.cast(head, tl.int64) * length + i) * pitch + x
     tl.store(to, acc.to(tl.float32), inside)
 
 
@@ -167,6 +168,7 @@ def write_weights(
     keys,
     lo,
     width,
+    pitch,
     CONFIG: tl.constexpr,
 ):
     """The same of the weights after dropout, whose ends [B, H, Lq, 2] it writes, too."""
@@ -177,7 +179,7 @@ def write_weights(
     shift = tl.load(problem.shifts + b)
     a, c = tl.arange(0, CONFIG.queries)[:, None], tl.arange(0, CONFIG.keys)[None, :]
     row = tl.cast(head, tl.int64) * queries + q0
-    reference, inverse = read_state(softmax, row, a, queries - q0)
+    of_rows = read_state(softmax, row, a, queries - q0)
     none = tl.zeros((CONFIG.queries,), tl.float32)
     found = (none, none)
     first, last = inner_keys(problem, pairs, b, q0, lo, width, keys, CONFIG)
@@ -185,8 +187,9 @@ def write_weights(
     if seen_from < seen_to:  # for the ends
         first = tl.where(first < last, tl.minimum(first, seen_from), seen_from)
         last = tl.maximum(last, seen_to)
-    own = (query, key, b, h, h // group, q0, a, c, queries, keys, shift)
-    given = (own, (reference, inverse), (band, pairs, row, lo, width))
+    q = rows(query, b, h, q0, CONFIG.queries, CONFIG.head_dim)
+    own = (q, key, b, h, h // group, q0, a, c, queries, keys, shift)
+    given = (own, of_rows, (band, pairs, row, lo, width, pitch))
     block = (b, h, q0, queries, keys, tl.cast(q0, tl.int64) - shift)
     # The inner cells of each tile are read.
     found = through_keys(add_weights, given, found, first, last, block, problem, CONFIG, True)
@@ -201,172 +204,62 @@ def add_weights(given, k0, found, problem, CONFIG: tl.constexpr, PART: tl.conste
     """The ends of a block of queries, with those of the keys from k0 on, whose inner cells it
     writes."""
     own, of_rows, to = given
-    part: tl.constexpr = 0 if PART < 0 else PART
-    query, key, b, h, kv_head, q0, a, c, queries, keys, shift = own
-    reference, inverse = of_rows
-    band, pairs, row, lo, width = to
+    q, key, b, h, kv_head, q0, a, c, queries, keys, shift = own
+    band, pairs, row, lo, width, pitch = to
     at = (b, h, q0, k0, a, c, queries, keys, shift)
-    products = sliced(query, key, b, h, kv_head, q0, k0, CONFIG.head_dim, CONFIG)
-    s, visible, distances, _ = pair_scores(products, problem, at, CONFIG, part)
-    p = tl.exp2(s - reference) * inverse
-    if part == 0:
-        p = tl.where(visible, p, 0.0)
+    k = rows(key, b, kv_head, k0, CONFIG.keys, CONFIG.head_dim)
+    products = products_of(q, tl.trans(k), CONFIG)
+    p, _, distances, _ = pair_weights(products, of_rows, problem, at, CONFIG, PART)
     if problem.dropout is not None:
         p *= factors(problem.dropout, at, CONFIG)
-    if part == 0:
+    if PART == 0:
         inside = (a < queries - q0) & (c < keys - k0)
         if pairs is None:
             corner, within = distances
             x = near(corner - lo) + within
             inside &= (x > 0) & (x < width - 1)
-            tl.store(band + row * width + a * width + x, p, inside)
+            tl.store(band + row * pitch + a * pitch + x, p, inside)
         else:
             tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, p, inside)
-    return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, part)
+    return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, PART)
 
 
-@triton.jit
-def band_at(bands, b, head, i, x):
-    """float32 of tokens i at cells x, 0 where no other stands there."""
-    row = tl.cast(head, tl.int64) * bands.length + i
-    inside = (i < bands.length) & (x < bands.width)
-    inner = inside & (x > 0) & (x < bands.width - 1)
-    if bands.shifts is not None:
-        j = i - bands.sign * (tl.load(bands.shifts + b) - bands.lo - x)
-        held = inner & (j >= 0) & (j < bands.others)
-    else:
-        held = inner
-    last = tl.where(x > 0, 1, 0)
-    ends = tl.load(bands.ends + 2 * row + last, inside & (inner == 0), 0.0)
-    return ends + tl.load(bands.cells + row * bands.width + x, held, 0.0)
+def row_of(width: int) -> int:
+    """The elements between two rows of cells, which descriptors read."""
+    return (width + 3) // 4 * 4
 
 
-@triton.jit(do_not_specialize=OF_TABLE)
-def multiply_bands(
-    gradient,
-    bands,
-    table,
-    classes,
-    heads,
-    own_heads,
-    rank,
-    width,
-    head_stride,
-    class_stride,
-    column_stride,
-    multiplier,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """gradient float32 [B, own_heads, L, r] of what meets the rows: multiplier times the bands of a
-    row times the table, over the heads that share it. Program (block of rows of a head, block of
-    columns)."""
-    blocks = tl.cdiv(bands.length, ROWS)
-    own = tl.program_id(0) // blocks
-    i = (tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS))[:, None]
-    n = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    b = own // own_heads
-    group = heads // own_heads
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for g in range(group):
-        h = own % own_heads * group + g
-        for first in range(0, width, CELLS):
-            x = first + tl.arange(0, CELLS)
-            m = tl.load(classes + x, x < width, -1)[:, None]
-            at = table + tl.cast(h, tl.int64) * head_stride + tl.cast(m, tl.int64) * class_stride
-            right = tl.load(at + n * column_stride, (m >= 0) & (n < rank), 0.0).to(tl.float32)
-            left = band_at(bands, b, b * heads + h, i, x[None, :])
-            acc = wide_product_of_met(left, right, acc)
-    to = gradient + (tl.cast(own, tl.int64) * bands.length + i) * rank + n
-    tl.store(to, acc * multiplier, (i < bands.length) & (n < rank))
-
-
-@triton.jit(do_not_specialize=["batch", "heads", "own_heads", "rank", "width", "parts"])
-def sum_band_rows(
-    factor,
-    sums,
-    bands,
-    added,
-    batch,
-    heads,
-    own_heads,
-    rank,
-    width,
-    parts,
-    ROWS: tl.constexpr,
-    CELLS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """sums float64 [parts, H, width, r]: of each cell the bands of all rows times factor_rows, a
-    part of the blocks of rows in each of `parts`. Program (block of cells, part and head, block of
-    columns)."""
-    x = tl.program_id(0) * CELLS + tl.arange(0, CELLS)
-    h = tl.program_id(1) % heads
-    part = tl.program_id(1) // heads
-    d = tl.program_id(2) * COLUMNS
-    n = (d + tl.arange(0, COLUMNS))[None, :]
-    blocks = tl.cdiv(bands.length, ROWS)
-    count = tl.cdiv(batch * blocks, parts)
-    acc = tl.zeros((CELLS, COLUMNS), tl.float64)
-    for block in range(part * count, tl.minimum((part + 1) * count, batch * blocks)):
-        b = block // blocks
-        i = block % blocks * ROWS
-        of_rows = i + tl.arange(0, ROWS)[:, None]
-        left = tl.trans(band_at(bands, b, b * heads + h, of_rows, x[None, :]))
-        own = h // (heads // own_heads)
-        right = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
-        none = tl.zeros((CELLS, COLUMNS), tl.float32)
-        acc += wide_product_of_met(left, right, none).to(tl.float64)
-    x = x[:, None]
-    to = sums + (tl.cast(tl.program_id(1), tl.int64) * width + x) * rank + n
-    tl.store(to, acc, (x < width) & (n < rank))
-
-
-OF_ROWS = ["heads", "several", "parts", "width", "rows", "rank", "longest"]
-OF_ROWS += ["head_stride", "class_stride", "column_stride"]
-
-
-@triton.jit(do_not_specialize=OF_ROWS)
-def write_rows_gradient(
-    gradient,
-    sums,
+@triton.jit(do_not_specialize=["heads", "length", "others", "lo", "width", "pitch", "sign"])
+def finish_bands(
     cells,
-    starts,
+    ends,
+    shifts,
     heads,
-    several,
-    parts,
+    length,
+    others,
+    lo,
     width,
-    rows,
-    rank,
-    longest,
-    head_stride,
-    class_stride,
-    column_stride,
-    multiplier,
+    pitch,
+    sign,
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
-    """The gradient of a table: multiplier times the sum of `sums` [parts, H, width, r] at the cells
-    of each class, as in write_table_gradient, over the `several` heads that share a table. Program
-    (block of classes, head of the table, block of columns)."""
-    m = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None, None]
-    begin = tl.load(starts + m, m < rows, 0)
-    end = tl.load(starts + m + 1, m < rows, 0)
-    n = (tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS))[None, None, :]
-    acc = tl.zeros((ROWS, CELLS, COLUMNS), tl.float64)
-    for part in range(parts):
-        for g in range(several):
-            head = tl.cast(part * heads + tl.program_id(1) * several + g, tl.int64)
-            for k in range(0, longest, CELLS):
-                at = begin + k + tl.arange(0, CELLS)[None, :, None]
-                cell = tl.load(cells + at, at < end, 0)
-                from_ = sums + (head * width + cell) * rank + n
-                acc += tl.load(from_, (at < end) & (n < rank), 0.0)
-    total = (tl.sum(acc, 1, keep_dims=True) * multiplier).to(tl.float32)
-    to = gradient + tl.cast(tl.program_id(1), tl.int64) * head_stride
-    to += tl.cast(m, tl.int64) * class_stride + n * column_stride
-    found = stored(total, gradient.dtype.element_ty, WIDEN)
-    tl.store(to, found, (m < rows) & (n < rank))
+    """Writes the ends [B, H, L, 2] of each row of `cells`, and where shifts are given, those of
+    consecutive tokens, zeros to cells that have no pair. A program for each block of rows of a
+    head."""
+    blocks = tl.cdiv(length, ROWS)
+    head = tl.program_id(0) // blocks
+    i = (tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS))[:, None]
+    row = tl.cast(head, tl.int64) * length + i
+    if shifts is not None:
+        shift = tl.load(shifts + head // heads)
+        for first in range(0, width, CELLS):
+            x = first + tl.arange(0, CELLS)[None, :]
+            other = i - sign * (shift - lo - x)
+            empty = (other < 0) | (other >= others)
+            tl.store(cells + row * pitch + x, 0.0, (i < length) & (x < width) & empty)
+    end = tl.arange(0, 2)[None, :]
+    inside = (i < length) & (end < width)
+    found = tl.load(ends + 2 * row + end, inside, 0.0)
+    tl.debug_barrier()  # other threads wrote zeros there
+    tl.store(cells + row * pitch + tl.where(end == 0, 0, width - 1), found, inside)

@@ -4,7 +4,7 @@ pair."""
 import triton
 import triton.language as tl
 
-PLAIN = ["heads", "row", "first", "count", "keys", "lo", "width"]
+PLAIN = ["heads", "row", "first", "count", "keys", "lo", "width", "pitch"]
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -19,13 +19,14 @@ def gather_classes(
     keys,
     lo,
     width,
+    pitch,
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """band float32 [.., H, count, width], of queries first, first + 1, ... of batch rows row,
-    row + 1, ...: the sums of `pairs` [.., H, count, Lk] at each class lo, lo + 1, ...; classes:
-    Pairs. Program (block of queries of a head, block of classes)."""
+    """band float32 [.., H, count, width], in rows of `pitch` numbers, of queries first, first + 1,
+    ... of batch rows row, row + 1, ...: the sums of `pairs` [.., H, count, Lk] at each class lo,
+    lo + 1, ...; classes: Pairs. Program (block of queries of a head, block of classes)."""
     blocks = tl.cdiv(count, ROWS)
     head = tl.program_id(0) // blocks
     b = tl.cast(row + head // heads, tl.int64)
@@ -42,5 +43,5 @@ def gather_classes(
         of_pair = tl.cast(tl.load(given + j * classes.key, inside, 0), tl.int32)
         found = tl.where(of_pair == lo + x, tl.load(values + j, inside, 0.0), 0.0)
         acc += tl.sum(found, 1, keep_dims=True).to(tl.float64)
-    to = band + (tl.cast(head, tl.int64) * count + of_rows) * width + x
+    to = band + (tl.cast(head, tl.int64) * count + of_rows) * pitch + x
     tl.store(to, acc.to(tl.float32), (i < count) & (x < width))

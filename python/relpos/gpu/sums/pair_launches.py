@@ -161,6 +161,7 @@ def gather(run: Any, bands: Bands, pairs: Any, places: Places) -> None:
         heads=run.heads,
         lo=bands.lo,
         width=bands.width,
+        pitch=bands.cells.stride(2),
         **GATHERED,
     )
 
@@ -182,6 +183,7 @@ def gather_by_class(
         keys=run.keys,
         lo=lo,
         width=width,
+        pitch=band.stride(2),
         **chunk,
         **BY_CLASS,
     )

@@ -11,20 +11,22 @@ from torch import Tensor
 from relpos.gpu.lowered.delta import Classes
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
-from relpos.gpu.rows.launches import BLOCKS, Side, factor_of, multiplier_of, side_of, table_of
-from relpos.gpu.sums.bands import (
-    Bands,
-    multiply_bands,
-    sum_band_rows,
-    write_bands,
-    write_rows_gradient,
+from relpos.gpu.rows.launches import (
+    Side,
+    blocks_of,
+    factor_of,
+    multiplier_of,
+    parts_of_table,
+    side_of,
 )
+from relpos.gpu.sums.band_products import multiply_bands, sum_band_rows, write_rows_gradient
+from relpos.gpu.sums.bands import Bands, finish_bands, row_of, write_bands
 from relpos.gpu.sums.pair_launches import gather, gather_by_class, write_ends_of
 from relpos.gpu.sums.table_gradients import Sums
 from relpos.gpu.sums.targets import Targets
-from relpos.gpu.tiles import SUMMED
 
 CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
+FINISHED = {"ROWS": 16, "CELLS": 64}
 # Rows are summed in parts of at least so many blocks, at most so many and of so many numbers.
 _LEAST_BLOCKS, _MOST_PARTS, _MOST_NUMBERS = 8, 8, 2**23
 
@@ -71,26 +73,50 @@ def _write(
         _write_factor(run, table, side, bands, gradient if of_plain else None, targets)
 
 
+def bands_of(run: Any, lo: int, width: int, of_keys: bool) -> Bands:
+    """Of so many distances from lo on, whose cells are not written yet."""
+    sides = [(run.queries, 1), (run.keys, -1)]
+    (length, sign), (others, _) = sides[::-1] if of_keys else sides
+    cells = run.workspace(run.batch, run.heads, length, row_of(width))[..., :width]
+    return Bands(cells, lo, width, length, others, sign)
+
+
+def finish(run: Any, bands: Bands, ends: Tensor, shifts: Tensor | None) -> None:
+    """The last launch that writes bands."""
+    if not bands.length:
+        return
+    run.launch(
+        finish_bands,
+        (run.batch * run.heads * triton.cdiv(bands.length, FINISHED["ROWS"]),),
+        None,
+        cells=bands.cells,
+        ends=ends,
+        shifts=shifts,
+        heads=run.heads,
+        pitch=bands.cells.stride(2),
+        **{name: getattr(bands, name) for name in ("length", "others", "lo", "width", "sign")},
+        **FINISHED,
+    )
+
+
 def _bands_apart(run: Any, table: Table, pairs: Tensor) -> Bands:
     """By coordinates or classes of pairs, of gradients pair by pair [B, H, Lq, Lk]."""
     lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.delta)
     width, blocks = hi - lo + 1, run.batch * run.heads
-    cells = run.workspace(run.batch, run.heads, run.queries, width)
-    ends = run.workspace(run.batch, run.heads, run.queries, 2)
-    bands = Bands(cells, ends, None, lo, width, run.queries, run.keys, 1)
+    bands = bands_of(run, lo, width, of_keys=False)
+    ends = torch.zeros(run.batch, run.heads, run.queries, 2, device=run.device)
     if not run.keys:
-        cells.zero_()
-        ends.zero_()
+        bands.cells.zero_()
         return bands
     whole = {"pairs": pairs, "heads": run.heads, "row": 0, "first": 0, "count": run.queries}
     places = table.delta.read(run.lowered)
     if isinstance(table.delta, Classes):
-        gather_by_class(run, cells, places, lo, blocks, whole)
-        ends.zero_()  # no class is beyond
-        return bands
-    write_ends_of(run, ends, places, (lo, hi), blocks, whole)
-    if width > 2:
-        gather(run, bands, pairs, places)
+        gather_by_class(run, bands.cells, places, lo, blocks, whole)
+    else:
+        write_ends_of(run, ends, places, (lo, hi), blocks, whole)
+        if width > 2:
+            gather(run, bands, pairs, places)
+    finish(run, bands, ends, None)  # no class is beyond the first and the last
     return bands
 
 
@@ -102,36 +128,28 @@ def _bands(
     places = run.lowered.places
     width = sums.hi - sums.lo + 1
     shifts = run.lowered.shifts if places is None else None
-    found: list[Any] = []
-    sides = (
-        (sums.ends, run.queries, run.keys, 1),
-        (sums.key_ends, run.keys, run.queries, -1),
-    )
-    for own, (ends, length, others, sign) in zip(wanted, sides, strict=True):
-        cells = run.workspace(run.batch, run.heads, length, width) if own else None
-        sizes = (sums.lo, width, length, others, sign)
-        found.append(Bands(cells, ends, shifts, *sizes) if own else None)
-    if not run.keys:
-        for bands in found:
-            if bands is not None:
-                bands.cells.zero_()
+    found: list[Any] = [
+        bands_of(run, sums.lo, width, of_keys) if own else None
+        for own, of_keys in zip(wanted, (False, True), strict=True)
+    ]
+    to: dict[str, Any] = dict.fromkeys(("band", "columns", "pairs"))
     inner = width > 2 and any(wanted)
-    if not run.keys or not (inner or apart):
-        return [*found, None]
-    to = dict.fromkeys(("band", "columns", "pairs"))
-    if places is None and inner:
-        to |= {
-            name: bands and bands.cells
-            for name, bands in zip(("band", "columns"), found, strict=True)
-        }
-    if places is not None or apart:
-        to["pairs"] = run.workspace(run.batch, run.heads, run.queries, run.keys)
-    sizes = {"heads": run.heads, "lo": sums.lo, "width": width}
-    run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
-    if places is not None and inner:
-        for bands in found:
-            if bands is not None:
-                gather(run, bands, to["pairs"], places)
+    if run.keys and (inner or apart):
+        if places is None and inner:
+            to["band"], to["columns"] = (bands and bands.cells for bands in found)
+        if places is not None or apart:
+            to["pairs"] = run.workspace(run.batch, run.heads, run.queries, run.keys)
+        sizes = {"heads": run.heads, "lo": sums.lo, "width": width, "pitch": row_of(width)}
+        run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
+    for bands, ends in zip(found, (sums.ends, sums.key_ends), strict=True):
+        if bands is None:
+            continue
+        if not run.keys:
+            bands.cells.zero_()
+            continue
+        if places is not None and inner:
+            gather(run, bands, to["pairs"], places)
+        finish(run, bands, ends, shifts)
     return [*found, to["pairs"]]
 
 
@@ -151,20 +169,26 @@ def _write_factor(
 
 def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
     """float32 [B, heads of the side, L, r]: the bands of each row times the table."""
-    given = table_of(run, table, side, bands.lo, bands.lo + bands.width - 1)
-    found = run.workspace(run.batch, side.heads, side.length, given["rank"])
-    run.launch(
+    rank = run.table(table).shape[-1]
+    found = run.workspace(run.batch, side.heads, side.length, rank)
+    tile, blocks = blocks_of(run.chip, "multiply_bands", rank)
+    given = parts_of_table(run, table, bands.lo, bands.lo + bands.width - 1, blocks)
+    run.twice(
         multiply_bands,
         (
-            run.batch * side.heads * triton.cdiv(side.length, BLOCKS["ROWS"]),
-            triton.cdiv(given["rank"], BLOCKS["COLUMNS"]),
+            run.batch * side.heads * triton.cdiv(side.length, blocks["ROWS"]),
+            triton.cdiv(rank, blocks["COLUMNS"]),
         ),
-        SUMMED,
+        tile,
         gradient=found,
-        bands=bands,
+        bands=run.rows(bands.cells, blocks["ROWS"], blocks["CELLS"]),
+        length=side.length,
         **given,
+        heads=run.heads,
+        own_heads=side.heads,
         multiplier=multiplier_of(table),
-        **BLOCKS,
+        DEPTH=3 if run.query.element_size() == 4 else 2,
+        **blocks,
     )
     return found
 
@@ -177,27 +201,29 @@ def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targe
     else:
         to = table.table.view(to)
     rows, rank = to.shape[-2:]
-    blocks = run.batch * triton.cdiv(side.length, BLOCKS["ROWS"])
+    tile, sizes_of = blocks_of(run.chip, "sum_band_rows", rank)
+    blocks = run.batch * triton.cdiv(side.length, sizes_of["ROWS"])
     most = min(_MOST_PARTS, _MOST_NUMBERS // (run.heads * bands.width * rank))
     parts = max(1, min(most, blocks // _LEAST_BLOCKS))
     sums = run.workspace(parts, run.heads, bands.width, rank, dtype=torch.float64)
     sizes = {"heads": run.heads, "rank": rank, "width": bands.width, "parts": parts}
-    run.launch(
+    run.twice(
         sum_band_rows,
         (
-            triton.cdiv(bands.width, BLOCKS["CELLS"]),
+            triton.cdiv(bands.width, sizes_of["CELLS"]),
             parts * run.heads,
-            triton.cdiv(rank, BLOCKS["COLUMNS"]),
+            triton.cdiv(rank, sizes_of["COLUMNS"]),
         ),
-        SUMMED,
-        factor=run.rows(factor, BLOCKS["ROWS"], BLOCKS["COLUMNS"]),
+        tile,
+        factor=run.rows(factor, sizes_of["ROWS"], sizes_of["COLUMNS"]),
         sums=sums,
-        bands=bands,
+        bands=run.rows(bands.cells, sizes_of["ROWS"], sizes_of["CELLS"]),
+        length=side.length,
         added=added,
         batch=run.batch,
         own_heads=side.heads,
         **sizes,
-        **BLOCKS,
+        **sizes_of,
     )
     heads = to.shape[0] if to.dim() == 3 else 1
     cells, starts, longest = table.map.cells(bands.lo, bands.lo + bands.width - 1, rows, run.device)

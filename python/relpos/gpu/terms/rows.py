@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from relpos.gpu.pairs.product import rows, wide_product
+from relpos.gpu.pairs.product import part_of, rows, stored, wide_product
 from relpos.gpu.pairs.visibility import near
 
 
@@ -43,60 +43,90 @@ def row_score(s, term, at, distances):
 
 
 @triton.jit
-def factor_rows(factor, added, b, h, own, i, d, rank, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """float32 [ROWS, COLUMNS] of what meets the rows of a table, from row i and column d on: a
-    descriptor [B, .., L, r], of its head `own`, and what is added for head h."""
-    found = rows(factor, b, own, i, ROWS, COLUMNS, d).to(tl.float32)
-    if added is not None:
-        n = d + tl.arange(0, COLUMNS)
-        more = tl.load(added.data + h * added.head + n * added.column, n < rank, 0.0)
-        found += (more.to(tl.float32) * added.multiplier)[None, :]
-    return found
+def added_columns(added, h, d, rank, COLUMNS: tl.constexpr):
+    """float32 [COLUMNS] of what is added for head h, from column d on."""
+    n = d + tl.arange(0, COLUMNS)
+    found = tl.load(added.data + h * added.head + n * added.column, n < rank, 0.0)
+    return found.to(tl.float32) * added.multiplier
 
 
-OF_TABLE = ["heads", "own_heads", "rank", "width", "head_stride", "class_stride"]
+@triton.jit(do_not_specialize=["rank", "width", "head_stride", "class_stride"])
+def write_parts(
+    parts,
+    table,
+    classes,
+    rank,
+    width,
+    head_stride,
+    class_stride,
+    column_stride,
+    pitch,
+    CELLS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDEN: tl.constexpr,
+):
+    """parts bfloat16 [COUNT, heads, width, pitch]: the parts (part_of) of the row of each cell's
+    class, zeros for class -1. Program (block of cells, head, block of columns)."""
+    x = tl.program_id(0) * CELLS + tl.arange(0, CELLS)[:, None]
+    h = tl.cast(tl.program_id(1), tl.int64)
+    n = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    m = tl.load(classes + x, x < width, -1)
+    at = table + h * head_stride + tl.cast(m, tl.int64) * class_stride + n * column_stride
+    found = tl.load(at, (m >= 0) & (n < rank), 0.0)
+    for part in tl.static_range(COUNT):
+        row = (tl.cast(part, tl.int64) * tl.num_programs(1) + h) * width + x
+        of_part = stored(part_of(found, part, WIDEN).to(tl.float32), tl.bfloat16, WIDEN)
+        tl.store(parts + row * pitch + n, of_part, (x < width) & (n < rank))
+
+
+OF_TABLE = ["heads", "own_heads", "rank", "width"]
 
 
 @triton.jit(do_not_specialize=[*OF_TABLE, "length", "fresh"])
 def write_products(
     factor,
     cells,
-    table,
-    classes,
+    parts,
     added,
     heads,
     own_heads,
+    table_heads,
     length,
     rank,
     width,
-    head_stride,
-    class_stride,
-    column_stride,
     multiplier,
     fresh,
     ROWS: tl.constexpr,
     CELLS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    COUNT: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):
     """cells [B, H, L, width], to what they held unless `fresh`: multiplier times the products of
-    factor_rows and of the row of each cell's class, 0 for class -1. Program (block of rows of a
-    head, block of cells)."""
+    factor [B, own_heads, L, r] and what is added to it with the rows of `parts`, a descriptor of
+    [COUNT, table_heads, width, r] (write_parts). Program (block of rows of a head, block of
+    cells)."""
     blocks = tl.cdiv(length, ROWS)
     head = tl.program_id(0) // blocks
     i = tl.program_id(0) % blocks * ROWS
     b, h = head // heads, head % heads
-    own = h // (heads // own_heads)
-    x = tl.program_id(1) * CELLS + tl.arange(0, CELLS)
-    m = tl.load(classes + x, x < width, -1)
-    of_cells = table + tl.cast(h, tl.int64) * head_stride + tl.cast(m, tl.int64) * class_stride
+    own, of_table = h // (heads // own_heads), h // (heads // table_heads)
+    first = tl.program_id(1) * CELLS
     acc = tl.zeros((ROWS, CELLS), tl.float32)
+    more = tl.zeros((CELLS,), tl.float32)
     for d in range(0, rank, COLUMNS):
-        n = d + tl.arange(0, COLUMNS)[None, :]
-        inside = (m >= 0)[:, None] & (n < rank)
-        right = tl.load(of_cells[:, None] + n * column_stride, inside, 0.0).to(tl.float32)
-        left = factor_rows(factor, added, b, h, own, i, d, rank, ROWS, COLUMNS)
-        acc = wide_product(left, tl.trans(right), acc)
+        left = rows(factor, b, own, i, ROWS, COLUMNS, d)
+        for part in tl.static_range(COUNT):
+            right = rows(parts, part, of_table, first, CELLS, COLUMNS, d)
+            acc = wide_product(left, tl.trans(right), acc, 3 - part, WIDEN)
+            if added is not None:
+                joins = added_columns(added, h, d, rank, COLUMNS)
+                more += tl.sum(right.to(tl.float32) * joins[None, :], 1)
+    if added is not None:
+        acc += more[None, :]
     a = tl.arange(0, ROWS)[:, None]
+    x = first + tl.arange(0, CELLS)
     to = cells + (tl.cast(head, tl.int64) * length + i) * width + a * width + x[None, :]
     inside = (a < length - i) & (x < width)[None, :]
     found = acc * multiplier
