@@ -111,7 +111,10 @@ def test_masks_by_tiles_that_hide_all_or_nothing(garbage):
         mask = relpos.from_mask_mod(lambda b, h, i, j, seen=seen: torch.tensor(seen), QUERIES, KEYS)
         found = relpos.attention(q, k, v, attn_mask=mask, **options)
         plain = relpos.attention(q, k, v, **options)
-        assert torch.equal(found, plain if seen else torch.zeros_like(plain))
+        if seen:  # by tiles in another order
+            torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
+        else:
+            assert not found.any()
 
 
 def test_a_mask_by_tiles_of_another_size_is_refused_as_on_the_cpu():

@@ -149,7 +149,8 @@ def test_the_chunk_of_queries():
     assert chunk(q, position=music, is_causal=True) == 192
     assert chunk(q[:, :, :100], position=music, is_causal=True) >= 100
     assert chunk(q, position=relpos.Shaw(32, 8, values=False)) == 32256
-    both = relpos.AxialDeepLab(span=200, head_dim=8)  # rows of keys take as much in any case
+    # Rows of keys take as much in any case.
+    both = relpos.RelativeKey(200, 8, kind="relative_key_query")
     assert chunk(q, position=both) == 40_000
 
 
