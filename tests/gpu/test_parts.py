@@ -68,11 +68,37 @@ def test_parts_are_the_tiles_that_are_seen_as_a_whole_far_from_tables(of_queries
 @pytest.mark.parametrize("position", POSITIONS)
 def test_small_tiles_keep_the_promise(position, other, garbage, monkeypatch):
     monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
-    which = POSITIONS.index(position) + other
-    mask, dropout = MASKS[which % len(MASKS)], 0.3 * (which % 3 == 0)
-    softcap = 1.5 if which % 2 else None
-    case = {"position": position, "mask": mask, "dropout": dropout, "softcap": softcap}
+    case = {"position": position, "mask": MASKS[(POSITIONS.index(position) + other) % len(MASKS)]}
     assert not judged(CASE | case)
+
+
+@pytest.mark.parametrize("more", [{"dropout": 0.3}, {"softcap": 1.5}], ids=["dropout", "softcap"])
+def test_small_tiles_of_what_has_no_parts(more, garbage, monkeypatch):
+    monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
+    assert not judged(CASE | {"position": "bias_rpe#2+shaw#0", "mask": "causal"} | more)
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.inf])
+@pytest.mark.parametrize("all_", [True, False], ids=["all", "far"])
+def test_infinite_biases_are_those_of_the_cpu(value, all_, monkeypatch):
+    """A row whose scores are all -inf has no weights, and no gradient."""
+    monkeypatch.setattr(tiles, "INTERPRETED", SMALL)
+    bias = relpos.BiasRPE(2, max_distance=3)
+    with torch.no_grad():
+        bias.biases[:, :: 1 if all_ else 4] = value
+    q, k, v, dout = torch.randn(4, 1, 2, 48, 8)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = relpos.attention(q, k, v, position=bias)
+    found = [out, *torch.autograd.grad(out, leaves, dout)]
+    for ours, theirs in zip(found, on_the_cpu(q, k, v, dout, position=bias), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_values_of_no_size():
+    q, k = (torch.randn(1, 1, 48, 8, requires_grad=True) for _ in range(2))
+    v = torch.randn(1, 1, 48, 0, requires_grad=True)
+    out = relpos.attention(q, k, v, position=relpos.BiasRPE(1, max_distance=2))
+    assert all(not x.any() for x in torch.autograd.grad(out.sum(), (q, k, v)))
 
 
 @pytest.mark.parametrize("position", ["t5#8", "deberta#1"])

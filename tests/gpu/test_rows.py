@@ -95,6 +95,13 @@ def test_two_runs_have_the_same_bits_and_rows_that_no_pair_reads_have_none():
     assert not table[16:].any()
 
 
+def test_rows_in_float64_are_read_as_float32():
+    q = torch.randn(1, 2, 5, 8)
+    shaw = relpos.Shaw(2, 8)
+    found, plain = (relpos.attention(q, q, q, position=each) for each in (shaw, shaw.double()))
+    assert torch.equal(found, plain)
+
+
 def test_rows_cost_nothing_that_is_not_wanted():
     q = torch.randn(1, 2, 5, 8)
     k = q.clone().requires_grad_()

@@ -130,7 +130,7 @@ NEAR = {
     "values": {(90, "backward_keys", 16, 128): Tile(16, 64, 4, 1)},
 }
 # Of calls with masks, intervals of keys, softcap or dropout, and of gradients of scores that are
-# given, whose tiles take more registers, and of what the two kinds above have no row for.
+# given, whose tiles take more registers, and of what the kinds above have no row for.
 MASKED = {
     (80, "forward", 16, 64): Tile(32, 32, 4, 1),
     (80, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
@@ -240,8 +240,9 @@ def slice_of(chip: int, bits: int, head_dim: int) -> int:
 def splits(chip: int, bits: int, head_dim: int, kind: str) -> bool:
     """Whether tiles that are seen as a whole have loops, or launches, of their own: elsewhere two
     take too many registers."""
-    with_rows = (chip, "forward", bits, head_dim) in WITH_ROWS or chip == 0
-    return kind in ("plain", "biased") or (kind in ("rows", "values", "columns") and with_rows)
+    if kind not in ("rows", "values", "columns"):
+        return kind in ("plain", "biased")
+    return chip == 0 or _key(KINDS[kind], chip, "forward", bits, head_dim) in WITH_ROWS
 
 
 def near_tile(chip: int, bits: int, head_dim: int, kind: str) -> Tile:

@@ -179,4 +179,5 @@ def all_seen(problem, at, distances, CONFIG: tl.constexpr):
     _, _, _, k0, _, _, _, keys, _ = at
     corner, _ = distances
     after = corner - CONFIG.queries >= -problem.left - 1
-    return after & (corner + CONFIG.keys <= problem.right + 1) & (k0 + CONFIG.keys <= keys)
+    before = corner + CONFIG.keys - 1 <= problem.right
+    return after & before & (k0 + CONFIG.keys <= keys)

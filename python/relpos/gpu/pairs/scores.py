@@ -70,7 +70,7 @@ def pair_weights(products, of_rows, problem, at, CONFIG: tl.constexpr, PART: tl.
     reference, inverse = of_rows
     x, visible, distances, slope = exponents(products, reference, problem, at, CONFIG, PART)
     p = tl.exp2(x) * inverse
-    if PART == 0:  # else a row that sees nothing is not finite: it is computed anew
+    if PART == 0:
         p = tl.where(visible, p, 0.0)
     return p, visible, distances, slope
 
@@ -139,8 +139,6 @@ def pair_gradients(
         _, visible, distances, slope = pair_scores(products, problem, at, CONFIG, PART)
         ds = read_pairs(problem.given, at, 0.0).to(tl.float32)
         kept = tl.zeros_like(ds)
-        if PART < 0:
-            ds = hidden(ds, 0.0, problem, at, distances, CONFIG)
     if PART == 0:
         ds = tl.where(visible, ds, 0.0)
     return kept, ds * slope, ds, visible, distances

@@ -18,7 +18,8 @@ def join(run: Any, to: Tensor, shares: Tensor, slope: float) -> None:
     count, size = to.shape
     sizes = {"count": count, "size": size, "ROWS": _ROWS, "COLUMNS": padded(size)}
     given = {"to": to, "shares": shares, "slope": slope, "WIDEN": INTERPRETS}
-    run.launch(join_shares, (triton.cdiv(count, _ROWS),), None, **given, **sizes)
+    if size:
+        run.launch(join_shares, (triton.cdiv(count, _ROWS),), None, **given, **sizes)
 
 
 def odd_of(run: Any, x: Tensor, y: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ def forward(
     chunk,
     CONFIG: tl.constexpr,
 ):
-    """out [.., B, H, Lq, Dv], softmax [.., B, H, Lq, 2], odd and lse [B, H, Lq], contiguous, of
+    """out [.., B, H, Lq, Dv], softmax [.., B, H, Lq, 2], odd [.., B, H, Lq], lse [B, H, Lq], of
     descriptors of query [B, H, Lq, D], key [B, H / group, Lk, D] and value. `..`: one for each
     chunk of keys, a multiple of 64, which is the second axis of programs."""
     blocks = tl.cdiv(queries, CONFIG.queries)

@@ -45,8 +45,8 @@ def _by_shares(run: Any, dk: Tensor, dv: Tensor, given: dict[str, Any]) -> None:
     fill = triton.cdiv(2 * PROGRAMS, triton.cdiv(run.keys, tiles[FAR_AWAY].keys))
     held = SHARE_BYTES if run.kind == "biased" else SHARE_BYTES_BESIDE_ROWS
     most = min(heads, max(1, held // (8 * run.keys * sum(sizes)), fill))
-    own = [name for name in ("ends", "key_sums") if given[name] is not None]
-    more = {name: torch.empty_like(given[name]) for name in own}
+    ends = given["ends"]
+    more = {} if ends is None else {"ends": torch.empty_like(ends)}
     room = [run.workspace(2 * most * run.keys * size) for size in sizes]
     for first in range(0, heads, most):
         count = min(most, heads - first)
@@ -63,9 +63,9 @@ def _by_shares(run: Any, dk: Tensor, dv: Tensor, given: dict[str, Any]) -> None:
             run.tiles(backward_keys, lambda _, n=programs: n, tile, share=share, **one)
         rows = slice(first * run.keys, (first + count) * run.keys)
         for x, of_shares, slope in zip((dk, dv), shares, (run.lowered.scale, 1.0), strict=True):
-            join(run, x.view(-1, x.shape[3])[rows], of_shares, slope)
-    for name in own:
-        given[name] += more[name]
+            join(run, x.view(heads * run.keys, x.shape[3])[rows], of_shares, slope)
+    if ends is not None:
+        ends += more["ends"]
 
 
 def has_parts(run: Any) -> bool:

@@ -24,7 +24,7 @@ from relpos.gpu.terms.coordinates import (
 from relpos.gpu.terms.rows import Added, Rows, row_score, write_parts, write_products
 from relpos.gpu.tiles import Tile, tile_of_rows
 
-PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}  # of part_of
+PARTS = {torch.bfloat16: 1, torch.float16: 2}  # of part_of; of others three
 _WRITTEN = {"CELLS": 64, "COLUMNS": 32}  # of a program of write_parts
 
 
@@ -198,7 +198,7 @@ def parts_of_table(
 ) -> dict[str, Any]:
     """What a launch reads of the table: the rows of the distances from lo to hi, as parts."""
     data = run.table(table)
-    count, rank, width = PARTS[data.dtype], data.shape[-1], hi - lo + 1
+    count, rank, width = PARTS.get(data.dtype, 3), data.shape[-1], hi - lo + 1
     heads, pitch = data.shape[0] if data.dim() == 3 else 1, 16 * triton.cdiv(rank, 16)
     parts = run.workspace(count, heads, width, pitch, dtype=torch.bfloat16)
     run.launch(
