@@ -27,6 +27,7 @@ from relpos.gpu.passes.forward import forward, merge_chunks
 from relpos.gpu.problem import ALL, FAR_AWAY, NEAR, Config, Places, Problem, Spans
 from relpos.gpu.rows.launches import blocks_of
 from relpos.gpu.sums import (
+    band_launches,
     band_products,
     bands,
     class_sums,
@@ -49,7 +50,6 @@ from relpos.gpu.tiles import (
     SHARED_KIB,
     SLICED,
     TABLE,
-    WITH_COLUMNS,
     WITH_ROWS,
     WITH_VALUES,
     Tile,
@@ -151,7 +151,7 @@ TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "coordinates": AT_COORDINATES,
     "classes": CLASSED,
 }
-WITH = {"rows": WITH_ROWS, "values": WITH_VALUES, "columns": WITH_COLUMNS}
+WITH = {"rows": WITH_ROWS, "values": WITH_VALUES, "columns": WITH_ROWS}
 APART_KINDS = ("coordinates", "classes")
 NOT_TABLES = ("plain", *APART_KINDS)  # that distances of tokens choose
 # Types of arguments by name; others are int32. Descriptors and constants are below.
@@ -217,7 +217,7 @@ DESCRIPTORS = {
 }
 BLOCKS_OF: dict[str, dict[str, Any]] = {}
 BLOCKS_OF |= {"write_rows_gradient": row_gradients.CLASSES}
-BLOCKS_OF |= {"gather_classes": pair_launches.BY_CLASS, "finish_bands": row_gradients.FINISHED}
+BLOCKS_OF |= {"gather_classes": pair_launches.BY_CLASS, "finish_bands": band_launches.FINISHED}
 BLOCKS_OF |= {"gather_bands": pair_launches.GATHERED, "write_turns": {"BLOCK": 8}}
 # Arguments of kernels in calls that train slopes, and key biases; and rows that meet keys.
 OF_LINES, OF_COLUMNS = ("lines", "nearest", "key_sums"), ("backward_keys", "ends")

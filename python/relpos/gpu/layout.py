@@ -32,5 +32,10 @@ def aligned(tensor: Tensor) -> Tensor:
 
 def room_for(tensor: Tensor) -> Tensor:
     """Memory for a tensor of this shape that a descriptor can read."""
-    wide = triton.cdiv(tensor.shape[3], 16) * 16
+    wide = row_of(tensor.shape[3], tensor.element_size())
     return tensor.new_empty((*tensor.shape[:3], wide))[..., : tensor.shape[3]]
+
+
+def row_of(size: int, element_size: int) -> int:
+    """The elements between two rows of so many, which start at multiples of 16 bytes."""
+    return 16 * triton.cdiv(size * element_size, 16) // element_size

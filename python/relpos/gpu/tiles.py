@@ -110,16 +110,15 @@ TABLE = {
 BIASED = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 2),
 }
-# Of calls that read numbers of rows by distance, and no bias.
+# Of calls that read numbers of rows by distance, of keys, too, or not, and no bias.
 WITH_ROWS = {
     (90, "forward", 16, 128): Tile(64, 32, 4, 2),
     (90, "backward_queries", 16, 128): Tile(64, 32, 4, 2),
     (90, "backward_keys", 16, 128): Tile(16, 64, 4, 2),
     (90, "write_bands", 16, 128): Tile(64, 32, 4, 2),
 }
-# Whose rows join values, too, and of rows and keys.
+# Whose rows join values, too.
 WITH_VALUES = WITH_ROWS | {(90, "backward_queries", 16, 128): Tile(64, 16, 4, 2)}
-WITH_COLUMNS = WITH_ROWS
 # Of tiles of backward_keys in which tables change.
 NEAR = {
     "biased": {
@@ -183,7 +182,7 @@ KINDS = {
     "biased": TABLE | BIASED,
     "rows": TABLE | MASKED | WITH_ROWS,
     "values": TABLE | MASKED | WITH_VALUES,
-    "columns": TABLE | MASKED | WITH_COLUMNS,
+    "columns": TABLE | MASKED | WITH_ROWS,
     "masked": TABLE | MASKED,
     "crowded": TABLE | CROWDED,
     "apart": TABLE | APART,

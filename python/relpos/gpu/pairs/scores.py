@@ -36,17 +36,17 @@ def pair_scores(products, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr 
         s = tl.where(visible, s, float("-inf"))
     else:
         if PART < 0:
-            s = hidden(s, float("-inf"), problem, at, distances, CONFIG)
+            s = hide(s, problem, at, distances, CONFIG)
         visible = s == s
     return s, visible, distances, slope
 
 
 @triton.jit
-def hidden(x, other, problem, at, distances, CONFIG: tl.constexpr):
-    """x, and `other` where a pair is hidden, under CONFIG.open."""
+def hide(s, problem, at, distances, CONFIG: tl.constexpr):
+    """s, and -inf where a pair is hidden, under CONFIG.open."""
     if all_seen(problem, at, distances, CONFIG) == 0:
-        x = tl.where(seen(problem, at, distances), x, other)
-    return x
+        s = tl.where(seen(problem, at, distances), s, float("-inf"))
+    return s
 
 
 @triton.jit

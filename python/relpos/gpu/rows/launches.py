@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from relpos.gpu.layout import aligned, padded
+from relpos.gpu.layout import aligned, padded, row_of
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.delta import Along, Classes, Delta
 from relpos.gpu.lowered.tables import Table
@@ -199,7 +199,7 @@ def parts_of_table(
     """What a launch reads of the table: the rows of the distances from lo to hi, as parts."""
     data = run.table(table)
     count, rank, width = PARTS.get(data.dtype, 3), data.shape[-1], hi - lo + 1
-    heads, pitch = data.shape[0] if data.dim() == 3 else 1, 16 * triton.cdiv(rank, 16)
+    heads, pitch = data.shape[0] if data.dim() == 3 else 1, row_of(rank, 2)
     parts = run.workspace(count, heads, width, pitch, dtype=torch.bfloat16)
     run.launch(
         write_parts,

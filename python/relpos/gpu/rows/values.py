@@ -7,9 +7,10 @@ from torch import Tensor
 
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.rows.launches import Side, products_of, window_of
-from relpos.gpu.sums.bands import Bands, row_of, write_weights
+from relpos.gpu.sums.band_launches import bands_of, finish
+from relpos.gpu.sums.bands import Bands, write_weights
 from relpos.gpu.sums.pair_launches import gather
-from relpos.gpu.sums.row_gradients import bands_of, bands_times, finish, write_table
+from relpos.gpu.sums.row_gradients import bands_times, write_table
 from relpos.gpu.sums.targets import Targets
 from relpos.gpu.terms.rows import Rows
 
@@ -49,7 +50,7 @@ def _weights(run: Any, softmax: Tensor) -> Bands:
     pairs = None
     if places is not None:
         pairs = run.workspace(run.batch, run.heads, run.queries, run.keys)
-    sizes = {"heads": run.heads, "lo": lo, "width": width, "pitch": row_of(width)}
+    sizes = {"heads": run.heads, "lo": lo, "width": width, "pitch": bands.cells.stride(2)}
     to = {"band": bands.cells, "ends": ends, "pairs": pairs}
     run.pairs(write_weights, run.of_queries, softmax=softmax, **to, **sizes)
     if pairs is not None and width > 2:

@@ -4,13 +4,7 @@ them, for the gradient of the table."""
 import triton
 import triton.language as tl
 
-from relpos.gpu.pairs.product import (
-    all_finite,
-    rows,
-    stored,
-    wide_product,
-    wide_product_of_met,
-)
+from relpos.gpu.pairs.product import all_finite, rows, stored, wide_product, wide_product_of_met
 from relpos.gpu.terms.rows import OF_TABLE, added_columns
 
 
@@ -36,9 +30,9 @@ def multiply_bands(
 ):
     """gradient float32 [B, own_heads, L, r] of what meets the rows: multiplier times the bands of a
     row, a descriptor, times the table, over the heads that share it. parts, COUNT: as
-    write_products has them.
-    Program (block of rows of a head, block of columns). AGAIN: what is not finite, once more, so
-    that a number of the table which is not finite reaches the rows alone that read it."""
+    write_products has them. Program (block of rows of a head, block of columns). AGAIN: what is not
+    finite, once more, so that a number of the table which is not finite reaches the rows alone that
+    read it."""
     blocks = tl.cdiv(length, ROWS)
     own = tl.program_id(0) // blocks
     i = tl.program_id(0) % blocks * ROWS
@@ -58,7 +52,7 @@ def multiply_bands(
         of_table = h // (heads // table_heads)
         for first in range(0, width, CELLS):
             left = rows(bands, b, h, i, ROWS, CELLS, first)
-            for part in tl.static_range(COUNT):
+            for part in tl.static_range(COUNT if COUNT < DEPTH else DEPTH):
                 right = rows(parts, part, of_table, first, CELLS, COLUMNS, d)
                 if AGAIN:
                     acc = wide_product_of_met(left, right, acc, DEPTH - part, WIDEN)

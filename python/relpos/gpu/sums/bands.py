@@ -14,10 +14,7 @@ import triton.language as tl
 
 from relpos.gpu.pairs.dropout import factors
 from relpos.gpu.pairs.parts import through_keys
-from relpos.gpu.pairs.product import (
-    products_of,
-    rows,
-)
+from relpos.gpu.pairs.product import products_of, rows
 from relpos.gpu.pairs.scores import add_ends, gradients_at, pair_weights
 from relpos.gpu.pairs.softmax import read_state
 from relpos.gpu.pairs.visibility import between, keys_of, near, span_of
@@ -25,7 +22,7 @@ from relpos.gpu.sums.pair_sums import sum_between
 
 
 class Bands(NamedTuple):
-    """cells float32 [B, H, L, width], in rows of row_of(width) numbers. L is `length`: of queries
+    """cells float32 [B, H, L, width], whose rows descriptors read. L is `length`: of queries
     (sign 1), which meet `others` keys, or of keys (sign -1), which meet queries."""
 
     cells: Any
@@ -222,11 +219,6 @@ def add_weights(given, k0, found, problem, CONFIG: tl.constexpr, PART: tl.conste
         else:
             tl.store(pairs + row * keys + tl.cast(a, tl.int64) * keys + k0 + c, p, inside)
     return add_ends(found, p, distances, lo, lo + width - 1, CONFIG, PART)
-
-
-def row_of(width: int) -> int:
-    """The elements between two rows of cells, which descriptors read."""
-    return (width + 3) // 4 * 4
 
 
 @triton.jit(do_not_specialize=["heads", "length", "others", "lo", "width", "pitch", "sign"])

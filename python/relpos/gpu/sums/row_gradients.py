@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from relpos.gpu.layout import row_of
 from relpos.gpu.lowered.delta import Classes
 from relpos.gpu.lowered.tables import Projected, Table
 from relpos.gpu.mode import INTERPRETS
@@ -19,14 +20,14 @@ from relpos.gpu.rows.launches import (
     parts_of_table,
     side_of,
 )
+from relpos.gpu.sums.band_launches import bands_of, finish
 from relpos.gpu.sums.band_products import multiply_bands, sum_band_rows, write_rows_gradient
-from relpos.gpu.sums.bands import Bands, finish_bands, row_of, write_bands
+from relpos.gpu.sums.bands import Bands, write_bands
 from relpos.gpu.sums.pair_launches import gather, gather_by_class, write_ends_of
 from relpos.gpu.sums.table_gradients import Sums
 from relpos.gpu.sums.targets import Targets
 
 CLASSES = {"ROWS": 8, "CELLS": 4, "COLUMNS": 32}
-FINISHED = {"ROWS": 16, "CELLS": 64}
 # Rows are summed in parts of at least so many blocks, at most so many and of so many numbers.
 _LEAST_BLOCKS, _MOST_PARTS, _MOST_NUMBERS = 8, 8, 2**23
 
@@ -73,32 +74,6 @@ def _write(
         _write_factor(run, table, side, bands, gradient if of_plain else None, targets)
 
 
-def bands_of(run: Any, lo: int, width: int, of_keys: bool) -> Bands:
-    """Of so many distances from lo on, whose cells are not written yet."""
-    sides = [(run.queries, 1), (run.keys, -1)]
-    (length, sign), (others, _) = sides[::-1] if of_keys else sides
-    cells = run.workspace(run.batch, run.heads, length, row_of(width))[..., :width]
-    return Bands(cells, lo, width, length, others, sign)
-
-
-def finish(run: Any, bands: Bands, ends: Tensor, shifts: Tensor | None) -> None:
-    """The last launch that writes bands."""
-    if not bands.length:
-        return
-    run.launch(
-        finish_bands,
-        (run.batch * run.heads * triton.cdiv(bands.length, FINISHED["ROWS"]),),
-        None,
-        cells=bands.cells,
-        ends=ends,
-        shifts=shifts,
-        heads=run.heads,
-        pitch=bands.cells.stride(2),
-        **{name: getattr(bands, name) for name in ("length", "others", "lo", "width", "sign")},
-        **FINISHED,
-    )
-
-
 def _bands_apart(run: Any, table: Table, pairs: Tensor) -> Bands:
     """By coordinates or classes of pairs, of gradients pair by pair [B, H, Lq, Lk]."""
     lo, hi = run.lowered.window(table.map.lo, table.map.hi, table.delta)
@@ -139,7 +114,7 @@ def _bands(
             to["band"], to["columns"] = (bands and bands.cells for bands in found)
         if places is not None or apart:
             to["pairs"] = run.workspace(run.batch, run.heads, run.queries, run.keys)
-        sizes = {"heads": run.heads, "lo": sums.lo, "width": width, "pitch": row_of(width)}
+        sizes = {"heads": run.heads, "lo": sums.lo, "width": width, "pitch": row_of(width, 4)}
         run.pairs(write_bands, run.of_queries, **to, **given, **sizes)
     for bands, ends in zip(found, (sums.ends, sums.key_ends), strict=True):
         if bands is None:
