@@ -187,6 +187,8 @@ def test_the_cpu_has_the_same_results(dtype):
 def test_what_a_pair_does_not_see_does_not_reach_it(which, value, dtype):
     """Of a number that is not finite, in one tile with others, as on the CPU."""
     tensors = [torch.randn(1, 1, 40, 8).to(dtype) for _ in range(4)]
+    tensors[1][0, 0, 19, 3] = -1.0  # so that no row has scores of -inf alone
+    tensors[1][0, 0, 21, 3] = 1.0
     tensors[["query", "key", "value", "dout"].index(which)][0, 0, 20, 3] = value
     options = {"window": (3, 1)}
     leaves = [x.clone().requires_grad_() for x in tensors[:3]]
@@ -198,6 +200,28 @@ def test_what_a_pair_does_not_see_does_not_reach_it(which, value, dtype):
         torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=limit, atol=limit)
         sizes.append(int((~ours.isfinite()).sum()))
     assert 0 < max(sizes) < 40 * 8 / 2
+
+
+@pytest.mark.parametrize("beside", [None, ("key", torch.inf), ("value", torch.nan)], ids=str)
+@pytest.mark.parametrize("sink", [None, 1.0, -torch.inf])
+def test_a_row_whose_scores_are_all_minus_infinity_sees_nothing(sink, beside):
+    """By a query that is not finite: it reaches no gradient of a key, as on the CPU."""
+    q, k, v, dout = torch.randn(4, 1, 1, 40, 8)
+    q[0, 0, 20, 3] = -torch.inf
+    k[0, 0, 16:22, 3] = k[0, 0, 16:22, 3].abs() + 1
+    if beside is not None:
+        {"key": k, "value": v}[beside[0]][0, 0, 20, 5] = beside[1]
+    options = {"window": (3, 1)}
+    if sink is not None:
+        options["position"] = relpos.AttentionSink(1)
+        torch.nn.init.constant_(options["position"].sinks, sink)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = relpos.attention(*leaves, **options)
+    found = [out, *torch.autograd.grad(out, leaves, dout)]
+    if beside is None and sink != 1.0:
+        assert all(x.isfinite().all() for x in found)
+    for ours, theirs in zip(found, on_the_cpu(q, k, v, dout, **options), strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [(1, 0), (0, 1)])

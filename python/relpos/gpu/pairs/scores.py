@@ -66,10 +66,13 @@ def exponents(products, reference, problem, at, CONFIG: tl.constexpr, PART: tl.c
 @triton.jit
 def pair_weights(products, of_rows, problem, at, CONFIG: tl.constexpr, PART: tl.constexpr = 0):
     """(weights before dropout, 0 of hidden pairs; which are seen; distances; the slope of softcap),
-    of_rows as read_state gives them, broadcast to the tile."""
+    of_rows as read_state gives them, broadcast to the tile. Under CONFIG.again rows whose scores
+    are all -inf see nothing."""
     reference, inverse = of_rows
     x, visible, distances, slope = exponents(products, reference, problem, at, CONFIG, PART)
     p = tl.exp2(x) * inverse
+    if CONFIG.again:
+        visible = visible & (inverse != 0.0)
     if PART == 0:
         p = tl.where(visible, p, 0.0)
     return p, visible, distances, slope

@@ -44,8 +44,10 @@ def write_state(softmax, lse, shift, row, a, count, reference, total):
 @triton.jit
 def read_state(softmax, row, a, count):
     """(reference, 1 / sum) of rows `row` + a; of those beyond `count`, and of those whose scores
-    are all -inf, all weights are 0."""
+    are all -inf, the reference is inf, and all weights are 0; of the latter 1 / sum is 0, too."""
     at = softmax + 2 * (row + a)
     reference = tl.load(at, a < count, float("inf"))
-    reference = tl.where(reference == float("-inf"), 0.0, reference)
-    return reference, 1.0 / tl.load(at + 1, a < count, 1.0)
+    total = tl.load(at + 1, a < count, 1.0)
+    nothing = (reference == float("-inf")) & (total == total)
+    reference = tl.where(nothing, float("inf"), reference)
+    return reference, tl.where(nothing, 0.0, 1.0 / total)

@@ -67,7 +67,8 @@ def forward(
     state = through_keys(add_keys, given, state, first, last, block, problem, CONFIG)
     reference, total, acc = state
     inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
-    write_rows(out, acc * inverse[:, None], row, queries - q0, value_dim, CONFIG.widen)
+    acc = tl.where(total[:, None] == 0.0, 0.0, acc * inverse[:, None])
+    write_rows(out, acc, row, queries - q0, value_dim, CONFIG.widen)
     n = tl.arange(0, CONFIG.queries)
     write_state(softmax, lse, problem.row_shift, row, n, queries - q0, reference, total)
 
