@@ -1,6 +1,7 @@
 """Compiles each row of the table of tiles for its chip, without a GPU, and prints registers, stack
 and shared memory. Fails where a kernel of 16-bit types spills, where one takes more shared memory
-than the chip has, and where one adds atomically, which would not give the same bits twice.
+than the chip has, where one adds atomically, which would not give the same bits twice, and where
+Triton lays out a product's operand wrongly.
 
 .venv/bin/python scripts/gpu_check.py [--chip 90] [--kernel forward] [--compile]
 """
@@ -120,6 +121,7 @@ PADDING = (padding.hide_padding, padding.Padding("*u8", "i32", "i32"))
 MASKS = {
     "added mask": (PADDING, (dense.add_mask, MASK)),
     "mask by tiles": (PADDING, (tile_masks.hide_by_tiles, TILES)),
+    "mask of bool": (PADDING, (dense.hide_unseen, MASK._replace(data="*u8"))),
 }
 ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
 COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
@@ -261,13 +263,14 @@ class Found(NamedTuple):
     stack: int
     shared: int
     atomics: list[str]
+    wrong: list[str]
 
     def faults(self) -> list[str]:
         spills = self.stack and self.row.bits == 16 and self.row in of_table()
         found = [f"{self.stack} bytes of stack: it spills"] if spills else []
         if self.shared > SHARED_KIB[self.row.chip] * 1024:
             found.append(f"{self.shared} bytes of shared memory: the chip has fewer")
-        return found + [f"{op} in its ptx" for op in self.atomics]
+        return found + self.wrong + [f"{op} in its ptx" for op in self.atomics]
 
 
 def of_table() -> list[Row]:
@@ -308,6 +311,11 @@ def rows() -> list[Row]:
     """Those of the table, what computes anew, rows with each mask and promise, and a launch of each
     other kernel on each chip."""
     found = of_table()
+    found += [
+        Row(*key, own, kind="classes", everything="mask of bool")
+        for key, own in KINDS["apart"].items()
+        if key[1] in AGAIN_TOO
+    ]
     found += [
         Row(chip, kernel, bits, head_dim, tile(chip, kernel, bits, head_dim, True), again=True)
         for chip, kernel, bits, head_dim in TABLE
@@ -473,7 +481,19 @@ def compiled(row: Row) -> Found:
         max(map(int, re.findall(rf"\b{name}:(\d+)", text))) for name in ("REG", "STACK")
     )
     atomics = sorted(set(re.findall(r"\b(?:atom|red)\.[\w.]+", made.asm["ptx"])))
-    return Found(row, registers, stack, made.metadata.shared, atomics)
+    return Found(row, registers, stack, made.metadata.shared, atomics, misread(made.asm["ttgir"]))
+
+
+def misread(ttgir: str) -> list[str]:
+    """Operands of which four lanes read more than one has in the axis that is summed: some numbers
+    would be read twice, and others never (triton #10645)."""
+    layout = r"tensor<(\d+)x(\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), parent = #mma\d*, kWidth = (\d+)\}>>"
+    found = {match.groups() for match in re.finditer(layout, ttgir)}
+    return sorted(
+        f"an operand {rows} x {columns} in layouts of {4 * int(width)}"
+        for rows, columns, index, width in found
+        if 4 * int(width) > int(rows if index == "1" else columns)
+    )
 
 
 def main() -> int:
@@ -481,7 +501,7 @@ def main() -> int:
     parser.add_argument("--chip", type=int, choices=SHARED_KIB, help="only this one")
     parser.add_argument("--kernel", choices=KERNELS, help="only this one")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="fail where a row does not compile")
+    parser.add_argument("--compile", action="store_true", help="fail where a row does not compile, or is wrong")
     chosen = parser.parse_args()
     wanted = [
         row
@@ -504,7 +524,7 @@ def main() -> int:
                 f"{found.shared / 1024:.0f} |",
                 flush=True,
             )
-            for fault in () if chosen.compile else found.faults():
+            for fault in found.wrong if chosen.compile else found.faults():
                 failed += 1
                 print(f"gpu-check: sm_{row.chip} {row.name()}: {fault}", file=sys.stderr)
     return 1 if failed else 0

@@ -90,6 +90,8 @@ print(found.row.chip, found.registers, found.stack, found.shared, found.atomics)
 print(found.faults())
 print(found._replace(stack=8, shared=10**6, atomics=["red.global.add"]).faults())
 print(found._replace(row=row._replace(bits=32), stack=8).faults())
+layout = "tensor<32x16xbf16, #ttg.dot_op<{opIdx = %d, parent = #mma, kWidth = %d}>>"
+print([len(gpu_check.misread(layout % operand)) for operand in ((0, 4), (0, 8), (1, 8))])
 print({(row.chip, row.kernel) for row in gpu_check.rows()} == {
     (chip, kernel) for chip in (80, 90, 100) for kernel in gpu_check.KERNELS
 })
@@ -98,10 +100,10 @@ print({(row.chip, row.kernel) for row in gpu_check.rows()} == {
 
 def test_the_check_compiles_a_row_and_knows_faults():
     """All rows are `make gpu-check`."""
-    sizes, none, three, spilled, every = ran(CHECK).splitlines()
+    sizes, none, three, spilled, wrong, every = ran(CHECK).splitlines()
     assert re.fullmatch(r"80 \d+ 0 \d+ \[\]", sizes)
     assert int(sizes.split()[1]) > 32
-    assert (none, spilled, every) == ("[]", "[]", "True")
+    assert (none, spilled, wrong, every) == ("[]", "[]", "[0, 1, 0]", "True")
     assert len(three.split(", ")) == 3
     assert "it spills" in three
     assert "red.global.add in its ptx" in three

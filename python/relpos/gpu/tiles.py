@@ -153,7 +153,7 @@ MASKED = {
     (100, "backward_queries", 16, 64): Tile(32, 32, 8, 1),
     (100, "backward_keys", 16, 64): Tile(32, 32, 8, 1),
     (100, "forward", 16, 128): Tile(64, 32, 8, 1),
-    (100, "backward_queries", 16, 128): Tile(16, 32, 8, 1),
+    (100, "backward_queries", 16, 128): Tile(32, 32, 8, 1),
     (100, "backward_keys", 16, 128): Tile(32, 32, 8, 1),
     (100, "forward", 16, 256): Tile(32, 32, 8, 1),
     (100, "backward_queries", 16, 256): Tile(16, 32, 8, 1),

@@ -80,24 +80,41 @@ def factors(dropout, at, CONFIG: tl.constexpr):
         tl.cast(b, tl.uint32),
         tl.cast(h, tl.uint32),
     )
-    # Keys 16 w, ..., 16 w + 15 of a group have word w.
+    # Keys 16 w, ..., 16 w + 15 of a group have word w. Words are chosen and not joined: where a
+    # product of 16 columns follows a join, Triton before 3.9 reads wrong numbers (triton #10645).
     if CONFIG.keys == 16:
         low = tl.where(k0 % 32 == 0, w0, w1)
         found = tl.where(k0 % 64 < 32, low, tl.where(k0 % 32 == 0, w2, w3))
     else:
         if CONFIG.keys == 32:
-            joined = tl.join(tl.where(k0 % 64 == 0, w0, w2), tl.where(k0 % 64 == 0, w1, w3))
-            several: tl.constexpr = 2
+            n = of_words(2, across)
+            first, second = tl.where(k0 % 64 == 0, w0, w2), tl.where(k0 % 64 == 0, w1, w3)
+            found = tl.where(n == 0, by_groups(first, across), by_groups(second, across))
         else:
-            joined = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-            several: tl.constexpr = 4
+            n = of_words(4, across)
+            low = tl.where(n == 0, by_groups(w0, across), by_groups(w1, across))
+            high = tl.where(n == 2, by_groups(w2, across), by_groups(w3, across))
+            found = tl.where(n < 2, low, high)
         if across:
-            joined = tl.reshape(joined, (groups, 16, CONFIG.queries, several))
-            joined = tl.permute(joined, (0, 3, 1, 2))
-            found = tl.reshape(joined, (CONFIG.keys, CONFIG.queries))
+            found = tl.reshape(found, (CONFIG.keys, CONFIG.queries))
         else:
-            joined = tl.reshape(joined, (CONFIG.queries, groups, 16, several))
-            joined = tl.permute(joined, (0, 1, 3, 2))
-            found = tl.reshape(joined, (CONFIG.queries, CONFIG.keys))
+            found = tl.reshape(found, (CONFIG.queries, CONFIG.keys))
     threshold = tl.cast(tl.load(dropout.drawn + 1), tl.uint32)
     return tl.where(found >= threshold, dropout.scale, 0.0)
+
+
+@triton.jit
+def by_groups(words, ACROSS: tl.constexpr):
+    """Words [16 groups, queries], or the other way round, as [groups, 1, 16, queries]."""
+    if ACROSS:
+        found = tl.reshape(words, (words.shape[0] // 16, 1, 16, words.shape[1]))
+    else:
+        found = tl.reshape(words, (words.shape[0], words.shape[1] // 16, 1, 16))
+    return found
+
+
+@triton.jit
+def of_words(MANY: tl.constexpr, ACROSS: tl.constexpr):
+    """The numbers of so many words, to be broadcast with by_groups."""
+    n = tl.arange(0, MANY)
+    return n[None, :, None, None] if ACROSS else n[None, None, :, None]

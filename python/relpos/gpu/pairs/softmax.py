@@ -28,14 +28,14 @@ def add_scores(s, unit, offset, reference, total):
 @triton.jit
 def write_state(softmax, lse, shift, row, a, count, reference, total):
     """Writes both numbers of rows `row` + a, a < count, and their log-sum-exp where it is wanted,
-    with what the row is less by, if anything. Of a row that sees nothing they are -inf and 1, and
-    -inf."""
-    total = tl.where(total == 0.0, 1.0, total)
+    with what the row is less by, if anything. Of a row that sees nothing they are -inf and inf, by
+    which its weights are 0, and -inf."""
+    nothing = total == 0.0
     if softmax is not None:
         tl.store(softmax + 2 * (row + a), reference, a < count)
-        tl.store(softmax + 2 * (row + a) + 1, total, a < count)
+        tl.store(softmax + 2 * (row + a) + 1, tl.where(nothing, float("inf"), total), a < count)
     if lse is not None:
-        found = reference + tl.log2(total)
+        found = reference + tl.log2(tl.where(nothing, 1.0, total))
         if shift is not None:
             found += tl.load(shift + row + a, a < count, 0.0)
         tl.store(lse + row + a, found * LN2, a < count)
@@ -44,10 +44,8 @@ def write_state(softmax, lse, shift, row, a, count, reference, total):
 @triton.jit
 def read_state(softmax, row, a, count):
     """(reference, 1 / sum) of rows `row` + a; of those beyond `count`, and of those whose scores
-    are all -inf, the reference is inf, and all weights are 0; of the latter 1 / sum is 0, too."""
+    are all -inf, all weights are 0; of the latter 1 / sum is, too."""
     at = softmax + 2 * (row + a)
     reference = tl.load(at, a < count, float("inf"))
-    total = tl.load(at + 1, a < count, 1.0)
-    nothing = (reference == float("-inf")) & (total == total)
-    reference = tl.where(nothing, float("inf"), reference)
-    return reference, tl.where(nothing, 0.0, 1.0 / total)
+    reference = tl.where(reference == float("-inf"), 0.0, reference)
+    return reference, 1.0 / tl.load(at + 1, a < count, 1.0)

@@ -125,6 +125,7 @@ def merge_chunks(
         part = tl.cast(n, tl.int64) * count + row
         at = states + 2 * (part + a)
         weight = tl.load(at + 1, a < count - row, 0.0)
+        weight = tl.where(weight == float("inf"), 0.0, weight)  # which saw nothing
         weight *= tl.exp2(tl.load(at, a < count - row, 0.0) - base)
         total += weight
         inside = (a < count - row)[:, None] & (c < value_dim)[None, :]
