@@ -1,5 +1,6 @@
 """What the tests share."""
 
+import functools
 import os
 
 import pytest
@@ -24,6 +25,22 @@ LONGEST = [
     "leaks",
     "torch_compile",
 ]
+
+
+def _called(function):
+    return function()
+
+
+# Python's stack grows by 16 KiB and shrinks at once, so that a loop of calls at the edge of a piece
+# maps and unmaps memory in each of them: a third of the time of Triton's interpreter. This frame of
+# half a megabyte is given a megabyte, which the calls below it share.
+_called.__code__ = _called.__code__.replace(co_stacksize=2**16 + 2**10)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    test = pyfuncitem.obj
+    pyfuncitem.obj = functools.wraps(test)(lambda **given: _called(lambda: test(**given)))
 
 
 def pytest_addoption(parser):

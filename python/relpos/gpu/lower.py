@@ -14,6 +14,7 @@ from relpos.gpu.device import uploaded
 from relpos.gpu.lowered.delta import Classes, Delta
 from relpos.gpu.lowered.plan import plan_of
 from relpos.gpu.lowered.refusals import check_options, refuse
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.problem import Places, places_of
 from relpos.gpu.sums.targets import Targets
 
@@ -42,7 +43,10 @@ class Lowered:
       device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
-      parameters, whole: of the position; of a part of a call, those of its queries, and all.
+      parameters, whole: of the position, and tables that are projected (projections); of a part of
+        a call, those of its queries, and all.
+      entire: the call that this is a part of, or itself.
+      parts_of_tables: what launches.parts_of_table keeps for all parts of a call.
       first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
       tiles: ranges, entries and words of a relpos.TileMask, or None.
@@ -61,7 +65,11 @@ class Lowered:
         self.added, self.turns, self.tokens = plan.added, plan.turns, plan.tokens
         self.slopes, self.key_biases = plan.slopes, plan.key_biases
         self.computed, self._inputs = plan.computed, (query, key, value)
-        self.parameters = self.whole = tuple(call.parameters)
+        self.projections = plan.projections
+        tables = (each.table(call.parameters) for each in plan.projections)
+        self.parameters = self.whole = (*call.parameters, *tables)
+        self.parts_of_tables: dict[Table, tuple[int, Tensor]] = {}
+        self.entire = self
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
         tiles = call.tile_ranges, call.tile_entries, call.tile_words

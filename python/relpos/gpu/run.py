@@ -49,7 +49,6 @@ class Run:
 
     def __init__(self, lowered: Lowered, query: Tensor, key: Tensor, value: Tensor) -> None:
         self.lowered, self.device = lowered, query.device
-        self._tables: dict[Table, Tensor] = {}
         self.batch, self.heads, self.queries, self.head_dim = query.shape
         self.kv_heads, self.keys, self.value_dim = key.shape[1], key.shape[2], value.shape[3]
         self.chip = 0 if INTERPRETS else chip(self.device)
@@ -378,9 +377,7 @@ class Run:
 
     def table(self, table: Table) -> Tensor:
         """[M, r] or [H, M, r]."""
-        if table not in self._tables:
-            self._tables[table] = table.table.view(self.parameter(table.table))
-        return self._tables[table]
+        return table.table.view(self.parameter(table.table))
 
     def workspace(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Workspace: each element is written before a later kernel reads it."""

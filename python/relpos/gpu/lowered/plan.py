@@ -13,7 +13,8 @@ from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
 from relpos.gpu.lowered.refusals import refuse
 from relpos.gpu.lowered.table_bias import TableBias
-from relpos.gpu.lowered.tables import Projected, Table
+from relpos.gpu.lowered.projections import Projected
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 
 _KEPT = 256
@@ -33,14 +34,14 @@ class Plan(NamedTuple):
     key_biases: tuple[KeyTerm, ...]
     computed: Computed
     turns: tuple[TurnTerm, ...]
+    projections: tuple[Projected, ...]  # tables, whose numbers follow a call's parameters
     reads: tuple[str, ...]  # fields of a call, without whose tensors the above holds alone
     reads_inputs: bool  # the same of inputs of integers
     tokens: tuple[Tensor, Tensor] | None  # where a scheme places queries and keys, on the CPU
 
     def numbers(self) -> int:
         """Those of features and coordinates."""
-        computed = [table.table for table in self.rows if isinstance(table.table, Projected)]
-        held = [table.features for table in computed] + list(self.tokens or ())
+        held = [each.features for each in self.projections] + list(self.tokens or ())
         deltas = (term.delta for term in (*self.terms, *self.rows))
         held += [x for delta in deltas if delta is not None for x in delta.at or ()]
         return sum(x.numel() for x in held)
@@ -96,12 +97,21 @@ def _made(query: Tensor, key: Tensor, value: Tensor | None, call: Any, reads: bo
         call = call._replace(tile_entries=call.tile_entries[:0], tile_words=call.tile_words[:0])
     scale, consecutive, positions, inputs, terms = _core.lower(query, key, value, call, reads)
     heads, lengths = query.shape[1], (query.shape[2], key.shape[2])
+    projections: list[Projected] = []
+
+    def project(table: Projected) -> Numbers:
+        projections.append(table)
+        return Numbers(len(call.parameters) + len(projections) - 1, (0, 1, 2), (), 1.0)
+
+    def table_of(what: Any) -> Table:
+        return Table.of(what, heads, lengths, project)
+
     made = {
         "distance bias": lambda what: TableBias.of(what, lengths),
         "sink": numbers_of,
-        "row table": lambda what: Table.of(what, heads, lengths),
-        "column table": lambda what: Table.of(what, heads, lengths),
-        "value table": lambda what: Table.of(what, heads, lengths),
+        "row table": table_of,
+        "column table": table_of,
+        "value table": table_of,
         "vector added to the query": numbers_of,
         "slopes": SlopeTerm.of,
         "key bias": KeyTerm.of,
@@ -120,7 +130,8 @@ def _made(query: Tensor, key: Tensor, value: Tensor | None, call: Any, reads: bo
     if not given and (reads or all(getattr(call, name) is None for name in OFFSETS)):
         tokens = _placed(query, key, call)
     *plain, computed, turns = map(tuple, found.values())
-    return Plan(scale, *plain, Computed(computed), turns, read, inputs, tokens)
+    made_of = Computed(computed), turns, tuple(projections)
+    return Plan(scale, *plain, *made_of, read, inputs, tokens)
 
 
 def _placed(query: Tensor, key: Tensor, call: Any) -> tuple[Tensor, Tensor]:

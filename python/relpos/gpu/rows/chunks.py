@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.projections import pull_back, room_for
 
 MOST_BYTES = 2**29  # of the products and bands of a chunk, unless it is LEAST queries
 LEAST = 64
@@ -87,6 +88,19 @@ def backward(
     gradients: Sequence[Tensor | None],
 ) -> None:
     """The same of run.backward, from (out, softmax, dout, dlse)."""
+    projections, tables = lowered.projections, lowered.whole[len(gradients) - 4 :]
+    of_tables = room_for(projections, tables, gradients[4:])
+    _backward(run, lowered, inputs, given, [*gradients, *of_tables])
+    pull_back(projections, of_tables, gradients[4:])
+
+
+def _backward(
+    run: Any,
+    lowered: Lowered,
+    inputs: Sequence[Tensor],
+    given: Sequence[Tensor | None],
+    gradients: Sequence[Tensor | None],
+) -> None:
     query, key, value = inputs
     chunk = chunk_of(lowered, query, key)
     if chunk >= query.shape[2]:

@@ -197,7 +197,27 @@ def parts_of_table(
     run: Any, table: Table, lo: int, hi: int, blocks: dict[str, Any]
 ) -> dict[str, Any]:
     """What a launch reads of the table: the rows of the distances from lo to hi, as parts."""
-    data = run.table(table)
+    first, parts, rank = _parts_of(run, table, lo, hi)
+    of_window = parts[:, :, lo - first : hi + 1 - first, :rank]
+    of_parts = run.rows(of_window, blocks["CELLS"], blocks["COLUMNS"])
+    sizes = {"table_heads": parts.shape[1], "rank": rank, "width": hi - lo + 1}
+    return {"parts": of_parts, "COUNT": parts.shape[0], **sizes}
+
+
+def _parts_of(run: Any, table: Table, lo: int, hi: int) -> tuple[int, Tensor, int]:
+    """(the first distance, parts bfloat16 [COUNT, heads, distances, ..], columns), of those from lo
+    to hi at least, written once for a call."""
+    data, kept = run.table(table), run.lowered.parts_of_tables
+    first, parts = kept.get(table, (0, None))
+    if parts is None or lo < first or hi >= first + parts.shape[2]:
+        reads = min(lo, table.map.lo), max(hi, table.map.hi)
+        first, last = run.lowered.entire.window(*reads, table.delta)
+        first, last = min(first, lo), max(last, hi)
+        kept[table] = first, _written(run, table, data, first, last)
+    return *kept[table], data.shape[-1]
+
+
+def _written(run: Any, table: Table, data: Tensor, lo: int, hi: int) -> Tensor:
     count, rank, width = PARTS.get(data.dtype, 3), data.shape[-1], hi - lo + 1
     heads, pitch = data.shape[0] if data.dim() == 3 else 1, row_of(rank, 2)
     parts = run.workspace(count, heads, width, pitch, dtype=torch.bfloat16)
@@ -216,6 +236,4 @@ def parts_of_table(
         WIDEN=INTERPRETS,
         **_WRITTEN,
     )
-    of_parts = run.rows(parts[..., :rank], blocks["CELLS"], blocks["COLUMNS"])
-    sizes = {"table_heads": heads, "rank": rank, "width": width, "COUNT": count}
-    return {"parts": of_parts, **sizes}
+    return parts

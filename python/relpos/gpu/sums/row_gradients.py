@@ -10,7 +10,7 @@ from torch import Tensor
 
 from relpos.gpu.layout import row_of
 from relpos.gpu.lowered.delta import Classes
-from relpos.gpu.lowered.tables import Projected, Table
+from relpos.gpu.lowered.tables import Table
 from relpos.gpu.mode import INTERPRETS
 from relpos.gpu.rows.launches import (
     Side,
@@ -170,11 +170,7 @@ def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
 
 def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targets) -> None:
     factor, added = factor_of(run, table, side)
-    to = own = targets.to(table.table.parameter)
-    if isinstance(table.table, Projected):
-        to = run.workspace(*run.table(table).shape)
-    else:
-        to = table.table.view(to)
+    to = table.table.view(targets.to(table.table.parameter))
     rows, rank = to.shape[-2:]
     tile, sizes_of = blocks_of(run.chip, "sum_band_rows", rank)
     blocks = run.batch * triton.cdiv(side.length, sizes_of["ROWS"])
@@ -219,5 +215,3 @@ def write_table(run: Any, table: Table, side: Side, bands: Bands, targets: Targe
         **CLASSES,
         WIDEN=INTERPRETS,
     )
-    if isinstance(table.table, Projected):
-        table.table.write_gradient(own, to)
