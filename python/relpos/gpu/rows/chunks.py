@@ -10,7 +10,7 @@ from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.projections import pull_back, room_for
 
-MOST_BYTES = 2**29  # of the products and bands of a chunk, unless it is LEAST queries
+MOST_BYTES = 2**30  # of the products and bands of a chunk, unless it is LEAST queries
 LEAST = 64
 
 
