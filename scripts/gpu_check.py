@@ -123,8 +123,8 @@ MASKS = {
     "mask by tiles": (PADDING, (tile_masks.hide_by_tiles, TILES)),
     "mask of bool": (PADDING, (dense.hide_unseen, MASK._replace(data="*u8"))),
 }
-ROWS = row_terms.Rows("*fp32", "i32", "i64", "i32")
-COLUMNS = columns.Columns("*fp32", "i32", "i32", "i64", "i32")
+ROWS = row_terms.Rows("*fp32", "*fp32", "i32", "i64", "i32")
+COLUMNS = columns.Columns("*fp32", "*fp32", "i32", "i32", "i64", "i32")
 NEAREST = slopes.Nearest("*i64", "i32", "i32")
 LINES = (
     (slopes.Slopes("*fp32", "i32", NEAREST), slopes.slope_score),

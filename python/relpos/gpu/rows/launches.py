@@ -122,7 +122,7 @@ def side_of(run: Any, of_keys: bool) -> Side:
 def rows_of(run: Any, tables: Sequence[Table]) -> Rows:
     """What the passes read of tables whose rows meet the queries, by the same distances."""
     lo, width, cells = products_of(run, tables, side_of(run, False), run.heads, LOG2E.value)
-    return Rows(cells, run.heads, lo, width)
+    return Rows(cells, ends_of(cells), run.heads, lo, width)
 
 
 def columns_of(run: Any, tables: Sequence[Table]) -> Columns:
@@ -130,7 +130,12 @@ def columns_of(run: Any, tables: Sequence[Table]) -> Columns:
     by_head = any(len(run.table(table).shape) == 3 for table in tables)
     heads = run.heads if by_head else run.kv_heads
     lo, width, cells = products_of(run, tables, side_of(run, True), heads, LOG2E.value)
-    return Columns(cells, heads, run.heads // heads, lo, width)
+    return Columns(cells, ends_of(cells), heads, run.heads // heads, lo, width)
+
+
+def ends_of(cells: Tensor) -> Tensor:
+    """The first and the last of each row, side by side: rows of cells are far apart."""
+    return cells[..., :: cells.shape[3] - 1].contiguous()
 
 
 def products_of(

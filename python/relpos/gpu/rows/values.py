@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from relpos.gpu.lowered.tables import Table
-from relpos.gpu.rows.launches import Side, products_of, window_of
+from relpos.gpu.rows.launches import Side, ends_of, products_of, window_of
 from relpos.gpu.sums.band_launches import bands_of, finish
 from relpos.gpu.sums.bands import Bands, write_weights
 from relpos.gpu.sums.pair_launches import gather
@@ -26,7 +26,7 @@ def met_of(run: Any, dout: Tensor) -> Rows:
     """The products of dout and the tables, which join those of dout and values."""
     side = Side(dout, run.heads, run.queries)
     lo, width, cells = products_of(run, run.lowered.values, side, run.heads, 1.0)
-    return Rows(cells, run.heads, lo, width)
+    return Rows(cells, ends_of(cells), run.heads, lo, width)
 
 
 def write_value_gradients(

@@ -7,12 +7,15 @@ import triton
 import triton.language as tl
 
 from relpos.gpu.pairs.visibility import near
+from relpos.gpu.terms.rows import cell_of
 
 
 class Columns(NamedTuple):
-    """cells float32 [B, heads, Lk, width]: the products, of `share` heads of queries each."""
+    """cells float32 [B, heads, Lk, width], and ends [B, heads, Lk, 2]: the products, of `share`
+    heads of queries each."""
 
     cells: Any
+    ends: Any
     heads: Any
     share: Any
     lo: Any
@@ -25,5 +28,4 @@ def column_score(s, term, at, distances):
     corner, within = distances
     x = near(corner - term.lo) + within
     row = (tl.cast(b, tl.int64) * term.heads + h // term.share) * keys + k0
-    at_row = term.cells + row * term.width + c * term.width
-    return s + tl.load(at_row + tl.minimum(tl.maximum(x, 0), term.width - 1), c < keys - k0, 0.0)
+    return s + tl.load(cell_of(term, row, c, x), c < keys - k0, 0.0)

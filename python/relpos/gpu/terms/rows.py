@@ -14,9 +14,11 @@ from relpos.gpu.pairs.visibility import near
 
 
 class Rows(NamedTuple):
-    """cells float32 [B, H, Lq, width]: the products."""
+    """cells float32 [B, H, Lq, width]: the products. ends [B, H, Lq, 2]: the first and the last of
+    each query, side by side, for tiles in which no table changes."""
 
     cells: Any
+    ends: Any
     heads: Any
     lo: Any
     width: Any
@@ -38,8 +40,19 @@ def row_score(s, term, at, distances):
     corner, within = distances
     x = near(corner - term.lo) + within
     row = (tl.cast(b, tl.int64) * term.heads + h) * queries + q0
-    at_row = term.cells + row * term.width + a * term.width
-    return s + tl.load(at_row + tl.minimum(tl.maximum(x, 0), term.width - 1), a < queries - q0, 0.0)
+    return s + tl.load(cell_of(term, row, a, x), a < queries - q0, 0.0)
+
+
+@triton.jit
+def cell_of(term, row, n, x):
+    """Where the product of rows `row` + n lies, x distances after lo; of a scalar x, that of tiles
+    in which no table changes, at an end."""
+    if len(x.shape) == 0:
+        found = term.ends + row * 2 + tl.where(x > 0, 1, 0) + n * 2
+    else:
+        at_row = term.cells + row * term.width + n * term.width
+        found = at_row + tl.minimum(tl.maximum(x, 0), term.width - 1)
+    return found
 
 
 @triton.jit
