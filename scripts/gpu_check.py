@@ -51,6 +51,7 @@ from relpos.gpu.tiles import (
     SHARED_KIB,
     SLICED,
     TABLE,
+    WITH_COLUMNS,
     WITH_ROWS,
     WITH_VALUES,
     Tile,
@@ -153,7 +154,7 @@ TERMS: dict[str, tuple[tuple[Any, Any], ...]] = {
     "coordinates": AT_COORDINATES,
     "classes": CLASSED,
 }
-WITH = {"rows": WITH_ROWS, "values": WITH_VALUES, "columns": WITH_ROWS}
+WITH = {"rows": WITH_ROWS, "values": WITH_VALUES, "columns": WITH_COLUMNS}
 APART_KINDS = ("coordinates", "classes")
 NOT_TABLES = ("plain", *APART_KINDS)  # that distances of tokens choose
 # Types of arguments by name; others are int32. Descriptors and constants are below.

@@ -126,7 +126,8 @@ void attention(const TensorView& query, const TensorView& key, const TensorView&
   }
   const ForwardResults to{out, lse, softmax};
   if (use_fused(p, options.path)) {
-    fused_forward(p, to);
+    // An lse in double goes back to attention_backward, whose scores' bits it then fits.
+    fused_forward(p, to, lse.given() && lse.dtype == DType::kFloat64);
   } else {
     reference_forward(p, to);
   }

@@ -1,6 +1,8 @@
 """What the kernels of pairs read of a call beside its tensors and sizes. A term, a mask or a
 promise is a field or an entry here, and an argument of no kernel."""
 
+import functools
+import hashlib
 from typing import Any, NamedTuple
 
 import triton.language as tl
@@ -99,7 +101,19 @@ class Config(NamedTuple):
     again: Any = False
     share: Any = ALL
     parted: Any = ()
+    sources: Any = ""
 
     def constants(self) -> "Config":
-        """As a kernel takes it: before 3.8 Triton takes fields as constants where each is one."""
-        return self if INTERPRETS else Config(*map(tl.constexpr, self))
+        """As a kernel takes it: before 3.8 Triton takes fields as constants where each is one.
+        Triton's cache of compiled kernels knows functions within a tuple by name alone, and would
+        give what an older relpos compiled: so their sources are a constant, too."""
+        if INTERPRETS:
+            return self
+        own = self._replace(sources=sources_of((*self.scores, *self.masks)))
+        return Config(*map(tl.constexpr, own))
+
+
+@functools.cache
+def sources_of(functions: tuple[Any, ...]) -> str:
+    """A hash of the sources of functions of kernels, and of all that they call."""
+    return hashlib.sha256("".join(each.cache_key for each in functions).encode()).hexdigest()[:16]

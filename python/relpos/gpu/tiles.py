@@ -110,15 +110,17 @@ TABLE = {
 BIASED = {
     (80, "backward_keys", 16, 128): Tile(32, 64, 8, 2),
 }
-# Of calls that read numbers of rows by distance, of keys, too, or not, and no bias.
-WITH_ROWS = {
+# Of calls that read numbers of rows by distance, of keys, too, and no bias.
+WITH_COLUMNS = {
     (90, "forward", 16, 128): Tile(64, 32, 4, 2),
-    (90, "backward_queries", 16, 128): Tile(64, 32, 4, 2),
+    (90, "backward_queries", 16, 128): Tile(64, 32, 4, 3),
     (90, "backward_keys", 16, 128): Tile(16, 64, 4, 2),
     (90, "write_bands", 16, 128): Tile(64, 32, 4, 2),
 }
+# Of keys not.
+WITH_ROWS = WITH_COLUMNS | {(90, "forward", 16, 128): Tile(64, 64, 4, 3)}
 # Whose rows join values, too.
-WITH_VALUES = WITH_ROWS | {(90, "backward_queries", 16, 128): Tile(64, 16, 4, 2)}
+WITH_VALUES = WITH_ROWS | {(90, "backward_queries", 16, 128): Tile(64, 32, 4, 2)}
 # Of tiles of backward_keys in which tables change.
 NEAR = {
     "biased": {
@@ -127,6 +129,7 @@ NEAR = {
     },
     "rows": {(90, "backward_keys", 16, 128): Tile(16, 64, 4, 1)},
     "values": {(90, "backward_keys", 16, 128): Tile(16, 64, 4, 1)},
+    "columns": {(90, "backward_keys", 16, 128): Tile(16, 64, 8, 1)},
 }
 # Of calls with masks, intervals of keys, softcap or dropout, and of gradients of scores that are
 # given, whose tiles take more registers, and of what the kinds above have no row for.
@@ -167,6 +170,7 @@ CROWDED = MASKED | {
     (80, "backward_keys", 16, 128): Tile(16, 16, 8, 1),
     (100, "forward", 16, 64): Tile(32, 32, 8, 1),
     (100, "forward", 16, 128): Tile(32, 32, 8, 1),
+    (100, "backward_queries", 16, 64): Tile(16, 32, 8, 1),
 }
 # Of calls with tables that coordinates or classes of pairs choose from.
 APART = CROWDED | {
@@ -182,7 +186,7 @@ KINDS = {
     "biased": TABLE | BIASED,
     "rows": TABLE | MASKED | WITH_ROWS,
     "values": TABLE | MASKED | WITH_VALUES,
-    "columns": TABLE | MASKED | WITH_ROWS,
+    "columns": TABLE | MASKED | WITH_COLUMNS,
     "masked": TABLE | MASKED,
     "crowded": TABLE | CROWDED,
     "apart": TABLE | APART,

@@ -11,11 +11,13 @@ from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.lowered.projections import pull_back, room_for
 
 MOST_BYTES = 2**30  # of the products and bands of a chunk, unless it is LEAST queries
-LEAST = 64
+LEAST, MANY = 64, 16
 
 
 def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
-    """How many queries are computed at a time. What a plan says decides it."""
+    """How many queries are computed at a time: all where that takes no more than MOST_BYTES, else
+    chunks of half of it, or of more where these would be more than MANY, since each has a dozen
+    launches. What a plan says decides it."""
     batch, heads, queries, _ = query.shape
     rows, values = ([table.map for table in each] for each in (lowered.rows, lowered.values))
     cells = _width(lowered, rows) + 2 * _width(lowered, values)  # of a query and head
@@ -31,7 +33,12 @@ def chunk_of(lowered: Lowered, query: Tensor, key: Tensor) -> int:
         return queries
     of_keys = 2 * _width(lowered, [table.map for table in lowered.columns]) * key.shape[2]
     most = max(MOST_BYTES, 4 * batch * heads * of_keys)  # as many as columns take in any case
-    return max(LEAST, most // (4 * batch * heads * cells) // LEAST * LEAST)
+    each = 4 * batch * heads * cells
+    if each * queries <= most:
+        return queries
+    chunk = max(LEAST, min(most, max(most // 2, each * queries // MANY)) // each // LEAST * LEAST)
+    chunks = -(-queries // chunk)
+    return -(-queries // (chunks * LEAST)) * LEAST  # of one size
 
 
 def _width(lowered: Lowered, maps: Sequence[ClassMap]) -> int:

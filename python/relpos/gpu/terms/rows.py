@@ -50,8 +50,8 @@ def cell_of(term, row, n, x):
     if len(x.shape) == 0:
         found = term.ends + row * 2 + tl.where(x > 0, 1, 0) + n * 2
     else:
-        at_row = term.cells + row * term.width + n * term.width
-        found = at_row + tl.minimum(tl.maximum(x, 0), term.width - 1)
+        within = n * term.width + tl.minimum(tl.maximum(x, 0), term.width - 1)
+        found = term.cells + row * term.width + within
     return found
 
 
