@@ -488,7 +488,8 @@ def compiled(row: Row) -> Found:
 def misread(ttgir: str) -> list[str]:
     """Operands of which four lanes read more than one has in the axis that is summed: some numbers
     would be read twice, and others never (triton #10645)."""
-    layout = r"tensor<(\d+)x(\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), parent = #mma\d*, kWidth = (\d+)\}>>"
+    layout = r"tensor<(\d+)x(\d+)x\w+, #ttg\.dot_op<\{opIdx = ([01]), parent = #mma\d*, "
+    layout += r"kWidth = (\d+)\}>>"
     found = {match.groups() for match in re.finditer(layout, ttgir)}
     return sorted(
         f"an operand {rows} x {columns} in layouts of {4 * int(width)}"
@@ -502,7 +503,9 @@ def main() -> int:
     parser.add_argument("--chip", type=int, choices=SHARED_KIB, help="only this one")
     parser.add_argument("--kernel", choices=KERNELS, help="only this one")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="fail where a row does not compile, or is wrong")
+    parser.add_argument(
+        "--compile", action="store_true", help="fail where a row does not compile, or is wrong"
+    )
     chosen = parser.parse_args()
     wanted = [
         row

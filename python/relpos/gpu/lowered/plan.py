@@ -11,9 +11,9 @@ from relpos import _core
 from relpos.gpu.lowered.computed import OFFSETS, PLACING, Computed, ComputedTerm, placed_on_cpu
 from relpos.gpu.lowered.line_terms import KeyTerm, SlopeTerm
 from relpos.gpu.lowered.numbers import Numbers, numbers_of
+from relpos.gpu.lowered.projections import Projected
 from relpos.gpu.lowered.refusals import refuse
 from relpos.gpu.lowered.table_bias import TableBias
-from relpos.gpu.lowered.projections import Projected
 from relpos.gpu.lowered.tables import Table
 from relpos.gpu.lowered.turn_term import TurnTerm, turn_of
 

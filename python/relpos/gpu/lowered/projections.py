@@ -1,5 +1,5 @@
-"""Tables of rows that are projected from features of the distance. Each is computed once for a call,
-whose parameters it joins, and its gradient is projected back once."""
+"""Tables of rows that are projected from features of the distance. Each is computed once for a
+call, whose parameters it joins, and its gradient is projected back once."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
