@@ -79,7 +79,8 @@ struct Options {
 // dropout, float32 (float64 for float64 inputs). softmax: [B, H, Lq, 2] in the dtype of lse, for
 // `attention_backward` and `attention_weights`: a reference and a sum, which give the weights of a row
 // to the last bits however large the scores are. lse or softmax is skipped where its view is not given;
-// lse may be float64 for any query, and then fits the scores of attention_backward to its last bits.
+// lse may be float64 for any query, and then fits the scores of attention_backward to its last bits:
+// keys are packed for it, also for few queries, of which workspace_bytes does not know.
 // Throws Error before anything is written.
 void attention(const TensorView& query, const TensorView& key, const TensorView& value,
                const Position& position, const Options& options, const TensorView& out,

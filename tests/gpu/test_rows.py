@@ -1,6 +1,8 @@
 """Tables whose rows meet the queries, or what is given in their place, or the keys, and tables
 whose rows join the values."""
 
+import gc
+
 import pytest
 import relpos
 import torch
@@ -9,6 +11,7 @@ from relpos.gpu import tiles
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
 from relpos.gpu.rows import chunks
+from relpos.gpu.run import Run
 
 from tests.gpu.cases import PLAIN, TIMES, assert_the_same_bits_twice, drawn, judged, number_of
 
@@ -144,7 +147,7 @@ def test_starts_that_no_distance_reaches_are_none():
 
 
 def test_the_chunk_of_queries():
-    """Of memory that shapes decide: products and bands of 512 MiB."""
+    """Of memory that shapes decide: all in 1 GiB, else chunks of 512 MiB, or of up to 1 GiB."""
     q = torch.zeros(1, 1, 1, 8).expand(2, 16, 40_000, 8)
     music = relpos.MusicTransformer(8192, 8)
 
@@ -153,9 +156,10 @@ def test_the_chunk_of_queries():
         return chunks.chunk_of(Lowered(q, q, q, call), q, q)
 
     assert chunk(q) == 40_000
-    assert chunk(q, position=music, is_causal=True) == 192
+    assert chunk(q, position=music, is_causal=True) == 448
     assert chunk(q[:, :, :100], position=music, is_causal=True) >= 100
-    assert chunk(q, position=relpos.Shaw(32, 8, values=False)) == 32256
+    assert chunk(q, position=relpos.Shaw(32, 8, values=False)) == 40_000
+    assert chunk(q, position=relpos.Shaw(64, 8, values=False)) == 13376  # a third
     # Rows of keys take as much in any case.
     both = relpos.RelativeKey(200, 8, kind="relative_key_query")
     assert chunk(q, position=both) == 40_000
@@ -184,3 +188,30 @@ def test_a_number_that_nobody_sees_reaches_no_table(position, garbage):
 
     for one, other in zip(gradients(torch.nan), gradients(0.0), strict=True):
         assert torch.equal(one, other)
+
+
+def test_what_a_call_made_does_not_wait_for_the_collector(monkeypatch):
+    """Products and bands are gone before those of the next chunk, and all of a call after it."""
+    monkeypatch.setattr(chunks, "LEAST", 16)
+    monkeypatch.setattr(chunks, "MOST_BYTES", 1)
+    q = torch.randn(1, 2, 40, 8, requires_grad=True)
+    alive, run = [], Run.__init__
+
+    def count(*given):
+        held = [x for x in gc.get_objects() if isinstance(x, (Run, Lowered))]
+        alive.append(sum(bool(vars(x)) for x in held))
+        if given:
+            run(*given)
+
+    monkeypatch.setattr(Run, "__init__", count)
+    gc.collect()
+    gc.disable()
+    try:
+        for position in (relpos.Shaw(2, 8), relpos.RoPE(8, layout="half")):
+            relpos.attention(q, q, q, position=position).sum().backward()
+        count()
+    finally:
+        gc.enable()
+    assert len(alive) > 6
+    assert max(alive) <= 2, alive  # the call, and the part that is to run
+    assert alive[-1] == 0

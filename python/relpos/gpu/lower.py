@@ -45,7 +45,6 @@ class Lowered:
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
       parameters, whole: of the position, and tables that are projected (projections); of a part of
         a call, those of its queries, and all.
-      entire: the call that this is a part of, or itself.
       parts_of_tables: what launches.parts_of_table keeps for all parts of a call.
       first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
@@ -69,7 +68,7 @@ class Lowered:
         tables = (each.table(call.parameters) for each in plan.projections)
         self.parameters = self.whole = (*call.parameters, *tables)
         self.parts_of_tables: dict[Table, tuple[int, Tensor]] = {}
-        self.entire = self
+        self._entire: Lowered | None = None
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed
         self.padding, self.mask = call.key_padding_mask, call.attn_mask
         tiles = call.tile_ranges, call.tile_entries, call.tile_words
@@ -84,6 +83,7 @@ class Lowered:
     def part(self, first: int, count: int) -> "Lowered":
         """The call of the queries first, ..., first + count - 1 alone."""
         part = copy(self)
+        part._entire = self.entire
         for name in ("shifts", "shift", "places", "positions", "spans", "hides"):
             part.__dict__.pop(name, None)
         part.first, part._query = self.first + first, self._query.narrow(2, first, count)
@@ -95,6 +95,11 @@ class Lowered:
         if self.mask_axis is not None:
             part.mask = self.mask.narrow(self.mask_axis, first, count)
         return part
+
+    @property
+    def entire(self) -> "Lowered":
+        """The call that this is a part of, or itself."""
+        return self._entire or self
 
     @cached_property
     def query_axes(self) -> dict[int, int]:

@@ -1,6 +1,7 @@
 """A call whose workspace would be large, as calls of some of its queries, one after the other."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,12 +57,14 @@ def forward(
     query, key, value = inputs
     chunk = chunk_of(lowered, query, key)
     if chunk >= query.shape[2]:
-        run(lowered, *inputs).forward(*results)
+        with _made(run, lowered, inputs) as whole:
+            whole.forward(*results)
         return
     for part, first, count in _parts(lowered, query, chunk):
         to = [None if x is None else x.narrow(2, first, count) for x in results]
         found = [None if x is None else x.new_empty(x.shape) for x in to]
-        run(part, query.narrow(2, first, count), key, value).forward(*found)
+        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
+            own.forward(*found)
         for all_, some in zip(to, found, strict=True):
             if all_ is not None and some is not None:
                 all_.copy_(some)
@@ -78,12 +81,14 @@ def emit(
     query, key, value = inputs
     chunk = chunk_of(lowered, query, key)
     if chunk >= query.shape[2]:
-        run(lowered, *inputs).emit(softmax, to)
+        with _made(run, lowered, inputs) as whole:
+            whole.emit(softmax, to)
         return
     for part, first, count in _parts(lowered, query, chunk):
-        own = None if softmax is None else softmax.narrow(2, first, count).contiguous()
+        of_rows = None if softmax is None else softmax.narrow(2, first, count).contiguous()
         found = to.new_empty(to.narrow(2, first, count).shape)
-        run(part, query.narrow(2, first, count), key, value).emit(own, found)
+        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
+            own.emit(of_rows, found)
         to.narrow(2, first, count).copy_(found)
 
 
@@ -111,16 +116,29 @@ def _backward(
     query, key, value = inputs
     chunk = chunk_of(lowered, query, key)
     if chunk >= query.shape[2]:
-        run(lowered, *inputs).backward(*given, gradients)
+        with _made(run, lowered, inputs) as whole:
+            whole.backward(*given, gradients)
         return
     of_parameters = map(lowered.query_axes.get, range(len(gradients) - 4))
     summed = Summed(gradients, [2, None, None, lowered.mask_axis, *of_parameters])
     for part, first, count in _parts(lowered, query, chunk):
-        own = [None if x is None else x.narrow(2, first, count).contiguous() for x in given]
+        of_rows = [None if x is None else x.narrow(2, first, count).contiguous() for x in given]
         found = summed.chunk(first, count)
-        run(part, query.narrow(2, first, count), key, value).backward(*own, found)
+        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
+            own.backward(*of_rows, found)
         summed.add(found, first, count)
     summed.finish()
+
+
+@contextmanager
+def _made(run: Any, lowered: Lowered, inputs: Sequence[Tensor]) -> Iterator[Any]:
+    """run(lowered, *inputs), which lets go of its tensors at the end: what it consists of knows it,
+    so that they would stay until Python looks for cycles."""
+    made = run(lowered, *inputs)
+    try:
+        yield made
+    finally:
+        made.__dict__.clear()
 
 
 def _parts(lowered: Lowered, query: Tensor, chunk: int) -> Iterator[tuple[Lowered, int, int]]:

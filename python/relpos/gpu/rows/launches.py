@@ -215,11 +215,19 @@ def _parts_of(run: Any, table: Table, lo: int, hi: int) -> tuple[int, Tensor, in
     data, kept = run.table(table), run.lowered.parts_of_tables
     first, parts = kept.get(table, (0, None))
     if parts is None or lo < first or hi >= first + parts.shape[2]:
-        reads = min(lo, table.map.lo), max(hi, table.map.hi)
+        maps = _maps_of(run.lowered) if table.delta is None else [table.map]
+        reads = min(lo, *(each.lo for each in maps)), max(hi, *(each.hi for each in maps))
         first, last = run.lowered.entire.window(*reads, table.delta)
         first, last = min(first, lo), max(last, hi)
         kept[table] = first, _written(run, table, data, first, last)
     return *kept[table], data.shape[-1]
+
+
+def _maps_of(lowered: Any) -> list[ClassMap]:
+    """Of all that is read by the distances of tokens."""
+    read = (*lowered.terms, *lowered.rows, *lowered.columns, *lowered.values)
+    own = [each.map for each in read if each.delta is None]
+    return own + [each.map for each in lowered.computed.terms]
 
 
 def _written(run: Any, table: Table, data: Tensor, lo: int, hi: int) -> Tensor:
