@@ -109,11 +109,11 @@ class Config(NamedTuple):
         give what an older relpos compiled: so their sources are a constant, too."""
         if INTERPRETS:
             return self
-        own = self._replace(sources=sources_of((*self.scores, *self.masks)))
+        own = self._replace(sources=_sources_of((*self.scores, *self.masks)))
         return Config(*map(tl.constexpr, own))
 
 
 @functools.cache
-def sources_of(functions: tuple[Any, ...]) -> str:
+def _sources_of(functions: tuple[Any, ...]) -> str:
     """A hash of the sources of functions of kernels, and of all that they call."""
     return hashlib.sha256("".join(each.cache_key for each in functions).encode()).hexdigest()[:16]
