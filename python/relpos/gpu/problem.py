@@ -1,7 +1,6 @@
 """What the kernels of pairs read of a call beside its tensors and sizes. A term, a mask or a
 promise is a field or an entry here, and an argument of no kernel."""
 
-import functools
 import hashlib
 from typing import Any, NamedTuple
 
@@ -109,11 +108,17 @@ class Config(NamedTuple):
         give what an older relpos compiled: so their sources are a constant, too."""
         if INTERPRETS:
             return self
-        own = self._replace(sources=_sources_of((*self.scores, *self.masks)))
+        own = self._replace(sources=sources_of((*self.scores, *self.masks)))
         return Config(*map(tl.constexpr, own))
 
 
-@functools.cache
-def _sources_of(functions: tuple[Any, ...]) -> str:
+_sources: dict[tuple[Any, ...], str] = {}
+
+
+def sources_of(functions: tuple[Any, ...]) -> str:
     """A hash of the sources of functions of kernels, and of all that they call."""
-    return hashlib.sha256("".join(each.cache_key for each in functions).encode()).hexdigest()[:16]
+    found = _sources.get(functions)
+    if found is None:
+        keys = "".join(each.cache_key for each in functions)
+        found = _sources[functions] = hashlib.sha256(keys.encode()).hexdigest()[:16]
+    return found
