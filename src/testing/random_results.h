@@ -102,10 +102,10 @@ inline Results run_fused(const Case& c) {
   return r;
 }
 
-// So many, and 20 times as many with RELPOS_FULL=1; a few where each takes long.
+// So many, and 6 times as many with RELPOS_FULL=1; an eighth with RELPOS_FEW=1, or where each takes long.
 inline int cases(int few) {
-  if (kWatchesEveryNumber) return (few + 7) / 8;
-  return std::getenv("RELPOS_FULL") != nullptr ? 20 * few : few;
+  if (kWatchesEveryNumber || std::getenv("RELPOS_FEW") != nullptr) return (few + 7) / 8;
+  return std::getenv("RELPOS_FULL") != nullptr ? 6 * few : few;
 }
 
 inline auto drawn(const Longer& longer = {}) {

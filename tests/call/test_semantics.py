@@ -6,6 +6,7 @@ import warnings
 import pytest
 import relpos
 import torch
+from relpos._call.call import Call
 
 from tests.support.call import Given
 from tests.support.oracle import allowed_pairs, exclusive, formula, gradients, oracle_of, positions
@@ -195,6 +196,23 @@ def test_few_queries_on_a_long_cache(name):
         out = relpos.attention(*inputs, position=module, enable_gqa=True, **call)
         promise = promised(Given(inputs, parts, **call))[0]["out"]
         assert missed("out", out, promise) is None
+
+
+@pytest.mark.parametrize("queries", [5, 12, 16, 17])
+def test_an_lse_in_double_fits_the_scores_of_the_backward_pass(queries):
+    """Each weight that the backward pass finds from it sums up to 1 in its row."""
+    q, k, v = torch.randn(3, 2, HEADS, 24, 16).unbind(0)
+    q = 4 * q[:, :, :queries].contiguous()
+    call = Call.of("attention", q, k, {"q_offset": 0})
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float64)
+    relpos._core.attention(q, k, v, call, out, lse, None)
+    assert lse.max() > 8  # of which float32 would round half a unit, 5e-7, away
+    for row in range(queries):
+        dout, dv = torch.zeros_like(out), torch.empty_like(v)
+        dout[:, :, row, 0] = 1.0
+        given = (q, k, v, out, lse, dout, None)
+        relpos._core.attention_backward(given, call, [None, None, dv, None])
+        assert (dv[..., 0].double().sum(-1) - 1).abs().max() < 5e-7
 
 
 @pytest.mark.parametrize(("name", "number"), configurations())

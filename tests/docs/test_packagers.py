@@ -37,6 +37,8 @@ build_type=Release
 [platform_requires]
 highway/1.2.0
 nlohmann_json/3.11.3
+[conf]
+tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON'}
 """
 
 

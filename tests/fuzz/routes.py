@@ -184,26 +184,29 @@ def cut_of(call, first, end, held):
 
 
 def by_vmap(call, returns):
-    """Over the rows of the batch, each a call of its own."""
+    """Over the rows of the batch, each a call of its own. One row alone is mapped twice, beside
+    inputs that are not."""
     options = call.keywords()
     batch, named, dims = call.case["batch"], {}, {}
 
+    def rows(x):
+        return x if batch > 1 else x.expand(2, *x.shape[1:])
+
     def put(name, x, mapped):
-        named[name] = x.unsqueeze(1) if mapped else x
+        named[name] = rows(x).unsqueeze(1) if mapped else x
         dims[name] = 0 if mapped else None
 
     for n, x in enumerate(call.run):
         put(f"run {n}", x, True)
     for index, own in enumerate(call.given):
         for name, x in own.items():
-            put(f"given {index} {name}", x, name in call.batched(index))
+            put(f"given {index} {name}", x, name in call.batched(index) and batch > 1)
     for name in ("q_offset", "k_offset", "q_positions", "k_positions"):
         x = call.places.get(name)
-        if isinstance(x, torch.Tensor):
-            offset = "offset" in name
-            named[name], dims[name] = x, 0 if offset or x.dim() == 2 else None
-            if not offset and x.dim() == 2:
-                named[name] = x.unsqueeze(1)
+        if isinstance(x, torch.Tensor) and "offset" in name:
+            named[name], dims[name] = rows(x), 0
+        elif isinstance(x, torch.Tensor):
+            put(name, x, x.dim() == 2)
     if "key_padding_mask" in options:
         put("key_padding_mask", options["key_padding_mask"], True)
     for n, x in enumerate(options.get("key_range", ())):
@@ -227,7 +230,7 @@ def by_vmap(call, returns):
 
     found = torch.func.vmap(run, in_dims=tuple(dims.values()), randomness="same")(*named.values())
     found = found if isinstance(found, tuple) else (found,)
-    return tuple(x.flatten(0, 1) for x in found)
+    return tuple(x.flatten(0, 1) if batch > 1 else 0.5 * x[0] + 0.5 * x[1] for x in found)
 
 
 ROUTES = {

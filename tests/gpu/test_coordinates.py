@@ -57,7 +57,8 @@ def test_one_input_may_be_that_of_queries_and_of_keys():
     """A chunk of queries has its part of it, and all keys."""
     numbers = Numbers(0, (0, 1), (), 1.0)
     whole = torch.arange(12)[None]
-    call = SimpleNamespace(parameters=(whole.narrow(1, 4, 3),), whole=(whole,))
+    entire = SimpleNamespace(parameters=(whole,))
+    call = SimpleNamespace(parameters=(whole.narrow(1, 4, 3),), entire=entire)
     places = Along(numbers, numbers, 0, None).read(call)
     assert torch.equal(places.q, whole[:, 4:7])
     assert torch.equal(places.k, whole)

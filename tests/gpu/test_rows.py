@@ -10,6 +10,7 @@ from relpos._call.call import Call as Fields
 from relpos.gpu import tiles
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
+from relpos.gpu.lowered.projections import Projected
 from relpos.gpu.rows import chunks
 from relpos.gpu.run import Run
 
@@ -135,6 +136,39 @@ def test_a_query_that_is_added_to_is_still_the_query_of_rows():
     (want,) = torch.autograd.grad(torch.cat(each).square().sum(), [conformer.pos_bias_u])
     assert found.any()
     torch.testing.assert_close(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_tables_are_prepared_once_for_all_chunks(monkeypatch):
+    """What is projected, and the parts of tables."""
+    projected = []
+    project = Projected.table
+
+    def counted(*of):
+        projected.append(of)
+        return project(*of)
+
+    monkeypatch.setattr(Projected, "table", counted)
+    monkeypatch.setattr(chunks, "MOST_BYTES", 1)
+    q, k, v = torch.randn(3, 1, 2, 130, 16)
+    conformer = relpos.ConformerRelative(2, 16, width=8)
+    before = dict(relpos.gpu.launches())
+    relpos.attention(q, k, v, position=conformer)
+    grown = {n: relpos.gpu.launches()[n] - before.get(n, 0) for n in ("write_parts", "forward")}
+    assert grown == {"write_parts": 1, "forward": 3}
+    assert len(projected) == 1
+
+
+def test_weights_that_two_projections_read_get_both_gradients(monkeypatch):
+    """In two chunks: the sum of a scheme and itself has twice its rows."""
+    q, k, v = torch.randn(3, 1, 2, 70, 16)
+    conformer = relpos.ConformerRelative(2, 16, width=8)
+    weights = conformer.linear_pos.weight
+    found = []
+    for position, scale in ((conformer + conformer, 1.0), (conformer, 2.0)):
+        monkeypatch.setattr(chunks, "MOST_BYTES", 1 if scale == 1.0 else 2**30)
+        scores = relpos.scores(q, k, position=position) - relpos.scores(q, k)
+        found += torch.autograd.grad(scale * (scores * v[..., :1]).sum(), [weights])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 def test_starts_that_no_distance_reaches_are_none():

@@ -14,7 +14,7 @@ from tests.support.sample import configurations, tensors, trained
 
 FULL = os.environ.get("RELPOS_FULL") == "1"
 few = settings(
-    max_examples=2000 if FULL else 40,
+    max_examples=500 if FULL else 40,
     deadline=None,
     derandomize=True,
     database=None,

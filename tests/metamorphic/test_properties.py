@@ -1,5 +1,5 @@
 """What calls owe each other, without a word on what is right: bits where relpos promises them, else
-within the bounds of docs/accuracy.md. RELPOS_FULL=1 draws 2,000 calls for each property.
+within the bounds of docs/accuracy.md. RELPOS_FULL=1 draws 500 calls for each property.
 
 Rings against one process are in tests/distributed, and routes of tests/fuzz.
 """

@@ -1,5 +1,5 @@
 """The tests marked `peers`, which compare with code of torch or transformers, again under settings
-by which that code computes as on other CPUs. `make test-full` runs this.
+by which that code computes as on other CPUs. `make test-full` runs this, without its many cases.
 
 .venv/bin/python -m tests.peers.other_cpus [ARGUMENTS of pytest]
 
@@ -55,13 +55,14 @@ SETTINGS += [("ONEDNN_MAX_CPU_ISA", "AVX2")]
 def main():
     command = [sys.executable, "-m", "pytest", "tests", "-m", "peers", "--nearest", "-q"]
     command += ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", *sys.argv[1:]]
+    environment = {name: value for name, value in os.environ.items() if name != "RELPOS_FULL"}
     failed = []
     for name, value in SETTINGS:
         print(f"== tests that compare with other code, {name}={value}", flush=True)
         if why := why_not(name, value):
             print(f"skipped: {why}", flush=True)
             continue
-        if subprocess.run(command, env=os.environ | {name: value}, cwd=ROOT).returncode:
+        if subprocess.run(command, env=environment | {name: value}, cwd=ROOT).returncode:
             failed.append(f"{name}={value}")
     if failed:
         print("failed:", *failed, file=sys.stderr)

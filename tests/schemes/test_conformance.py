@@ -1,7 +1,7 @@
 """Every scheme and sum of schemes against its oracle, forward and backward.
 
-Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; RELPOS_FULL=1 draws six
-times as many), run in one process per SIMD target, and are judged in `conformance_worker.py` by the
+Cases come from `cases.py` (a pairwise cover and random draws, fixed seed; three times as many with
+RELPOS_FULL=1), run in one process per SIMD target, and are judged in `conformance_worker.py` by the
 promise about errors (`promise.py`, docs/accuracy.md).
 """
 

@@ -43,7 +43,13 @@ def copy():
         if not target.exists() or target.read_text() != text:  # its time says what to compile
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text)
-    command = [ROOT / "scripts/build_copy.sh", WORK, overlay, "-DRELPOS_BUILD_TESTS=OFF"]
+    command = [
+        ROOT / "scripts/build_copy.sh",
+        WORK,
+        overlay,
+        "-DRELPOS_BUILD_TESTS=OFF",
+        "-DRELPOS_ONE_TARGET=ON",
+    ]
     ran(command, seconds=3600)
     environment = os.environ | {"PYTHONPATH": str(WORK / "site")}
     return WORK / "build/relpos", environment, WORK / "tree"

@@ -43,8 +43,8 @@ class Lowered:
       device: of the tensors.
       added: vectors [H, D] that join the queries where these meet keys.
       tokens: positions of queries and keys, int64 on the CPU, where a scheme places them.
-      parameters, whole: of the position, and tables that are projected (projections); of a part of
-        a call, those of its queries, and all.
+      parameters: of the position, and tables that are projected (projections); of a part of a
+        call, those of its queries.
       parts_of_tables: what launches.parts_of_table keeps for all parts of a call.
       first: of its queries, where they are a part of another call's.
       softcap, dropout_p, seed, padding, mask: those of relpos.attention.
@@ -66,7 +66,7 @@ class Lowered:
         self.computed, self._inputs = plan.computed, (query, key, value)
         self.projections = plan.projections
         tables = (each.table(call.parameters) for each in plan.projections)
-        self.parameters = self.whole = (*call.parameters, *tables)
+        self.parameters = (*call.parameters, *tables)
         self.parts_of_tables: dict[Table, tuple[int, Tensor]] = {}
         self._entire: Lowered | None = None
         self.softcap, self.dropout_p, self.seed = call.softcap, call.dropout_p, call.seed

@@ -44,7 +44,7 @@ class Along(NamedTuple):
             q, k = (uploaded(x, lowered.device) for x in self.at)
             return places_of(lowered.own(q), k)
         # One input may be both: the queries of a chunk have their part of it, the keys have all.
-        given = (self.q, lowered.parameters), (self.k, lowered.whole)
+        given = (self.q, lowered.parameters), (self.k, lowered.entire.parameters)
         both = (numbers.view(parameters[numbers.parameter]) for numbers, parameters in given)
         q, k = (x if x.dim() == 2 else x[:, self.axis] for x in both)
         return places_of(q.contiguous(), k.contiguous())

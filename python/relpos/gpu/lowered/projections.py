@@ -33,7 +33,7 @@ class Projected(NamedTuple):
         to.copy_(to.double() + found.reshape(to.shape) * self.weights.multiplier)
 
 
-def room_for(
+def new_gradients(
     projections: Sequence[Projected], tables: Sequence[Tensor], gradients: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """For the gradients of tables, where those of their parameters are wanted."""

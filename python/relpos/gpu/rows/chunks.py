@@ -1,7 +1,6 @@
 """A call whose workspace would be large, as calls of some of its queries, one after the other."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
-from relpos.gpu.lowered.projections import pull_back, room_for
+from relpos.gpu.lowered.projections import new_gradients, pull_back
 
 MOST_BYTES = 2**30  # of the products and bands of a chunk, unless it is LEAST queries
 LEAST, MANY = 64, 16
@@ -54,20 +53,11 @@ def forward(
     run: Any, lowered: Lowered, inputs: Sequence[Tensor], results: Sequence[Tensor | None]
 ) -> None:
     """Writes out, softmax and lse where given, by run(lowered, query, key, value).forward."""
-    query, key, value = inputs
-    chunk = chunk_of(lowered, query, key)
-    if chunk >= query.shape[2]:
-        with _made(run, lowered, inputs) as whole:
-            whole.forward(*results)
-        return
-    for part, first, count in _parts(lowered, query, chunk):
-        to = [None if x is None else x.narrow(2, first, count) for x in results]
-        found = [None if x is None else x.new_empty(x.shape) for x in to]
-        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
-            own.forward(*found)
-        for all_, some in zip(to, found, strict=True):
-            if all_ is not None and some is not None:
-                all_.copy_(some)
+    for own, first, count in _runs(run, lowered, inputs):
+        found = [_room(x, first, count) for x in results]
+        own.forward(*found)
+        for to, of_rows in zip(results, found, strict=True):
+            _write(to, of_rows, first, count)
 
 
 def emit(
@@ -78,18 +68,10 @@ def emit(
     to: Tensor,
 ) -> None:
     """Writes `to` by run(lowered, query, key, value).emit."""
-    query, key, value = inputs
-    chunk = chunk_of(lowered, query, key)
-    if chunk >= query.shape[2]:
-        with _made(run, lowered, inputs) as whole:
-            whole.emit(softmax, to)
-        return
-    for part, first, count in _parts(lowered, query, chunk):
-        of_rows = None if softmax is None else softmax.narrow(2, first, count).contiguous()
-        found = to.new_empty(to.narrow(2, first, count).shape)
-        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
-            own.emit(of_rows, found)
-        to.narrow(2, first, count).copy_(found)
+    for own, first, count in _runs(run, lowered, inputs):
+        found = _room(to, first, count)
+        own.emit(_rows(softmax, first, count), found)
+        _write(to, found, first, count)
 
 
 def backward(
@@ -100,78 +82,87 @@ def backward(
     gradients: Sequence[Tensor | None],
 ) -> None:
     """The same of run.backward, from (out, softmax, dout, dlse)."""
-    projections, tables = lowered.projections, lowered.whole[len(gradients) - 4 :]
-    of_tables = room_for(projections, tables, gradients[4:])
-    _backward(run, lowered, inputs, given, [*gradients, *of_tables])
-    pull_back(projections, of_tables, gradients[4:])
-
-
-def _backward(
-    run: Any,
-    lowered: Lowered,
-    inputs: Sequence[Tensor],
-    given: Sequence[Tensor | None],
-    gradients: Sequence[Tensor | None],
-) -> None:
-    query, key, value = inputs
-    chunk = chunk_of(lowered, query, key)
-    if chunk >= query.shape[2]:
-        with _made(run, lowered, inputs) as whole:
-            whole.backward(*given, gradients)
-        return
-    of_parameters = map(lowered.query_axes.get, range(len(gradients) - 4))
-    summed = Summed(gradients, [2, None, None, lowered.mask_axis, *of_parameters])
-    for part, first, count in _parts(lowered, query, chunk):
-        of_rows = [None if x is None else x.narrow(2, first, count).contiguous() for x in given]
+    of_parameters = gradients[4:]
+    projections, tables = lowered.projections, lowered.parameters[len(of_parameters) :]
+    of_tables = new_gradients(projections, tables, of_parameters)
+    all_ = [*gradients, *of_tables]
+    axes = [2, None, None, lowered.mask_axis]
+    axes += map(lowered.query_axes.get, range(len(all_) - len(axes)))
+    summed = Summed(all_, axes, inputs[0].shape[2])
+    for own, first, count in _runs(run, lowered, inputs):
         found = summed.chunk(first, count)
-        with _made(run, part, (query.narrow(2, first, count), key, value)) as own:
-            own.backward(*of_rows, found)
+        own.backward(*(_rows(x, first, count) for x in given), found)
         summed.add(found, first, count)
+        del found  # while the next run is made
     summed.finish()
+    pull_back(projections, of_tables, of_parameters)
 
 
-@contextmanager
-def _made(run: Any, lowered: Lowered, inputs: Sequence[Tensor]) -> Iterator[Any]:
-    """run(lowered, *inputs), which lets go of its tensors at the end: what it consists of knows it,
-    so that they would stay until Python looks for cycles."""
-    made = run(lowered, *inputs)
-    try:
-        yield made
-    finally:
-        made.__dict__.clear()
-
-
-def _parts(lowered: Lowered, query: Tensor, chunk: int) -> Iterator[tuple[Lowered, int, int]]:
-    """(the call of a chunk of queries, the first of them, how many they are)."""
-    queries = query.shape[2]
+def _runs(run: Any, lowered: Lowered, inputs: Sequence[Tensor]) -> Iterator[tuple[Any, int, int]]:
+    """(run(lowered, *inputs), the first of its queries, how many they are), of the whole call or of
+    one chunk after the other. What a run consists of knows it, so that its tensors would stay until
+    Python looks for cycles: it lets go of them here."""
+    query, *others = inputs
+    queries, chunk = query.shape[2], chunk_of(lowered, *inputs[:2])
     for first in range(0, queries, chunk):
         count = min(chunk, queries - first)
-        yield lowered.part(first, count), first, count
+        part = lowered if count == queries else lowered.part(first, count)
+        made = run(part, query.narrow(2, first, count), *others)
+        try:
+            yield made, first, count
+        finally:
+            made.__dict__.clear()
+
+
+def _rows(x: Tensor | None, first: int, count: int) -> Tensor | None:
+    """Those queries of x, contiguous; all of them as they are."""
+    if x is None or x.shape[2] == count:
+        return x
+    return x.narrow(2, first, count).contiguous()
+
+
+def _room(x: Tensor | None, first: int, count: int) -> Any:
+    """For what is written of those queries: x itself for all of them."""
+    if x is None or x.shape[2] == count:
+        return x
+    return x.new_empty(x.narrow(2, first, count).shape)
+
+
+def _write(to: Tensor | None, of_rows: Tensor | None, first: int, count: int) -> None:
+    if to is not None and of_rows is not None and of_rows is not to:
+        to.narrow(2, first, count).copy_(of_rows)
 
 
 class Summed:
-    """The gradients of a call, from those of its chunks: `axes` says of each which of its axes is
-    that of queries, None where all chunks share it."""
+    """The gradients of a call of so many queries, from those of its runs: `axes` says of each which
+    of its axes is that of queries, None where all runs share it."""
 
-    def __init__(self, gradients: Sequence[Tensor | None], axes: Sequence[int | None]) -> None:
-        self._gradients, self._axes = gradients, axes
-        self._totals = [
-            None if to is None or axis is not None else torch.zeros_like(to, dtype=torch.float32)
-            for to, axis in zip(gradients, axes, strict=True)
-        ]
+    def __init__(
+        self, gradients: Sequence[Tensor | None], axes: Sequence[int | None], queries: int
+    ) -> None:
+        self._gradients, self._axes, self._queries = gradients, axes, queries
+        self._totals: list[Tensor | None] = [None] * len(gradients)
 
     def chunk(self, first: int, count: int) -> list[Tensor | None]:
-        """Tensors for the gradients of a chunk."""
+        """Tensors for the gradients of some queries: those of the call for all of them."""
+        if count == self._queries:
+            return list(self._gradients)
         found: list[Any] = []
-        for to, axis, total in zip(self._gradients, self._axes, self._totals, strict=True):
-            like = total if to is None or axis is None else to.narrow(axis, first, count)
-            found.append(None if like is None else like.new_empty(like.shape))
+        for n, (to, axis) in enumerate(zip(self._gradients, self._axes, strict=True)):
+            if to is None:
+                found.append(None)
+            elif axis is None:
+                if self._totals[n] is None:
+                    self._totals[n] = torch.zeros_like(to, dtype=torch.float32)
+                found.append(to.new_empty(to.shape, dtype=torch.float32))
+            else:
+                found.append(to.new_empty(to.narrow(axis, first, count).shape))
         return found
 
     def add(self, found: Sequence[Tensor | None], first: int, count: int) -> None:
         for n, of_chunk in enumerate(found):
             to, axis, total = self._gradients[n], self._axes[n], self._totals[n]
-            if of_chunk is None or to is None:
+            if of_chunk is None or to is None or of_chunk is to:
                 continue
             if total is not None:
                 total += of_chunk
