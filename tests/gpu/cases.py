@@ -86,7 +86,7 @@ def drawn(count=DRAWN, **others):
             case[name] = deck.pop()
         # Scores whose products add up to hundreds differ by more than the bound of a row that one
         # key has when backward_keys computes them anew: docs/gpu.md.
-        if case["head_dim"] >= 128 and case["scale"] == 1.0:
+        if case["scale"] is not None and case["scale"] * case["head_dim"] ** 0.5 > 4:
             case["scale"] = None
         names = [part.split("#")[0] for part in filter(None, case["position"].split("+"))]
         if any(hasattr(oracle_of(name), "place") for name in names):  # in no order of a line

@@ -86,6 +86,12 @@ def test_chunks_of_queries_keep_it(more, garbage, monkeypatch):
     assert relpos.gpu.launches()["write_products"] == before + 4 * tables  # of two chunks
 
 
+def test_what_meets_rows_in_float32_beside_16_bits_has_gradients_of_float32(garbage):
+    case = PLAIN | {"position": "inkling#0", "queries": 33, "keys": 33, "heads": (3, 1)}
+    case |= {"value_dim": 128, "mask": "window+float", "dropout": 0.3, "seed": 20261189}
+    assert not judged(case | {"dtype": "bfloat16", "tables": "float32"})
+
+
 def test_two_runs_have_the_same_bits_and_rows_that_no_pair_reads_have_none():
     case = PLAIN | {"position": "shaw#7", "queries": 33}
     before = relpos.gpu.launches()

@@ -145,6 +145,7 @@ def _write_factor(
 def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
     """float32 [B, heads of the side, L, r]: the bands of each row times the table."""
     rank = run.table(table).shape[-1]
+    of = run.query if table.factor is None else run.parameter(table.factor)
     found = run.workspace(run.batch, side.heads, side.length, rank)
     tile, blocks = blocks_of(run.chip, "multiply_bands", rank)
     given = parts_of_table(run, table, bands.lo, bands.lo + bands.width - 1, blocks)
@@ -162,7 +163,7 @@ def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
         heads=run.heads,
         own_heads=side.heads,
         multiplier=multiplier_of(table),
-        DEPTH=3 if run.query.element_size() == 4 else 2,
+        DEPTH=3 if of.element_size() == 4 else 2,
         **blocks,
     )
     return found
