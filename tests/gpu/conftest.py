@@ -1,5 +1,6 @@
 """What the interpreter runs is collected where RELPOS_GPU=interpret is set, or a GPU is there."""
 
+import dataclasses
 import inspect
 from pathlib import Path
 
@@ -17,25 +18,34 @@ collect_ignore = [
 
 
 def quicken_the_interpreter():
-    """It lists the members of Triton's modules again for each call of a function of a kernel, also
-    within a kernel, where all are replaced already: a third of the time of these tests. The names
-    are listed once here, and what is replaced already is left. Triton 3.6 to 3.9 have the function;
-    without it nothing is quickened."""
+    """It replaces the members of Triton's modules again for each call of a function within a
+    kernel, where all are replaced already, and computes sums and products of integers once more to
+    see whether they overflow, of which it says nothing unless it debugs: two thirds of the time of
+    these tests. Triton 3.6 to 3.9 have what is replaced here; without it nothing is quickened."""
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
-    replace, names = getattr(interpreter, "_patch_builtin", None), {}
+    replace = getattr(interpreter, "_patch_lang", None)
+    options = getattr(getattr(interpreter, "interpreter_builder", None), "options", None)
+    if replace is None or not hasattr(options, "sanitize_overflow"):
+        return
+    interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    language = interpreter.tl
+    one = {  # a member of each module that is replaced
+        module: next(name for name, member in vars(module).items() if is_builtin(member))
+        for module in (language, language.core)
+    }
+    seen = {}
 
-    def replace_once(package, *others):
-        if package not in names:
-            members = inspect.getmembers(package)
-            names[package] = [name for name, member in members if is_builtin(member)]
-        own = names[package]
-        if own and is_builtin(getattr(package, own[0])):
-            replace(package, *others)
+    def replace_once(function):
+        if function not in seen:
+            visible = [x for x in function.__globals__.values() if inspect.ismodule(x)]
+            seen[function] = [x for x in visible if x in one]
+        if any(is_builtin(getattr(module, one[module])) for module in seen[function]):
+            return replace(function)
+        return interpreter._LangPatchScope()
 
-    if replace is not None:
-        interpreter._patch_builtin = replace_once
+    interpreter._patch_lang = replace_once
 
 
 if INTERPRETS:
