@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 unset RELPOS_FULL
-export RELPOS_FEW=1  # emulated, all cases take 25 minutes
+export RELPOS_FEW=1  # an eighth of the random cases: all take 25 minutes
 
 build=build/arm tests=build/arm/relpos_tests left_out=scripts/arm_left_out.txt
 qemu=(qemu-aarch64-static -L /usr/aarch64-linux-gnu)

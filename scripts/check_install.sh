@@ -3,8 +3,8 @@
 # outside the tree. Then takes the tree into another project by FetchContent, which must set nothing
 # there. With RELPOS_FULL=1 the example is built in that and run, too; examples/own_bias is built
 # against the installed library and must train; each installed header is compiled alone; and the
-# examples of C++ and C are built against one shared library. What is compiled anew for it has the kernels of
-# one target, for that takes half the time. JOBS=2 is the default.
+# examples of C++ and C are built against one shared library. Both copies of the library have the kernels of
+# one target, which takes half the time of all. JOBS=2 is the default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,7 +50,8 @@ if [ -n "${RELPOS_FULL:-}" ]; then
   done
   "$cmake" -S examples/cpp -B "$out/build_shared" -DCMAKE_PREFIX_PATH="$out/shared" >"$out/log" 2>&1 &&
     "$cmake" --build "$out/build_shared" >>"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
-  cmp <(RELPOS_TARGET=baseline "$out/build/relpos_example") <("$out/build_shared/relpos_example")
+  lowest=$(.venv/bin/python -c 'import relpos; print(relpos.show_config()["targets available"].split()[-1])')
+  cmp <(RELPOS_TARGET=$lowest "$out/build/relpos_example") <("$out/build_shared/relpos_example")
   cmp <("$out/prefix/bin/relpos" list) <("$out/shared/bin/relpos" list)
   gcc -std=c99 -pedantic -Werror examples/c/main.c -I"$out/shared/include" -L"$out/shared/lib" -lrelpos \
     -Wl,-rpath,"$out/shared/lib" -o "$out/c_shared" && "$out/c_shared" >/dev/null

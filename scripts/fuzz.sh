@@ -13,7 +13,7 @@ mkdir -p build
 cmake --preset fuzz >build/fuzz.log || { cat build/fuzz.log; exit 1; }
 cmake --build --preset fuzz >>build/fuzz.log || { tail -40 build/fuzz.log; exit 1; }
 
-# fuzzed NAME: status 1 where an input fails; one that takes ten seconds or two gigabytes does, too.
+# fuzzed NAME: status 1 where an input fails; for libFuzzer one of ten seconds or two gigabytes does, too.
 fuzzed() {
   local found=build/fuzz/found/$1
   if [ "$1" = musicxml ]; then

@@ -1,7 +1,7 @@
 """Calls that combine features: every pair of their values in one call at least, forward and
 backward, against the formula in float64 and the bounds of docs/accuracy.md.
 
-.venv/bin/python -m tests.fuzz --quick        the twelve most used features; two minutes
+.venv/bin/python -m tests.fuzz --quick        the twelve most used features; half a minute
 .venv/bin/python -m tests.fuzz --full         all features on every SIMD target, then random calls
 .venv/bin/python -m tests.fuzz --case '...'   one call, as a failure prints it
 

@@ -84,8 +84,8 @@ def drawn(count=DRAWN, **others):
             if not deck:
                 deck += draw.sample(factors[name], len(factors[name]))
             case[name] = deck.pop()
-        # Scores whose products add up to hundreds differ by more than the bound of a row that one
-        # key has when backward_keys computes them anew: docs/gpu.md.
+        # Scores of a standard deviation above 4 differ by more than the bound of a row that one key
+        # has when backward_keys computes them anew: docs/gpu.md.
         if case["scale"] is not None and case["scale"] * case["head_dim"] ** 0.5 > 4:
             case["scale"] = None
         names = [part.split("#")[0] for part in filter(None, case["position"].split("+"))]

@@ -18,16 +18,17 @@ collect_ignore = [
 
 
 def quicken_the_interpreter():
-    """It replaces the members of Triton's modules again for each call of a function within a
-    kernel, where all are replaced already, and computes sums and products of integers once more to
+    """For each call of a function within a kernel it replaces the members of Triton's modules
+    again, though a launch has done so, and it computes sums and products of integers once more, to
     see whether they overflow, of which it says nothing unless it debugs: two thirds of the time of
-    these tests. Triton 3.6 to 3.9 have what is replaced here; without it nothing is quickened."""
+    these tests. A Triton without what is replaced here is not quickened."""
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
 
     replace = getattr(interpreter, "_patch_lang", None)
     options = getattr(getattr(interpreter, "interpreter_builder", None), "options", None)
-    if replace is None or not hasattr(options, "sanitize_overflow"):
+    nothing = getattr(interpreter, "_LangPatchScope", None)
+    if replace is None or nothing is None or not hasattr(options, "sanitize_overflow"):
         return
     interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
     language = interpreter.tl
@@ -41,9 +42,10 @@ def quicken_the_interpreter():
         if function not in seen:
             visible = [x for x in function.__globals__.values() if inspect.ismodule(x)]
             seen[function] = [x for x in visible if x in one]
-        if any(is_builtin(getattr(module, one[module])) for module in seen[function]):
+        own = seen[function]  # none: an error
+        if not own or any(is_builtin(getattr(module, one[module])) for module in own):
             return replace(function)
-        return interpreter._LangPatchScope()
+        return nothing()
 
     interpreter._patch_lang = replace_once
 

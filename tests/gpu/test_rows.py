@@ -10,7 +10,7 @@ from relpos._call.call import Call as Fields
 from relpos.gpu import tiles
 from relpos.gpu.lower import Lowered
 from relpos.gpu.lowered.class_map import ClassMap
-from relpos.gpu.lowered.projections import Projected
+from relpos.gpu.lowered.projections import Projected, pull_back
 from relpos.gpu.rows import chunks
 from relpos.gpu.run import Run
 
@@ -164,17 +164,18 @@ def test_tables_are_prepared_once_for_all_chunks(monkeypatch):
     assert len(projected) == 1
 
 
-def test_weights_that_two_projections_read_get_both_gradients(monkeypatch):
-    """In two chunks: the sum of a scheme and itself has twice its rows."""
-    q, k, v = torch.randn(3, 1, 2, 70, 16)
-    conformer = relpos.ConformerRelative(2, 16, width=8)
-    weights = conformer.linear_pos.weight
-    found = []
-    for position, scale in ((conformer + conformer, 1.0), (conformer, 2.0)):
-        monkeypatch.setattr(chunks, "MOST_BYTES", 1 if scale == 1.0 else 2**30)
-        scores = relpos.scores(q, k, position=position) - relpos.scores(q, k)
-        found += torch.autograd.grad(scale * (scores * v[..., :1]).sum(), [weights])
-    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+def test_weights_that_two_projections_read_get_both_gradients():
+    q = torch.randn(1, 2, 5, 16)
+    call = Fields.of("attention", q, q, {"position": relpos.ConformerRelative(2, 16, width=8)})
+    lowered = Lowered(q, q, q, call)
+    (one,) = lowered.projections
+    of_tables = torch.randn(2, *lowered.parameters[-1].shape).unbind(0)
+    both, alone = (list(map(torch.zeros_like, call.parameters)) for _ in range(2))
+    pull_back([one, one], of_tables, both)
+    pull_back([one], [of_tables[0] + of_tables[1]], alone)
+    at = one.weights.parameter
+    torch.testing.assert_close(both[at], alone[at], rtol=1e-5, atol=1e-5)
+    assert all(x.any() == (n == at) for n, x in enumerate(both))
 
 
 def test_starts_that_no_distance_reaches_are_none():

@@ -71,7 +71,10 @@ Case with_own_mask(const Case& c) {
 std::vector<double> summed(const Case& c, const Results& own) {
   const Problem& p = c.p;
   const TensorView& to = c.p.visible.mask;
-  std::vector<double> sums(static_cast<size_t>(c.mask.view().numel()), 0.0);
+  const int64_t numbers = c.mask.view().numel();
+  // A number that one pair alone has is its gradient, which may be -0.
+  const double none = numbers == p.batch * p.heads * p.queries * p.keys ? -0.0 : 0.0;
+  std::vector<double> sums(static_cast<size_t>(numbers), none);
   for (int64_t head = 0; head < p.batch * p.heads; ++head) {
     for (int64_t block = blocks_of_head(p) - 1; block >= 0; --block) {
       for (int64_t t = 0; t < p.tiles(); ++t) {

@@ -58,6 +58,7 @@ def forward(
         own.forward(*found)
         for to, of_rows in zip(results, found, strict=True):
             _write(to, of_rows, first, count)
+        del found, of_rows  # while the next run is made
 
 
 def emit(
@@ -72,6 +73,7 @@ def emit(
         found = _room(to, first, count)
         own.emit(_rows(softmax, first, count), found)
         _write(to, found, first, count)
+        del found
 
 
 def backward(
@@ -93,7 +95,7 @@ def backward(
         found = summed.chunk(first, count)
         own.backward(*(_rows(x, first, count) for x in given), found)
         summed.add(found, first, count)
-        del found  # while the next run is made
+        del found
     summed.finish()
     pull_back(projections, of_tables, of_parameters)
 

@@ -163,7 +163,7 @@ def bands_times(run: Any, table: Table, side: Side, bands: Bands) -> Tensor:
         heads=run.heads,
         own_heads=side.heads,
         multiplier=multiplier_of(table),
-        DEPTH=3 if of.element_size() == 4 else 2,
+        DEPTH=2 if max(run.query.element_size(), of.element_size()) == 2 else 3,
         **blocks,
     )
     return found
