@@ -16,6 +16,7 @@ from tests.support.near import within
 from tests.support.peer_modes import Float64
 
 FLOAT64_MODEL = 1e-10
+RESULT = "result"
 
 # Parameters that stand for positions; transformers draws them small or as zeros.
 _POSITIONS = (
@@ -91,26 +92,33 @@ def outputs(family, model, given):
 
 def compared(family, model, fused, given):
     """Outputs and gradients against transformers' own in float64, within the bounds of float32
-    and of float64. Returns the errors in float32."""
+    and of float64. Returns the errors in float32.
+
+    A gradient that cancels, as that of a scale of Swin V2, is off by more than the bound of float32
+    in transformers, too, by how much depends on the CPU: ours may be off by four times that."""
     with Float64():
         exact = outputs(family, copy.deepcopy(model).double(), given)
         wide = outputs(family, copy.deepcopy(fused).double(), given)
-    _within(wide, exact, FLOAT64_MODEL)
-    return _within(outputs(family, fused, given), exact, FLOAT32_MODEL)
+    for name, error in _errors(wide, exact).items():
+        within(error, FLOAT64_MODEL, name)
+    theirs = _errors(outputs(family, model, given), exact)
+    ours = _errors(outputs(family, fused, given), exact)
+    for name, error in ours.items():
+        within(error, max(FLOAT32_MODEL, 4 * theirs[name]), name)
+    return ours.pop(RESULT), max(ours.values(), default=0.0)
 
 
-def _within(ours, exact, bound):
-    (out, gradients), (wanted, exact_gradients) = ours, exact
-    forward = ((out - wanted).abs().max() / wanted.abs().max()).item()
-    within(forward, bound, "result")
+def _errors(found, exact):
+    """{RESULT or a parameter: error, of the largest number of the result or of its module}."""
+    (out, gradients), (wanted, exact_gradients) = found, exact
     assert gradients.keys() == exact_gradients.keys()
-    backward, scales = 0.0, largest_of_modules(exact_gradients)
-    for name, gradient in gradients.items():
-        if scales[name]:
-            error = (gradient - exact_gradients[name]).abs().max().item() / scales[name]
-            within(error, bound, name)
-            backward = max(backward, error)
-    return forward, backward
+    scales = largest_of_modules(exact_gradients)
+    errors = {
+        name: (gradient - exact_gradients[name]).abs().max().item() / scales[name]
+        for name, gradient in gradients.items()
+        if scales[name]
+    }
+    return errors | {RESULT: ((out - wanted).abs().max() / wanted.abs().max()).item()}
 
 
 def pair(family, **more):
