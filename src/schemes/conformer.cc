@@ -16,8 +16,7 @@ struct ConformerRelative {
   void options(OptionList& o) { sizes.options(o); }
 
   void terms(Builder& b) const {
-    const int64_t width = sizes.width();
-    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const int64_t width = sizes.width(b);
     const Init xavier = Init::glorot_uniform(sizes.heads, sizes.head_dim);
     const Source weight = b.parameter("linear_pos.weight", {sizes.rows(), width},
                                       Init::glorot_uniform(sizes.rows(), width),

@@ -33,8 +33,7 @@ struct Funnel {
   }
 
   void terms(Builder& b) const {
-    const int64_t width = sizes.width();
-    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const int64_t width = sizes.width(b);
     b.require(max_length <= kLargestHeads, "max_length: expected up to ", kLargestHeads, ", got ",
               max_length);
     const auto added = [&](const char* name, const char* doc) {

@@ -20,8 +20,7 @@ struct GemmaAudio {
   void options(OptionList& o) { sizes.options(o); }
 
   void terms(Builder& b) const {
-    const int64_t width = sizes.width();
-    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const int64_t width = sizes.width(b);
     const Source weight = b.parameter("pos_proj.weight", {sizes.rows(), width},
                                       Init::glorot_uniform(sizes.rows(), width),
                                       "projects the sinusoids of a distance to each head");

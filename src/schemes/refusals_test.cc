@@ -18,6 +18,8 @@ TEST(Refusals, OfOptions) {
       {"alibi(heads=2, slopes=[1, nan])", "alibi: slopes: expected finite numbers, got nan"},
       {"alibi(heads=2, sides=own, symmetric=false)", "alibi: sides"},
       {"bias_rpe(heads=2, max_distance=0)", "bias_rpe: max_distance: expected 1"},
+      {"conformer(heads=888888, head_dim=8)",
+       "conformer: width: expected up to 131072, got 7111104"},
       {"deberta(heads=1, head_dim=2, buckets=7)", "deberta: buckets: expected 0 or an even number"},
       {"deberta(heads=1, head_dim=2, max_distance=100)",
        "deberta: max_distance: expected more than"},
@@ -56,6 +58,7 @@ TEST(Refusals, OfOptions) {
       {"t5(heads=3, buckets=31)", "t5: buckets"},
       {"t5(heads=3, scale=nan)", "t5: bias_scale"},
       {"udop(heads=2, unit=1099511627776)", "udop: unit"},
+      {"xlnet(heads=1, head_dim=8, width=3)", "xlnet: width: expected an even number, got 3"},
   };
   for (const auto& [text, words] : rows) {
     SCOPED_TRACE(text);

@@ -22,8 +22,7 @@ struct TransformerXL {
   }
 
   void terms(Builder& b) const {
-    const int64_t width = sizes.width();
-    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const int64_t width = sizes.width(b);
     const Source weight = b.parameter("r_net.weight", {sizes.rows(), width}, Init::normal(0.02),
                                       "projects the sinusoids of a distance to each head");
     const Source u = b.parameter("r_w_bias", {sizes.heads, sizes.head_dim}, Init::normal(0.02),

@@ -27,8 +27,7 @@ struct XLNet {
   }
 
   void terms(Builder& b) const {
-    const int64_t width = sizes.width();
-    b.require(width % 2 == 0, "width: expected an even number, got ", width);
+    const int64_t width = sizes.width(b);
     const auto added = [&](const char* name, const char* doc) {
       return b.parameter(name, {sizes.heads, sizes.head_dim}, Init::normal(0.02), doc);
     };

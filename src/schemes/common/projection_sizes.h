@@ -8,6 +8,8 @@
 
 namespace relpos::common {
 
+inline constexpr int64_t kWidest = int64_t{1} << 17;
+
 struct ProjectionSizes {
   int64_t heads = 0, head_dim = 0;
   std::optional<int64_t> given_width;
@@ -19,7 +21,13 @@ struct ProjectionSizes {
            "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
   }
 
-  int64_t width() const { return given_width.value_or(rows()); }
+  // Throws where a row of sinusoids cannot have that many: 131072 take 34 MB of sines and cosines.
+  int64_t width(const Builder& b) const {
+    const int64_t found = given_width.value_or(rows());
+    b.require(found % 2 == 0, "width: expected an even number, got ", found);
+    b.require(found <= kWidest, "width: expected up to ", kWidest, ", got ", found);
+    return found;
+  }
   int64_t rows() const { return heads * head_dim; }
 };
 
