@@ -8,9 +8,8 @@
 
 namespace relpos::common {
 
-inline constexpr int64_t kWidest = int64_t{1} << 17;
-
 struct ProjectionSizes {
+  static constexpr int64_t kWidest = int64_t{1} << 17;  // 34 MB of sines and cosines
   int64_t heads = 0, head_dim = 0;
   std::optional<int64_t> given_width;
 
@@ -21,7 +20,7 @@ struct ProjectionSizes {
            "sines and cosines of a distance, an even number (d_model); None: heads head_dim", 2);
   }
 
-  // Throws where a row of sinusoids cannot have that many: 131072 take 34 MB of sines and cosines.
+  // Throws where a row of sinusoids cannot have that many.
   int64_t width(const Builder& b) const {
     const int64_t found = given_width.value_or(rows());
     b.require(found % 2 == 0, "width: expected an even number, got ", found);
