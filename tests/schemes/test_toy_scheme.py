@@ -49,6 +49,7 @@ def copy():
         overlay,
         "-DRELPOS_BUILD_TESTS=OFF",
         "-DRELPOS_ONE_TARGET=ON",
+        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
     ]
     ran(command, seconds=3600)
     environment = os.environ | {"PYTHONPATH": str(WORK / "site")}
