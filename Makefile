@@ -25,19 +25,20 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@echo "== C++ tests"
 	@scripts/shards.sh $(TESTS)
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers"
-	@env -u RELPOS_FULL scripts/sanitize.sh asan
+	@scripts/sanitize.sh asan
 	@echo "== a C++ program built against the installed library"
 	@scripts/check_install.sh
 	@echo "== Python tests"
 	@$(PY) -m pytest tests --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 test-full: export RELPOS_FULL = 1
-test-full: site-tools wheels test ## the same with three times the conformance cases, six times the random terms, ten times the cases of the GPU, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, and other Tritons
+test-full: site-tools wheels test ## the same with three times the conformance cases, six times the random terms, ten times the cases of the GPU, torch as on other CPUs, the site in Chromium, the wheels, fuzzers for a minute each, threads under ThreadSanitizer, ARM, other Tritons, and MemorySanitizer
 	@$(PY) -m tests.peers.other_cpus
 	@scripts/fuzz.sh
 	@GTEST_FILTER='*Callers*:*Thread*:*Parallel*:*Pool*:*Cancel*:*Buffer*' scripts/sanitize.sh tsan
 	@scripts/arm.sh
 	@scripts/tritons.sh
+	@scripts/sanitize.sh msan
 
 test-arm: build ## the C++ tests, cross-built for ARM, under qemu, and the wheel for ARM where dist/ has it
 	@scripts/arm.sh
