@@ -29,13 +29,6 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// MemorySanitizer watches emulated vectors: a hundred times as long.
-#if defined(RELPOS_MEMORY_SANITIZER)
-inline constexpr bool kWatchesEveryNumber = true;
-#else
-inline constexpr bool kWatchesEveryNumber = false;
-#endif
-
 // Memory that is freed and given out again looks whole, and initialised, to these.
 #if defined(RELPOS_ADDRESS_SANITIZER) || defined(RELPOS_MEMORY_SANITIZER)
 inline constexpr bool kSanitizesMemory = true;

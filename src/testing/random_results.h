@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/half.h"
-#include "base/sanitized.h"
 #include "kernels/block/kernels.h"
 #include "kernels/reference/reference.h"
 #include "testing/error_bound.h"
@@ -102,9 +101,9 @@ inline Results run_fused(const Case& c) {
   return r;
 }
 
-// So many, and 6 times as many with RELPOS_FULL=1; an eighth with RELPOS_FEW=1, or where each takes long.
+// So many, and 6 times as many with RELPOS_FULL=1; an eighth with RELPOS_FEW=1.
 inline int cases(int few) {
-  if (kWatchesEveryNumber || std::getenv("RELPOS_FEW") != nullptr) return (few + 7) / 8;
+  if (std::getenv("RELPOS_FEW") != nullptr) return (few + 7) / 8;
   return std::getenv("RELPOS_FULL") != nullptr ? 6 * few : few;
 }
 
