@@ -2,7 +2,8 @@
 # Fills dist/ with wheels of this tree for Python 3.11 and, by the stable ABI, for 3.12 and newer, without
 # Docker: the clang of the pinned ziglang builds for every system. `wheels.sh [SYSTEM...]` builds some of
 # x86_64, aarch64 (both manylinux_2_28), musl (x86_64) and macos (arm64); without one, the first two.
-# A Python that is missing is named and left out. NICE=5 JOBS=2 are the defaults.
+# A Python that is missing is named and left out. Two systems are built side by side, for a third of the time
+# of each has work for one core. NICE=5 JOBS=2 (of each) are the defaults.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -105,32 +106,39 @@ stubs=build/release/generated/__init__.pyi
 mkdir -p build/wheels dist
 export ZIG_GLOBAL_CACHE_DIR=$root/build/wheels/zig-cache
 unset CMAKE_CXX_COMPILER_LAUNCHER
-versions=()
+versions=
 for version in 3.12 3.11; do
   if python_of $version >/dev/null; then
-    versions+=($version)
+    versions+=" $version"
   else
     say "Python $version is missing, or has no headers: no wheel for it"
   fi
 done
-[ ${#versions[@]} -gt 0 ] || exit 1
+[ -n "$versions" ] || exit 1
+read -r first _ <<<"$versions"
 tools=$root/build/wheels/tools cmake=$root/build/wheels/tools/bin/cmake
-[ -x "$tools/bin/python" ] || "$(python_of "${versions[0]}")" -m venv "$tools"
+[ -x "$tools/bin/python" ] || "$(python_of "$first")" -m venv "$tools"
 "$tools/bin/python" -m pip --disable-pip-version-check install -q "${TOOLS[@]}" "$ZIG" "${CHECKERS[@]}"
 packages=$("$tools/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 zig=$("$tools/bin/python" -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).with_name("zig"))')
 
-failed=()
 systems=("$@")
 [ $# -gt 0 ] || systems=(x86_64 aarch64)
-for system in "${systems[@]}"; do
-  for version in "${versions[@]}"; do
-    build "$system" "$version" || failed+=("$system, Python $version")
+failed=build/wheels/failed
+: >"$failed"
+# wheels_of SYSTEM: for each Python, one after the other; those that fail are lines of $failed.
+wheels_of() {
+  local version
+  for version in $versions; do
+    build "$1" "$version" || echo "$1, Python $version" >>"$failed"
   done
-done
+}
+export -f say python_of build audited musl_alone soabi wheels_of
+export root tools cmake packages zig stubs versions failed
+printf '%s\n' "${systems[@]}" | xargs -P 2 -I{} bash -c 'wheels_of {}'
 if compgen -G 'dist/relpos-*abi3*.whl' >/dev/null; then
-  "$tools/bin/abi3audit" dist/relpos-*abi3*.whl || failed+=("abi3audit")
+  "$tools/bin/abi3audit" dist/relpos-*abi3*.whl || echo abi3audit >>"$failed"
 fi
 ls -l dist
-for each in "${failed[@]}"; do say "FAILED: $each"; done
-[ ${#failed[@]} -eq 0 ]
+sed 's/^/wheels: FAILED: /' "$failed"
+[ ! -s "$failed" ]
