@@ -10,9 +10,8 @@ import pytest
 from tests import ROOT
 from tests.support import memory_probe
 
-LENGTHS = {"t5": [4096, 8192, 16384], "shaw": [2048, 4096, 8192]}
-if os.environ.get("RELPOS_FULL") == "1":
-    LENGTHS["shaw"] = LENGTHS["t5"]
+FULL = os.environ.get("RELPOS_FULL") == "1"
+LENGTHS = dict.fromkeys(["t5", "shaw"], [4096, 8192, 16384] if FULL else [2048, 4096, 8192])
 SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 
 

@@ -40,8 +40,7 @@ def test_other():
 """
 
 
-@pytest.mark.parametrize(("error", "status"), [(0.5, 0), (0.6, 1)])
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize(("error", "status", "processes"), [(0.5, 0, 0), (0.6, 1, 2)])
 def test_more_than_half_of_a_bound_fails(error, status, processes, tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "tests/conftest.py").read_text())
     (tmp_path / "test_it.py").write_text(COMPARISONS.format(error=error))

@@ -116,7 +116,7 @@ JOBS = {"train": run_train, "continue": run_continue, "compare": run_compare}
 
 
 def main(folder: Path) -> None:
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # the usual way imports torch.compile
     torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads such memory
     with kept.locked(folder):
         if (folder / "result.json").exists():
