@@ -14,7 +14,7 @@ tar -cf - --exclude=./.git --exclude=./.venv --exclude=./build . | tar -C "$work
 [ -z "$overlay" ] || cp -Rp "$overlay/." "$work/tree"
 
 export PATH=$PWD/.venv/bin:$PATH
-cmake -S "$work/tree" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRELPOS_BUILD_PYTHON=ON -DRELPOS_PCH=ON \
+cmake -S "$work/tree" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRELPOS_BUILD_PYTHON=ON -DRELPOS_QUICK=ON \
   -DPython_EXECUTABLE="$PWD/.venv/bin/python" "${@:3}" >/dev/null
 cmake --build "$work/build"
 rm -rf "$work/site"

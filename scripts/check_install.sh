@@ -43,7 +43,7 @@ if [ -n "${RELPOS_FULL:-}" ]; then
 
   # Compiled apart, for what is shared shows its names to others.
   "$cmake" -S . -B build/shared -G Ninja -DBUILD_SHARED_LIBS=ON -DRELPOS_BUILD_CLI=ON -DRELPOS_ONE_TARGET=ON \
-    -DRELPOS_PCH=ON "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" >"$out/log" 2>&1 &&
+    -DRELPOS_QUICK=ON "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" >"$out/log" 2>&1 &&
     "$cmake" --build build/shared --parallel "$jobs" >>"$out/log" 2>&1 || { tail -40 "$out/log"; exit 1; }
   for component in dev c tool; do
     "$cmake" --install build/shared --prefix "$out/shared" --component "$component" >/dev/null
@@ -75,7 +75,7 @@ endforeach()
 EOF
 "$cmake" -S "$out/source" -B "$out/parent" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
 if [ -n "${RELPOS_FULL:-}" ]; then
-  "$cmake" -DRELPOS_ONE_TARGET=ON -DRELPOS_PCH=ON "$out/parent" >"$out/log" 2>&1 &&
+  "$cmake" -DRELPOS_ONE_TARGET=ON -DRELPOS_QUICK=ON "$out/parent" >"$out/log" 2>&1 &&
     "$cmake" --build "$out/parent" --parallel "$jobs" >"$out/log" 2>&1 || { cat "$out/log"; exit 1; }
   "$out/parent/relpos_example"
 fi

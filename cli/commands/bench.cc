@@ -36,12 +36,12 @@ struct BenchArguments {
   double seconds = 2;
 };
 
-struct Inputs {
+struct BenchInputs {
   std::vector<int64_t> shape;
   Tensor query = normal(1), key = normal(2), value = normal(3), dout = normal(4);
   Options options;
 
-  explicit Inputs(const BenchArguments& a) : shape{1, kHeads, a.length, kDim} {
+  explicit BenchInputs(const BenchArguments& a) : shape{1, kHeads, a.length, kDim} {
     options.is_causal = a.causal;
     options.threads = a.threads;
     options.cancel = &cancel_on_interrupt();
@@ -55,7 +55,7 @@ struct Inputs {
 // Attention with one position, and the memory of its results.
 class TimedAttention {
  public:
-  TimedAttention(const Inputs& inputs, Position position)
+  TimedAttention(const BenchInputs& inputs, Position position)
       : inputs_(inputs),
         position_(std::move(position)),
         parameters_(position_, "", 1, DType::kFloat32,
@@ -84,7 +84,7 @@ class TimedAttention {
   }
 
  private:
-  const Inputs& inputs_;
+  const BenchInputs& inputs_;
   Position position_;
   Parameters parameters_;
   Tensor out_, softmax_, dquery_, dkey_, dvalue_;
@@ -145,7 +145,7 @@ Position smallest_position(const Scheme& scheme, int64_t length) {
 }
 
 // A scheme that these sizes do not fit says why in place of its times.
-Json measure(const Scheme& scheme, const Inputs& inputs, const BenchArguments& a) {
+Json measure(const Scheme& scheme, const BenchInputs& inputs, const BenchArguments& a) {
   Json row = {{"scheme", scheme.name}};
   try {
     Position position = smallest_position(scheme, a.length);
@@ -191,7 +191,7 @@ std::string row_text(const Json& row) {
   return text;
 }
 
-std::vector<const Scheme*> chosen_schemes(const std::string& name) {
+std::vector<const Scheme*> timed_schemes(const std::string& name) {
   std::vector<const Scheme*> chosen;
   std::vector<std::string> names;
   for (const Scheme& scheme : schemes()) {
@@ -204,10 +204,10 @@ std::vector<const Scheme*> chosen_schemes(const std::string& name) {
 
 int bench(const BenchArguments& a) {
   check_value(std::isfinite(a.seconds), "--seconds: expected a finite number, got ", a.seconds);
-  const std::vector<const Scheme*> chosen = chosen_schemes(a.scheme);
+  const std::vector<const Scheme*> chosen = timed_schemes(a.scheme);
   const std::string measured = config_value("target of float32");
   const int threads = granted_threads(thread_count(a.threads));
-  const Inputs inputs(a);
+  const BenchInputs inputs(a);
   Json report = {{"version", RELPOS_VERSION},
                  {"machine",
                   {{"cpu", cpu_name()},

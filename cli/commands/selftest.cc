@@ -87,21 +87,21 @@ bool same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
   return true;
 }
 
-struct Outcome {
+struct CaseResult {
   double forward = 0.0, backward = 0.0;  // over the bar: at most 1
   bool same_bits = true;                 // one thread and two
   std::string error, position;
 
   bool ok() const { return error.empty() && forward <= 1 && backward <= 1 && same_bits; }
-  void join(const Outcome& other) {
+  void join(const CaseResult& other) {
     forward = std::max(forward, other.forward);
     backward = std::max(backward, other.backward);
     same_bits = same_bits && other.same_bits;
   }
 };
 
-Outcome run_case(const Scheme* scheme, size_t n, uint64_t seed) {
-  Outcome outcome;
+CaseResult run_case(const Scheme* scheme, size_t n, uint64_t seed) {
+  CaseResult outcome;
   Position position;
   const Case& c = cases()[n];
   try {
@@ -136,7 +136,7 @@ struct SelftestArguments {
 };
 
 // The schemes asked for; null is attention without positions.
-std::vector<const Scheme*> chosen_schemes(const std::string& asked) {
+std::vector<const Scheme*> tested_schemes(const std::string& asked) {
   std::vector<const Scheme*> chosen;
   if (asked.empty() || asked == "none") chosen.push_back(nullptr);
   std::vector<std::string> names{"none"};
@@ -149,7 +149,7 @@ std::vector<const Scheme*> chosen_schemes(const std::string& asked) {
 }
 
 // Says what went wrong in a case; null where nothing did.
-Json failure(const Outcome& outcome, const std::string& name, size_t n, uint64_t seed) {
+Json failure(const CaseResult& outcome, const std::string& name, size_t n, uint64_t seed) {
   if (outcome.ok()) return {};
   const std::string repro = "relpos selftest --scheme " + name + " --case " + std::to_string(n) +
                             " --seed " + std::to_string(seed);
@@ -164,12 +164,12 @@ Json failure(const Outcome& outcome, const std::string& name, size_t n, uint64_t
 // Runs the cases of a scheme, prints its line and returns its part of the report.
 Json run_scheme(const Scheme* scheme, const SelftestArguments& a) {
   const std::string name = scheme != nullptr ? scheme->name : "none";
-  Outcome worst;
+  CaseResult worst;
   Json failures = Json::array();
   long count = 0;
   for (size_t n = 0; n < cases().size(); ++n) {
     if (a.only && *a.only != n) continue;
-    const Outcome outcome = run_case(scheme, n, a.seed);
+    const CaseResult outcome = run_case(scheme, n, a.seed);
     throw_if_interrupted();
     ++count;
     worst.join(outcome);
@@ -190,7 +190,7 @@ Json run_scheme(const Scheme* scheme, const SelftestArguments& a) {
 }
 
 int selftest(const SelftestArguments& a) {
-  const std::vector<const Scheme*> chosen = chosen_schemes(a.scheme);
+  const std::vector<const Scheme*> chosen = tested_schemes(a.scheme);
   check_value(!a.only || *a.only < cases().size(), "--case: expected 0 to ", cases().size() - 1);
   Json report = {
       {"version", RELPOS_VERSION}, {"config", Json::object()}, {"schemes", Json::array()}};

@@ -8,13 +8,13 @@
 namespace relpos::cli {
 namespace {
 
-constexpr int64_t kMostNumbers = int64_t{1} << 26;  // of one matrix: 512 MB as double
+constexpr int64_t kMostOfAMatrix = int64_t{1} << 26;  // of one matrix: 512 MB as double
 
 }  // namespace
 
 void check_size(const std::vector<int64_t>& shape) {
-  check_value(checked_numel(shape, "matrix") <= kMostNumbers, "a matrix of shape ",
-              shape_text(shape), " is too large to print, at most ", kMostNumbers,
+  check_value(checked_numel(shape, "matrix") <= kMostOfAMatrix, "a matrix of shape ",
+              shape_text(shape), " is too large to print, at most ", kMostOfAMatrix,
               " numbers: give smaller --query and --key");
 }
 

@@ -38,7 +38,7 @@ build_type=Release
 highway/1.2.0
 nlohmann_json/3.11.3
 [conf]
-tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON', 'RELPOS_PCH': 'ON'}
+tools.cmake.cmaketoolchain:extra_variables={'RELPOS_ONE_TARGET': 'ON', 'RELPOS_QUICK': 'ON'}
 """
 
 

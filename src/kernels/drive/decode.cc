@@ -16,7 +16,7 @@ namespace {
 int64_t blocks_of_group(const Problem& p) { return (p.group() * p.queries + kRows - 1) / kRows; }
 
 // 512 to 2048 keys. Never a function of the batch or of threads: a batch row keeps its bits.
-int64_t tiles_of_chunk(const Plan& plan) {
+int64_t tiles_to_decode(const Plan& plan) {
   constexpr int64_t kWantedTasks = 64, kLeast = 8, kMost = 32;
   const int64_t blocks = plan.p.kv_heads * blocks_of_group(plan.p);
   return std::min(kMost, KeyChunks::tiles_for(plan, blocks, kWantedTasks, kLeast));
@@ -184,7 +184,7 @@ struct Decode {
   KeyChunks chunks;
 
   Decode(const Plan& plan, int threads, Workspace& memory)
-      : chunks(plan, tiles_of_chunk(plan), plan.p.batch * plan.p.kv_heads,
+      : chunks(plan, tiles_to_decode(plan), plan.p.batch * plan.p.kv_heads,
                plan.p.group() * plan.p.queries, memory) {
     for (int n = 0; n < threads; ++n) {
       blocks.emplace_back(plan, memory);

@@ -66,7 +66,7 @@ def _drawn(model: nn.Module) -> None:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() > 1 and parameter.is_floating_point():
+            if parameter.dim() > 1 and parameter.numel() and parameter.is_floating_point():
                 fan = parameter[0].numel()
                 parameter.copy_(torch.randn(parameter.shape, generator=draw) * fan**-0.5)
 

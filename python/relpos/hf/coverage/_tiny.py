@@ -15,6 +15,7 @@ from relpos.hf._inputs import calls
 _HIDDEN, _HEADS, _HEAD_DIM, _VOCAB = 64, 4, 16, 99
 _RULES: tuple[tuple[str, int], ...] = (
     (r"(codebook_size)", 64),
+    (r"(mamba_d_state|mamba_chunk_size|ssm_state_size)", 16),
     (r"(coordinate_size)", 10),
     (r"(shape_size)", 12),
     (r"(intra_bottleneck_size|output_channels|nemo_conv_channels|.*_out_channel)", _HIDDEN),
