@@ -2,7 +2,7 @@
 # Fills dist/ with wheels of this tree for Python 3.11 and, by the stable ABI, for 3.12 and newer, without
 # Docker: the clang of the pinned ziglang builds for every system. `wheels.sh [SYSTEM...]` builds some of
 # x86_64, aarch64 (both manylinux_2_28), musl (x86_64) and macos (arm64); without one, the first two.
-# A Python that is missing is named and left out. Two systems are built side by side, for a third of the time
+# A Python that is missing is named and left out. The files of a folder are compiled as one. Two systems are built side by side, for a third of the time
 # of each has work for one core. NICE=5 JOBS=2 (of each) are the defaults.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -50,6 +50,7 @@ build() {
   RELPOS_WHEEL=1 _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
     PYTHONPATH=$packages nice -n "${NICE:-5}" "$(python_of "$2")" -m pip wheel -v --disable-pip-version-check \
     --no-build-isolation --no-deps -w "$raw" "-Cbuild-dir=$folder" \
+    -Ccmake.define.RELPOS_QUICK=ON -Ccmake.define.CMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
     "-Ccmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" "-Ccmake.define.RELPOS_ZIG=$zig" \
     "-Ccmake.define.RELPOS_ZIG_TARGET=$target" "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
     { tail -40 "$folder-$2.log"; return 1; }
