@@ -2,8 +2,9 @@
 # Fills dist/ with wheels of this tree for Python 3.11 and, by the stable ABI, for 3.12 and newer, without
 # Docker: the clang of the pinned ziglang builds for every system. `wheels.sh [SYSTEM...]` builds some of
 # x86_64, aarch64 (both manylinux_2_28), musl (x86_64) and macos (arm64); without one, the first two.
-# A Python that is missing is named and left out. The files of a folder are compiled as one. Two systems are built side by side, for a third of the time
-# of each has work for one core. NICE=5 JOBS=2 (of each) are the defaults.
+# A Python that is missing is named and left out. The files of a folder are compiled as one. Two systems are
+# built side by side, for a third of the time of each has work for one core. NICE=5 JOBS=2 (of each) are the
+# defaults.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
