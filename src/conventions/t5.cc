@@ -60,8 +60,10 @@ std::string direction_note(const std::string& name, int64_t buckets, bool both) 
   const bool decoder = name.find("decoder") != std::string::npos;
   std::string note;
   if (encoder != decoder) {
-    note = std::string("its name says ") + (encoder ? "encoder" : "decoder") + ", T5's have " +
-           directions(encoder) + "; ";
+    note = encoder ? "its name says encoder" : "its name says decoder";
+    note += ", T5's have ";
+    note += directions(encoder);
+    note += "; ";
   }
   note += both ? "no pair reads row " + std::to_string(buckets / 2) : "every row is read";
   return note + "; values cannot tell, nor max_distance (T5: 128): see the model's config";
