@@ -6,14 +6,13 @@ what computes something else, if only a little, misses it.
 
 import functools
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.call import accuracy_fuzz
 from tests.call.accuracy_fuzz import TARGETS, DrawnCall
 from tests.support.call import Call, Draw, inputs_of
@@ -24,7 +23,6 @@ from tests.support.sample import trained
 from tests.support.target_server import Server, serve
 from tests.support.unit_promise import Kept, decided, reference
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 CALLS = 200  # of the fuzz, on each target; `make accuracy` makes 20,000
 HEADS, LENGTH, DIM, TILE = 2, 140, 16, 64
 SCALE = DIM**-0.5

@@ -10,12 +10,11 @@ import pytest
 import relpos
 import torch
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.support.promise import work_type
 from tests.support.sample import NAMES, position, tensors
 from tests.support.steps import same_at_any_thread_count, step
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 SHAPES = {
     "square": {"batch": 2, "queries": 200, "keys": 200, "key_heads": 2},
     "memory": {"batch": 1, "queries": 67, "keys": 700},

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.support import memory_probe
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 LENGTHS = dict.fromkeys(["t5", "shaw"], [4096, 8192, 16384] if FULL else [2048, 4096, 8192])
 SLACK = 4 << 20  # allocator arenas, thread stacks, page rounding
 

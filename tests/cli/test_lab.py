@@ -18,6 +18,7 @@ from relpos.lab import chorales, cli, data, kept, midi, positions, report
 from relpos.lab.chorales import FIRST_PITCH, HOLD, LOWEST_PITCH, REST, Note
 from relpos.lab.positions import RUNS
 
+from tests import FULL
 from tests.support.cli_tool import TOOL, interrupted, names, ran, run
 
 # Large enough to tell the schemes apart, small enough for a test.
@@ -32,7 +33,6 @@ GATE = {
     "--width": 64,
     "--threads": 1,
 }
-FULL = os.environ.get("RELPOS_FULL") == "1"
 LEARN = list(RUNS) if FULL else ["rope", "alibi", "t5"]
 SMALL = {**GATE, "--steps": 4, "--batch": 2, "--length": 64, "--tests": "128,256", "--windows": 2}
 

@@ -9,6 +9,7 @@ import time
 import pytest
 from relpos.lab import cli, kept
 
+from tests import FULL
 from tests.cli.test_lab import SMALL, command, lab
 from tests.support.cli_tool import interrupted, names
 
@@ -21,8 +22,8 @@ MOMENTS = [
     ("train-1/tests.json", False),
     ("continue/job.json", True),
 ]
-if os.environ.get("RELPOS_FULL") != "1":
-    MOMENTS = MOMENTS[1::2]
+if not FULL:
+    MOMENTS = MOMENTS[::3]
 
 
 def workers_of(folder):

@@ -1,11 +1,10 @@
 """relpos.distributed on 2 and 3 processes (4 with RELPOS_FULL=1) against one process."""
 
-import os
-
 import pytest
 import torch
 from relpos.distributed._geometry import HALVED_FROM
 
+from tests import FULL
 from tests.distributed.ring_promise import expected, shares_of_bounds, times_alone
 from tests.support import ring_case
 from tests.support.oracle import configs_of
@@ -13,7 +12,6 @@ from tests.support.ranks import shared
 from tests.support.ring_case import HEAD_DIM, HEADS, VALUE_DIM, joined
 from tests.support.sample import BY_TOKENS, configurations
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 SIZES = (2, 3, 4) if FULL else (2, 3)
 LENGTHS = (70, 260) if FULL else (70,)
 LAYOUTS = ("contiguous", "zigzag", "striped")

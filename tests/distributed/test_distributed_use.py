@@ -1,6 +1,5 @@
 """relpos.distributed in use: refusals, ranks that die, DDP, FSDP2, DTensor, meshes, traffic."""
 
-import os
 import re
 import subprocess
 import sys
@@ -9,13 +8,12 @@ import pytest
 import relpos
 import torch
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.distributed import ring_tasks
 from tests.support import patience
 from tests.support.ranks import Failed, Ranks, shared
 from tests.support.ring_case import draw
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 LAYOUTS = ("contiguous", "zigzag", "striped")
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,6 @@ the package index: its port is read, not run.
 """
 
 import json
-import os
 import platform
 import re
 import shutil
@@ -17,14 +16,14 @@ from pathlib import Path
 import pytest
 import relpos
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.docs.test_wheel import clean, files, output
 from tests.support.cli_tool import ran
 
 PORT = ROOT / "packaging/vcpkg/relpos"
 CONAN = "conan==2.34.0"
 CIBUILDWHEEL = "4.3.5"
-full = pytest.mark.skipif(os.environ.get("RELPOS_FULL") != "1", reason="RELPOS_FULL=1")
+full = pytest.mark.skipif(not FULL, reason="RELPOS_FULL=1")
 PROFILE = """
 [settings]
 os=Linux

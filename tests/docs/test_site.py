@@ -2,7 +2,6 @@
 from its files: its search, its links, and that nothing is cut off and nothing comes from elsewhere.
 """
 
-import os
 import re
 import shlex
 import sys
@@ -13,11 +12,10 @@ from urllib.parse import unquote, urldefrag
 import pytest
 import relpos
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.support.cli_tool import output, ran
 
 SITE = ROOT / "build/site"
-FULL = bool(os.environ.get("RELPOS_FULL"))
 full = pytest.mark.skipif(not FULL, reason="a minute: in `make test-full`")
 SCHEMES = sorted(scheme.name for scheme in relpos.schemes())
 

@@ -17,14 +17,12 @@ from pathlib import Path
 import pytest
 import relpos
 
-from tests import ROOT
+from tests import FULL, ROOT
 from tests.docs.test_wheel import SITE, clean, output
 from tests.support.cli_tool import TOOL, run
 from tests.support.readme import first_lines
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("RELPOS_FULL") != "1", reason="the wheels of make wheels: RELPOS_FULL=1"
-)
+pytestmark = pytest.mark.skipif(not FULL, reason="the wheels of make wheels: RELPOS_FULL=1")
 DIST = ROOT / "dist"
 MOST = 4 << 20  # bytes
 NATIVE = "manylinux_2_28_x86_64"

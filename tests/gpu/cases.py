@@ -1,6 +1,5 @@
 """Calls for the tests of this folder, and what judges them."""
 
-import os
 import random
 
 import relpos
@@ -9,6 +8,7 @@ from relpos._call.call import Call as Fields
 from relpos.gpu.mode import INTERPRETS
 from torch.utils._pytree import tree_map_only
 
+from tests import FULL
 from tests.gpu.bounds import bounds
 from tests.support.call import Call, laid_out
 from tests.support.cases import configuration
@@ -17,7 +17,7 @@ from tests.support.promise import missed
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETS else "cpu"
 SEED = 20261125
-TIMES = 10 if os.environ.get("RELPOS_FULL") == "1" else 1  # as many cases
+TIMES = 10 if FULL else 1  # as many cases
 DRAWN = 40 * TIMES
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
 POSITIONS += ["t5#0+bias_rpe#2", "attention_sink#0", "attention_sink#1", "t5#1+attention_sink#1"]

@@ -68,13 +68,14 @@ def keep_types(core, interpreter):
         return tensor.shape, tensor.numel
 
     def init_kept_type(self, element_ty, shape):
-        key = (element_ty.name, *(getattr(each, "value", each) for each in shape))
-        if type(element_ty) is not core.dtype or key not in types:
-            init_type(self, element_ty, shape)
-            self.of_tensors = shape_and_count(self)
-            types[key] = vars(self)
-        else:
+        key = (element_ty.name, *(getattr(x, "value", x) for x in shape))
+        if type(element_ty) is core.dtype and key in types:
             vars(self).update(types[key])
+            return
+        init_type(self, element_ty, shape)
+        self.of_tensors = shape_and_count(self)
+        if type(element_ty) is core.dtype:
+            types[key] = dict(vars(self))
 
     def init_kept_tensor(self, handle, type):
         self.handle, self.type, self.dtype = handle, type, type.scalar

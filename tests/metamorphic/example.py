@@ -1,18 +1,16 @@
 """Random calls, and comparisons of two that should give the same."""
 
-import os
-
 import relpos
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from tests import FULL
 from tests.support.call import Given
 from tests.support.oracle import exclusive, gradients, reads_length
 from tests.support.promise import promised
 from tests.support.sample import configurations, tensors, trained
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 few = settings(
     max_examples=500 if FULL else 40,
     deadline=None,

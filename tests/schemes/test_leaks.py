@@ -1,16 +1,14 @@
 """A masked key never leaks; a visible NaN reaches exactly the rows that see it."""
 
-import os
-
 import pytest
 import relpos
 import torch
 
+from tests import FULL
 from tests.support.oracle import allowed_pairs, positions
 from tests.support.sample import HEADS, NAMES, configurations, position, tensors, trained
 from tests.support.steps import step
 
-FULL = os.environ.get("RELPOS_FULL") == "1"
 LENGTH = 70  # more than one tile of 64 keys, and a ragged one
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,12 +4,12 @@ A case is a dict of plain values, one per factor, with a seed for its numbers: i
 """
 
 import itertools
-import os
 import random
 from functools import cache
 
 from allpairspy import AllPairs
 
+from tests import FULL
 from tests.support.oracle import configs_of, exclusive, oracle_of, registry
 
 SEED = 20261121
@@ -190,7 +190,7 @@ def all_cases(targets):
         fitted(case | {"position": positions[number % len(positions)]})
         for number, case in enumerate(cases)
     ]
-    total = SWEEP if os.environ.get("RELPOS_FULL") == "1" else DRAWN
+    total = SWEEP if FULL else DRAWN
     schemes = every_value(levels, draw)
     cases += schemes
     note = f"{note}; {len(schemes)} bring every value to every scheme"
