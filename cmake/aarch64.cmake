@@ -1,11 +1,11 @@
-# Builds for Linux on ARM by Debian's g++-aarch64-linux-gnu; qemu-user-static runs what is built.
+# Builds for Linux on ARM by Debian's g++-aarch64-linux-gnu; qemu runs what is built.
 # GoogleTest is compiled from the sources that libgtest-dev brings.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
 set(CMAKE_CXX_FLAGS_INIT -Wno-psabi)  # else g++ tells which calls g++ 10 passed in another way
-set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64-static -L /usr/aarch64-linux-gnu)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
 
 get_filename_component(RELPOS_LINKED_HEADERS ${CMAKE_CURRENT_LIST_DIR}/../build/arm/headers ABSOLUTE)
 set(RELPOS_HEADERS /usr/include)

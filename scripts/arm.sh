@@ -8,12 +8,12 @@ unset RELPOS_FULL
 export RELPOS_FEW=1  # an eighth of the random cases: all take 25 minutes
 
 build=build/arm tests=build/arm/relpos_tests left_out=scripts/arm_left_out.txt
-qemu=(qemu-aarch64-static -L /usr/aarch64-linux-gnu)
+qemu=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
 say() { printf 'test-arm: %s\n' "$*"; }
 failed=()
 
 scripts/setup.sh arm
-say "$(aarch64-linux-gnu-g++ --version | head -1); $(qemu-aarch64-static --version | head -1)"
+say "$(aarch64-linux-gnu-g++ --version | head -1); $(qemu-aarch64 --version | head -1)"
 export PATH=$PWD/.venv/bin:$PATH OMP_WAIT_POLICY=passive
 mkdir -p "$build"
 cmake -G Ninja -S . -B "$build" -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DRELPOS_WERROR=ON -DRELPOS_QUICK=ON \

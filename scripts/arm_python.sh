@@ -26,7 +26,7 @@ for deb in "$work"/debs/*.deb; do dpkg -x "$deb" "$to"; done
   --platform manylinux2014_aarch64 --python-version 3.11 -d "$work" "numpy==$NUMPY"
 mkdir "$to/site"
 .venv/bin/python -m zipfile -e "$work"/numpy-*.whl "$to/site"
-qemu-aarch64-static -L "$to" "$to/usr/bin/python3.11" -c '
+qemu-aarch64 -L "$to" "$to/usr/bin/python3.11" -c '
 import sys
 sys.path.insert(0, sys.argv[1])
 import numpy, platform

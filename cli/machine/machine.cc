@@ -22,7 +22,7 @@ constexpr int kBursts = 15, kPasses = 8;
 constexpr int64_t kPiece = int64_t{1} << 16;  // floats
 
 Probes probes_of(const std::string& target) {
-  const std::vector<Probes> all = compiled_probes();
+  const std::vector<Probes> all = usable_probes();
   const auto probes =
       std::ranges::find_if(all, [&](const Probes& p) { return p.target == target; });
   check_value(probes != all.end(), "bench: no measurement of the machine for target ", target);

@@ -66,7 +66,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace relpos::cli {
 
-std::vector<Probes> compiled_probes() { return RELPOS_EVERY_TARGET(Probes, probes); }
+std::vector<Probes> usable_probes() { return RELPOS_EVERY_TARGET(Probes, probes); }
 
 }  // namespace relpos::cli
 #endif

@@ -15,7 +15,7 @@ struct Probes {
   float (*sum)(const float* x, int64_t n);
 };
 
-// Every compiled target.
-std::vector<Probes> compiled_probes();
+// Every target of this build that this machine runs.
+std::vector<Probes> usable_probes();
 
 }  // namespace relpos::cli

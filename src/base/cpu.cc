@@ -74,3 +74,13 @@ const Cpu& this_cpu() {
 }  // namespace relpos
 
 #endif
+
+namespace relpos {
+
+bool runs_target(const std::string& name) {
+  if (name == "avx512") return this_cpu().avx512;
+  if (name == "avx2") return this_cpu().avx2;
+  return name == "baseline" || name == "neon";
+}
+
+}  // namespace relpos

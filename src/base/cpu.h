@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace relpos {
 
@@ -16,5 +17,8 @@ struct Cpu {
 
 // Asked once. Nothing on a CPU that is not x86-64.
 const Cpu& this_cpu();
+
+// Whether this CPU runs what is compiled for a SIMD target: "avx512", "avx2", "neon" or "baseline".
+bool runs_target(const std::string& name);
 
 }  // namespace relpos

@@ -18,6 +18,7 @@ import pytest
 import relpos
 
 from tests import FULL, ROOT
+from tests.cli.test_older_cpus import CPUS, selftest_passes
 from tests.docs.test_wheel import SITE, clean, output
 from tests.support.cli_tool import TOOL, run
 from tests.support.readme import first_lines
@@ -120,6 +121,15 @@ def test_auditors_accept_it(path):
         assert re.search(r"manylinux_\d+_\d+_\w+", said), said
     if "abi3" in path.name:
         output([TOOLS / "abi3audit", "--strict", path])
+
+
+@pytest.mark.parametrize("target", CPUS)
+def test_the_tool_runs_on_older_cpus(target, tmp_path):
+    with zipfile.ZipFile(wheel("3.11")) as archive:
+        archive.extractall(tmp_path)
+    tool = tmp_path / "relpos/bin/relpos"
+    tool.chmod(0o755)
+    selftest_passes(target, tool, "t5")
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12"])

@@ -151,8 +151,7 @@ struct Kernels : RowKernels,
 // Kernels of a target that multiply bfloat16 numbers in a unit.
 Kernels with_unit(Kernels kernels, const MatrixUnit& unit);
 
-// Every target that this build holds, best first, and those of them that this machine runs.
-std::vector<Kernels> compiled_kernels();
+// Every target of this build that this machine runs, best first.
 std::vector<Kernels> usable_kernels();
 
 }  // namespace relpos

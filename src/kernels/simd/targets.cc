@@ -10,12 +10,6 @@
 namespace relpos {
 namespace {
 
-bool supported(const std::string& name) {
-  if (name == "avx512") return this_cpu().avx512;
-  if (name == "avx2") return this_cpu().avx2;
-  return name == "baseline" || name == "neon";
-}
-
 struct Choice {
   Target target;
   Kernels kernels;   // of float32 products
@@ -85,12 +79,6 @@ const Choice& chosen() {
 }
 
 }  // namespace
-
-std::vector<Kernels> usable_kernels() {
-  std::vector<Kernels> all = compiled_kernels();
-  std::erase_if(all, [](const Kernels& kernels) { return !supported(kernels.name); });
-  return all;
-}
 
 const Target& current_target() { return chosen().target; }
 const Kernels& tile_kernels() { return chosen().kernels; }

@@ -149,7 +149,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace relpos {
 
-std::vector<Kernels> compiled_kernels() { return RELPOS_EVERY_TARGET(Kernels, kernels); }
+std::vector<Kernels> usable_kernels() { return RELPOS_EVERY_TARGET(Kernels, kernels); }
 
 }  // namespace relpos
 #endif
