@@ -11,12 +11,11 @@ import pytest
 import relpos
 
 from tests import FULL
-from tests.support.cli_tool import TOOL, ran
+from tests.support.cli_tool import TOOL
+from tests.support.older_cpus import CPUS, emulated, selftest_passes
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="CPUs of x86-64")
 
-# By target: what qemu emulates has AVX2 and no AVX-512; Nehalem is older than AVX.
-CPUS = {"avx2": "max", "baseline": "Nehalem"}
 SCHEMES = [scheme.name for scheme in relpos.schemes()] if FULL else ["t5", "shaw", "rope", "xpos"]
 PYTHON = """
 import sys
@@ -33,16 +32,6 @@ weights = np.exp(scores - scores.max(-1, keepdims=True))
 want = weights / weights.sum(-1, keepdims=True) @ v
 assert np.abs(out - want).max() < 1e-5, np.abs(out - want).max()
 """
-
-
-def emulated(target, command):
-    return ran(["qemu-x86_64", "-cpu", CPUS[target], *command], seconds=120)
-
-
-def selftest_passes(target, tool, scheme):
-    said = emulated(target, [tool, "selftest", "--scheme", scheme, "--case", 1])
-    assert said.splitlines()[-1].split()[0::4] == [scheme, "ok"]
-    assert f"\ntarget              {target}\n" in said
 
 
 @pytest.mark.parametrize("target", CPUS)

@@ -18,9 +18,9 @@ import pytest
 import relpos
 
 from tests import FULL, ROOT
-from tests.cli.test_older_cpus import CPUS, selftest_passes
 from tests.docs.test_wheel import SITE, clean, output
 from tests.support.cli_tool import TOOL, run
+from tests.support.older_cpus import CPUS, selftest_passes
 from tests.support.readme import first_lines
 
 pytestmark = pytest.mark.skipif(not FULL, reason="the wheels of make wheels: RELPOS_FULL=1")

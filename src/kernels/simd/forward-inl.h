@@ -135,8 +135,6 @@ struct Softmax {
       settle(R, kVectors * kN);
       return;
     }
-    // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
-    const int64_t lane = n / kVectors % kLanes / kN * kN;
     RELPOS_UNROLLED(r, R) {
       const V reference = hn::Set(d, m[r]);
       V sum = hn::Zero(d);
@@ -145,11 +143,14 @@ struct Softmax {
         sum = v == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, p + r * kTile + v * kN);
       }
-      sums.add(row + r, lane, sum);
+      sums.add(row + r, lane(kVectors), sum);
     }
   }
 
  private:
+  // Strips take turns with the lanes of l, so that a chain is as short for narrow vectors.
+  HWY_INLINE int64_t lane(int64_t vectors) const { return n / vectors % kLanes / kN * kN; }
+
   template <int kVectors>
   static HWY_INLINE float highest(const V (&s)[kVectors]) {
     V top = s[0];
@@ -158,7 +159,8 @@ struct Softmax {
     return value == value ? value : 0.0f;  // NaN: the row becomes that whatever its reference is
   }
 
-  // The same from scores in p, where a reference must move first.
+  // The same from scores in p, where a reference must move first: for each row the same sums, for they
+  // must not depend on what other rows of its group see.
   HWY_NOINLINE void settle(int rows, int64_t columns) const {
     const F d;
     for (int r = 0; r < rows; ++r) {
@@ -168,11 +170,13 @@ struct Softmax {
         continue;
       }
       const V reference = hn::Set(d, state.m[group + row + r]);
+      V sum = hn::Zero(d);
       for (int64_t c = 0; c < columns; c += kN) {
         const V weight = Exp2()(hn::Sub(hn::Load(d, x + c), reference));
+        sum = c == 0 ? weight : hn::Add(sum, weight);
         hn::Store(weight, d, x + c);
-        sums.add(row + r, c % kLanes, weight);
       }
+      sums.add(row + r, lane(columns / kN), sum);
     }
   }
 };
