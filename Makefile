@@ -20,6 +20,7 @@ demo: build ## train a small model per scheme on Bach chorales; ends in build/de
 # Two processes at a time share the cores: a thread that waits is to sleep and not to spin.
 test: export OMP_WAIT_POLICY ?= passive
 test: build ## every check, in the order in which CI runs them; stops at the first failure
+	@scripts/setup.sh test
 	@echo "== format and lint"
 	@scripts/lint.sh
 	@echo "== C++ tests"

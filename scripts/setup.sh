@@ -2,7 +2,7 @@
 # Installs what the build needs: Debian packages, then .venv with the pinned Python packages.
 # Does nothing, and needs no network, when all of it is there. `setup.sh docs` adds what `make docs`
 # and `make test-full` need besides: Doxygen, Sphinx, and Chromium to look at the site; `setup.sh arm`
-# what `make test-arm` needs: a compiler for ARM; `setup.sh clang` what `make fuzz`,
+# what `make test-arm` needs: a compiler for ARM and qemu; `setup.sh test` qemu; `setup.sh clang` what `make fuzz`,
 # `make test-msan` and `make coverage` need: clang with its runtime, and GoogleTest's sources. RELPOS_LOCKED=1 installs the
 # files whose hashes requirements.lock has, and no others.
 set -euo pipefail
@@ -25,11 +25,13 @@ missing_packages() {
   [ -x .venv/bin/python ] && python=.venv/bin/python
   command -v g++ >/dev/null || echo g++
   command -v nm >/dev/null || echo binutils
-  command -v qemu-x86_64 >/dev/null || echo qemu-user  # other CPUs, for tests
   if [ "$purpose" = docs ]; then
     command -v doxygen >/dev/null || echo doxygen
     command -v chromium >/dev/null || echo chromium
     command -v chromedriver >/dev/null || echo chromium-driver
+  fi
+  if [ "$purpose" = test ] || [ "$purpose" = arm ]; then
+    command -v qemu-x86_64 >/dev/null || echo qemu-user  # it has all of Debian's emulated CPUs
   fi
   if [ "$purpose" = arm ]; then
     command -v aarch64-linux-gnu-g++ >/dev/null || echo g++-aarch64-linux-gnu

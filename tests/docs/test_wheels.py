@@ -123,13 +123,18 @@ def test_auditors_accept_it(path):
         output([TOOLS / "abi3audit", "--strict", path])
 
 
+def unpacked_tool(path, folder):
+    """The tool of a wheel that no pip has installed, beside its library."""
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    tool = folder / "relpos/bin/relpos"
+    tool.chmod(0o755)
+    return tool
+
+
 @pytest.mark.parametrize("target", CPUS)
 def test_the_tool_runs_on_older_cpus(target, tmp_path):
-    with zipfile.ZipFile(wheel("3.11")) as archive:
-        archive.extractall(tmp_path)
-    tool = tmp_path / "relpos/bin/relpos"
-    tool.chmod(0o755)
-    selftest_passes(target, tool, "t5")
+    selftest_passes(target, unpacked_tool(wheel("3.11"), tmp_path), "t5")
 
 
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
@@ -137,11 +142,7 @@ def test_the_tool_runs_on_musl(version, tmp_path):
     """On Debian's package of it, for no Python of musl's is there."""
     if not Path("/lib/ld-musl-x86_64.so.1").exists():
         pytest.skip("no musl: apt-get install musl")
-    with zipfile.ZipFile(wheel(version, "musllinux_1_2_x86_64")) as archive:
-        archive.extractall(tmp_path)
-    tool = tmp_path / "relpos/bin/relpos"
-    tool.chmod(0o755)
-    said = output([tool, "selftest"])
+    said = output([unpacked_tool(wheel(version, "musllinux_1_2_x86_64"), tmp_path), "selftest"])
     passed = re.findall(r"^(\w+) .* ok$", said, re.M)
     assert {scheme.name for scheme in relpos.schemes()} <= set(passed)
 

@@ -31,10 +31,14 @@ def ran(command, **options):
     return done.stdout
 
 
+def silent():
+    """An environment that says nothing about targets and colours."""
+    return {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "RELPOS_TARGET")}
+
+
 def call(*words, env=None, **options):
     """Runs relpos in an environment that says nothing about it."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "RELPOS_TARGET")}
-    return run([TOOL, *words], env=environment | (env or {}), **options)
+    return run([TOOL, *words], env=silent() | (env or {}), **options)
 
 
 def interrupted(command, started, number=signal.SIGINT, **options):

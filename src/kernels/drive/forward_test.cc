@@ -1,9 +1,6 @@
 // A row's bits are its own: neither what other rows of its group see changes them nor where its reference began.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <limits>
-
 #include "kernels/block/kernels.h"
 #include "testing/random_problem.h"
 
@@ -34,9 +31,11 @@ void for_each_call(F&& f) {
   }
 }
 
-TEST(Rows, KeepTheirBitsBesideANaN) {
+TEST(Rows, KeepTheirBitsWithASinkThatHasNoWeight) {
   for_each_call([](random_terms::PlainCall& call) {
-    call.q.view().store(kOther * kDim, std::numeric_limits<double>::quiet_NaN());
+    call.p.terms.sinks.push_back(call.trained({1}));
+    call.p.terms.sinks.back().multiplier = -1e20;
+    call.owned.back().view().store(0, 1.0);
   });
 }
 
