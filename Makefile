@@ -1,5 +1,4 @@
 PY := .venv/bin/python
-TESTS := build/release/relpos_tests
 export ASAN_OPTIONS ?= detect_leaks=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
 
@@ -24,7 +23,8 @@ test: build ## every check, in the order in which CI runs them; stops at the fir
 	@echo "== format and lint"
 	@scripts/lint.sh
 	@echo "== C++ tests"
-	@scripts/shards.sh $(TESTS)
+	@scripts/build.sh relpos_tests bench_timer
+	@scripts/shards.sh build/release/relpos_tests
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers"
 	@scripts/sanitize.sh asan
 	@echo "== a C++ program built against the installed library"

@@ -30,7 +30,7 @@ QUIET = 0.85
 def timer() -> ctypes.CDLL:
     """bench/timer.cc; its seconds and rates are doubles."""
     if not TIMER.exists():
-        raise FileNotFoundError(f"{TIMER} is missing: make build makes it")
+        raise FileNotFoundError(f"{TIMER} is missing: scripts/build.sh bench_timer makes it")
     library = ctypes.CDLL(str(TIMER))
     library.relpos_bench_cpu.restype = ctypes.c_char_p
     pointer, count = ctypes.c_void_p, ctypes.c_int64

@@ -22,4 +22,5 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     echo "bench: not installed, their rows will say so: ${missing[*]}" >&2
   fi
 fi
+scripts/build.sh bench_timer >&2
 exec .venv-bench/bin/python bench/bench.py "$@"

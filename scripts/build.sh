@@ -1,12 +1,16 @@
 #!/usr/bin/env bash
-# Builds everything in build/release and the wheel in build/wheel, and installs that into .venv; the
-# tool is build/relpos.
+# build.sh [TARGET...]: builds library, tool and extension in build/release and the wheel in build/wheel, and installs
+# that into .venv; the tool is build/relpos. Then those targets of build/release: relpos_tests, bench_timer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mkdir -p build
 exec 9>build/.lock
 flock 9  # one build at a time
+
+more_targets() {
+  [ $# -eq 0 ] || .venv/bin/cmake --build build/release --target "$@"
+}
 
 stamp=build/release/.installed
 inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli c python bench/timer.cc bench/costs.cc)
@@ -17,7 +21,8 @@ if [ -e "$stamp" ] && [ -x build/relpos ] && compgen -G 'build/wheel/*.whl' >/de
   .venv/bin/python -m pip show -q relpos 2>/dev/null &&
   [ -z "$(find "${inputs[@]}" -name __pycache__ -prune -o -newer "$stamp" -print -quit)" ]; then
   echo "build: up to date"
-  exit 0
+  more_targets "$@"
+  exit
 fi
 
 echo "build: compiling in build/release and installing into .venv (log: build/build.log)"
@@ -38,3 +43,4 @@ rm -rf build/wheel
 "${pip[@]}" install -q --no-index --no-deps --force-reinstall build/wheel/relpos-*.whl
 ln -sf release/relpos build/relpos
 mv "$started" "$stamp"
+more_targets "$@"

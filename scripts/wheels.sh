@@ -51,7 +51,7 @@ build() {
   RELPOS_WHEEL=1 _PYTHON_HOST_PLATFORM=$platform CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-2} PATH=$tools/bin:$PATH \
     PYTHONPATH=$packages nice -n "${NICE:-5}" "$(python_of "$2")" -m pip wheel -v --disable-pip-version-check \
     --no-build-isolation --no-deps -w "$raw" "-Cbuild-dir=$folder" \
-    -Ccmake.define.RELPOS_QUICK=ON -Ccmake.define.CMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+    -Ccmake.define.CMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
     "-Ccmake.define.CMAKE_TOOLCHAIN_FILE=$root/cmake/zig.cmake" "-Ccmake.define.RELPOS_ZIG=$zig" \
     "-Ccmake.define.RELPOS_ZIG_TARGET=$target" "-Ccmake.define.RELPOS_STUBS=$root/$stubs" "${more[@]}" . >"$folder-$2.log" 2>&1 ||
     { tail -40 "$folder-$2.log"; return 1; }
