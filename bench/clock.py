@@ -29,8 +29,9 @@ QUIET = 0.85
 @functools.cache
 def timer() -> ctypes.CDLL:
     """bench/timer.cc; its seconds and rates are doubles."""
-    if not TIMER.exists():
-        raise FileNotFoundError(f"{TIMER} is missing: scripts/build.sh bench_timer makes it")
+    linked = TIMER.with_name("librelpos.a")
+    if not TIMER.exists() or TIMER.stat().st_mtime < linked.stat().st_mtime:
+        raise FileNotFoundError(f"{TIMER}: missing or old; scripts/build.sh bench_timer makes it")
     library = ctypes.CDLL(str(TIMER))
     library.relpos_bench_cpu.restype = ctypes.c_char_p
     pointer, count = ctypes.c_void_p, ctypes.c_int64

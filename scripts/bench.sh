@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # bench.sh [ARGUMENTS of bench/bench.py]: makes .venv-bench on top of .venv when it is missing or
-# out of date, then runs the bench in it. Peers that cannot be installed become rows that say so.
+# out of date, builds its timer, then runs the bench in it. Peers that cannot be installed become rows that say so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # build.sh [TARGET...]: builds library, tool and extension in build/release and the wheel in build/wheel, and installs
-# that into .venv; the tool is build/relpos. Then those targets of build/release: relpos_tests, bench_timer.
+# that into .venv; the tool is build/relpos. Then builds each TARGET (relpos_tests, bench_timer) in build/release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ more_targets() {
 }
 
 stamp=build/release/.installed
-inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli c python bench/timer.cc bench/costs.cc)
+inputs=(CMakeLists.txt cmake pyproject.toml requirements.txt scripts/build.sh include src cli c python)
 for input in "${!inputs[@]}"; do
   [ -e "${inputs[input]}" ] || unset "inputs[input]"
 done

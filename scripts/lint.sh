@@ -17,10 +17,10 @@ ruff format --check --quiet .
 # A file is looked at again when it, a header or the checks are newer than its last clean pass.
 # Not the SIMD files: their templates take minutes, and clang has no copy of gcc's intrinsics here.
 mkdir -p build/tidy
-# Each by itself: the build has many in one.
-[ -e build/tidy/build.ninja ] || cmake -S . -B build/tidy -G Ninja -DRELPOS_BUILD_PYTHON=ON -DRELPOS_BUILD_TESTS=OFF \
-  -DPython_EXECUTABLE="$PWD/.venv/bin/python" >build/tidy.log || { cat build/tidy.log; exit 1; }
-ninja -C build/tidy --quiet build.ninja >build/tidy.log || { cat build/tidy.log; exit 1; }
+# How to compile each file by itself, for the build compiles many as one. Anew where .venv or the tree has moved.
+database=(cmake -S . -B build/tidy -G Ninja -DRELPOS_BUILD_TESTS=OFF)
+"${database[@]}" >build/tidy.log 2>&1 || "${database[@]}" --fresh >build/tidy.log 2>&1 ||
+  { cat build/tidy.log; exit 1; }
 newest=$(find include src cli c .clang-tidy -name '*.h' -newer build/tidy/headers -o -name .clang-tidy \
   -newer build/tidy/headers 2>/dev/null || echo all)
 [ -n "$newest" ] && rm -f build/tidy/*.ok && touch build/tidy/headers

@@ -141,6 +141,7 @@ def main(arguments):
         spent = time.monotonic() - begun
         print(f"{n}/{len(chosen)} {fault.name}: {step or 'SURVIVES'}, {spent:.0f} s", flush=True)
     built("all")
+    built("relpos_tests")
     run = len(chosen) - options.first + 1
     killed = run - len(survivors)
     print(f"mutants: {killed} of {run} found, {100 * killed / max(1, run):.1f} %")
