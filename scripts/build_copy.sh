@@ -20,4 +20,6 @@ cmake --build "$work/build"
 rm -rf "$work/site"
 mkdir "$work/site"
 cp -R "$work/tree/python/relpos" "$work/site"
-cmake --install "$work/build" --prefix "$work/site/relpos" --component python >/dev/null
+for component in python c; do
+  cmake --install "$work/build" --prefix "$work/site/relpos" --component "$component" >/dev/null
+done

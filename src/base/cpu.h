@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "relpos/export.h"
+
 namespace relpos {
 
 struct Cpu {
@@ -19,6 +21,6 @@ struct Cpu {
 const Cpu& this_cpu();
 
 // Whether this CPU runs what is compiled for a SIMD target: "avx512", "avx2", "neon" or "baseline".
-bool runs_target(const std::string& name);
+RELPOS_EXPORT bool runs_target(const std::string& name);
 
 }  // namespace relpos
