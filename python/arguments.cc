@@ -79,17 +79,22 @@ void* data_of(const nb::dlpack::dltensor& shown) {
   return static_cast<char*>(shown.data) + shown.byte_offset;
 }
 
-// Whether a value of a call is no tensor, or one that is memory of the CPU and records nothing.
-bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown) {
+// Whether a value of a call is no tensor, or one that is memory of the CPU; `records` becomes true where
+// that needs a gradient and `grad`.
+bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown, bool& records) {
   if (value.is_none()) return true;
   bool known = false;
   for (nb::handle type : torch().types) {
     known = known || reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())) == type.ptr();
   }
-  return known && shows(value, shown) && is_on_cpu(shown) &&
-         has_memory(value, data_of(shown), shown.ndim, shown.shape) &&
-         !(grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr()))) &&
-         !is_true(called(value, torch().is_neg));
+  if (!known || !shows(value, shown) || !is_on_cpu(shown) ||
+      !has_memory(value, data_of(shown), shown.ndim, shown.shape) ||
+      is_true(called(value, torch().is_neg))) {
+    return false;
+  }
+  records = records ||
+            (grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr())));
+  return true;
 }
 
 std::string attribute_text(nb::handle tensor, const char* name) {
@@ -206,16 +211,18 @@ void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb
   torch().observers = std::move(observers);
 }
 
-bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call) {
+int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call) {
+  constexpr int kNobody = 0, kRecord = 1, kOthers = 2;
   const bool grad = is_true(PyObject_CallNoArgs(torch().grad_enabled.ptr()));
+  bool records = false;
   nb::dlpack::dltensor first, shown;
   for (nb::handle tensor : {query, key, value}) {
-    if (tensor.is_none() || !is_plain(tensor, grad, shown)) return false;
+    if (tensor.is_none() || !is_plain(tensor, grad, shown, records)) return kOthers;
     if (tensor.is(query)) first = shown;
     const auto code = static_cast<nb::dlpack::dtype_code>(shown.dtype.code);
-    if (shown.ndim != 4 || shown.dtype != first.dtype) return false;
+    if (shown.ndim != 4 || shown.dtype != first.dtype) return kOthers;
     if (code != nb::dlpack::dtype_code::Float && code != nb::dlpack::dtype_code::Bfloat) {
-      return false;
+      return kOthers;
     }
   }
   for (nb::handle field : call) {
@@ -224,17 +231,17 @@ bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tu
       continue;
     }
     if (!PyTuple_Check(held) && !PyList_Check(held)) {
-      if (!is_plain(field, grad, shown)) return false;
+      if (!is_plain(field, grad, shown, records)) return kOthers;
       continue;
     }
     for (nb::handle item : nb::borrow<nb::sequence>(field)) {
-      if (!PyLong_Check(item.ptr()) && !is_plain(item, grad, shown)) return false;
+      if (!PyLong_Check(item.ptr()) && !is_plain(item, grad, shown, records)) return kOthers;
     }
   }
-  for (nb::handle observer : torch().observers) {
-    if (is_true(PyObject_CallNoArgs(observer.ptr()))) return false;
+  for (nb::handle each : torch().observers) {
+    if (is_true(PyObject_CallNoArgs(each.ptr()))) return kOthers;
   }
-  return true;
+  return records ? kRecord : kNobody;
 }
 
 TensorView to_view(nb::handle tensor, const char* name, ReadTensor read) {

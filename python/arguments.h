@@ -34,10 +34,10 @@ struct Memory {
 // shows its memory without a call of Python (DLPack's exchange API, PyTorch 2.10 and later).
 // `types`: tensors that are memory and no more, torch.Tensor first. `grad_enabled` and `observers` take no arguments.
 void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb::tuple observers);
-// Whether an operator of these may be left out unseen: no gradient is to be recorded, no observer
-// says yes, and all tensors are memory of the CPU; query, key and value of rank 4 and one floating
-// dtype.
-bool unobserved(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
+// Who sees that an operator of these is left out: 0, nobody; 1, the record of gradients alone; 2, others,
+// where an observer says yes or not all tensors are memory of the CPU, query, key and value of rank 4 and
+// one floating dtype.
+int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
 // A tensor as memory of the CPU, or, wherever it lies, as zeros of its shape and dtype.
 using ReadTensor = TensorView (*)(nb::handle tensor);
 TensorView memory_of(nb::handle tensor);

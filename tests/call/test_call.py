@@ -4,9 +4,9 @@ import pytest
 import relpos
 import torch
 from relpos import _core
-from relpos._base.derivatives import OBSERVERS
+from relpos._base.derivatives import NOBODY, OBSERVERS, OTHERS, RECORD
 from relpos._call import ops
-from relpos._call.call import RANKS, SCHEMA, Call
+from relpos._call.call import RANKS, SCHEMA, TENSORS, Call
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,11 +42,14 @@ def test_the_binding_refuses_fields_that_it_does_not_know():
     assert torch.equal(out, want)
 
 
-def test_flat_and_back():
+def test_apart_and_back():
     call = Call(attn_mask=torch.ones(1), scale=2.0, parameters=(torch.zeros(2), torch.zeros(3)))
-    assert Call.unflat(call.flat()) == call
-    assert call.without_tensors() == Call(scale=2.0)
-    assert call.without_tensors().with_tensors(call.tensors()) == call
+    options, tensors = call.apart()
+    assert options == Call(scale=2.0)
+    assert len(tensors) == len(TENSORS) + 2
+    assert options.with_tensors(tensors) == call
+    assert options.apart() == (options, ())
+    assert options.with_tensors(()) is options
 
 
 def use_torch(exchange):
@@ -77,7 +80,7 @@ def test_tensors_are_read_alike_without_the_exchange_api(dtype):
     want = run()
     try:
         use_torch(None)
-        assert not _core.unobserved(query, key, value, Call())
+        assert _core.observer(query, key, value, Call()) == OTHERS
         got = run()
     finally:
         use_torch(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
@@ -90,22 +93,29 @@ def test_tensors_are_read_alike_without_the_exchange_api(dtype):
 def test_what_is_observed_goes_through_the_dispatcher():
     x = torch.randn(1, 2, 5, 4)
     grad = x.clone().requires_grad_()
-    assert _core.unobserved(x, x, x, Call())
+    assert _core.observer(x, x, x, Call()) == NOBODY
     for call in (
         Call(attn_mask=torch.zeros(5, 5), window=[1, 1], parameters=(torch.zeros(2),)),
         Call(attn_mask=None, scale=2.0, position="alibi(heads=2)", parameters=[torch.zeros(2)]),
     ):
-        assert _core.unobserved(x, x, x, call)
+        assert _core.observer(x, x, x, call) == NOBODY
     with torch.no_grad():
-        assert _core.unobserved(grad, x, x, Call(attn_mask=grad))
+        assert _core.observer(grad, x, x, Call(attn_mask=grad)) == NOBODY
+    for tensors in ((grad, x, x), (x, grad, x), (x, x, grad)):
+        assert _core.observer(*tensors, Call()) == RECORD
+    assert _core.observer(x, x, x, Call(attn_mask=grad)) == RECORD
+    assert _core.observer(x, x, x, Call(parameters=(torch.zeros(2), grad))) == RECORD
+    assert _core.observer(x, x, x, (None, grad)) == RECORD
     negated = torch.randn(1, 2, 5, 4, dtype=torch.complex64).conj().imag
-    for other in (grad, negated, x.double(), x.long(), x[0], x.to("meta"), x.to_sparse(), None, 3):
-        assert not _core.unobserved(x, other, x, Call())
-    assert not _core.unobserved(x, x, x, Call(attn_mask=grad))
-    assert not _core.unobserved(x, x, x, Call(parameters=(torch.zeros(2), negated)))
+    for other in (negated, x.double(), x.long(), x[0], x.to("meta"), x.to_sparse(), None, 3):
+        assert _core.observer(x, other, x, Call()) == OTHERS
+        assert _core.observer(grad, other, x, Call()) == OTHERS
+    assert _core.observer(x, x, x, Call(parameters=(torch.zeros(2), negated))) == OTHERS
 
     def hidden():
-        return not _core.unobserved(x, x, x, Call())
+        found = {_core.observer(query, x, x, Call()) for query in (x, grad)}
+        assert found in ({NOBODY, RECORD}, {OTHERS})
+        return found == {OTHERS}
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert hidden()

@@ -17,7 +17,10 @@ from torch.autograd import forward_ad
 
 from relpos import _core
 
-# If all of these return something false, nothing observes the operator, and it may be bypassed.
+# Who sees that an operator is bypassed, as _core.observer tells: nobody; the record of gradients
+# alone; or others, where one of OBSERVERS says something true or tensors are more than memory of
+# the CPU.
+NOBODY, RECORD, OTHERS = range(3)
 OBSERVERS = (
     torch._C._are_functorch_transforms_active,
     torch._C._len_torch_dispatch_stack,

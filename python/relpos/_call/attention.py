@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from relpos import _core
 from relpos._base.arguments import flag
+from relpos._base.derivatives import NOBODY, OTHERS
 from relpos._base.errors import wrong_type
 from relpos._base.tensors import FLOATING, check_heads, check_memory
 from relpos._call import autograd, ops
@@ -81,14 +82,16 @@ def attention(
     if return_weights is not False:
         return_weights = flag("return_weights", return_weights)
     call = Call.of("attention", query, key, options)
-    if not torch.compiler.is_compiling() and _core.unobserved(query, key, value, call):
-        if not return_weights:  # without the dispatcher, which costs 25 us
-            out, lse, _ = ops.run_attention(query, key, value, call, return_lse, False)
-            return (out, lse) if return_lse else out
-    else:
+    compiles = torch.compiler.is_compiling()
+    observer = OTHERS if compiles else _core.observer(query, key, value, call)
+    if observer == NOBODY and not return_weights:  # without the dispatcher, which costs 25 us
+        out, lse, _ = ops.run_attention(query, key, value, call, return_lse, False)
+        return (out, lse) if return_lse else out
+    if observer == OTHERS:
         query, key, value = same_kind(query=query, key=key, value=value)
         check_call(call, query)
-    results = autograd.attention(query, key, value, return_weights, call)
+    want_lse = return_lse or observer == OTHERS  # transforms do not take None as a result
+    results = autograd.attention(query, key, value, want_lse, return_weights, call)
     if return_lse:
         return results
     return (results[0], results[2]) if return_weights else results[0]

@@ -6,6 +6,7 @@ for vmap and what relpos._core reads.
 
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from relpos import _core
@@ -29,7 +30,7 @@ _FIELDS = (
 SCHEMA = ", ".join(f"{field.type} {field.name}" for field in _FIELDS)
 RANKS = {field.name: field.rank for field in _FIELDS if field.rank is not None}
 TENSORS = [field.name for field in _FIELDS if field.type == "Tensor?"]
-_SINGLE = len(_FIELDS) - 1  # fields besides the parameters
+_tensors = attrgetter(*TENSORS)
 _INDEX = {field.name: index for index, field in enumerate(_FIELDS)}
 _DEFAULTS = [field.default for field in _FIELDS]
 
@@ -64,26 +65,21 @@ class Call(_named()):
                     values[_INDEX[field]] = held
         return cls._make(values)
 
-    def flat(self) -> tuple[Any, ...]:
-        """All fields, with the parameters one by one: an autograd Function does not look into
-        lists."""
-        return (*self[:-1], *self.parameters)
-
-    @classmethod
-    def unflat(cls, flat: Sequence[Any]) -> "Call":
-        """The inverse of flat, also for other values that there are for each argument."""
-        return cls(*flat[:_SINGLE], tuple(flat[_SINGLE:]))
-
-    def tensors(self) -> tuple[Any, ...]:
-        """All tensors in order, for with_tensors."""
-        return (*[getattr(self, name) for name in TENSORS], *self.parameters)
+    def apart(self) -> tuple["Call", tuple[Any, ...]]:
+        """The call without its tensors, and what with_tensors takes: all of them in order, or
+        nothing where there are none. An autograd Function does not look into a call."""
+        tensors = (*_tensors(self), *self.parameters)
+        for tensor in tensors:
+            if tensor is not None:
+                return self.with_tensors([None] * len(TENSORS)), tensors
+        return self, ()
 
     def with_tensors(self, tensors: Sequence[Any]) -> "Call":
+        """With tensors, or with other values that there are for each."""
+        if not tensors:
+            return self
         named = dict(zip(TENSORS, tensors, strict=False))
         return self._replace(**named, parameters=tuple(tensors[len(TENSORS) :]))
-
-    def without_tensors(self) -> "Call":
-        return self.with_tensors([None] * len(TENSORS))
 
 
 _core.read_fields(Call._fields)

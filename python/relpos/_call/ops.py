@@ -1,13 +1,14 @@
 """The operators of a call. relpos._call.autograd gives them their derivatives. relpos._core
 computes them on the CPU, relpos.gpu on CUDA."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relpos import _core, gpu
-from relpos._base.operators import define, define_gradient, empty_like
+from relpos._base.operators import define, define_gradient, empty_like, unwritten
 from relpos._call.call import SCHEMA, Call
 
 _DEVICES = ("CPU", "CUDA")
@@ -17,14 +18,19 @@ def _kernels(query: Tensor) -> Any:
     return gpu.kernels() if gpu.takes(query) else _core
 
 
-def _attention_lse(query: Tensor) -> Tensor:
+def _of_queries(query: Tensor, *numbers: int) -> Tensor:
+    """Memory for numbers of each query, at least float32."""
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty(query.shape[:3], dtype=wide)
+    return query.new_empty((*query.shape[:3], *numbers), dtype=wide)
+
+
+def _attention_lse(query: Tensor) -> Tensor:
+    return _of_queries(query)
 
 
 def _attention_softmax(query: Tensor) -> Tensor:
     """Two numbers for each query, which the forward pass leaves for the backward pass."""
-    return _attention_lse(query).new_empty((*query.shape[:3], 2))
+    return _of_queries(query, 2)
 
 
 def _attention_outputs(
@@ -61,17 +67,26 @@ attention = define(
 )
 
 
-def _with_call(tensors: Any, call: Any) -> list[Tensor | None]:
+def _with_call(tensors: Any, call: Call) -> list[Tensor | None]:
     """The tensors that may need gradients, with those of the call."""
-    shared = Call(*call)
-    return [*tensors, shared.attn_mask, *shared.parameters]
+    return [*tensors, call.attn_mask, *call.parameters]
+
+
+def run_attention_backward(
+    given: Sequence[Tensor | None], needs: Sequence[bool], call: Call
+) -> list[Tensor | None]:
+    """The gradients of those of query, key, value, attn_mask and the parameters that need one, else
+    None, without the dispatcher. `given` are the tensors of attention_backward."""
+    gradients = unwritten(needs, _with_call(given[:3], call))
+    _kernels(given[0]).attention_backward(given, call, gradients)
+    return gradients
 
 
 attention_backward = define_gradient(
     "attention_backward",
     "Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax, Tensor dout, Tensor? dlse",
     SCHEMA,
-    lambda given, call: _with_call(given[:3], call),
+    lambda given, call: _with_call(given[:3], Call(*call)),
     lambda given, call, gradients: _kernels(given[0]).attention_backward(
         given, Call(*call), gradients
     ),
@@ -112,7 +127,7 @@ scores_backward = define_gradient(
     "scores_backward",
     "Tensor query, Tensor key, Tensor dscores",
     SCHEMA,
-    lambda given, call: _with_call(given[:2], call),
+    lambda given, call: _with_call(given[:2], Call(*call)),
     lambda given, call, gradients: _kernels(given[0]).scores_backward(
         given, Call(*call), gradients
     ),
