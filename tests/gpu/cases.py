@@ -17,7 +17,7 @@ from tests.support.promise import missed
 
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETS else "cpu"
 SEED = 20261125
-TIMES = 10 if FULL else 1  # as many cases
+TIMES = 5 if FULL else 1  # as many cases
 DRAWN = 40 * TIMES
 POSITIONS = ["", *(f"t5#{n}" for n in range(9)), *(f"bias_rpe#{n}" for n in range(7))]
 POSITIONS += ["t5#0+bias_rpe#2", "attention_sink#0", "attention_sink#1", "t5#1+attention_sink#1"]
