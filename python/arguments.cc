@@ -92,8 +92,8 @@ bool is_plain(nb::handle value, bool grad, nb::dlpack::dltensor& shown, bool& re
       is_true(called(value, torch().is_neg))) {
     return false;
   }
-  records = records ||
-            (grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr())));
+  records =
+      records || (grad && is_true(PyObject_GetAttr(value.ptr(), torch().requires_grad.ptr())));
   return true;
 }
 

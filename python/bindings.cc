@@ -183,8 +183,8 @@ NB_MODULE(_core, module) {
   });
   module.attr("__version__") = RELPOS_VERSION;
   module.def("use_torch", &relpos::use_torch, nb::arg().none(), nb::arg(), nb::arg(), nb::arg());
-  module.def("observer", &relpos::observer, nb::arg().none(), nb::arg().none(),
-             nb::arg().none(), nb::arg());
+  module.def("observer", &relpos::observer, nb::arg().none(), nb::arg().none(), nb::arg().none(),
+             nb::arg());
   relpos::bind_memory(module);
   relpos::bind_kept(module);
   relpos::bind_attention(module);
