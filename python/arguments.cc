@@ -14,7 +14,8 @@ namespace {
 struct ExchangeApi {
   uint32_t major, minor;
   void* previous;
-  void *allocate, *to_managed, *from_managed;
+  void *allocate, *from_tensor;
+  int (*to_tensor)(void* managed, void** tensor);          // -1 with Python's error set
   int (*show)(void* tensor, nb::dlpack::dltensor* shown);  // -1 with Python's error set
 };
 
@@ -54,7 +55,7 @@ bool is_tensor(nb::handle value) {
 // `tensor` must be one: the exchange API takes its word for it.
 bool shows(nb::handle tensor, nb::dlpack::dltensor& shown) {
   const ExchangeApi* api = torch().api;
-  if (api == nullptr || api->show == nullptr) return false;
+  if (api == nullptr || api->show == nullptr || api->to_tensor == nullptr) return false;
   if (api->show(tensor.ptr(), &shown) == 0) return true;
   PyErr_Clear();  // not dense, or without memory: its attributes tell
   return false;
@@ -163,6 +164,12 @@ void check_memory(nb::handle tensor, const void* data, int rank, const int64_t* 
 }
 
 }  // namespace
+
+nb::object to_torch(void* managed) {
+  void* made = nullptr;
+  if (torch().api->to_tensor(managed, &made) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(made));
+}
 
 TensorView memory_of(nb::handle tensor) {
   if (!is_tensor(tensor)) {

@@ -38,6 +38,15 @@ void use_torch(nb::object exchange, nb::tuple types, nb::object grad_enabled, nb
 // where an observer says yes or not all tensors are memory of the CPU, query, key and value of rank 4 and
 // one floating dtype.
 int observer(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& call);
+// A tensor of PyTorch, contiguous and uninitialised, in memory that the library keeps, and its view. For
+// calls of which observer() does not say 2.
+struct NewTensor {
+  nb::object tensor;
+  TensorView view;
+};
+NewTensor new_tensor(const std::vector<int64_t>& shape, DType dtype);
+// A DLManagedTensorVersioned of DLPack as a tensor of PyTorch, which owns it from then on.
+nb::object to_torch(void* managed);
 // A tensor as memory of the CPU, or, wherever it lies, as zeros of its shape and dtype.
 using ReadTensor = TensorView (*)(nb::handle tensor);
 TensorView memory_of(nb::handle tensor);

@@ -1,5 +1,7 @@
 // Attention and scores, forward and backward.
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "arguments.h"
 #include "base/parallel.h"
@@ -222,6 +224,60 @@ void check_fits(const std::string& text, int64_t heads, int64_t kv_heads, int64_
   workspace_bytes(query, key, key, position, options, false);
 }
 
+// attention() into new tensors of PyTorch: (out, lse, softmax), None for what is not wanted. For calls of
+// which observer() does not say 2.
+nb::tuple attend(nb::handle query, nb::handle key, nb::handle value, const nb::tuple& options,
+                 bool want_lse, bool want_softmax) {
+  Bound call(options);
+  const TensorView q = to_view(query, "query"), k = to_view(key, "key"),
+                   v = to_view(value, "value");
+  const DType wide = q.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const auto made = [&](bool wanted, DType dtype, std::vector<int64_t> shape) {
+    return wanted ? new_tensor(shape, dtype) : NewTensor{nb::none(), {}};
+  };
+  const auto [B, H, Lq] = std::tuple(q.shape[0], q.shape[1], q.shape[2]);
+  const NewTensor out = made(true, q.dtype, {B, H, Lq, v.shape[3]});
+  const NewTensor lse = made(want_lse, wide, {B, H, Lq});
+  const NewTensor softmax = made(want_softmax, wide, {B, H, Lq, 2});
+  call.signals.run(
+      [&] { attention(q, k, v, call.position, call.options, out.view, lse.view, softmax.view); });
+  return nb::make_tuple(out.tensor, lse.tensor, softmax.tensor);
+}
+
+// attention_backward() into new tensors: the gradients of query, key, value, attn_mask and the parameters,
+// None for what does not need one. tensors: query, key, value, out, softmax, dout, dlse.
+nb::list attend_backward(nb::handle tensors, const nb::list& needs, const nb::tuple& options) {
+  Bound call(options);
+  const std::vector<TensorView> t =
+      to_views(tensors, {"query", "key", "value", "out", "softmax", "dout", "dlse"});
+  nb::list results;
+  const auto wanted = [&](const TensorView& of) -> TensorView {
+    if (!nb::cast<bool>(needs[results.size()])) {
+      results.append(nb::none());
+      return {};
+    }
+    const NewTensor made = new_tensor(of.dims(), of.dtype);
+    results.append(made.tensor);
+    return made.view;
+  };
+  Gradients gradients;
+  gradients.query = wanted(t.at(0));
+  gradients.key = wanted(t.at(1));
+  gradients.value = wanted(t.at(2));
+  gradients.attn_mask = wanted(call.options.attn_mask);
+  for (const Part& part : call.position.parts) {
+    gradients.parameters.emplace_back();
+    for (const TensorView& parameter : part.parameters) {
+      gradients.parameters.back().push_back(wanted(parameter));
+    }
+  }
+  call.signals.run([&] {
+    attention_backward(t.at(0), t.at(1), t.at(2), t.at(3), t.at(4), t.at(5), t.at(6), call.position,
+                       call.options, gradients);
+  });
+  return results;
+}
+
 // What tests, benches and users ask about a call.
 void bind_tools(nb::module_& module) {
   module.def("workspace_bytes", [](nb::handle query, nb::handle key, nb::handle value,
@@ -265,6 +321,8 @@ void bind_attention(nb::module_& module) {
       },
       nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("call"), nb::arg("out"),
       nb::arg("lse").none(), nb::arg("softmax").none());
+  module.def("attend", &attend);
+  module.def("attend_backward", &attend_backward);
   // tensors: query, key, value, out, softmax, dout, dlse; gradients: of query, key, value, attn_mask
   // and the parameters.
   module.def("attention_backward",

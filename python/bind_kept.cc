@@ -1,7 +1,7 @@
 // Results of calls in the library's kept blocks, so that a step of training touches no page that is new.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "arguments.h"
@@ -10,53 +10,79 @@
 namespace relpos {
 namespace {
 
-// A DLManagedTensor of DLPack (dlpack.h, version 1.3) that owns its memory. Its deleter may run on any
-// thread, without the GIL, and after Python has ended.
-struct Kept {
-  nb::dlpack::dltensor tensor{};
-  void* context = nullptr;
-  void (*deleter)(Kept*) = [](Kept* self) { delete self; };
+// Memory that a tensor of another library owns. It may be freed on any thread, without the GIL, and after
+// Python has ended.
+struct Owned {
+  Owned(const std::vector<int64_t>& shape, DType dtype)
+      : memory(detail::take_memory(static_cast<size_t>(checked_numel(shape, "shape")) *
+                                   static_cast<size_t>(item_size(dtype)))),
+        view(memory.data, dtype, shape) {}
+  ~Owned() { detail::give_memory(memory); }
+  Owned(const Owned&) = delete;
+  Owned& operator=(const Owned&) = delete;
 
-  Kept(const std::vector<int64_t>& sizes, DType dtype, size_t bytes)
-      : memory(detail::take_memory(bytes)), shape(sizes), strides(sizes.size(), 1) {
+  // As DLPack says it, while this lives.
+  nb::dlpack::dltensor shown() {
     using Code = nb::dlpack::dtype_code;
-    for (size_t axis = shape.size(); axis-- > 1;) {
-      strides[axis - 1] = strides[axis] * std::max<int64_t>(1, shape[axis]);
-    }
+    const Code code = view.dtype == DType::kBFloat16 ? Code::Bfloat : Code::Float;
+    nb::dlpack::dltensor tensor{};
     tensor.data = memory.data;
     tensor.device = {nb::device::cpu::value, 0};
-    tensor.ndim = static_cast<int32_t>(shape.size());
-    const Code code = dtype == DType::kBFloat16 ? Code::Bfloat : Code::Float;
-    tensor.dtype = {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * item_size(dtype)), 1};
-    tensor.shape = shape.data();
-    tensor.strides = strides.data();
+    tensor.ndim = view.rank;
+    tensor.dtype = {static_cast<uint8_t>(code), static_cast<uint8_t>(8 * item_size(view.dtype)), 1};
+    tensor.shape = view.shape.data();
+    tensor.strides = view.strides.data();
+    return tensor;
   }
-  ~Kept() { detail::give_memory(memory); }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
 
   detail::Memory memory;
-  std::vector<int64_t> shape, strides;
+  TensorView view;
+};
+
+// DLPack's two structs for a tensor with its owner (dlpack.h, version 1.3).
+struct Managed : Owned {
+  using Owned::Owned;
+  struct Head {
+    nb::dlpack::dltensor tensor;
+    void* context;
+    void (*deleter)(Head*);
+  } head{shown(), this, [](Head* self) { delete static_cast<Managed*>(self->context); }};
+};
+struct Versioned : Owned {
+  using Owned::Owned;
+  struct Head {
+    uint32_t major, minor;
+    void* context;
+    void (*deleter)(Head*);
+    uint64_t flags;
+    nb::dlpack::dltensor tensor;
+  } head{1, 0, this, [](Head* self) { delete static_cast<Versioned*>(self->context); }, 0, shown()};
 };
 
 constexpr const char* kUnused = "dltensor";  // a capsule's name until somebody takes its tensor
 
 // A capsule of DLPack: contiguous, uninitialised numbers of the dtype of `like`, which is a floating one.
 nb::object kept_tensor(const std::vector<int64_t>& shape, nb::handle like) {
-  const DType dtype = to_view(like, "like").dtype;
-  const auto bytes = static_cast<size_t>(checked_numel(shape, "kept_tensor")) *
-                     static_cast<size_t>(item_size(dtype));
-  auto kept = std::make_unique<Kept>(shape, dtype, bytes);
-  PyObject* capsule = PyCapsule_New(kept.get(), kUnused, [](PyObject* unused) {
+  auto kept = std::make_unique<Managed>(shape, to_view(like, "like").dtype);
+  PyObject* capsule = PyCapsule_New(&kept->head, kUnused, [](PyObject* unused) {
     if (PyCapsule_IsValid(unused, kUnused) == 0) return;
-    delete static_cast<Kept*>(PyCapsule_GetPointer(unused, kUnused));
+    auto* head = static_cast<Managed::Head*>(PyCapsule_GetPointer(unused, kUnused));
+    head->deleter(head);
   });
   if (capsule == nullptr) throw nb::python_error();
-  kept.release();
+  static_cast<void>(kept.release());
   return nb::steal(capsule);
 }
 
 }  // namespace
+
+NewTensor new_tensor(const std::vector<int64_t>& shape, DType dtype) {
+  auto kept = std::make_unique<Versioned>(shape, dtype);
+  const TensorView view = kept->view;
+  nb::object tensor = to_torch(&kept->head);
+  static_cast<void>(kept.release());
+  return {std::move(tensor), view};
+}
 
 void bind_kept(nb::module_& module) { module.def("kept_tensor", &kept_tensor); }
 

@@ -16,6 +16,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from relpos import _core
+from relpos.gpu.mode import INTERPRETS
 
 # Who sees that an operator is bypassed, as _core.observer tells: nobody; the record of gradients
 # alone; or others, where one of OBSERVERS says something true or tensors are more than memory of
@@ -29,6 +30,7 @@ OBSERVERS = (
     torch.autograd._profiler_enabled,
     torch._C._is_any_autocast_enabled,
     lambda: forward_ad._current_level >= 0,
+    *((lambda: True,) if INTERPRETS else ()),  # Triton's interpreter, which _core is not
 )
 _core.use_torch(
     getattr(Tensor, "__dlpack_c_exchange_api__", None),

@@ -30,15 +30,6 @@ def empty_like(tensor: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     return from_dlpack(_core.kept_tensor(shape, tensor))
 
 
-def unwritten(
-    needs: Sequence[bool],
-    of: Sequence[Tensor | None],
-    empty: Callable[[Tensor], Tensor] = empty_like,
-) -> list[Tensor | None]:
-    """Memory for the gradients of those tensors that need one, else None."""
-    return [empty(t) if need else None for need, t in zip(needs, of, strict=True)]
-
-
 def define(
     name: str,
     arguments: str,
@@ -77,14 +68,15 @@ def define_gradient(
     """
     count = given.count("Tensor")
 
-    def made(args: Sequence[Any], empty: Any = empty_like) -> list[Tensor | None]:
-        return unwritten(args[count], inputs(args[:count], args[count + 1 :]), empty)
+    def made(empty: Any, args: Sequence[Any]) -> list[Tensor | None]:
+        of = inputs(args[:count], args[count + 1 :])
+        return [empty(t) if need else None for need, t in zip(args[count], of, strict=True)]
 
     def needed(gradients: list[Tensor | None]) -> list[Tensor]:
         return [gradient for gradient in gradients if gradient is not None]
 
     def computed(*args: Any) -> list[Tensor]:
-        gradients = made(args)
+        gradients = made(empty_like, args)
         run(args[:count], args[count + 1 :], gradients)
         return needed(gradients)
 
@@ -93,7 +85,7 @@ def define_gradient(
         f"{given}, bool[] needs, {arguments}",
         "Tensor[]",
         computed,
-        lambda *args: needed(made(args, lambda t: t.new_empty(t.shape))),
+        lambda *args: needed(made(lambda t: t.new_empty(t.shape), args)),
         keys,
     )
     LIBRARY.impl(name, final_kernel(operator), "Autograd")

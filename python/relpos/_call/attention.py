@@ -13,7 +13,7 @@ from relpos._base.arguments import flag
 from relpos._base.derivatives import NOBODY, OTHERS
 from relpos._base.errors import wrong_type
 from relpos._base.tensors import FLOATING, check_heads, check_memory
-from relpos._call import autograd, ops
+from relpos._call import autograd
 from relpos._call.call import Call
 from relpos._call.options import OfPairs, Options, takes
 from relpos._call.tensors import check_call
@@ -85,7 +85,7 @@ def attention(
     compiles = torch.compiler.is_compiling()
     observer = OTHERS if compiles else _core.observer(query, key, value, call)
     if observer == NOBODY and not return_weights:  # without the dispatcher, which costs 25 us
-        out, lse, _ = ops.run_attention(query, key, value, call, return_lse, False)
+        out, lse, _ = _core.attend(query, key, value, call, return_lse, False)
         return (out, lse) if return_lse else out
     if observer == OTHERS:
         query, key, value = same_kind(query=query, key=key, value=value)

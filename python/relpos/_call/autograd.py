@@ -51,7 +51,7 @@ class Attention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         call = options.with_tensors(tensors)
         if not want_weights and _core.observer(query, key, value, call) == NOBODY:
-            return ops.run_attention(query, key, value, call, want_lse)
+            return _core.attend(query, key, value, call, want_lse, True)
         results = below(ops.attention, query, key, value, *call)
         if not want_weights:
             return tuple(results)
@@ -76,7 +76,7 @@ class Attention(torch.autograd.Function):
         given = (query, key, value, out, softmax, dout, dlse)
         call = ctx.options.with_tensors(tensors)
         if _core.observer(query, key, value, (*given[3:], *tensors)) == NOBODY:
-            gradients = ops.run_attention_backward(given, needs, call)
+            gradients = _core.attend_backward(given, needs, call)
         else:
             gradients = deal(needs, gradient(ops.attention_backward, *given, needs, *call))
         return *gradients[:3], None, None, None, *_to_tensors(gradients[3:], len(tensors))

@@ -1,14 +1,13 @@
 """The operators of a call. relpos._call.autograd gives them their derivatives. relpos._core
 computes them on the CPU, relpos.gpu on CUDA."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relpos import _core, gpu
-from relpos._base.operators import define, define_gradient, empty_like, unwritten
+from relpos._base.operators import define, define_gradient, empty_like
 from relpos._call.call import SCHEMA, Call
 
 _DEVICES = ("CPU", "CUDA")
@@ -40,20 +39,13 @@ def _attention_outputs(
     return out, _attention_lse(query), _attention_softmax(query)
 
 
-def run_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    call: Call,
-    want_lse: bool = True,
-    want_softmax: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """(out, lse, softmax), without the dispatcher; None for what is not requested."""
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, *call: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     alike = query.shape == value.shape
     out = empty_like(query, None if alike else (*query.shape[:3], value.shape[3]))
-    lse = _attention_lse(query) if want_lse else None
-    softmax = _attention_softmax(query) if want_softmax else None
-    _kernels(query).attention(query, key, value, call, out, lse, softmax)
+    lse, softmax = _attention_lse(query), _attention_softmax(query)
+    _kernels(query).attention(query, key, value, Call(*call), out, lse, softmax)
     return out, lse, softmax
 
 
@@ -61,32 +53,23 @@ attention = define(
     "attention",
     f"Tensor query, Tensor key, Tensor value, {SCHEMA}",
     "(Tensor out, Tensor lse, Tensor softmax)",
-    lambda query, key, value, *call: run_attention(query, key, value, Call(*call)),
+    _attention,
     _attention_outputs,
     _DEVICES,
 )
 
 
-def _with_call(tensors: Any, call: Call) -> list[Tensor | None]:
+def _with_call(tensors: Any, call: Any) -> list[Tensor | None]:
     """The tensors that may need gradients, with those of the call."""
-    return [*tensors, call.attn_mask, *call.parameters]
-
-
-def run_attention_backward(
-    given: Sequence[Tensor | None], needs: Sequence[bool], call: Call
-) -> list[Tensor | None]:
-    """The gradients of those of query, key, value, attn_mask and the parameters that need one, else
-    None, without the dispatcher. `given` are the tensors of attention_backward."""
-    gradients = unwritten(needs, _with_call(given[:3], call))
-    _kernels(given[0]).attention_backward(given, call, gradients)
-    return gradients
+    shared = Call(*call)
+    return [*tensors, shared.attn_mask, *shared.parameters]
 
 
 attention_backward = define_gradient(
     "attention_backward",
     "Tensor query, Tensor key, Tensor value, Tensor out, Tensor softmax, Tensor dout, Tensor? dlse",
     SCHEMA,
-    lambda given, call: _with_call(given[:3], Call(*call)),
+    lambda given, call: _with_call(given[:3], call),
     lambda given, call, gradients: _kernels(given[0]).attention_backward(
         given, Call(*call), gradients
     ),
@@ -127,7 +110,7 @@ scores_backward = define_gradient(
     "scores_backward",
     "Tensor query, Tensor key, Tensor dscores",
     SCHEMA,
-    lambda given, call: _with_call(given[:2], Call(*call)),
+    lambda given, call: _with_call(given[:2], call),
     lambda given, call, gradients: _kernels(given[0]).scores_backward(
         given, Call(*call), gradients
     ),
